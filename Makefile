@@ -1,0 +1,54 @@
+# `make demo` and `make test` need Python >= 3.11, make and, for the native kernels, a C++ compiler. The first one run sets everything up in
+# .venv; later ones reuse it, and rebuild the kernels where their sources changed.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PY := $(VENV)/bin/python
+TORCH := torch==2.13.0
+NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
+
+.PHONY: setup demo test test-all bench lint diagram clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.created:
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.torch: $(VENV)/.created
+	$(PY) -c "import torch" 2>/dev/null || $(PY) -m pip install "$(TORCH)"
+	touch $@
+
+$(VENV)/.build-tools: $(VENV)/.torch
+	$(PY) -m pip install "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.build-tools $(NATIVE_SOURCES)
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install --no-build-isolation -e ".[dev]"
+	$(PY) -c "from fusible import cpp_extensions as c; print('native kernels:', c.info()['level'] if c.available else c.reason)"
+	touch $@
+
+demo: setup
+	$(VENV)/bin/fusible train --recipe bf16,delayed,current --out out/demo
+
+test: setup
+	$(PY) -m pytest -m "not slow"
+
+test-all: setup
+	$(PY) -m pytest
+
+bench: setup
+	$(PY) -m benchmarks.run
+
+lint: setup
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+diagram: setup
+	$(PY) docs/draw_imports.py
+
+clean:
+	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -f $(VENV)/.installed
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""Fusible: 8-bit training and inference of transformers on every machine.
+
+Names are loaded on first use, so that ``import fusible.lazy`` brings no torch and ``import fusible`` no jaxlib.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fusible import lazy as lazy
+    from fusible import quantized as quantized
+    from fusible import tex as tex
+
+_ROOMS = frozenset(
+    {"cli", "compute_pipeline", "cpp_extensions", "errors", "fusions", "knobs", "lazy", "nvte", "ops", "pytorch", "quantized", "tex"}
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"fusible.{name}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'fusible' has no attribute {name!r}")
+    public = importlib.import_module("fusible.pytorch")
+    if name not in public.__all__:
+        raise AttributeError(f"module 'fusible' has no attribute {name!r}")
+    return getattr(public, name)

@@ -1,0 +1,66 @@
+"""Exceptions, and the one form that every message takes.
+
+A message is a single sentence with four parts: what was expected, of what, what came instead,
+and what to do about it. ``expected`` builds that sentence, so that no call site invents its own.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "BackendError",
+    "CheckpointError",
+    "CompileError",
+    "DTypeError",
+    "ForkError",
+    "FusibleError",
+    "KnobError",
+    "NotServedError",
+    "ShapeError",
+    "expected",
+]
+
+
+def expected(what: str, *, of: str, got: object, do: str) -> str:
+    """The sentence of an error: ``Expected {what} of {of}, got {got}: {do}.``"""
+    return f"Expected {what} of {of}, got {got}: {do.rstrip('.')}."
+
+
+class FusibleError(Exception):
+    """Base of every exception that Fusible raises on purpose."""
+
+
+class ArgumentError(FusibleError, ValueError):
+    """An argument has an illegal value."""
+
+
+class ShapeError(ArgumentError):
+    """A tensor has the wrong rank, width or number of elements."""
+
+
+class DTypeError(FusibleError, TypeError):
+    """A tensor or an argument has the wrong type."""
+
+
+class BackendError(FusibleError, RuntimeError, ValueError):
+    """A backend is unknown, unavailable, or refused as a choice."""
+
+
+class NotServedError(FusibleError, NotImplementedError):
+    """No backend serves a call; the message lists the reason of each."""
+
+
+class CompileError(FusibleError, RuntimeError):
+    """Lowering or compiling a recorded program failed."""
+
+
+class ForkError(FusibleError, RuntimeError):
+    """Something that cannot live in a forked child was asked of one."""
+
+
+class CheckpointError(FusibleError, ValueError, RuntimeError):
+    """A checkpoint is truncated, altered, or belongs to another model."""
+
+
+class KnobError(FusibleError, ValueError):
+    """An environment variable has a value that cannot be read."""

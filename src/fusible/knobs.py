@@ -1,0 +1,97 @@
+"""Every environment variable that Fusible reads: its name, type, default and meaning.
+
+A knob is read where it is used (``TE_BACKEND.get()``), never at import and never on a hot path. A value
+that cannot be parsed raises ``KnobError`` with the variable's name and what it takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fusible.errors import KnobError, expected
+
+__all__ = ["KNOBS", "Knob"]
+
+T = TypeVar("T")
+
+KNOBS: dict[str, Knob] = {}
+"""Every knob by the name of its variable, in the order of declaration."""
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    """One environment variable: ``get()`` gives its value, parsed, or ``default`` where it is unset or empty."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    takes: str
+    doc: str
+
+    def __post_init__(self) -> None:
+        KNOBS[self.name] = self
+
+    @property
+    def text(self) -> str | None:
+        """What the variable is set to, as it stands, or None."""
+        return os.environ.get(self.name)
+
+    def get(self) -> T:
+        """The value that the variable stands for. Raises ``KnobError`` where it stands for none."""
+        text = (self.text or "").strip()
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise KnobError(
+                expected(self.takes, of=f"the environment variable {self.name}", got=repr(text), do="set it so or unset it")
+            ) from None
+
+
+def _switch(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(text)
+        return text.lower()
+
+    return parse
+
+
+_SWITCH = "1, true, yes, on, 0, false, no or off"
+
+TE_BACKEND = Knob("TE_BACKEND", str.lower, "", "a backend's name", "forces a tex backend for every call that it serves")
+TE_PLUGIN = Knob("TE_PLUGIN", str.lower, "", "a backend's name", "the same as TE_BACKEND, which wins where both are set")
+TE_FALLBACK_BACKEND = Knob(
+    "TE_FALLBACK_BACKEND", str.lower, "", "a backend's name", "serves what the forced backend lacks; default: the next in order"
+)
+TE_FL_STRICT = Knob("TE_FL_STRICT", _switch, False, _SWITCH, "a forced backend is the only one: what it lacks is an error")
+TE_FL_DEBUG = Knob("TE_FL_DEBUG", _switch, False, _SWITCH, "log each first selection of a backend, through logging")
+TE_FL_SKIP_CUDA = Knob("TE_FL_SKIP_CUDA", _switch, False, _SWITCH, "treat the nvidia backend as unavailable")
+TE_FL_PLUGIN_MODULES = Knob(
+    "TE_FL_PLUGIN_MODULES", _names, (), "a comma-separated list of modules", "modules with a register(registry) function, loaded at first use of tex"
+)
+FUSIBLE_CPU_LEVEL = Knob(
+    "FUSIBLE_CPU_LEVEL",
+    _one_of("generic", "avx2", "avx512", "avx512bf16"),
+    "",
+    "generic, avx2, avx512 or avx512bf16",
+    "the highest instruction set that the native kernels may use; default: the best that the CPU has",
+)
+FUSIBLE_NUM_THREADS = Knob(
+    "FUSIBLE_NUM_THREADS", int, 0, "a number of threads", "threads of the native kernels; default (0): torch's own number"
+)
