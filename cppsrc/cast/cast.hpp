@@ -1,0 +1,25 @@
+// The casts on tensors: checked, split over threads, and served by the kernels of the level in force.
+#pragma once
+
+#include <optional>
+
+#include "fusible/tensor_view.hpp"
+
+namespace fusible {
+
+using OptionalView = std::optional<TensorView>;
+
+/// q = fp8(src * scale), rounded to nearest even and saturated; see the stub for every argument.
+void quantize(const TensorView& src, const OptionalView& dst, Scalar scale, DType fp8_dtype, const OptionalView& dst_transposed,
+              const OptionalView& amax, bool accumulate_amax, const OptionalView& bias_grad, const OptionalView& noop, int num_threads);
+
+/// max |src| in float32: NaN if there is a NaN, else +inf if there is an infinity; 0 when empty. Also written to `out`.
+float amax(const TensorView& src, const OptionalView& out, int num_threads);
+
+/// dst = value(src) * scale_inv.
+void dequantize(const TensorView& src, const TensorView& dst, Scalar scale_inv, DType fp8_dtype, int num_threads);
+
+/// dst[c, r] = src[r, c], for one-byte elements; src is read as [rows, cols] with its last dimension as cols.
+void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threads);
+
+}  // namespace fusible

@@ -1,0 +1,25 @@
+// The table of one level: compiled once a level, with that level's flags and FUSIBLE_LEVEL as its namespace.
+#include "cast/kernels.hpp"
+
+#include "cast/strips.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+
+extern const CastKernels cast_kernels;
+
+const CastKernels cast_kernels = {
+    {{quantize<float, E4M3>, quantize<float, E5M2>},
+     {quantize<f16, E4M3>, quantize<f16, E5M2>},
+     {quantize<bf16, E4M3>, quantize<bf16, E5M2>}},
+    {{quantize_strip<float, E4M3>, quantize_strip<float, E5M2>},
+     {quantize_strip<f16, E4M3>, quantize_strip<f16, E5M2>},
+     {quantize_strip<bf16, E4M3>, quantize_strip<bf16, E5M2>}},
+    {amax_of<float>, amax_of<f16>, amax_of<bf16>},
+    {{dequantize<E4M3, float>, dequantize<E4M3, f16>, dequantize<E4M3, bf16>},
+     {dequantize<E5M2, float>, dequantize<E5M2, f16>, dequantize<E5M2, bf16>}},
+    transpose_tile,
+};
+
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

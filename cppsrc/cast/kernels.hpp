@@ -1,0 +1,55 @@
+// The cast kernels as a table of functions, one table a level. Plain data: shared by units with different flags.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fusible {
+
+/// Side of the square that is transposed at once, in elements.
+constexpr int kTile = 64;
+
+/// Columns of a strip, a multiple of kTile; 256 measured the same as 64 (Zen 5, [4096, 1024]).
+constexpr int kStripCols = kTile;
+
+/// One strip of a matrix: rows x cols <= kTile x kStripCols elements at `source`. Null outputs are not written.
+struct StripArguments {
+    const void* source;
+    std::ptrdiff_t source_stride;
+    int rows;
+    int cols;
+    float scale;
+    std::uint8_t* codes;  // [rows, cols]
+    std::ptrdiff_t codes_stride;
+    std::uint8_t* transposed;  // [cols, rows]
+    std::ptrdiff_t transposed_stride;
+    float* column_sums;  // [cols], added to
+};
+
+/// Index of a source type: float32, float16, bfloat16. Index of a format: E4M3, E5M2.
+constexpr int kSources = 3;
+constexpr int kFormats = 2;
+
+/// Functions that look at wide floats return max |x| as the bits of a float: +inf and NaN compare above every finite number.
+struct CastKernels {
+    std::int32_t (*quantize[kSources][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
+    std::int32_t (*quantize_strip[kSources][kFormats])(const StripArguments& strip);
+    std::int32_t (*amax[kSources])(const void* source, std::size_t count);
+    void (*dequantize[kFormats][kSources])(const std::uint8_t* codes, void* out, std::size_t count, float scale_inv);
+    void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
+};
+
+namespace generic {
+extern const CastKernels cast_kernels;
+}
+namespace avx2 {
+extern const CastKernels cast_kernels;
+}
+namespace avx512 {
+extern const CastKernels cast_kernels;
+}
+
+/// The table of the level in force.
+const CastKernels& cast_kernels();
+
+}  // namespace fusible

@@ -1,0 +1,31 @@
+// A maximum that tasks on several threads raise: the bits of a non-negative float, which order as integers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace fusible {
+
+class Maximum {
+  public:
+    void raise(std::int32_t candidate) {
+        std::int32_t seen = bits_.load(std::memory_order_relaxed);
+        while (candidate > seen && !bits_.compare_exchange_weak(seen, candidate, std::memory_order_relaxed)) {
+        }
+    }
+
+    /// The maximum as a float; any NaN as the one canonical NaN.
+    float value() const {
+        std::int32_t bits = bits_.load(std::memory_order_relaxed);
+        if (bits > 0x7f800000) bits = 0x7fc00000;
+        float result;
+        std::memcpy(&result, &bits, sizeof result);
+        return result;
+    }
+
+  private:
+    std::atomic<std::int32_t> bits_{0};
+};
+
+}  // namespace fusible

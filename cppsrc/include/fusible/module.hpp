@@ -1,0 +1,48 @@
+// FUSIBLE_MODULE(name, m) { m.def("f", wrap(f)); }: an extension module with Fusible's conversions and exceptions.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <string>
+
+#include "fusible/wrap.hpp"
+
+namespace fusible::python {
+
+inline void raise_as(const char* class_name, const std::exception& error) {
+    const py::object type = py::module_::import("fusible.errors").attr(class_name);
+    PyErr_SetString(type.ptr(), error.what());
+}
+
+inline void translate(std::exception_ptr pointer) {
+    try {
+        if (pointer) std::rethrow_exception(pointer);
+    } catch (const ShapeError& error) {
+        raise_as("ShapeError", error);
+    } catch (const DTypeError& error) {
+        raise_as("DTypeError", error);
+    } catch (const ArgumentError& error) {
+        raise_as("ArgumentError", error);
+    }
+}
+
+/// Fills the table of dtypes and registers the exceptions, for the module being loaded alone.
+inline void set_up_module() {
+    py::register_local_exception_translator(translate);
+    auto& table = dtype_table();
+    if (!table.empty()) return;
+    const py::dict known = py::module_::import("fusible.cpp_extensions.dtypes").attr("TABLE");
+    for (const auto& item : known)
+        table.emplace_back(item.first.inc_ref().ptr(), static_cast<DType>(item.second.cast<int>()));  // kept for the life of the process
+}
+
+}  // namespace fusible::python
+
+#define FUSIBLE_MODULE(name, variable)                            \
+    static void fusible_define_##name(pybind11::module_&);        \
+    PYBIND11_MODULE(name, variable) {                             \
+        ::fusible::python::set_up_module();                       \
+        fusible_define_##name(variable);                          \
+    }                                                             \
+    static void fusible_define_##name(pybind11::module_& variable)

@@ -1,0 +1,65 @@
+// A contiguous tensor in host memory as native code sees it: where it lies, what it holds, its shape. Owns nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "fusible/dtype.hpp"
+#include "fusible/errors.hpp"
+
+namespace fusible {
+
+constexpr int kMaxDims = 12;
+
+struct TensorView {
+    void* data = nullptr;
+    DType dtype = DType::Byte;
+    int ndim = 0;
+    std::int64_t shape[kMaxDims] = {};
+
+    std::int64_t numel() const {
+        std::int64_t count = 1;
+        for (int i = 0; i < ndim; ++i) count *= shape[i];
+        return count;
+    }
+
+    /// Width of the last dimension; 1 for a scalar.
+    std::int64_t cols() const { return ndim == 0 ? 1 : shape[ndim - 1]; }
+
+    /// Product of the leading dimensions, so that a tensor reads as a matrix [rows, cols].
+    std::int64_t rows() const {
+        std::int64_t count = 1;
+        for (int i = 0; i + 1 < ndim; ++i) count *= shape[i];
+        return count;
+    }
+
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data);
+    }
+
+    std::string shape_text() const {
+        std::string text = "[";
+        for (int i = 0; i < ndim; ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+        return text + "]";
+    }
+};
+
+/// A float that Python may give as a number or as a float32 tensor with one element.
+struct Scalar {
+    float value = 0.0f;
+};
+
+inline void check_numel(const TensorView& tensor, const char* name, std::int64_t count) {
+    if (tensor.numel() == count) return;
+    throw ShapeError(expected(std::to_string(count) + " elements", name,
+                              std::to_string(tensor.numel()) + " (shape " + tensor.shape_text() + ")",
+                              "allocate it for the shape of the source"));
+}
+
+inline void check_dtype(const TensorView& tensor, const char* name, bool accepted, const char* what) {
+    if (accepted) return;
+    throw DTypeError(expected(what, name, name_of(tensor.dtype), "convert it first"));
+}
+
+}  // namespace fusible

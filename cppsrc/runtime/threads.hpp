@@ -1,0 +1,31 @@
+// Threads of the native kernels: how many, and a parallel loop over independent tasks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fusible {
+
+/// Sets how many threads kernels use where a call does not say; 0 follows OpenMP, whose runtime torch shares.
+void set_num_threads(int count);
+
+int get_num_threads();
+
+bool has_openmp();
+
+/// Threads for one call. `requested` > 0 is taken as it is; otherwise work below 64 KiB a thread stays on fewer.
+/// One thread in a forked child (an OpenMP runtime that has run before the fork can hang there) and inside a parallel region.
+int threads_for(int requested, std::size_t bytes);
+
+using Task = void (*)(const void* context, std::size_t index);
+
+void run_tasks(std::size_t count, int threads, Task task, const void* context);
+
+/// Calls `body(index)` for index in [0, count), each exactly once, in any order. `body` must not throw.
+template <class Body>
+void parallel_for(std::size_t count, int threads, const Body& body) {
+    run_tasks(
+        count, threads, [](const void* context, std::size_t index) { (*static_cast<const Body*>(context))(index); }, &body);
+}
+
+}  // namespace fusible

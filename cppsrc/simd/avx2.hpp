@@ -1,0 +1,105 @@
+// Eight lanes in 256-bit registers (AVX2, F16C). The names mean what they mean in generic.hpp.
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd/scalar.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+constexpr int kLanes = 8;
+
+// A struct each, since a bare __m256 loses its attributes as a template argument, and to tell floats from integers.
+struct F32 {
+    __m256 v;
+};
+
+struct I32 {
+    __m256i v;
+};
+
+inline F32 load(const float* source) { return {_mm256_loadu_ps(source)}; }
+
+inline F32 load(const bf16* source) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
+}
+
+inline F32 load(const f16* source) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)))}; }
+
+inline F32 splat(float value) { return {_mm256_set1_ps(value)}; }
+inline I32 splat(std::int32_t value) { return {_mm256_set1_epi32(value)}; }
+
+inline I32 bits(F32 a) { return {_mm256_castps_si256(a.v)}; }
+inline F32 floats(I32 a) { return {_mm256_castsi256_ps(a.v)}; }
+
+inline F32 add(F32 a, F32 b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
+
+inline I32 add(I32 a, I32 b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline I32 min(I32 a, I32 b) { return {_mm256_min_epi32(a.v, b.v)}; }
+inline I32 max(I32 a, I32 b) { return {_mm256_max_epi32(a.v, b.v)}; }
+inline I32 both(I32 a, I32 b) { return {_mm256_and_si256(a.v, b.v)}; }
+inline I32 either(I32 a, I32 b) { return {_mm256_or_si256(a.v, b.v)}; }
+
+template <int N>
+inline I32 shift_left(I32 a) {
+    return {_mm256_slli_epi32(a.v, N)};
+}
+
+template <int N>
+inline I32 shift_right(I32 a) {
+    return {_mm256_srli_epi32(a.v, N)};
+}
+
+inline I32 where_above(I32 a, std::int32_t limit, std::int32_t value) {
+    return {_mm256_and_si256(_mm256_cmpgt_epi32(a.v, _mm256_set1_epi32(limit)), _mm256_set1_epi32(value))};
+}
+
+inline I32 join_sign(I32 a, I32 b) {
+    return {_mm256_or_si256(_mm256_and_si256(a.v, _mm256_set1_epi32(0x7f)), _mm256_and_si256(b.v, _mm256_set1_epi32(0x80)))};
+}
+
+inline void store(float* out, F32 value) { _mm256_storeu_ps(out, value.v); }
+
+inline void store(bf16* out, F32 value) {
+    const __m256i raw = _mm256_castps_si256(value.v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(raw, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(raw, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(raw, 16), _mm256_set1_epi32(0x40));
+    const __m256 is_nan = _mm256_cmp_ps(value.v, value.v, _CMP_UNORD_Q);
+    const __m256i chosen = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(is_nan));
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(chosen, chosen), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(packed));
+}
+
+inline void store(f16* out, F32 value) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_cvtps_ph(value.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline I32 load_bytes(const std::uint8_t* source) {
+    return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)))};
+}
+
+inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
+    const __m256i low = _mm256_packus_epi32(codes[0].v, codes[1].v);
+    const __m256i high = _mm256_packus_epi32(codes[2].v, codes[3].v);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // the packs work in 128-bit halves
+    const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), packed);
+}
+
+inline std::int32_t max_lane(I32 a) {
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    return _mm_cvtsi128_si32(half);
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

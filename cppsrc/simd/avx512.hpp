@@ -1,0 +1,102 @@
+// Sixteen lanes in 512-bit registers (AVX-512 F, BW, VL, DQ). The names mean what they mean in generic.hpp.
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd/scalar.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+constexpr int kLanes = 16;
+
+struct F32 {
+    __m512 v;
+};
+
+struct I32 {
+    __m512i v;
+};
+
+inline F32 load(const float* source) { return {_mm512_loadu_ps(source)}; }
+
+inline F32 load(const bf16* source) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+
+inline F32 load(const f16* source) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)))}; }
+
+inline F32 splat(float value) { return {_mm512_set1_ps(value)}; }
+inline I32 splat(std::int32_t value) { return {_mm512_set1_epi32(value)}; }
+
+inline I32 bits(F32 a) { return {_mm512_castps_si512(a.v)}; }
+inline F32 floats(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
+
+inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+
+inline I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I32 min(I32 a, I32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
+inline I32 max(I32 a, I32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+inline I32 both(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline I32 either(I32 a, I32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+
+template <int N>
+inline I32 shift_left(I32 a) {
+    return {_mm512_slli_epi32(a.v, N)};
+}
+
+template <int N>
+inline I32 shift_right(I32 a) {
+    return {_mm512_srli_epi32(a.v, N)};
+}
+
+inline I32 where_above(I32 a, std::int32_t limit, std::int32_t value) {
+    return {_mm512_maskz_set1_epi32(_mm512_cmpgt_epi32_mask(a.v, _mm512_set1_epi32(limit)), value)};
+}
+
+inline I32 join_sign(I32 a, I32 b) {
+    constexpr int kSelect = 0xca;  // mask ? b : a, bit by bit
+    return {_mm512_ternarylogic_epi32(_mm512_set1_epi32(0x80), b.v, a.v, kSelect)};
+}
+
+inline void store(float* out, F32 value) { _mm512_storeu_ps(out, value.v); }
+
+// VCVTNEPS2BF16 would flush subnormals, so the rounding is done on integers at this level and the next.
+inline void store(bf16* out, F32 value) {
+    const __m512i raw = _mm512_castps_si512(value.v);
+    const __m512i top = _mm512_srli_epi32(raw, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(raw, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(value.v, value.v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, is_nan, top, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(rounded));
+}
+
+inline void store(f16* out, F32 value) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtps_ph(value.v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+inline I32 load_bytes(const std::uint8_t* source) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)))};
+}
+
+inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
+    for (int i = 0; i < 4; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16 * i), _mm512_cvtepi32_epi8(codes[i].v));
+}
+
+inline std::int32_t max_lane(I32 a) {
+    const __m256i halves = _mm256_max_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+    __m128i half = _mm_max_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_max_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+    return _mm_cvtsi128_si32(half);
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

@@ -1,0 +1,107 @@
+// Plain C++: eight lanes as arrays, which compilers turn into whatever vectors the target has.
+#pragma once
+
+#include "simd/scalar.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+constexpr int kLanes = 8;
+
+struct F32 {
+    float lane[kLanes];
+};
+
+struct I32 {
+    std::int32_t lane[kLanes];
+};
+
+template <class Out, class In, class Function>
+inline Out map(const In& a, Function function) {
+    Out result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = function(a.lane[i]);
+    return result;
+}
+
+template <class V, class Function>
+inline V map2(const V& a, const V& b, Function function) {
+    V result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = function(a.lane[i], b.lane[i]);
+    return result;
+}
+
+template <class T>
+inline F32 load(const T* source) {
+    F32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = to_float(source[i]);
+    return result;
+}
+
+template <class T>
+inline void store(T* out, const F32& value) {
+    for (int i = 0; i < kLanes; ++i) from_float(value.lane[i], out[i]);
+}
+
+inline F32 splat(float value) { return map<F32>(F32{}, [value](float) { return value; }); }
+inline I32 splat(std::int32_t value) { return map<I32>(I32{}, [value](std::int32_t) { return value; }); }
+
+inline I32 bits(const F32& a) { return map<I32>(a, [](float x) { return bits_of(x); }); }
+inline F32 floats(const I32& a) { return map<F32>(a, [](std::int32_t x) { return float_of(x); }); }
+
+inline F32 add(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x + y; }); }
+inline F32 sub(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x - y; }); }
+inline F32 mul(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x * y; }); }
+inline F32 min(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x < y ? x : y; }); }
+
+/// Wraps around, as vector instructions do.
+inline I32 add(const I32& a, const I32& b) {
+    return map2(a, b, [](std::int32_t x, std::int32_t y) {
+        return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) + static_cast<std::uint32_t>(y));
+    });
+}
+
+inline I32 min(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x < y ? x : y; }); }
+inline I32 max(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x > y ? x : y; }); }
+inline I32 both(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x & y; }); }
+inline I32 either(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x | y; }); }
+
+template <int N>
+inline I32 shift_left(const I32& a) {
+    return map<I32>(a, [](std::int32_t x) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) << N); });
+}
+
+template <int N>
+inline I32 shift_right(const I32& a) {
+    return map<I32>(a, [](std::int32_t x) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) >> N); });
+}
+
+/// `value` in the lanes where a > limit, 0 elsewhere.
+inline I32 where_above(const I32& a, std::int32_t limit, std::int32_t value) {
+    return map<I32>(a, [limit, value](std::int32_t x) { return x > limit ? value : 0; });
+}
+
+/// (a & 0x7f) | (b & 0x80) in the low byte of each lane; the other bytes are unspecified.
+inline I32 join_sign(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return (x & 0x7f) | (y & 0x80); }); }
+
+inline I32 load_bytes(const std::uint8_t* source) {
+    I32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = source[i];
+    return result;
+}
+
+/// Stores the low bytes of four vectors of `join_sign`, in order: 4 * kLanes bytes.
+inline void store_bytes(std::uint8_t* out, const I32 (&codes)[4]) {
+    for (int v = 0; v < 4; ++v)
+        for (int i = 0; i < kLanes; ++i) out[v * kLanes + i] = static_cast<std::uint8_t>(codes[v].lane[i]);
+}
+
+inline std::int32_t max_lane(const I32& a) {
+    std::int32_t result = a.lane[0];
+    for (int i = 1; i < kLanes; ++i) result = a.lane[i] > result ? a.lane[i] : result;
+    return result;
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

@@ -1,0 +1,108 @@
+"""The compiled CPU kernels, and what is needed to add to them.
+
+The extension is loaded by the first use of one of its names, not by importing this package. Where it cannot be loaded (an installation
+without a compiler) ``available`` is false, ``reason`` says why, and every native name raises ``BackendError`` with that reason.
+
+``info()`` tells what was chosen; ``build()`` and ``get_include()`` compile a user's own functions against the same binding layer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fusible.cpp_extensions.build import build, get_include
+from fusible.errors import BackendError, expected
+from fusible.knobs import FUSIBLE_CPU_LEVEL, FUSIBLE_NUM_THREADS
+
+if TYPE_CHECKING:
+    from fusible.cpp_extensions._native import (
+        amax,
+        compiled_levels,
+        compiler,
+        cpu_features,
+        dequantize,
+        get_level,
+        get_num_threads,
+        has_openmp,
+        quantize,
+        set_level,
+        set_num_threads,
+        transpose_bytes,
+        usable_levels,
+    )
+
+    available: bool
+    reason: str
+
+__all__ = [
+    "amax",
+    "available",
+    "build",
+    "compiled_levels",
+    "compiler",
+    "cpu_features",
+    "dequantize",
+    "get_include",
+    "get_level",
+    "get_num_threads",
+    "has_openmp",
+    "info",
+    "quantize",
+    "reason",
+    "set_level",
+    "set_num_threads",
+    "transpose_bytes",
+    "usable_levels",
+]
+
+_HERE = frozenset({"available", "build", "get_include", "info", "reason"})
+_NATIVE = frozenset(__all__) - _HERE
+
+
+def info() -> dict[str, Any]:
+    """What the native kernels are and run on, for reports: level, levels, CPU features, OpenMP, threads, compiler, or the reason of absence."""
+    if not _state("available"):
+        return {"available": False, "reason": _state("reason")}
+    names = ("get_level", "compiled_levels", "usable_levels", "cpu_features", "has_openmp", "get_num_threads", "compiler")
+    level, compiled, usable, features, openmp, threads, made_by = (_state(name)() for name in names)
+    return {
+        "available": True,
+        "reason": "",
+        "level": level,
+        "levels_compiled": compiled,
+        "levels_usable": usable,
+        "cpu_features": features,
+        "openmp": openmp,
+        "threads": threads,
+        "compiler": made_by,
+    }
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NATIVE and name not in ("available", "reason"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _state(name)
+
+
+def _state(name: str) -> Any:
+    namespace = globals()
+    if "available" not in namespace:
+        namespace.update(_load())
+    if name not in namespace:
+        missing = namespace["reason"]
+        raise BackendError(expected("the compiled extension", of=f"fusible.cpp_extensions.{name}", got=missing, do="install with a C++ compiler"))
+    return namespace[name]
+
+
+def _load() -> dict[str, Any]:
+    """Loads the extension, after torch so that both use torch's OpenMP runtime, and applies the knobs that concern it."""
+    try:
+        importlib.import_module("torch")
+        native = importlib.import_module("fusible.cpp_extensions._native")
+    except ImportError as error:
+        return {"available": False, "reason": f"the compiled extension cannot be loaded ({error})"}
+    highest = FUSIBLE_CPU_LEVEL.get()
+    native.set_level(highest if highest in native.usable_levels() else "")
+    native.set_num_threads(FUSIBLE_NUM_THREADS.get())
+    return {"available": True, "reason": ""} | {name: getattr(native, name) for name in _NATIVE}

@@ -1,0 +1,52 @@
+// Runs every cast on buffers of exactly the right size, at every level, so that a sanitizer sees a byte too far.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+
+#include "cast/cast.hpp"
+#include "runtime/level.hpp"
+
+using namespace fusible;
+
+namespace {
+
+struct Buffer {
+    Buffer(DType dtype, std::int64_t rows, std::int64_t cols) : bytes(new unsigned char[static_cast<std::size_t>(rows * cols) * size_of(dtype)]) {
+        view.data = bytes.get();
+        view.dtype = dtype;
+        view.ndim = 2;
+        view.shape[0] = rows;
+        view.shape[1] = cols;
+        for (std::size_t i = 0; i < static_cast<std::size_t>(rows * cols) * size_of(dtype); ++i) bytes[i] = static_cast<unsigned char>(std::rand());
+    }
+
+    std::unique_ptr<unsigned char[]> bytes;
+    TensorView view;
+};
+
+void exercise(std::int64_t rows, std::int64_t cols, DType wide, DType fp8, int threads) {
+    const Buffer x(wide, rows, cols), codes(DType::Byte, rows, cols), turned(DType::Byte, cols, rows), sums(DType::Float32, 1, cols);
+    const Buffer largest(DType::Float32, 1, 1), back(wide, rows, cols);
+    for (const float scale : {1.5f, 0.0f}) {
+        quantize(x.view, codes.view, Scalar{scale}, fp8, {}, largest.view, false, {}, {}, threads);
+        quantize(x.view, codes.view, Scalar{scale}, fp8, turned.view, {}, false, sums.view, {}, threads);
+        quantize(x.view, {}, Scalar{scale}, fp8, turned.view, largest.view, true, {}, {}, threads);
+    }
+    amax(x.view, largest.view, threads);
+    transpose_bytes(codes.view, turned.view, threads);
+    dequantize(codes.view, back.view, Scalar{0.5f}, fp8, threads);
+}
+
+}  // namespace
+
+int main() {
+    for (const auto& level : usable_levels()) {
+        set_level(level);
+        for (const std::int64_t rows : {0, 1, 16, 63, 64, 65, 130})
+            for (const std::int64_t cols : {0, 1, 15, 33, 64, 127, 256, 321})
+                for (const DType wide : {DType::Float32, DType::Float16, DType::BFloat16})
+                    for (const DType fp8 : {DType::Float8E4M3, DType::Float8E5M2}) exercise(rows, cols, wide, fp8, 2);
+    }
+    std::puts("done");
+}
