@@ -1,0 +1,56 @@
+"""From trace to FlatIR: each operation's subgraph is built, then inlined with names and sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fusible.lazy.flat_ir.flat_ir import FlatIR
+from fusible.lazy.flat_ir.op import FlatIROp
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+
+if TYPE_CHECKING:
+    from fusible.lazy.trace.op import TraceOp
+    from fusible.lazy.trace.trace import Trace
+
+__all__ = ["lower_trace"]
+
+
+def lower_trace(trace: Trace) -> FlatIR:
+    """The FlatIR of ``trace`` before any pass. Its inputs are the trace's arguments, then its stored tensors."""
+    tensors = {t: FlatIRTensor(t.shape, t.dtype, name=name, device=t.device, source=t.source) for t, name in trace.names.items()}
+    stored = [op.outputs[0] for op in trace.storages]
+    ops: list[FlatIROp] = []
+    counter = [0]
+    for op in trace.ops:
+        if not op.is_input:
+            outputs = [tensors[t] for t in op.outputs]
+            op.to_flat_ir([tensors[t] for t in op.inputs], outputs)
+            _inline(op, [tensors[t] for t in op.inputs], outputs, ops, counter)
+    return FlatIR([tensors[t] for t in [*trace.inputs, *stored]], ops, [tensors[t] for t in trace.outputs])
+
+
+def _inline(op: TraceOp, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor], ops: list[FlatIROp], counter: list[int]) -> None:
+    """Append the operations between ``inputs`` and ``outputs``, operands first, and name the tensors that lowering introduced."""
+    boundary = {id(t) for t in inputs}
+    done: set[int] = set()
+    stack: list[tuple[FlatIRTensor, bool]] = [(t, False) for t in reversed(outputs)]
+    while stack:
+        tensor, ready = stack.pop()
+        if id(tensor) in boundary:
+            continue
+        producer = tensor.producer
+        assert producer is not None, f"{type(op).__name__}.to_flat_ir left a tensor without a producer"
+        if id(producer) in done:
+            continue
+        if not ready:
+            stack.append((tensor, True))
+            stack.extend((t, False) for t in reversed(producer.inputs))
+            continue
+        done.add(id(producer))
+        producer.label = type(op).__name__.lower()
+        for out in producer.outputs:
+            if not out.name:
+                counter[0] += 1
+                out.name = f"t_inter{counter[0]}"
+                out.source = outputs[0].source
+        ops.append(producer)

@@ -1,0 +1,36 @@
+"""Reading along one dimension by an index tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fusible.lazy.flat_ir.op import FlatIROp
+
+if TYPE_CHECKING:
+    from fusible.lazy.stablehlo.mlir import Mlir
+
+__all__ = ["GatherOp"]
+
+
+@dataclass(eq=False)
+class GatherOp(FlatIROp):
+    """``out[..., i, ...] = x[..., index[i], ...]`` at dimension ``dim``; indices are clamped to the dimension (stablehlo.gather)."""
+
+    dim: int
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        x, index = self.inputs
+        rank = len(self.outputs[0].shape)
+        offset = [d for d in range(rank) if not self.dim <= d < self.dim + len(index.shape)]
+        numbers = mlir.hlo.GatherDimensionNumbers.get(
+            offset_dims=offset,
+            collapsed_slice_dims=[self.dim],
+            operand_batching_dims=[],
+            start_indices_batching_dims=[],
+            start_index_map=[self.dim],
+            index_vector_dim=len(index.shape),
+        )
+        sizes = [1 if d == self.dim else n for d, n in enumerate(x.shape)]
+        return mlir.hlo.gather(operands[0], operands[1], numbers, mlir.ints(sizes))

@@ -1,0 +1,54 @@
+"""Reductions: over whole dimensions, and over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fusible.lazy.flat_ir.op import FlatIROp
+
+if TYPE_CHECKING:
+    from fusible.lazy.stablehlo.mlir import Mlir
+
+__all__ = ["ReduceOp", "ReduceWindowOp"]
+
+_BODY = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum", "and": "and_", "or": "or_"}
+
+
+def _fill_body(mlir: Mlir, op: Any, kind: str, element: Any) -> Any:
+    block = op.regions[0].blocks.append(element, element)
+    with mlir.ir.InsertionPoint(block):
+        mlir.hlo.return_([getattr(mlir.hlo, _BODY[kind])(*block.arguments)])
+    return op.results[0]
+
+
+@dataclass(eq=False)
+class ReduceOp(FlatIROp):
+    """``inputs`` are the tensor and the initial value; ``kind`` is sum, prod, max, min, and, or (stablehlo.reduce)."""
+
+    kind: str
+    dims: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        op = mlir.hlo.ReduceOp([mlir.type(self.outputs[0])], [operands[0]], [operands[1]], mlir.ints(self.dims))
+        return _fill_body(mlir, op, self.kind, mlir.type(self.inputs[1]))
+
+    def check(self) -> str | None:
+        left = tuple(n for d, n in enumerate(self.inputs[0].shape) if d not in self.dims)
+        return None if left == self.outputs[0].shape else "a reduction removes the dimensions that it reduces"
+
+
+@dataclass(eq=False)
+class ReduceWindowOp(FlatIROp):
+    """A sliding reduction with stride 1 and ``padding`` before and after each dimension (stablehlo.reduce_window)."""
+
+    kind: str
+    window: list[int]
+    padding: list[tuple[int, int]]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        op = mlir.hlo.ReduceWindowOp(
+            [mlir.type(self.outputs[0])], [operands[0]], [operands[1]], mlir.ints(self.window), padding=mlir.pairs(self.padding)
+        )
+        return _fill_body(mlir, op, self.kind, mlir.type(self.inputs[1]))

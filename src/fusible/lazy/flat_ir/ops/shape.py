@@ -1,0 +1,108 @@
+"""Operations that move elements and compute none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fusible.lazy.flat_ir.op import FlatIROp, emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.printing import Shape
+
+if TYPE_CHECKING:
+    from fusible.lazy.stablehlo.mlir import Mlir
+
+__all__ = ["BroadcastOp", "ConcatenateOp", "FlipOp", "PadOp", "ReshapeOp", "SliceOp", "TransposeOp", "broadcast"]
+
+
+@dataclass(eq=False)
+class BroadcastOp(FlatIROp):
+    """Input dimension ``i`` becomes output dimension ``broadcast_dim[i]`` (stablehlo.broadcast_in_dim)."""
+
+    broadcast_dim: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.broadcast_in_dim(mlir.type(self.outputs[0]), operands[0], mlir.ints(self.broadcast_dim))
+
+    def check(self) -> str | None:
+        out = self.outputs[0].shape
+        sizes = zip(self.inputs[0].shape, self.broadcast_dim, strict=True)
+        return None if all(n in (1, out[d]) for n, d in sizes) else "a broadcast repeats dimensions of size 1 only"
+
+
+@dataclass(eq=False)
+class ReshapeOp(FlatIROp):
+    """The same elements in row-major order (stablehlo.reshape)."""
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.reshape(mlir.type(self.outputs[0]), operands[0])
+
+    def check(self) -> str | None:
+        return None if math.prod(self.inputs[0].shape) == math.prod(self.outputs[0].shape) else "a reshape keeps the number of elements"
+
+
+@dataclass(eq=False)
+class TransposeOp(FlatIROp):
+    """Output dimension ``i`` is input dimension ``perm[i]`` (stablehlo.transpose)."""
+
+    perm: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.transpose(operands[0], mlir.ints(self.perm))
+
+    def check(self) -> str | None:
+        permuted = tuple(self.inputs[0].shape[d] for d in self.perm)
+        return None if permuted == self.outputs[0].shape else "a transpose permutes the shape"
+
+
+@dataclass(eq=False)
+class SliceOp(FlatIROp):
+    """Elements ``start, start + stride, ...`` below ``limit`` of every dimension (stablehlo.slice)."""
+
+    start: list[int]
+    limit: list[int]
+    stride: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.slice(operands[0], mlir.ints(self.start), mlir.ints(self.limit), mlir.ints(self.stride))
+
+
+@dataclass(eq=False)
+class FlipOp(FlatIROp):
+    """The order of elements reversed in ``dims`` (stablehlo.reverse)."""
+
+    dims: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.reverse(operands[0], mlir.ints(self.dims))
+
+
+@dataclass(eq=False)
+class ConcatenateOp(FlatIROp):
+    """Operands one after the other in dimension ``dim`` (stablehlo.concatenate)."""
+
+    dim: int
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.concatenate(list(operands), mlir.i64(self.dim))
+
+
+@dataclass(eq=False)
+class PadOp(FlatIROp):
+    """``inputs`` are the tensor and the scalar that fills what is added (stablehlo.pad)."""
+
+    low: list[int]
+    high: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.pad(operands[0], operands[1], mlir.ints(self.low), mlir.ints(self.high), mlir.ints([0] * len(self.low)))
+
+
+def broadcast(x: FlatIRTensor, shape: Shape, reason: str) -> FlatIRTensor:
+    """``x`` expanded to ``shape`` by numpy's rules; ``x`` itself when it has that shape."""
+    if x.shape == shape:
+        return x
+    lead = len(shape) - len(x.shape)
+    return emit(BroadcastOp, [x], shape, x.dtype, reason, broadcast_dim=list(range(lead, len(shape))))

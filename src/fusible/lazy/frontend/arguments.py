@@ -1,0 +1,46 @@
+"""Checks of arguments that several functions share."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+
+__all__ = ["as_shape", "normalize_dim", "normalize_dims"]
+
+
+def as_shape(shape: Any) -> tuple[int, ...]:
+    """A shape given as an int or a sequence of ints; raises ``ShapeError`` for a negative size."""
+    dims = (shape,) if isinstance(shape, numbers.Integral) else shape
+    try:
+        dims = tuple(int(d.__index__()) for d in dims)
+    except (TypeError, AttributeError):
+        raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=repr(shape), do="pass for instance (2, 3)")) from None
+    if any(d < 0 for d in dims):
+        raise ShapeError(expected("sizes of at least 0", of="a shape", got=str(dims), do="pass the sizes explicitly"))
+    return dims
+
+
+def normalize_dim(dim: Any, ndim: int, what: str) -> int:
+    """``dim`` counted from the front; raises ``ArgumentError`` where the tensor has no such dimension."""
+    try:
+        index = int(dim.__index__())
+    except AttributeError:
+        raise DTypeError(expected("an int", of=f"the dimension of {what}", got=repr(dim), do="pass one dimension as an int")) from None
+    if not -ndim <= index < ndim:
+        span = f"a dimension from {-ndim} to {ndim - 1}" if ndim else "no dimension"
+        raise ArgumentError(expected(span, of=f"{what} on a tensor with {ndim} dimensions", got=index, do="pass one that exists"))
+    return index % ndim
+
+
+def normalize_dims(dims: Any, ndim: int, what: str) -> tuple[int, ...]:
+    """Dimensions given as ``None`` (all), an int or a sequence, counted from the front and without repetition."""
+    if dims is None:
+        return tuple(range(ndim))
+    given: Sequence[Any] = dims if isinstance(dims, list | tuple) else (dims,)
+    found = tuple(normalize_dim(d, ndim, what) for d in given)
+    if len(set(found)) != len(found):
+        raise ArgumentError(expected("distinct dimensions", of=what, got=str(tuple(given)), do="name each dimension once"))
+    return found

@@ -1,0 +1,225 @@
+"""The lazy tensor: recording operations, and evaluating what was recorded when a value is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.device import DEFAULT, device
+from fusible.lazy.dtypes import dtype
+from fusible.lazy.frontend.registry import TensorMeta
+from fusible.lazy.printing import Shape
+from fusible.lazy.runtime import executor
+from fusible.lazy.runtime.host import Array, aligned, from_dlpack, pointer
+from fusible.lazy.runtime.output import Output
+from fusible.lazy.source import user_line
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.ops.storage import Storage
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Tensor", "record"]
+
+
+class Tensor(metaclass=TensorMeta):
+    """A tensor that records what is done to it, and computes when its value is used.
+
+    ``Tensor(data)`` takes Python numbers, (nested) lists of them, numpy arrays, or anything on the host with ``__dlpack__``. Numbers and
+    lists become float32, int32 or bool, or ``dtype``. numpy data is copied; the memory of a DLPack exporter is shared where it is
+    contiguous and aligned to 64 bytes, and copied otherwise: do not write to it while the tensor is in use.
+
+    A value is used by ``eval()``, ``numpy()``, ``tolist()``, ``item()``, ``repr``, ``bool()``, ``int()``, ``float()`` and DLPack export.
+    From then on the tensor is stored, and is computed no more. ``shape``, ``dtype``, ``ndim``, ``size`` and ``device`` are known without
+    evaluation. Most functions of ``fusible.lazy`` are methods as well.
+    """
+
+    __slots__ = ("__weakref__", "trace_tensor")
+    __array_priority__ = 10000
+    __array_ufunc__ = None
+    __iter__: None = None
+    __hash__ = object.__hash__
+
+    trace_tensor: TraceTensor
+    if TYPE_CHECKING:
+        __getattr__: Callable[..., Any]
+        __add__: Callable[[Any], Tensor]
+        __radd__: Callable[[Any], Tensor]
+        __sub__: Callable[[Any], Tensor]
+        __rsub__: Callable[[Any], Tensor]
+        __mul__: Callable[[Any], Tensor]
+        __rmul__: Callable[[Any], Tensor]
+        __truediv__: Callable[[Any], Tensor]
+        __rtruediv__: Callable[[Any], Tensor]
+        __pow__: Callable[[Any], Tensor]
+        __matmul__: Callable[[Any], Tensor]
+        __and__: Callable[[Any], Tensor]
+        __or__: Callable[[Any], Tensor]
+        __xor__: Callable[[Any], Tensor]
+        __lshift__: Callable[[Any], Tensor]
+        __lt__: Callable[[Any], Tensor]
+        __le__: Callable[[Any], Tensor]
+        __gt__: Callable[[Any], Tensor]
+        __ge__: Callable[[Any], Tensor]
+        __neg__: Callable[[], Tensor]
+        __invert__: Callable[[], Tensor]
+        __getitem__: Callable[[Any], Tensor]
+
+    def __init__(self, data: Any, dtype: dtype | None = None) -> None:
+        self.trace_tensor = _stored(_host(data, dtype))
+
+    @classmethod
+    def from_trace_tensor(cls, tensor: TraceTensor) -> Tensor:
+        """The lazy tensor of a recorded value."""
+        self = _new(cls)
+        self.trace_tensor = tensor
+        return self
+
+    @property
+    def shape(self) -> Shape:
+        return self.trace_tensor.shape
+
+    @property
+    def dtype(self) -> dtype:
+        return self.trace_tensor.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.trace_tensor.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.trace_tensor.shape, dtype=np.int64))
+
+    @property
+    def device(self) -> device:
+        return self.trace_tensor.device
+
+    def assign_(self, value: Tensor) -> Tensor:
+        """Make this handle stand for ``value``, of the same shape and dtype, and return it: the functional form of an in-place write.
+
+        No recorded value changes: what was computed from the tensor before keeps the former value, and so does every other handle to it. Raises
+        ``ShapeError`` or ``DTypeError`` for another shape or dtype.
+        """
+        if value.shape != self.shape:
+            raise ShapeError(expected(f"shape {self.shape}", of="a value to assign", got=value.shape, do="reshape it first"))
+        if value.dtype is not self.dtype:
+            raise DTypeError(expected(f"{self.dtype}", of="a value to assign", got=value.dtype, do="cast it first"))
+        self.trace_tensor = value.trace_tensor
+        return self
+
+    def eval(self) -> Tensor:
+        """Compute the value now, and return ``self``, which is stored from then on.
+
+        Raises ``CompileError`` where the value depends on an argument of a function that is being compiled.
+        """
+        executor.evaluate(self.trace_tensor)
+        return self
+
+    def numpy(self) -> Array:
+        """The value as a numpy array (bfloat16 and float8 by ``ml_dtypes``). It shares the tensor's memory: do not write to it."""
+        return executor.evaluate(self.trace_tensor)
+
+    def tolist(self) -> Any:
+        """The value as nested lists of Python numbers."""
+        return _plain(self.numpy()).tolist()
+
+    def __repr__(self) -> str:
+        return f"tensor({np.array2string(self.numpy(), separator=', ', prefix='tensor(')}, dtype={self.dtype}, loc={self.device}, shape={self.shape})"
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return Output(self.numpy()).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise ArgumentError(expected("at least one dimension", of="len()", got="a tensor of shape ()", do="use its size"))
+        return self.shape[0]
+
+    def _item(self, what: str) -> Any:
+        if self.size != 1:
+            raise ArgumentError(expected("exactly one element", of=f"{what}()", got=f"a tensor of shape {self.shape}", do="reduce or index it first"))
+        return self.numpy().reshape(())
+
+    def item(self) -> Any:
+        """The only element as a Python number; raises ``ArgumentError`` where there are more or none."""
+        return _plain(self._item("item")).item()
+
+    def __bool__(self) -> bool:
+        return bool(self._item("bool"))
+
+    def __int__(self) -> int:
+        return int(self._item("int"))
+
+    def __float__(self) -> float:
+        return float(self._item("float"))
+
+    def __index__(self) -> int:
+        if not self.dtype.is_integer:
+            raise TypeError(expected("an integer tensor", of="an index", got=str(self.dtype), do="cast it first"))
+        return int(self._item("index"))
+
+
+_new = object.__new__
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in a dtype whose elements are Python numbers: bfloat16 and float8 widened exactly."""
+    return value.astype(np.float32) if value.dtype.itemsize < 4 and value.dtype.kind in "Vf" else value
+
+
+def record(op: TraceOp, *tensors: Tensor) -> Tensor:
+    """Record ``op`` on ``tensors`` and return its output; raises ``ShapeError`` or ``DTypeError`` where the operands are illegal."""
+    inputs = tuple([t.trace_tensor for t in tensors])
+    shape, of = op.infer(*inputs)
+    output = TraceTensor(shape, of, DEFAULT, op, user_line())
+    op.bind(inputs, (output,))
+    tensor = _new(Tensor)
+    tensor.trace_tensor = output
+    return tensor
+
+
+def _stored(array: Array) -> TraceTensor:
+    op = Storage(array.shape, dtypes.from_numpy(array.dtype), array)
+    tensor = TraceTensor(op.shape, op.dtype, DEFAULT, op, user_line())
+    op.bind((), (tensor,))
+    return tensor
+
+
+_PYTHON = {"f": dtypes.float32, "i": dtypes.int32, "b": dtypes.bool}
+
+
+def _host(data: Any, of: dtype | None) -> Array:
+    """The contiguous, aligned host array of ``data``, converted to ``of`` where that is given."""
+    if of is not None:
+        dtypes.check_dtype(of)
+    if isinstance(data, np.ndarray | np.generic):
+        array = np.asarray(data)
+        dtypes.from_numpy(array.dtype)
+        return aligned(array if of is None else array.astype(of.numpy))
+    if hasattr(data, "__dlpack__"):
+        array = from_dlpack(data)
+        if of is not None and array.dtype != of.numpy:
+            return aligned(array.astype(of.numpy))
+        return aligned(array) if pointer(array) % 64 else array
+    try:
+        array = np.array(data)
+    except ValueError as error:
+        raise ArgumentError(expected("equal lengths", of="nested lists", got=str(error).split(".")[0], do="pad or split the data")) from error
+    kind = _PYTHON.get(array.dtype.kind)
+    if kind is None:
+        raise ArgumentError(
+            expected(
+                "numbers, lists of numbers, a numpy array or an object with __dlpack__", of="tensor data", got=type(data).__name__, do="convert it"
+            )
+        )
+    target = of or kind
+    if array.dtype.kind == "i" and target.is_integer and array.size and not target.min <= array.min() <= array.max() <= target.max:
+        raise ArgumentError(expected(f"integers that fit {target}", of="tensor data", got=f"a value up to {array.max()}", do="pass a wider dtype"))
+    with np.errstate(over="ignore"):
+        return aligned(array.astype(target.numpy))

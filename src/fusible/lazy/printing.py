@@ -1,0 +1,30 @@
+"""How every IR prints the type of a tensor and the attributes of an operation."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from fusible.lazy.device import device
+from fusible.lazy.dtypes import dtype
+
+__all__ = ["Shape", "print_attributes", "print_type"]
+
+Shape = tuple[int, ...]
+
+
+def print_type(shape: Shape, dtype: dtype, device: device) -> str:
+    """``[shape=(2, 3,), dtype=(float32), loc=(gpu:0)]``."""
+    dims = ", ".join(map(str, shape)) + ("," if shape else "")
+    return f"[shape=({dims}), dtype=({dtype}), loc=({device})]"
+
+
+def print_attributes(op: Any, hidden: frozenset[str]) -> list[str]:
+    """``name=value`` for every field of an operation's dataclass that is not hidden, in order."""
+    return [f"{name}={getattr(op, name)}" for name in _printed(type(op), hidden)]
+
+
+@cache
+def _printed(kind: type, hidden: frozenset[str]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind) if f.name not in hidden)

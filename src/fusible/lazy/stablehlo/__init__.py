@@ -1,0 +1,1 @@
+"""The third IR: a StableHLO module, built through jaxlib's MLIR bindings."""

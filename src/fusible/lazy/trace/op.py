@@ -1,0 +1,56 @@
+"""The base of every trace operation, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fusible.lazy.dtypes import dtype
+from fusible.lazy.printing import Shape, print_attributes
+from fusible.lazy.trace.tensor import TraceTensor
+
+if TYPE_CHECKING:
+    from fusible.lazy.flat_ir.tensor import FlatIRTensor
+
+__all__ = ["TRACE_OPS", "TraceOp"]
+
+TRACE_OPS: dict[str, type[TraceOp]] = {}
+"""Every concrete trace operation by its printed name."""
+
+
+@dataclass(eq=False)
+class TraceOp:
+    """One operation. A subclass is a dataclass whose fields are its attributes; its printed form falls out of them.
+
+    A subclass defines ``infer(*inputs) -> (shape, dtype)``, which refuses illegal operands with an error, and
+    ``to_flat_ir(inputs, outputs)``, which constructs FlatIR operations that bind ``outputs``.
+    """
+
+    HIDDEN: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are not printed (and so are no part of a compiled program's key)."""
+
+    is_input: ClassVar[bool] = False
+    """Whether the operation is an input of the program (and lowers to nothing)."""
+
+    inputs = ()
+    outputs = ()
+
+    def __init_subclass__(cls) -> None:
+        TRACE_OPS[cls.__name__.lower()] = cls
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        """The shape and dtype of the output; raises ``ShapeError`` or ``DTypeError`` for illegal inputs."""
+        raise NotImplementedError
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        """Construct the FlatIR operations that compute ``outputs`` from ``inputs``."""
+        raise NotImplementedError
+
+    def bind(self, inputs: tuple[TraceTensor, ...], outputs: tuple[TraceTensor, ...]) -> None:
+        self.inputs: tuple[TraceTensor, ...] = inputs
+        self.outputs: tuple[TraceTensor, ...] = outputs
+
+    def describe(self, operands: Sequence[str]) -> str:
+        """``unaryelementwise(t0, kind=Kind.TANH)`` for the operand names ``["t0"]``."""
+        return f"{type(self).__name__.lower()}({', '.join([*operands, *print_attributes(self, self.HIDDEN)])})"

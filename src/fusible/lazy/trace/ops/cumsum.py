@@ -1,0 +1,60 @@
+"""Running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.errors import DTypeError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.arguments import normalize_dim
+from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["CumSum", "cumsum"]
+
+
+@dataclass(eq=False)
+class CumSum(TraceOp):
+    """The sum of all elements up to and including each, along ``dim``."""
+
+    dim: int
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        (x,) = inputs
+        if not (x.dtype.is_floating or x.dtype.is_integer):
+            raise DTypeError(expected("a floating or integer dtype", of="the operand of cumsum", got=x, do="cast it first"))
+        return x.shape, x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        x, out = inputs[0], outputs[0]
+        if 0 in x.shape:
+            flat.ReshapeOp([x], [out])
+            return
+        wide = dtypes.float32 if x.dtype in (dtypes.float16, dtypes.bfloat16) else x.dtype
+        if wide is not x.dtype:
+            x = emit(flat.ConvertOp, [x], x.shape, wide, "accumulate in float32")
+        start = flat.constant(0, wide, "start a running sum")
+        size = x.shape[self.dim]
+        window = [size if d == self.dim else 1 for d in range(len(x.shape))]
+        padding = [(size - 1 if d == self.dim else 0, 0) for d in range(len(x.shape))]
+        if wide is out.dtype:
+            flat.ReduceWindowOp([x, start], [out], kind="sum", window=window, padding=padding)
+            return
+        sums = emit(flat.ReduceWindowOp, [x, start], x.shape, wide, "accumulate in float32", kind="sum", window=window, padding=padding)
+        flat.ConvertOp([sums], [out])
+
+
+@TENSOR_METHOD_REGISTRY("cumsum")
+def cumsum(x: TensorLike, dim: int = -1) -> Tensor:
+    """Running sums along ``dim``, in the dtype of ``x``; 16-bit floats accumulate in float32, integers wrap around."""
+    x = as_tensor(x)
+    return record(CumSum(normalize_dim(dim, x.ndim, "cumsum")), x)

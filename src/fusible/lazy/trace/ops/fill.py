@@ -1,0 +1,94 @@
+"""``full`` and what follows from it."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.lazy.dtypes import check_dtype, dtype, float32
+from fusible.lazy.flat_ir.ops import BroadcastOp, ConstantOp, constant
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.arguments import as_shape
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Fill", "full", "full_like", "literal", "ones", "ones_like", "zeros", "zeros_like"]
+
+
+@dataclass(eq=False)
+class Fill(TraceOp):
+    """Every element is the literal ``value``."""
+
+    value: float | int | bool
+    shape: Shape
+    dtype: dtype
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        return self.shape, self.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        if self.shape == ():
+            ConstantOp([], list(outputs), self.value, self.dtype)
+            return
+        value = constant(self.value, self.dtype, "hold the value of a fill")
+        BroadcastOp([value], list(outputs), broadcast_dim=[])
+
+
+def literal(value: Any, of: dtype) -> float | int | bool:
+    """``value`` as the Python number that a literal of dtype ``of`` holds; a float8 saturates.
+
+    Raises ``DTypeError`` for a kind of number that ``of`` lacks (a fraction in an integer), ``ArgumentError`` for one out of range.
+    """
+    if of.kind == "float":
+        return float(value)
+    if of.kind == "float8":
+        return float(np.clip(float(value), of.min, of.max))
+    if of.kind == "bool":
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
+        raise DTypeError(expected("True or False", of="a literal of dtype bool", got=repr(value), do="compare or cast the tensor first"))
+    if not isinstance(value, numbers.Integral | np.bool_):
+        raise DTypeError(expected("an integer", of=f"a literal of dtype {of}", got=repr(value), do="cast the tensor to a floating dtype first"))
+    if not of.min <= int(value) <= of.max:
+        raise ArgumentError(expected(f"a number from {of.min} to {of.max}", of=f"a literal of dtype {of}", got=value, do="use a wider dtype"))
+    return int(value)
+
+
+def full(shape: Shape | int, value: float | bool, dtype: dtype = float32) -> Tensor:
+    """A tensor of ``shape`` whose every element is ``value``; a float8 saturates.
+
+    Raises ``DTypeError`` where ``dtype`` cannot hold that kind of number, and ``ArgumentError`` where it is out of range.
+    """
+    return record(Fill(literal(value, check_dtype(dtype)), as_shape(shape), dtype))
+
+
+def full_like(x: Tensor, value: float | bool, dtype: dtype | None = None) -> Tensor:
+    """``full`` with the shape of ``x``, and its dtype where none is given."""
+    return full(x.shape, value, dtype or x.dtype)
+
+
+def zeros(shape: Shape | int, dtype: dtype = float32) -> Tensor:
+    """A tensor of zeros (False for bool)."""
+    return full(shape, False if check_dtype(dtype).kind == "bool" else 0, dtype)
+
+
+def ones(shape: Shape | int, dtype: dtype = float32) -> Tensor:
+    """A tensor of ones (True for bool)."""
+    return full(shape, True if check_dtype(dtype).kind == "bool" else 1, dtype)
+
+
+def zeros_like(x: Tensor, dtype: dtype | None = None) -> Tensor:
+    """``zeros`` with the shape of ``x``, and its dtype where none is given."""
+    return zeros(x.shape, dtype or x.dtype)
+
+
+def ones_like(x: Tensor, dtype: dtype | None = None) -> Tensor:
+    """``ones`` with the shape of ``x``, and its dtype where none is given."""
+    return ones(x.shape, dtype or x.dtype)

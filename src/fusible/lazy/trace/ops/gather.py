@@ -1,0 +1,69 @@
+"""Elements by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.errors import DTypeError, ShapeError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.arguments import normalize_dim
+from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Gather", "gather"]
+
+_INDICES = (dtypes.int32, dtypes.int64, dtypes.uint32)
+
+
+@dataclass(eq=False)
+class Gather(TraceOp):
+    """Slices of the first operand along ``dim``, chosen by the second."""
+
+    dim: int
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        x, index = inputs
+        if index.dtype not in _INDICES:
+            raise DTypeError(expected("int32, int64 or uint32", of="the index of gather", got=index, do="cast it first"))
+        if not x.shape[self.dim] and 0 not in index.shape:
+            raise ShapeError(expected("a dimension with elements", of="gather", got=x, do="gather along another dimension"))
+        return (*x.shape[: self.dim], *index.shape, *x.shape[self.dim + 1 :]), x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        x, index = inputs
+        if not x.shape[self.dim]:
+            zero = flat.constant(0, x.dtype, "fill a gather that reads nothing")
+            flat.BroadcastOp([zero], list(outputs), broadcast_dim=[])
+            return
+        if index.dtype is not dtypes.uint32:
+            index = _wrapped(index, x.shape[self.dim])
+        flat.GatherOp([x, index], list(outputs), dim=self.dim)
+
+
+def _wrapped(index: FlatIRTensor, size: int) -> FlatIRTensor:
+    """Negative indices counted from the end."""
+    reason = "count a negative index from the end"
+    zero, count = (flat.broadcast(flat.constant(n, index.dtype, reason), index.shape, reason) for n in (0, size))
+    negative = emit(flat.CompareOp, [index, zero], index.shape, dtypes.bool, reason, direction="LT")
+    shifted = emit(flat.AddOp, [index, count], index.shape, index.dtype, reason)
+    return emit(flat.SelectOp, [negative, shifted, index], index.shape, index.dtype, reason)
+
+
+@TENSOR_METHOD_REGISTRY("gather")
+def gather(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
+    """``x[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` stands in place of that dimension.
+
+    ``index`` is int32, int64 or uint32; a negative one counts from the end, and one out of bounds reads the nearest element (it is not
+    an error: values are not known when the operation is recorded).
+    """
+    x = as_tensor(x)
+    return record(Gather(normalize_dim(dim, x.ndim, "gather")), x, as_tensor(index))

@@ -1,0 +1,131 @@
+"""Reductions over dimensions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusible.errors import DTypeError, ShapeError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.arguments import normalize_dims
+from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Reduce", "all", "any", "max", "min", "prod", "sum"]
+
+
+@dataclass(eq=False)
+class Reduce(TraceOp):
+    """One reduction over ``dims``, which stay as size 1 with ``keepdim``."""
+
+    class Kind(enum.Enum):
+        SUM = "sum"
+        PROD = "prod"
+        MAX = "max"
+        MIN = "min"
+        ALL = "and"
+        ANY = "or"
+
+    kind: Kind
+    dims: tuple[int, ...]
+    keepdim: bool
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        (x,) = inputs
+        name = self.kind.name.lower()
+        if self.kind in (self.Kind.ALL, self.Kind.ANY):
+            if x.dtype is not dtypes.bool:
+                raise DTypeError(expected("a bool tensor", of=f"the operand of {name}", got=x, do="compare it first"))
+        elif not (x.dtype.is_floating or x.dtype.is_integer):
+            raise DTypeError(expected("a floating or integer dtype", of=f"the operand of {name}", got=x, do="cast it first"))
+        if self.kind in (self.Kind.MAX, self.Kind.MIN) and 0 in [x.shape[d] for d in self.dims]:
+            raise ShapeError(expected("at least one element", of=f"the dimensions of {name}", got=x, do="reduce another dimension"))
+        if self.keepdim:
+            return tuple([1 if d in self.dims else n for d, n in enumerate(x.shape)]), x.dtype
+        return tuple([n for d, n in enumerate(x.shape) if d not in self.dims]), x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        x, out = inputs[0], outputs[0]
+        wide = x.dtype
+        if x.dtype in (dtypes.float16, dtypes.bfloat16) and self.kind in (self.Kind.SUM, self.Kind.PROD):
+            wide = dtypes.float32
+            x = emit(flat.ConvertOp, [x], x.shape, wide, "accumulate in float32")
+        start = flat.constant(_initial(self.kind, wide), wide, "start a reduction")
+        shape = tuple(n for d, n in enumerate(x.shape) if d not in self.dims)
+        attributes = {"kind": self.kind.value, "dims": list(self.dims)}
+        if not self.keepdim and wide is out.dtype:
+            flat.ReduceOp([x, start], [out], **attributes)
+            return
+        reduced = emit(flat.ReduceOp, [x, start], shape, wide, "reduce before rounding or reshaping", **attributes)
+        if wide is out.dtype:
+            flat.ReshapeOp([reduced], [out])
+        elif not self.keepdim:
+            flat.ConvertOp([reduced], [out])
+        else:
+            flat.ReshapeOp([emit(flat.ConvertOp, [reduced], shape, out.dtype, "round a reduction once")], [out])
+
+
+def _initial(kind: Reduce.Kind, of: dtype) -> float | int | bool:
+    infinite = float("inf") if of.is_floating else None
+    return {
+        Reduce.Kind.SUM: 0,
+        Reduce.Kind.PROD: 1,
+        Reduce.Kind.MAX: of.min if infinite is None else -infinite,
+        Reduce.Kind.MIN: of.max if infinite is None else infinite,
+        Reduce.Kind.ALL: True,
+        Reduce.Kind.ANY: False,
+    }[kind]
+
+
+def _reduce(kind: Reduce.Kind, x: TensorLike, dim: Any, keepdim: bool) -> Tensor:
+    x = as_tensor(x)
+    return record(Reduce(kind, normalize_dims(dim, x.ndim, kind.name.lower()), keepdim), x)
+
+
+@TENSOR_METHOD_REGISTRY("sum")
+def sum(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The sum over ``dim`` (an int, a sequence, or all dimensions), in the dtype of ``x``.
+
+    16-bit floats accumulate in float32 and round once; integers wrap around (cast to a wider one first).
+    """
+    return _reduce(Reduce.Kind.SUM, x, dim, keepdim)
+
+
+@TENSOR_METHOD_REGISTRY("prod")
+def prod(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The product over ``dim``, accumulated as ``sum`` is."""
+    return _reduce(Reduce.Kind.PROD, x, dim, keepdim)
+
+
+@TENSOR_METHOD_REGISTRY("max")
+def max(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The largest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
+    return _reduce(Reduce.Kind.MAX, x, dim, keepdim)
+
+
+@TENSOR_METHOD_REGISTRY("min")
+def min(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The smallest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
+    return _reduce(Reduce.Kind.MIN, x, dim, keepdim)
+
+
+@TENSOR_METHOD_REGISTRY("all")
+def all(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether every element of a bool tensor over ``dim`` is true."""
+    return _reduce(Reduce.Kind.ALL, x, dim, keepdim)
+
+
+@TENSOR_METHOD_REGISTRY("any")
+def any(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether some element of a bool tensor over ``dim`` is true."""
+    return _reduce(Reduce.Kind.ANY, x, dim, keepdim)

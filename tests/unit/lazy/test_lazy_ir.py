@@ -1,0 +1,124 @@
+"""The IRs: tables of operations, lowering, passes, checkers, and errors that name the user's line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, is_dataclass
+
+import numpy as np
+import pytest
+
+from fusible import lazy
+from fusible.errors import CompileError
+from fusible.lazy.flat_ir.checker import check_flat_ir
+from fusible.lazy.flat_ir.op import FLAT_OPS
+from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, TanhOp
+from fusible.lazy.flat_ir.passes import PASSES, common_subexpression, dead_code
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.tensor import record
+from fusible.lazy.trace.checker import check_trace
+from fusible.lazy.trace.op import TRACE_OPS, TraceOp
+
+
+def _program() -> lazy.FlatIR:
+    x = lazy.Tensor(np.zeros((2, 3), np.float32))
+    y = (x + 2.0) * (x + 2.0) - 2.0
+    return lazy.Trace([y, lazy.softmax(y.cast(lazy.bfloat16))]).to_flat_ir()
+
+
+def test_every_operation_is_a_documented_record() -> None:
+    for table in (TRACE_OPS, FLAT_OPS):
+        assert len(table) > 15
+        for op in table.values():
+            assert is_dataclass(op)
+    for name, op in TRACE_OPS.items():
+        assert op.__doc__ and name == op.__name__.lower()
+        assert op.is_input or "to_flat_ir" in vars(op)
+
+
+def test_constants_and_equal_operations_are_computed_once() -> None:
+    flat = check_flat_ir(_program())
+    once = check_flat_ir(common_subexpression(flat))
+    count = {kind: [sum(type(op).__name__ == kind for op in f.ops) for f in (flat, once)] for kind in ("ConstantOp", "AddOp", "BroadcastOp")}
+    assert count["AddOp"] == [2, 1]
+    assert count["ConstantOp"][1] < count["ConstantOp"][0] and count["BroadcastOp"][1] < count["BroadcastOp"][0]
+    assert str(common_subexpression(once)) == str(once)
+
+
+def test_zero_and_negative_zero_are_not_one_constant() -> None:
+    flat = common_subexpression(lazy.Trace([lazy.full((), 0.0), lazy.full((), -0.0), lazy.full((), 0.0, lazy.float64)]).to_flat_ir())
+    assert len(flat.ops) == 3
+
+
+def test_dead_code_goes_and_inputs_stay() -> None:
+    flat = _program()
+    cut = check_flat_ir(dead_code(lazy.FlatIR(flat.inputs, flat.ops, flat.outputs[:1])))
+    assert len(cut.ops) < len(flat.ops) and len(cut.inputs) == len(flat.inputs)
+    assert not dead_code(lazy.FlatIR(flat.inputs, flat.ops, flat.inputs)).ops
+
+
+def test_passes_leave_the_program_that_they_are_given() -> None:
+    flat = _program()
+    before = str(flat)
+    for name, run in PASSES.items():
+        assert name and str(run(flat)) != ""
+    assert str(flat) == before
+    check_flat_ir(flat)
+
+
+def test_what_lowering_introduces_says_why() -> None:
+    reasons = [t.reason_details for op in _program().ops for t in op.outputs if t.name.startswith("t_inter")]
+    assert len(reasons) > 3 and all(reasons)
+
+
+def test_printing_is_deterministic() -> None:
+    assert str(_program()) == str(_program())
+    assert _program().to_stablehlo().text == _program().to_stablehlo().text
+
+
+@dataclass(eq=False)
+class Broken(TraceOp):
+    """Adds tensors of different dtypes in FlatIR."""
+
+    def infer(self, *inputs):  # type: ignore[no-untyped-def]
+        return inputs[0].shape, inputs[0].dtype
+
+    def to_flat_ir(self, inputs, outputs):  # type: ignore[no-untyped-def]
+        wide = FlatIRTensor(inputs[0].shape, lazy.float64, reason="show an error")
+        ConvertOp(list(inputs), [wide])
+        AddOp([inputs[0], wide], list(outputs))
+
+
+def test_a_module_that_mlir_refuses_names_the_users_line() -> None:
+    broken = record(Broken(), lazy.zeros((2,)))
+    here = test_a_module_that_mlir_refuses_names_the_users_line.__code__.co_firstlineno + 1
+    with pytest.raises(CompileError, match=rf"broken recorded at .*test_lazy_ir.py:{here} \(AddOp\)"):
+        broken.eval()
+    with pytest.raises(CompileError, match="elementwise operands have one shape and one dtype") as caught:
+        check_flat_ir(lazy.Trace([broken]).to_flat_ir())
+    assert "-> t1" in str(caught.value) and "ConvertOp" in str(caught.value)
+
+
+def test_the_checkers_find_planted_faults() -> None:
+    flat = _program()
+    faults = {
+        "made before its use": lazy.FlatIR(flat.inputs, flat.ops[1:], flat.outputs),
+        "made once": lazy.FlatIR(flat.inputs, [*flat.ops, flat.ops[0]], flat.outputs),
+        "outputs are made": lazy.FlatIR(flat.inputs, [], flat.outputs),
+    }
+    for text, faulty in faults.items():
+        with pytest.raises(CompileError, match=text):
+            check_flat_ir(faulty)
+    unnamed = FlatIRTensor((), lazy.float32)
+    given = FlatIRTensor((), lazy.float32, name="t0")
+    with pytest.raises(CompileError, match="a name of its own"):
+        check_flat_ir(lazy.FlatIR([given], [TanhOp([given], [unnamed])], [unnamed]))
+    trace = lazy.Trace([lazy.zeros((2,)) + 1.0])
+    trace.ops[-1].outputs[0].dtype = lazy.float64
+    with pytest.raises(CompileError, match="the type that its operation infers"):
+        check_trace(trace)
+
+
+def test_locations_carry_names_and_the_users_line() -> None:
+    module = lazy.Trace([lazy.zeros((2,)).tanh()]).to_flat_ir().to_stablehlo().module
+    text = module.operation.get_asm(enable_debug_info=True)
+    assert "unaryelementwise:t0->t1" in text and "test_lazy_ir.py" in text
