@@ -1,0 +1,29 @@
+"""Quantizers, quantized tensors, recipes, and the state of scaling."""
+
+from __future__ import annotations
+
+from fusible.quantized.formats import FP8_MAX, Format
+from fusible.quantized.quantizer import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
+from fusible.quantized.recipe import DelayedScaling, Float8CurrentScaling, HighPrecision, MMParams, QParams, Recipe
+from fusible.quantized.state import ScalingState
+from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage
+from fusible.quantized.tensor import Float8Tensor, QuantizedTensor
+
+__all__ = [
+    "DelayedScaling",
+    "FP8_MAX",
+    "Float8CurrentScaling",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
+    "Float8TensorStorage",
+    "Format",
+    "HighPrecision",
+    "MMParams",
+    "QParams",
+    "QuantizedTensor",
+    "QuantizedTensorStorage",
+    "Quantizer",
+    "Recipe",
+    "ScalingState",
+]

@@ -1,0 +1,64 @@
+"""tex: the one door to kernels.
+
+The ``transformer_engine_torch`` interface, served by interchangeable backends that are chosen per call: ``tex.gelu(x, None)`` goes to the best
+backend that serves it; ``tex.explain("gelu", x, None)`` says which and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fusible.tex import backends, enums, prim
+from fusible.tex.dispatch import Call, dispatcher, explain, record
+from fusible.tex.enums import *  # noqa: F403
+from fusible.tex.extend import declare, implement, undeclare
+from fusible.tex.factories import build_quantized, register_factory
+from fusible.tex.interface.base import TEXBackendBase
+from fusible.tex.interface.declare import DECLARATIONS, Request, function, requires
+from fusible.tex.management import get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
+from fusible.tex.operands import register_kind
+from fusible.tex.policy import Policy
+from fusible.tex.registry import Decision, registry
+from fusible.tex.taping import Heard, listening
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Any]:
+        """The functions are made from their declarations below; type checkers see them as callables."""
+        ...
+
+
+_FUNCTIONS = sorted(name for name in DECLARATIONS if not name.startswith("prim_"))
+globals().update({name: dispatcher(DECLARATIONS[name]) for name in _FUNCTIONS})
+
+__all__ = [
+    "Call",
+    "Decision",
+    "Heard",
+    "Policy",
+    "Request",
+    "TEXBackendBase",
+    "backends",
+    "build_quantized",
+    "declare",
+    "explain",
+    "function",
+    "get_backend",
+    "get_policy",
+    "implement",
+    "list_backends",
+    "listening",
+    "prim",
+    "record",
+    "register_backend",
+    "register_factory",
+    "register_kind",
+    "registry",
+    "requires",
+    "set_backend",
+    "set_policy",
+    "undeclare",
+]
+__all__ += [*enums.__all__, *_FUNCTIONS]
+__all__.sort()  # pyright: ignore[reportUnsupportedDunderAll]

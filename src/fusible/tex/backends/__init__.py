@@ -1,0 +1,7 @@
+"""The backends of this package. Importing it registers them; none is probed before it is needed."""
+
+from __future__ import annotations
+
+from fusible.tex.backends import cpu, torch_backend, xla
+
+__all__ = ["cpu", "torch_backend", "xla"]

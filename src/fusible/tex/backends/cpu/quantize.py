@@ -1,0 +1,156 @@
+"""Quantize, dequantize and transpose by the compiled kernels: one read of the input gives data, transposed data, amax and bias gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.tex.factories import build_quantized
+from fusible.tex.interface.declare import Request, requires
+from fusible.tex.interface.quantize import Quantize
+from fusible.tex.interface.recipe import Recipe
+from fusible.tex.interface.transpose import Transpose
+from fusible.tex.protocol import (
+    FLT_MAX,
+    FP8_MAX,
+    check_amax_buffer,
+    check_bytes,
+    check_shape,
+    fp8_format,
+    is_quantized,
+    logical_shape,
+    scaling,
+    to_torch,
+    transposed,
+    transposed_shape,
+    usages,
+)
+
+__all__ = ["QuantizeKernels"]
+
+_LARGEST = {dtype: np.float32(largest) for dtype, largest in FP8_MAX.items()}
+
+
+def _with_quantizer(request: Request) -> str | None:
+    return "serves Float8 quantizers, and there is none" if request["quantizer"] is None else None
+
+
+class QuantizeKernels(Quantize, Recipe, Transpose):
+    @requires(_with_quantizer)
+    def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+        x = tensor if not is_quantized(tensor) else self.dequantize(tensor, tensor._dtype or torch.float32)
+        return _quantize(x, quantizer, output, noop)
+
+    @requires(_with_quantizer)
+    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+        bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
+        quantized = _quantize(input, quantizer, bias_grad=bias_grad)
+        return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
+
+    def dequantize(self, input: Any, otype: Any) -> Any:
+        result = torch.empty(logical_shape(input), dtype=to_torch(otype))
+        native.dequantize(_rowwise(input), result, input._scale_inv, int(input._fp8_dtype))
+        return result
+
+    def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
+        fp8_format(dtype)
+        check_bytes(input, "fp8_transpose")
+        shape = transposed_shape(input.shape)
+        if out is None:
+            out = torch.empty(shape, dtype=torch.uint8)
+        else:
+            check_shape(out, shape, "out of fp8_transpose")
+        native.transpose_bytes(input.contiguous().view(torch.uint8), out.view(torch.uint8))
+        return out
+
+    def compute_amax(self, input: Any, amax: Any) -> None:
+        check_amax_buffer(amax, "amax of compute_amax")
+        native.amax(input.contiguous(), amax.view(1))
+
+
+def _rowwise(x: Any) -> Tensor:
+    if x._data is not None:
+        return x._data.contiguous()
+    columnwise = transposed(x)
+    if columnwise is None:
+        raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
+    return columnwise.movedim(0, -1).contiguous()
+
+
+def _quantize(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, bias_grad: Tensor | None = None) -> Any:
+    x = x.contiguous()
+    kind, fp8 = scaling(quantizer), fp8_format(quantizer.dtype)
+    if output is not None:
+        _check_output(output, x)
+    data, transpose = _buffers(x, quantizer, output)
+    if kind == "delayed":
+        scale = quantizer.scale.view(1)
+        amax, keep = (torch.empty(1), False) if quantizer.amax is None else (quantizer.amax.view(1), True)
+        native.quantize(x, data, scale, int(fp8), transpose, amax, keep, bias_grad, noop)
+        if not keep:
+            quantizer.amax = amax
+        scale_inv = scale.reciprocal()
+    else:
+        scale = _scale_of(_amax(x, quantizer), fp8, quantizer)
+        native.quantize(x, data, float(scale), int(fp8), transpose, None, False, bias_grad, noop)
+        scale_inv = torch.tensor([np.float32(1.0) / scale])
+    if output is None:
+        return build_quantized(quantizer, shape=x.shape, dtype=x.dtype, data=data, data_transpose=transpose, scale_inv=scale_inv, fp8_dtype=fp8)
+    return _finish(output, data, transpose, scale_inv, fp8, noop)
+
+
+def _amax(x: Tensor, quantizer: Any) -> float:
+    if not quantizer.with_amax_reduction:
+        return native.amax(x)
+    amax = torch.tensor([native.amax(x)])
+    torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+    return amax.item()
+
+
+def _scale_of(amax: float, fp8: int, quantizer: Any) -> np.float32:
+    """``fp8_max / max(amax, epsilon)`` in fp32, at most FLT_MAX; 1 where that amax is 0, infinite or NaN; perhaps rounded down to a power of two."""
+    value = np.float32(max(amax, quantizer.amax_epsilon) if amax == amax else amax)
+    if not 0 < value <= FLT_MAX:
+        return np.float32(1.0)
+    with np.errstate(over="ignore"):
+        scale = np.minimum(_LARGEST[fp8] / value, np.float32(FLT_MAX))
+    if quantizer.force_pow_2_scales:
+        return (scale.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+    return scale
+
+
+def _buffers(x: Tensor, quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Where the data and the transposed data go: what the quantizer asks for and what the output has."""
+    rowwise, columnwise = usages(quantizer)
+    data = output._data if output is not None else None
+    transpose = output._transpose if output is not None else None
+    if rowwise and data is None:
+        data = torch.empty(x.shape, dtype=torch.uint8)
+    if columnwise and transpose is None:
+        transpose = torch.empty(transposed_shape(x.shape), dtype=torch.uint8)
+    return data, transpose if columnwise or data is None else None
+
+
+def _check_output(output: Any, x: Tensor) -> None:
+    if not is_quantized(output):
+        got = type(output).__qualname__
+        raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
+    check_shape(x, logical_shape(output), "the tensor quantized into output")
+
+
+def _finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_inv: Tensor, fp8: Any, noop: Tensor | None) -> Any:
+    """Put the results into ``output``: the kernel has written the buffers that it already had."""
+    output._data = data
+    output._transpose_invalid = transpose is None
+    output._transpose = transpose if transpose is not None else output._transpose
+    skip = noop is not None and noop.item() == 1
+    if not skip:
+        output._scale_inv.copy_(scale_inv)
+    output._fp8_dtype = fp8
+    return output

@@ -1,0 +1,96 @@
+"""The reference backend: plain torch, on any device, the last in order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusible.tex.backends.torch_backend.activation import ActivationKernels
+from fusible.tex.backends.torch_backend.attention import AttentionKernels
+from fusible.tex.backends.torch_backend.dropout import DropoutKernels
+from fusible.tex.backends.torch_backend.gemm import GemmKernels
+from fusible.tex.backends.torch_backend.normalization import NormalizationKernels
+from fusible.tex.backends.torch_backend.optimizer import OptimizerKernels
+from fusible.tex.backends.torch_backend.prim import PrimKernels
+from fusible.tex.backends.torch_backend.quantize import QuantizeKernels
+from fusible.tex.backends.torch_backend.recipe import RecipeKernels
+from fusible.tex.backends.torch_backend.rope import RopeKernels
+from fusible.tex.backends.torch_backend.transpose import TransposeKernels
+from fusible.tex.interface.base import TEXBackendBase
+from fusible.tex.interface.declare import DECLARATIONS, Request
+from fusible.tex.registry import registry
+
+__all__ = ["TorchBackend"]
+
+_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_FLOATING_ARGUMENTS = frozenset("A B K Q dO dz fwd_input gamma grad grad_output output_grads tensor weight x".split())
+_INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
+_records_graphs = torch.is_grad_enabled
+_record_graphs = torch._C._set_grad_enabled
+
+
+def _outside_autograd(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` recording no graph, as a kernel does not: who calls it defines its gradient."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _records_graphs():
+            return method(*args, **kwargs)
+        _record_graphs(False)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _record_graphs(True)
+
+    return call
+
+
+def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
+    for name in DECLARATIONS:
+        method = getattr(cls, name)
+        if method is not getattr(TEXBackendBase, name):
+            setattr(cls, name, _outside_autograd(method))
+    return cls
+
+
+@registry.register_backend
+@_without_graphs
+class TorchBackend(
+    ActivationKernels,
+    AttentionKernels,
+    DropoutKernels,
+    GemmKernels,
+    NormalizationKernels,
+    OptimizerKernels,
+    PrimKernels,
+    QuantizeKernels,
+    RecipeKernels,
+    RopeKernels,
+    TransposeKernels,
+    TEXBackendBase,
+):
+    """Every function in torch operations: what all other backends are compared with."""
+
+    NAME = "torch"
+    VENDOR = "PyTorch"
+    PRIORITY = 0
+    REFERENCE = True
+
+    def supports(self, request: Request) -> str | None:
+        reason = super().supports(request)
+        return reason if reason is not None else _refused_kind(request)
+
+
+def _refused_kind(request: Request) -> str | None:
+    for name, kind in request.kinds:
+        if not isinstance(kind, tuple):
+            continue
+        if len(kind) == 3 and isinstance(kind[0], str) and kind[0] not in ("delayed", "current", "float8"):
+            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
+        floating = name in _FLOATING_ARGUMENTS or (name == "input" and request.function not in _INPUT_OF_ANY_TYPE)
+        if floating and len(kind) == 2 and kind[1] not in _FLOATING and not request.function.startswith("prim_"):
+            return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
+    return None

@@ -1,0 +1,165 @@
+"""The arithmetic of attention on one piece: ``q [n, h, s, d]``, ``k [n, g, t, d]``, ``v [n, g, t, e]``, fp32 throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fusible.tex.backends.torch_backend.attention_layout import Piece
+from fusible.tex.backends.torch_backend.random import drop_threshold, words
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type
+
+__all__ = ["Scores", "backward", "forward"]
+
+_M = NVTE_Mask_Type
+_CAUSAL = frozenset({_M.NVTE_CAUSAL_MASK, _M.NVTE_PADDING_CAUSAL_MASK, _M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
+_BOTTOM_RIGHT = frozenset({_M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What turns Q and K into probabilities."""
+
+    scale: float
+    mask: int
+    window: tuple[int, int]
+    bottom_right_diagonal: bool
+    bias_type: int
+    bias: Tensor | None
+    softmax: int
+    offset: Tensor | None
+    dropout: float
+    rng_state: Tensor
+    max_sq: int
+    max_skv: int
+
+    @property
+    def pre_scale(self) -> bool:
+        return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
+
+    def bias_of(self, piece: Piece, bias: Tensor) -> Tensor:
+        """The part of a tensor of the bias's shape that belongs to a piece."""
+        batch = bias if bias.shape[0] == 1 else bias[piece.first : piece.first + piece.count]
+        return batch[..., : piece.sq, : piece.skv]
+
+    def extra_logit(self) -> Tensor | None:
+        """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
+        if self.softmax == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX:
+            return torch.zeros(1, 1, 1, 1, device=self.rng_state.device)
+        return None if self.offset is None else self.offset.float().view(1, -1, 1, 1)
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """``[n, h, s, d] -> [n, g, h / g * s, d]``: the queries of a kv head, one after the other."""
+    n, h, s, d = x.shape
+    return x.reshape(n, groups, h // groups * s, d)
+
+
+def _scores(sc: Scores, piece: Piece, q: Tensor, k: Tensor) -> Tensor:
+    n, h, s, _ = q.shape
+    scores = torch.matmul(_grouped(q, k.shape[1]), k.transpose(-1, -2)).view(n, h, s, k.shape[2])
+    if sc.bias is not None and sc.pre_scale:
+        scores.add_(sc.bias_of(piece, sc.bias))
+    scores.mul_(sc.scale)
+    if sc.bias is not None and not sc.pre_scale:
+        scores.add_(sc.bias_of(piece, sc.bias))
+    visible = _visible(sc, piece, q.device)
+    return scores if visible is None else scores.masked_fill_(~visible, -torch.inf)
+
+
+def _visible(sc: Scores, piece: Piece, device: torch.device) -> Tensor | None:
+    """Which keys each query sees, broadcastable to ``[n, h, s, t]``; None where all see all."""
+    i = torch.arange(piece.sq, device=device).view(-1, 1)
+    j = torch.arange(piece.skv, device=device)
+    end_offset: Tensor | int = piece.skv - piece.sq
+    found: list[Tensor] = []
+    if piece.lengths_q is not None and piece.lengths_kv is not None:
+        lengths_q, lengths_kv = piece.lengths_q.view(-1, 1, 1, 1), piece.lengths_kv.view(-1, 1, 1, 1)
+        end_offset = lengths_kv - lengths_q
+        found.append((i < lengths_q).logical_and(j < lengths_kv))
+    if sc.mask in _CAUSAL:
+        found.append(j <= i + (end_offset if sc.mask in _BOTTOM_RIGHT else 0))
+    left, right = sc.window
+    diagonal = i + (end_offset if sc.bottom_right_diagonal else 0)
+    if left >= 0:
+        found.append(j >= diagonal - left)
+    if right >= 0:
+        found.append(j <= diagonal + right)
+    if not found:
+        return None
+    visible = found[0]
+    for other in found[1:]:
+        visible = visible & other
+    return visible
+
+
+def _kept(sc: Scores, piece: Piece, heads: int) -> Tensor | None:
+    """The dropout mask times ``1 / (1 - p)``, or None without dropout."""
+    if not sc.dropout:
+        return None
+    device = sc.rng_state.device
+    batch = torch.arange(piece.first, piece.first + piece.count, device=device).view(-1, 1, 1, 1)
+    head = torch.arange(heads, device=device).view(-1, 1, 1)
+    row = torch.arange(piece.sq, device=device).view(-1, 1)
+    element = ((batch * heads + head) * sc.max_sq + row) * sc.max_skv + torch.arange(piece.skv, device=device)
+    drawn = words(sc.rng_state[:1], element + (sc.rng_state[1:] << 40))
+    return (drawn >= drop_threshold(sc.dropout)).float().mul_(1 / (1 - sc.dropout))
+
+
+def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``(o [n, h, s, e], stats [n, h, s, 1], largest [n, h, s, 1])``."""
+    q, k, v = q.float(), k.float(), v.float()
+    n, h, s, _ = q.shape
+    if not piece.skv:
+        nothing = torch.full((n, h, s, 1), -torch.inf, device=q.device)
+        return torch.zeros(n, h, s, v.shape[3], device=q.device), nothing, nothing
+    p = _scores(sc, piece, q, k)
+    largest = p.amax(-1, keepdim=True)
+    extra = sc.extra_logit()
+    base = largest if extra is None else torch.maximum(largest, extra)
+    base = base.masked_fill(base == -torch.inf, 0)
+    p = p.sub_(base).exp_()
+    total = p.sum(-1, keepdim=True)
+    if extra is not None:
+        total.add_((extra - base).exp_())
+    stats = torch.log(total).add_(base)
+    p.div_(total.masked_fill_(total == 0, 1))
+    kept = _kept(sc, piece, h)
+    if kept is not None:
+        p.mul_(kept)
+    return torch.matmul(_grouped(p, k.shape[1]), v).view(n, h, s, v.shape[3]), stats, largest
+
+
+@dataclass
+class Gradients:
+    """What backward gives for one piece: of Q, K, V, the scores, and the extra logit (per query, where there is one)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    extra: Tensor | None
+
+
+def backward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor, stats: Tensor) -> Gradients:
+    """The gradients of one piece that has keys."""
+    q, k, v, do = q.float(), k.float(), v.float(), do.float()
+    groups, h = k.shape[1], q.shape[1]
+    stats = stats.masked_fill(stats == -torch.inf, 0)
+    p = _scores(sc, piece, q, k).sub_(stats).exp_()
+    kept = _kept(sc, piece, h)
+    dropped = p if kept is None else p * kept
+    do_grouped = _grouped(do, groups)
+    dv = torch.matmul(_grouped(dropped, groups).transpose(-1, -2), do_grouped)
+    ds = torch.matmul(do_grouped, v.transpose(-1, -2)).view(p.shape)
+    if kept is not None:
+        ds.mul_(kept)
+    delta = (do * o).sum(-1, keepdim=True)
+    ds.sub_(delta).mul_(p)
+    grouped = _grouped(ds, groups)
+    dq = torch.matmul(grouped, k).view(q.shape).mul_(sc.scale)
+    dk = torch.matmul(grouped.transpose(-1, -2), _grouped(q, groups)).mul_(sc.scale)
+    extra = sc.extra_logit()
+    return Gradients(dq, dk, dv, ds, None if extra is None else (extra - stats).exp_().mul_(delta).neg_())

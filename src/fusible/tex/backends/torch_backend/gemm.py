@@ -1,0 +1,266 @@
+"""The matrix product: checks, product, epilogue, store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.tex.backends.torch_backend.activation import POINTWISE
+from fusible.tex.backends.torch_backend.fp8 import decode
+from fusible.tex.backends.torch_backend.operands import dense, flat, nominal
+from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
+from fusible.tex.interface.gemm import GEMM
+from fusible.tex.protocol import GemmShape, check_beta, check_same_device, gemm_shape, is_quantized, logical_shape, scaling, to_torch, transposed
+
+__all__ = ["GemmKernels"]
+
+_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A checked call."""
+
+    shape: GemmShape
+    dtype: torch.dtype
+    quantized: bool
+    alpha: float
+    beta: float
+
+
+class GemmKernels(GEMM):
+    def generic_gemm(
+        self,
+        A: Any,
+        transA: bool,
+        B: Any,
+        transB: bool,
+        D: Any,
+        quantizer: Any,
+        output_dtype: Any,
+        bias: Any,
+        bias_type: Any,
+        gelu: bool,
+        gelu_in: Any,
+        grad: bool,
+        workspace: Any,
+        workspace_size: int,
+        accumulate: bool,
+        use_split_accumulator: bool,
+        comm_overlap: Any = None,
+        comm_type: Any = None,
+        extra_output: Any = None,
+        bulk_overlap: bool = False,
+        alpha: float = 1.0,
+        beta: float | None = None,
+    ) -> list[Any]:
+        if quantizer is None and D is None and type(A) in _PLAIN and type(B) in _PLAIN and alpha == 1.0 and not accumulate:
+            done = _quick(A, transA, B, transB, output_dtype, bias, gelu, grad)
+            if done is not None and comm_overlap is None and not beta:
+                return [*done, extra_output]
+        if comm_overlap is not None:
+            raise NotServedError(expected("no comm_overlap", of="the torch backend's generic_gemm", got=type(comm_overlap).__name__, do="pass None"))
+        job = _check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+        if quantizer is None and D is not None and is_quantized(D):
+            quantizer = D._quantizer
+        if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
+            result = _native(job, A, transA, B, transB, D, None if grad else bias)
+            if result is not None:
+                return [result, _row_sum(B, job) if grad and bias is not None else None, None, extra_output]
+        if grad:
+            result, bias_grad, pre_gelu = _backward(job, A, transA, B, transB, D, bias, gelu, gelu_in)
+        else:
+            result, bias_grad, pre_gelu = _forward(job, A, transA, B, transB, D, bias, bias_type, gelu)
+        return [_store(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
+
+
+def _check(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, accumulate: bool, alpha: float, beta: Any) -> _Job:
+    shape = gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
+    factor = check_beta(accumulate, beta, D is not None)
+    for name, x in (("A", A), ("B", B)):
+        if nominal(x) not in _FLOATING:
+            raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=nominal(x), do="cast it"))
+    dtype = nominal(A) if output_dtype is None else to_torch(output_dtype)
+    if dtype not in _FLOATING:
+        raise DTypeError(expected("float32, bfloat16 or float16", of="output_dtype of generic_gemm", got=dtype, do="pass a quantizer for FP8"))
+    if type(A) in _PLAIN and type(B) in _PLAIN:
+        quantized = False
+        if A.device != B.device:
+            check_same_device(A, B, "A of generic_gemm")
+    else:
+        quantized = is_quantized(A) and is_quantized(B)
+    if D is not None:
+        dtype = _check_output(D, A, shape, dtype, output_dtype is not None, factor)
+    if quantizer is not None:
+        scaling(quantizer)
+        if accumulate:
+            raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
+    return _Job(shape, dtype, quantized, float(alpha), factor)
+
+
+def _check_output(D: Any, A: Any, shape: GemmShape, dtype: torch.dtype, dtype_given: bool, factor: float) -> torch.dtype:
+    if logical_shape(D) != shape.output:
+        got = list(logical_shape(D))
+        raise ShapeError(expected(f"shape {list(shape.output)}", of="D of generic_gemm", got=got, do="pass a tensor of that shape"))
+    device = D._scale_inv if is_quantized(D) else D
+    check_same_device(device, A._scale_inv if is_quantized(A) else A, "D of generic_gemm")
+    if is_quantized(D):
+        if factor:
+            raise ArgumentError(expected("an unquantized D", of="an accumulating generic_gemm", got="FP8", do="accumulate in high precision"))
+        return dtype
+    if dtype_given and D.dtype is not dtype:
+        raise DTypeError(expected(f"output_dtype {D.dtype}, that of D", of="generic_gemm", got=dtype, do="pass None or D's dtype"))
+    if D.dtype not in _FLOATING:
+        raise DTypeError(expected("float32, bfloat16 or float16", of="D of generic_gemm", got=D.dtype, do="pass such a tensor"))
+    return D.dtype
+
+
+def _quick(
+    A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """The common case, unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
+    dtype = A.dtype
+    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING:
+        return None
+    if output_dtype is not None and to_torch(output_dtype) is not dtype:
+        return None
+    a, b = A.t() if transA else A, B.t() if transB else B
+    if a.size(0) != b.size(1) or not A.numel() or not B.numel() or A.device != B.device:
+        return None
+    if grad:
+        return (torch.mm(b, a), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
+    if bias is None:
+        result = torch.mm(b, a)
+    elif bias.dtype is dtype and bias.dim() == 1 and bias.size(0) == a.size(1):
+        result = torch.addmm(bias, b, a)
+    else:
+        return None
+    if not gelu:
+        return result, None, None
+    return (POINTWISE["gelu"].f(result), None, result) if dtype is torch.float32 else None
+
+
+def _row_sum_of(B: Tensor, dtype: torch.dtype) -> Tensor:
+    return B.sum(0) if dtype is torch.float32 else B.sum(0, dtype=torch.float32).to(dtype)
+
+
+def _native(job: _Job, A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """One torch kernel, where it accumulates in fp32 and rounds once (measured for all three dtypes, with and without bias); else None."""
+    if job.alpha != 1.0 or job.shape.empty or (bias is not None and bias.dtype is not job.dtype):
+        return None
+    a, b = flat(A), flat(B)
+    a, b = a.t() if transA else a, b.t() if transB else b
+    if D is None:
+        if bias is None:
+            result = torch.mm(b, a)
+        else:
+            _check_bias(bias, job)
+            result = torch.addmm(bias, b, a)
+        return result if len(job.shape.output) == 2 else result.view(job.shape.output)
+    if not D.is_contiguous() or bias is not None or job.beta not in (0.0, 1.0) or (job.beta and job.dtype is not torch.float32):
+        return None
+    matrix = D.view(job.shape.rows, job.shape.columns)
+    if job.beta:
+        matrix.addmm_(b, a)
+    else:
+        torch.mm(b, a, out=matrix)
+    return D
+
+
+def _row_sum(B: Any, job: _Job) -> Tensor:
+    """The bias gradient of a weight-gradient product: B summed over its rows."""
+    return flat(dense(B) if is_quantized(B) else B).sum(0, dtype=torch.float32).to(job.dtype)
+
+
+def _check_bias(bias: Tensor, job: _Job) -> None:
+    if bias.numel() != job.shape.columns or bias.dim() != 1:
+        got = list(bias.shape)
+        raise ShapeError(expected(f"shape [{job.shape.columns}]", of="bias of generic_gemm", got=got, do="pass one value per column of D"))
+
+
+def _operand(x: Any, transpose: bool) -> tuple[Tensor, Tensor | None]:
+    """``op(x)`` as an fp32 matrix, and the factor still to be applied to it."""
+    if not is_quantized(x):
+        matrix = flat(x)
+        matrix = matrix if matrix.dtype is torch.float32 else matrix.float()
+        return (matrix.t() if transpose else matrix), None
+    if x._data is not None:
+        matrix = flat(decode(x._data, x._fp8_dtype))
+    else:
+        data = decode(transposed(x), x._fp8_dtype)
+        matrix = data.reshape(data.shape[0], -1).t()
+    return (matrix.t() if transpose else matrix), x._scale_inv
+
+
+def _product(job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> Tensor:
+    """``alpha * op(B) @ op(A) + beta * D`` in fp32, a matrix."""
+    (a, scale_a), (b, scale_b) = _operand(A, transA), _operand(B, transB)
+    result = torch.mm(b, a)
+    if scale_a is not None or scale_b is not None:
+        scale = scale_a * scale_b if scale_a is not None and scale_b is not None else scale_a if scale_b is None else scale_b
+        result.mul_(scale)  # pyright: ignore[reportArgumentType]
+    if job.alpha != 1.0:
+        result.mul_(job.alpha)
+    if job.beta:
+        result.add_(D.reshape(result.shape), alpha=job.beta)
+    return result
+
+
+def _forward(
+    job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, bias_type: Any, gelu: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if bias is not None:
+        _check_bias(bias, job)
+    pre_gelu_dtype = to_torch(bias_type) if job.quantized and gelu and bias_type is not None else job.dtype
+    if job.shape.empty:
+        result = _of_empty(job, A, D)
+        return result, None, result.to(pre_gelu_dtype).view(job.shape.output) if gelu else None
+    result = _product(job, A, transA, B, transB, D)
+    if bias is not None:
+        result.add_(bias)
+    if not gelu:
+        return result, None, None
+    pre_gelu = result.to(pre_gelu_dtype, copy=True).view(job.shape.output)
+    return POINTWISE["gelu"].f(result), None, pre_gelu
+
+
+def _backward(
+    job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, gelu: bool, gelu_in: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if gelu and (gelu_in is None or tuple(gelu_in.shape) != job.shape.output):
+        got = "None" if gelu_in is None else list(gelu_in.shape)
+        raise ShapeError(expected(f"shape {list(job.shape.output)}", of="gelu_in with grad", got=got, do="pass the input of the GELU"))
+    empty = job.shape.empty
+    result = _of_empty(job, A, D) if empty else _product(job, A, transA, B, transB, D)
+    if gelu and not empty and gelu_in is not None:
+        result = POINTWISE["gelu"].gradient(result, gelu_in.reshape(result.shape).float())
+    if bias is None:
+        return result, None, None
+    if gelu:
+        return result, result.sum(0).to(job.dtype), None
+    return result, _row_sum(B, job), None
+
+
+def _of_empty(job: _Job, A: Any, D: Any) -> Tensor:
+    """The result of a product with an empty operand: D times beta, or zeros."""
+    shape = (job.shape.rows, job.shape.columns)
+    if job.beta:
+        return D.reshape(shape).float()
+    device = (A._scale_inv if is_quantized(A) else A).device
+    return torch.zeros(shape, dtype=torch.float32, device=device)
+
+
+def _store(job: _Job, result: Tensor, D: Any, quantizer: Any) -> Any:
+    result = result.view(job.shape.output)
+    if quantizer is None:
+        if D is None:
+            return result.to(job.dtype)
+        return D.copy_(result)
+    if job.quantized:
+        return emit(result, quantizer, job.dtype, D)
+    return quantize_tensor(result.to(job.dtype), quantizer, job.dtype, D)

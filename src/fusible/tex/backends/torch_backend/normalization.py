@@ -1,0 +1,120 @@
+"""Layer and RMS normalization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.operands import flat, plain, write
+from fusible.tex.backends.torch_backend.quantize import emit
+from fusible.tex.interface.normalization import Normalization
+from fusible.tex.protocol import check_shape, is_quantized, to_torch
+
+__all__ = ["NormalizationKernels"]
+
+
+class NormalizationKernels(Normalization):
+    def layernorm_fwd(
+        self,
+        input: Any,
+        weight: Any,
+        bias: Any,
+        eps: float,
+        ln_out: Any,
+        quantizer: Any,
+        otype: Any,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> list[Any]:
+        x, gamma = plain(input), plain(weight)
+        dtype = to_torch(otype)
+        _check_parameter(gamma, x, "weight of layernorm_fwd")
+        if bias is not None:
+            _check_parameter(bias, x, "bias of layernorm_fwd")
+            bias = _fp32(bias)
+        # torch's CPU kernel takes half-precision x with fp32 parameters, and then rounds y once and keeps fp32 statistics.
+        mixed = x.is_cpu and x.dtype is dtype and quantizer is None
+        y, mu, rsigma = torch.native_layer_norm(x if mixed else _fp32(x), x.shape[-1:], _scale(gamma, zero_centered_gamma), bias, eps)
+        return [_emit(y, quantizer, dtype, ln_out), mu.view(-1), rsigma.view(-1)]
+
+    def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        dz, x, gamma = plain(dz), plain(x), plain(gamma)
+        _check_backward(dz, x, rsigma, gamma, "layernorm_bwd")
+        _check_statistic(mu, x, "mu of layernorm_bwd")
+        statistic = (*x.shape[:-1], 1)
+        g = _scale(gamma, zero_centered_gamma)
+        dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
+            _fp32(dz), _fp32(x), x.shape[-1:], mu.view(statistic), rsigma.view(statistic), g, g, [True, True, True]
+        )
+        if x.dtype is gamma.dtype is torch.float32:
+            return [dx, dgamma, dbeta]
+        return [dx.to(x.dtype), dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)]
+
+    def rmsnorm_fwd(
+        self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        x, gamma = plain(input), plain(weight)
+        _check_parameter(gamma, x, "weight of rmsnorm_fwd")
+        rows = _fp32(x)
+        rsigma = rows.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        y = (rows * rsigma).mul_(_scale(gamma, zero_centered_gamma))
+        return [_emit(y, quantizer, to_torch(otype), ln_out), None, rsigma.view(-1)]
+
+    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        dx, dgamma = _rmsnorm_backward(plain(dz), plain(x), rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd")
+        return [dx.to(x.dtype), dgamma]
+
+    def rmsnorm_bwd_add(self, dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        add = plain(add)
+        check_shape(add, x.shape, "add of rmsnorm_bwd_add")
+        dx, dgamma = _rmsnorm_backward(plain(dz), plain(x), rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd_add")
+        return [dx.add_(add).to(x.dtype), dgamma]
+
+
+def _rmsnorm_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> tuple[Tensor, Tensor]:
+    """``dx`` in fp32, and ``dgamma`` in gamma's dtype."""
+    _check_backward(dz, x, rsigma, gamma, function)
+    rs = rsigma.view(*x.shape[:-1], 1)
+    dz, xh = _fp32(dz), _fp32(x) * rs
+    dy = dz * _scale(gamma, zero_centered)
+    mean = (dy * xh).mean(-1, keepdim=True)
+    dx = torch.addcmul(dy, xh, mean, value=-1).mul_(rs)
+    return dx, flat(xh.mul_(dz)).sum(0).to(gamma.dtype)
+
+
+def _fp32(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float32 else x.float()
+
+
+def _scale(gamma: Tensor, zero_centered: bool) -> Tensor:
+    gamma = _fp32(gamma)
+    return gamma + 1 if zero_centered else gamma
+
+
+def _emit(y: Tensor, quantizer: Any, dtype: torch.dtype, out: Any) -> Any:
+    if quantizer is None:
+        return write(y, dtype, out)
+    if out is not None and not is_quantized(out):
+        raise DTypeError(expected("a quantized tensor", of="ln_out with a quantizer", got=type(out).__qualname__, do="pass None"))
+    return emit(y, quantizer, dtype, out)
+
+
+def _check_parameter(parameter: Tensor, x: Tensor, of: str) -> None:
+    if parameter.shape != x.shape[-1:]:
+        check_shape(parameter, x.shape[-1:], of)
+
+
+def _check_statistic(statistic: Tensor, x: Tensor, of: str) -> None:
+    rows = x.shape[:-1].numel()
+    if statistic.numel() != rows:
+        raise ShapeError(expected(f"shape [{rows}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))
+
+
+def _check_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, function: str) -> None:
+    if dz.shape != x.shape:
+        check_shape(dz, x.shape, f"dz of {function}")
+    _check_parameter(gamma, x, f"gamma of {function}")
+    _check_statistic(rsigma, x, f"rsigma of {function}")

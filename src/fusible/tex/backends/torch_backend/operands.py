@@ -1,0 +1,58 @@
+"""Operands as plain tensors, and results as what the caller asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.fp8 import decode
+from fusible.tex.protocol import is_quantized, to_torch, transposed
+
+__all__ = ["dense", "flat", "nominal", "plain", "write"]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def plain(x: Any) -> Tensor:
+    """``x`` itself, or its value where it is quantized (in its nominal dtype)."""
+    return x if type(x) in _PLAIN or not is_quantized(x) else dense(x).to(nominal(x))
+
+
+def nominal(x: Any) -> torch.dtype:
+    """The dtype of a tensor, or the unquantized one that a quantized tensor stands for."""
+    if type(x) in _PLAIN or not is_quantized(x):
+        return x.dtype
+    dtype = getattr(x, "_dtype", None)
+    return torch.float32 if dtype is None else to_torch(dtype)
+
+
+def dense(x: Any) -> Tensor:
+    """``data * scale_inv`` of a quantized tensor, in fp32."""
+    if x._data is not None:
+        return decode(x._data, x._fp8_dtype).mul_(x._scale_inv)
+    data = transposed(x)
+    if data is None:
+        raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
+    return decode(data, x._fp8_dtype).mul_(x._scale_inv).movedim(0, -1)
+
+
+def flat(x: Tensor) -> Tensor:
+    """``[*leading, last]`` as the matrix ``[outer, last]``."""
+    if x.dim() == 2:
+        return x
+    last = x.shape[-1]
+    return x.reshape(-1, last) if last else x.reshape(x.shape[:-1].numel(), 0)
+
+
+def write(result: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """``result`` rounded to ``dtype``; into ``out``, where given."""
+    if out is None:
+        return result if result.dtype is dtype else result.to(dtype)
+    if out.shape != result.shape:
+        raise ShapeError(expected(f"shape {list(result.shape)}", of="the given output", got=list(out.shape), do="pass a tensor of that shape"))
+    if out.dtype is not dtype:
+        raise DTypeError(expected(f"{dtype}", of="the given output", got=out.dtype, do="pass a tensor of that dtype"))
+    return out.copy_(result)

@@ -1,0 +1,78 @@
+"""Primitives beyond NVIDIA's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusible.errors import ShapeError, expected
+from fusible.tex.backends.torch_backend.dropout import check_probability
+from fusible.tex.backends.torch_backend.operands import flat
+from fusible.tex.backends.torch_backend.random import drop_threshold, words
+from fusible.tex.interface.prim import Prim
+from fusible.tex.protocol import to_torch
+
+__all__ = ["PrimKernels"]
+
+
+class PrimKernels(Prim):
+    def prim_add(self, a: Any, b: Any, dtype: Any = None) -> Any:
+        target = a.dtype if dtype is None else to_torch(dtype)
+        if a.dtype is b.dtype is target:
+            return torch.add(a, b)
+        return torch.add(a.float(), b).to(target)
+
+    def prim_cast(self, x: Any, dtype: Any) -> Any:
+        return x.to(to_torch(dtype))
+
+    def prim_copy(self, x: Any) -> Any:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def prim_transpose(self, x: Any) -> Any:
+        if x.dim() != 2:
+            raise ShapeError(expected("2 dimensions", of="the matrix of prim.transpose", got=list(x.shape), do="reshape it"))
+        return x.t().contiguous()
+
+    def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
+        target = x.dtype if dtype is None else to_torch(dtype)
+        return flat(x).sum(0, dtype=torch.float32).to(target)
+
+    def prim_reshape(self, x: Any, shape: Sequence[int]) -> Any:
+        return x.reshape(shape)
+
+    def prim_empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+        return torch.empty(shape, dtype=to_torch(dtype), device=like.device)
+
+    def prim_full(self, shape: Sequence[int], value: float, dtype: Any, like: Any) -> Any:
+        return torch.full(shape, value, dtype=to_torch(dtype), device=like.device)
+
+    def prim_concatenate(self, tensors: Sequence[Any], dim: int) -> Any:
+        return torch.cat(tuple(tensors), dim)
+
+    def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
+        return list(torch.split(x, list(sizes), dim))
+
+    def prim_rope_angles(self, positions: int, width: int, base: float, like: Any) -> Any:
+        if width % 2:
+            raise ShapeError(expected("an even width", of="prim.rope_angles", got=width, do="pass the rotated width of a head"))
+        exponents = torch.arange(0, width, 2, dtype=torch.float64) / -width
+        frequencies = torch.pow(torch.tensor(base, dtype=torch.float64), exponents)
+        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).float()
+        return torch.cat((angles, angles), -1).view(positions, 1, 1, width).to(like.device)
+
+    def prim_dropout(self, x: Any, probability: float, seed: Any, offset: int) -> tuple[Any, Any]:
+        check_probability(probability, "prim.dropout")
+        first = offset << 40
+        counter = torch.arange(first, first + x.numel(), dtype=torch.int64, device=x.device)
+        mask = (words(seed, counter) >= drop_threshold(probability)).view(x.shape).to(torch.uint8)
+        return _scaled(x, mask, probability), mask
+
+    def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:
+        check_probability(probability, "prim.dropout_backward")
+        return _scaled(dy, mask, probability)
+
+
+def _scaled(x: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.Tensor:
+    return (x.float() * mask).mul_(1 / (1 - probability)).to(x.dtype)

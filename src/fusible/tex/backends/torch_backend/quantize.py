@@ -1,0 +1,132 @@
+"""Quantize, dequantize."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from fusible.errors import DTypeError, expected
+from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.torch_backend.operands import dense, flat, plain
+from fusible.tex.factories import build_quantized
+from fusible.tex.interface.quantize import Quantize
+from fusible.tex.protocol import check_same_device, check_shape, fp8_format, is_quantized, logical_shape, scaling, to_torch, transposed_shape, usages
+
+__all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
+
+
+class QuantizeKernels(Quantize):
+    def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+        x = plain(tensor)
+        return quantize_tensor(x, quantizer, x.dtype, output, noop)
+
+    def dequantize(self, input: Any, otype: Any) -> Any:
+        if not is_quantized(input):
+            raise DTypeError(expected("a quantized tensor", of="dequantize", got=type(input).__qualname__, do="quantize it first, or cast it"))
+        return dense(input).to(to_torch(otype)).contiguous()
+
+    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+        x = plain(input)
+        bias_grad = flat(x).sum(0, dtype=torch.float32).to(x.dtype)
+        return [bias_grad, input if quantizer is None else quantize_tensor(x, quantizer, x.dtype)]
+
+    def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+        scaling(quantizer)
+        rowwise, columnwise = usages(quantizer)
+
+        def empty(shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
+            return torch.empty(tuple(shape), dtype=dtype, device=device, pin_memory=bool(pin_memory))
+
+        return build_quantized(
+            quantizer,
+            shape=tuple(shape),
+            dtype=to_torch(dtype),
+            data=empty(shape) if rowwise else None,
+            data_transpose=empty(transposed_shape(shape)) if columnwise else None,
+            scale_inv=empty((1,), torch.float32),
+            fp8_dtype=fp8_format(quantizer.dtype),
+        )
+
+
+def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None, noop: Tensor | None = None) -> Any:
+    """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``."""
+    kind = scaling(quantizer)
+    if kind == "none":
+        raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
+    if output is not None:
+        _check_output(output, x)
+    fp8 = fp8_format(quantizer.dtype)
+    amax = tensor_amax(x)
+    if kind == "delayed":
+        scale = quantizer.scale if quantizer.scale.dim() == 1 else quantizer.scale.view(1)
+        _raise_amax(quantizer, amax, noop)
+    else:
+        if quantizer.with_amax_reduction:
+            torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+        scale = scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+    data = encode(x * scale if x.dtype is torch.float32 else x.float().mul_(scale), fp8)
+    if output is not None:
+        return _fill(output, quantizer, data, scale.reciprocal(), noop)
+    rowwise, columnwise = usages(quantizer)
+    return build_quantized(
+        quantizer,
+        shape=x.shape,
+        dtype=dtype,
+        data=data.contiguous() if rowwise else None,
+        data_transpose=transpose_bytes(data) if columnwise else None,
+        scale_inv=scale.reciprocal(),
+        fp8_dtype=fp8,
+    )
+
+
+def emit(result: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None) -> Any:
+    """A kernel's fp32 ``result`` quantized: by delayed scaling from fp32, by the others after rounding to ``dtype``."""
+    if scaling(quantizer) != "delayed":
+        result = result.to(dtype)
+    return quantize_tensor(result, quantizer, dtype, output)
+
+
+def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
+    former = quantizer.amax
+    if former is None:
+        quantizer.amax = amax
+    elif noop is None:
+        torch.maximum(former, amax if former.dim() else amax[0], out=former)
+    else:
+        former.copy_(torch.where(noop == 1, former, torch.maximum(former, amax)))
+
+
+def _check_output(output: Any, x: Tensor) -> None:
+    if not is_quantized(output):
+        got = type(output).__qualname__
+        raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
+    shape = logical_shape(output)
+    if shape != tuple(x.shape):
+        check_shape(x, shape, "the tensor quantized into output")
+    check_same_device(output._scale_inv, x, "output of quantize")
+
+
+def _fill(output: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, noop: Tensor | None) -> Any:
+    skip = None if noop is None else noop == 1
+    rowwise, columnwise = usages(quantizer)
+
+    def put(old: Tensor | None, new: Tensor) -> Tensor:
+        if old is None:
+            return new
+        return old.copy_(new if skip is None else torch.where(skip, old, new))
+
+    has_data, has_transpose = output._data is not None, output._transpose is not None
+    if rowwise or has_data:
+        output._data = put(output._data, data)
+    if columnwise or (has_transpose and not has_data):
+        output._transpose = put(output._transpose, transpose_bytes(data))
+        output._transpose_invalid = False
+    elif has_transpose:
+        output._transpose_invalid = True
+    put(output._scale_inv, scale_inv)
+    output._fp8_dtype = fp8_format(quantizer.dtype)
+    return output

@@ -1,0 +1,60 @@
+"""Counter-based random words: the same bits from every backend.
+
+The word of ``(seed, counter)``, both 64-bit integers (arithmetic modulo 2^64, ``>>>`` a logical shift, ``rotate`` by 32 bits), is
+
+    z = seed + 0x9E3779B97F4A7C15
+    z = (z ^ (z >>> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >>> 27)) * 0x94D049BB133111EB
+    key = (z ^ (z >>> 31)) | 1                      SplitMix64 (Steele et al. 2014), made odd
+    y = counter * key
+    x = rotate(y * y + y)
+    x = rotate(x * x + y + key)
+    x = rotate(x * x + y)
+    word = (x * x + y + key) >>> 32                 Squares32, four rounds (Widynski 2020, arXiv:2004.06278)
+
+an integer in [0, 2^32). An element is kept by dropout of probability p where its word is at least ``floor(p * 2^32)``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["drop_threshold", "keys", "words"]
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """The logical right shift: torch's own keeps the sign."""
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def keys(seed: Tensor) -> Tensor:
+    """The key of each seed (int64)."""
+    z = seed + _signed(0x9E3779B97F4A7C15)
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    return (z ^ _shift(z, 31)) | 1
+
+
+def words(seed: Tensor, counter: Tensor) -> Tensor:
+    """The random word of each counter (int64) under ``seed`` (int64 ``[1]``): int64 values in [0, 2^32)."""
+    key = keys(seed)
+    y = counter * key
+    z = y + key
+    x = _rotate(torch.addcmul(y, y, y))
+    x = _rotate(torch.addcmul(z, x, x))
+    x = _rotate(torch.addcmul(y, x, x))
+    return _shift(torch.addcmul(z, x, x), 32)
+
+
+def _rotate(x: Tensor) -> Tensor:
+    return _shift(x, 32).bitwise_or_(x << 32)
+
+
+def drop_threshold(probability: float) -> int:
+    """Words below this are dropped: exactly ``probability`` of them, to 2^-32."""
+    return int(probability * (1 << 32))

@@ -1,0 +1,155 @@
+"""Activations: pointwise and gated, forward and backward."""
+
+# A declaration is documentation alone.
+# pyright: reportReturnType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible.tex.interface.declare import function
+
+__all__ = ["Activation"]
+
+
+class Activation:
+    """``out = f(x)``, computed in fp32 and rounded once to ``input``'s dtype, or quantized where a quantizer is given.
+
+    The gated ones take ``[*leading, 2H]`` and give ``[*leading, H]``: with ``a`` the first half and ``b`` the second, ``out = f(a) * b``. Backward,
+    ``d<name>`` multiplies ``grad`` by the derivative at ``fwd_input`` and has the dtype of ``fwd_input``; of a gated one it is
+    ``[grad * f'(a) * b, grad * f(a)]`` side by side. ``dbias_d<name>`` gives ``[grad_bias, grad_input]``: the row sum ``[last]`` of the gradient
+    *after* the derivative, and that gradient, both in ``grad``'s dtype. Below, ``s`` is the logistic function. Raises ``ShapeError`` for a gated
+    input of odd width, or a gradient whose shape does not belong to ``fwd_input``'s.
+    """
+
+    @function("input", "quantizer")
+    def glu(self, input: Any, quantizer: Any) -> Any:
+        """``s(a) * b`` (Dauphin et al. 2017, arXiv:1612.08083)."""
+
+    @function("input", "quantizer")
+    def gelu(self, input: Any, quantizer: Any) -> Any:
+        """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``: the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+
+    @function("input", "quantizer")
+    def geglu(self, input: Any, quantizer: Any) -> Any:
+        """``gelu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
+
+    @function("input", "quantizer")
+    def qgelu(self, input: Any, quantizer: Any) -> Any:
+        """``x * s(1.702 x)``: the sigmoid form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+
+    @function("input", "quantizer")
+    def qgeglu(self, input: Any, quantizer: Any) -> Any:
+        """``qgelu(a) * b``."""
+
+    @function("input", "quantizer")
+    def relu(self, input: Any, quantizer: Any) -> Any:
+        """``max(x, 0)``."""
+
+    @function("input", "quantizer")
+    def reglu(self, input: Any, quantizer: Any) -> Any:
+        """``relu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
+
+    @function("input", "quantizer")
+    def srelu(self, input: Any, quantizer: Any) -> Any:
+        """``max(x, 0)^2``: squared ReLU (So et al. 2021, arXiv:2109.08668)."""
+
+    @function("input", "quantizer")
+    def sreglu(self, input: Any, quantizer: Any) -> Any:
+        """``srelu(a) * b``."""
+
+    @function("input", "quantizer")
+    def silu(self, input: Any, quantizer: Any) -> Any:
+        """``x * s(x)`` (Elfwing et al. 2018, arXiv:1702.03118)."""
+
+    @function("input", "quantizer")
+    def swiglu(self, input: Any, quantizer: Any) -> Any:
+        """``silu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
+
+    @function("input", "quantizer")
+    def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+        """``beta1 tanh(a / beta1) s(a) * beta2 tanh(b / beta2)``: SwiGLU whose two factors saturate at ``beta1`` and ``beta2``."""
+
+    @function("input", "quantizer")
+    def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+        """``c s(alpha c) * (clamp(b, -limit, limit) + glu_linear_offset)`` with ``c = min(a, limit)``: the gate of gpt-oss."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dglu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``[grad s(a)(1 - s(a)) b, grad s(a)]``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dgelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``grad * gelu'(fwd_input)``, of the tanh form."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dgeglu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``[grad gelu'(a) b, grad gelu(a)]``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dqgelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``grad * (s + 1.702 x s (1 - s))`` with ``s = s(1.702 x)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dqgeglu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``[grad qgelu'(a) b, grad qgelu(a)]``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def drelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``grad`` where ``x > 0``, else 0."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dreglu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``[grad relu'(a) b, grad relu(a)]``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dsrelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``grad * max(2 x, 0)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dsreglu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``[grad srelu'(a) b, grad srelu(a)]``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dsilu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``grad * (s + x s (1 - s))`` with ``s = s(x)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dswiglu(self, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        """``[grad silu'(a) b, grad silu(a)]``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+        """``[grad ((1 - t^2) s + beta1 t s (1 - s)) up(b), grad (1 - tanh(b / beta2)^2) gate(a)]``, ``t = tanh(a / beta1)``, ``s = s(a)``.
+
+        ``gate(a) = beta1 t s`` and ``up(b) = beta2 tanh(b / beta2)`` are the two factors of ``situglu``.
+        """
+
+    @function("grad", "fwd_input", "quantizer")
+    def clamped_dswiglu(
+        self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
+    ) -> Any:
+        """``[grad (s + alpha c s (1 - s)) (clamp(b) + glu_linear_offset), grad c s]``, ``c = min(a, limit)``, ``s = s(alpha c)``.
+
+        The first half is 0 where ``a > limit``, the second where ``b`` lies outside ``[-limit, limit]``.
+        """
+
+    @function("grad", "fwd_input", "quantizer")
+    def dbias_dgelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+        """``[grad_bias, grad_input]``: the row sum of ``dgelu(grad, fwd_input)``, and ``dgelu(grad, fwd_input)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dbias_dsilu(self, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+        """``[grad_bias, grad_input]``: the row sum of ``dsilu(grad, fwd_input)``, and ``dsilu(grad, fwd_input)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dbias_drelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+        """``[grad_bias, grad_input]``: the row sum of ``drelu(grad, fwd_input)``, and ``drelu(grad, fwd_input)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dbias_dqgelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+        """``[grad_bias, grad_input]``: the row sum of ``dqgelu(grad, fwd_input)``, and ``dqgelu(grad, fwd_input)``."""
+
+    @function("grad", "fwd_input", "quantizer")
+    def dbias_dsrelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+        """``[grad_bias, grad_input]``: the row sum of ``dsrelu(grad, fwd_input)``, and ``dsrelu(grad, fwd_input)``."""

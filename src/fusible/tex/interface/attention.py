@@ -1,0 +1,125 @@
+"""Scaled dot-product attention."""
+
+# A declaration is documentation alone.
+# pyright: reportReturnType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible.tex.interface.declare import function
+
+__all__ = ["Attention"]
+
+
+class Attention:
+    """Attention ``O = dropout(softmax(S)) V`` with ``S = attn_scale * Q K^T`` masked, in fp32 (Vaswani et al. 2017; Dao et al. 2022 for ``Stats``).
+
+    ``Q`` is ``[s, b, h, d]``, ``[b, s, h, d]``, ``[b, h, s, d]`` or ``[t, h, d]`` as ``qkv_layout`` says, packed layouts being strided views; ``K``
+    and ``V`` may have fewer heads ``g`` (a divisor of ``h``): head ``i`` reads kv head ``i // (h / g)``. Key j is visible to query i where
+
+    * padding masks: both lie within the lengths ``diff(cu_seqlens)``;
+    * causal: ``j <= i``; causal bottom right: ``j <= i + skv - sq`` (actual lengths);
+    * window ``(l, r)``: ``i + off - l <= j <= i + off + r``, -1 being unbounded, ``off = skv - sq`` if ``bottom_right_diagonal`` else 0.
+
+    A query that sees no key gets 0, and ``Stats`` of -inf. The softmax's denominator has an extra term 1 (off by one) or
+    ``exp(SoftmaxOffset[h])`` (learnable). Dropout's random word of score (b, h, i, j) is that of element
+    ``((b * heads + h) * max_seqlen_q + i) * max_seqlen_kv + j`` under ``rng_state``; so backward draws it again.
+    """
+
+    @function()
+    def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
+        """Whether ``fused_attn_fwd`` serves a problem: ``(NVTE_Fused_Attn_Backend, reason)`` for one object of attributes ``fused_attn_params``.
+
+        Also takes the 19 arguments ``is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout, num_attn_heads,
+        num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left, window_size_right, return_max_logit, cuda_graph,
+        deterministic``, and then returns the enum alone. ``NVTE_No_Backend`` (-1) means not served.
+        """
+
+    @function("Q", "K", "qkv_layout", "bias_type", "attn_mask_type", "softmax_type", "s_quantizer", "o_quantizer")
+    def fused_attn_fwd(
+        self,
+        max_seqlen_q: int,
+        max_seqlen_kv: int,
+        is_training: bool,
+        attn_scale: float,
+        p_dropout: float,
+        set_zero: bool,
+        qkv_layout: Any,
+        o_format: Any,
+        qkv_scale_inv_format: Any,
+        bias_type: Any,
+        attn_mask_type: Any,
+        softmax_type: Any,
+        window_size: Sequence[int],
+        bottom_right_diagonal: bool,
+        cu_seqlens_q: Any,
+        cu_seqlens_kv: Any,
+        Q: Any,
+        K: Any,
+        V: Any,
+        fake_dtype: Any,
+        cu_seqlens_q_padded: Any,
+        cu_seqlens_kv_padded: Any,
+        page_table_k: Any,
+        page_table_v: Any,
+        s_quantizer: Any,
+        o_quantizer: Any,
+        Bias: Any,
+        SoftmaxOffset: Any,
+        rng_gen: Any,
+        rng_elts_per_thread: int,
+        return_max_logit: bool,
+        cuda_graph: bool,
+    ) -> list[Any]:
+        """``[O, Stats, (Max), rng_state, (Bias), (SoftmaxOffset)]``.
+
+        ``O`` has Q's tokens and heads in ``o_format`` with V's head width, in Q's dtype; THD rows of no sequence are 0. ``Stats`` is fp32, the
+        logsumexp of a row's scores, ``[b, h, sq, 1]``, or ``[tq, h, 1]`` for THD; ``Max`` (with ``return_max_logit``) the largest score, of the same
+        shape. ``rng_state`` is int64 ``[2]``, drawn from ``rng_gen`` or torch's default generator. Everything after ``O`` but ``Max`` is what
+        ``fused_attn_bwd`` takes. Raises ``NotServedError`` for a combination that is not served, ``ShapeError`` for shapes that do not fit.
+        """
+
+    @function("Q", "K", "qkv_layout", "dqkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dO", "dqkv_quantizer")
+    def fused_attn_bwd(
+        self,
+        max_seqlen_q: int,
+        max_seqlen_kv: int,
+        attn_scale: float,
+        p_dropout: float,
+        set_zero: bool,
+        qkv_layout: Any,
+        o_format: Any,
+        do_format: Any,
+        dqkv_layout: Any,
+        qkv_scale_inv_format: Any,
+        do_scale_inv_format: Any,
+        bias_type: Any,
+        attn_mask_type: Any,
+        softmax_type: Any,
+        window_size: Sequence[int],
+        bottom_right_diagonal: bool,
+        deterministic: bool,
+        cu_seqlens_q: Any,
+        cu_seqlens_kv: Any,
+        Q: Any,
+        K: Any,
+        V: Any,
+        O: Any,  # noqa: E741
+        dO: Any,
+        fake_dtype: Any,
+        Aux_CTX_Tensors: Sequence[Any],
+        cu_seqlens_q_padded: Any,
+        cu_seqlens_kv_padded: Any,
+        s_quantizer: Any,
+        dp_quantizer: Any,
+        dqkv_quantizer: Any,
+        cuda_graph: bool,
+    ) -> list[Any]:
+        """``[dQ, dK, dV, dBias, dSoftmaxOffset]``, the last two None where there is no such input.
+
+        ``P = exp(S - Stats)``, ``dV = P^T dO``, ``dS = P (dO V^T - rowsum(dO O))``, ``dQ = attn_scale dS K``, ``dK = attn_scale dS^T Q``; dropout
+        enters P and ``dO V^T``. In packed layouts the gradients are views of one buffer. ``dBias`` has Bias's shape, ``dSoftmaxOffset`` is fp32
+        ``[1, h, 1, 1]``.
+        """

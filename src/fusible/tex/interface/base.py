@@ -1,0 +1,64 @@
+"""``TEXBackendBase``: what a backend is. A backend overrides what it has; every other function stays unserved."""
+
+from __future__ import annotations
+
+from fusible.tex.interface.activation import Activation
+from fusible.tex.interface.attention import Attention
+from fusible.tex.interface.declare import Request
+from fusible.tex.interface.dropout import Dropout
+from fusible.tex.interface.gemm import GEMM
+from fusible.tex.interface.normalization import Normalization
+from fusible.tex.interface.optimizer import Optimizer
+from fusible.tex.interface.prim import Prim
+from fusible.tex.interface.quantize import Quantize
+from fusible.tex.interface.recipe import Recipe
+from fusible.tex.interface.rope import Rope
+from fusible.tex.interface.transpose import Transpose
+
+__all__ = ["TEXBackendBase"]
+
+
+class TEXBackendBase(Activation, Attention, Dropout, GEMM, Normalization, Optimizer, Prim, Quantize, Recipe, Rope, Transpose):
+    """A provider of tex functions.
+
+    ``NAME`` is matched without regard to case; the highest ``PRIORITY`` that serves a call wins; ``REFERENCE`` marks the backend that comes
+    last whatever the priorities. ``DEVICES`` are the device kinds it serves, or None for every device that holds real tensors.
+    """
+
+    NAME: str = ""
+    VENDOR: str = ""
+    PRIORITY: int = 0
+    REFERENCE: bool = False
+    DEVICES: frozenset[str] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.NAME
+
+    @property
+    def vendor(self) -> str:
+        return self.VENDOR
+
+    @property
+    def priority(self) -> int:
+        return self.PRIORITY
+
+    def unavailable(self) -> str | None:
+        """Why this backend cannot run here, or None where it can. Asked once, until backends or policy change."""
+        return None
+
+    def is_available(self) -> bool:
+        """Whether this backend can run here."""
+        return self.unavailable() is None
+
+    def supports(self, request: Request) -> str | None:
+        """Why this backend refuses ``request``, or None where it serves it."""
+        if getattr(type(self), request.function, None) is getattr(TEXBackendBase, request.function, None):
+            return "not implemented by it"
+        devices = request.devices
+        if self.DEVICES is None and "lazy" in devices:
+            return "serves real tensors, and these record"
+        if self.DEVICES is not None and not devices <= self.DEVICES:
+            return f"serves tensors on {', '.join(sorted(self.DEVICES))}, and these are on {', '.join(sorted(devices - self.DEVICES))}"
+        supports = getattr(getattr(type(self), request.function), "__supports__", None)
+        return supports(request) if supports else None

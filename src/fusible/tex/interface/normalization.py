@@ -1,0 +1,61 @@
+"""Layer and RMS normalization."""
+
+# A declaration is documentation alone.
+# pyright: reportReturnType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible.tex.interface.declare import function
+
+__all__ = ["Normalization"]
+
+
+class Normalization:
+    """Normalization over the last dimension N of ``x [*leading, N]``, in fp32 with one rounding at the store.
+
+    ``g = gamma + 1`` where ``zero_centered_gamma``, else ``gamma``. Statistics are fp32 ``[outer]``, outer being the product of the leading
+    dimensions. ``ln_out``, where given, is written and returned. With a quantizer the output is quantized: under delayed scaling from fp32, under the
+    others after rounding to ``otype``. ``sm_margin`` changes no result. Raises ``ShapeError`` where ``weight`` or ``bias`` is not ``[N]``.
+    """
+
+    @function("input", "weight", "quantizer", "otype")
+    def layernorm_fwd(
+        self,
+        input: Any,
+        weight: Any,
+        bias: Any,
+        eps: float,
+        ln_out: Any,
+        quantizer: Any,
+        otype: Any,
+        sm_margin: int,
+        zero_centered_gamma: bool,
+    ) -> list[Any]:
+        """``[y, mu, rsigma]``: ``y = (x - mu) * rsigma * g + bias``, ``rsigma = 1 / sqrt(mean (x - mu)^2 + eps)`` (Ba et al. 2016,
+        arXiv:1607.06450)."""
+
+    @function("dz", "x", "gamma")
+    def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        """``[dx, dgamma, dbeta]``: with ``xh = (x - mu) rsigma`` and ``dy = dz g``, ``dx = rsigma (dy - mean(dy) - xh mean(dy xh))``.
+
+        ``dgamma = sum dz xh`` and ``dbeta = sum dz`` over rows, in ``gamma``'s dtype; ``dx`` in ``x``'s.
+        """
+
+    @function("input", "weight", "quantizer", "otype")
+    def rmsnorm_fwd(
+        self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        """``[y, None, rsigma]``: ``y = x * rsigma * g``, ``rsigma = 1 / sqrt(mean x^2 + eps)`` (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+    @function("dz", "x", "gamma")
+    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        """``[dx, dgamma]``: with ``xh = x rsigma`` and ``dy = dz g``, ``dx = rsigma (dy - xh mean(dy xh))`` in ``x``'s dtype.
+
+        ``dgamma = sum dz xh`` over rows, in ``gamma``'s dtype.
+        """
+
+    @function("dz", "x", "add", "gamma")
+    def rmsnorm_bwd_add(self, dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        """``rmsnorm_bwd`` with ``add`` (of ``x``'s shape) added to ``dx`` in fp32, before the one rounding."""

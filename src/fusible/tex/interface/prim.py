@@ -1,0 +1,77 @@
+"""Primitives that NVIDIA's interface lacks: functional, on real and on lazy tensors. Exposed as ``tex.prim.<name>``."""
+
+# A declaration is documentation alone.
+# pyright: reportReturnType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible.tex.interface.declare import function
+
+__all__ = ["Prim"]
+
+
+class Prim:
+    """Each takes and gives tensors of one kind (real ones of a device, or lazy ones); ``dtype`` is a ``tex.DType``, its integer value
+    (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind."""
+
+    @function("a", "b")
+    def prim_add(self, a: Any, b: Any, dtype: Any = None) -> Any:
+        """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
+
+    @function("x")
+    def prim_cast(self, x: Any, dtype: Any) -> Any:
+        """``x`` rounded to nearest even in ``dtype``; the same tensor where it has that dtype."""
+
+    @function("x")
+    def prim_copy(self, x: Any) -> Any:
+        """A contiguous copy of ``x`` that shares no memory with it."""
+
+    @function("x")
+    def prim_transpose(self, x: Any) -> Any:
+        """``x.T`` of a matrix ``[rows, columns]``, contiguous."""
+
+    @function("x")
+    def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
+        """The sum over all rows: ``[..., columns] -> [columns]``, accumulated in fp32, rounded once to ``dtype`` (default: that of ``x``)."""
+
+    @function("x")
+    def prim_reshape(self, x: Any, shape: Sequence[int]) -> Any:
+        """``x`` with another shape of the same number of elements; shares memory with ``x`` where it can."""
+
+    @function("like")
+    def prim_empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+        """A tensor of unspecified values, of the kind and device of ``like``."""
+
+    @function("like")
+    def prim_full(self, shape: Sequence[int], value: float, dtype: Any, like: Any) -> Any:
+        """A tensor filled with ``value``, of the kind and device of ``like``."""
+
+    @function("tensors")
+    def prim_concatenate(self, tensors: Sequence[Any], dim: int) -> Any:
+        """The tensors side by side along ``dim``."""
+
+    @function("x")
+    def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
+        """``x`` cut along ``dim`` into pieces of ``sizes``; the pieces may be views."""
+
+    @function("like")
+    def prim_rope_angles(self, positions: int, width: int, base: float, like: Any) -> Any:
+        """Rotary angles ``p * base**(-2 i / width)`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.
+
+        fp32 ``[positions, 1, 1, width]``, the ``width / 2`` frequencies twice, side by side (Su et al. 2021, arXiv:2104.09864).
+        """
+
+    @function("x")
+    def prim_dropout(self, x: Any, probability: float, seed: Any, offset: int) -> tuple[Any, Any]:
+        """``(y, mask)`` with ``y = x * mask / (1 - probability)``; a mask element is 0 with exactly that probability (to 2^-32).
+
+        ``seed`` is an int64 tensor ``[1]``. The random word of element ``i`` is a function of ``seed`` and ``offset * 2**40 + i`` alone
+        (Squares, Widynski 2020, arXiv:2004.06278), so every backend draws the same. ``mask`` is uint8 of ``x``'s shape.
+        """
+
+    @function("dy")
+    def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:
+        """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""

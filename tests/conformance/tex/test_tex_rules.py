@@ -1,0 +1,206 @@
+"""What the interface promises beyond numbers: signatures, argument forms, outputs given, and refusals."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from tex_backends import REFERENCE, Runner, on_backends, runners
+
+from fusible import tex
+from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError
+from fusible.quantized import Float8Quantizer
+from fusible.tex import DType, NVTE_QKV_Format
+from fusible.tex.interface.declare import DECLARATIONS
+
+NORMS = on_backends("layernorm_fwd", "rmsnorm_fwd")
+GELUS = on_backends("gelu", "dgelu", "dbias_dgelu", "dbias_drelu")
+
+POINTWISE = "glu gelu geglu qgelu qgeglu relu reglu srelu sreglu silu swiglu".split()
+NORM = "eps, ln_out, quantizer, otype, sm_margin, zero_centered_gamma"
+ATTENTION = "bias_type, attn_mask_type, softmax_type, window_size, bottom_right_diagonal"
+PADDED = "cu_seqlens_q_padded, cu_seqlens_kv_padded"
+ROPE = "freqs, start_positions, qkv_format, interleaved, cu_seqlens, cp_size, cp_rank"
+CLAMP = "limit=7.0, alpha=1.702, glu_linear_offset=1.0"
+SIGNATURES = {
+    **{name: "input, quantizer" for name in POINTWISE},
+    **{f"d{name}": "grad, fwd_input, quantizer" for name in POINTWISE},
+    **{f"dbias_d{name}": "grad, fwd_input, quantizer" for name in "gelu silu relu qgelu srelu".split()},
+    "situglu": "input, quantizer, beta1=4.0, beta2=25.0",
+    "dsituglu": "grad, fwd_input, quantizer, beta1=4.0, beta2=25.0",
+    "clamped_swiglu": f"input, quantizer, {CLAMP}",
+    "clamped_dswiglu": f"grad, fwd_input, quantizer, {CLAMP}",
+    "quantize": "tensor, quantizer, output=None, noop=None",
+    "dequantize": "input, otype",
+    "bgrad_quantize": "input, quantizer",
+    "create_empty_quantized_tensor": "quantizer, shape, dtype, device, pin_memory",
+    "generic_gemm": "A, transA, B, transB, D, quantizer, output_dtype, bias, bias_type, gelu, gelu_in, grad, workspace, workspace_size, accumulate, "
+    "use_split_accumulator, comm_overlap=None, comm_type=None, extra_output=None, bulk_overlap=False, alpha=1.0, beta=None",
+    "layernorm_fwd": f"input, weight, bias, {NORM}",
+    "layernorm_bwd": "dz, x, mu, rsigma, gamma, sm_margin, zero_centered_gamma",
+    "rmsnorm_fwd": f"input, weight, {NORM}",
+    "rmsnorm_bwd": "dz, x, rsigma, gamma, sm_margin, zero_centered_gamma",
+    "rmsnorm_bwd_add": "dz, x, add, rsigma, gamma, sm_margin, zero_centered_gamma",
+    "fused_attn_fwd": "max_seqlen_q, max_seqlen_kv, is_training, attn_scale, p_dropout, set_zero, qkv_layout, o_format, qkv_scale_inv_format, "
+    f"{ATTENTION}, cu_seqlens_q, cu_seqlens_kv, Q, K, V, fake_dtype, {PADDED}, page_table_k, page_table_v, s_quantizer, o_quantizer, Bias, "
+    "SoftmaxOffset, rng_gen, rng_elts_per_thread, return_max_logit, cuda_graph",
+    "fused_attn_bwd": "max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, set_zero, qkv_layout, o_format, do_format, dqkv_layout, "
+    f"qkv_scale_inv_format, do_scale_inv_format, {ATTENTION}, deterministic, cu_seqlens_q, cu_seqlens_kv, Q, K, V, O, dO, fake_dtype, "
+    f"Aux_CTX_Tensors, {PADDED}, s_quantizer, dp_quantizer, dqkv_quantizer, cuda_graph",
+    "get_fused_attn_backend": "*arguments, **named",
+    "fused_rope_forward": f"input, {ROPE}",
+    "fused_rope_backward": f"output_grads, {ROPE}",
+    "dropout_fwd": "input, dropout_probability, out=None",
+    "dropout_bwd": "grad_output, mask, dropout_probability, grad_input=None",
+    "fp8_transpose": "input, dtype, *, out",
+    "compute_amax": "input, amax",
+    "fused_amax_and_scale_update_after_reduction": "amax_reduction_buffer, amax_histories, scales, amax_compute_algo, fp8_dtype, margin",
+    "multi_tensor_scale": "chunk_size, noop_flag, tensor_lists, scale",
+    "multi_tensor_l2norm": "chunk_size, noop_flag, tensor_lists, per_tensor_python",
+    "multi_tensor_adam": "chunk_size, noop_flag, tensor_lists, lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay",
+}
+
+
+@pytest.mark.parametrize(("function", "signature"), SIGNATURES.items(), ids=SIGNATURES.keys())
+def test_signatures_are_nvidias(function: str, signature: str) -> None:
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(getattr(tex, function)).parameters.values()]
+    assert str(inspect.Signature(parameters)) == f"({signature})"
+
+
+def test_every_declaration_is_documented_and_asks_by_parameters_without_default() -> None:
+    for declaration in DECLARATIONS.values():
+        assert declaration.doc
+        for ask in declaration.asks:
+            assert declaration.signature.parameters[ask].default is inspect.Parameter.empty, (declaration.name, ask)
+
+
+def test_every_declared_function_is_served_by_the_reference() -> None:
+    reference = tex.backends.torch_backend.TorchBackend
+    unserved = [name for name in SIGNATURES if getattr(reference, name) is getattr(tex.TEXBackendBase, name)]
+    assert not unserved
+
+
+NORM_OPTIONS = {"eps": 1e-5, "ln_out": None, "quantizer": None, "otype": torch.float32, "sm_margin": 0, "zero_centered_gamma": False}
+
+
+@NORMS
+@pytest.mark.parametrize("otype", [torch.bfloat16, DType.kBFloat16, 6])
+@pytest.mark.parametrize("function", ["layernorm_fwd", "rmsnorm_fwd"])
+def test_norms_give_otype_and_write_ln_out(runner: Runner, function: str, otype: Any) -> None:
+    x, w = torch.randn(3, 8), torch.randn(8)
+    bias = {"bias": w} if function == "layernorm_fwd" else {}
+    y = runner(function, input=x, weight=w, **bias, **{**NORM_OPTIONS, "otype": otype})[0]
+    assert y.dtype is torch.bfloat16
+    out = torch.zeros(3, 8, dtype=torch.bfloat16)
+    assert runner(function, input=x, weight=w, **bias, **{**NORM_OPTIONS, "otype": otype, "ln_out": out})[0] is out
+    assert torch.equal(out, y)
+
+
+@NORMS
+@pytest.mark.parametrize("function", ["layernorm_fwd", "rmsnorm_fwd"])
+def test_norms_write_a_quantized_ln_out(runner: Runner, function: str) -> None:
+    x, w = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)), torch.ones(8)
+    bias = {"bias": None} if function == "layernorm_fwd" else {}
+    quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), DType.kFloat8E4M3)
+    out = runner(
+        "create_empty_quantized_tensor", quantizer=quantizer, shape=[3, 8], dtype=torch.float32, device=torch.device("cpu"), pin_memory=False
+    )
+    assert runner(function, input=x, weight=w, **bias, **{**NORM_OPTIONS, "ln_out": out, "quantizer": quantizer})[0] is out
+    y = runner(function, input=x, weight=w, **bias, **NORM_OPTIONS)[0]
+    assert torch.equal(out._data, REFERENCE("quantize", tensor=y, quantizer=quantizer)._data)
+
+
+@NORMS
+def test_statistics_are_flat_fp32_whatever_the_input(runner: Runner) -> None:
+    x, w = torch.randn(2, 3, 8).to(torch.bfloat16), torch.randn(8).to(torch.bfloat16)
+    for function, bias in (("layernorm_fwd", {"bias": None}), ("rmsnorm_fwd", {})):
+        _, mu, rsigma = runner(function, input=x, weight=w, **bias, **{**NORM_OPTIONS, "otype": torch.bfloat16})
+        assert all(s is None or (s.shape == (6,) and s.dtype is torch.float32) for s in (mu, rsigma))
+
+
+@GELUS
+def test_dbias_sums_the_gradient_after_the_derivative(runner: Runner) -> None:
+    grad, x = torch.ones(3, 4), -torch.ones(3, 4)
+    bias_grad, dx = runner("dbias_drelu", grad=grad, fwd_input=x, quantizer=None)
+    assert not bias_grad.any() and not dx.any()
+
+
+@GELUS
+def test_backward_has_the_dtype_of_the_forward_input_and_dbias_that_of_the_gradient(runner: Runner) -> None:
+    grad, x = torch.ones(3, 4), torch.ones(3, 4, dtype=torch.bfloat16)
+    assert runner("dgelu", grad=grad, fwd_input=x, quantizer=None).dtype is torch.bfloat16
+    assert [y.dtype for y in runner("dbias_dgelu", grad=grad, fwd_input=x, quantizer=None)] == [torch.float32] * 2
+
+
+@GELUS
+def test_a_quantized_tensor_is_an_input_like_its_value(runner: Runner) -> None:
+    quantizer = Float8Quantizer(torch.ones(1), None, DType.kFloat8E4M3)
+    for internal in (False, True):
+        quantizer.internal = internal
+        x = REFERENCE("quantize", tensor=torch.ones(2, 4), quantizer=quantizer)
+        assert torch.equal(runner("gelu", input=x, quantizer=None), runner("gelu", input=torch.ones(2, 4), quantizer=None))
+
+
+X = torch.zeros(3, 8)
+ROPE_CALL = {
+    "input": torch.zeros(4, 2, 1, 8),
+    "freqs": torch.zeros(4, 1, 1, 8),
+    "start_positions": None,
+    "qkv_format": NVTE_QKV_Format.NVTE_SBHD,
+    "interleaved": False,
+    "cu_seqlens": None,
+    "cp_size": 1,
+    "cp_rank": 0,
+}
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("swiglu", {"input": torch.zeros(2, 3), "quantizer": None}, ShapeError, "an even last dimension"),
+    ("dswiglu", {"grad": torch.zeros(2, 4), "fwd_input": torch.zeros(2, 4), "quantizer": None}, ShapeError, r"shape \[2, 2\] of grad"),
+    ("dgelu", {"grad": torch.zeros(2, 3), "fwd_input": torch.zeros(2, 4), "quantizer": None}, ShapeError, r"shape \[2, 4\] of grad"),
+    ("dbias_dgelu", {"grad": torch.zeros(3), "fwd_input": torch.zeros(2, 3), "quantizer": None}, ShapeError, r"shape \[2, 3\] of grad"),
+    ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(7), **NORM_OPTIONS}, ShapeError, r"shape \[8\] of weight"),
+    ("layernorm_fwd", {"input": X, "weight": torch.zeros(8), "bias": torch.zeros(7), **NORM_OPTIONS}, ShapeError, r"shape \[8\] of bias"),
+    ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(8), **NORM_OPTIONS, "ln_out": torch.zeros(3, 7)}, ShapeError, r"shape \[3, 8\]"),
+    ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(8), **NORM_OPTIONS, "ln_out": X.bfloat16()}, DTypeError, "torch.float32 of the given output"),
+    (
+        "rmsnorm_bwd",
+        {"dz": X, "x": X, "rsigma": torch.zeros(2), "gamma": torch.zeros(8), "sm_margin": 0, "zero_centered_gamma": False},
+        ShapeError,
+        r"shape \[3\] of rsigma",
+    ),
+    ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(3, 1, 1, 8)}, ShapeError, "at least 4 positions"),
+    ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(4, 1, 1, 7)}, ShapeError, "an even width up to 8"),
+    ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(4, 8)}, ShapeError, r"fp32 \[positions, 1, 1, width\]"),
+    ("fused_rope_forward", {**ROPE_CALL, "input": torch.zeros(4, 1, 8)}, ShapeError, "4 dimensions"),
+    ("fused_rope_forward", {**ROPE_CALL, "cp_size": 2, "cp_rank": 2}, ArgumentError, "0 <= cp_rank < cp_size"),
+    ("fused_rope_forward", {**ROPE_CALL, "input": torch.zeros(4, 1, 8), "qkv_format": 2}, ArgumentError, "cu_seqlens"),
+    ("fused_rope_forward", {**ROPE_CALL, "qkv_format": 7}, ArgumentError, "SBHD, BSHD or THD"),
+]
+
+
+@pytest.mark.parametrize(("runner", "function", "arguments", "error", "message"), [(r, *row) for row in REFUSED for r in runners(row[0])])
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    runner: Runner, function: str, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        runner(function, **arguments)
+    text = str(caught.value)
+    assert text.startswith("Expected ") and text.endswith(".") and "\n" not in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8])
+def test_a_type_that_no_backend_serves_is_refused_with_the_reasons(dtype: torch.dtype) -> None:
+    with pytest.raises(NotServedError, match="torch: serves float32, bfloat16 and float16, and input is torch"):
+        tex.gelu(torch.ones(2, dtype=dtype), None)
+
+
+def test_tokens_beyond_the_last_sequence_are_zero_and_start_positions_apply_to_thd() -> None:
+    freqs = torch.rand(16, 1, 1, 4)
+    x = torch.randn(6, 1, 4)
+    cu = torch.tensor([0, 2, 5], dtype=torch.int32)
+    start = torch.tensor([3, 1], dtype=torch.int32)
+    y = tex.fused_rope_forward(x, freqs, start, NVTE_QKV_Format.NVTE_THD, False, cu, 1, 0)
+    assert not y[5].any()
+    whole = [tex.fused_rope_forward(part[:, None], freqs[s:], None, 0, False, None, 1, 0)[:, 0] for part, s in ((x[:2], 3), (x[2:5], 1))]
+    torch.testing.assert_close(y[:5], torch.cat(whole), rtol=0, atol=0)

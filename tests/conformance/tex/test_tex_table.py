@@ -1,0 +1,83 @@
+"""Every record of the table on every backend that is here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tex_table_gemm  # noqa: F401
+import tex_table_misc  # noqa: F401
+import tex_table_norm  # noqa: F401
+import tex_table_pointwise  # noqa: F401
+import tex_table_rope  # noqa: F401
+import torch
+from tex_backends import REFERENCE, Runner, runners
+from tex_op_table import TABLE, Record, check, close
+
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
+from fusible.tex import DType
+from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.protocol import FP8_MAX
+
+
+def cases(*, quantizing: bool) -> list[Any]:
+    """Every record, dtype and backend that implements the function."""
+    return [
+        pytest.param(runner, entry, dtype, id=f"{entry.function}-{str(dtype)[6:]}-{runner.backend}")
+        for entry in TABLE.values()
+        if entry.quantizes or not quantizing
+        for dtype in entry.dtypes
+        for runner in runners(entry.function)
+    ]
+
+
+@pytest.mark.parametrize(("runner", "entry", "dtype"), cases(quantizing=False))
+def test_matches_the_float64_reference(runner: Runner, entry: Record, dtype: torch.dtype) -> None:
+    for sample in entry.samples(dtype):
+        result = runner(entry.function, **sample.arguments)
+        for output in sample.outputs:
+            try:
+                check(output, result if output.at is None else result[output.at])
+            except AssertionError as error:
+                raise AssertionError(f"{entry.function} {sample.label}, output {output.at}: {error}") from None
+
+
+@pytest.mark.parametrize("fp8", [DType.kFloat8E4M3, DType.kFloat8E5M2])
+@pytest.mark.parametrize(("runner", "entry", "dtype"), cases(quantizing=True))
+def test_quantized_outputs_are_within_half_a_step_of_the_reference(runner: Runner, entry: Record, dtype: torch.dtype, fp8: DType) -> None:
+    for sample in entry.samples(dtype):
+        main = sample.outputs[0]
+        assert main.reference is not None
+        scale = torch.tensor([16.0])
+        quantizers = (Float8Quantizer(scale, torch.zeros(1), fp8), Float8CurrentScalingQuantizer(fp8, "cpu"))
+        for quantizer in quantizers:
+            result = runner(entry.function, **{**sample.arguments, "quantizer": quantizer})
+            quantized = result if main.at is None else result[main.at]
+            assert quantized._dtype is main.dtype
+            value = REFERENCE("dequantize", input=quantized, otype=DType.kFloat32)
+            if not value.numel():
+                continue
+            largest = main.reference.abs().max()
+            step = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}[fp8]
+            smallest = {DType.kFloat8E4M3: 2.0**-10, DType.kFloat8E5M2: 2.0**-17}[fp8] * quantized._scale_inv.item()
+            slack = torch.finfo(main.dtype).eps + 2 * (main.length + 16) * torch.finfo(torch.float32).eps * max(1.0, main.magnitude or 1.0)
+            saturated = FP8_MAX[fp8] * quantized._scale_inv.item()
+            expected = main.reference.clamp(-saturated, saturated)
+            error = (value.double() - expected).abs()
+            assert (error <= (step + slack) * expected.abs() + smallest + slack).all(), (entry.function, sample.label)
+            if quantizer is quantizers[0]:
+                close(quantizer.amax, largest[None], torch.float32, main.length, max(1.0, main.magnitude or largest.item()))
+            transposed = quantized._data.movedim(-1, 0)
+            assert torch.equal(quantized._transpose, transposed)
+
+
+def test_the_table_covers_every_function_with_a_numeric_result() -> None:
+    elsewhere = {
+        "quantize dequantize bgrad_quantize create_empty_quantized_tensor fp8_transpose compute_amax": "test_tex_quantize",
+        "fused_amax_and_scale_update_after_reduction": "test_tex_recipe",
+        "multi_tensor_adam multi_tensor_l2norm multi_tensor_scale": "test_tex_optimizer",
+        "fused_attn_fwd fused_attn_bwd get_fused_attn_backend": "test_tex_attention",
+        "dropout_fwd dropout_bwd prim_dropout prim_dropout_backward": "test_tex_dropout",
+        "prim_copy prim_reshape prim_empty prim_full prim_concatenate prim_split": "test_tex_prim",
+    }
+    assert set(DECLARATIONS) - set(TABLE) <= {name for names in elsewhere for name in names.split()}

@@ -1,0 +1,99 @@
+"""Records of the matrix product, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tex_op_table import Output, Sample, random, record
+from tex_table_pointwise import gelu
+from torch import Tensor
+
+CALL: dict[str, Any] = {
+    "D": None,
+    "quantizer": None,
+    "output_dtype": None,
+    "bias": None,
+    "bias_type": torch.bfloat16,
+    "gelu": False,
+    "gelu_in": None,
+    "grad": False,
+    "workspace": None,
+    "workspace_size": 0,
+    "accumulate": False,
+    "use_split_accumulator": False,
+}
+
+
+def call(a: Tensor, trans_a: bool, b: Tensor, trans_b: bool, **changes: Any) -> dict[str, Any]:
+    return {"A": a, "transA": trans_a, "B": b, "transB": trans_b, **CALL, **changes}
+
+
+def flat(x: Tensor) -> Tensor:
+    return x.double().reshape(-1, x.shape[-1])
+
+
+def product(a: Tensor, trans_a: bool, b: Tensor, trans_b: bool) -> tuple[Tensor, float, int]:
+    """``op(B) @ op(A)``, the largest sum of absolute products, and the contracted length."""
+    left, right = flat(b), flat(a)
+    left, right = left.T if trans_b else left, right.T if trans_a else right
+    return left @ right, (left.abs() @ right.abs()).max().item(), left.shape[1]
+
+
+def layouts(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, bool, Tensor, bool]]:
+    for tokens, n, k in ((16, 8, 32), (7, 5, 3), (1, 1, 65)):
+        weight, x, dy = random(generator, (n, k), dtype), random(generator, (tokens, k), dtype), random(generator, (tokens, n), dtype)
+        yield f"TN-{tokens}-{n}-{k}", weight, True, x, False
+        yield f"NN-{tokens}-{n}-{k}", weight, False, dy, False
+        yield f"NT-{tokens}-{n}-{k}", x, False, dy, True
+        yield f"TT-{tokens}-{n}-{k}", random(generator, (k, tokens), dtype), True, random(generator, (tokens, n), dtype), True
+    x, dy = random(generator, (2, 3, 6), dtype), random(generator, (2, 3, 5), dtype)
+    yield "NT-3d", x, False, dy, True
+    yield "TN-3d", random(generator, (5, 6), dtype), True, x, False
+    yield "NN-strided", random(generator, (6, 5), dtype).t(), False, random(generator, (5, 7), dtype).t(), False
+
+
+@record("generic_gemm")
+def generic_gemm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    nothing = tuple(Output(i, None) for i in (1, 2, 3))
+    for label, a, trans_a, b, trans_b in layouts(generator, dtype):
+        ab, size, length = product(a, trans_a, b, trans_b)
+        shape = (*(() if trans_b else b.shape[:-1]), ab.shape[1]) if not trans_b else tuple(ab.shape)
+        ab = ab.reshape(shape)
+        yield Sample(label, call(a, trans_a, b, trans_b), (Output(0, ab, dtype, length, size), *nothing))
+        yield Sample(
+            f"{label}-fp32", call(a, trans_a, b, trans_b, output_dtype=torch.float32), (Output(0, ab, torch.float32, length, size), *nothing)
+        )
+        bias = random(generator, shape[-1:], dtype)
+        y = ab + bias.double()
+        yield Sample(f"{label}-bias", call(a, trans_a, b, trans_b, bias=bias), (Output(0, y, dtype, length, size + 4), *nothing))
+        outputs = (Output(0, gelu(y), dtype, length, 2 * size + 8), Output(1, None), Output(2, y, dtype, length, size + 4), Output(3, None))
+        yield Sample(f"{label}-bias-gelu", call(a, trans_a, b, trans_b, bias=bias, gelu=True, gelu_in=torch.zeros(1)), outputs)
+        rows = b.reshape(-1, b.shape[-1]).double()
+        outputs = (Output(0, ab, dtype, length, size), Output(1, rows.sum(0), dtype, rows.shape[0], rows.abs().sum(0).max().item()), *nothing[1:])
+        yield Sample(f"{label}-bias_grad", call(a, trans_a, b, trans_b, bias=bias, grad=True), outputs)
+        yield from gradients_of_gelu(generator, dtype, label, call(a, trans_a, b, trans_b), ab, size, length)
+        for d_dtype in {dtype, torch.float32}:
+            d = random(generator, shape, d_dtype)
+            total = 0.5 * ab + 2.0 * d.double()
+            arguments = call(a, trans_a, b, trans_b, D=d, accumulate=True, alpha=0.5, beta=2.0)
+            yield Sample(f"{label}-accumulate-{d_dtype}", arguments, (Output(0, total, d_dtype, length, size + 8), *nothing))
+            added = call(a, trans_a, b, trans_b, D=d.clone(), accumulate=True, output_dtype=d_dtype)
+            yield Sample(f"{label}-add-{d_dtype}", added, (Output(0, ab + d.double(), d_dtype, length, size + 8), *nothing))
+
+
+def gradients_of_gelu(
+    generator: torch.Generator, dtype: torch.dtype, label: str, arguments: dict[str, Any], ab: Tensor, size: float, length: int
+) -> Iterator[Sample]:
+    z = random(generator, tuple(ab.shape), dtype)
+    point = z.double().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(gelu(point).sum(), point)
+    d = ab * slope
+    main = Output(0, d, dtype, length, 4 * size)
+    arguments = {**arguments, "grad": True, "gelu": True, "gelu_in": z}
+    yield Sample(f"{label}-dgelu", arguments, (main, Output(1, None), Output(2, None), Output(3, None)))
+    rows = d.reshape(-1, d.shape[-1])
+    bias_grad = Output(1, rows.sum(0), dtype, length + rows.shape[0], 4 * size * rows.shape[0])
+    yield Sample(f"{label}-dgelu-bias_grad", {**arguments, "bias": z.new_zeros(d.shape[-1])}, (main, bias_grad, Output(2, None), Output(3, None)))

@@ -1,0 +1,115 @@
+"""Records of the activations, against formulae in float64; the derivatives come from float64 autograd."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from tex_op_table import Output, Sample, Sampler, random, record, strided
+from torch import Tensor
+
+SHAPES = ((16, 64), (3, 5, 14), (1, 2), (0, 8))
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def qgelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def srelu(x: Tensor) -> Tensor:
+    return torch.relu(x) ** 2
+
+
+def gated(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def both(x: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        return f(a) * b
+
+    return both
+
+
+def situglu(x: Tensor, beta1: float = 4.0, beta2: float = 25.0) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return beta1 * torch.tanh(a / beta1) * torch.sigmoid(a) * beta2 * torch.tanh(b / beta2)
+
+
+def clamped_swiglu(x: Tensor, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Tensor:
+    a, b = x.chunk(2, -1)
+    c = a.clamp(max=limit)
+    return c * torch.sigmoid(alpha * c) * (b.clamp(-limit, limit) + glu_linear_offset)
+
+
+PLAIN = {"gelu": gelu, "silu": silu, "relu": torch.relu, "qgelu": qgelu, "srelu": srelu}
+GATED = {
+    "glu": gated(torch.sigmoid),
+    "geglu": gated(gelu),
+    "qgeglu": gated(qgelu),
+    "reglu": gated(torch.relu),
+    "sreglu": gated(srelu),
+    "swiglu": gated(silu),
+    "situglu": situglu,
+    "clamped_swiglu": clamped_swiglu,
+}
+OPTIONS = {"situglu": {"beta1": 1.5, "beta2": 3.0}, "clamped_swiglu": {"limit": 1.25, "alpha": 1.1, "glu_linear_offset": 0.5}}
+
+
+def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for shape in SHAPES:
+        yield str(list(shape)), random(generator, shape, dtype, 2.0)
+    yield "strided", strided(generator, (6, 4, 10), dtype)
+
+
+def forward(f: Callable[..., Tensor], options: dict[str, float]) -> Sampler:
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for label, x in inputs(generator, dtype):
+            magnitude = 1 + f(x.double()).abs().max().item() if x.numel() else 1.0
+            yield Sample(label, {"input": x, "quantizer": None}, (Output(None, f(x.double()), dtype, magnitude=magnitude),))
+        if options:
+            x = random(generator, (4, 6), dtype, 3.0)
+            yield Sample("options", {"input": x, "quantizer": None, **options}, (Output(None, f(x.double(), **options), dtype, magnitude=20.0),))
+
+    return sample
+
+
+def gradient(f: Callable[..., Tensor], x: Tensor, options: dict[str, float]) -> tuple[Tensor, Tensor]:
+    point = x.double().requires_grad_()
+    with torch.enable_grad():
+        return point, f(point, **options)
+
+
+def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool = False) -> Sampler:
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
+        if options:
+            cases.append(("options", random(generator, (4, 6), dtype, 3.0), options))
+        for label, x, chosen in cases:
+            point, y = gradient(f, x, chosen)
+            g = random(generator, tuple(y.shape), dtype)
+            (dx,) = torch.autograd.grad(y, point, g.double())
+            magnitude = 4 + 4 * dx.abs().max().item() if dx.numel() else 1.0
+            arguments = {"grad": g, "fwd_input": x, "quantizer": None, **chosen}
+            if not bias:
+                yield Sample(label, arguments, (Output(None, dx, dtype, magnitude=magnitude),))
+                continue
+            rows = dx.reshape(-1, dx.shape[-1]) if dx.shape[-1] else dx
+            summed = Output(0, rows.sum(0), dtype, rows.shape[0], magnitude)
+            yield Sample(label, arguments, (summed, Output(1, dx, dtype, magnitude=magnitude)))
+
+    return sample
+
+
+for _name, _f in (PLAIN | GATED).items():
+    _options = OPTIONS.get(_name, {})
+    record(_name, quantizes=True)(forward(_f, _options))
+    record("clamped_dswiglu" if _name == "clamped_swiglu" else f"d{_name}", quantizes=True)(backward(_f, _options))
+for _name, _f in PLAIN.items():
+    record(f"dbias_d{_name}")(functools.partial(backward(_f, {}, bias=True)))

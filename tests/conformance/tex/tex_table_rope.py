@@ -1,0 +1,73 @@
+"""Records of the rotary embedding: as a matrix per position, whose transpose is the backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tex_op_table import Output, Sample, random, record
+from torch import Tensor
+
+from fusible.tex import NVTE_QKV_Format
+
+
+def matrix(angles: Tensor, interleaved: bool) -> Tensor:
+    """The rotation ``[d2, d2]`` of one position."""
+    width = angles.numel()
+    rotation = torch.diag(torch.cos(angles))
+    for i in range(width // 2):
+        low, high = (2 * i, 2 * i + 1) if interleaved else (i, i + width // 2)
+        rotation[low, high] -= torch.sin(angles[low])
+        rotation[high, low] += torch.sin(angles[high])
+    return rotation
+
+
+def rotate(x: Tensor, freqs: Tensor, positions: Tensor, interleaved: bool, *, transpose: bool) -> Tensor:
+    """``x [..., h, d]`` with the position of each of its leading elements."""
+    table = freqs.double().reshape(freqs.shape[0], -1)
+    y = x.double().clone()
+    width = table.shape[1]
+    for index in torch.cartesian_prod(*(torch.arange(n) for n in positions.shape)).reshape(-1, positions.dim()).tolist():
+        rotation = matrix(table[positions[tuple(index)]], interleaved)
+        y[tuple(index)][..., :width] = y[tuple(index)][..., :width] @ (rotation if transpose else rotation.T)
+    return y
+
+
+def cases(generator: torch.Generator) -> Iterator[tuple[str, tuple[int, ...], dict[str, Any], Tensor, Tensor]]:
+    """``(label, shape, options, freqs, positions of the leading dimensions)``."""
+    freqs = torch.rand(16, 1, 1, 6, generator=generator) * 6
+    sbhd, bshd, thd = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Format.NVTE_THD
+    base: dict[str, Any] = {"start_positions": None, "cu_seqlens": None, "cp_size": 1, "cp_rank": 0}
+    for interleaved in (False, True):
+        along = torch.arange(5)
+        yield f"sbhd-{interleaved}", (5, 2, 3, 8), {**base, "qkv_format": sbhd, "interleaved": interleaved}, freqs, along[:, None].expand(5, 2)
+        yield f"bshd-{interleaved}", (2, 5, 3, 6), {**base, "qkv_format": bshd, "interleaved": interleaved}, freqs, along.expand(2, 5)
+    start = torch.tensor([3, 0], dtype=torch.int32)
+    options = {**base, "qkv_format": bshd, "interleaved": False, "start_positions": start}
+    yield "start", (2, 5, 1, 8), options, freqs, torch.arange(5) + start[:, None]
+    options = {**base, "qkv_format": sbhd, "interleaved": False, "cp_size": 2, "cp_rank": 1}
+    yield "cp", (4, 1, 1, 6), options, freqs, torch.tensor([2, 3, 4, 5])[:, None]
+    options = {**base, "qkv_format": sbhd, "interleaved": False, "cp_size": 2, "cp_rank": 0}
+    yield "cp0", (4, 1, 1, 6), options, freqs, torch.tensor([0, 1, 6, 7])[:, None]
+    cu = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    yield "thd", (7, 2, 8), {**base, "qkv_format": thd, "interleaved": False, "cu_seqlens": cu}, freqs, torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    options = {**base, "qkv_format": thd, "interleaved": True, "cu_seqlens": 2 * cu[[0, 1, 3]] // 1 * 1 + torch.tensor([0, 2, 2], dtype=torch.int32)}
+    yield "thd-cp", (8, 1, 6), {**options, "cp_size": 2, "cp_rank": 1}, freqs, torch.tensor([2, 3, 4, 5, 2, 3, 4, 5])
+
+
+def samples(name: str, generator: torch.Generator, dtype: torch.dtype, *, transpose: bool) -> Iterator[Sample]:
+    for label, shape, options, freqs, positions in cases(generator):
+        x = random(generator, shape, dtype)
+        y = rotate(x, freqs, positions, options["interleaved"], transpose=transpose)
+        yield Sample(label, {name: x, "freqs": freqs, **options}, (Output(None, y, dtype, 2, 8.0),))
+
+
+@record("fused_rope_forward")
+def forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from samples("input", generator, dtype, transpose=False)
+
+
+@record("fused_rope_backward")
+def backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from samples("output_grads", generator, dtype, transpose=True)

@@ -1,0 +1,229 @@
+"""Delayed scaling over many iterations against an independent simulation in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fusible import DelayedScaling, Format, Linear, autocast
+from fusible.compute_pipeline import StateLayout
+from fusible.pytorch.scaling import ScalingOwner
+from fusible.quantized import FP8_MAX, ScalingState
+from fusible.tex import DType
+
+FLT_MAX = float(np.finfo(np.float32).max)
+CPU = torch.device("cpu")
+E4M3 = DType.kFloat8E4M3
+
+
+class Simulation:
+    """One tensor's scale under delayed scaling, by lists of Python floats: ``past`` holds the closed iterations, the latest last."""
+
+    def __init__(self, fp8_max: float, window: int, margin: float, rule: str | Callable[[list[float]], float]) -> None:
+        self.fp8_max, self.window, self.margin, self.rule = fp8_max, window, margin, rule
+        self.past: list[float] = [0.0] * (window - 1)
+        self.running = 0.0
+        self.scale = 1.0
+
+    def observe(self, amax: float) -> None:
+        if math.isfinite(amax):
+            self.running = max(self.running, amax)
+
+    def advance(self) -> None:
+        if self.running == 0:
+            return
+        seen = [self.running, *self.past]
+        amax = self.running if self.rule == "most_recent" else max(seen) if self.rule == "max" else self.rule(seen)  # type: ignore[operator]
+        if amax > 0:
+            self.scale = min(self.fp8_max * 2.0**-self.margin / amax, FLT_MAX)
+        self.past = [*self.past, self.running][1:] if self.window > 1 else []
+        self.running = 0.0
+
+    def resize(self, window: int) -> None:
+        kept = self.past[max(0, len(self.past) - (window - 1)) :]
+        self.past = [0.0] * (window - 1 - len(kept)) + kept
+        self.window = window
+
+
+def _agree(state: ScalingState, simulations: list[Simulation]) -> None:
+    # The scale is one division in fp32: half an ulp.
+    wanted = np.array([s.scale for s in simulations])
+    assert np.abs(state.scale.double().numpy() / wanted - 1).max() <= 2.0**-24 * 1.001
+    for column, simulation in enumerate(simulations):
+        assert state.amax_history[1:, column].tolist() == [float(np.float32(a)) for a in simulation.past]
+        assert state.amax_history[0, column].item() == float(np.float32(simulation.running))
+
+
+amax_values = st.sampled_from([0.0, 1.0, 0.3, 448.0, 7.5e-40, 1e-30, 3.4e38, math.inf, math.nan]) | st.floats(0.0, 1e4, width=32)
+
+
+@given(
+    window=st.sampled_from([1, 2, 5]),
+    rule=st.sampled_from(["max", "most_recent"]),
+    margin=st.sampled_from([0, 1, 3]),
+    fp8=st.sampled_from(list(FP8_MAX)),
+    steps=st.lists(st.lists(st.lists(amax_values, min_size=3, max_size=3), max_size=3), min_size=12, max_size=12),
+)
+def test_scales_and_histories_follow_the_rule(window: int, rule: str, margin: int, fp8: DType, steps: list[list[list[float]]]) -> None:
+    recipe = DelayedScaling(margin=margin, amax_history_len=window, amax_compute_algo=rule)
+    slots = ("a", "b", "c")
+    state = ScalingState.create(slots, fp8, window, CPU)
+    simulations = [Simulation(FP8_MAX[fp8], window, margin, rule) for _ in slots]
+    for step in steps:
+        for seen in step:
+            state = state.observe({slot: torch.tensor([amax]) for slot, amax in zip(slots, seen, strict=True)})
+            for simulation, amax in zip(simulations, seen, strict=True):
+                simulation.observe(float(np.float32(amax)))
+        state = state.advance(recipe)
+        for simulation in simulations:
+            simulation.advance()
+        _agree(state, simulations)
+        assert state.amax_history.isfinite().all() and state.scale.isfinite().all()
+
+
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8]), min_size=6, max_size=6),
+    rule=st.sampled_from(["max", "most_recent"]),
+    seen=st.lists(st.floats(0.0, 1e4, width=32), min_size=24, max_size=24),
+)
+def test_a_window_that_changes_keeps_the_latest(lengths: list[int], rule: str, seen: list[float]) -> None:
+    state, simulation = ScalingState.create(("a",), E4M3, 4, CPU), Simulation(448.0, 4, 0, rule)
+    amaxes = iter(seen)
+    for window in lengths:
+        recipe = DelayedScaling(amax_history_len=window, amax_compute_algo=rule)
+        simulation.resize(window)
+        for amax in [next(amaxes) for _ in range(4)]:
+            state = state.observe({"a": torch.tensor([amax])}).advance(recipe)
+            simulation.observe(amax)
+            simulation.advance()
+            _agree(state, [simulation])
+        assert len(state.amax_history) == window
+
+
+def test_functions_of_the_user() -> None:
+    """A mean of the window, and a scale of a power of two; they see what their docstrings promise."""
+    calls: list[tuple[Any, ...]] = []
+
+    def mean(history: torch.Tensor) -> torch.Tensor:
+        assert history.shape == (3, 1)
+        return history.mean(0)
+
+    def power_of_two(amax: torch.Tensor, scale: torch.Tensor, fp8_max: float, recipe: DelayedScaling) -> torch.Tensor:
+        calls.append((amax.item(), scale.item(), fp8_max, recipe))
+        return 2.0 ** torch.floor(torch.log2(fp8_max / amax))
+
+    averaged = DelayedScaling(amax_history_len=3, amax_compute_algo=mean)
+    state, simulation = ScalingState.create(("a",), E4M3, 3, CPU), Simulation(448.0, 3, 0, lambda seen: sum(seen) / 3)
+    for amax in (3.0, 1.5, 9.0, 0.75, 0.75, 0.75):
+        state = state.observe({"a": torch.tensor([amax])}).advance(averaged)
+        simulation.observe(amax)
+        simulation.advance()
+        assert abs(state.scale.item() / simulation.scale - 1) < 4 * 2.0**-24
+        assert state.amax_history[1:, 0].tolist() == simulation.past
+    rounded = DelayedScaling(amax_history_len=3, scaling_factor_compute_algo=power_of_two)
+    former = state.scale.item()
+    state = state.observe({"a": torch.tensor([3.0])}).advance(rounded)
+    assert calls == [(3.0, former, 448.0, rounded)] and state.scale.item() == 128.0
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, 0.0, -1.0])
+def test_a_function_of_the_user_that_gives_nonsense_leaves_the_scale(bad: float) -> None:
+    recipe = DelayedScaling(amax_history_len=2, scaling_factor_compute_algo=lambda amax, scale, fp8_max, recipe: torch.full_like(scale, bad))
+    state = ScalingState.create(("a",), E4M3, 2, CPU).observe({"a": torch.tensor([4.0])}).advance(recipe)
+    assert state.scale.item() == 1.0
+
+
+def test_values_are_never_written_to() -> None:
+    first = ScalingState.create(("a", "b"), E4M3, 2, CPU)
+    kept = (first.scale.clone(), first.amax_history.clone())
+    second = first.observe({"b": torch.tensor([2.0])})
+    seen = second.amax_history.clone()
+    second.advance(DelayedScaling(amax_history_len=2))
+    second.advance(DelayedScaling(amax_history_len=2, amax_compute_algo=lambda history: history.amax(0)))
+    assert torch.equal(first.scale, kept[0]) and torch.equal(first.amax_history, kept[1]) and torch.equal(second.amax_history, seen)
+
+
+class Owner:
+    """``ScalingOwner`` with one forward slot, driven as training calls do."""
+
+    def __init__(self) -> None:
+        self.owner = ScalingOwner(StateLayout(("0.x",), ("0.dy",)))
+
+    def step(self, recipe: DelayedScaling, amax: float, grad: float | None = None) -> float:
+        snapshot = self.owner.snapshot(recipe, CPU)
+        self.owner.commit_forward(snapshot, {"0.x": torch.tensor([amax])})
+        if grad is not None:
+            self.owner.commit_backward({"0.dy": torch.tensor([grad])})
+        return snapshot.scales["0.x"].item()
+
+
+@given(
+    window=st.sampled_from([1, 2, 5]),
+    rule=st.sampled_from(["max", "most_recent"]),
+    seen=st.lists(st.tuples(amax_values, amax_values), min_size=8, max_size=8),
+)
+def test_the_owner_closes_an_iteration_at_the_next_forward(window: int, rule: str, seen: list[tuple[float, float]]) -> None:
+    recipe, owner = DelayedScaling(amax_history_len=window, amax_compute_algo=rule), Owner()
+    forward, backward = Simulation(448.0, window, 0, rule), Simulation(57344.0, window, 0, rule)
+    for i, (amax, grad) in enumerate(seen):
+        owner.owner.snapshot(recipe, CPU, inference=True)  # a look in between changes nothing
+        if i:
+            forward.advance()
+            backward.advance()
+        assert abs(owner.step(recipe, amax, grad) / forward.scale - 1) <= 2.0**-24 * 1.001
+        forward.observe(float(np.float32(amax)))
+        backward.observe(float(np.float32(grad)))
+        current = owner.owner.current
+        assert current is not None
+        _agree(current.forward, [forward])
+        _agree(current.backward, [backward])
+
+
+def test_a_snapshot_alone_changes_nothing() -> None:
+    recipe, owner = DelayedScaling(amax_history_len=2), Owner()
+    owner.step(recipe, 2.0)
+    before = owner.owner.current
+    for _ in range(3):
+        assert owner.owner.snapshot(recipe, CPU).scales["0.x"].item() == 224.0
+    assert owner.owner.current is before
+
+
+def test_formats_may_change_between_calls() -> None:
+    owner = Owner()
+    assert owner.step(DelayedScaling(), 2.0) == 1.0
+    assert owner.step(DelayedScaling(), 2.0) == 224.0
+    assert owner.step(DelayedScaling(fp8_format=Format.E5M2), 2.0) == 28672.0
+
+
+@pytest.mark.parametrize("rule", ["max", "most_recent"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_batch_that_is_not_finite_leaves_scales_finite(bad: float, rule: str) -> None:
+    """The scale stays at its last finite value, and the next finite batch goes on from there."""
+    recipe = DelayedScaling(amax_history_len=2, amax_compute_algo=rule)
+    module = Linear(4, 3)
+    x = torch.ones(2, 4)
+    spoilt = x.clone()
+    spoilt[0, 1] = bad
+
+    def step(x: torch.Tensor) -> ScalingState:
+        with autocast(recipe=recipe):
+            module(x).sum().backward()
+        current = module._runner().scaling.current
+        assert current is not None
+        return current.forward
+
+    step(x)
+    good = step(x)
+    after = step(spoilt)
+    column = good.slots.index("0.x")
+    assert good.scale[column] == 448.0
+    for state in (after, step(spoilt), step(x), step(x)):
+        assert state.scale[column] == 448.0
+        assert state.amax_history.isfinite().all()
