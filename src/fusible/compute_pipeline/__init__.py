@@ -1,0 +1,28 @@
+"""Plans: type inference, fusion, segments, state, and their execution."""
+
+from __future__ import annotations
+
+from fusible.compute_pipeline.execution import BackwardResult, ForwardResult, run_backward, run_forward, run_inference
+from fusible.compute_pipeline.explain import describe
+from fusible.compute_pipeline.inference import StateLayout
+from fusible.compute_pipeline.matching import Group
+from fusible.compute_pipeline.pipeline import ComputePipeline
+from fusible.compute_pipeline.plan import Plan, Segment
+from fusible.compute_pipeline.request import PlanRequest
+from fusible.fusions import epoch as fusion_epoch
+
+__all__ = [
+    "BackwardResult",
+    "ComputePipeline",
+    "ForwardResult",
+    "Group",
+    "Plan",
+    "PlanRequest",
+    "Segment",
+    "StateLayout",
+    "describe",
+    "fusion_epoch",
+    "run_backward",
+    "run_forward",
+    "run_inference",
+]

@@ -1,0 +1,149 @@
+"""Running the passes of a plan on nvte tensors, real or lazy. Pure: everything comes in as arguments and goes out as results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusible.compute_pipeline.matching import Group
+from fusible.compute_pipeline.plan import Plan, Segment
+from fusible.nvte import Pass, Tensor, set_execution_state
+from fusible.ops import Context, Op
+
+__all__ = ["BackwardResult", "ForwardResult", "run_backward", "run_forward", "run_inference"]
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """``contexts``: one per op of the segment, empty where backward will not come by. ``amaxes``: by slot, fp32 ``[1]``."""
+
+    y: Tensor
+    contexts: list[Context]
+    amaxes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BackwardResult:
+    """``grads``: one list per op of the segment, in the order of its ``args``; None for what nobody wants."""
+
+    dx: Tensor | None
+    grads: list[list[Tensor | None]]
+    amaxes: Mapping[str, Any]
+
+
+def run_forward(
+    plan: Plan,
+    segment: Segment,
+    x: Tensor,
+    args: Sequence[Sequence[Tensor]],
+    given: Mapping[str, Any],
+    scales: Mapping[str, Any],
+) -> ForwardResult:
+    """The forward pass of a segment; ``args``: the values of its ops' parameters, a list per op."""
+    start = segment.start
+    ops = _with_args(plan, start, segment.stop, args)
+    contexts: list[Context] = [_EMPTY] * len(ops)
+    first = segment.backward[0].start if segment.backward else segment.stop
+    sides: dict[str, list[Any]] = {}
+    state = Pass("forward", scales)
+    former = set_execution_state(state)
+    try:
+        for group in segment.forward:
+            x, ctxs = _forward(group, ops[group.start - start : group.stop - start], x, sides, given)
+            for i, ctx in enumerate(ctxs, group.start):
+                if i >= first:
+                    contexts[i - start] = ctx
+    finally:
+        set_execution_state(former)
+    return ForwardResult(x, contexts, state.amaxes)
+
+
+def run_inference(plan: Plan, x: Tensor, args: Sequence[Sequence[Tensor]], given: Mapping[str, Any], scales: Mapping[str, Any]) -> Tensor:
+    """The inference pass of the whole plan."""
+    ops = _with_args(plan, 0, len(plan.ops), args)
+    sides: dict[str, list[Any]] = {}
+    former = set_execution_state(Pass("inference", scales))
+    try:
+        for group in plan.inference:
+            members = ops[group.start : group.stop]
+            if group.side_outputs:
+                x, _ = _forward(group, members, x, sides, given)
+                continue
+            values = _values(group.side_inputs, group.given, sides, given)
+            x = group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
+    finally:
+        set_execution_state(former)
+    return x
+
+
+def run_backward(
+    plan: Plan, segment: Segment, contexts: Sequence[Context], dy: Tensor, given: Mapping[str, Any], scales: Mapping[str, Any]
+) -> BackwardResult:
+    """The backward pass of a segment."""
+    start = segment.start
+    grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
+    sides: dict[str, list[Any]] = {}
+    d: Tensor | None = dy
+    state = Pass("backward", scales)
+    former = set_execution_state(state)
+    try:
+        for group in reversed(segment.backward):
+            assert d is not None
+            ctxs = contexts[group.start - start : group.stop - start]
+            d, grads[group.start - start : group.stop - start] = _backward(group, plan.ops[group.start : group.stop], ctxs, d, sides, given)
+    finally:
+        set_execution_state(former)
+    return BackwardResult(d, grads, state.amaxes)
+
+
+_EMPTY: Context = {}
+
+
+def _with_args(plan: Plan, start: int, stop: int, args: Sequence[Sequence[Tensor]]) -> list[Op]:
+    ops = list(plan.ops[start:stop])
+    for i, (names, values) in enumerate(zip(plan.arg_names[start:stop], args, strict=True)):
+        if names:
+            ops[i] = ops[i].with_(**dict(zip(names, values, strict=True)))
+    return ops
+
+
+def _forward(
+    group: Group, members: Sequence[Op], x: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]
+) -> tuple[Tensor, Sequence[Context]]:
+    values = _values(group.side_inputs, group.given, sides, given)
+    if group.fusion is not None:
+        result = group.fusion.function(*members, x, **values)
+    else:
+        result = members[0].forward(x, **values)
+    if group.side_outputs:
+        _put(result[2], sides)
+    return result[0], result[1] if group.fusion is not None else (result[1],)
+
+
+def _backward(
+    group: Group, members: Sequence[Op], ctxs: Sequence[Context], dy: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]
+) -> tuple[Tensor | None, Sequence[Any]]:
+    values = _values(group.side_outputs, group.given, sides, given)
+    if group.fusion is not None:
+        result = group.fusion.function(*members, *ctxs, dy, **values)
+    else:
+        result = members[0].backward(ctxs[0], dy, **values)
+    if group.side_inputs:
+        _put(result[2], sides)
+    return result[0], result[1] if group.fusion is not None else (result[1],)
+
+
+_NOTHING: dict[str, Any] = {}
+
+
+def _values(names: Sequence[str], given_names: Sequence[str], sides: dict[str, list[Any]], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The side values that a group takes (the latest of each name), and the values of the whole call."""
+    if not names and not given_names:
+        return _NOTHING
+    return {**{name: sides[name].pop() for name in names}, **{name: given[name] for name in given_names}}
+
+
+def _put(values: Mapping[str, Any], sides: dict[str, list[Any]]) -> None:
+    for name, value in values.items():
+        sides.setdefault(name, []).append(value)

@@ -1,0 +1,42 @@
+"""``ComputePipeline``: a list of ops and the plans made of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from fusible.compute_pipeline.inference import StateLayout, state_layout
+from fusible.compute_pipeline.plan import Plan, build_plan
+from fusible.compute_pipeline.request import PlanRequest
+from fusible.errors import DTypeError, expected
+from fusible.ops import Op
+
+__all__ = ["ComputePipeline"]
+
+
+class ComputePipeline:
+    """Plans for a list of ops: each built once per request, then found again. Safe under threads; the ops are never written to.
+
+    ``plans_built`` counts the plans made so far.
+    """
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        for op in ops:
+            if not isinstance(op, Op):
+                raise DTypeError(expected("fusible.ops.Op", of="a pipeline's list", got=type(op).__qualname__, do="give operations"))
+        self.ops = tuple(ops)
+        self.state: StateLayout = state_layout(self.ops)
+        self.plans_built = 0
+        self._plans: dict[PlanRequest, Plan] = {}
+        self._lock = threading.Lock()
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """The plan for ``request``. Raises ``ShapeError`` or ``ArgumentError`` where the ops cannot serve it; nothing is cached then."""
+        plan = self._plans.get(request)
+        if plan is None:
+            with self._lock:
+                plan = self._plans.get(request)
+                if plan is None:
+                    plan = self._plans[request] = build_plan(self.ops, request)
+                    self.plans_built += 1
+        return plan

@@ -1,0 +1,142 @@
+"""The plan: what the pipeline makes of a list of ops for one request. Immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.compute_pipeline.inference import StateLayout, activation_type, infer_types, state_layout
+from fusible.compute_pipeline.matching import Group, group_ops
+from fusible.compute_pipeline.request import PlanRequest
+from fusible.errors import ArgumentError, expected
+from fusible.fusions import registered
+from fusible.nvte import DType, is_quantized_type
+from fusible.ops import Op
+
+__all__ = ["Plan", "Segment", "build_plan"]
+
+_SHORTEST_SEGMENT = 8
+"""Ops. An autograd node costs some 25 us of Python (Zen 4, torch 2.13), as much as several small ops."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A stretch ``[start, stop)`` of the ops that forward and backward both cover with whole groups: one autograd node."""
+
+    start: int
+    stop: int
+    forward: tuple[Group, ...]
+    backward: tuple[Group, ...]
+    """In the order of the ops; executed from the last to the first. Empty where nothing needs a gradient."""
+    given: tuple[str, ...]
+    """The values of the whole call that its ops take."""
+    state: StateLayout
+    """The scales that its ops read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Bound copies of the ops, every type resolved; the three fused lists; the segments; the state that the passes read and write."""
+
+    request: PlanRequest
+    ops: tuple[Op, ...]
+    arg_names: tuple[tuple[str, ...], ...]
+    activation: DType
+    forward: tuple[Group, ...]
+    backward: tuple[Group, ...]
+    inference: tuple[Group, ...]
+    segments: tuple[Segment, ...]
+    given: tuple[str, ...]
+    state: StateLayout
+    out_width: int
+
+
+def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
+    """Resolve the types, fuse each pass, cut segments. Raises ``ShapeError`` for a width that the ops cannot take."""
+    width = request.width
+    for op in ops:
+        width = op.width(width)
+    bound = _bind(ops, request)
+    _check_sides(bound)
+    state = state_layout(ops) if request.recipe is not None and request.recipe.delayed() else StateLayout((), ())
+    first = next((i for i, op in enumerate(bound) if _needs_backward(op, request, i)), len(bound))
+    forward = group_ops(bound, registered("forward"))
+    backward = group_ops(bound, registered("backward"), start=first)
+    return Plan(
+        request=request,
+        ops=bound,
+        arg_names=tuple(op.arg_names for op in ops),
+        activation=activation_type(request),
+        forward=forward,
+        backward=backward,
+        inference=group_ops(bound, registered("inference")),
+        segments=_segments(bound, forward, backward, state, request.whole),
+        given=_given(bound),
+        state=state,
+        out_width=width,
+    )
+
+
+def _bind(ops: Sequence[Op], request: PlanRequest) -> tuple[Op, ...]:
+    types = infer_types(ops, request)
+    needed = request.x_grad
+    bound = []
+    for i, op in enumerate(ops):
+        unwanted = {name for name, (_, grad) in zip(op.arg_names, request.args[i], strict=True) if not grad}
+        if not needed:
+            unwanted.add("x")
+        needed = needed or any(grad for _, grad in request.args[i])
+        bound.append(op.with_(**types[i], unwanted=frozenset(unwanted), training=request.training[i], position=i))
+    return tuple(bound)
+
+
+def _needs_backward(op: Op, request: PlanRequest, position: int) -> bool:
+    return op.wants("x") or any(grad for _, grad in request.args[position])
+
+
+def _check_sides(ops: Sequence[Op]) -> None:
+    open_: list[str] = []
+    for op in ops:
+        for name in op.side_inputs:
+            if name not in open_:
+                raise ArgumentError(
+                    expected(f"an earlier op with the side output {name!r}", of=f"{op!r}", got="none", do="put the op that gives it before this one")
+                )
+            _remove_last(open_, name)
+        open_ += op.side_outputs
+    if open_:
+        raise ArgumentError(expected("a later op that takes it", of=f"the side output {open_[-1]!r}", got="none", do="close what was begun"))
+
+
+def _remove_last(names: list[str], name: str) -> None:
+    del names[len(names) - 1 - names[::-1].index(name)]
+
+
+def _given(ops: Sequence[Op]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for op in ops for name in op.given))
+
+
+def _segments(
+    ops: Sequence[Op], forward: tuple[Group, ...], backward: tuple[Group, ...], state: StateLayout, whole: bool
+) -> tuple[Segment, ...]:
+    """Cut at every place that no group and no side value spans and where what passes is not quantized, but leave no segment too short."""
+    inside = {i for group in (*forward, *backward) for i in range(group.start + 1, group.stop)}
+    cuts = [0]
+    live = 0
+    for i in range(1, len(ops)):
+        live += len(ops[i - 1].side_outputs) - len(ops[i - 1].side_inputs)
+        quantized = is_quantized_type(ops[i - 1].y_dtype) or is_quantized_type(ops[i].dx_dtype)
+        long_enough = min(i - cuts[-1], len(ops) - i) >= _SHORTEST_SEGMENT
+        if long_enough and not (whole or live or quantized or i in inside):
+            cuts.append(i)
+    return tuple(
+        Segment(
+            start,
+            stop,
+            tuple(group for group in forward if start <= group.start < stop),
+            tuple(group for group in backward if start <= group.start < stop),
+            _given(ops[start:stop]),
+            state.between(start, stop),
+        )
+        for start, stop in zip(cuts, [*cuts[1:], len(ops)], strict=True)
+    )

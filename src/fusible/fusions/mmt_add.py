@@ -1,0 +1,102 @@
+"""A linear layer with a bias: the bias is added, and its gradient summed, by the product."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
+from fusible.nvte import is_quantized_type
+from fusible.ops import MMT, Add, Context, ResidualEnd
+
+__all__ = [
+    "mmt_add_add_fwd_fused",
+    "mmt_add_add_inf_fused",
+    "mmt_add_bwd_fused",
+    "mmt_add_fwd_fused",
+    "mmt_add_inf_fused",
+    "mmt_add_residual_fwd_fused",
+    "mmt_add_residual_inf_fused",
+    "mmt_residual_fwd_fused",
+    "mmt_residual_inf_fused",
+]
+
+
+def bias_of(add: Add) -> nvte.Tensor:
+    """The bias in the type that the op asks for."""
+    return nvte.cast_checked(add.bias, add.bias_dtype)
+
+
+@register_fusion_inference
+def mmt_add_inf_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+    """``x @ weight.T + bias``, rounded once."""
+    return nvte.matmul_transpose_add(*mmt.operands(x), bias_of(add), add.y_dtype)
+
+
+@register_fusion_forward
+def mmt_add_fwd_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+    """``x @ weight.T + bias``, rounded once."""
+    x, weight = mmt.operands(x)
+    return nvte.matmul_transpose_add(x, weight, bias_of(add), add.y_dtype), (mmt.context(x, weight), {})
+
+
+@register_fusion_backward
+def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor):
+    """The weight's product sums the bias gradient too; an 8-bit gradient is summed while it is quantized, before it loses precision."""
+    dy = nvte.cast_checked(dy, add.dy_dtype)
+    quantized = any(type is not None and is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
+    if quantized or not (add.wants("bias") and mmt.wants("weight")):
+        d, add_grads = add.backward(add_ctx, dy)
+        assert d is not None
+        dx, mmt_grads = mmt.backward(mmt_ctx, d)
+        return dx, (mmt_grads, add_grads)
+    dy = nvte.cast_checked(nvte.cast_checked(dy, add.dx_dtype), mmt.dy_dtype)
+    dweight, dbias = nvte.transpose_matmul_dbias(dy, mmt_ctx["x"], mmt.dweight_dtype, add.dbias_dtype)
+    dx = nvte.matmul(dy, mmt_ctx["weight"], mmt.dx_dtype) if mmt.wants("x") else None
+    return dx, ([dweight], [dbias])
+
+
+@register_fusion_inference
+def mmt_add_residual_inf_fused(mmt: MMT, add: Add, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor) -> nvte.Tensor:
+    """``x @ weight.T + bias + residual``, summed in fp32 and rounded once."""
+    return nvte.matmul_transpose_add_add(*mmt.operands(x), bias_of(add), residual, end.y_dtype)
+
+
+@register_fusion_forward
+def mmt_add_residual_fwd_fused(
+    mmt: MMT, add: Add, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+    """``x @ weight.T + bias + residual``, summed in fp32 and rounded once."""
+    x, weight = mmt.operands(x)
+    y = nvte.matmul_transpose_add_add(x, weight, bias_of(add), residual, end.y_dtype)
+    return y, (mmt.context(x, weight), {}, {})
+
+
+@register_fusion_inference
+def mmt_residual_inf_fused(mmt: MMT, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor) -> nvte.Tensor:
+    """``x @ weight.T + residual``, summed in fp32 and rounded once."""
+    return nvte.matmul_transpose_add_add(*mmt.operands(x), None, residual, end.y_dtype)
+
+
+@register_fusion_forward
+def mmt_residual_fwd_fused(
+    mmt: MMT, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+    """``x @ weight.T + residual``, summed in fp32 and rounded once."""
+    x, weight = mmt.operands(x)
+    return nvte.matmul_transpose_add_add(x, weight, None, residual, end.y_dtype), (mmt.context(x, weight), {})
+
+
+@register_fusion_inference
+def mmt_add_add_inf_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> nvte.Tensor:
+    """``x @ weight.T + (bias1 + bias2)``: the biases are added to each other first."""
+    return nvte.matmul_transpose_add(*mmt.operands(x), _sum(add1, add2), add2.y_dtype)
+
+
+@register_fusion_forward
+def mmt_add_add_fwd_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+    """``x @ weight.T + (bias1 + bias2)``: the biases are added to each other first."""
+    x, weight = mmt.operands(x)
+    return nvte.matmul_transpose_add(x, weight, _sum(add1, add2), add2.y_dtype), (mmt.context(x, weight), {}, {})
+
+
+def _sum(add1: Add, add2: Add) -> nvte.Tensor:
+    return nvte.add(bias_of(add1), bias_of(add2), nvte.DType.Float32)

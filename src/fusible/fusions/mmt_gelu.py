@@ -1,0 +1,141 @@
+"""A linear layer and its GELU in one product; the input of the GELU is kept for backward."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.fusions.add_activation import add_gelu_bwd_fused
+from fusible.fusions.mmt_add import bias_of
+from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
+from fusible.nvte import DType, element
+from fusible.ops import GELU, MMT, Add, Context, GeGLU, ResidualEnd
+
+__all__ = [
+    "mmt_add_gelu_add_fwd_fused",
+    "mmt_add_gelu_add_inf_fused",
+    "mmt_add_gelu_bwd_fused",
+    "mmt_add_gelu_fwd_fused",
+    "mmt_add_gelu_inf_fused",
+    "mmt_add_gelu_residual_fwd_fused",
+    "mmt_add_gelu_residual_inf_fused",
+    "mmt_geglu_bwd_fused",
+    "mmt_gelu_add_fwd_fused",
+    "mmt_gelu_add_inf_fused",
+    "mmt_gelu_fwd_fused",
+    "mmt_gelu_inf_fused",
+    "mmt_gelu_residual_fwd_fused",
+    "mmt_gelu_residual_inf_fused",
+]
+
+
+def _pre_type(gelu: GELU, producer: MMT | Add) -> DType:
+    """The type of the GELU's input: what the GELU asks for, else what its producer gives."""
+    return element(gelu.x_dtype if gelu.x_dtype is not None else producer.y_dtype)
+
+
+@register_fusion_inference
+def mmt_gelu_inf_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
+    """``gelu(x @ weight.T)``: the product applies the GELU."""
+    return nvte.matmul_transpose_gelu(*mmt.operands(x), gelu.y_dtype, _pre_type(gelu, mmt))[0]
+
+
+@register_fusion_forward
+def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+    """``gelu(x @ weight.T)``: the product applies the GELU; its input is kept."""
+    x, weight = mmt.operands(x)
+    y, pre = nvte.matmul_transpose_gelu(x, weight, gelu.y_dtype, _pre_type(gelu, mmt))
+    return y, (mmt.context(x, weight), {"x": pre})
+
+
+@register_fusion_inference
+def mmt_add_gelu_inf_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
+    """``gelu(x @ weight.T + bias)``: the product applies the GELU."""
+    return nvte.matmul_transpose_add_gelu(*mmt.operands(x), bias_of(add), gelu.y_dtype, _pre_type(gelu, add))[0]
+
+
+@register_fusion_forward
+def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+    """``gelu(x @ weight.T + bias)``: the product applies the GELU; its input is kept."""
+    x, weight = mmt.operands(x)
+    y, pre = nvte.matmul_transpose_add_gelu(x, weight, bias_of(add), gelu.y_dtype, _pre_type(gelu, add))
+    return y, (mmt.context(x, weight), {}, {"x": pre})
+
+
+@register_fusion_backward
+def mmt_add_gelu_bwd_fused(mmt: MMT, add: Add, gelu: GELU, mmt_ctx: Context, add_ctx: Context, gelu_ctx: Context, dy: nvte.Tensor):
+    """GELU's backward also sums the gradient of the bias, and writes what the product's backward reads."""
+    d, (add_grads, gelu_grads) = add_gelu_bwd_fused(add, gelu, add_ctx, gelu_ctx, dy)
+    assert d is not None
+    dx, mmt_grads = mmt.backward(mmt_ctx, d)
+    return dx, (mmt_grads, add_grads, gelu_grads)
+
+
+@register_fusion_inference
+def mmt_gelu_add_inf_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+    """``gelu(x @ weight.T) + bias``."""
+    return nvte.matmul_transpose_gelu_add(*mmt.operands(x), bias_of(add), add.y_dtype, _pre_type(gelu, mmt))[0]
+
+
+@register_fusion_forward
+def mmt_gelu_add_fwd_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+    """``gelu(x @ weight.T) + bias``; its input is kept."""
+    x, weight = mmt.operands(x)
+    y, pre = nvte.matmul_transpose_gelu_add(x, weight, bias_of(add), add.y_dtype, _pre_type(gelu, mmt))
+    return y, (mmt.context(x, weight), {"x": pre}, {})
+
+
+@register_fusion_inference
+def mmt_gelu_residual_inf_fused(mmt: MMT, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor) -> nvte.Tensor:
+    """``gelu(x @ weight.T) + residual``."""
+    return nvte.matmul_transpose_gelu_add(*mmt.operands(x), residual, end.y_dtype, _pre_type(gelu, mmt))[0]
+
+
+@register_fusion_forward
+def mmt_gelu_residual_fwd_fused(
+    mmt: MMT, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+    """``gelu(x @ weight.T) + residual``; its input is kept."""
+    x, weight = mmt.operands(x)
+    y, pre = nvte.matmul_transpose_gelu_add(x, weight, residual, end.y_dtype, _pre_type(gelu, mmt))
+    return y, (mmt.context(x, weight), {"x": pre}, {})
+
+
+@register_fusion_inference
+def mmt_add_gelu_add_inf_fused(mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor) -> nvte.Tensor:
+    """``gelu(x @ weight.T + bias1) + bias2``."""
+    return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add1), bias_of(add2), add2.y_dtype, _pre_type(gelu, add1))[0]
+
+
+@register_fusion_forward
+def mmt_add_gelu_add_fwd_fused(
+    mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
+    """``gelu(x @ weight.T + bias1) + bias2``; its input is kept."""
+    x, weight = mmt.operands(x)
+    y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add1), bias_of(add2), add2.y_dtype, _pre_type(gelu, add1))
+    return y, (mmt.context(x, weight), {}, {"x": pre}, {})
+
+
+@register_fusion_inference
+def mmt_add_gelu_residual_inf_fused(
+    mmt: MMT, add: Add, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+) -> nvte.Tensor:
+    """``gelu(x @ weight.T + bias) + residual``."""
+    return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add), residual, end.y_dtype, _pre_type(gelu, add))[0]
+
+
+@register_fusion_forward
+def mmt_add_gelu_residual_fwd_fused(
+    mmt: MMT, add: Add, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
+    """``gelu(x @ weight.T + bias) + residual``; its input is kept."""
+    x, weight = mmt.operands(x)
+    y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add), residual, end.y_dtype, _pre_type(gelu, add))
+    return y, (mmt.context(x, weight), {}, {"x": pre}, {})
+
+
+@register_fusion_backward
+def mmt_geglu_bwd_fused(mmt: MMT, geglu: GeGLU, mmt_ctx: Context, geglu_ctx: Context, dy: nvte.Tensor):
+    """GeGLU's backward writes what the product's backward reads."""
+    d, _ = geglu.with_(dx_dtype=mmt.dy_dtype or geglu.dx_dtype).backward(geglu_ctx, dy)
+    dx, mmt_grads = mmt.backward(mmt_ctx, d)
+    return dx, (mmt_grads, [])

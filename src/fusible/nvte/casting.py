@@ -1,0 +1,165 @@
+"""Words that change a tensor's type: quantize, dequantize, and the casts made of them.
+
+"checked" words return their argument where it has the wanted type already. ``cast_transpose*`` give (cast, cast transposed) from one read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible import tex
+from fusible.nvte.dtype import DType, QuantizedType, Type, is_quantized_type
+from fusible.nvte.execution import current_pass
+from fusible.nvte.frameworks import nvte_dtype
+from fusible.nvte.tensor import Tensor
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
+
+__all__ = [
+    "bgrad_cast",
+    "cast",
+    "cast_checked",
+    "cast_transpose",
+    "cast_transpose_checked",
+    "cast_transpose_dbias_checked",
+    "dequantize",
+    "emit",
+    "multi_cast_transpose",
+    "multi_cast_transpose_checked",
+    "plain",
+    "quantize",
+    "quantizer_for",
+    "transpose",
+]
+
+
+def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
+    """The per-call descriptor by which tex quantizes into ``type``; None for an unquantized type. ``emit`` takes it back after the call."""
+    if not is_quantized_type(type):
+        return None
+    if isinstance(type, DType):
+        return Float8CurrentScalingQuantizer(type, columnwise=columnwise, internal=True)
+    if type.scaling == "delayed":
+        return Float8Quantizer(current_pass().scale(type.slot), None, type.dtype, columnwise=columnwise, internal=True)
+    return Float8CurrentScalingQuantizer(
+        type.dtype, columnwise=columnwise, force_pow_2_scales=type.power_2_scale, amax_epsilon=type.amax_epsilon, internal=True
+    )
+
+
+def emit(data: Any, type: Type, quantizer: Any) -> Tensor:
+    """Wrap what a tex call gave for ``type``: notes the amax that the call observed in the running pass, casts what is not yet of the type."""
+    if quantizer is None:
+        return plain(data, type)  # type: ignore[arg-type]
+    if isinstance(quantizer, Float8Quantizer):
+        note_amax(type.slot, quantizer.amax)  # type: ignore[union-attr]
+    return Tensor(data, type)
+
+
+def plain(data: Any, type: DType) -> Tensor:
+    """Wrap unquantized data, cast where it is not of the type."""
+    return Tensor(data if nvte_dtype(data.dtype) is type else tex.prim.cast(data, type), type)
+
+
+def note_amax(slot: str, amax: Any) -> None:
+    """Leave an amax (fp32 ``[1]``) with the running pass."""
+    amaxes = current_pass().amaxes
+    assert slot not in amaxes, f"slot {slot} was quantized twice in one pass"
+    amaxes[slot] = amax
+
+
+def quantize(x: Tensor, type: QuantizedType, scale: Any = None) -> tuple[Tensor, Any]:
+    """``(q, amax)``: ``x`` in an 8-bit type, and ``max|x|`` (fp32 ``[1]``; None under current scaling, which keeps it to itself).
+
+    ``scale`` (fp32 ``[1]``) defaults to the running pass's for the type's slot. Notes nothing in the pass.
+    """
+    if type.scaling == "delayed":
+        quantizer: Any = Float8Quantizer(
+            scale if scale is not None else current_pass().scale(type.slot), None, type.dtype, columnwise=False, internal=True
+        )
+        return Tensor(tex.quantize(x.data, quantizer, None, None), type), quantizer.amax
+    return Tensor(tex.quantize(x.data, quantizer_for(type), None, None), type), None
+
+
+def dequantize(x: Tensor, dtype: DType) -> Tensor:
+    """``value * scale_inv`` of a quantized tensor, rounded once to ``dtype``."""
+    return Tensor(tex.dequantize(x.data, dtype), dtype)
+
+
+def cast(x: Tensor, type: Type) -> Tensor:
+    """``x`` in another type; into an 8-bit one, its amax is noted in the running pass."""
+    if is_quantized_type(x.type):
+        x = dequantize(x, type if not is_quantized_type(type) else DType.Float32)  # type: ignore[arg-type]
+        if not is_quantized_type(type):
+            return x
+    if not is_quantized_type(type):
+        return Tensor(tex.prim.cast(x.data, type), type)
+    quantizer = quantizer_for(type)
+    return emit(tex.quantize(x.data, quantizer, None, None), type, quantizer)
+
+
+def cast_checked(x: Tensor, type: Type | None) -> Tensor:
+    """``cast`` where the type differs; None asks for nothing. A bare 8-bit request is met by any scaling of that format."""
+    if type is None or x.type == type or (x.dtype == type and is_quantized_type(x.type)):
+        return x
+    return cast(x, type)
+
+
+def transpose(x: Tensor) -> Tensor:
+    """The transposed matrix; of a quantized one the bytes are transposed and the scale is shared."""
+    if not is_quantized_type(x.type):
+        return Tensor(tex.prim.transpose(x.data), x.type)
+    bytes_ = x.columnwise if x.columnwise is not None else tex.fp8_transpose(x.data._data, x.dtype, out=None)
+    return _transposed_view(x, bytes_)
+
+
+def cast_transpose(x: Tensor, type: Type) -> tuple[Tensor, Tensor]:
+    """``(cast, cast transposed)`` of a matrix."""
+    if not is_quantized_type(type) or is_quantized_type(x.type):
+        y = cast(x, type)
+        return y, transpose(y)
+    quantizer = quantizer_for(type, columnwise=True)
+    y = emit(tex.quantize(x.data, quantizer, None, None), type, quantizer)
+    return y, _transposed_view(y, y.columnwise)
+
+
+def cast_transpose_checked(x: Tensor, type: Type | None) -> tuple[Tensor, Tensor]:
+    """``cast_transpose`` that does not cast where the type is already right."""
+    y = cast_checked(x, type)
+    return (y, transpose(y)) if y is x or type is None else cast_transpose(x, type)
+
+
+def multi_cast_transpose(xs: Sequence[Tensor], types: Sequence[Type]) -> list[tuple[Tensor, Tensor]]:
+    """``cast_transpose`` of each tensor to its type."""
+    return [cast_transpose(x, type) for x, type in zip(xs, types, strict=True)]
+
+
+def multi_cast_transpose_checked(xs: Sequence[Tensor], types: Sequence[Type | None]) -> list[tuple[Tensor, Tensor]]:
+    """``cast_transpose_checked`` of each tensor to its type."""
+    return [cast_transpose_checked(x, type) for x, type in zip(xs, types, strict=True)]
+
+
+def bgrad_cast(dy: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
+    """``(dy in type, dbias)`` with ``dbias [columns]`` the sum of ``dy [rows, columns]`` over its rows in fp32, rounded to ``dbias_type``.
+
+    Where ``dy`` is quantized by the same read, the sum is rounded to its dtype first, as tex gives it.
+    """
+    if is_quantized_type(type) and not is_quantized_type(dy.type):
+        quantizer = quantizer_for(type)
+        sums, data = tex.bgrad_quantize(dy.data, quantizer)
+        return emit(data, type, quantizer), plain(sums, dbias_type)
+    decoded = dequantize(dy, DType.Float32) if is_quantized_type(dy.type) else dy
+    return cast_checked(dy, type), Tensor(tex.prim.row_sum(decoded.data, dbias_type), dbias_type)
+
+
+def cast_transpose_dbias_checked(dy: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor, Tensor]:
+    """``(cast, cast transposed, dbias)`` of a gradient ``[rows, columns]``."""
+    y, dbias = bgrad_cast(dy, type, dbias_type)
+    return y, transpose(y), dbias
+
+
+def _transposed_view(x: Tensor, bytes_: Any) -> Tensor:
+    held = x.data
+    return Tensor(
+        Float8TensorStorage(data=bytes_, fp8_scale_inv=held._scale_inv, fp8_dtype=held._fp8_dtype, fake_dtype=held._dtype, quantizer=held._quantizer),
+        x.type,
+    )

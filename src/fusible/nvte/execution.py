@@ -1,0 +1,68 @@
+"""The running pass: what words may know of it, and where quantization reads its scales and leaves its amaxes.
+
+A pass is per thread and per call. Words outside of any pass see ``Pass("inference")`` without scales.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["Pass", "PassKind", "current_pass", "pass_", "running", "set_execution_state"]
+
+PassKind = Literal["forward", "backward", "inference"]
+
+
+class Pass:
+    """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), and the ``amaxes`` by slot that quantization observed."""
+
+    __slots__ = ("amaxes", "kind", "scales")
+
+    def __init__(self, kind: PassKind, scales: Mapping[str, Any] | None = None) -> None:
+        self.kind: PassKind = kind
+        self.scales = scales if scales is not None else {}
+        self.amaxes: dict[str, Any] = {}
+
+    def scale(self, slot: str) -> Any:
+        """The scale of a slot. Raises ``ArgumentError`` where the pass has none of that name."""
+        try:
+            return self.scales[slot]
+        except KeyError:
+            raise ArgumentError(
+                expected(f"a scale named {slot!r}", of="the running pass", got=f"{sorted(self.scales) or 'none'}", do="run inside nvte.running(Pass)")
+            ) from None
+
+
+_local = threading.local()
+_OUTSIDE = Pass("inference")
+
+
+def current_pass() -> Pass:
+    """The pass that runs in this thread."""
+    return getattr(_local, "current", None) or _OUTSIDE
+
+
+def pass_() -> PassKind:
+    """The kind of the pass that runs in this thread."""
+    return current_pass().kind
+
+
+def set_execution_state(state: Pass | None) -> Pass | None:
+    """Make ``state`` the running pass of this thread (None: no pass) and return the former one. Prefer ``running``."""
+    former = getattr(_local, "current", None)
+    _local.current = state
+    return former
+
+
+@contextmanager
+def running(state: Pass) -> Iterator[Pass]:
+    """Run the body as ``state``."""
+    former = set_execution_state(state)
+    try:
+        yield state
+    finally:
+        set_execution_state(former)

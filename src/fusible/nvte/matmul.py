@@ -1,0 +1,117 @@
+"""Words for matrix products. ``matmul_transpose`` is fprop (TN), ``matmul`` dgrad (NN), ``transpose_matmul`` wgrad (NT).
+
+Operands may be 8-bit; products accumulate in fp32, are scaled there, and are rounded once to ``type``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible import tex
+from fusible.nvte.casting import cast_checked, emit, plain, quantizer_for
+from fusible.nvte.dtype import DType, Type, is_quantized_type
+from fusible.nvte.elementwise import add
+from fusible.nvte.tensor import Tensor
+
+__all__ = [
+    "matmul",
+    "matmul_transpose",
+    "matmul_transpose_add",
+    "matmul_transpose_add_add",
+    "matmul_transpose_add_gelu",
+    "matmul_transpose_add_gelu_add",
+    "matmul_transpose_gelu",
+    "matmul_transpose_gelu_add",
+    "transpose_matmul",
+    "transpose_matmul_dbias",
+]
+
+
+def matmul_transpose(x: Tensor, weight: Tensor, type: Type) -> Tensor:
+    """``x @ weight.T``: ``[tokens, K], [N, K] -> [tokens, N]``."""
+    return _gemm(weight, True, x, False, type)[0]
+
+
+def matmul_transpose_add(x: Tensor, weight: Tensor, bias: Tensor, type: Type) -> Tensor:
+    """``x @ weight.T + bias`` with ``bias [N]``."""
+    return _gemm(weight, True, x, False, type, bias=bias)[0]
+
+
+def matmul_transpose_add_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, type: Type) -> Tensor:
+    """``x @ weight.T + bias + residual`` with ``residual [tokens, N]``, summed in fp32 and rounded once."""
+    return _gemm(weight, True, x, False, type, bias=bias, addend=residual)[0]
+
+
+def matmul_transpose_gelu(x: Tensor, weight: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
+    """``(gelu(z), z)`` with ``z = x @ weight.T`` in ``pre_type``."""
+    y, pre = _gemm(weight, True, x, False, type, gelu=True, pre_type=pre_type)
+    return y, pre
+
+
+def matmul_transpose_add_gelu(x: Tensor, weight: Tensor, bias: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
+    """``(gelu(z), z)`` with ``z = x @ weight.T + bias`` in ``pre_type``."""
+    y, pre = _gemm(weight, True, x, False, type, bias=bias, gelu=True, pre_type=pre_type)
+    return y, pre
+
+
+def matmul_transpose_gelu_add(x: Tensor, weight: Tensor, addend: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
+    """``(gelu(z) + addend, z)`` with ``z = x @ weight.T`` in ``pre_type``; ``addend`` is ``[N]`` or ``[tokens, N]``."""
+    y, pre = matmul_transpose_gelu(x, weight, pre_type, pre_type)
+    return add(y, addend, type), pre
+
+
+def matmul_transpose_add_gelu_add(
+    x: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, type: Type, pre_type: DType
+) -> tuple[Tensor, Tensor]:
+    """``(gelu(z) + addend, z)`` with ``z = x @ weight.T + bias`` in ``pre_type``."""
+    y, pre = matmul_transpose_add_gelu(x, weight, bias, pre_type, pre_type)
+    return add(y, addend, type), pre
+
+
+def matmul(dy: Tensor, weight: Tensor, type: Type) -> Tensor:
+    """``dy @ weight``: ``[tokens, N], [N, K] -> [tokens, K]``."""
+    return _gemm(weight, False, dy, False, type, grad=True)[0]
+
+
+def transpose_matmul(dy: Tensor, x: Tensor, type: Type) -> Tensor:
+    """``dy.T @ x``: ``[tokens, N], [tokens, K] -> [N, K]``."""
+    return _gemm(x, False, dy, True, type, grad=True)[0]
+
+
+def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:
+    """``(dy.T @ x, dbias)`` of unquantized operands, with ``dbias [N]`` the sum of ``dy`` over rows from the same read."""
+    result = tex.generic_gemm(
+        x.data, False, dy.data, True, None, None, type, dy.data, dbias_type, False, None, True, None, 0, False, True
+    )
+    return Tensor(result[0], type), plain(result[1], dbias_type)
+
+
+def _gemm(
+    a: Tensor,
+    trans_a: bool,
+    b: Tensor,
+    trans_b: bool,
+    type: Type,
+    *,
+    bias: Tensor | None = None,
+    gelu: bool = False,
+    grad: bool = False,
+    addend: Tensor | None = None,
+    pre_type: DType = DType.BFloat16,
+) -> tuple[Tensor, Any]:
+    """``op(b) @ op(a)`` with its epilogue; the second value is the input of gelu in ``pre_type``, or None."""
+    quantizer = quantizer_for(type)
+    out_type: DType = DType.Float32 if is_quantized_type(type) else type  # type: ignore[assignment]
+    into = None
+    if addend is not None:
+        into, quantizer = tex.prim.copy(tex.prim.cast(addend.data, out_type)), None
+    bias_data = bias.data if bias is not None else None
+    bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
+    result = tex.generic_gemm(
+        a.data, trans_a, b.data, trans_b, into, quantizer, out_type, bias_data, bias_type, gelu, None, grad, None, 0, addend is not None, True
+    )
+    if addend is not None:
+        y = cast_checked(Tensor(result[0], out_type), type)
+    else:
+        y = emit(result[0], type, quantizer) if quantizer is not None else Tensor(result[0], out_type)
+    return y, plain(result[2], pre_type) if gelu else None

@@ -1,0 +1,56 @@
+"""``Add``: a bias for every row."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.nvte import DType
+from fusible.ops.op import Context, Op, check_width
+
+__all__ = ["Add"]
+
+
+class Add(Op):
+    """``y = x + bias`` with ``x [tokens, N]``, ``bias [N]``; ``dx = dy``, ``dbias`` = the sum of ``dy`` over rows."""
+
+    quantizes_dx = True
+
+    def __init__(
+        self,
+        bias: nvte.Tensor,
+        *,
+        x_dtype: nvte.Type | None = None,
+        bias_dtype: nvte.Type | None = None,
+        dy_dtype: nvte.Type | None = None,
+        y_dtype: nvte.Type = DType.BFloat16,
+        dx_dtype: nvte.Type = DType.BFloat16,
+        dbias_dtype: nvte.DType = DType.BFloat16,
+    ) -> None:
+        self.bias = bias
+        self.x_dtype = x_dtype
+        self.bias_dtype = bias_dtype
+        self.dy_dtype = dy_dtype
+        self.y_dtype = y_dtype
+        self.dx_dtype = dx_dtype
+        self.dbias_dtype = dbias_dtype
+
+    @property
+    def args(self) -> list[nvte.Tensor]:
+        return [self.bias]
+
+    def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        x = nvte.cast_checked(x, self.x_dtype)
+        bias = nvte.cast_checked(self.bias, self.bias_dtype)
+        return nvte.add(x, bias, self.y_dtype), {}
+
+    def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
+        dy = nvte.cast_checked(dy, self.dy_dtype)
+        if self.wants("x") and self.wants("bias"):
+            dx, dbias = nvte.bgrad_cast(dy, self.dx_dtype, self.dbias_dtype)
+            return dx, [dbias]
+        if self.wants("x"):
+            return nvte.cast_checked(dy, self.dx_dtype), [None]
+        return None, [nvte.dbias(dy, self.dbias_dtype) if self.wants("bias") else None]
+
+    def width(self, width: int) -> int:
+        check_width(self, self.bias.shape[0], width)
+        return width

@@ -1,0 +1,58 @@
+"""``Dropout``."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.errors import ArgumentError, expected
+from fusible.nvte import DType
+from fusible.ops.op import Context, Op
+
+__all__ = ["Dropout"]
+
+
+class Dropout(Op):
+    """While training, each element is zero with probability ``p``, else divided by ``1 - p`` (Srivastava et al. 2014); otherwise ``y = x``.
+
+    The draw follows from the call's ``seed`` and the op's position alone, so every executor draws the same.
+    """
+
+    def __init__(
+        self,
+        p: float,
+        *,
+        x_dtype: nvte.Type | None = DType.BFloat16,
+        dy_dtype: nvte.Type | None = DType.BFloat16,
+        y_dtype: nvte.Type = DType.BFloat16,
+        dx_dtype: nvte.Type = DType.BFloat16,
+    ) -> None:
+        if not 0 <= p < 1:
+            raise ArgumentError(expected("a probability in [0, 1)", of="Dropout", got=p, do="give the share of elements to drop"))
+        self.p = p
+        self.x_dtype = x_dtype
+        self.dy_dtype = dy_dtype
+        self.y_dtype = y_dtype
+        self.dx_dtype = dx_dtype
+
+    @property
+    def drops(self) -> bool:
+        return self.training and self.p > 0
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        return ("seed",) if self.drops else ()
+
+    def forward(self, x: nvte.Tensor, *, seed: nvte.Tensor | None = None) -> tuple[nvte.Tensor, Context]:
+        x = nvte.cast_checked(x, self.x_dtype)
+        if seed is None:
+            return nvte.cast_checked(x, self.y_dtype), {}
+        y, mask = nvte.dropout(x, self.p, seed, self.position, self.y_dtype)
+        return y, {"mask": mask}
+
+    def backward(self, ctx: Context, dy: nvte.Tensor, *, seed: nvte.Tensor | None = None) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
+        dy = nvte.cast_checked(dy, self.dy_dtype)
+        if "mask" not in ctx:
+            return nvte.cast_checked(dy, self.dx_dtype), []
+        return nvte.ddropout(dy, ctx["mask"], self.p, self.dx_dtype), []
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -1,0 +1,138 @@
+"""``LayerNorm`` and ``RMSNorm``."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.nvte import DType
+from fusible.ops.op import Context, Op, check_width
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+
+class _Norm(Op):
+    quantizes_y = True
+
+    def __init__(
+        self,
+        weight: nvte.Tensor,
+        *,
+        eps: float,
+        zero_centered_gamma: bool,
+        x_dtype: nvte.Type | None,
+        weight_dtype: nvte.Type | None,
+        dy_dtype: nvte.Type | None,
+        y_dtype: nvte.Type,
+        dx_dtype: nvte.Type,
+    ) -> None:
+        self.weight = weight
+        self.eps = eps
+        self.zero_centered_gamma = zero_centered_gamma
+        self.x_dtype = x_dtype
+        self.weight_dtype = weight_dtype
+        self.dy_dtype = dy_dtype
+        self.y_dtype = y_dtype
+        self.dx_dtype = dx_dtype
+
+    def width(self, width: int) -> int:
+        check_width(self, self.weight.shape[0], width)
+        return width
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}"
+
+
+class LayerNorm(_Norm):
+    """``y = (x - mean) * rsigma * weight + bias`` over the columns (Ba et al. 2016, arXiv:1607.06450).
+
+    ``rsigma = 1 / sqrt(var + eps)``; ``weight + 1`` stands for ``weight`` where ``zero_centered_gamma``.
+    """
+
+    def __init__(
+        self,
+        weight: nvte.Tensor,
+        bias: nvte.Tensor,
+        *,
+        eps: float = 1e-5,
+        zero_centered_gamma: bool = False,
+        x_dtype: nvte.Type | None = DType.BFloat16,
+        weight_dtype: nvte.Type | None = None,
+        bias_dtype: nvte.Type | None = None,
+        dy_dtype: nvte.Type | None = DType.BFloat16,
+        y_dtype: nvte.Type = DType.Float8E4M3,
+        dx_dtype: nvte.Type = DType.BFloat16,
+    ) -> None:
+        super().__init__(
+            weight,
+            eps=eps,
+            zero_centered_gamma=zero_centered_gamma,
+            x_dtype=x_dtype,
+            weight_dtype=weight_dtype,
+            dy_dtype=dy_dtype,
+            y_dtype=y_dtype,
+            dx_dtype=dx_dtype,
+        )
+        self.bias = bias
+        self.bias_dtype = bias_dtype
+
+    @property
+    def args(self) -> list[nvte.Tensor]:
+        return [self.weight, self.bias]
+
+    def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        x = nvte.cast_checked(x, self.x_dtype)
+        weight = nvte.cast_checked(self.weight, self.weight_dtype)
+        bias = nvte.cast_checked(self.bias, self.bias_dtype)
+        y, mu, rsigma = nvte.layernorm(x, weight, bias, self.eps, self.zero_centered_gamma, self.y_dtype)
+        return y, {"x": x, "weight": weight, "mu": mu, "rsigma": rsigma}
+
+    def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
+        dy = nvte.cast_checked(dy, self.dy_dtype)
+        dx, dweight, dbias = nvte.dlayernorm(
+            dy, ctx["x"], ctx["mu"], ctx["rsigma"], ctx["weight"], self.zero_centered_gamma, self.dx_dtype
+        )
+        return dx, [dweight, dbias]
+
+
+class RMSNorm(_Norm):
+    """``y = x * rsigma * weight`` with ``rsigma = 1 / sqrt(mean(x^2) + eps)`` (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+    ``weight + 1`` stands for ``weight`` where ``zero_centered_gamma``.
+    """
+
+    def __init__(
+        self,
+        weight: nvte.Tensor,
+        *,
+        eps: float = 1e-5,
+        zero_centered_gamma: bool = False,
+        x_dtype: nvte.Type | None = DType.BFloat16,
+        weight_dtype: nvte.Type | None = None,
+        dy_dtype: nvte.Type | None = DType.BFloat16,
+        y_dtype: nvte.Type = DType.Float8E4M3,
+        dx_dtype: nvte.Type = DType.BFloat16,
+    ) -> None:
+        super().__init__(
+            weight,
+            eps=eps,
+            zero_centered_gamma=zero_centered_gamma,
+            x_dtype=x_dtype,
+            weight_dtype=weight_dtype,
+            dy_dtype=dy_dtype,
+            y_dtype=y_dtype,
+            dx_dtype=dx_dtype,
+        )
+
+    @property
+    def args(self) -> list[nvte.Tensor]:
+        return [self.weight]
+
+    def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        x = nvte.cast_checked(x, self.x_dtype)
+        weight = nvte.cast_checked(self.weight, self.weight_dtype)
+        y, rsigma = nvte.rmsnorm(x, weight, self.eps, self.zero_centered_gamma, self.y_dtype)
+        return y, {"x": x, "weight": weight, "rsigma": rsigma}
+
+    def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
+        dy = nvte.cast_checked(dy, self.dy_dtype)
+        dx, dweight = nvte.drmsnorm(dy, ctx["x"], ctx["rsigma"], ctx["weight"], self.zero_centered_gamma, self.dx_dtype)
+        return dx, [dweight]

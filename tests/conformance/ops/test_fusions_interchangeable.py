@@ -1,0 +1,135 @@
+"""Each registered fusion is interchangeable with its unfused sequence, types included; and the proof notices one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from ops_interchange import MODES, Case, Mode, cases, prove
+
+from fusible import nvte
+from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, unregister_fusion
+from fusible.nvte import DType
+from fusible.ops import GELU, MMT, Add, Context, SiLU
+
+ALL = [pytest.param(case, id=case.name) for case in cases()]
+BY_NAME = {mode.name: mode for mode in MODES}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("case", ALL)
+def test_fused_equals_unfused(case: Case, mode: Mode) -> None:
+    assert prove(case, mode)
+
+
+@contextmanager
+def planted(register: Callable[[Any], Any], function: Any) -> Iterator[Case]:
+    """A fusion that is registered for a moment: the case that ``cases`` makes of it."""
+    register(function)
+    try:
+        (case,) = [case for case in cases() if case.fusion.function is function]
+        yield case
+    finally:
+        unregister_fusion(function)
+
+
+def rejected(case: Case, modes: tuple[str, ...], why: str) -> None:
+    for name in modes:
+        with pytest.raises(AssertionError, match=why):
+            prove(case, BY_NAME[name])
+
+
+EVERY = tuple(BY_NAME)
+
+
+def test_a_right_fusion_is_accepted() -> None:
+    def right(mmt: MMT, silu: SiLU, x: nvte.Tensor) -> nvte.Tensor:
+        return silu.inference(mmt.inference(x))
+
+    with planted(register_fusion_inference, right) as case:
+        assert all(prove(case, mode) for mode in MODES)
+
+
+def test_a_wrong_value_is_noticed() -> None:
+    def forgets_the_bias(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+        return nvte.matmul_transpose(*mmt.operands(x), add.y_dtype)
+
+    with planted(register_fusion_inference, forgets_the_bias) as case:
+        rejected(case, EVERY, "bound|step|differ")
+
+
+def test_a_slightly_wrong_value_is_noticed() -> None:
+    def another_gelu(add: Add, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
+        return nvte.qgelu(add.inference(x), gelu.y_dtype)
+
+    with planted(register_fusion_inference, another_gelu) as case:
+        rejected(case, ("fp32",), "bound")
+
+
+def test_a_type_that_is_not_the_asked_one_is_noticed() -> None:
+    def always_fp32(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+        return nvte.matmul_transpose_add(*mmt.operands(x), add.bias, DType.Float32)
+
+    with planted(register_fusion_inference, always_fp32) as case:
+        rejected(case, ("bf16", "delayed", "current"), "y: fp32 instead of bf16")
+
+
+def test_a_type_that_is_a_lie_is_noticed() -> None:
+    def says_otherwise(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
+        y = nvte.matmul_transpose_add(*mmt.operands(x), add.bias, DType.Float32)
+        return nvte.Tensor(y.data, add.y_dtype)
+
+    with planted(register_fusion_inference, says_otherwise) as case:
+        rejected(case, ("bf16", "delayed", "current"), "says bf16, holds fp32")
+
+
+def test_a_missing_context_is_noticed() -> None:
+    def saves_nothing(mmt: MMT, silu: SiLU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+        y, ctx = mmt.forward(x)
+        return silu.inference(y), (ctx, {})
+
+    with planted(register_fusion_forward, saves_nothing) as case:
+        rejected(case, EVERY, "context 1 lacks")
+
+
+def test_an_operand_saved_unquantized_is_noticed() -> None:
+    def saves_the_weight_itself(mmt: MMT, silu: SiLU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+        y, ctx = mmt.forward(x)
+        kept = {**ctx, "weight": mmt.weight} if "weight" in ctx else ctx
+        return silu.inference(y), (kept, {"x": y})
+
+    with planted(register_fusion_forward, saves_the_weight_itself) as case:
+        rejected(case, ("delayed", "current", "bf16 on fp32 weights"), "context 0 weight: fp32 instead of")
+
+
+def test_a_gradient_of_another_type_is_noticed() -> None:
+    def halves(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor) -> Any:
+        d, add_grads = add.backward(add_ctx, dy)
+        assert d is not None
+        dx, mmt_grads = mmt.backward(mmt_ctx, d)
+        return dx, (mmt_grads, [None if g is None else nvte.cast(g, DType.Float16) for g in add_grads])
+
+    with planted(register_fusion_backward, halves) as case:
+        rejected(case, ("fp32", "bf16", "delayed"), "dbias of op 1: fp16 instead of")
+
+
+def test_gradients_in_another_order_are_noticed() -> None:
+    def reversed_gradients(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor) -> Any:
+        d, add_grads = add.backward(add_ctx, dy)
+        assert d is not None
+        dx, mmt_grads = mmt.backward(mmt_ctx, d)
+        return dx, (add_grads, mmt_grads)
+
+    with planted(register_fusion_backward, reversed_gradients) as case:
+        rejected(case, EVERY, "missing|shape")
+
+
+def test_an_amax_that_is_not_observed_is_noticed() -> None:
+    def uses_current_scaling(mmt: MMT, silu: SiLU, x: nvte.Tensor) -> nvte.Tensor:
+        weight = nvte.cast(mmt.weight, DType.Float8E4M3)
+        return silu.inference(nvte.matmul_transpose(nvte.cast_checked(x, mmt.x_dtype), weight, mmt.y_dtype))
+
+    with planted(register_fusion_inference, uses_current_scaling) as case:
+        rejected(case, ("delayed",), "observed")
