@@ -1,0 +1,156 @@
+"""One call of a pipeline: the programs of its passes, and the autograd node of each segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusible.compute_pipeline import Plan, run_backward, run_forward, run_inference
+from fusible.errors import NotServedError, expected
+from fusible.nvte import Sequences, Tensor, flatten, make_nvte_tensor, unflatten
+from fusible.pytorch.executors import Executor
+from fusible.pytorch.scaling import ScalingOwner, Snapshot
+
+__all__ = ["Call", "Given", "PipelineFunction", "infer"]
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The values of a whole call, apart: the tensors by name, and how they are put together (hashable)."""
+
+    tensors: dict[str, list[torch.Tensor]]
+    static: dict[str, Any]
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Given:
+        tensors: dict[str, list[torch.Tensor]] = {}
+        static: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, Sequences):
+                tensors[name] = [value.cu_seqlens.data]
+                static[name] = (value.count, value.max_seqlen, value.uniform)
+            else:
+                tensors[name] = [value.data]
+                static[name] = None
+        return cls(tensors, static)
+
+    def leaves(self, names: Sequence[str]) -> list[torch.Tensor]:
+        return [leaf for name in names for leaf in self.tensors[name]]
+
+    def key(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.static[name] for name in names)
+
+
+def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, static, leaf in zip(names, key, leaves, strict=True):
+        tensor = make_nvte_tensor(leaf)
+        values[name] = Sequences(tensor, *static) if static is not None else tensor
+    return values
+
+
+def _read(snapshot: Snapshot | None, slots: Sequence[str]) -> dict[str, torch.Tensor]:
+    return {slot: snapshot.scales[slot] for slot in slots} if snapshot is not None else {}
+
+
+def _args(plan: Plan, start: int, stop: int, leaves: Sequence[Any]) -> list[list[Tensor]]:
+    values = iter(leaves)
+    return [[Tensor(next(values), dtype) for dtype, _ in dtypes] for dtypes in plan.request.args[start:stop]]
+
+
+@dataclass(eq=False)
+class Call:
+    """A training call: what its segments share, and what they leave."""
+
+    plan: Plan
+    executor: Executor
+    given: Given
+    owner: ScalingOwner
+    snapshot: Snapshot | None
+    amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
+    contexts: dict[int, Any] = field(default_factory=dict)
+
+    def forward(self, index: int, x: torch.Tensor, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run the forward of a segment: ``y``, and the tensors to save for its backward."""
+        plan, segment = self.plan, self.plan.segments[index]
+        scales = _read(self.snapshot, segment.state.forward)
+        names, key, slots = segment.given, self.given.key(segment.given), tuple(scales)
+
+        def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+            values = _put_together(names, key, leaves[1 + len(args) : 1 + len(args) + len(names)])
+            held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
+            x_ = make_nvte_tensor(leaves[0])
+            result = run_forward(plan, segment, x_, _args(plan, segment.start, segment.stop, leaves[1 : 1 + len(args)]), values, held)
+            saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
+            static = (tuple(tuple(ctx) for ctx in result.contexts), spec, tuple(result.amaxes))
+            return [result.y.data, *saved, *result.amaxes.values()], static
+
+        inputs = [x, *args, *self.given.leaves(names), *scales.values()]
+        outputs, (keys, spec, observed) = self.executor((plan, index, "forward", key), program, inputs)
+        end = len(outputs) - len(observed)
+        self.amaxes.update(zip(observed, outputs[end:], strict=True))
+        self.contexts[index] = (keys, spec)
+        return outputs[0], outputs[1:end]
+
+    def backward(self, index: int, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """Run the backward of a segment: ``dx`` and the gradients of its parameters."""
+        plan, segment = self.plan, self.plan.segments[index]
+        scales = _read(self.snapshot, segment.state.backward)
+        names, given_key, slots = segment.given, self.given.key(segment.given), tuple(scales)
+        context_keys, spec = self.contexts[index]
+
+        def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+            values = _put_together(names, given_key, leaves[1 + len(saved) : 1 + len(saved) + len(names)])
+            held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
+            tensors = iter(unflatten(leaves[1 : 1 + len(saved)], spec))
+            contexts = [{name: next(tensors) for name in ctx} for ctx in context_keys]
+            result = run_backward(plan, segment, contexts, make_nvte_tensor(leaves[0]), values, held)
+            results = [result.dx, *(grad for grads in result.grads for grad in grads)]
+            present = tuple(tensor is not None for tensor in results)
+            return [t.data for t in results if t is not None] + list(result.amaxes.values()), (present, tuple(result.amaxes))
+
+        inputs = [dy, *saved, *self.given.leaves(names), *scales.values()]
+        outputs, (present, observed) = self.executor((plan, index, "backward", given_key), program, inputs)
+        if observed:
+            self.owner.commit_backward(dict(zip(observed, outputs[len(outputs) - len(observed) :], strict=True)))
+        given_out = iter(outputs)
+        dx, *grads = [next(given_out) if there else None for there in present]
+        return dx, grads
+
+
+class PipelineFunction(torch.autograd.Function):
+    """The autograd node of one segment: ``apply(call, index, x, *args) -> y``. Quantized tensors stay inside."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, index: int, x: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        y, saved = call.forward(index, x, args)
+        ctx.save_for_backward(*saved)
+        ctx.call, ctx.index = call, index
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *dys: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            do = "use plain torch modules for second derivatives"
+            raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
+        dx, grads = ctx.call.backward(ctx.index, ctx.saved_tensors, dys[0])
+        return None, None, dx if ctx.needs_input_grad[2] else None, *grads
+
+
+def infer(plan: Plan, executor: Executor, x: torch.Tensor, args: Sequence[torch.Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
+    """The inference pass of a plan."""
+    scales = _read(snapshot, plan.state.forward)
+    names, key, slots = plan.given, given.key(plan.given), tuple(scales)
+
+    def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+        values = _put_together(names, key, leaves[1 + len(args) : 1 + len(args) + len(names)])
+        held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
+        y = run_inference(plan, make_nvte_tensor(leaves[0]), _args(plan, 0, len(plan.ops), leaves[1 : 1 + len(args)]), values, held)
+        return [y.data], None
+
+    outputs, _ = executor((plan, "inference", key), program, [x, *args, *given.leaves(names), *scales.values()])
+    return outputs[0]
+
+

@@ -1,0 +1,91 @@
+"""Who runs a pass: eagerly, call by call, or as one compiled program."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+
+from fusible import tex
+from fusible.errors import ArgumentError, BackendError, expected
+from fusible.pytorch.replay import Replay, apart, make_replay
+
+__all__ = ["EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
+
+Program = Callable[[list[Any]], tuple[list[Any], Any]]
+"""A pass as a function of a list of framework tensors: the resulting tensors, and what is known of them without running it."""
+
+
+_KEPT = 1024
+"""Listed programs per executor; one is a few kilobytes."""
+
+
+class Executor(Protocol):
+    """Runs programs. ``whole``: wants each pass as one program, not cut into segments."""
+
+    name: str
+    whole: bool
+
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """The program's results on ``inputs``. Two programs of one ``key`` are the same function on inputs of the same shapes and dtypes."""
+        ...
+
+
+class EagerExecutor:
+    """Calls each kernel as the pass comes to it.
+
+    A program that comes a second time on a shape is listened to, and from the third time on its kernels are called straight away (``replay``).
+    """
+
+    name = "eager"
+    whole = False
+
+    def __init__(self) -> None:
+        self._replays: OrderedDict[Hashable, Replay | None] = OrderedDict()
+
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        shaped = (key, inputs[0].shape)
+        replay = self._replays.get(shaped)
+        if replay is not None and replay.epoch == tex.registry.epoch:
+            return replay.run(inputs), replay.static
+        if shaped not in self._replays:
+            outputs, static = program(inputs)
+            self._keep(shaped, None)
+        else:
+            epoch, inputs = tex.registry.epoch, apart(inputs)
+            with tex.listening() as heard:
+                outputs, static = program(inputs)
+            self._keep(shaped, make_replay(heard, inputs, outputs, static, epoch))
+        return outputs, static
+
+    def _keep(self, key: Hashable, replay: Replay | None) -> None:
+        self._replays[key] = replay
+        while len(self._replays) > _KEPT:
+            self._replays.popitem(last=False)
+
+
+def _xla() -> Executor:
+    if importlib.util.find_spec("jaxlib") is None:
+        raise BackendError(expected("jaxlib", of="the executor 'xla'", got="no such package", do="install fusible[xla], or use executor='eager'"))
+    # Imported when asked for: it brings jaxlib, which eager users need not have.
+    from fusible.pytorch.xla_executor import XlaExecutor
+
+    return XlaExecutor()
+
+
+_EXECUTORS: dict[str, Callable[[], Executor]] = {"eager": EagerExecutor, "xla": _xla}
+
+
+def register_executor(name: str, make: Callable[[], Executor]) -> None:
+    """Make an executor available as ``Sequential.compile(executor=name)``."""
+    _EXECUTORS[name] = make
+
+
+def make_executor(name: str) -> Executor:
+    """A new executor. Raises ``ArgumentError`` for an unknown name."""
+    if name not in _EXECUTORS:
+        raise ArgumentError(expected(f"one of {', '.join(_EXECUTORS)}", of="the executor", got=repr(name), do="name one of these"))
+    return _EXECUTORS[name]()

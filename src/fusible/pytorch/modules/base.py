@@ -1,0 +1,147 @@
+"""``BaseModule``: a module that is a list of ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.ops import Op
+from fusible.pytorch.executors import make_executor
+from fusible.pytorch.runner import BoundOp, PipelineRunner
+
+__all__ = ["BaseModule", "ParameterInitMethod", "has_hooks"]
+
+ParameterInitMethod = Callable[[torch.Tensor], torch.Tensor]
+"""Fills a new parameter and returns it: ``init(torch.empty(...))``."""
+
+_STATE = "scaling_state"
+
+
+class BaseModule(nn.Module):
+    """A module that decomposes into ops. A subclass calls ``nn.Module.__init__``, assigns its parameters, then ``super().__init__(*ops)``.
+
+    ``None`` stands for an op that is switched off. Called on its own it runs its ops as a pipeline; inside a ``Sequential`` they join that one's.
+    ``forward(x, seq_lens=None)`` takes ``x [tokens, hidden]`` with ``seq_lens`` int32 ``[sequences]``, ``x [tokens, hidden]`` as one sequence, or
+    ``x [batch, seq, hidden]``; the output has the input's form.
+    """
+
+    def __init__(self, *ops: Op | None) -> None:
+        self._ops = tuple(op for op in ops if op is not None)
+        self._bound = tuple(BoundOp(op, self, self._names(op)) for op in self._ops)
+        self._executor = "eager"
+        self._runners: dict[tuple[int, ...], PipelineRunner] = {}
+        self._loaded_states: dict[str, torch.Tensor] = {}
+
+    def _names(self, op: Op) -> tuple[str, ...]:
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        missing = [name for name, arg in zip(op.arg_names, op.args, strict=True) if id(arg.data) not in names]
+        if missing:
+            raise ArgumentError(
+                f"Expected every tensor of {op!r} to be a parameter of {type(self).__name__}, got others for {', '.join(missing)}: "
+                "assign them as nn.Parameter before calling BaseModule.__init__."
+            )
+        return tuple(names[id(arg.data)] for arg in op.args)
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        """The module's ops, in order, with the parameters behind them."""
+        yield from self._bound
+
+    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+        return self._runner()(x, seq_lens)
+
+    def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
+        """What a training call on ``x`` would do: the fused passes and the type on every edge, under the ``autocast`` in force."""
+        return self._runner().explain(x, seq_lens)
+
+    def compile(self, executor: str = "xla") -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run this module's passes by ``executor`` from now on: ``"xla"`` as one program per pass and input shape, ``"eager"`` kernel by kernel.
+
+        Returns the module. Raises ``ArgumentError`` for an unknown executor.
+        """
+        make_executor(executor)
+        self._executor = executor
+        for runner in self._runners.values():
+            runner.executor = make_executor(executor)
+        return self
+
+    def _runner(self, bound: tuple[BoundOp, ...] | None = None) -> PipelineRunner:
+        bound = tuple(self.bound_ops()) if bound is None else bound
+        key = tuple(id(b.op) for b in bound)
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = PipelineRunner(bound, self._executor)
+            saved = self._loaded_states.pop(self._state_names().get(key, ""), None) if self._loaded_states else None
+            if saved is not None:
+                runner.scaling.load(saved)
+        return runner
+
+    def _pipelines(self) -> list[tuple[BoundOp, ...]]:
+        """The lists of ops that the module, as it now stands, runs as pipelines of its own; in order."""
+        return [tuple(self.bound_ops())]
+
+    def _state_names(self) -> dict[tuple[int, ...], str]:
+        """By the key of each pipeline, the name of its scaling state: its place in the module, whatever has been called before."""
+        return {tuple(id(b.op) for b in bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
+
+    def _saved_states(self) -> dict[str, torch.Tensor]:
+        if not self._runners:
+            return dict(self._loaded_states)
+        runners = {name: self._runners.get(key) for key, name in self._state_names().items()}
+        saved = {name: self._loaded_states.get(name) if runner is None else runner.scaling.save() for name, runner in runners.items()}
+        return {name: state for name, state in saved.items() if state is not None}
+
+    def _read_states(self, state_dict: dict[str, Any], prefix: str) -> list[tuple[PipelineRunner, Any]]:
+        """The scaling states of this module in ``state_dict``, each checked, with its owner; nothing is changed."""
+        saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(f"{prefix}{_STATE}.")}
+        if not saved:
+            return []
+        runners = {f"{_STATE}.{index}": self._runner(bound) for index, bound in enumerate(self._pipelines())}
+        unknown = [name for name in saved if name not in runners]
+        if unknown:
+            raise CheckpointError(
+                expected(
+                    f"scaling state for {len(runners)} pipelines",
+                    of=type(self).__name__,
+                    got=f"also {', '.join(unknown)}",
+                    do="load the checkpoint into the model it was saved from",
+                )
+            )
+        return [(runners[name], runners[name].scaling.read(value)) for name, value in saved.items()]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({f"{prefix}{name}": saved for name, saved in self._saved_states().items()})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *options: Any, **more: Any) -> Any:
+        """As ``nn.Module.load_state_dict``, with the scaling states of the module and all inside it checked before anything is written."""
+        for name, module in self.named_modules():
+            if isinstance(module, BaseModule):
+                module._read_states(dict(state_dict), f"{name}." if name else "")
+        return super().load_state_dict(state_dict, *options, **more)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for runner, state in self._read_states(state_dict, prefix):
+            runner.scaling.take(state)
+        for key in [key for key in state_dict if key.startswith(f"{prefix}{_STATE}.")]:
+            del state_dict[key]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runners": {}, "_loaded_states": self._saved_states()}
+
+    def _show_ops(self) -> str:
+        return " -> ".join(type(b.op).__name__ for b in self.bound_ops())
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        ops = self._show_ops() if not self._modules else ""
+        return f"{text}: {ops}" if ops and ops != type(self).__name__ else text
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a user has hooked the module's forward or backward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)

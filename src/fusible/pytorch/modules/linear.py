@@ -1,0 +1,57 @@
+"""``Linear``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.nvte import make_nvte_tensor
+from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+
+__all__ = ["Linear"]
+
+
+def _default_weight_init_method(weight: torch.Tensor) -> torch.Tensor:
+    """Uniform in ``+-1/sqrt(in_features)``, as ``nn.Linear``."""
+    return nn.init.kaiming_uniform_(weight, a=math.sqrt(5.0))
+
+
+class Linear(BaseModule):
+    """``y = x @ weight.T + bias``: ``weight [out_features, in_features]``, ``bias [out_features]`` or None.
+
+    ``weight_init_method`` and ``bias_init_method`` fill a new tensor and return it; the defaults are those of ``nn.Linear``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        param_dtype: torch.dtype | None = None,
+        weight_init_method: ParameterInitMethod = _default_weight_init_method,
+        bias_init_method: ParameterInitMethod | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device)))
+        if bias:
+            init = bias_init_method or self._default_bias_init_method
+            self.bias = nn.Parameter(init(torch.empty(out_features, dtype=param_dtype, device=device)))
+        else:
+            self.register_parameter("bias", None)
+        super().__init__(
+            ops.MMT(make_nvte_tensor(self.weight)),
+            ops.Add(make_nvte_tensor(self.bias)) if bias else None,
+        )
+
+    def _default_bias_init_method(self, bias: torch.Tensor) -> torch.Tensor:
+        bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0.0
+        return nn.init.uniform_(bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

@@ -1,0 +1,166 @@
+"""``Sequential`` and ``Residual``: modules made of modules."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.errors import DTypeError, expected
+from fusible.pytorch.modules.base import BaseModule, has_hooks
+from fusible.pytorch.runner import BoundOp
+
+__all__ = ["Residual", "Sequential"]
+
+
+class _Container(BaseModule):
+    """Children in order. A child whose ops join the pipeline is *open*: it is one of ours and nobody has hooked it; any other is called as it is."""
+
+    def __init__(self, *modules: Any) -> None:
+        nn.Module.__init__(self)
+        named: Iterable[tuple[str, nn.Module]] = ((str(i), module) for i, module in enumerate(modules))
+        if len(modules) == 1 and isinstance(modules[0], dict):
+            named = modules[0].items()
+        for name, module in named:
+            if not isinstance(module, nn.Module):
+                raise DTypeError(expected("modules", of=type(self).__name__, got=type(module).__qualname__, do="give nn.Module instances"))
+            self.add_module(name, module)
+        super().__init__()
+
+    @property
+    def open(self) -> bool:
+        """Whether this container's ops can be part of an enclosing pipeline."""
+        return all(_is_open(child) for child in self._chain())
+
+    def _chain(self) -> Iterator[nn.Module]:
+        """The modules in order; one that stands at several places comes at each."""
+        return (module for module in self._modules.values() if module is not None)
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        for child in self._chain():
+            assert isinstance(child, BaseModule)
+            yield from child.bound_ops()
+
+    def compile(self, executor: str = "xla"):
+        super().compile(executor)
+        for child in self._chain():
+            if isinstance(child, BaseModule):
+                child.compile(executor)
+        return self
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return self._chain()
+
+
+def _is_open(module: nn.Module) -> bool:
+    if not isinstance(module, BaseModule) or has_hooks(module):
+        return False
+    return module.open if isinstance(module, _Container) else True
+
+
+class Sequential(_Container):
+    """``Sequential(*modules)`` or ``Sequential({name: module})``: one fused pipeline of all its modules' ops, nested ones included.
+
+    A module that is none of Fusible's, or that has hooks, is called between two pipelines. Scaling state of nested modules lives here, with the
+    outermost Sequential that is called.
+    """
+
+    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+        for part in self._parts():
+            if isinstance(part, tuple):
+                x = self._runner(part)(x, seq_lens)
+            elif isinstance(part, BaseModule):
+                x = part(x, seq_lens)
+            else:
+                x = part(x)
+        return x
+
+    def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
+        texts = []
+        for part in self._parts():
+            if isinstance(part, tuple):
+                runner = self._runner(part)
+                texts.append(runner.explain(x, seq_lens))
+                x = x.new_empty((*x.shape[:-1], runner.out_width(x.shape[-1])))
+            elif isinstance(part, BaseModule):
+                texts.append(f"{type(part).__name__}, called with its hooks\n{part.explain(x, seq_lens)}")
+            else:
+                texts.append(f"{type(part).__name__}, a module of its own; what follows is not explained")
+                break
+        return "\n\n".join(texts)
+
+    def append(self, module: nn.Module) -> Sequential:
+        """Add a module at the end."""
+        self.add_module(str(len(self._modules)), module)
+        return self
+
+    def extend(self, modules: Iterable[nn.Module]) -> Sequential:
+        """Add modules at the end."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return Sequential(OrderedDict(list(self._modules.items())[index]))
+        return list(self._chain())[index]
+
+    def _parts(self) -> list[Any]:
+        """Runs of open children as tuples of their ops, other children as themselves."""
+        parts: list[Any] = []
+        run: list[BoundOp] = []
+        for child in self._chain():
+            if _is_open(child):
+                assert isinstance(child, BaseModule)
+                run.extend(child.bound_ops())
+            elif isinstance(child, Sequential) and not has_hooks(child):
+                for part in child._parts():
+                    if isinstance(part, tuple):
+                        run.extend(part)
+                    else:
+                        parts += [tuple(run), part] if run else [part]
+                        run = []
+            else:
+                parts += [tuple(run), child] if run else [child]
+                run = []
+        return [*parts, tuple(run)] if run else parts
+
+    def _pipelines(self) -> list[tuple[BoundOp, ...]]:
+        return [part for part in self._parts() if isinstance(part, tuple)]
+
+    def _runner(self, bound: tuple[BoundOp, ...] | None = None):
+        if bound is None:
+            parts = self._parts()
+            bound = parts[0] if len(parts) == 1 and isinstance(parts[0], tuple) else None
+        return super()._runner(bound)
+
+
+class Residual(_Container):
+    """``y = x + body(x)`` with the body a chain of modules: ``Residual(LayerNorm(h), Linear(h, h))``."""
+
+    def __init__(self, *modules: Any) -> None:
+        super().__init__(*modules)
+        self._begin, self._end = ops.ResidualBegin(), ops.ResidualEnd()
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        yield BoundOp(self._begin, self, ())
+        yield from super().bound_ops()
+        yield BoundOp(self._end, self, ())
+
+    def _pipelines(self) -> list[tuple[BoundOp, ...]]:
+        return super()._pipelines() if self.open else []
+
+    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+        if self.open:
+            return super().forward(x, seq_lens)
+        y = x
+        for child in self._chain():
+            y = child(y, seq_lens) if isinstance(child, BaseModule) else child(y)
+        return x + y

@@ -1,0 +1,227 @@
+"""Replaying a pass: the tex calls that a program made once, called again on other tensors of the same shapes and types.
+
+A program is a pure function of its inputs, and all that it computes it computes by tex. So the calls it made, with the flow of tensors between
+them, are the program; what ops, words and dispatch did around them in Python need not be done again. The listing also knows where each value is
+last used, and lets it go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+from fusible import tex
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
+
+__all__ = ["Replay", "apart", "make_replay"]
+
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, Enum)
+
+
+class _Unreplayable(Exception):
+    """A program uses a value that no input and no tex call gave."""
+
+
+class _Step(NamedTuple):
+    """``call(*values of sources)``, put into ``target``, of which parts go on to other places: ``(how, place)``. Then ``done`` is let go."""
+
+    call: Callable[..., Any]
+    sources: tuple[int, ...]
+    target: int
+    parts: tuple[tuple[Callable[[Any], Any], int], ...]
+    done: tuple[int, ...]
+
+
+class Replay:
+    """A listed program: ``run(inputs)`` gives its output tensors, ``static`` what else it returned."""
+
+    def __init__(self, steps: Sequence[_Step], values: list[Any], inputs: int, outputs: tuple[int, ...], static: Any, epoch: int) -> None:
+        self._steps = [(s.call, _getter(s.sources), s.target, s.parts, s.done) for s in steps]
+        self._values = values
+        self._inputs = inputs
+        self._outputs = outputs
+        self.static = static
+        self.epoch = epoch
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Call every step in order."""
+        values = self._values.copy()
+        values[: self._inputs] = inputs
+        for call, get, target, parts, done in self._steps:
+            result = values[target] = call(*get(values))
+            for part, place in parts:
+                values[place] = part(result)
+            for place in done:
+                values[place] = None
+        return [values[place] for place in self._outputs]
+
+
+def _getter(places: tuple[int, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    if len(places) == 1:
+        place = places[0]
+        return lambda values: (values[place],)
+    return itemgetter(*places) if places else lambda _: ()
+
+
+def apart(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs as objects of their own: where one came twice, by chance perhaps, its places must not be taken for one."""
+    seen: set[int] = set()
+    distinct = []
+    for value in inputs:
+        distinct.append(value.detach() if id(value) in seen else value)
+        seen.add(id(value))
+    return distinct
+
+
+def make_replay(heard: Sequence[tex.Heard], inputs: Sequence[Any], outputs: Sequence[Any], static: Any, epoch: int) -> Replay | None:
+    """List what was heard of a program on ``inputs``; None where a value in it comes from elsewhere."""
+    listing = _Listing(inputs)
+    try:
+        for call in heard:
+            listing.add(call)
+        places = tuple(listing.place(output) for output in outputs)
+    except _Unreplayable:
+        return None
+    return Replay(listing.with_liveness(places), listing.template(), len(inputs), places, static, epoch)
+
+
+class _Listing:
+    """Gives every value a place: first the inputs, then constants and results as they come. Places of objects are found by identity."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._places: dict[int, int] = {}
+        self._parts_of: dict[int, tuple[int, Callable[[Any], Any]]] = {}
+        self._held: list[Any] = []
+        self._constants: dict[int, Any] = {}
+        self._steps: list[_Step] = []
+        self._count = 0
+        for value in inputs:
+            self._new(value)
+        self._inputs = self._count
+
+    def _new(self, value: Any) -> int:
+        place = self._count
+        self._count += 1
+        self._held.append(value)
+        self._places.setdefault(id(value), place)
+        return place
+
+    def _constant(self, value: Any) -> int:
+        place = self._count
+        self._count += 1
+        self._constants[place] = value
+        return place
+
+    def add(self, call: tex.Heard) -> None:
+        """List one call, and register what can be reached from its result and from the quantizers it was given."""
+        if not all(isinstance(value, _CONSTANTS) for value in call.kwargs.values()):
+            raise _Unreplayable
+        sources = tuple(self.place(arg) for arg in call.args)
+        method = partial(call.method, **call.kwargs) if call.kwargs else call.method
+        self._step(method, sources, call.result)
+        step = len(self._steps) - 1
+        for arg, source in zip(call.args, sources, strict=True):
+            if isinstance(arg, Float8Quantizer) and arg.amax is not None:
+                self._steps.append(_Step(_amax, (source,), self._new(arg.amax), (), ()))
+        self._reach(step, call.result)
+
+    def _step(self, call: Callable[..., Any], sources: tuple[int, ...], result: Any) -> int:
+        target = self._count
+        self._count += 1
+        self._held.append(result)
+        if not isinstance(result, _CONSTANTS):
+            self._places.setdefault(id(result), target)
+        self._steps.append(_Step(call, sources, target, (), ()))
+        return target
+
+    def _reach(self, step: int, result: Any, path: Callable[[Any], Any] | None = None) -> None:
+        """Register the tensors inside a result: they get a place of their own when they are asked for."""
+        if isinstance(result, (list, tuple)):
+            inner = [(itemgetter(i), part) for i, part in enumerate(result)]
+        elif isinstance(result, Float8TensorStorage):
+            inner = [(_field(name), getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
+        else:
+            return
+        for get, part in inner:
+            if isinstance(part, _CONSTANTS) or id(part) in self._places:
+                continue
+            reach = get if path is None else _then(path, get)
+            self._held.append(part)
+            self._parts_of.setdefault(id(part), (step, reach))
+            self._reach(step, part, reach)
+
+    def place(self, value: Any) -> int:
+        """Where a value is: known, part of a result, a constant, or put together of such."""
+        known = self._places.get(id(value))
+        if known is not None:
+            return known
+        if id(value) in self._parts_of:
+            step, part = self._parts_of[id(value)]
+            place = self._new(value)
+            self._steps[step] = self._steps[step]._replace(parts=(*self._steps[step].parts, (part, place)))
+            return place
+        if isinstance(value, _CONSTANTS) or (isinstance(value, tuple) and all(isinstance(v, _CONSTANTS) for v in value)):
+            return self._constant(value)
+        return self._assembled(value)
+
+    def _assembled(self, value: Any) -> int:
+        if isinstance(value, (list, tuple)):
+            make: Callable[..., Any] = _make_list
+            parts: Sequence[Any] = list(value)
+        elif isinstance(value, Float8Quantizer):
+            make = partial(_make_delayed, value.dtype, value.rowwise_usage, value.columnwise_usage, value.internal)
+            parts = [value.scale]
+        elif isinstance(value, Float8CurrentScalingQuantizer) and not value.with_amax_reduction:
+            return self._constant(value)
+        elif isinstance(value, Float8TensorStorage):
+            make = partial(_make_storage, value._fp8_dtype, value._dtype)
+            parts = [value._data, value._scale_inv, value._transpose]
+        else:
+            raise _Unreplayable
+        return self._step(make, tuple(self.place(part) for part in parts), value)
+
+    def template(self) -> list[Any]:
+        """The values before a run: constants in their places."""
+        return [self._constants.get(place) for place in range(self._count)]
+
+    def with_liveness(self, outputs: tuple[int, ...]) -> list[_Step]:
+        """The steps, each with the places that nobody reads after it."""
+        last: dict[int, int] = {}
+        for i, step in enumerate(self._steps):
+            for place in (*step.sources, step.target, *(place for _, place in step.parts)):
+                last[place] = i
+        kept = {*outputs, *self._constants}
+        ending: dict[int, list[int]] = {}
+        for place, i in last.items():
+            if place not in kept:
+                ending.setdefault(i, []).append(place)
+        return [step._replace(done=tuple(ending.get(i, ()))) for i, step in enumerate(self._steps)]
+
+
+def _field(name: str) -> Callable[[Any], Any]:
+    return lambda storage: getattr(storage, name)
+
+
+def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: second(first(value))
+
+
+def _amax(quantizer: Float8Quantizer) -> Any:
+    return quantizer.amax
+
+
+def _make_list(*values: Any) -> list[Any]:
+    return list(values)
+
+
+def _make_delayed(dtype: Any, rowwise: bool, columnwise: bool, internal: bool, scale: Any) -> Float8Quantizer:
+    return Float8Quantizer(scale, None, dtype, rowwise=rowwise, columnwise=columnwise, internal=internal)
+
+
+def _make_storage(fp8_dtype: Any, dtype: Any, data: Any, scale_inv: Any, transpose: Any) -> Float8TensorStorage:
+    return Float8TensorStorage(data=data, fp8_scale_inv=scale_inv, fp8_dtype=fp8_dtype, data_transpose=transpose, fake_dtype=dtype)

@@ -1,0 +1,204 @@
+"""The owner of a pipeline's scaling state: hands out snapshots, takes observations, closes iterations.
+
+An iteration closes when the next training forward begins, not when a pass ends. So a forward that activation checkpointing repeats sees the very
+scales of the first time and observes the same amaxes again (the maximum is idempotent), and a pass that fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from fusible.compute_pipeline import StateLayout
+from fusible.errors import CheckpointError, expected
+from fusible.quantized import FP8_MAX, DelayedScaling, ScalingState
+from fusible.tex import DType
+
+__all__ = ["ScalingOwner", "Snapshot"]
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The scaling state that one call sees; ``version`` is the owner's state that it follows from."""
+
+    forward: ScalingState
+    backward: ScalingState
+    version: int
+
+    @cached_property
+    def scales(self) -> dict[str, torch.Tensor]:
+        """The scales by slot, fp32 ``[1]`` each."""
+        return {slot: scale for state in (self.forward, self.backward) for slot, scale in zip(state.slots, state.scale.split(1), strict=True)}
+
+
+class ScalingOwner:
+    """Holds the state of one pipeline under delayed scaling. Safe under threads; the state itself is a value."""
+
+    def __init__(self, layout: StateLayout) -> None:
+        self.layout = layout
+        self._current: Snapshot | None = None
+        self._open = False
+        self._next: tuple[Snapshot | None, DelayedScaling, torch.device, Snapshot] | None = None
+        self._inferred: Snapshot | None = None
+        self._awaited = False
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_next": None, "_inferred": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+
+    @property
+    def current(self) -> Snapshot | None:
+        """The committed state, or None before the first call under delayed scaling."""
+        return self._current
+
+    def snapshot(
+        self, recipe: DelayedScaling, device: torch.device, group: Any = None, *, repeated: bool = False, inference: bool = False
+    ) -> Snapshot:
+        """The state for a pass that begins now; nothing is committed. ``inference``: the pass records no gradients.
+
+        ``repeated``: the pass repeats a forward from within backward. Either that was a training forward, whose iteration still runs; or, under
+        reentrant checkpointing, an inference, whose snapshot it takes.
+        """
+        with self._lock:
+            current = self._fitting(recipe, device)
+            if repeated:
+                former = self._inferred
+                return former if former is not None and former.version == current.version else current
+            snapshot = self._advanced(current, recipe, device, group) if self._open else current
+            if inference and not self._awaited:
+                self._inferred = snapshot
+            return snapshot
+
+    def _advanced(self, current: Snapshot, recipe: DelayedScaling, device: torch.device, group: Any) -> Snapshot:
+        """What follows from the committed state; made once until something else is observed."""
+        known = self._next
+        if known is None or known[0] is not self._current or known[1:3] != (recipe, device):
+            known = self._next = (self._current, recipe, device, _advance(current, recipe, group if recipe.reduce_amax else None))
+        return known[3]
+
+    def commit_forward(self, snapshot: Snapshot, amaxes: Mapping[str, torch.Tensor]) -> None:
+        """A training forward on ``snapshot`` has succeeded: its iteration is now the running one, with these amaxes observed.
+
+        Where another call has closed the iteration meanwhile, the amaxes are observed in that one's.
+        """
+        with self._lock:
+            current = self._current
+            if current is None or (snapshot is not current and snapshot.version == current.version):
+                current = replace(snapshot, version=snapshot.version + 1)
+            self._current = replace(current, forward=current.forward.observe(amaxes))
+            self._open = self._awaited = True
+            self._inferred = None
+
+    def commit_backward(self, amaxes: Mapping[str, torch.Tensor]) -> None:
+        """A backward has succeeded: its amaxes are observed in the running iteration."""
+        with self._lock:
+            assert self._current is not None
+            self._current = replace(self._current, backward=self._current.backward.observe(amaxes))
+            self._open, self._awaited = True, False
+
+    def _fitting(self, recipe: DelayedScaling, device: torch.device) -> Snapshot:
+        """The committed state, or a new one, adapted to the recipe's formats and window and to the device."""
+        formats = recipe.fp8_format.forward, recipe.fp8_format.backward
+        current = self._current
+        if current is None:
+            slots = self.layout.forward, self.layout.backward
+            states = [ScalingState.create(s, dtype, recipe.amax_history_len, device) for s, dtype in zip(slots, formats, strict=True)]
+            return Snapshot(*states, version=0)
+        states = [
+            state.resized(recipe.amax_history_len).to(device).formatted(dtype)
+            for state, dtype in zip((current.forward, current.backward), formats, strict=True)
+        ]
+        return current if states[0] is current.forward and states[1] is current.backward else Snapshot(*states, version=current.version)
+
+    def save(self) -> torch.Tensor | None:
+        """The state as a uint8 tensor that holds a safetensors file, or None where there is none."""
+        with self._lock:
+            if self._current is None:
+                return None
+            tensors: dict[str, torch.Tensor] = {}
+            for name in ("forward", "backward"):
+                state: ScalingState = getattr(self._current, name)
+                tensors[f"{name}.scale"] = state.scale.cpu().contiguous()
+                tensors[f"{name}.amax_history"] = state.amax_history.cpu().contiguous()
+                tensors[f"{name}.fp8_dtype"] = torch.tensor([int(state.fp8_dtype)])
+            tensors["open"] = torch.tensor([self._open])
+            return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
+
+    def load(self, saved: torch.Tensor) -> None:
+        """Take over what ``save`` gave. Raises ``CheckpointError`` for anything else, and changes nothing then."""
+        self.take(self.read(saved))
+
+    def take(self, read: dict[str, Any]) -> None:
+        """Take over what ``read`` gave."""
+        with self._lock:
+            device = self._current.forward.scale.device if self._current is not None else torch.device("cpu")
+            version = self._current.version + 1 if self._current is not None else 0
+            self._current = Snapshot(read["forward"].to(device), read["backward"].to(device), version)
+            self._open, self._awaited = read["open"], False
+            self._next = self._inferred = None
+
+    def read(self, saved: torch.Tensor) -> dict[str, Any]:
+        """Check and decode what ``save`` gave, without taking it over."""
+        if not isinstance(saved, torch.Tensor) or saved.dtype != torch.uint8:
+            got = type(saved).__qualname__
+            raise CheckpointError(expected("a uint8 tensor", of="a saved scaling state", got=got, do="load the file that was saved"))
+        try:
+            tensors = load_tensors(saved.cpu().numpy().tobytes())
+        except SafetensorError as error:
+            raise CheckpointError(
+                expected("a safetensors file", of="a saved scaling state", got=f"damaged bytes ({error})", do="use an intact checkpoint")
+            ) from None
+        read: dict[str, Any] = {}
+        for name, slots in (("forward", self.layout.forward), ("backward", self.layout.backward)):
+            read[name] = _checked(tensors, name, slots)
+        read["open"] = bool(tensors.get("open", torch.zeros(1)).any())
+        return read
+
+
+def _checked(tensors: Mapping[str, torch.Tensor], name: str, slots: tuple[str, ...]) -> ScalingState:
+    """One direction of a saved state. Raises ``CheckpointError`` unless it can be worked with."""
+    scale, history, dtype = (tensors.get(f"{name}.{field}") for field in ("scale", "amax_history", "fp8_dtype"))
+    if scale is None or history is None or dtype is None or scale.shape != (len(slots),):
+        got = "none" if scale is None or history is None or dtype is None else ", ".join(map(str, scale.shape)) or "a scalar"
+        do = "load it into the model it was saved from"
+        raise CheckpointError(expected(f"{len(slots)} {name} scales", of="a saved scaling state", got=got, do=do))
+    if history.dim() != 2 or not len(history) or history.shape[1:] != scale.shape:
+        got, do = f"shape {list(history.shape)}", "use an intact checkpoint"
+        raise CheckpointError(expected(f"{name} amaxes [window, {len(slots)}]", of="a saved scaling state", got=got, do=do))
+    for values, least in ((scale, 2.0**-149), (history, 0.0)):
+        if values.dtype != torch.float32 or not (values.isfinite().all() and (values >= least).all()):
+            got = str(values.dtype) if values.dtype != torch.float32 else f"values from {values.min().item():g} to {values.max().item():g}"
+            do = "use an intact checkpoint"
+            raise CheckpointError(expected(f"finite fp32 {name} scales above 0 and amaxes of at least 0", of="a saved scaling state", got=got, do=do))
+    code = dtype.tolist()
+    if len(dtype.shape) != 1 or len(code) != 1 or code[0] not in FP8_MAX:
+        raise CheckpointError(expected("the code of an 8-bit format", of="a saved scaling state", got=f"{code}", do="use an intact checkpoint"))
+    return ScalingState(slots, DType(code[0]), scale, history)
+
+
+def _advance(current: Snapshot, recipe: DelayedScaling, group: Any) -> Snapshot:
+    states = [current.forward, current.backward]
+    if group is not None:
+        states = [_reduced(state, group) for state in states]
+    forward, backward = (state.advance(recipe) for state in states)
+    return Snapshot(forward, backward, current.version)
+
+
+def _reduced(state: ScalingState, group: Any) -> ScalingState:
+    """The state with the running iteration's amaxes replaced by their maximum over the processes of ``group``."""
+    history = state.amax_history.clone()
+    running = history[0].clone()
+    torch.distributed.all_reduce(running, torch.distributed.ReduceOp.MAX, group=group)
+    history[0] = running
+    return replace(state, amax_history=history)

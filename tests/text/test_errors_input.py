@@ -1,0 +1,197 @@
+"""What a user gets for bad input: one sentence, frozen here, and nothing is changed by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusible import (
+    GELU,
+    DelayedScaling,
+    Dropout,
+    HighPrecision,
+    LayerNorm,
+    Linear,
+    MultiHeadedSelfAttention,
+    Residual,
+    Sequential,
+    SwiGLU,
+    autocast,
+    nvte,
+    ops,
+    tex,
+)
+from fusible.compute_pipeline import ComputePipeline, PlanRequest
+from fusible.errors import ArgumentError, BackendError, CheckpointError, DTypeError, FusibleError, ShapeError
+from fusible.fusions import register_fusion_forward
+from fusible.nvte import DType, QuantizedType, make_nvte_tensor
+from fusible.quantized import Float8Quantizer
+
+WIDTH = 8
+
+
+def model() -> Sequential:
+    torch.manual_seed(1)
+    attention = MultiHeadedSelfAttention(WIDTH, 2)
+    net = Sequential(
+        Residual(LayerNorm(WIDTH), Linear(WIDTH, 3 * WIDTH), attention, Linear(WIDTH, WIDTH)), Residual(Linear(WIDTH, 12), GELU(), Linear(12, WIDTH))
+    )
+    with autocast(recipe=DelayedScaling()):
+        for _ in range(2):
+            net(torch.randn(6, WIDTH)).sum().backward()
+    return net
+
+
+def lengths(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = [
+    ("rank 1", lambda m: m(torch.zeros(8)), ShapeError,
+     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of a module's input, got shape [8]: reshape it."),
+    ("rank 4", lambda m: m(torch.zeros(1, 2, 3, 8)), ShapeError,
+     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of a module's input, got shape [1, 2, 3, 8]: reshape it."),
+    ("rank 3 with lengths", lambda m: m(torch.zeros(2, 3, 8), lengths(3, 3)), ShapeError,
+     "Expected a tensor [tokens, hidden] with seq_lens of a module's input, got shape [2, 3, 8]: reshape it."),
+    ("width", lambda m: m(torch.zeros(4, 7)), ShapeError,
+     "Expected 8 columns of the input of LayerNorm(8), got 7: give a tensor whose last dimension is that wide."),
+    ("float64", lambda m: m(torch.zeros(4, 8, dtype=torch.float64)), DTypeError,
+     "Expected fp32, fp16 or bf16 of a module's input, got float64: cast it."),
+    ("integers", lambda m: m(torch.zeros(4, 8, dtype=torch.int64)), DTypeError,
+     "Expected fp32, fp16 or bf16 of a module's input, got int64: cast it."),
+    ("8-bit floats", lambda m: m(torch.zeros(4, 8).to(torch.float8_e4m3fn)), DTypeError,
+     "Expected fp32, fp16 or bf16 of a module's input, got float8_e4m3fn: cast it."),
+    ("no tensor", lambda m: m([[0.0] * 8]), DTypeError,
+     "Expected a torch.Tensor of a module's input, got list: convert it."),
+    ("device", lambda m: m(torch.zeros(4, 8, device="meta")), ArgumentError,
+     "Expected a tensor on cpu, where the parameters are of a module's input, got meta: move one of them."),
+    ("lengths that are too short", lambda m: m(torch.zeros(4, 8), lengths(1, 2)), ShapeError,
+     "Expected lengths that add up to the 4 tokens of x of seq_lens, got a sum of 3: check the lengths."),
+    ("lengths that are too long", lambda m: m(torch.zeros(4, 8), lengths(4, 1)), ShapeError,
+     "Expected lengths that add up to the 4 tokens of x of seq_lens, got a sum of 5: check the lengths."),
+    ("negative lengths", lambda m: m(torch.zeros(4, 8), lengths(6, -2)), ArgumentError,
+     "Expected lengths of at least 0 of seq_lens, got -2: give one length per sequence."),
+    ("int64 lengths", lambda m: m(torch.zeros(4, 8), lengths(4, dtype=torch.int64)), DTypeError,
+     "Expected an int32 tensor [sequences] of seq_lens, got torch.int64 [1]: give one length per sequence."),
+    ("lengths of rank 2", lambda m: m(torch.zeros(4, 8), lengths(4)[None]), DTypeError,
+     "Expected an int32 tensor [sequences] of seq_lens, got torch.int32 [1, 1]: give one length per sequence."),
+    ("a list of lengths", lambda m: m(torch.zeros(4, 8), [4]), DTypeError,
+     "Expected an int32 tensor [sequences] of seq_lens, got list: give one length per sequence."),
+    ("executor", lambda m: m.compile(executor="tensorrt"), ArgumentError,
+     "got 'tensorrt': name one of these."),
+    ("recipe", lambda m: autocast(recipe="delayed"), DTypeError,  # type: ignore[arg-type]
+     "Expected a recipe of autocast, got 'delayed': give e.g. fusible.DelayedScaling() or Float8CurrentScaling()."),
+    ("scaling state", lambda m: m.load_state_dict({**m.state_dict(), "scaling_state.0": torch.zeros(40, dtype=torch.uint8)}), CheckpointError,
+     "Expected a safetensors file of a saved scaling state, got damaged bytes"),
+    ("scaling state of no pipeline", lambda m: m.load_state_dict({**m.state_dict(), "scaling_state.7": torch.zeros(4)}), CheckpointError,
+     "Expected scaling state for 1 pipelines of Sequential, got also scaling_state.7: load the checkpoint into the model it was saved from."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize(("call", "error", "sentence"), [pytest.param(*case[1:], id=case[0]) for case in CALLS])
+def test_bad_input_is_one_sentence_and_changes_nothing(
+    call: Callable[[Sequential], Any], error: type[FusibleError], sentence: str, grad: bool
+) -> None:
+    net = model()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    grads = [parameter.grad.clone() for parameter in net.parameters()]
+    random = torch.get_rng_state()
+    with autocast(recipe=DelayedScaling()), torch.set_grad_enabled(grad), pytest.raises(error, match=re.escape(sentence)) as raised:
+        call(net)
+    text = str(raised.value)
+    assert text.startswith("Expected ") and text.endswith(".") and "\n" not in text
+    after = net.state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+    assert all(torch.equal(parameter.grad, grad) for parameter, grad in zip(net.parameters(), grads, strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
+    with autocast(recipe=DelayedScaling()):
+        net(torch.randn(6, WIDTH)).sum().backward()
+
+
+MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
+    ("an odd gate", lambda: SwiGLU()(torch.zeros(2, 7)), ShapeError,
+     "Expected an even number of columns of the input of SwiGLU(), got 7: give two halves, the gate first."),
+    ("the width of a product", lambda: Sequential(Linear(4, 6), Linear(5, 3))(torch.zeros(2, 4)), ShapeError,
+     "Expected 5 columns of the input of MMT(5 -> 3), got 6: give a tensor whose last dimension is that wide."),
+    ("the width of attention", lambda: MultiHeadedSelfAttention(8, 2)(torch.zeros(2, 8)), ShapeError,
+     "Expected 24 columns of the input of DotProductAttention(heads=2, groups=2, head_width=4, causal=True), got 8: "
+     "give a tensor whose last dimension is that wide."),
+    ("heads", lambda: MultiHeadedSelfAttention(8, 3), ArgumentError,
+     "Expected a divisor of the 8 features of the number of heads, got 3: choose another number."),
+    ("groups", lambda: ops.DotProductAttention(4, 8, groups=3), ArgumentError,
+     "Expected a divisor of the 4 heads of the number of groups, got 3: share each group between equally many heads."),
+    ("an odd head with rotary positions", lambda: ops.DotProductAttention(4, 7, rope_base=1e4), ArgumentError,
+     "Expected an even head width of attention with rotary positions, got 7: change the number of heads."),
+    ("a probability", lambda: Dropout(1.0), ArgumentError,
+     "Expected a probability in [0, 1) of Dropout, got 1.0: give the share of elements to drop."),
+    ("a window", lambda: DelayedScaling(amax_history_len=0), ArgumentError,
+     "Expected at least 1 of DelayedScaling.amax_history_len, got 0: give the window's length."),
+    ("an amax rule", lambda: DelayedScaling(amax_compute_algo="mean"), ArgumentError,
+     "Expected 'max', 'most_recent' or a function of DelayedScaling.amax_compute_algo, got 'mean': name one."),
+    ("a precision", lambda: HighPrecision(lowest="fp32"), ArgumentError,
+     "Expected bfloat16, float16, float32 or None of HighPrecision.lowest, got 'fp32': name one of these."),
+    ("a module", lambda: Sequential(Linear(2, 2), torch.relu), DTypeError,
+     "Expected modules of Sequential, got builtin_function_or_method: give nn.Module instances."),
+    ("an op", lambda: ComputePipeline([Linear(2, 2)]), DTypeError,  # type: ignore[list-item]
+     "Expected fusible.ops.Op of a pipeline's list, got Linear: give operations."),
+    ("a slot", lambda: nvte.cast(make_nvte_tensor(torch.ones(2, 2)), QuantizedType(DType.Float8E4M3, "delayed", "0.x")), ArgumentError,
+     "Expected a scale named '0.x' of the running pass, got none: run inside nvte.running(Pass)."),
+    ("a quantized type", lambda: QuantizedType(DType.BFloat16, "current"), DTypeError,
+     "Expected an 8-bit element type of a QuantizedType, got bf16: use Float8E4M3 or Float8E5M2."),
+    ("a scaling", lambda: QuantizedType(DType.Float8E4M3, "delayed"), DTypeError,
+     "Expected 'delayed' with a slot, or 'current' without of a QuantizedType's scaling, got 'delayed' with slot '': give one of the two."),
+    ("a quantizer's format", lambda: Float8Quantizer(torch.ones(1), torch.zeros(1), 6), DTypeError,
+     "Expected kFloat8E4M3 or kFloat8E5M2 of a quantizer's fp8_dtype, got 6: name one of the two."),
+    ("a tensor of float64", lambda: make_nvte_tensor(torch.zeros(2, dtype=torch.float64)), DTypeError,
+     "Expected fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64 of a tensor, got torch.float64: cast it."),
+    ("a fusion without types", lambda: register_fusion_forward(lambda a, x: a), DTypeError,
+     "Expected parameters (op types, x: nvte.Tensor) of the forward fusion <lambda>, got (a, x): annotate each parameter with its type."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "sentence"), [pytest.param(*case[1:], id=case[0]) for case in MADE])
+def test_what_cannot_be_made(make: Callable[[], Any], error: type[FusibleError], sentence: str) -> None:
+    with pytest.raises(error) as raised:
+        make()
+    assert str(raised.value) == sentence
+
+
+def test_an_op_whose_side_value_nobody_gives() -> None:
+    bias = torch.zeros(2)
+    for ops_, sentence in (
+        (
+            [ops.ResidualEnd()],
+            "Expected an earlier op with the side output 'residual' of ResidualEnd(), got none: put the op that gives it before this one.",
+        ),
+        ([ops.ResidualBegin()], "Expected a later op that takes it of the side output 'residual', got none: close what was begun."),
+    ):
+        pipeline = ComputePipeline(ops_)
+        with pytest.raises(ArgumentError) as raised:
+            pipeline.plan(PlanRequest(None, DType.Float32, len(bias), True, ((),), (True,), False, 0))
+        assert str(raised.value) == sentence and pipeline.plans_built == 0
+
+
+def test_parameters_on_two_devices() -> None:
+    net = Sequential(Linear(4, 4), Linear(4, 4, device="meta"))
+    with pytest.raises(ArgumentError) as raised:
+        net(torch.zeros(2, 4))
+    assert str(raised.value) == "Expected a tensor on meta, where the parameters are of a module's input, got cpu: move one of them."
+
+
+def test_nvte_tensors_are_immutable() -> None:
+    tensor = make_nvte_tensor(torch.zeros(2))
+    with pytest.raises(AttributeError, match="nvte.Tensor is immutable: data cannot be set"):
+        tensor.data = torch.ones(2)
+
+
+def test_an_unknown_backend() -> None:
+    before = tex.explain("gelu", torch.zeros(2), None).backend
+    with pytest.raises(BackendError, match=r"^Backend 'cuda' not found\. Available backends: \[.*'torch'.*\]$"):
+        tex.set_backend("cuda")
+    assert tex.explain("gelu", torch.zeros(2), None).backend == before

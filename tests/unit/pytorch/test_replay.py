@@ -1,0 +1,141 @@
+"""A replayed pass gives, bit for bit, what the pass itself gives, lets go of what it no longer needs, and notices what changes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import fusible
+from fusible import tex
+from fusible.pytorch.executors import EagerExecutor
+
+RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]
+
+
+class Plain:
+    """Runs every program as it stands."""
+
+    name, whole = "plain", False
+
+    def __call__(self, key, program, inputs):
+        return program(inputs)
+
+
+def _model(seed: int = 0) -> fusible.Sequential:
+    torch.manual_seed(seed)
+    return fusible.Sequential(
+        fusible.Residual(fusible.LayerNorm(32), fusible.Linear(32, 64), fusible.GroupedQuerySelfAttention(32, 4, 2, rope_base=100.0), fusible.Linear(32, 32)),
+        fusible.Residual(fusible.RMSNorm(32), fusible.Linear(32, 64), fusible.SwiGLU(), fusible.Dropout(0.2), fusible.Linear(32, 32)),
+    )
+
+
+def _run(model: fusible.Sequential, recipe, dtype, steps: int = 6) -> list[torch.Tensor]:
+    """Outputs and gradients over steps whose inputs come in two shapes, with sequences and without."""
+    torch.manual_seed(1)
+    results = []
+    for step in range(steps):
+        x = torch.randn(2, 5, 32, dtype=dtype, requires_grad=True) if step % 2 else torch.randn(9, 32, dtype=dtype, requires_grad=True)
+        lengths = None if step % 2 else torch.tensor([4, 0, 5], dtype=torch.int32)
+        with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+            y = model(x, lengths)
+            y.backward(torch.randn_like(y))
+            with torch.no_grad():
+                results.append(model(x, lengths))
+        results += [y.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
+                p.grad = None
+    return results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_a_replay_equals_the_pass(recipe, dtype) -> None:
+    ours, plain = _model(), _model()
+    plain._runner().executor = Plain()
+    for got, expected in zip(_run(ours, recipe, dtype), _run(plain, recipe, dtype), strict=True):
+        assert torch.equal(got, expected)
+    replays = [replay for replay in ours._runner().executor._replays.values() if replay is not None]
+    assert replays, "no pass was listed"
+
+
+def test_the_steady_state_is_replayed_and_a_change_of_policy_is_noticed() -> None:
+    model, x = _model(), torch.randn(3, 32)
+    with torch.no_grad():
+        for _ in range(3):
+            model(x)
+        executor = model._runner().executor
+        assert isinstance(executor, EagerExecutor)
+        (replay,) = executor._replays.values()
+        assert replay is not None
+        with tex.record() as calls:
+            model(x)
+        assert calls, "the record saw nothing of a replayed pass"
+        with tex.set_backend("torch", strict=True), tex.record() as calls:
+            model(x)
+        assert {call.backend for call in calls} == {"torch"}
+
+
+def test_an_input_given_twice_is_not_taken_for_one() -> None:
+    torch.manual_seed(0)
+    model = fusible.Sequential(fusible.ReLU(), fusible.SiLU())
+    x = torch.randn(4, 8, requires_grad=True)
+    for step in range(4):
+        y = model(x)
+        # While the backward is listened to, the gradient is the very tensor that was saved.
+        g = x.detach() if step < 2 else torch.randn(4, 8)
+        (dx,) = torch.autograd.grad(y, x, g)
+        (expected,) = torch.autograd.grad(torch.nn.functional.silu(torch.relu(x)), x, g)
+        assert torch.allclose(dx, expected, atol=1e-6)
+
+
+def test_values_go_when_they_are_no_longer_needed() -> None:
+    alive: list[int] = []
+    seen: list[weakref.ref] = []
+
+    @tex.register_backend
+    class Watching(tex.TEXBackendBase):
+        NAME, PRIORITY = "watching", 999
+
+        def relu(self, input, quantizer):
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in seen))
+            result = input.clone()
+            seen.append(weakref.ref(result))
+            return result
+
+    try:
+        model, x = fusible.Sequential(*(fusible.ReLU() for _ in range(8))), torch.randn(4, 4)
+        with torch.no_grad():
+            for _ in range(3):
+                seen.clear()
+                alive.clear()
+                model(x)
+    finally:
+        tex.registry.unregister_backend("watching")
+    assert max(alive) <= 1
+
+
+def test_a_pass_that_computes_elsewhere_is_run_as_it_stands() -> None:
+    class Outside(fusible.ops.Op):
+        def forward(self, x):
+            return fusible.nvte.Tensor(x.data * 2, x.type), {}
+
+        def backward(self, ctx, dy):
+            return fusible.nvte.Tensor(dy.data * 2, dy.type), []
+
+    class Module(fusible.BaseModule):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            super().__init__(Outside())
+
+    model = Module()
+    for _ in range(4):
+        x = torch.randn(3, 4, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        assert torch.equal(y, 2 * x) and torch.equal(x.grad, torch.full_like(x, 2.0))
