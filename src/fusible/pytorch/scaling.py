@@ -95,10 +95,18 @@ class ScalingOwner:
         with self._lock:
             current = self._current
             if current is None or (snapshot is not current and snapshot.version == current.version):
-                current = replace(snapshot, version=snapshot.version + 1)
+                current = replace(snapshot, version=snapshot.version + 1, backward=self._with_late(snapshot))
             self._current = replace(current, forward=current.forward.observe(amaxes))
             self._open = self._awaited = True
             self._inferred = None
+
+    def _with_late(self, snapshot: Snapshot) -> ScalingState:
+        """The backward state of a snapshot, with what another thread's backward observed after the snapshot was made."""
+        current, known = self._current, self._next
+        if current is None or (known is not None and known[0] is current and known[3] is snapshot):
+            return snapshot.backward
+        observed = current.backward.amax_history[0]
+        return snapshot.backward.observe(dict(zip(current.backward.slots, observed.split(1), strict=True)))
 
     def commit_backward(self, amaxes: Mapping[str, torch.Tensor]) -> None:
         """A backward has succeeded: its amaxes are observed in the running iteration."""
