@@ -1,0 +1,85 @@
+"""The tex functions on lazy tensors: each records what it computes, and XLA compiles the whole program.
+
+A lazy tensor is a handle to an immutable value. Where the interface writes into a given tensor, the handle is made to stand for the new value
+(``lazy.Tensor.assign_``); a quantizer's ``amax`` attribute is set to its new value.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from fusible import lazy
+from fusible.tex.backends.xla.activation import ActivationKernels
+from fusible.tex.backends.xla.attention import AttentionKernels
+from fusible.tex.backends.xla.dropout import DropoutKernels
+from fusible.tex.backends.xla.gemm import GemmKernels
+from fusible.tex.backends.xla.normalization import NormalizationKernels
+from fusible.tex.backends.xla.optimizer import OptimizerKernels
+from fusible.tex.backends.xla.prim import PrimKernels
+from fusible.tex.backends.xla.quantize import QuantizeKernels
+from fusible.tex.backends.xla.recipe import RecipeKernels
+from fusible.tex.backends.xla.rope import RopeKernels
+from fusible.tex.backends.xla.transpose import TransposeKernels
+from fusible.tex.interface.base import TEXBackendBase
+from fusible.tex.interface.declare import Request
+from fusible.tex.operands import register_kind
+from fusible.tex.registry import registry
+
+__all__ = ["XlaBackend"]
+
+_FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
+_FLOATING_ARGUMENTS = frozenset("A B K Q dO dz fwd_input gamma grad grad_output output_grads tensor weight x".split())
+_INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
+
+
+@registry.register_backend
+class XlaBackend(
+    ActivationKernels,
+    AttentionKernels,
+    DropoutKernels,
+    GemmKernels,
+    NormalizationKernels,
+    OptimizerKernels,
+    PrimKernels,
+    QuantizeKernels,
+    RecipeKernels,
+    RopeKernels,
+    TransposeKernels,
+    TEXBackendBase,
+):
+    """Functions on tensors that record."""
+
+    NAME = "xla"
+    VENDOR = "OpenXLA"
+    PRIORITY = 20
+    DEVICES = frozenset({"lazy"})
+
+    def unavailable(self) -> str | None:
+        if importlib.util.find_spec("jaxlib") is None:
+            return "jaxlib, which compiles what is recorded, is not installed: pip install 'fusible[xla]'"
+        return None
+
+    def supports(self, request: Request) -> str | None:
+        reason = super().supports(request)
+        if reason is None and "lazy" not in request.devices:
+            reason = "serves tensors that record, and none is among the arguments"
+        return reason if reason is not None else _refused_kind(request)
+
+
+def _refused_kind(request: Request) -> str | None:
+    for name, kind in request.kinds:
+        if not isinstance(kind, tuple):
+            continue
+        if len(kind) == 3 and kind[0] not in ("delayed", "current", "float8"):
+            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
+        floating = name in _FLOATING_ARGUMENTS or (name == "input" and request.function not in _INPUT_OF_ANY_TYPE)
+        if floating and len(kind) == 2 and kind[1] not in _FLOATING and not request.function.startswith("prim_"):
+            return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
+    return None
+
+
+def _kind(tensor: lazy.Tensor) -> tuple[str, lazy.dtype]:
+    return "lazy", tensor.dtype
+
+
+register_kind(lazy.Tensor, _kind)

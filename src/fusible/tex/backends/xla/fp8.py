@@ -1,0 +1,68 @@
+"""FP8 bytes as lazy tensors: encoding, decoding, and the rule from amax to scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible import lazy
+from fusible.lazy import Tensor
+from fusible.tex.enums import DType
+from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
+
+__all__ = ["as_float8", "bits", "decode", "encode", "positive_and_finite", "scale_from_amax", "tensor_amax", "transpose_bytes"]
+
+_FORMATS = {DType.kFloat8E4M3: lazy.float8, DType.kFloat8E5M2: lazy.float8e5m2}
+_EXPONENT_BITS = 0xFF800000
+_FLT_MAX_BITS = 0x7F7FFFFF
+
+
+def encode(x: Tensor, dtype: DType) -> Tensor:
+    """fp32 -> uint8: to nearest even, saturating (infinities too), NaN kept."""
+    return lazy.bitcast(lazy.cast(x, _FORMATS[dtype]), lazy.uint8)
+
+
+def as_float8(data: Tensor, fp8_dtype: Any) -> Tensor:
+    """uint8 bytes read as the FP8 format that they hold."""
+    return lazy.bitcast(data, _FORMATS[fp8_format(fp8_dtype)])
+
+
+def decode(data: Tensor, fp8_dtype: Any) -> Tensor:
+    """uint8 -> fp32, exactly."""
+    return lazy.cast(as_float8(data, fp8_dtype), lazy.float32)
+
+
+def bits(x: Tensor) -> Tensor:
+    """fp32 -> uint32. Floats that are not negative order like their bits, NaN last; and integers lose no subnormal, as XLA's floats do."""
+    return lazy.bitcast(x, lazy.uint32)
+
+
+def tensor_amax(x: Tensor) -> Tensor:
+    """``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
+    if not x.size:
+        return lazy.zeros((1,))
+    return lazy.reshape(lazy.cast(lazy.max(lazy.abs(x)), lazy.float32), (1,))
+
+
+def positive_and_finite(amax: Tensor) -> Tensor:
+    """Whether ``amax``, which is not negative, gives a scale: it is neither 0, infinite nor NaN. (Zero's bits less one wrap around.)"""
+    return bits(amax) - 1 < _FLT_MAX_BITS
+
+
+def scale_from_amax(amax: Tensor, dtype: DType, power_of_two: bool, epsilon: float) -> Tensor:
+    """``fp8_max / max(amax, epsilon)``, correctly rounded and at most FLT_MAX; 1 where that amax is 0, infinite or NaN.
+
+    With ``power_of_two``, rounded down to one.
+    """
+    if epsilon:
+        amax = lazy.maximum(amax, epsilon)
+    scale = lazy.minimum(FP8_MAX[dtype] / amax, FLT_MAX)
+    scale = lazy.where(positive_and_finite(amax), scale, 1.0)
+    if power_of_two:
+        return lazy.bitcast(bits(scale) & _EXPONENT_BITS, lazy.float32)
+    return scale
+
+
+def transpose_bytes(data: Tensor) -> Tensor:
+    """``[*leading, last] -> [last, *leading]``."""
+    last = data.ndim - 1
+    return lazy.permute(data, last, *range(last))

@@ -1,0 +1,116 @@
+"""Quantize, dequantize, on lazy tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible import lazy
+from fusible.errors import DTypeError, NotServedError, expected
+from fusible.lazy import Tensor
+from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.xla.operands import dense, fp32, plain, row_sum, to_lazy
+from fusible.tex.factories import build_quantized
+from fusible.tex.interface.quantize import Quantize
+from fusible.tex.protocol import check_shape, fp8_format, is_quantized, logical_shape, scaling, usages
+
+__all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
+
+
+class QuantizeKernels(Quantize):
+    def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+        x = plain(tensor)
+        return quantize_tensor(x, quantizer, x.dtype, output, noop)
+
+    def dequantize(self, input: Any, otype: Any) -> Any:
+        if not is_quantized(input):
+            raise DTypeError(expected("a quantized tensor", of="dequantize", got=type(input).__qualname__, do="quantize it first, or cast it"))
+        return lazy.cast(dense(input), to_lazy(otype))
+
+    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+        x = plain(input)
+        bias_grad = lazy.cast(row_sum(x), x.dtype)
+        return [bias_grad, input if quantizer is None else quantize_tensor(x, quantizer, x.dtype)]
+
+
+def quantize_tensor(x: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = None, noop: Tensor | None = None) -> Any:
+    """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``."""
+    kind = scaling(quantizer)
+    if kind == "none":
+        raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
+    if output is not None:
+        _check_output(output, x)
+    fp8 = fp8_format(quantizer.dtype)
+    amax = tensor_amax(x)
+    if kind == "delayed":
+        scale = lazy.reshape(quantizer.scale, (1,))
+        _raise_amax(quantizer, amax, noop)
+    else:
+        if quantizer.with_amax_reduction:
+            raise NotServedError(
+                expected("no amax reduction", of="quantizing a lazy tensor", got="with_amax_reduction", do="reduce amaxes outside of the program")
+            )
+        scale = scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+    data = encode(fp32(x) * scale, fp8)
+    scale_inv = 1.0 / scale
+    if output is not None:
+        return _fill(output, quantizer, data, scale_inv, noop)
+    rowwise, columnwise = usages(quantizer)
+    return build_quantized(
+        quantizer,
+        shape=x.shape,
+        dtype=dtype,
+        data=data if rowwise else None,
+        data_transpose=transpose_bytes(data) if columnwise else None,
+        scale_inv=scale_inv,
+        fp8_dtype=fp8,
+    )
+
+
+def emit(result: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = None) -> Any:
+    """A kernel's fp32 ``result`` quantized: by delayed scaling from fp32, by the others after rounding to ``dtype``."""
+    if scaling(quantizer) != "delayed":
+        result = lazy.cast(result, dtype)
+    return quantize_tensor(result, quantizer, dtype, output)
+
+
+def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
+    former = quantizer.amax
+    if former is None:
+        quantizer.amax = amax
+        return
+    amax = lazy.maximum(former, lazy.reshape(amax, former.shape))
+    quantizer.amax = amax if noop is None else _unless(noop, former, amax)
+
+
+def _unless(noop: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    return lazy.where(lazy.equal(lazy.reshape(noop, ()), lazy.ones((), noop.dtype)), old, new)
+
+
+def _check_output(output: Any, x: Tensor) -> None:
+    if not is_quantized(output):
+        got = type(output).__qualname__
+        raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="quantize into one that quantize gave"))
+    shape = logical_shape(output)
+    if shape != tuple(x.shape):
+        check_shape(x, shape, "the tensor quantized into output")
+
+
+def _fill(output: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, noop: Tensor | None) -> Any:
+    rowwise, columnwise = usages(quantizer)
+
+    def put(old: Tensor | None, new: Tensor) -> Tensor:
+        if old is None:
+            return new
+        return old.assign_(new if noop is None else _unless(noop, old, new))
+
+    has_data, has_transpose = output._data is not None, output._transpose is not None
+    if rowwise or has_data:
+        output._data = put(output._data, data)
+    if columnwise or (has_transpose and not has_data):
+        output._transpose = put(output._transpose, transpose_bytes(data))
+        output._transpose_invalid = False
+    elif has_transpose:
+        output._transpose_invalid = True
+    put(output._scale_inv, lazy.reshape(scale_inv, output._scale_inv.shape))
+    output._fp8_dtype = fp8_format(quantizer.dtype)
+    return output

@@ -1,0 +1,70 @@
+"""Amax, and the update of delayed scales, on lazy tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible import lazy
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.lazy import Tensor
+from fusible.tex.backends.xla.fp8 import bits, positive_and_finite, tensor_amax
+from fusible.tex.backends.xla.operands import plain
+from fusible.tex.interface.recipe import Recipe
+from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
+
+__all__ = ["RecipeKernels"]
+
+
+class RecipeKernels(Recipe):
+    def compute_amax(self, input: Any, amax: Any) -> None:
+        if amax.size != 1 or amax.dtype is not lazy.float32:
+            got = f"{amax.dtype} {list(amax.shape)}"
+            raise DTypeError(expected("fp32 [1]", of="amax of compute_amax", got=got, do="pass such a tensor"))
+        amax.assign_(lazy.reshape(tensor_amax(plain(input)), amax.shape))
+
+    def fused_amax_and_scale_update_after_reduction(
+        self,
+        amax_reduction_buffer: Any,
+        amax_histories: Sequence[Any],
+        scales: Sequence[Any],
+        amax_compute_algo: str,
+        fp8_dtype: Any,
+        margin: float,
+    ) -> None:
+        _check(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
+        largest = FP8_MAX[fp8_format(fp8_dtype)] * 2.0**-margin
+        reduced = lazy.split(lazy.reshape(amax_reduction_buffer, (-1,)), [scale.size for scale in scales], 0)
+        for buffer, history, scale in zip(reduced, amax_histories, scales, strict=True):
+            _update(buffer, history, scale, largest, amax_compute_algo == "max")
+
+
+def _check(buffer: Tensor, histories: Sequence[Tensor], scales: Sequence[Tensor], algorithm: str) -> None:
+    if algorithm not in ("max", "most_recent"):
+        raise ArgumentError(expected("'max' or 'most_recent'", of="amax_compute_algo", got=repr(algorithm), do="pass one of the two"))
+    if len(histories) != len(scales):
+        counts = f"{len(histories)} and {len(scales)}"
+        raise ShapeError(expected("as many amax histories as scales", of="a scale update", got=counts, do="pass one history per scale tensor"))
+    for history, scale in zip(histories, scales, strict=True):
+        if history.ndim != 2 or history.shape[1] != scale.size:
+            shapes = f"{list(history.shape)} and {list(scale.shape)}"
+            raise ShapeError(expected("[H, n] and [n]", of="an amax history and its scales", got=shapes, do="give each scale a column"))
+    total = sum(scale.size for scale in scales)
+    if buffer.size != total:
+        raise ShapeError(expected(f"{total} amaxes", of="amax_reduction_buffer", got=buffer.size, do="concatenate one amax per scale"))
+
+
+def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: float, of_window: bool) -> None:
+    """On the bits of the amaxes, so that a subnormal one is seen."""
+    past, now = bits(history), bits(buffer)
+    last = lazy.where(lazy.not_equal(now, 0), now, past[0])
+    seen = lazy.not_equal(last, 0)
+    newest = last[None]
+    moved = lazy.concatenate([lazy.zeros(newest.shape, lazy.uint32), past[2:], newest], 0)[: history.shape[0]]
+    amax = last
+    if of_window:
+        amax = lazy.where(seen, lazy.max(lazy.concatenate([past[1:], newest], 0), 0), 0)
+    amax = lazy.bitcast(amax, lazy.float32)
+    new = lazy.reshape(lazy.minimum(largest / amax, FLT_MAX), scale.shape)
+    history.assign_(lazy.bitcast(lazy.where(seen, moved, past), lazy.float32))
+    scale.assign_(lazy.where(lazy.reshape(positive_and_finite(amax), scale.shape), new, scale))
