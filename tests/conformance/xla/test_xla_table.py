@@ -1,0 +1,51 @@
+"""The table of tex functions on lazy tensors: a few samples of each record, each being a program of its own; all of them in the slow test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import test_tex_table as reference
+import torch
+from tex_op_table import TABLE, Record, Sample
+from xla_runner import RUNNER
+
+from fusible.tex import DType
+
+pytest.importorskip("jaxlib")
+
+MANY = {"generic_gemm": 11}
+"""Of these, every n-th sample."""
+
+CASES = [pytest.param(entry, dtype, id=f"{entry.function}-{str(dtype)[6:]}") for entry in TABLE.values() for dtype in entry.dtypes]
+QUANTIZING = [pytest.param(entry, id=entry.function) for entry in TABLE.values() if entry.quantizes]
+
+
+def few(entry: Record, count: int) -> Record:
+    """The record with at most ``count`` samples, of those named in ``MANY`` more, spread over all."""
+
+    def sampler(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        samples = entry.sampler(generator, dtype)
+        return islice(samples, 0, None, MANY[entry.function]) if entry.function in MANY else islice(samples, count)
+
+    return replace(entry, sampler=sampler)
+
+
+@pytest.mark.parametrize(("entry", "dtype"), CASES)
+def test_matches_the_float64_reference(entry: Record, dtype: torch.dtype) -> None:
+    reference.test_matches_the_float64_reference(RUNNER, few(entry, 4 if dtype is torch.float32 else 2), dtype)
+
+
+@pytest.mark.parametrize("fp8", [DType.kFloat8E4M3, DType.kFloat8E5M2])
+@pytest.mark.parametrize("entry", QUANTIZING)
+def test_quantized_outputs_are_within_half_a_step_of_the_reference(entry: Record, fp8: DType) -> None:
+    dtype = torch.bfloat16 if fp8 == DType.kFloat8E4M3 else torch.float32
+    reference.test_quantized_outputs_are_within_half_a_step_of_the_reference(RUNNER, few(entry, 1), dtype, fp8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("entry", "dtype"), CASES)
+def test_every_sample_matches_the_float64_reference(entry: Record, dtype: torch.dtype) -> None:
+    reference.test_matches_the_float64_reference(RUNNER, entry, dtype)
