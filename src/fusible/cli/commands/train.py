@@ -1,0 +1,68 @@
+"""``fusible train``."""
+
+from __future__ import annotations
+
+import argparse
+
+from fusible.cli.command import Command
+from fusible.cli.training.options import EXECUTORS, RECIPES, TrainOptions
+
+__all__ = ["COMMAND"]
+
+_DESCRIPTION = """\
+Trains a byte-level GPT, written with fusible.Sequential, on text, and compares precisions: each recipe starts from the same weights and sees the
+same batches. The last tenth of the text is held out."""
+
+_FILES = """\
+files in DIR:
+  metrics.json       runs (loss of each step, held-out loss, tokens per second, memory, kernels called), unigram loss, text, options
+  loss.png           the losses of all recipes
+  pipeline.txt       the fused passes and the type on every edge, for each recipe
+  model.safetensors  the weights, and state.safetensors and state.json with them all that is needed to resume bit-exactly;
+                     with several recipes these three are in one folder per recipe, DIR/<recipe>/
+
+Ctrl-C saves and stops; --resume DIR goes on from there. The learning rate follows --decay-steps and not --steps, so a run that
+is resumed up to step N is bit for bit the run that went to N at once; for long runs give both."""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _FILES
+    default = TrainOptions()
+
+    def option(name: str, metavar: str, kind: type, text: str) -> None:
+        shown = getattr(default, name)
+        note = f" (default: {shown})" if shown is not None else ""
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=kind, help=text + note, default=argparse.SUPPRESS)
+
+    parser.add_argument(
+        "--recipe", metavar="R[,R...]", default=argparse.SUPPRESS, help=f"{', '.join(RECIPES)}, or several (default: {','.join(default.recipes)})"
+    )
+    parser.add_argument(
+        "--executor",
+        metavar="E",
+        default=argparse.SUPPRESS,
+        help=f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled (default: {default.executor})",
+    )
+    option("steps", "N", int, "optimizer steps in all, those before --resume included")
+    option("layers", "N", int, "transformer blocks")
+    option("hidden", "N", int, "width")
+    option("heads", "N", int, "attention heads")
+    option("seq_len", "N", int, "bytes in a window")
+    option("batch", "N", int, "windows in a step")
+    option("lr", "X", float, "peak learning rate")
+    option("decay_steps", "N", int, "step at which the learning rate has fallen to a twentieth of its peak, where it stays")
+    option("seed", "N", int, "seed of weights and batches")
+    option("text", "FILE", str, "the text to learn (default: the interpreter's documentation topics)")
+    parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or the resumed folder)")
+    parser.add_argument("--resume", metavar="DIR", default=None, help="go on with the run in DIR; it keeps its options, --steps may be raised")
+    parser.add_argument("--save-every", metavar="N", type=int, default=0, help="also save after every N steps (default: at the end and on Ctrl-C)")
+
+
+COMMAND = Command(
+    name="train",
+    summary="train a byte-level GPT and compare precisions",
+    description=_DESCRIPTION,
+    arguments=_arguments,
+    job="fusible.cli.training.job:train",
+)

@@ -1,0 +1,135 @@
+"""``fusible info``: what Fusible finds on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fusible import __version__, tex
+from fusible.cli.console import make_console, make_table
+from fusible.errors import FusibleError
+from fusible.knobs import KNOBS
+from fusible.tex.backends import cpu
+
+__all__ = ["collect", "info", "show"]
+
+_PACKAGES = ("torch", "jaxlib", "numpy", "triton", "transformer_engine")
+
+
+def info(given: argparse.Namespace) -> int:
+    """The job of ``fusible info``."""
+    facts = collect()
+    if given.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        show(facts, make_console())
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Versions, threads, CPU, native kernels, backends and environment variables, as an object of JSON."""
+    return {
+        "fusible": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "capability": torch.backends.cpu.get_cpu_capability()},
+        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "threads": torch.get_num_threads(),
+        "native": _native(),
+        "backends": _backends(),
+        "environment": _environment(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def _native() -> dict[str, Any]:
+    try:
+        return cpu.info()
+    except FusibleError as error:
+        return {"available": False, "reason": str(error)}
+
+
+def _backends() -> dict[str, Any]:
+    """``found``: as ``tex.list_backends()``; ``error``: why the environment's choice of a backend cannot be followed, or None."""
+    try:
+        return {"found": tex.list_backends(), "error": None}
+    except FusibleError as error:
+        return {"found": [], "error": str(error)}
+
+
+def _environment() -> list[dict[str, Any]]:
+    """A dict per variable that Fusible reads: its name, the text it is set to (or None), what it takes, what it does, and what is wrong with it."""
+    rows = []
+    for name, knob in KNOBS.items():
+        try:
+            knob.get()
+            error = None
+        except FusibleError as problem:
+            error = str(problem)
+        rows.append({"name": name, "set": knob.text, "takes": knob.takes, "meaning": knob.doc, "error": error})
+    return rows
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """Print what ``collect`` gave."""
+    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["packages"].items())
+    cpu, native = facts["cpu"], facts["native"]
+    table = make_table("what", "found")
+    table.add_row("fusible", f"{facts['fusible']}, Python {facts['python']}, {facts['platform']}")
+    table.add_row("packages", versions)
+    table.add_row("CPU", f"{cpu['model']}, {cpu['cores']} cores, {cpu['capability']}, torch uses {facts['threads']} threads")
+    table.add_row("GPU", ", ".join(facts["cuda"]) or "none that torch can use")
+    for name, value in native.items():
+        table.add_row(f"native {name.replace('_', ' ')}", _words(value))
+    console.print(table)
+    _show_backends(facts["backends"], console)
+    _show_environment(facts["environment"], console)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(name for name, there in value.items() if there) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(item) for item in value) or "none"
+    return str(value) or "-"
+
+
+def _show_backends(backends: dict[str, Any], console: Console) -> None:
+    table = make_table("backend", "vendor", ">priority", "state", "why not")
+    for row in backends["found"]:
+        state = "in force" if row["current"] else "available" if row["available"] else "unavailable"
+        table.add_row(row["name"], row["vendor"], str(row["priority"]), state, row["reason"] or "")
+    console.print(table)
+    if backends["error"]:
+        console.print(f"The environment's choice cannot be followed: {backends['error']}")
+
+
+def _show_environment(rows: list[dict[str, Any]], console: Console) -> None:
+    table = make_table("variable", "set to", "takes", "meaning")
+    for row in rows:
+        table.add_row(row["name"], "-" if row["set"] is None else repr(row["set"]), row["takes"], row["error"] or row["meaning"])
+    console.print(table)

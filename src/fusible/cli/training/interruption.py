@@ -1,0 +1,35 @@
+"""Ctrl-C as a wish to stop after the running step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+__all__ = ["Interruption"]
+
+
+class Interruption:
+    """``with Interruption() as interruption: ...``: the first Ctrl-C sets ``asked``; the second raises ``KeyboardInterrupt`` where it strikes.
+
+    Outside the main thread, where Python lets nobody handle signals, nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._former: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._former = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._former is not None:
+            signal.signal(signal.SIGINT, self._former)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

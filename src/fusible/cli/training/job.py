@@ -1,0 +1,113 @@
+"""``fusible train``: one run per recipe, then the reports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from fusible.cli.console import make_console
+from fusible.cli.training.checkpoint import Checkpoint, save_checkpoint
+from fusible.cli.training.interruption import Interruption
+from fusible.cli.training.layout import discard_runs, load_runs, run_folder
+from fusible.cli.training.memory import PeakMemory
+from fusible.cli.training.options import TrainOptions
+from fusible.cli.training.progress import ProgressView, make_progress
+from fusible.cli.training.report import print_summary, run_report, write_reports
+from fusible.cli.training.text import Text, read_text
+from fusible.cli.training.trainer import Trainer
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["train"]
+
+_OUT = "out/train"
+_INTERRUPTED = 130
+
+
+def train(given: argparse.Namespace) -> int:
+    """The job of ``fusible train``; every option and every checkpoint is checked before anything is written."""
+    options, checkpoints = _begin(given)
+    text = read_text(options.text, options.seq_len)
+    for checkpoint in checkpoints.values():
+        Trainer.resumed(checkpoint, options, text)
+    out = Path(given.out or given.resume or _OUT)
+    _make_folder(out)
+    if given.resume is None or out.resolve() != Path(given.resume).resolve():
+        discard_runs(out)
+    console = make_console()
+    progress = make_progress(console)
+    runs: list[dict[str, Any]] = []
+    plans: dict[str, str] = {}
+    for recipe in options.recipes:
+        trainer = _trainer(options, recipe, text, checkpoints.get(recipe))
+        if not runs:
+            _announce(console, trainer)
+        if not _run(trainer, run_folder(out, options, recipe), given.save_every, progress):
+            place = f"step {trainer.record.step} of {options.steps} ({recipe})"
+            print(f"Interrupted and saved after {place}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
+            return _INTERRUPTED
+        runs.append(run_report(trainer, trainer.held_out_loss()))
+        plans[recipe] = trainer.explain()
+    write_reports(out, options, text, runs, plans)
+    print_summary(console, out, text, runs)
+    return 0
+
+
+def _begin(given: argparse.Namespace) -> tuple[TrainOptions, dict[str, Checkpoint]]:
+    """The options in force, and for a resumed command the checkpoint of each recipe that has one."""
+    if given.save_every < 0:
+        raise ArgumentError(expected("at least 0", of="--save-every", got=given.save_every, do="give a number of steps, or 0 for none"))
+    if given.resume is None:
+        return TrainOptions.from_command_line(vars(given)), {}
+    saved, checkpoints = load_runs(Path(given.resume))
+    options = saved.continued(vars(given))
+    done = max(checkpoint.record.step for checkpoint in checkpoints.values())
+    if options.steps < done:
+        raise ArgumentError(expected(f"at least the {done} steps that are done", of="--steps", got=options.steps, do="give a larger number"))
+    return options, checkpoints
+
+
+def _make_folder(out: Path) -> None:
+    """Make sure, before hours are spent, that results can be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        writable = os.access(out, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ArgumentError(expected("a folder that can be written", of="--out", got=str(out), do="name another"))
+
+
+def _trainer(options: TrainOptions, recipe: str, text: Text, checkpoint: Checkpoint | None) -> Trainer:
+    return Trainer(options, recipe, text) if checkpoint is None else Trainer.resumed(checkpoint, options, text)
+
+
+def _run(trainer: Trainer, folder: Path, save_every: int, progress: ProgressView) -> bool:
+    """Train up to ``options.steps`` and save; false where Ctrl-C cut it short."""
+    record, options = trainer.record, trainer.options
+    progress.begin(trainer.recipe, record.step, options.steps, options.batch * options.seq_len)
+    try:
+        with PeakMemory() as memory, Interruption() as interruption:
+            while record.step < options.steps and not interruption.asked:
+                progress.step(trainer.step())
+                record.peak_memory_bytes = max(record.peak_memory_bytes, memory.peak)
+                if save_every and record.step % save_every == 0 and record.step < options.steps:
+                    save_checkpoint(folder, trainer.checkpoint())
+    finally:
+        progress.end()
+    save_checkpoint(folder, trainer.checkpoint())
+    return record.step == options.steps
+
+
+def _announce(console: Console, trainer: Trainer) -> None:
+    """One line on what is trained, on what, with what."""
+    options, text = trainer.options, trainer.text.describe()
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    model = f"A byte-level GPT of {parameters:,} parameters ({options.layers} layers, {options.hidden} wide)"
+    work = f"{options.steps} steps of {options.batch} x {options.seq_len} bytes, {options.executor}, {torch.get_num_threads()} threads"
+    console.print(f"{model} learns {text['source']} ({text['bytes']:,} bytes): {work}.")

@@ -1,0 +1,40 @@
+"""What a training step called: which backend served what, and in which precision the matrix products ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from fusible import tex
+
+__all__ = ["summarize_calls"]
+
+_DIRECTIONS = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
+"""Direction of a GEMM by (transA, transB): the layouts TN, NN and NT."""
+
+
+def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str, Any]:
+    """``backend``: who served the matrix products (most of them); ``calls``: their number by backend; ``gemms``: by precision and direction.
+
+    ``matrix_products`` is the number of MMTs in the plan: where ``gemms["fp8"]`` has it in all three directions and ``gemms["other"]`` is zero,
+    every one of them ran on FP8 operands. A compiled step calls tex only while it is traced, so each counts once there too.
+    """
+    gemms = [call for call in calls if call.function == "generic_gemm"]
+    serving = Counter(call.backend for call in gemms) or Counter(call.backend for call in calls)
+    counts = {precision: dict.fromkeys(_DIRECTIONS.values(), 0) for precision in ("fp8", "other")}
+    for call in gemms:
+        request = call.request
+        direction = _DIRECTIONS.get((bool(request["transA"]), bool(request["transB"])))
+        if direction is not None:
+            counts["fp8" if _is_fp8(request["A"]) and _is_fp8(request["B"]) else "other"][direction] += 1
+    return {
+        "backend": serving.most_common(1)[0][0] if serving else tex.get_backend().name,
+        "calls": dict(sorted(Counter(call.backend for call in calls).items())),
+        "matrix_products": matrix_products,
+        "gemms": counts,
+    }
+
+
+def _is_fp8(kind: Any) -> bool:
+    return isinstance(kind, tuple) and kind[0] == "float8"

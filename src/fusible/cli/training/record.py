@@ -1,0 +1,59 @@
+"""The record of a run so far: what the reports tell of it, carried through checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from fusible.errors import CheckpointError, expected
+
+__all__ = ["Record"]
+
+
+@dataclass
+class Record:
+    """``loss``: of each step done, nats per byte; ``observation``: what the latest process called in its first step (``summarize_calls``).
+
+    ``seconds`` are those of all steps, ``steady_seconds`` those of the ``steady_steps`` that were not the first of their process: that one plans and
+    compiles.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    steady_seconds: float = 0.0
+    steady_steps: int = 0
+    peak_memory_bytes: int = 0
+    observation: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return len(self.loss)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Over the steady steps, where there are any."""
+        return self.steady_steps / self.steady_seconds if self.steady_steps else self.step / self.seconds
+
+    def add(self, loss: float, seconds: float, *, steady: bool) -> None:
+        """Take in one more step."""
+        self.loss.append(loss)
+        self.seconds += seconds
+        if steady:
+            self.steady_seconds += seconds
+            self.steady_steps += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> Self:
+        """What ``to_json`` gave. Raises ``CheckpointError`` for anything else."""
+        names = [field.name for field in fields(cls)]
+        if set(saved) == set(names) and isinstance(saved["loss"], list) and isinstance(saved["observation"], dict):
+            numbers = [*saved["loss"], *(saved[name] for name in names if name not in ("loss", "observation"))]
+            if all(isinstance(number, (int, float)) and math.isfinite(number) and number >= 0 for number in numbers):
+                return cls(**saved)
+        raise CheckpointError(expected("losses and figures", of="a checkpoint's record", got="others", do="use an intact checkpoint"))

@@ -1,0 +1,114 @@
+"""Whole training commands at a small size: what is learned, and what is left in the folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from fusible.cli import main
+
+SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 4".split()
+RUN_FIELDS = {
+    "recipe": str,
+    "backend": str,
+    "executor": str,
+    "steps": int,
+    "loss": list,
+    "held_out_loss": float,
+    "seconds": float,
+    "tokens_per_second": float,
+    "peak_memory_bytes": int,
+    "parameters": int,
+    "calls": dict,
+    "matrix_products": int,
+    "gemms": dict,
+}
+
+
+def train(*words: str) -> int:
+    return main(["train", *SIZE, *words])
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("compared")
+    assert train("--steps", "8", "--recipe", "bf16,fp32,delayed,current", "--out", str(out)) == 0
+    return out, json.loads((out / "metrics.json").read_text())
+
+
+def test_metrics_have_the_promised_form(compared) -> None:
+    _, metrics = compared
+    assert set(metrics) == {"runs", "unigram_loss", "text", "options", "versions", "threads"}
+    assert [run["recipe"] for run in metrics["runs"]] == ["bf16", "fp32", "delayed", "current"]
+    for run in metrics["runs"]:
+        assert {name: type(value) for name, value in run.items()} == RUN_FIELDS
+        assert run["steps"] == len(run["loss"]) == 8 and all(math.isfinite(loss) for loss in run["loss"])
+        assert run["tokens_per_second"] > 0 and run["peak_memory_bytes"] > 2**20 and run["executor"] == "eager"
+    assert 2.5 < metrics["unigram_loss"] < 4 and metrics["text"]["source"] == "pydoc_data.topics"
+
+
+def test_each_recipe_starts_alike_learns_and_goes_its_own_way(compared) -> None:
+    losses = {run["recipe"]: run["loss"] for run in compared[1]["runs"]}
+    for recipe, loss in losses.items():
+        assert loss[0] == pytest.approx(losses["fp32"][0], rel=0.01), recipe
+        assert loss[-1] < loss[0], recipe
+    assert len({tuple(loss) for loss in losses.values()}) == 4
+
+
+def test_every_matrix_product_ran_on_fp8_operands_in_all_three_directions(compared) -> None:
+    for run in compared[1]["runs"]:
+        number = run["matrix_products"]
+        everywhere, nowhere = (dict.fromkeys(("fprop", "dgrad", "wgrad"), count) for count in (number, 0))
+        assert number == 5
+        expected = (everywhere, nowhere) if run["recipe"] in ("delayed", "current") else (nowhere, everywhere)
+        assert (run["gemms"]["fp8"], run["gemms"]["other"]) == expected, run["recipe"]
+
+
+def test_several_recipes_have_a_folder_each(compared) -> None:
+    out, _ = compared
+    assert sorted(path.name for path in out.iterdir()) == sorted(["bf16", "fp32", "delayed", "current", "metrics.json", "loss.png", "pipeline.txt"])
+    for recipe in ("bf16", "fp32", "delayed", "current"):
+        assert sorted(path.name for path in (out / recipe).iterdir()) == ["model.safetensors", "state.json", "state.safetensors"]
+        assert ("body.scaling_state.0" in load_file(out / recipe / "model.safetensors")) == (recipe == "delayed")
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_pipeline_is_told_for_each_recipe(compared) -> None:
+    text = (compared[0] / "pipeline.txt").read_text()
+    assert [line for line in text.splitlines() if line.startswith("==")] == ["== bf16 ==", "== fp32 ==", "== delayed ==", "== current =="]
+    assert text.count("\nforward\n") == text.count("\nbackward\n") == text.count("\ninference\n") == 4
+
+
+def test_one_recipe_lies_in_the_folder_itself_and_replaces_what_was_there(tmp_path, capsys) -> None:
+    assert train("--steps", "2", "--recipe", "bf16,fp32", "--out", str(tmp_path)) == 0
+    assert train("--steps", "2", "--out", str(tmp_path)) == 0
+    files = ["loss.png", "metrics.json", "model.safetensors", "pipeline.txt", "state.json", "state.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == files
+    assert not list(tmp_path.glob("*/*.safetensors"))
+    said = capsys.readouterr().out
+    assert "bf16     step 2/2  loss" in said and "A unigram byte model loses" in said and "\x1b" not in said
+
+
+def test_another_seed_is_another_run(compared, tmp_path) -> None:
+    assert train("--steps", "8", "--seed", "1", "--out", str(tmp_path)) == 0
+    run = json.loads((tmp_path / "metrics.json").read_text())["runs"][0]
+    assert run["loss"] != compared[1]["runs"][0]["loss"] and run["loss"][-1] < run["loss"][0]
+
+
+def test_a_text_of_ones_own(tmp_path) -> None:
+    (tmp_path / "text").write_bytes(b"ab" * 500)
+    assert train("--steps", "30", "--lr", "0.02", "--text", str(tmp_path / "text"), "--out", str(tmp_path / "out")) == 0
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert metrics["text"]["bytes"] == 1000 and metrics["text"]["held_out_bytes"] == 100
+    assert metrics["runs"][0]["held_out_loss"] < 0.2 * metrics["unigram_loss"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(tmp_path, capsys) -> None:
+    assert train("--steps", "40", "--recipe", "fp32", "--lr", "1e38", "--out", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Expected a finite loss of step ") and said.endswith(" (fp32), got nan: lower --lr.\n")

@@ -1,0 +1,59 @@
+"""What the command line says to a user's mistake: one sentence on stderr, exit code 2, nothing on stdout, nothing written."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusible.cli import main
+
+SENTENCES = {
+    "": "The following arguments are required: COMMAND: see 'fusible --help'.",
+    "train --steps x": "Argument --steps: invalid int value: 'x': see 'fusible train --help'.",
+    "train --stepz 3": "Unrecognized arguments: --stepz 3: see 'fusible train --help'.",
+    "train --step 3": "Unrecognized arguments: --step 3: see 'fusible train --help'.",
+    "train --steps 0": "Expected at least 1 of --steps, got 0: give a larger number.",
+    "train --recipe fp8": "Expected bf16, fp32, delayed or current, comma-separated, of --recipe, got 'fp8': name one of these.",
+    "train --recipe ,": "Expected bf16, fp32, delayed or current, comma-separated, of --recipe, got none: name one of these.",
+    "train --recipe bf16,bf16": "Expected different recipes of --recipe, got bf16,bf16: name each once.",
+    "train --executor jit": "Expected eager or xla of --executor, got 'jit': name one of these.",
+    "train --hidden 30": "Expected a multiple of twice the 4 heads (rotary embeddings pair columns) of --hidden, got 30: change one of them.",
+    "train --lr nan": "Expected a positive number of --lr, got nan: give e.g. 2e-3.",
+    "train --lr -1": "Expected a positive number of --lr, got -1.0: give e.g. 2e-3.",
+    "train --seed -1": "Expected a number from 0 to 2**62 - 1 of --seed, got -1: give another seed.",
+    "train --save-every -1": "Expected at least 0 of --save-every, got -1: give a number of steps, or 0 for none.",
+    "train --text short.txt": "Expected at least 1290 bytes of the text {here}/short.txt, got 4: give a longer text or a shorter --seq-len.",
+    "train --text none.txt": "Expected a file that can be read of --text, got {here}/none.txt (No such file or directory): give another.",
+    "train --text .": "Expected a file that can be read of --text, got {here} (Is a directory): give another.",
+    "train --resume none": "Expected a checkpoint of --resume none, got none: name the --out of a run that was saved.",
+    "train --out short.txt": "Expected a folder that can be written of --out, got short.txt: name another.",
+}
+
+
+@pytest.mark.parametrize("line", SENTENCES)
+def test_a_mistake_is_answered_by_a_sentence(line: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("text")
+    try:
+        code = main(line.split())
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr()
+    assert (code, said.out, said.err) == (2, "", SENTENCES[line].format(here=tmp_path) + "\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_help_names_every_option_and_file(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert stop.value.code == 0
+    options = "recipe executor steps layers hidden heads seq-len batch lr decay-steps seed text out resume save-every".split()
+    files = ["metrics.json", "loss.png", "pipeline.txt", "model.safetensors", "state.safetensors", "state.json", "DIR/<recipe>/"]
+    assert [word for word in [*(f"--{option} " for option in options), *files] if word not in said] == []
+
+
+def test_version(capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert (stop.value.code, capsys.readouterr().out) == (0, "fusible 0.1.0\n")

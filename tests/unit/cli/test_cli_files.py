@@ -1,0 +1,84 @@
+"""Replacing files: all or none, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusible.cli.training import files
+from fusible.cli.training.files import locate, replace_files
+
+OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
+NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fusible.cli.training import files
+left = int(sys.argv[2])
+def counted(function):
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return call
+for name in ("rename", "replace", "fsync"):
+    setattr(os, name, counted(getattr(os, name)))
+Path.mkdir, Path.rmdir = counted(Path.mkdir), counted(Path.rmdir)
+files.replace_files(Path(sys.argv[1]), {name: f"new {name}".encode() for name in "abc"})
+"""
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    return {name: locate(folder, name).read_bytes() for name in OLD}
+
+
+def test_files_are_replaced_and_nothing_else_is_left(tmp_path) -> None:
+    replace_files(tmp_path / "run", OLD)
+    replace_files(tmp_path / "run", NEW)
+    assert read(tmp_path / "run") == NEW
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_writer_that_raises_changes_nothing(tmp_path, monkeypatch, place: int) -> None:
+    replace_files(tmp_path, OLD)
+    write, written = files._write, []
+
+    def failing(path: Path, content: bytes) -> None:
+        if len(written) == place:
+            path.write_bytes(content[:2])
+            raise OSError(28, "No space left on device")
+        written.append(path)
+        write(path, content)
+
+    monkeypatch.setattr(files, "_write", failing)
+    with pytest.raises(OSError, match="No space"):
+        replace_files(tmp_path, NEW)
+    assert read(tmp_path) == OLD
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+def test_a_process_killed_at_any_moment_leaves_all_old_or_all_new_files(tmp_path) -> None:
+    seen = []
+    for moment in range(40):
+        folder = tmp_path / str(moment)
+        replace_files(folder, OLD)
+        ended = subprocess.run([sys.executable, "-c", _KILLED, str(folder), str(moment)], env=os.environ).returncode
+        found = read(folder)
+        assert found in (OLD, NEW), moment
+        seen.append(found == NEW)
+        replace_files(folder, {"a": b"next"})
+        assert read(folder) == {**found, "a": b"next"}
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+    assert seen == sorted(seen) and not seen[0] and seen[-1]
+    assert sum(seen) > 3
