@@ -11,5 +11,7 @@ settings.register_profile("fusible", deadline=None, max_examples=50, derandomize
 settings.load_profile("fusible")
 
 if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-    # The workers fill the cores already: kernels that wait for each other's threads made a run four times as long.
+    # The workers fill the cores already: kernels that wait for each other's threads made a run four times as long. Processes that tests start
+    # inherit it, so that their sums are made in the same order.
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"

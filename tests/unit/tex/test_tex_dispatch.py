@@ -84,7 +84,8 @@ def test_set_backend_takes_effect_at_once_and_is_undone_by_the_context(hygon) ->
 def test_a_forced_backend_lends_what_it_lacks_unless_strict(hygon) -> None:
     with tex.set_backend("hygon"):
         assert tex.explain("gelu", X, None).backend == "torch"
-    with tex.set_backend("hygon", strict=True), pytest.raises(NotServedError, match="gelu not implemented .*torch: the policy gives gelu to hygon alone"):
+    reason = "gelu not implemented .*torch: the policy gives gelu to hygon alone"
+    with tex.set_backend("hygon", strict=True), pytest.raises(NotServedError, match=reason):
         tex.gelu(X, None)
 
 
@@ -188,7 +189,7 @@ _ASK = "import torch; from fusible import tex; x = torch.randn(2, 2); tex.relu(x
         ({"TE_PLUGIN": "Torch"}, "BACKEND torch"),
         ({"TE_BACKEND": "hygon"}, "Backend 'hygon' not found. Available backends: ["),
         ({"TE_FL_DEBUG": "1"}, "relu(input=cpu:float32, quantizer=None) is served by torch"),
-        ({"TE_FL_DEBUG": "perhaps"}, "KnobError: Expected 1, true, yes, on, 0, false, no or off of the environment variable TE_FL_DEBUG, got 'perhaps'"),
+        ({"TE_FL_DEBUG": "perhaps"}, "Expected 1, true, yes, on, 0, false, no or off of the environment variable TE_FL_DEBUG, got 'perhaps'"),
     ],
 )
 def test_environment(environment: dict[str, str], says: str) -> None:

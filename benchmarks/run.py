@@ -1,0 +1,66 @@
+"""``make bench``: runs every table, prints it, and writes it as JSON with the machine it was measured on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import overhead
+
+__all__ = ["main"]
+
+TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "dispatch": overhead.dispatch,
+    "small_sequential": overhead.small_sequential,
+}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def show(console: Console, name: str, doc: str, rows: list[dict[str, Any]]) -> None:
+    """Print one table."""
+    table = Table(title=name, caption=doc, title_justify="left", caption_justify="left")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], help="the tables to run (default: all)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    console = Console()
+    results: dict[str, Any] = {"machine": machine()}
+    for name in options.tables or TABLES:
+        results[name] = TABLES[name]()
+        show(console, name, (TABLES[name].__doc__ or "").splitlines()[0], results[name])
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""The layering contracts hold, and each notices a violation that is planted in a copy of the package."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doc_pages import ROOT
+
+PACKAGE = ROOT / "src" / "fusible"
+LINT = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]  # they know the source tree alone
+from importlinter.cli import lint_imports_command
+lint_imports_command()
+"""
+
+
+def lint(directory: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter on the package in ``directory``, by the contracts of the ``pyproject.toml`` there."""
+    environment = {**os.environ, "PYTHONPATH": str(directory / "src")}
+    command = [sys.executable, "-c", LINT, "--no-cache", "--config", str(directory / "pyproject.toml")]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package and its contracts, apart from the source tree."""
+    shutil.copytree(PACKAGE, tmp_path / "src" / "fusible", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_contracts_are_kept(copy: Path) -> None:
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout
+    assert " 0 broken" in done.stdout
+
+
+VIOLATIONS = {
+    "torch stays out of the framework-oblivious rooms": [
+        ("compute_pipeline/plan.py", "import torch"),
+        ("ops/add.py", "from torch import nn"),
+        ("fusions/mmt_add.py", "import torch.nn.functional"),
+        ("lazy/frontend/tensor.py", "import torch"),
+    ],
+    "Imports point downwards": [
+        ("ops/add.py", "from fusible.fusions import registered"),
+        ("lazy/device.py", "from fusible import tex"),
+        ("tex/dispatch.py", "from fusible.quantized import Float8Tensor"),
+        ("quantized/recipe.py", "from fusible.nvte import DType"),
+        ("pytorch/runner.py", "from fusible import cli"),
+        ("errors.py", "from fusible.knobs import KNOBS"),
+    ],
+    "The compiled extension is imported by the cpu backend alone": [
+        ("nvte/casting.py", "from fusible import cpp_extensions"),
+        ("tex/backends/torch_backend/quantize.py", "from fusible.cpp_extensions import quantize"),
+    ],
+    "fusions is imported by compute_pipeline, and adapted by pytorch": [("cli/info.py", "from fusible import fusions")],
+    "Backends do not import one another": [("tex/backends/xla/gemm.py", "from fusible.tex.backends import torch_backend")],
+}
+
+
+@pytest.mark.parametrize("contract", VIOLATIONS)
+def test_a_planted_violation_is_caught_by_its_contract(copy: Path, contract: str) -> None:
+    for file, line in VIOLATIONS[contract]:
+        path = copy / "src" / "fusible" / file
+        path.write_text(f"{path.read_text()}\n{line}\n")
+    done = lint(copy)
+    assert done.returncode != 0
+    assert f"{contract} BROKEN" in done.stdout
+    reported = done.stdout.split("Broken contracts", 1)[1]
+    for file, _ in VIOLATIONS[contract]:
+        assert f"fusible.{file.removesuffix('.py').replace('/', '.')}" in reported, f"{file} is not reported"
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_no_file_and_no_function_is_too_long() -> None:
+    """400 lines of a file; 60 of a function's body, for a signature of the interface may alone have thirty."""
+    files, functions = [], []
+    for path in sources():
+        text = path.read_text()
+        if (count := text.count("\n")) > 400:
+            files.append(f"{path.relative_to(PACKAGE)}: {count} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                count = (node.body[-1].end_lineno or 0) - node.body[0].lineno + 1
+                functions += [f"{path.relative_to(PACKAGE)}: {node.name}, {count} lines"] if count > 60 else []
+    assert not files and not functions
+
+
+READS = frozenset({"environ", "environb", "getenv", "putenv"})
+SETS = {"lazy/runtime/pjrt.py": "os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')"}
+"""The one place beside ``knobs`` that touches the environment: XLA reads the variable when it is loaded, and is silenced by nothing else."""
+
+
+def test_only_knobs_read_the_environment() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sources():
+        place = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse(path.read_text())
+        allowed = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and ast.unparse(call) == SETS.get(place)]
+        inside = {id(node) for call in allowed for node in ast.walk(call)}
+        for node in ast.walk(tree):
+            name = node.attr if isinstance(node, ast.Attribute) else node.name if isinstance(node, ast.alias) else ""
+            if name in READS and id(node) not in inside:
+                found.setdefault(place, []).append(ast.unparse(node))
+    assert found.keys() == {"knobs.py"}, found
