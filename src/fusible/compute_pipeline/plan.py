@@ -32,6 +32,8 @@ class Segment:
     """The values of the whole call that its ops take."""
     state: StateLayout
     """The scales that its ops read."""
+    arg_count: int
+    """The number of its ops' parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +139,7 @@ def _segments(
             tuple(group for group in backward if start <= group.start < stop),
             _given(ops[start:stop]),
             state.between(start, stop),
+            sum(len(op.arg_names) for op in ops[start:stop]),
         )
         for start, stop in zip(cuts, [*cuts[1:], len(ops)], strict=True)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -12,8 +12,7 @@ from fusible.nvte import DType, Sequences, Tensor
 __all__ = ["Batch", "read_batch"]
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """``x``: ``[tokens, hidden]``; ``leading``: the dimensions to restore on the output; ``seq_lens``: int32 ``[sequences]``, None where uniform."""
 
     x: torch.Tensor

@@ -14,7 +14,7 @@ from fusible.nvte import Sequences, Tensor, flatten, make_nvte_tensor, unflatten
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 
-__all__ = ["Call", "Given", "PipelineFunction", "infer"]
+__all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
 
 @dataclass(frozen=True, eq=False)
 class Given:
@@ -41,6 +41,9 @@ class Given:
 
     def key(self, names: Sequence[str]) -> tuple[Any, ...]:
         return tuple(self.static[name] for name in names)
+
+
+NOTHING_GIVEN = Given({}, {})
 
 
 def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fusible.nvte import DType, Tensor, nvte_dtype
 from fusible.ops import Op
 from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
-from fusible.pytorch.call import Call, Given, PipelineFunction, infer
+from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 
@@ -51,7 +51,7 @@ class PipelineRunner:
         args = self._parameters()
         with_grad = torch.is_grad_enabled() and (batch.x.requires_grad or any(arg.requires_grad for arg in args))
         plan = self.plan(batch.x, args, context, with_grad)
-        given = Given.of(_given(plan, batch))
+        given = Given.of(_given(plan, batch)) if plan.given else NOTHING_GIVEN
         if not with_grad:
             snapshot = self._snapshot(plan, context, batch.x.device, inference=True)
             return batch.restore(infer(plan, self.executor, batch.x, args, given, snapshot))
@@ -123,9 +123,8 @@ class PipelineRunner:
         call = Call(plan, self.executor, given, self.scaling, snapshot)
         place = 0
         for index, segment in enumerate(plan.segments):
-            count = sum(len(names) for _, _, names in self.bound[segment.start : segment.stop])
-            x = PipelineFunction.apply(call, index, x, *args[place : place + count])  # pyright: ignore[reportAssignmentType]
-            place += count
+            x = PipelineFunction.apply(call, index, x, *args[place : place + segment.arg_count])  # pyright: ignore[reportAssignmentType]
+            place += segment.arg_count
         if snapshot is not None:
             self.scaling.commit_forward(snapshot, call.amaxes)
         return x

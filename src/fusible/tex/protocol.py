@@ -6,8 +6,7 @@ Nothing here computes on a tensor, so that backends of real and of lazy tensors 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,16 +17,13 @@ from fusible.tex.enums import DType
 __all__ = [
     "FLT_MAX",
     "FP8_MAX",
-    "GemmShape",
     "INT64",
     "Scaling",
     "check_amax_buffer",
-    "check_beta",
     "check_bytes",
     "check_same_device",
     "check_shape",
     "fp8_format",
-    "gemm_shape",
     "is_quantized",
     "logical_shape",
     "outer",
@@ -35,6 +31,7 @@ __all__ = [
     "to_dtype",
     "to_torch",
     "transposed_shape",
+    "update_buffers",
     "usages",
 ]
 
@@ -132,6 +129,23 @@ def transposed(x: Any) -> Any:
     return None if getattr(x, "_transpose_invalid", False) else getattr(x, "_transpose", None)
 
 
+def update_buffers(output: Any, quantizer: Any, data: Any, transpose: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> None:
+    """Write ``data`` into the buffers of a quantized tensor, each by ``buffer = put(buffer or None, new)``, and its transpose where that is due.
+
+    Written are the buffers that the quantizer asks for, and those that the tensor has; but a transpose beside data that nobody asks for goes stale.
+    """
+    rowwise, columnwise = usages(quantizer)
+    has_data, has_transpose = output._data is not None, output._transpose is not None
+    if rowwise or has_data:
+        output._data = put(output._data, data)
+    if columnwise or (has_transpose and not has_data):
+        output._transpose = put(output._transpose, transpose(data))
+        output._transpose_invalid = False
+    elif has_transpose:
+        output._transpose_invalid = True
+    output._fp8_dtype = fp8_format(quantizer.dtype)
+
+
 def logical_shape(x: Any) -> tuple[int, ...]:
     """The shape of a tensor, or the one that a per-tensor FP8 tensor stands for, from whichever buffer it has."""
     if not is_quantized(x):
@@ -154,52 +168,6 @@ def outer(shape: Sequence[int]) -> int:
     return math.prod(shape[:-1])
 
 
-@dataclass(frozen=True)
-class GemmShape:
-    """``op(B) [rows, depth] @ op(A) [depth, columns]``, whose result is shown as ``output``."""
-
-    rows: int
-    columns: int
-    depth: int
-    output: tuple[int, ...]
-
-    @property
-    def empty(self) -> bool:
-        """Whether an operand has no elements."""
-        return not (self.rows and self.columns and self.depth)
-
-
-def gemm_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> GemmShape:
-    """The shape rules of ``generic_gemm``; raises ``ShapeError`` where the contracted dimensions differ."""
-    if len(a) < 1 or len(b) < 1:
-        raise ShapeError(expected("at least one dimension", of="A and B of generic_gemm", got=f"{list(a)} and {list(b)}", do="pass matrices"))
-    a0, a1, b0, b1 = outer(a), a[-1], outer(b), b[-1]
-    depth_a, columns = (a1, a0) if trans_a else (a0, a1)
-    rows, depth = (b1, b0) if trans_b else (b0, b1)
-    if depth_a != depth:
-        layout = f"{'T' if trans_a else 'N'}{'T' if trans_b else 'N'}"
-        raise ShapeError(
-            expected(
-                f"equal contracted dimensions in layout {layout}",
-                of="A and B of generic_gemm, where D = op(B) @ op(A)",
-                got=f"{depth_a} of A {list(a)} and {depth} of B {list(b)}",
-                do="exchange A and B, or change a transpose flag",
-            )
-        )
-    return GemmShape(rows, columns, depth, (b1, columns) if trans_b else (*b[:-1], columns))
-
-
-def check_beta(accumulate: bool, beta: float | None, has_output: bool) -> float:
-    """The factor of D in ``generic_gemm``; raises ``ArgumentError`` for a combination that means nothing."""
-    if not accumulate:
-        if beta:
-            raise ArgumentError(expected("beta 0 or None without accumulate", of="generic_gemm", got=beta, do="pass accumulate=True"))
-        return 0.0
-    if not has_output:
-        raise ArgumentError(expected("a given D", of="an accumulating generic_gemm", got="None", do="pass D, or accumulate=False"))
-    return 1.0 if beta is None else float(beta)
-
-
 def check_shape(x: Any, shape: Sequence[int], of: str) -> None:
     """Raise ``ShapeError`` unless ``x`` has exactly ``shape``."""
     if tuple(x.shape) != tuple(shape):
@@ -218,7 +186,7 @@ def check_bytes(x: Any, of: str) -> None:
         raise DTypeError(expected("uint8 data", of=of, got=x.dtype, do="pass the data of a quantized tensor"))
 
 
-def check_amax_buffer(amax: Any, of: str) -> None:
-    """Raise ``DTypeError`` unless ``amax`` is one fp32 number."""
-    if amax.numel() != 1 or amax.dtype is not torch.float32:
+def check_amax_buffer(amax: Any, of: str, fp32: Any = torch.float32) -> None:
+    """Raise ``DTypeError`` unless ``amax`` is one fp32 number; ``fp32`` is the backend's value of that type."""
+    if math.prod(amax.shape) != 1 or amax.dtype is not fp32:
         raise DTypeError(expected("fp32 [1]", of=of, got=f"{amax.dtype} {list(amax.shape)}", do="pass such a tensor"))

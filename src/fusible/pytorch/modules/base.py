@@ -13,7 +13,7 @@ from fusible.ops import Op
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
-__all__ = ["BaseModule", "ParameterInitMethod", "has_hooks"]
+__all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
 
 ParameterInitMethod = Callable[[torch.Tensor], torch.Tensor]
 """Fills a new parameter and returns it: ``init(torch.empty(...))``."""
@@ -144,4 +144,9 @@ class BaseModule(nn.Module):
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a user has hooked the module's forward or backward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+    return any(hooks_of(module))
+
+
+def hooks_of(module: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """The module's tables of hooks."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import DTypeError, expected
-from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.runner import BoundOp
+from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
+from fusible.pytorch.runner import BoundOp, PipelineRunner
 
 __all__ = ["Residual", "Sequential"]
 
@@ -65,6 +66,25 @@ def _is_open(module: nn.Module) -> bool:
     return module.open if isinstance(module, _Container) else True
 
 
+@dataclass(frozen=True, eq=False)
+class _Arrangement:
+    """What a container calls, one after another, and what that follows from: the modules in it and in the containers inside, none of them hooked."""
+
+    parts: list[PipelineRunner | nn.Module]
+    hooks: tuple[Mapping[Any, Any], ...]
+    children: tuple[tuple[Mapping[str, Any], tuple[Any, ...]], ...]
+
+    @classmethod
+    def of(cls, container: nn.Module, parts: list[Any]) -> _Arrangement:
+        inside = list(container.modules())
+        hooks = tuple(hooks for module in inside[1:] for hooks in hooks_of(module))
+        return cls(parts, hooks, tuple((module._modules, tuple(module._modules.values())) for module in inside if module._modules))
+
+    def holds(self) -> bool:
+        """Whether nothing has changed; never while any module inside is hooked, and it is not kept when made then."""
+        return not any(self.hooks) and all(tuple(now.values()) == then for now, then in self.children)
+
+
 class Sequential(_Container):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: one fused pipeline of all its modules' ops, nested ones included.
 
@@ -72,15 +92,20 @@ class Sequential(_Container):
     outermost Sequential that is called.
     """
 
+    _arrangement: _Arrangement | None = None
+
     def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-        for part in self._parts():
-            if isinstance(part, tuple):
-                x = self._runner(part)(x, seq_lens)
-            elif isinstance(part, BaseModule):
-                x = part(x, seq_lens)
-            else:
-                x = part(x)
+        arrangement = self._arrangement
+        if arrangement is None or not arrangement.holds():
+            runners = [self._runner(part) if isinstance(part, tuple) else part for part in self._parts()]
+            arrangement = _Arrangement.of(self, runners)
+            self._arrangement = arrangement if arrangement.holds() else None
+        for part in arrangement.parts:
+            x = part(x, seq_lens) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
         return x
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_arrangement": None}
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         texts = []

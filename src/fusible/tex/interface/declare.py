@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-__all__ = ["DECLARATIONS", "Declaration", "Request", "function", "requires"]
+__all__ = ["DECLARATIONS", "Declaration", "Request", "by_name", "function", "requires"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,3 +93,25 @@ def requires(supports: Callable[[Request], str | None]) -> Callable[[F], F]:
         return method
 
     return attach
+
+
+def by_name(method: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Hand a backend's method the arguments of the declared function of its name as one object: ``def f(self, call): ... call.parameter ...``.
+
+    Defaults are filled in. Raises ``TypeError`` for a call that does not fit the declaration.
+    """
+    declaration = DECLARATIONS[method.__name__]
+    parameters = declaration.signature.parameters
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values()), f"{declaration.name} has parameters that no single name stands for"
+    names, known = tuple(parameters), parameters.keys()
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**defaults, **given}
+        if len(given) != len(args) + len(kwargs) or arguments.keys() != known:
+            declaration.signature.bind(*args, **kwargs)  # raises TypeError, saying which argument is wrong
+        return method(self, SimpleNamespace(**arguments))
+
+    return call

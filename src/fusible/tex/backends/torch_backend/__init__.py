@@ -19,6 +19,7 @@ from fusible.tex.backends.torch_backend.quantize import QuantizeKernels
 from fusible.tex.backends.torch_backend.recipe import RecipeKernels
 from fusible.tex.backends.torch_backend.rope import RopeKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
+from fusible.tex.checks import refused_kind
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.registry import registry
@@ -26,8 +27,6 @@ from fusible.tex.registry import registry
 __all__ = ["TorchBackend"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_FLOATING_ARGUMENTS = frozenset("A B K Q dO dz fwd_input gamma grad grad_output output_grads tensor weight x".split())
-_INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
 _records_graphs = torch.is_grad_enabled
 _record_graphs = torch._C._set_grad_enabled
 
@@ -81,16 +80,4 @@ class TorchBackend(
 
     def supports(self, request: Request) -> str | None:
         reason = super().supports(request)
-        return reason if reason is not None else _refused_kind(request)
-
-
-def _refused_kind(request: Request) -> str | None:
-    for name, kind in request.kinds:
-        if not isinstance(kind, tuple):
-            continue
-        if len(kind) == 3 and isinstance(kind[0], str) and kind[0] not in ("delayed", "current", "float8"):
-            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
-        floating = name in _FLOATING_ARGUMENTS or (name == "input" and request.function not in _INPUT_OF_ANY_TYPE)
-        if floating and len(kind) == 2 and kind[1] not in _FLOATING and not request.function.startswith("prim_"):
-            return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
-    return None
+        return reason if reason is not None else refused_kind(request, _FLOATING)

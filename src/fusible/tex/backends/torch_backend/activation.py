@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import flat, plain
 from fusible.tex.backends.torch_backend.quantize import emit
+from fusible.tex.checks import GATED, check_gradient, check_width_even
 from fusible.tex.interface.activation import Activation
 
 __all__ = ["ActivationKernels", "POINTWISE", "Pointwise"]
@@ -74,8 +74,6 @@ POINTWISE: dict[str, Pointwise] = {
 }
 """``qgelu'``: with u = 1.702 x, ``qgelu(x) = silu(u) / 1.702``, so the derivative is that of silu at u."""
 
-_GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
-
 
 def _finish(result: Tensor, quantizer: Any, dtype: torch.dtype) -> Any:
     if quantizer is not None:
@@ -88,16 +86,10 @@ def _fp32(x: Tensor) -> Tensor:
 
 
 def _halves(x: Tensor, function: str) -> tuple[Tensor, Tensor]:
+    check_width_even(x, function)
     width = x.shape[-1]
-    if width % 2:
-        raise ShapeError(expected("an even last dimension", of=f"the input of {function}", got=list(x.shape), do="pass both halves side by side"))
     a, b = x.split(width // 2, -1) if width else (x, x)
     return _fp32(a), _fp32(b)
-
-
-def _check_gradient(grad: Tensor, shape: tuple[int, ...], function: str) -> None:
-    if grad.shape != shape:
-        raise ShapeError(expected(f"shape {list(shape)}", of=f"grad of {function}", got=list(grad.shape), do="pass the gradient of its output"))
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -119,7 +111,7 @@ def _backward(name: str) -> Callable[..., Any]:
 
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
         g, x = plain(grad), plain(fwd_input)
-        _check_gradient(g, x.shape, function)
+        check_gradient(g, x.shape, function)
         if quantizer is None and one_kernel and g.dtype is x.dtype:
             return gradient(g, x)
         return _finish(gradient(_fp32(g), _fp32(x)), quantizer, x.dtype)
@@ -132,7 +124,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
         g, x = plain(grad), plain(fwd_input)
-        _check_gradient(g, x.shape, function)
+        check_gradient(g, x.shape, function)
         dx = gradient(_fp32(g), _fp32(x))
         bias_grad = flat(dx).sum(0)
         return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), _finish(dx, quantizer, g.dtype)]
@@ -141,7 +133,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
 
 def _gated_forward(function: str) -> Callable[..., Any]:
-    f = POINTWISE[_GATED[function]].f
+    f = POINTWISE[GATED[function]].f
 
     def forward(self: Any, input: Any, quantizer: Any) -> Any:
         x = plain(input)
@@ -152,13 +144,13 @@ def _gated_forward(function: str) -> Callable[..., Any]:
 
 
 def _gated_backward(function: str) -> Callable[..., Any]:
-    entry = POINTWISE[_GATED[function]]
+    entry = POINTWISE[GATED[function]]
     f, gradient = entry.f, entry.gradient
 
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, f"d{function}")
-        _check_gradient(g, a.shape, f"d{function}")
+        check_gradient(g, a.shape, f"d{function}")
         g = _fp32(g)
         return _finish(torch.cat((gradient(g * b, a), f(a).mul_(g)), -1), quantizer, x.dtype)
 
@@ -187,7 +179,7 @@ class ActivationKernels(Activation):
     def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, "dsituglu")
-        _check_gradient(g, a.shape, "dsituglu")
+        check_gradient(g, a.shape, "dsituglu")
         g = _fp32(g)
         t, s, u = torch.tanh(a / beta1), torch.sigmoid(a), torch.tanh(b / beta2)
         da = g * ((1 - t * t) * s + beta1 * t * s * (1 - s)) * (beta2 * u)
@@ -205,7 +197,7 @@ class ActivationKernels(Activation):
     ) -> Any:
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, "clamped_dswiglu")
-        _check_gradient(g, a.shape, "clamped_dswiglu")
+        check_gradient(g, a.shape, "clamped_dswiglu")
         g = _fp32(g)
         c = a.clamp_max(limit)
         s = torch.sigmoid(c * alpha)

@@ -7,37 +7,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.attention_layout import Piece
+from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
+from fusible.tex.backends.torch_backend.attention_pieces import Piece
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
-from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type
+from fusible.tex.enums import NVTE_Softmax_Type
 
 __all__ = ["Scores", "backward", "forward"]
 
-_M = NVTE_Mask_Type
-_CAUSAL = frozenset({_M.NVTE_CAUSAL_MASK, _M.NVTE_PADDING_CAUSAL_MASK, _M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
-_BOTTOM_RIGHT = frozenset({_M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
-
 
 @dataclass(frozen=True)
-class Scores:
-    """What turns Q and K into probabilities."""
-
-    scale: float
-    mask: int
-    window: tuple[int, int]
-    bottom_right_diagonal: bool
-    bias_type: int
-    bias: Tensor | None
-    softmax: int
-    offset: Tensor | None
-    dropout: float
-    rng_state: Tensor
-    max_sq: int
-    max_skv: int
-
-    @property
-    def pre_scale(self) -> bool:
-        return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
+class Scores(ScoreRules[Tensor]):
+    """What turns Q and K into probabilities, for one piece at a time."""
 
     def bias_of(self, piece: Piece, bias: Tensor) -> Tensor:
         """The part of a tensor of the bias's shape that belongs to a piece."""
@@ -79,8 +59,8 @@ def _visible(sc: Scores, piece: Piece, device: torch.device) -> Tensor | None:
         lengths_q, lengths_kv = piece.lengths_q.view(-1, 1, 1, 1), piece.lengths_kv.view(-1, 1, 1, 1)
         end_offset = lengths_kv - lengths_q
         found.append((i < lengths_q).logical_and(j < lengths_kv))
-    if sc.mask in _CAUSAL:
-        found.append(j <= i + (end_offset if sc.mask in _BOTTOM_RIGHT else 0))
+    if sc.mask in CAUSAL:
+        found.append(j <= i + (end_offset if sc.mask in BOTTOM_RIGHT else 0))
     left, right = sc.window
     diagonal = i + (end_offset if sc.bottom_right_diagonal else 0)
     if left >= 0:

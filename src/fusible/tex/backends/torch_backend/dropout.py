@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import plain, write
+from fusible.tex.checks import check_probability
 from fusible.tex.interface.dropout import Dropout
 
-__all__ = ["DropoutKernels", "check_probability"]
+__all__ = ["DropoutKernels"]
 
 
 class DropoutKernels(Dropout):
@@ -39,9 +40,3 @@ class DropoutKernels(Dropout):
 def _kept(x: Tensor, keep: Tensor, probability: float) -> Tensor:
     """``x / (1 - probability)`` in fp32 where kept, else 0."""
     return torch.where(keep, x.float().mul(1 / (1 - probability)), 0.0)
-
-
-def check_probability(probability: float, function: str) -> None:
-    """Raise ``ArgumentError`` unless ``0 <= probability < 1``."""
-    if not 0 <= probability < 1:
-        raise ArgumentError(expected("a probability in [0, 1)", of=function, got=probability, do="pass such a number"))

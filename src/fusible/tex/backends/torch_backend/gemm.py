@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.errors import NotServedError, expected
 from fusible.tex.backends.torch_backend.activation import POINTWISE
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.operands import dense, flat, nominal
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
+from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import GemmShape, check_beta, check_same_device, gemm_shape, is_quantized, logical_shape, scaling, to_torch, transposed
+from fusible.tex.protocol import check_same_device, is_quantized, to_torch, transposed
 
 __all__ = ["GemmKernels"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_TYPES = GemmTypes(_FLOATING, nominal, to_torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A checked call."""
-
-    shape: GemmShape
-    dtype: torch.dtype
-    quantized: bool
-    alpha: float
-    beta: float
+_Job = GemmJob[torch.dtype]
 
 
 class GemmKernels(GEMM):
@@ -65,7 +56,8 @@ class GemmKernels(GEMM):
                 return [*done, extra_output]
         if comm_overlap is not None:
             raise NotServedError(expected("no comm_overlap", of="the torch backend's generic_gemm", got=type(comm_overlap).__name__, do="pass None"))
-        job = _check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+        job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+        _check_devices(A, B, D)
         if quantizer is None and D is not None and is_quantized(D):
             quantizer = D._quantizer
         if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
@@ -79,45 +71,12 @@ class GemmKernels(GEMM):
         return [_store(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
 
 
-def _check(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, accumulate: bool, alpha: float, beta: Any) -> _Job:
-    shape = gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
-    factor = check_beta(accumulate, beta, D is not None)
-    for name, x in (("A", A), ("B", B)):
-        if nominal(x) not in _FLOATING:
-            raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=nominal(x), do="cast it"))
-    dtype = nominal(A) if output_dtype is None else to_torch(output_dtype)
-    if dtype not in _FLOATING:
-        raise DTypeError(expected("float32, bfloat16 or float16", of="output_dtype of generic_gemm", got=dtype, do="pass a quantizer for FP8"))
-    if type(A) in _PLAIN and type(B) in _PLAIN:
-        quantized = False
-        if A.device != B.device:
-            check_same_device(A, B, "A of generic_gemm")
-    else:
-        quantized = is_quantized(A) and is_quantized(B)
+def _check_devices(A: Any, B: Any, D: Any) -> None:
+    if type(A) in _PLAIN and type(B) in _PLAIN and A.device != B.device:
+        check_same_device(A, B, "A of generic_gemm")
     if D is not None:
-        dtype = _check_output(D, A, shape, dtype, output_dtype is not None, factor)
-    if quantizer is not None:
-        scaling(quantizer)
-        if accumulate:
-            raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
-    return _Job(shape, dtype, quantized, float(alpha), factor)
-
-
-def _check_output(D: Any, A: Any, shape: GemmShape, dtype: torch.dtype, dtype_given: bool, factor: float) -> torch.dtype:
-    if logical_shape(D) != shape.output:
-        got = list(logical_shape(D))
-        raise ShapeError(expected(f"shape {list(shape.output)}", of="D of generic_gemm", got=got, do="pass a tensor of that shape"))
-    device = D._scale_inv if is_quantized(D) else D
-    check_same_device(device, A._scale_inv if is_quantized(A) else A, "D of generic_gemm")
-    if is_quantized(D):
-        if factor:
-            raise ArgumentError(expected("an unquantized D", of="an accumulating generic_gemm", got="FP8", do="accumulate in high precision"))
-        return dtype
-    if dtype_given and D.dtype is not dtype:
-        raise DTypeError(expected(f"output_dtype {D.dtype}, that of D", of="generic_gemm", got=dtype, do="pass None or D's dtype"))
-    if D.dtype not in _FLOATING:
-        raise DTypeError(expected("float32, bfloat16 or float16", of="D of generic_gemm", got=D.dtype, do="pass such a tensor"))
-    return D.dtype
+        device = D._scale_inv if is_quantized(D) else D
+        check_same_device(device, A._scale_inv if is_quantized(A) else A, "D of generic_gemm")
 
 
 def _quick(
@@ -125,18 +84,19 @@ def _quick(
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
     """The common case, unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
     dtype = A.dtype
-    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING:
+    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING or (A.device != B.device):
         return None
-    if output_dtype is not None and to_torch(output_dtype) is not dtype:
+    if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
         return None
     a, b = A.t() if transA else A, B.t() if transB else B
-    if a.size(0) != b.size(1) or not A.numel() or not B.numel() or A.device != B.device:
+    depth, columns = a.shape
+    if not depth or not columns or b.size(1) != depth or not b.size(0):
         return None
     if grad:
         return (torch.mm(b, a), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
     if bias is None:
         result = torch.mm(b, a)
-    elif bias.dtype is dtype and bias.dim() == 1 and bias.size(0) == a.size(1):
+    elif bias.dtype is dtype and bias.dim() == 1 and bias.size(0) == columns:
         result = torch.addmm(bias, b, a)
     else:
         return None
@@ -159,7 +119,7 @@ def _native(job: _Job, A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tens
         if bias is None:
             result = torch.mm(b, a)
         else:
-            _check_bias(bias, job)
+            check_bias(bias, job)
             result = torch.addmm(bias, b, a)
         return result if len(job.shape.output) == 2 else result.view(job.shape.output)
     if not D.is_contiguous() or bias is not None or job.beta not in (0.0, 1.0) or (job.beta and job.dtype is not torch.float32):
@@ -175,12 +135,6 @@ def _native(job: _Job, A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tens
 def _row_sum(B: Any, job: _Job) -> Tensor:
     """The bias gradient of a weight-gradient product: B summed over its rows."""
     return flat(dense(B) if is_quantized(B) else B).sum(0, dtype=torch.float32).to(job.dtype)
-
-
-def _check_bias(bias: Tensor, job: _Job) -> None:
-    if bias.numel() != job.shape.columns or bias.dim() != 1:
-        got = list(bias.shape)
-        raise ShapeError(expected(f"shape [{job.shape.columns}]", of="bias of generic_gemm", got=got, do="pass one value per column of D"))
 
 
 def _operand(x: Any, transpose: bool) -> tuple[Tensor, Tensor | None]:
@@ -215,7 +169,7 @@ def _forward(
     job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, bias_type: Any, gelu: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if bias is not None:
-        _check_bias(bias, job)
+        check_bias(bias, job)
     pre_gelu_dtype = to_torch(bias_type) if job.quantized and gelu and bias_type is not None else job.dtype
     if job.shape.empty:
         result = _of_empty(job, A, D)
@@ -232,9 +186,8 @@ def _forward(
 def _backward(
     job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, gelu: bool, gelu_in: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if gelu and (gelu_in is None or tuple(gelu_in.shape) != job.shape.output):
-        got = "None" if gelu_in is None else list(gelu_in.shape)
-        raise ShapeError(expected(f"shape {list(job.shape.output)}", of="gelu_in with grad", got=got, do="pass the input of the GELU"))
+    if gelu:
+        check_gelu_input(gelu_in, job)
     empty = job.shape.empty
     result = _of_empty(job, A, D) if empty else _product(job, A, transA, B, transB, D)
     if gelu and not empty and gelu_in is not None:

@@ -37,7 +37,7 @@ class NormalizationKernels(Normalization):
             bias = _fp32(bias)
         # torch's CPU kernel takes half-precision x with fp32 parameters, and then rounds y once and keeps fp32 statistics.
         mixed = x.is_cpu and x.dtype is dtype and quantizer is None
-        y, mu, rsigma = torch.native_layer_norm(x if mixed else _fp32(x), x.shape[-1:], _scale(gamma, zero_centered_gamma), bias, eps)
+        y, mu, rsigma = torch.native_layer_norm(x if mixed else _fp32(x), gamma.shape, _scale(gamma, zero_centered_gamma), bias, eps)
         return [_emit(y, quantizer, dtype, ln_out), mu.view(-1), rsigma.view(-1)]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
@@ -47,7 +47,7 @@ class NormalizationKernels(Normalization):
         statistic = (*x.shape[:-1], 1)
         g = _scale(gamma, zero_centered_gamma)
         dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
-            _fp32(dz), _fp32(x), x.shape[-1:], mu.view(statistic), rsigma.view(statistic), g, g, [True, True, True]
+            _fp32(dz), _fp32(x), gamma.shape, mu.view(statistic), rsigma.view(statistic), g, g, [True, True, True]
         )
         if x.dtype is gamma.dtype is torch.float32:
             return [dx, dgamma, dbeta]
@@ -103,12 +103,12 @@ def _emit(y: Tensor, quantizer: Any, dtype: torch.dtype, out: Any) -> Any:
 
 
 def _check_parameter(parameter: Tensor, x: Tensor, of: str) -> None:
-    if parameter.shape != x.shape[-1:]:
+    if parameter.dim() != 1 or parameter.size(0) != x.size(-1):
         check_shape(parameter, x.shape[-1:], of)
 
 
 def _check_statistic(statistic: Tensor, x: Tensor, of: str) -> None:
-    rows = x.shape[:-1].numel()
+    rows = x.size(0) if x.dim() == 2 else x.shape[:-1].numel()
     if statistic.numel() != rows:
         raise ShapeError(expected(f"shape [{rows}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.tex.checks import adam_corrections, check_lists
 from fusible.tex.interface.optimizer import Optimizer
 
 __all__ = ["OptimizerKernels"]
@@ -16,7 +16,7 @@ __all__ = ["OptimizerKernels"]
 
 class OptimizerKernels(Optimizer):
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
-        _check(tensor_lists, (2,), "multi_tensor_scale")
+        check_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel)
         for x, out in zip(*tensor_lists, strict=True):
             finite = x.isfinite().all()
             out.copy_(x.float() * scale)
@@ -25,7 +25,7 @@ class OptimizerKernels(Optimizer):
     def multi_tensor_l2norm(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
-        _check(tensor_lists, (1,), "multi_tensor_l2norm")
+        check_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel)
         empty = torch.empty(0, dtype=torch.float32, device=noop_flag.device)
         if not tensor_lists[0]:
             return torch.zeros(1, dtype=torch.float32, device=noop_flag.device), empty
@@ -48,11 +48,8 @@ class OptimizerKernels(Optimizer):
         bias_correction: int,
         weight_decay: float,
     ) -> None:
-        _check(tensor_lists, (4, 5), "multi_tensor_adam")
-        if mode not in (0, 1):
-            raise ArgumentError(expected("0 (L2) or 1 (AdamW)", of="mode of multi_tensor_adam", got=mode, do="pass one of the two"))
-        correction1 = 1 - beta1**step if bias_correction else 1.0
-        correction2 = 1 - beta2**step if bias_correction else 1.0
+        check_lists(tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel)
+        correction1, correction2 = adam_corrections(mode, bias_correction, step, beta1, beta2)
         for g, p, m, v, *master in zip(*tensor_lists, strict=True):
             weight = master[0] if master else p
             value = weight.float()
@@ -70,16 +67,3 @@ class OptimizerKernels(Optimizer):
             weight.copy_(new)
             if master:
                 p.copy_(new)
-
-
-def _check(tensor_lists: Sequence[Sequence[Tensor]], counts: tuple[int, ...], function: str) -> None:
-    if len(tensor_lists) not in counts:
-        wanted = " or ".join(map(str, counts))
-        raise ArgumentError(expected(f"{wanted} lists", of=f"tensor_lists of {function}", got=len(tensor_lists), do="pass the lists it documents"))
-    lengths = [len(tensors) for tensors in tensor_lists]
-    if len(set(lengths)) > 1:
-        raise ArgumentError(expected("lists of equal length", of=f"tensor_lists of {function}", got=lengths, do="pass one of each per parameter"))
-    for tensors in zip(*tensor_lists, strict=True):
-        shapes = [tuple(x.shape) for x in tensors]
-        if any(x.numel() != tensors[0].numel() for x in tensors):
-            raise ShapeError(expected("equal shapes", of=f"tensors that belong together in {function}", got=shapes, do="order the lists alike"))

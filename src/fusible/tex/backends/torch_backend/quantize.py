@@ -14,7 +14,18 @@ from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tens
 from fusible.tex.backends.torch_backend.operands import dense, flat, plain
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.quantize import Quantize
-from fusible.tex.protocol import check_same_device, check_shape, fp8_format, is_quantized, logical_shape, scaling, to_torch, transposed_shape, usages
+from fusible.tex.protocol import (
+    check_same_device,
+    check_shape,
+    fp8_format,
+    is_quantized,
+    logical_shape,
+    scaling,
+    to_torch,
+    transposed_shape,
+    update_buffers,
+    usages,
+)
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
 
@@ -112,21 +123,12 @@ def _check_output(output: Any, x: Tensor) -> None:
 
 def _fill(output: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, noop: Tensor | None) -> Any:
     skip = None if noop is None else noop == 1
-    rowwise, columnwise = usages(quantizer)
 
     def put(old: Tensor | None, new: Tensor) -> Tensor:
         if old is None:
             return new
         return old.copy_(new if skip is None else torch.where(skip, old, new))
 
-    has_data, has_transpose = output._data is not None, output._transpose is not None
-    if rowwise or has_data:
-        output._data = put(output._data, data)
-    if columnwise or (has_transpose and not has_data):
-        output._transpose = put(output._transpose, transpose_bytes(data))
-        output._transpose_invalid = False
-    elif has_transpose:
-        output._transpose_invalid = True
+    update_buffers(output, quantizer, data, transpose_bytes, put)
     put(output._scale_inv, scale_inv)
-    output._fp8_dtype = fp8_format(quantizer.dtype)
     return output

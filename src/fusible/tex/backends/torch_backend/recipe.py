@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.fp8 import tensor_amax
 from fusible.tex.backends.torch_backend.operands import plain
+from fusible.tex.checks import check_scale_update
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 
@@ -31,26 +31,11 @@ class RecipeKernels(Recipe):
         fp8_dtype: Any,
         margin: float,
     ) -> None:
-        _check(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
+        check_scale_update(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
         largest = torch.tensor(FP8_MAX[fp8_format(fp8_dtype)] * 2.0**-margin, dtype=torch.float32)
         reduced = amax_reduction_buffer.split([scale.numel() for scale in scales])
         for buffer, history, scale in zip(reduced, amax_histories, scales, strict=True):
             _update(buffer, history, scale, largest, amax_compute_algo == "max")
-
-
-def _check(buffer: Tensor, histories: Sequence[Tensor], scales: Sequence[Tensor], algorithm: str) -> None:
-    if algorithm not in ("max", "most_recent"):
-        raise ArgumentError(expected("'max' or 'most_recent'", of="amax_compute_algo", got=repr(algorithm), do="pass one of the two"))
-    if len(histories) != len(scales):
-        counts = f"{len(histories)} and {len(scales)}"
-        raise ShapeError(expected("as many amax histories as scales", of="a scale update", got=counts, do="pass one history per scale tensor"))
-    for history, scale in zip(histories, scales, strict=True):
-        if history.dim() != 2 or history.shape[1] != scale.numel():
-            shapes = f"{list(history.shape)} and {list(scale.shape)}"
-            raise ShapeError(expected("[H, n] and [n]", of="an amax history and its scales", got=shapes, do="give each scale a column"))
-    total = sum(scale.numel() for scale in scales)
-    if buffer.numel() != total:
-        raise ShapeError(expected(f"{total} amaxes", of="amax_reduction_buffer", got=buffer.numel(), do="concatenate one amax per scale"))
 
 
 def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: Tensor, of_window: bool) -> None:

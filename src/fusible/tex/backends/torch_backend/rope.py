@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import plain
+from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.rope import Rope
 
@@ -71,7 +71,7 @@ def _angles(
     x: Tensor, freqs: Tensor, start: Tensor | None, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str
 ) -> tuple[Tensor, Tensor | None]:
     """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
-    _check(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function)
+    check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, torch.float32)
     table = freqs.reshape(freqs.shape[0], freqs.shape[3])
     if qkv_format == _THD:
         assert cu_seqlens is not None
@@ -109,26 +109,3 @@ def _thd_positions(tokens: int, cu_seqlens: Tensor, cp_size: int) -> tuple[Tenso
     inside = token < ends[-1]
     sequence.clamp_(0, ends.numel() - 2)
     return token - ends[sequence], sequence, ends[sequence + 1] - ends[sequence], inside
-
-
-def _check(x: Tensor, freqs: Tensor, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str) -> None:
-    if qkv_format not in (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD, _THD):
-        raise ArgumentError(expected("SBHD, BSHD or THD", of=f"qkv_format of {function}", got=qkv_format, do="pass one of the three"))
-    rank = 3 if qkv_format == _THD else 4
-    if x.dim() != rank:
-        raise ShapeError(expected(f"{rank} dimensions", of=f"the input of {function}", got=list(x.shape), do="reshape it"))
-    if freqs.dtype is not torch.float32 or freqs.dim() != 4 or freqs.shape[1:3].numel() != 1:
-        got = f"{freqs.dtype} {list(freqs.shape)}"
-        raise ShapeError(expected("fp32 [positions, 1, 1, width]", of=f"freqs of {function}", got=got, do="pass the angles in that shape"))
-    width = freqs.shape[3]
-    if width % 2 or width > x.shape[-1]:
-        raise ShapeError(expected(f"an even width up to {x.shape[-1]}", of=f"freqs of {function}", got=width, do="pass fewer frequencies"))
-    if not 0 <= cp_rank < cp_size:
-        raise ArgumentError(expected("0 <= cp_rank < cp_size", of=function, got=f"{cp_rank} of {cp_size}", do="pass a rank of the group"))
-    if qkv_format == _THD:
-        if cu_seqlens is None:
-            raise ArgumentError(expected("cu_seqlens", of=f"{function} of THD", got="None", do="pass the cumulative lengths [b + 1]"))
-        return
-    length = x.shape[0 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1]
-    if length * cp_size > freqs.shape[0]:
-        raise ShapeError(expected(f"at least {length * cp_size} positions", of=f"freqs of {function}", got=freqs.shape[0], do="make more angles"))

@@ -20,6 +20,7 @@ from fusible.tex.backends.xla.quantize import QuantizeKernels
 from fusible.tex.backends.xla.recipe import RecipeKernels
 from fusible.tex.backends.xla.rope import RopeKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
+from fusible.tex.checks import refused_kind
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.operands import register_kind
@@ -28,8 +29,6 @@ from fusible.tex.registry import registry
 __all__ = ["XlaBackend"]
 
 _FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
-_FLOATING_ARGUMENTS = frozenset("A B K Q dO dz fwd_input gamma grad grad_output output_grads tensor weight x".split())
-_INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
 
 
 @registry.register_backend
@@ -63,19 +62,7 @@ class XlaBackend(
         reason = super().supports(request)
         if reason is None and "lazy" not in request.devices:
             reason = "serves tensors that record, and none is among the arguments"
-        return reason if reason is not None else _refused_kind(request)
-
-
-def _refused_kind(request: Request) -> str | None:
-    for name, kind in request.kinds:
-        if not isinstance(kind, tuple):
-            continue
-        if len(kind) == 3 and kind[0] not in ("delayed", "current", "float8"):
-            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
-        floating = name in _FLOATING_ARGUMENTS or (name == "input" and request.function not in _INPUT_OF_ANY_TYPE)
-        if floating and len(kind) == 2 and kind[1] not in _FLOATING and not request.function.startswith("prim_"):
-            return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
-    return None
+        return reason if reason is not None else refused_kind(request, _FLOATING)
 
 
 def _kind(tensor: lazy.Tensor) -> tuple[str, lazy.dtype]:

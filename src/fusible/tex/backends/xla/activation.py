@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain, row_sum
 from fusible.tex.backends.xla.quantize import emit
+from fusible.tex.checks import GATED, check_gradient, check_width_even
 from fusible.tex.interface.activation import Activation
 
 __all__ = ["ActivationKernels", "POINTWISE"]
@@ -70,24 +70,16 @@ POINTWISE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor]
 }
 """``f`` and ``(g, x) -> g * f'(x)``, in fp32. With u = 1.702 x, ``qgelu(x) = silu(u) / 1.702``, so its derivative is that of silu at u."""
 
-_GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
-
 
 def _finish(result: Tensor, quantizer: Any, dtype: lazy.dtype) -> Any:
     return lazy.cast(result, dtype) if quantizer is None else emit(result, quantizer, dtype)
 
 
 def _halves(x: Tensor, function: str) -> tuple[Tensor, Tensor]:
+    check_width_even(x, function)
     width = x.shape[-1]
-    if width % 2:
-        raise ShapeError(expected("an even last dimension", of=f"the input of {function}", got=list(x.shape), do="pass both halves side by side"))
     a, b = lazy.split(fp32(x), [width // 2, width // 2], -1)
     return a, b
-
-
-def _check_gradient(grad: Tensor, shape: tuple[int, ...], function: str) -> None:
-    if grad.shape != shape:
-        raise ShapeError(expected(f"shape {list(shape)}", of=f"grad of {function}", got=list(grad.shape), do="pass the gradient of its output"))
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -105,7 +97,7 @@ def _backward(name: str) -> Callable[..., Any]:
 
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
         g, x = plain(grad), plain(fwd_input)
-        _check_gradient(g, x.shape, f"d{name}")
+        check_gradient(g, x.shape, f"d{name}")
         return _finish(gradient(fp32(g), fp32(x)), quantizer, x.dtype)
 
     return backward
@@ -116,7 +108,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
         g, x = plain(grad), plain(fwd_input)
-        _check_gradient(g, x.shape, f"dbias_d{name}")
+        check_gradient(g, x.shape, f"dbias_d{name}")
         dx = gradient(fp32(g), fp32(x))
         return [lazy.cast(row_sum(dx), g.dtype), _finish(dx, quantizer, g.dtype)]
 
@@ -124,7 +116,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
 
 def _gated_forward(function: str) -> Callable[..., Any]:
-    f, _ = POINTWISE[_GATED[function]]
+    f, _ = POINTWISE[GATED[function]]
 
     def forward(self: Any, input: Any, quantizer: Any) -> Any:
         x = plain(input)
@@ -135,12 +127,12 @@ def _gated_forward(function: str) -> Callable[..., Any]:
 
 
 def _gated_backward(function: str) -> Callable[..., Any]:
-    f, gradient = POINTWISE[_GATED[function]]
+    f, gradient = POINTWISE[GATED[function]]
 
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, f"d{function}")
-        _check_gradient(g, a.shape, f"d{function}")
+        check_gradient(g, a.shape, f"d{function}")
         g = fp32(g)
         return _finish(lazy.concatenate([gradient(g * b, a), f(a) * g], -1), quantizer, x.dtype)
 
@@ -173,7 +165,7 @@ class ActivationKernels(Activation):
     def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, "dsituglu")
-        _check_gradient(g, a.shape, "dsituglu")
+        check_gradient(g, a.shape, "dsituglu")
         g = fp32(g)
         t, s, u = lazy.tanh(a / beta1), lazy.sigmoid(a), lazy.tanh(b / beta2)
         da = g * ((1.0 - t * t) * s + t * beta1 * s * (1.0 - s)) * (u * beta2)
@@ -191,7 +183,7 @@ class ActivationKernels(Activation):
     ) -> Any:
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, "clamped_dswiglu")
-        _check_gradient(g, a.shape, "clamped_dswiglu")
+        check_gradient(g, a.shape, "clamped_dswiglu")
         g = fp32(g)
         c = lazy.minimum(a, limit)
         s = lazy.sigmoid(c * alpha)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from fusible import lazy
 from fusible.lazy import Tensor
+from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.backends.xla.random import drop_threshold, words
-from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type
+from fusible.tex.enums import NVTE_Softmax_Type
 
 __all__ = ["Gradients", "Scores", "Tokens", "backward", "forward"]
 
-_M = NVTE_Mask_Type
-_CAUSAL = frozenset({_M.NVTE_CAUSAL_MASK, _M.NVTE_PADDING_CAUSAL_MASK, _M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
-_BOTTOM_RIGHT = frozenset({_M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
 _INFINITY = float("inf")
 
 
@@ -32,27 +30,11 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What turns Q and K into probabilities."""
+class Scores(ScoreRules[Tensor]):
+    """What turns Q and K into probabilities, and which tokens they are of."""
 
-    scale: float
-    mask: int
-    window: tuple[int, int]
-    bottom_right_diagonal: bool
-    bias_type: int
-    bias: Tensor | None
-    softmax: int
-    offset: Tensor | None
-    dropout: float
-    rng_state: Tensor
-    max_sq: int
-    max_skv: int
     queries: Tokens
     keys: Tokens
-
-    @property
-    def pre_scale(self) -> bool:
-        return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
 
     def extra_logit(self) -> Tensor | None:
         """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
@@ -93,8 +75,8 @@ def _visible(sc: Scores) -> Tensor | None:
     found: list[Tensor] = [tokens.inside for tokens in (rows, columns) if tokens.inside is not None]
     if rows.apart:
         found.append(lazy.equal(rows.sequence, columns.sequence))
-    if sc.mask in _CAUSAL:
-        found.append(j <= (i + end_offset if sc.mask in _BOTTOM_RIGHT else i))
+    if sc.mask in CAUSAL:
+        found.append(j <= (i + end_offset if sc.mask in BOTTOM_RIGHT else i))
     left, right = sc.window
     diagonal = i + end_offset if sc.bottom_right_diagonal else i
     if left >= 0:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ShapeError, expected
 from fusible.tex.backends.xla.operands import fp32, plain, write
+from fusible.tex.checks import check_probability
 from fusible.tex.interface.declare import requires
 from fusible.tex.interface.dropout import Dropout
 
-__all__ = ["DropoutKernels", "check_probability"]
+__all__ = ["DropoutKernels"]
 
 
 class DropoutKernels(Dropout):
@@ -27,9 +28,3 @@ class DropoutKernels(Dropout):
         bits = lazy.shift_right_logical(lazy.reshape(mask, (-1, 1)), lazy.iota((1, 8), 1, lazy.uint8)) & 1
         keep = lazy.reshape(lazy.equal(bits, 1), g.shape)
         return write(lazy.where(keep, fp32(g) * (1 / (1 - dropout_probability)), 0.0), g.dtype, grad_input)
-
-
-def check_probability(probability: float, function: str) -> None:
-    """Raise ``ArgumentError`` unless ``0 <= probability < 1``."""
-    if not 0 <= probability < 1:
-        raise ArgumentError(expected("a probability in [0, 1)", of=function, got=probability, do="pass such a number"))

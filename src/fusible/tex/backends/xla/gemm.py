@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.activation import POINTWISE
 from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_sum, to_lazy
 from fusible.tex.backends.xla.quantize import emit, quantize_tensor
+from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import GemmShape, check_beta, gemm_shape, is_quantized, logical_shape, scaling, transposed
+from fusible.tex.protocol import is_quantized, transposed
 
 __all__ = ["GemmKernels"]
 
-_FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A checked call."""
-
-    shape: GemmShape
-    dtype: lazy.dtype
-    quantized: bool
-    alpha: float
-    beta: float
+_TYPES = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
+_Job = GemmJob[lazy.dtype]
 
 
 class GemmKernels(GEMM):
@@ -59,7 +49,7 @@ class GemmKernels(GEMM):
     ) -> list[Any]:
         if comm_overlap is not None:
             raise NotServedError(expected("no comm_overlap", of="generic_gemm of lazy tensors", got=type(comm_overlap).__name__, do="pass None"))
-        job = _check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+        job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
         if quantizer is None and D is not None and is_quantized(D):
             quantizer = D._quantizer
         if grad:
@@ -67,39 +57,6 @@ class GemmKernels(GEMM):
         else:
             result, bias_grad, pre_gelu = _forward(job, A, transA, B, transB, D, bias, bias_type, gelu)
         return [_store(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
-
-
-def _check(A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, accumulate: bool, alpha: float, beta: Any) -> _Job:
-    shape = gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
-    factor = check_beta(accumulate, beta, D is not None)
-    for name, x in (("A", A), ("B", B)):
-        if nominal(x) not in _FLOATING:
-            raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=nominal(x), do="cast it"))
-    dtype = nominal(A) if output_dtype is None else to_lazy(output_dtype)
-    if dtype not in _FLOATING:
-        raise DTypeError(expected("float32, bfloat16 or float16", of="output_dtype of generic_gemm", got=dtype, do="pass a quantizer for FP8"))
-    if D is not None:
-        dtype = _check_output(D, shape, dtype, output_dtype is not None, factor)
-    if quantizer is not None:
-        scaling(quantizer)
-        if accumulate:
-            raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
-    return _Job(shape, dtype, is_quantized(A) and is_quantized(B), float(alpha), factor)
-
-
-def _check_output(D: Any, shape: GemmShape, dtype: lazy.dtype, dtype_given: bool, factor: float) -> lazy.dtype:
-    if logical_shape(D) != shape.output:
-        got = list(logical_shape(D))
-        raise ShapeError(expected(f"shape {list(shape.output)}", of="D of generic_gemm", got=got, do="pass a tensor of that shape"))
-    if is_quantized(D):
-        if factor:
-            raise ArgumentError(expected("an unquantized D", of="an accumulating generic_gemm", got="FP8", do="accumulate in high precision"))
-        return dtype
-    if dtype_given and D.dtype is not dtype:
-        raise DTypeError(expected(f"output_dtype {D.dtype}, that of D", of="generic_gemm", got=dtype, do="pass None or D's dtype"))
-    if D.dtype not in _FLOATING:
-        raise DTypeError(expected("float32, bfloat16 or float16", of="D of generic_gemm", got=D.dtype, do="pass such a tensor"))
-    return D.dtype
 
 
 def _operand(x: Any) -> tuple[Tensor, bool, Tensor | None]:
@@ -131,9 +88,8 @@ def _product(job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> T
 def _forward(
     job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, bias_type: Any, gelu: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if bias is not None and tuple(bias.shape) != (job.shape.columns,):
-        got = list(bias.shape)
-        raise ShapeError(expected(f"shape [{job.shape.columns}]", of="bias of generic_gemm", got=got, do="pass one value per column of D"))
+    if bias is not None:
+        check_bias(bias, job)
     pre_gelu_dtype = to_lazy(bias_type) if job.quantized and gelu and bias_type is not None else job.dtype
     if job.shape.empty:
         result = _of_empty(job, D)
@@ -150,9 +106,8 @@ def _forward(
 def _backward(
     job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, gelu: bool, gelu_in: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if gelu and (gelu_in is None or tuple(gelu_in.shape) != job.shape.output):
-        got = "None" if gelu_in is None else list(gelu_in.shape)
-        raise ShapeError(expected(f"shape {list(job.shape.output)}", of="gelu_in with grad", got=got, do="pass the input of the GELU"))
+    if gelu:
+        check_gelu_input(gelu_in, job)
     empty = job.shape.empty
     result = _of_empty(job, D) if empty else _product(job, A, transA, B, transB, D)
     if gelu and not empty and gelu_in is not None:

@@ -11,7 +11,7 @@ from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, t
 from fusible.tex.backends.xla.operands import dense, fp32, plain, row_sum, to_lazy
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.quantize import Quantize
-from fusible.tex.protocol import check_shape, fp8_format, is_quantized, logical_shape, scaling, usages
+from fusible.tex.protocol import check_shape, fp8_format, is_quantized, logical_shape, scaling, update_buffers, usages
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
 
@@ -96,21 +96,11 @@ def _check_output(output: Any, x: Tensor) -> None:
 
 
 def _fill(output: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, noop: Tensor | None) -> Any:
-    rowwise, columnwise = usages(quantizer)
-
     def put(old: Tensor | None, new: Tensor) -> Tensor:
         if old is None:
             return new
         return old.assign_(new if noop is None else _unless(noop, old, new))
 
-    has_data, has_transpose = output._data is not None, output._transpose is not None
-    if rowwise or has_data:
-        output._data = put(output._data, data)
-    if columnwise or (has_transpose and not has_data):
-        output._transpose = put(output._transpose, transpose_bytes(data))
-        output._transpose_invalid = False
-    elif has_transpose:
-        output._transpose_invalid = True
+    update_buffers(output, quantizer, data, transpose_bytes, put)
     put(output._scale_inv, lazy.reshape(scale_inv, output._scale_inv.shape))
-    output._fp8_dtype = fp8_format(quantizer.dtype)
     return output

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import bits, positive_and_finite, tensor_amax
 from fusible.tex.backends.xla.operands import plain
+from fusible.tex.checks import check_scale_update
 from fusible.tex.interface.recipe import Recipe
-from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
+from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 
 __all__ = ["RecipeKernels"]
 
 
 class RecipeKernels(Recipe):
     def compute_amax(self, input: Any, amax: Any) -> None:
-        if amax.size != 1 or amax.dtype is not lazy.float32:
-            got = f"{amax.dtype} {list(amax.shape)}"
-            raise DTypeError(expected("fp32 [1]", of="amax of compute_amax", got=got, do="pass such a tensor"))
+        check_amax_buffer(amax, "amax of compute_amax", lazy.float32)
         amax.assign_(lazy.reshape(tensor_amax(plain(input)), amax.shape))
 
     def fused_amax_and_scale_update_after_reduction(
@@ -32,26 +30,11 @@ class RecipeKernels(Recipe):
         fp8_dtype: Any,
         margin: float,
     ) -> None:
-        _check(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
+        check_scale_update(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
         largest = FP8_MAX[fp8_format(fp8_dtype)] * 2.0**-margin
         reduced = lazy.split(lazy.reshape(amax_reduction_buffer, (-1,)), [scale.size for scale in scales], 0)
         for buffer, history, scale in zip(reduced, amax_histories, scales, strict=True):
             _update(buffer, history, scale, largest, amax_compute_algo == "max")
-
-
-def _check(buffer: Tensor, histories: Sequence[Tensor], scales: Sequence[Tensor], algorithm: str) -> None:
-    if algorithm not in ("max", "most_recent"):
-        raise ArgumentError(expected("'max' or 'most_recent'", of="amax_compute_algo", got=repr(algorithm), do="pass one of the two"))
-    if len(histories) != len(scales):
-        counts = f"{len(histories)} and {len(scales)}"
-        raise ShapeError(expected("as many amax histories as scales", of="a scale update", got=counts, do="pass one history per scale tensor"))
-    for history, scale in zip(histories, scales, strict=True):
-        if history.ndim != 2 or history.shape[1] != scale.size:
-            shapes = f"{list(history.shape)} and {list(scale.shape)}"
-            raise ShapeError(expected("[H, n] and [n]", of="an amax history and its scales", got=shapes, do="give each scale a column"))
-    total = sum(scale.size for scale in scales)
-    if buffer.size != total:
-        raise ShapeError(expected(f"{total} amaxes", of="amax_reduction_buffer", got=buffer.size, do="concatenate one amax per scale"))
 
 
 def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: float, of_window: bool) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain
 from fusible.tex.backends.xla.segments import Segments, thd_segments
+from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.rope import Rope
 
@@ -71,7 +71,7 @@ def _angles(
     x: Tensor, freqs: Tensor, start: Tensor | None, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str
 ) -> tuple[Tensor, Tensor | None]:
     """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
-    _check(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function)
+    check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, lazy.float32)
     table = lazy.reshape(freqs, (freqs.shape[0], freqs.shape[3]))
     if qkv_format == _THD:
         assert cu_seqlens is not None
@@ -114,26 +114,3 @@ def _shifted(position: Tensor, length: Tensor, cp_size: int, cp_rank: int) -> Te
     half = lazy.shift_right_logical(length, 1)
     front, back = half * cp_rank, length * cp_size - half * (cp_rank + 1) - half
     return position + lazy.where(position < half, front, back)
-
-
-def _check(x: Tensor, freqs: Tensor, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str) -> None:
-    if qkv_format not in (_SBHD, NVTE_QKV_Format.NVTE_BSHD, _THD):
-        raise ArgumentError(expected("SBHD, BSHD or THD", of=f"qkv_format of {function}", got=qkv_format, do="pass one of the three"))
-    rank = 3 if qkv_format == _THD else 4
-    if x.ndim != rank:
-        raise ShapeError(expected(f"{rank} dimensions", of=f"the input of {function}", got=list(x.shape), do="reshape it"))
-    if freqs.dtype is not lazy.float32 or freqs.ndim != 4 or freqs.shape[1:3] != (1, 1):
-        got = f"{freqs.dtype} {list(freqs.shape)}"
-        raise ShapeError(expected("fp32 [positions, 1, 1, width]", of=f"freqs of {function}", got=got, do="pass the angles in that shape"))
-    width = freqs.shape[3]
-    if width % 2 or width > x.shape[-1]:
-        raise ShapeError(expected(f"an even width up to {x.shape[-1]}", of=f"freqs of {function}", got=width, do="pass fewer frequencies"))
-    if not 0 <= cp_rank < cp_size:
-        raise ArgumentError(expected("0 <= cp_rank < cp_size", of=function, got=f"{cp_rank} of {cp_size}", do="pass a rank of the group"))
-    if qkv_format == _THD:
-        if cu_seqlens is None:
-            raise ArgumentError(expected("cu_seqlens", of=f"{function} of THD", got="None", do="pass the cumulative lengths [b + 1]"))
-        return
-    length = x.shape[0 if qkv_format == _SBHD else 1]
-    if length * cp_size > freqs.shape[0]:
-        raise ShapeError(expected(f"at least {length * cp_size} positions", of=f"freqs of {function}", got=freqs.shape[0], do="make more angles"))

@@ -1,0 +1,71 @@
+"""How the operands of attention lie in memory, by name: the layouts of Q, K and V, and the formats of what goes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.tex.enums import NVTE_QKV_Format, NVTE_QKV_Layout
+
+__all__ = ["Layout", "format_name", "gradient_layout", "layout"]
+
+_FORMATS = {
+    NVTE_QKV_Format.NVTE_SBHD: "SBHD",
+    NVTE_QKV_Format.NVTE_BSHD: "BSHD",
+    NVTE_QKV_Format.NVTE_THD: "THD",
+    NVTE_QKV_Format.NVTE_BHSD: "BHSD",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The dimension order of Q and of K and V. ``packed`` counts the tensors of the last buffer (1, 2 or 3), stacked at dimension ``at`` of it."""
+
+    q: str
+    kv: str
+    packed: int = 1
+    at: int = 0
+
+    @property
+    def statistics(self) -> str:
+        """The format of Stats and Max."""
+        return "THD" if self.q == "THD" else "BHSD"
+
+
+def _parse(name: str) -> Layout | None:
+    parts = name.removeprefix("NVTE_").split("_")
+    if parts[0] in ("Paged", "QKV"):
+        return None
+    at = next((place for place, letter in enumerate(parts[-1]) if letter.isdigit()), None)
+    if at is None:
+        return Layout(parts[0], parts[-1])
+    kv = parts[-1][:at] + parts[-1][at + 1 :]
+    return Layout(parts[0] if len(parts) > 1 else kv, kv, int(parts[-1][at]), at)
+
+
+_LAYOUTS = {int(member): _parse(name) for name, member in NVTE_QKV_Layout.__members__.items()}
+
+
+def layout(value: Any) -> Layout | None:
+    """The layout of an ``NVTE_QKV_Layout``, or None for one that is not served (paged, or not set)."""
+    return _LAYOUTS.get(int(value))
+
+
+def gradient_layout(value: Any, of: Layout) -> Layout:
+    """The layout of the gradients of tensors in layout ``of``. Raises ``NotServedError`` for another dimension order; packing may differ."""
+    found = layout(value)
+    if found is None or (found.q, found.kv) != (of.q, of.kv):
+        got = NVTE_QKV_Layout(int(value)).name
+        raise NotServedError(expected("the dimension order of qkv_layout", of="dqkv_layout", got=got, do="pass qkv_layout, or its packed form"))
+    return found
+
+
+def format_name(value: Any, default: str) -> str:
+    """``SBHD``, ``BSHD``, ``BHSD`` or ``THD``; ``default`` where the format is not set."""
+    if int(value) == NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET:
+        return default
+    name = _FORMATS.get(NVTE_QKV_Format(int(value)))
+    if name is None or (name == "THD") != (default == "THD"):
+        raise ArgumentError(expected("a format that fits the layout's Q", of="attention outputs", got=value, do=f"pass the format {default}"))
+    return name

@@ -1,0 +1,126 @@
+"""The checks of arguments that backends of real and of lazy tensors share: whatever has ``shape`` and ``dtype`` is a tensor here.
+
+``fp32`` is a backend's own value of that type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.interface.declare import Request
+
+__all__ = [
+    "GATED",
+    "adam_corrections",
+    "check_gradient",
+    "check_lists",
+    "check_probability",
+    "check_rope",
+    "check_scale_update",
+    "check_width_even",
+    "refused_kind",
+]
+
+GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
+"""The activation of the first half in each gated one."""
+
+_FLOATING_ARGUMENTS = frozenset("A B K Q dO dz fwd_input gamma grad grad_output output_grads tensor weight x".split())
+_INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
+
+
+def refused_kind(request: Request, floating: frozenset[Any]) -> str | None:
+    """Why a backend of all functions refuses a request for a type among its arguments, or None; ``floating`` are its values of fp32, bf16, fp16."""
+    for name, kind in request.kinds:
+        if not isinstance(kind, tuple):
+            continue
+        if len(kind) == 3 and isinstance(kind[0], str) and kind[0] not in ("delayed", "current", "float8"):
+            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
+        asked = name in _FLOATING_ARGUMENTS or (name == "input" and request.function not in _INPUT_OF_ANY_TYPE)
+        if asked and len(kind) == 2 and kind[1] not in floating and not request.function.startswith("prim_"):
+            return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
+    return None
+
+
+def check_probability(probability: float, function: str) -> None:
+    """Raise ``ArgumentError`` unless ``0 <= probability < 1``."""
+    if not 0 <= probability < 1:
+        raise ArgumentError(expected("a probability in [0, 1)", of=function, got=probability, do="pass such a number"))
+
+
+def check_gradient(grad: Any, shape: Sequence[int], function: str) -> None:
+    """Raise ``ShapeError`` unless ``grad`` has the shape of what ``function`` differentiates."""
+    if grad.shape != shape:
+        raise ShapeError(expected(f"shape {list(shape)}", of=f"grad of {function}", got=list(grad.shape), do="pass the gradient of its output"))
+
+
+def check_width_even(x: Any, function: str) -> None:
+    """Raise ``ShapeError`` unless the last dimension of a gated activation's input has two halves."""
+    if x.shape[-1] % 2:
+        raise ShapeError(expected("an even last dimension", of=f"the input of {function}", got=list(x.shape), do="pass both halves side by side"))
+
+
+def check_rope(x: Any, freqs: Any, qkv_format: int, cu_seqlens: Any, cp_size: int, cp_rank: int, function: str, fp32: Any) -> None:
+    """Raise for what the rotary embeddings refuse (``interface.rope.Rope``)."""
+    sbhd, thd = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
+    if qkv_format not in (sbhd, NVTE_QKV_Format.NVTE_BSHD, thd):
+        raise ArgumentError(expected("SBHD, BSHD or THD", of=f"qkv_format of {function}", got=qkv_format, do="pass one of the three"))
+    rank = 3 if qkv_format == thd else 4
+    if x.ndim != rank:
+        raise ShapeError(expected(f"{rank} dimensions", of=f"the input of {function}", got=list(x.shape), do="reshape it"))
+    if freqs.dtype is not fp32 or freqs.ndim != 4 or freqs.shape[1:3] != (1, 1):
+        got = f"{freqs.dtype} {list(freqs.shape)}"
+        raise ShapeError(expected("fp32 [positions, 1, 1, width]", of=f"freqs of {function}", got=got, do="pass the angles in that shape"))
+    width = freqs.shape[3]
+    if width % 2 or width > x.shape[-1]:
+        raise ShapeError(expected(f"an even width up to {x.shape[-1]}", of=f"freqs of {function}", got=width, do="pass fewer frequencies"))
+    if not 0 <= cp_rank < cp_size:
+        raise ArgumentError(expected("0 <= cp_rank < cp_size", of=function, got=f"{cp_rank} of {cp_size}", do="pass a rank of the group"))
+    if qkv_format == thd:
+        if cu_seqlens is None:
+            raise ArgumentError(expected("cu_seqlens", of=f"{function} of THD", got="None", do="pass the cumulative lengths [b + 1]"))
+        return
+    length = x.shape[0 if qkv_format == sbhd else 1]
+    if length * cp_size > freqs.shape[0]:
+        raise ShapeError(expected(f"at least {length * cp_size} positions", of=f"freqs of {function}", got=freqs.shape[0], do="make more angles"))
+
+
+def check_lists(tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], function: str, alike: Callable[[Any], Any]) -> None:
+    """Raise unless there are ``counts`` lists of equally many tensors, of which those that belong together agree in ``alike(tensor)``."""
+    if len(tensor_lists) not in counts:
+        wanted = " or ".join(map(str, counts))
+        raise ArgumentError(expected(f"{wanted} lists", of=f"tensor_lists of {function}", got=len(tensor_lists), do="pass the lists it documents"))
+    lengths = [len(tensors) for tensors in tensor_lists]
+    if len(set(lengths)) > 1:
+        raise ArgumentError(expected("lists of equal length", of=f"tensor_lists of {function}", got=lengths, do="pass one of each per parameter"))
+    for tensors in zip(*tensor_lists, strict=True):
+        if len({alike(x) for x in tensors}) > 1:
+            shapes = [tuple(x.shape) for x in tensors]
+            raise ShapeError(expected("equal shapes", of=f"tensors that belong together in {function}", got=shapes, do="order the lists alike"))
+
+
+def adam_corrections(mode: int, bias_correction: int, step: int, beta1: float, beta2: float) -> tuple[float, float]:
+    """``1 - beta**step`` of both moments, or 1 without ``bias_correction``. Raises ``ArgumentError`` for a mode that is neither L2 nor AdamW."""
+    if mode not in (0, 1):
+        raise ArgumentError(expected("0 (L2) or 1 (AdamW)", of="mode of multi_tensor_adam", got=mode, do="pass one of the two"))
+    return (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
+
+
+def check_scale_update(buffer: Any, histories: Sequence[Any], scales: Sequence[Any], algorithm: str) -> None:
+    """Raise unless the arguments of ``fused_amax_and_scale_update_after_reduction`` add up."""
+    if algorithm not in ("max", "most_recent"):
+        raise ArgumentError(expected("'max' or 'most_recent'", of="amax_compute_algo", got=repr(algorithm), do="pass one of the two"))
+    if len(histories) != len(scales):
+        counts = f"{len(histories)} and {len(scales)}"
+        raise ShapeError(expected("as many amax histories as scales", of="a scale update", got=counts, do="pass one history per scale tensor"))
+    sizes = [math.prod(scale.shape) for scale in scales]
+    for history, scale, size in zip(histories, scales, sizes, strict=True):
+        if history.ndim != 2 or history.shape[1] != size:
+            shapes = f"{list(history.shape)} and {list(scale.shape)}"
+            raise ShapeError(expected("[H, n] and [n]", of="an amax history and its scales", got=shapes, do="give each scale a column"))
+    if math.prod(buffer.shape) != sum(sizes):
+        got = math.prod(buffer.shape)
+        raise ShapeError(expected(f"{sum(sizes)} amaxes", of="amax_reduction_buffer", got=got, do="concatenate one amax per scale"))

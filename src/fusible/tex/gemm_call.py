@@ -1,0 +1,129 @@
+"""A call of generic_gemm: its shape rules, and what of it is checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.protocol import is_quantized, logical_shape, outer, scaling
+
+__all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """``op(B) [rows, depth] @ op(A) [depth, columns]``, whose result is shown as ``output``."""
+
+    rows: int
+    columns: int
+    depth: int
+    output: tuple[int, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether an operand has no elements."""
+        return not (self.rows and self.columns and self.depth)
+
+
+def _gemm_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> GemmShape:
+    """The shape rules of ``generic_gemm``; raises ``ShapeError`` where the contracted dimensions differ."""
+    if len(a) < 1 or len(b) < 1:
+        raise ShapeError(expected("at least one dimension", of="A and B of generic_gemm", got=f"{list(a)} and {list(b)}", do="pass matrices"))
+    a0, a1, b0, b1 = outer(a), a[-1], outer(b), b[-1]
+    depth_a, columns = (a1, a0) if trans_a else (a0, a1)
+    rows, depth = (b1, b0) if trans_b else (b0, b1)
+    if depth_a != depth:
+        layout = f"{'T' if trans_a else 'N'}{'T' if trans_b else 'N'}"
+        raise ShapeError(
+            expected(
+                f"equal contracted dimensions in layout {layout}",
+                of="A and B of generic_gemm, where D = op(B) @ op(A)",
+                got=f"{depth_a} of A {list(a)} and {depth} of B {list(b)}",
+                do="exchange A and B, or change a transpose flag",
+            )
+        )
+    return GemmShape(rows, columns, depth, (b1, columns) if trans_b else (*b[:-1], columns))
+
+
+def _check_beta(accumulate: bool, beta: float | None, has_output: bool) -> float:
+    """The factor of D in ``generic_gemm``; raises ``ArgumentError`` for a combination that means nothing."""
+    if not accumulate:
+        if beta:
+            raise ArgumentError(expected("beta 0 or None without accumulate", of="generic_gemm", got=beta, do="pass accumulate=True"))
+        return 0.0
+    if not has_output:
+        raise ArgumentError(expected("a given D", of="an accumulating generic_gemm", got="None", do="pass D, or accumulate=False"))
+    return 1.0 if beta is None else float(beta)
+
+
+@dataclass(frozen=True)
+class GemmJob(Generic[T]):
+    """A checked call; ``dtype`` is that of the result, ``quantized`` whether both operands are, ``beta`` 0 where D is not read."""
+
+    shape: GemmShape
+    dtype: T
+    quantized: bool
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class GemmTypes(Generic[T]):
+    """What a backend says of dtypes: its values of fp32, bf16 and fp16, the unquantized dtype of an operand, and a given dtype as one of its own."""
+
+    floating: frozenset[T]
+    nominal: Callable[[Any], T]
+    of: Callable[[Any], T]
+
+    def check(
+        self, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, accumulate: bool, alpha: float, beta: Any
+    ) -> GemmJob[T]:
+        """The call as a job. Raises ``ShapeError``, ``DTypeError`` or ``ArgumentError`` for what does not fit together."""
+        shape = _gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
+        factor = _check_beta(accumulate, beta, D is not None)
+        types = self.nominal(A), self.nominal(B)
+        for name, dtype in zip("AB", types, strict=True):
+            if dtype not in self.floating:
+                raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=dtype, do="cast it"))
+        dtype = types[0] if output_dtype is None else self.of(output_dtype)
+        if dtype not in self.floating:
+            raise DTypeError(expected("float32, bfloat16 or float16", of="output_dtype of generic_gemm", got=dtype, do="pass a quantizer for FP8"))
+        if D is not None:
+            dtype = self._check_output(D, shape, dtype, output_dtype is not None, factor)
+        if quantizer is not None:
+            scaling(quantizer)
+            if accumulate:
+                raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
+        return GemmJob(shape, dtype, is_quantized(B) and is_quantized(A), float(alpha), factor)
+
+    def _check_output(self, D: Any, shape: GemmShape, dtype: T, dtype_given: bool, factor: float) -> T:
+        if logical_shape(D) != shape.output:
+            got = list(logical_shape(D))
+            raise ShapeError(expected(f"shape {list(shape.output)}", of="D of generic_gemm", got=got, do="pass a tensor of that shape"))
+        if is_quantized(D):
+            if factor:
+                raise ArgumentError(expected("an unquantized D", of="an accumulating generic_gemm", got="FP8", do="accumulate in high precision"))
+            return dtype
+        if dtype_given and D.dtype is not dtype:
+            raise DTypeError(expected(f"output_dtype {D.dtype}, that of D", of="generic_gemm", got=dtype, do="pass None or D's dtype"))
+        if D.dtype not in self.floating:
+            raise DTypeError(expected("float32, bfloat16 or float16", of="D of generic_gemm", got=D.dtype, do="pass such a tensor"))
+        return D.dtype
+
+
+def check_bias(bias: Any, job: GemmJob[Any]) -> None:
+    """Raise ``ShapeError`` unless ``bias`` has one element per column of the result."""
+    if tuple(bias.shape) != (job.shape.columns,):
+        got = list(bias.shape)
+        raise ShapeError(expected(f"shape [{job.shape.columns}]", of="bias of generic_gemm", got=got, do="pass one value per column of D"))
+
+
+def check_gelu_input(gelu_in: Any, job: GemmJob[Any]) -> None:
+    """Raise ``ShapeError`` unless ``gelu_in`` is given, in the shape of the result."""
+    if gelu_in is None or tuple(gelu_in.shape) != job.shape.output:
+        got = "None" if gelu_in is None else list(gelu_in.shape)
+        raise ShapeError(expected(f"shape {list(job.shape.output)}", of="gelu_in with grad", got=got, do="pass the input of the GELU"))
