@@ -100,6 +100,10 @@ def _load() -> dict[str, Any]:
     try:
         importlib.import_module("torch")
         native = importlib.import_module("fusible.cpp_extensions._native")
+    except ModuleNotFoundError as error:
+        missing = "an installation that was made without a working C++ compiler"
+        reason = missing if error.name == f"{__name__}._native" else f"the compiled extension cannot be loaded ({error})"
+        return {"available": False, "reason": reason}
     except ImportError as error:
         return {"available": False, "reason": f"the compiled extension cannot be loaded ({error})"}
     highest = FUSIBLE_CPU_LEVEL.get()
