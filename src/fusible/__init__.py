@@ -23,9 +23,15 @@ _ROOMS = frozenset(
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"fusible.{name}")
-    if name.startswith("_"):
+    if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'fusible' has no attribute {name!r}")
     public = importlib.import_module("fusible.pytorch")
+    if name == "__all__":
+        return public.__all__
     if name not in public.__all__:
         raise AttributeError(f"module 'fusible' has no attribute {name!r}")
     return getattr(public, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({"__version__", *_ROOMS, *importlib.import_module("fusible.pytorch").__all__})
