@@ -27,10 +27,19 @@ def test_it_serves_lazy_tensors_and_nothing_else() -> None:
 
 
 def test_what_it_refuses_it_refuses_with_a_reason() -> None:
-    with pytest.raises(NotServedError, match="xla: a recorded program cannot draw from torch's generator"):
-        tex.dropout_fwd(lazy.zeros((4, 4)), 0.5)
+    with pytest.raises(NotServedError, match="an argument of a function being compiled"):
+        lazy.compile(lambda x: tex.dropout_fwd(x * 2, 0.5), args=[lazy.InputInfo((4, 4), lazy.float32)])
     with pytest.raises(NotServedError, match="xla: serves float32, bfloat16 and float16, and input is float64"):
         tex.gelu(lazy.zeros((2, 2), lazy.float64), None)
+
+
+def test_dropout_draws_what_the_torch_backend_draws() -> None:
+    x = torch.arange(64.0).view(4, 16)
+    torch.manual_seed(5)
+    y, mask = tex.dropout_fwd(x, 0.3)
+    torch.manual_seed(5)
+    lazy_y, lazy_mask = tex.dropout_fwd(lazy.Tensor(x), 0.3)
+    assert torch.equal(torch.from_dlpack(lazy_mask), mask) and torch.equal(torch.from_dlpack(lazy_y), y)
 
 
 def test_without_jaxlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
