@@ -37,7 +37,8 @@ class Executor(Protocol):
 class EagerExecutor:
     """Calls each kernel as the pass comes to it.
 
-    A program that comes a second time on a shape is listened to, and from the third time on its kernels are called straight away (``replay``).
+    A program that comes a second time on a shape is listened to, and from the third time on its kernels are called straight away (``replay``). One
+    that computes elsewhere than by tex is always run as it stands.
     """
 
     name = "eager"
@@ -45,20 +46,27 @@ class EagerExecutor:
 
     def __init__(self) -> None:
         self._replays: OrderedDict[Hashable, Replay | None] = OrderedDict()
+        """By program and shape; None for one that has come once."""
+        self._unlistable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         shaped = (key, inputs[0].shape)
         replay = self._replays.get(shaped)
         if replay is not None and replay.epoch == tex.registry.epoch:
             return replay.run(inputs), replay.static
+        if key in self._unlistable:
+            return program(inputs)
         if shaped not in self._replays:
-            outputs, static = program(inputs)
             self._keep(shaped, None)
+            return program(inputs)
+        epoch, inputs = tex.registry.epoch, apart(inputs)
+        with tex.listening() as heard:
+            outputs, static = program(inputs)
+        listed = make_replay(heard, inputs, outputs, static, epoch)
+        if listed is None:
+            self._unlistable.add(key)
         else:
-            epoch, inputs = tex.registry.epoch, apart(inputs)
-            with tex.listening() as heard:
-                outputs, static = program(inputs)
-            self._keep(shaped, make_replay(heard, inputs, outputs, static, epoch))
+            self._keep(shaped, listed)
         return outputs, static
 
     def _keep(self, key: Hashable, replay: Replay | None) -> None:

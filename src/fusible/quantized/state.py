@@ -83,11 +83,6 @@ class ScalingState:
         """The state for another 8-bit format; scales follow it from the next iteration on."""
         return self if self.fp8_dtype == fp8_dtype else ScalingState(self.slots, fp8_dtype, self.scale, self.amax_history)
 
-    @property
-    def observed(self) -> bool:
-        """Whether the running iteration has seen anything (reads the device)."""
-        return bool(self.amax_history[0].any()) if self.slots else False
-
 
 def _advance_by_functions(
     scale: torch.Tensor, history: torch.Tensor, fp8_dtype: DType, recipe: DelayedScaling
