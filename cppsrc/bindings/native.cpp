@@ -1,7 +1,7 @@
-// The compiled extension `fusible.cpp_extensions._native`: one line a function.
+// The compiled extension `fusible.cpp_extensions._native`: one file a family of kernels, one line a function.
 #include "fusible/module.hpp"
 
-#include "cast/cast.hpp"
+#include "bindings/families.hpp"
 #include "runtime/level.hpp"
 #include "runtime/threads.hpp"
 
@@ -22,21 +22,21 @@ std::string compiler() {
 }  // namespace
 
 FUSIBLE_MODULE(_native, m) {
-    using pybind11::arg;
-    const auto none = pybind11::none();
+    bind_casts(m);
+    bind_activations(m);
+    bind_norms(m);
+    bind_gemm(m);
+    bind_attention(m);
+    bind_rope(m);
+    bind_softmax(m);
+    bind_optimizers(m);
 
-    m.def("quantize", wrap(quantize), arg("src"), arg("dst"), arg("scale"), arg("fp8_dtype"), arg("dst_transposed") = none, arg("amax") = none,
-          arg("accumulate_amax") = false, arg("bias_grad") = none, arg("noop") = none, arg("num_threads") = 0);
-    m.def("dequantize", wrap(dequantize), arg("src"), arg("dst"), arg("scale_inv"), arg("fp8_dtype"), arg("num_threads") = 0);
-    m.def("amax", wrap(amax), arg("src"), arg("out") = none, arg("num_threads") = 0);
-    m.def("transpose_bytes", wrap(transpose_bytes), arg("src"), arg("dst"), arg("num_threads") = 0);
-
-    m.def("set_level", wrap(set_level), arg("name"));
+    m.def("set_level", wrap(set_level), pybind11::arg("name"));
     m.def("get_level", wrap(get_level));
     m.def("usable_levels", wrap(usable_levels));
     m.def("compiled_levels", wrap(compiled_levels));
     m.def("cpu_features", wrap(cpu_features));
-    m.def("set_num_threads", wrap(set_num_threads), arg("count"));
+    m.def("set_num_threads", wrap(set_num_threads), pybind11::arg("count"));
     m.def("get_num_threads", wrap(get_num_threads));
     m.def("has_openmp", wrap(has_openmp));
     m.def("compiler", wrap(compiler));

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/tables.hpp"
+
 namespace fusible {
 
 /// Side of the square that is transposed at once, in elements.
@@ -39,15 +41,7 @@ struct CastKernels {
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 
-namespace generic {
-extern const CastKernels cast_kernels;
-}
-namespace avx2 {
-extern const CastKernels cast_kernels;
-}
-namespace avx512 {
-extern const CastKernels cast_kernels;
-}
+FUSIBLE_DECLARE_TABLES(CastKernels, cast_kernels)
 
 /// The table of the level in force.
 const CastKernels& cast_kernels();

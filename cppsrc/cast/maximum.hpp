@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -22,6 +23,13 @@ class Maximum {
         float result;
         std::memcpy(&result, &bits, sizeof result);
         return result;
+    }
+
+    /// Sets `stored`; with `accumulate`, keeps it where it is larger, or NaN already.
+    void write(float& stored, bool accumulate) const {
+        const float found = value();
+        if (accumulate && !std::isnan(found) && !(stored < found)) return;
+        stored = found;
     }
 
   private:

@@ -1,9 +1,8 @@
 #include <algorithm>
-#include <cmath>
-#include <vector>
 
 #include "cast/cast.hpp"
 #include "cast/checks.hpp"
+#include "cast/column_sums.hpp"
 #include "cast/kernels.hpp"
 #include "cast/maximum.hpp"
 #include "runtime/threads.hpp"
@@ -14,7 +13,6 @@ namespace {
 
 constexpr std::int64_t kRun = 16 * 1024;   // elements of a task without strips
 constexpr std::int64_t kTaskCols = 256;    // columns of a task with strips
-constexpr std::int64_t kMaxPartials = 64;  // row chunks, each with its own column sums
 
 struct Job {
     const TensorView& src;
@@ -60,13 +58,6 @@ void quantize_runs(const Job& job, Maximum& maximum) {
     });
 }
 
-/// Rows of a task: whole tiles, and few enough tasks that the column sums of each fit in memory. Independent of the number of threads,
-/// so that a sum has one order and one value.
-std::int64_t rows_per_task(std::int64_t rows) {
-    const std::int64_t tiles = (rows + kTile - 1) / kTile;
-    return kTile * std::max<std::int64_t>(1, (tiles + kMaxPartials - 1) / kMaxPartials);
-}
-
 StripArguments strip_at(const Job& job, std::int64_t row, std::int64_t col, float* sums) {
     const std::int64_t rows = job.src.rows();
     const std::int64_t cols = job.src.cols();
@@ -84,12 +75,12 @@ StripArguments strip_at(const Job& job, std::int64_t row, std::int64_t col, floa
     return strip;
 }
 
-/// Quantizes by strips; `sums` is null or [row chunks, cols], zero.
-void quantize_strips(const Job& job, float* sums, Maximum& maximum) {
+/// Quantizes by strips; adds to `sums`, where given.
+void quantize_strips(const Job& job, ColumnSums* sums, Maximum& maximum) {
     const auto kernel = cast_kernels().quantize_strip[job.source][job.format];
     const std::int64_t rows = job.src.rows();
     const std::int64_t cols = job.src.cols();
-    const std::int64_t chunk = rows_per_task(rows);
+    const std::int64_t chunk = ColumnSums::rows_per_chunk(rows);
     const std::int64_t across = (cols + kTaskCols - 1) / kTaskCols;
     const std::int64_t tasks = across * ((rows + chunk - 1) / chunk);
     parallel_for(static_cast<std::size_t>(tasks), threads_for(job.num_threads, job.bytes()), [&](std::size_t task) {
@@ -97,27 +88,16 @@ void quantize_strips(const Job& job, float* sums, Maximum& maximum) {
         const std::int64_t first_col = static_cast<std::int64_t>(task) % across * kTaskCols;
         const std::int64_t last_row = std::min(rows, (row_chunk + 1) * chunk);
         const std::int64_t last_col = std::min(cols, first_col + kTaskCols);
-        float* const row_sums = sums != nullptr ? sums + row_chunk * cols : nullptr;
+        float* const row_sums = sums != nullptr ? sums->chunk(row_chunk) : nullptr;
         for (std::int64_t row = row_chunk * chunk; row < last_row; row += kTile)
             for (std::int64_t col = first_col; col < last_col; col += kStripCols) maximum.raise(kernel(strip_at(job, row, col, row_sums)));
     });
 }
 
 void quantize_with_sums(const Job& job, float* bias_grad, Maximum& maximum) {
-    const std::int64_t cols = job.src.cols();
-    const std::int64_t chunk = rows_per_task(job.src.rows());
-    const std::int64_t partials = (job.src.rows() + chunk - 1) / chunk;
-    std::vector<float> sums(static_cast<std::size_t>(partials * cols), 0.0f);
-    quantize_strips(job, sums.data(), maximum);
-    std::fill(bias_grad, bias_grad + cols, 0.0f);
-    for (std::int64_t p = 0; p < partials; ++p)
-        for (std::int64_t c = 0; c < cols; ++c) bias_grad[c] += sums[static_cast<std::size_t>(p * cols + c)];
-}
-
-void write_amax(const TensorView& out, float found, bool accumulate) {
-    float& stored = *out.as<float>();
-    if (accumulate && !std::isnan(found) && !(stored < found)) return;  // keeps the larger one, and a NaN that is already there
-    stored = found;
+    ColumnSums sums(job.src.rows(), job.src.cols());
+    quantize_strips(job, &sums, maximum);
+    sums.total(bias_grad);
 }
 
 }  // namespace
@@ -136,7 +116,7 @@ void quantize(const TensorView& src, const OptionalView& dst, Scalar scale, DTyp
         quantize_strips(job, nullptr, maximum);
     else
         quantize_runs(job, maximum);
-    if (amax) write_amax(*amax, maximum.value(), accumulate_amax);
+    if (amax) maximum.write(*amax->as<float>(), accumulate_amax);
 }
 
 }  // namespace fusible

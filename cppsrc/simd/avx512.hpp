@@ -37,7 +37,25 @@ inline F32 floats(I32 a) { return {_mm512_castsi512_ps(a.v)}; }
 inline F32 add(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F32 sub(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F32 mul(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32 div(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32 fma(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32 sqrt(F32 a) { return {_mm512_sqrt_ps(a.v)}; }
 inline F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32 max(F32 a, F32 b) { return {_mm512_max_ps(a.v, b.v)}; }
+
+inline I32 round_to_int(F32 a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline F32 from_int(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+}
+
+inline float sum_lanes(F32 a) {
+    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
 
 inline I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I32 min(I32 a, I32 b) { return {_mm512_min_epi32(a.v, b.v)}; }

@@ -52,7 +52,40 @@ inline F32 floats(const I32& a) { return map<F32>(a, [](std::int32_t x) { return
 inline F32 add(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x + y; }); }
 inline F32 sub(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x - y; }); }
 inline F32 mul(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x * y; }); }
+inline F32 div(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x / y; }); }
+inline F32 sqrt(const F32& a) { return map<F32>(a, [](float x) { return __builtin_sqrtf(x); }); }
+
+/// a * b + c, rounded once where the level has the instruction, twice here.
+inline F32 fma(const F32& a, const F32& b, const F32& c) { return add(mul(a, b), c); }
+
+/// The second operand where one is NaN.
 inline F32 min(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x < y ? x : y; }); }
+inline F32 max(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x > y ? x : y; }); }
+
+/// The nearest integer, ties to even, for |a| < 2^22.
+inline I32 round_to_int(const F32& a) {
+    return map<I32>(a, [](float x) {
+        const float magic = 0x1.8p23f;
+        return bits_of(x + magic) - bits_of(magic);
+    });
+}
+
+inline F32 from_int(const I32& a) { return map<F32>(a, [](std::int32_t x) { return static_cast<float>(x); }); }
+
+/// a < b ? yes : no, lane by lane; `no` where either is NaN.
+inline F32 select_less(const F32& a, const F32& b, const F32& yes, const F32& no) {
+    F32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = a.lane[i] < b.lane[i] ? yes.lane[i] : no.lane[i];
+    return result;
+}
+
+/// The sum of the lanes, in the order that halves make.
+inline float sum_lanes(const F32& a) {
+    F32 sums = a;
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) sums.lane[i] += sums.lane[i + half];
+    return sums.lane[0];
+}
 
 /// Wraps around, as vector instructions do.
 inline I32 add(const I32& a, const I32& b) {

@@ -9,6 +9,8 @@ without a compiler) ``available`` is false, ``reason`` says why, and every nativ
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusible.cpp_extensions.build import build, get_include
@@ -16,48 +18,14 @@ from fusible.errors import BackendError, expected
 from fusible.knobs import FUSIBLE_CPU_LEVEL, FUSIBLE_NUM_THREADS
 
 if TYPE_CHECKING:
-    from fusible.cpp_extensions._native import (
-        amax,
-        compiled_levels,
-        compiler,
-        cpu_features,
-        dequantize,
-        get_level,
-        get_num_threads,
-        has_openmp,
-        quantize,
-        set_level,
-        set_num_threads,
-        transpose_bytes,
-        usable_levels,
-    )
+    from fusible.cpp_extensions._native import *  # noqa: F403
 
     available: bool
     reason: str
 
-__all__ = [
-    "amax",
-    "available",
-    "build",
-    "compiled_levels",
-    "compiler",
-    "cpu_features",
-    "dequantize",
-    "get_include",
-    "get_level",
-    "get_num_threads",
-    "has_openmp",
-    "info",
-    "quantize",
-    "reason",
-    "set_level",
-    "set_num_threads",
-    "transpose_bytes",
-    "usable_levels",
-]
+__all__ = ["available", "build", "get_include", "info", "reason"]
 
-_HERE = frozenset({"available", "build", "get_include", "info", "reason"})
-_NATIVE = frozenset(__all__) - _HERE
+_HERE = frozenset(__all__)
 
 
 def info() -> dict[str, Any]:
@@ -80,19 +48,27 @@ def info() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NATIVE and name not in ("available", "reason"):
+    if name.startswith("_") or (not _state("available") and name not in _HERE and name not in _declared()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _state(name)
+
+
+def _declared() -> set[str]:
+    """The native functions by name, where the extension itself cannot be asked."""
+    stub = Path(__file__).with_name("_native.pyi").read_text(encoding="utf-8")
+    return set(re.findall(r"^def (\w+)", stub, flags=re.MULTILINE))
 
 
 def _state(name: str) -> Any:
     namespace = globals()
     if "available" not in namespace:
         namespace.update(_load())
-    if name not in namespace:
-        missing = namespace["reason"]
-        raise BackendError(expected("the compiled extension", of=f"fusible.cpp_extensions.{name}", got=missing, do="install with a C++ compiler"))
-    return namespace[name]
+    if name in namespace:
+        return namespace[name]
+    if namespace["available"]:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    missing = namespace["reason"]
+    raise BackendError(expected("the compiled extension", of=f"fusible.cpp_extensions.{name}", got=missing, do="install with a C++ compiler"))
 
 
 def _load() -> dict[str, Any]:
@@ -109,4 +85,4 @@ def _load() -> dict[str, Any]:
     highest = FUSIBLE_CPU_LEVEL.get()
     native.set_level(highest if highest in native.usable_levels() else "")
     native.set_num_threads(FUSIBLE_NUM_THREADS.get())
-    return {"available": True, "reason": ""} | {name: getattr(native, name) for name in _NATIVE}
+    return {"available": True, "reason": ""} | {name: getattr(native, name) for name in dir(native) if not name.startswith("_")}

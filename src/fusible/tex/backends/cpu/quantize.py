@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from fusible.tex.protocol import (
     usages,
 )
 
-__all__ = ["QuantizeKernels"]
+__all__ = ["QuantizeKernels", "buffers", "finish", "quantize_tensor"]
 
 _LARGEST = {dtype: np.float32(largest) for dtype, largest in FP8_MAX.items()}
 
@@ -45,12 +46,12 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
     @requires(_with_quantizer)
     def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
         x = tensor if not is_quantized(tensor) else self.dequantize(tensor, tensor._dtype or torch.float32)
-        return _quantize(x, quantizer, output, noop)
+        return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
-    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+    def bgradquantize_tensor(self, input: Any, quantizer: Any) -> list[Any]:
         bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
-        quantized = _quantize(input, quantizer, bias_grad=bias_grad)
+        quantized = quantize_tensor(input, quantizer, bias_grad=bias_grad)
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
 
     def dequantize(self, input: Any, otype: Any) -> Any:
@@ -83,12 +84,13 @@ def _rowwise(x: Any) -> Tensor:
     return columnwise.movedim(0, -1).contiguous()
 
 
-def _quantize(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, bias_grad: Tensor | None = None) -> Any:
+def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, bias_grad: Tensor | None = None) -> Any:
+    """``x`` quantized; into ``output``, where given, unless ``noop[0] == 1``. ``bias_grad``, where given, gets the sum of ``x`` over its rows."""
     x = x.contiguous()
     kind, fp8 = scaling(quantizer), fp8_format(quantizer.dtype)
     if output is not None:
         _check_output(output, x)
-    data, transpose = _buffers(x, quantizer, output)
+    data, transpose = buffers(x.shape, quantizer, output)
     if kind == "delayed":
         scale = quantizer.scale.view(1)
         amax, keep = (torch.empty(1), False) if quantizer.amax is None else (quantizer.amax.view(1), True)
@@ -102,7 +104,7 @@ def _quantize(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None
         scale_inv = torch.tensor([np.float32(1.0) / scale])
     if output is None:
         return build_quantized(quantizer, shape=x.shape, dtype=x.dtype, data=data, data_transpose=transpose, scale_inv=scale_inv, fp8_dtype=fp8)
-    return _finish(output, data, transpose, scale_inv, fp8, noop)
+    return finish(output, data, transpose, scale_inv, fp8, noop)
 
 
 def _amax(x: Tensor, quantizer: Any) -> float:
@@ -125,15 +127,15 @@ def _scale_of(amax: float, fp8: int, quantizer: Any) -> np.float32:
     return scale
 
 
-def _buffers(x: Tensor, quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
+def buffers(shape: Sequence[int], quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
     """Where the data and the transposed data go: what the quantizer asks for and what the output has."""
     rowwise, columnwise = usages(quantizer)
     data = output._data if output is not None else None
     transpose = output._transpose if output is not None else None
     if rowwise and data is None:
-        data = torch.empty(x.shape, dtype=torch.uint8)
+        data = torch.empty(tuple(shape), dtype=torch.uint8)
     if columnwise and transpose is None:
-        transpose = torch.empty(transposed_shape(x.shape), dtype=torch.uint8)
+        transpose = torch.empty(transposed_shape(shape), dtype=torch.uint8)
     return data, transpose if columnwise or data is None else None
 
 
@@ -144,7 +146,7 @@ def _check_output(output: Any, x: Tensor) -> None:
     check_shape(x, logical_shape(output), "the tensor quantized into output")
 
 
-def _finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_inv: Tensor, fp8: Any, noop: Tensor | None) -> Any:
+def finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_inv: Tensor, fp8: Any, noop: Tensor | None) -> Any:
     """Put the results into ``output``: the kernel has written the buffers that it already had."""
     output._data = data
     output._transpose_invalid = transpose is None

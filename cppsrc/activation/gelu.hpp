@@ -1,0 +1,29 @@
+// GELU in its tanh form, which is x s(2u) with u = sqrt(2/pi) (x + 0.044715 x^3): the logistic function keeps small results exact.
+#pragma once
+
+#include "simd/math.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+struct Gelu {
+    static constexpr float kTwice = 1.59576912f;  // 2 sqrt(2/pi)
+    static constexpr float kCubic = 0.044715f;
+
+    static F32 gate(F32 x, F32 square) { return sigmoid(mul(mul(splat(kTwice), x), fma(splat(kCubic), square, splat(1.0f)))); }
+
+    static F32 value(F32 x) { return mul(x, gate(x, mul(x, x))); }
+
+    /// The derivative: s + x s (1 - s) 2u'.
+    static F32 slope(F32 x) {
+        const F32 square = mul(x, x);
+        const F32 s = gate(x, square);
+        const F32 inner = mul(splat(kTwice), fma(splat(3.0f * kCubic), square, splat(1.0f)));
+        return fma(mul(mul(x, s), sub(splat(1.0f), s)), inner, s);
+    }
+};
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

@@ -1,0 +1,17 @@
+#include "bindings/families.hpp"
+#include "cast/cast.hpp"
+#include "fusible/wrap.hpp"
+
+namespace fusible {
+
+void bind_casts(pybind11::module_& m) {
+    using pybind11::arg;
+    const auto none = pybind11::none();
+    m.def("quantize", wrap(quantize), arg("src"), arg("dst"), arg("scale"), arg("fp8_dtype"), arg("dst_transposed") = none, arg("amax") = none,
+          arg("accumulate_amax") = false, arg("bias_grad") = none, arg("noop") = none, arg("num_threads") = 0);
+    m.def("dequantize", wrap(dequantize), arg("src"), arg("dst"), arg("scale_inv"), arg("fp8_dtype"), arg("num_threads") = 0);
+    m.def("amax", wrap(amax), arg("src"), arg("out") = none, arg("num_threads") = 0);
+    m.def("transpose_bytes", wrap(transpose_bytes), arg("src"), arg("dst"), arg("num_threads") = 0);
+}
+
+}  // namespace fusible

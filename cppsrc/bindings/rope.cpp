@@ -1,0 +1,8 @@
+#include "bindings/families.hpp"
+#include "fusible/wrap.hpp"
+
+namespace fusible {
+
+void bind_rope(pybind11::module_&) {}
+
+}  // namespace fusible
