@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 TORCH := torch==2.13.0
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 
-.PHONY: setup demo test test-all bench lint diagram clean
+.PHONY: setup demo test test-all sanitize bench lint diagram clean
 
 setup: $(VENV)/.installed
 
@@ -39,6 +39,9 @@ test-all: setup
 
 bench: setup
 	$(PY) -m benchmarks.run
+
+sanitize: setup
+	$(PY) -m pytest -n 0 tests/unit/cpp/test_cpp_sanitized.py
 
 lint: setup
 	$(VENV)/bin/ruff check

@@ -6,14 +6,19 @@ import os
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_cpp_levels_apart import FLAGS, ROOT
+from cpp_sources import FAMILIES, FLAGS, SOURCES, host_sources, levels_of
 
 COMPILER = shutil.which("g++")
 SANITIZE = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-ffp-contract=off"]
-COMMON = ["cast/plain.cpp", "cast/quantize.cpp", "cast/select.cpp", "runtime/level.cpp", "runtime/threads.cpp"]
+DRIVERS = sorted(Path(__file__).parent.glob("sanitized_*.cpp"))
+
+
+def test_every_family_has_a_driver() -> None:
+    assert {f"sanitized_{family}" for family in FAMILIES} | {"sanitized_main"} == {path.stem for path in DRIVERS}
 
 
 @pytest.mark.slow
@@ -21,15 +26,16 @@ COMMON = ["cast/plain.cpp", "cast/quantize.cpp", "cast/select.cpp", "runtime/lev
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the levels are those of x86")
 def test_no_kernel_reads_or_writes_out_of_bounds(tmp_path: Path) -> None:
     assert COMPILER
-    sources = ROOT / "cppsrc"
-    base = [COMPILER, *SANITIZE, "-DFUSIBLE_X86_KERNELS=1", f"-I{sources}", f"-I{sources / 'include'}"]
-    for level, flags in FLAGS.items():
-        kernel = [f"-DFUSIBLE_LEVEL={level}", *flags, "-c", str(sources / "cast/kernels.cpp"), "-o", str(tmp_path / f"{level}.o")]
-        subprocess.run([*base, *kernel], check=True)
+    base = [COMPILER, *SANITIZE, "-DFUSIBLE_X86_KERNELS=1", f"-I{SOURCES}", f"-I{SOURCES / 'include'}", f"-I{Path(__file__).parent}"]
+    units = {tmp_path / f"{path.parent.name}_{path.stem}.o": [str(path)] for path in [*host_sources(), *DRIVERS]}
+    for family, source in FAMILIES.items():
+        for level in levels_of(family):
+            units[tmp_path / f"{family}_{level}.o"] = [f"-DFUSIBLE_LEVEL={level}", *FLAGS[level], str(source)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(lambda unit: subprocess.run([*base, *unit[1], "-c", "-o", str(unit[0])], check=True), units.items()):
+            pass
     program = tmp_path / "driver"
-    objects = [str(tmp_path / f"{level}.o") for level in FLAGS]
-    common = [str(sources / name) for name in COMMON]
-    subprocess.run([*base, str(Path(__file__).with_name("sanitized_driver.cpp")), *common, *objects, "-lpthread", "-o", str(program)], check=True)
+    subprocess.run([*base, *map(str, units), "-lpthread", "-o", str(program)], check=True)
     environment = {**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1"}
     environment.pop("LD_PRELOAD", None)
     finished = subprocess.run([str(program)], capture_output=True, text=True, check=False, env=environment)
