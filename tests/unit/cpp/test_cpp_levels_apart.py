@@ -21,7 +21,8 @@ def test_a_kernel_object_defines_its_table_and_nothing_else(family: str, level: 
     built = tmp_path / "kernels.o"
     include = [f"-I{SOURCES}", f"-I{SOURCES / 'include'}"]
     # Without optimization nothing is inlined, so that every function that could be shared shows.
-    subprocess.run([COMPILER, "-std=c++17", "-O0", *include, f"-DFUSIBLE_LEVEL={level}", *FLAGS[level], "-c", FAMILIES[family], "-o", built], check=True)
+    base = [COMPILER, "-std=c++17", "-O0", *include, f"-DFUSIBLE_LEVEL={level}", *FLAGS[level]]
+    subprocess.run([*base, "-c", FAMILIES[family], "-o", built], check=True)
     lines = subprocess.run([NM, "-C", "--defined-only", built], capture_output=True, text=True, check=True).stdout.splitlines()
     shared = [line.split(maxsplit=2)[1:] for line in lines if line.split(maxsplit=2)[1].isupper() or line.split(maxsplit=2)[1] in "wvu"]
     assert shared == [["R", f"fusible::{level}::{family}_kernels"]] or shared == [["D", f"fusible::{level}::{family}_kernels"]]
