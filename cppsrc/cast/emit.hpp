@@ -39,7 +39,7 @@ inline void store_run(const float* values, S* out, std::int64_t count) {
 /// `column_sums` (of the whole matrix, or null) are added to, from the values as they are.
 [[maybe_unused]] inline std::int32_t emit_tile(const Output& out, const float* values, std::ptrdiff_t stride, std::int64_t row, std::int64_t col,
                                                int rows, int cols, float* column_sums) {
-    if (out.is_codes()) {
+    if (out.kind >= kWideKinds) {
         StripArguments strip{};
         strip.source = values;
         strip.source_stride = stride;

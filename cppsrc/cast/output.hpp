@@ -18,8 +18,6 @@ struct Output {
     std::int64_t rows;
     std::int64_t cols;
     float scale;  // of codes
-
-    bool is_codes() const { return kind >= kWideKinds; }
 };
 
 }  // namespace fusible

@@ -32,6 +32,7 @@ def _normal(docstring: str) -> str:
     """The first line that pybind11 writes, in the stub's spelling: what converts to a number is written as the number."""
     signature = docstring.splitlines()[0].partition("(")[2]
     signature = re.sub(r"typing\.SupportsInt( \| typing\.SupportsIndex)?", "int", signature)
+    signature = re.sub(r"typing\.SupportsFloat( \| typing\.SupportsIndex)?", "float", signature)
     signature = signature.replace("collections.abc.", "")
     as_function = ast.parse(f"def f({signature}: ...").body[0]
     assert isinstance(as_function, ast.FunctionDef)

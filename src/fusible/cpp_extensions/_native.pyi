@@ -66,6 +66,51 @@ def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -
 def transpose_bytes(src: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
     """``dst[c, r] = src[r, c]`` for elements of one byte; ``src`` is ``[*leading, cols]`` and ``dst`` ``[cols, *leading]``."""
 
+def gemm(
+    left: TensorLike,
+    left_transposed: bool,
+    left_dtype: DTypeLike,
+    left_scale: float | TensorLike,
+    right: TensorLike,
+    right_transposed: bool,
+    right_dtype: DTypeLike,
+    right_scale: float | TensorLike,
+    dst: TensorLike | None,
+    dtype: DTypeLike,
+    dst_transposed: TensorLike | None = None,
+    scale: float | TensorLike = 1.0,
+    amax: TensorLike | None = None,
+    accumulate_amax: bool = False,
+    bias: TensorLike | None = None,
+    addend: TensorLike | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    gelu: int = 0,
+    pre_gelu: TensorLike | None = None,
+    column_sums: TensorLike | None = None,
+    num_threads: int = 0,
+) -> None:
+    """``dst = g(alpha * left_scale * right_scale * op(left) @ op(right) + beta * addend + bias)``, accumulated in float32 and rounded once.
+
+    Args:
+        left: ``[*leading, depth]``, read as ``[rows, depth]``; or, ``left_transposed``, ``[depth, rows]``.
+        left_dtype: what its elements are; codes may be given as uint8. FP8 and bfloat16, or any wide float.
+        left_scale: what the values of its codes are to be multiplied by, as ``right_scale``.
+        right: ``[depth, cols]``; or, ``right_transposed``, ``[cols, depth]``.
+        dst: ``[rows, cols]`` of ``dtype``: float32, float16, bfloat16, or FP8 codes (uint8 or the FP8 dtype).
+        dst_transposed: ``[cols, rows]`` codes, beside ``dst`` or without it.
+        scale: of codes: ``fp8(result * scale)``. ``amax`` (float32 ``[1]``) is set to the largest magnitude of an FP8 result.
+        accumulate_amax: keep the value in ``amax`` where it is larger (or NaN).
+        bias: ``[cols]``, a wide float. ``addend``: ``[rows, cols]``, a wide float, read where ``beta`` is not 0; it may be ``dst``.
+        gelu: 0: ``g`` does nothing. 1: ``g`` is the tanh form of GELU, and its input is written to ``pre_gelu``, where given. 2: the result is
+            multiplied by GELU's derivative at ``pre_gelu``.
+        pre_gelu: ``[rows, cols]``, a wide float.
+        column_sums: float32 ``[cols]``, set to the sum of the float32 results over the rows, in an order that does not depend on the threads.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
 def set_level(name: str) -> None:
     """Makes kernels use at most this instruction set: one of ``usable_levels()``, or ``""`` for the best. For tests and comparisons."""
 

@@ -1,0 +1,222 @@
+#include "gemm/gemm.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "cast/checks.hpp"
+#include "cast/destination.hpp"
+#include "cast/kernels.hpp"
+#include "gemm/kernels.hpp"
+#include "gemm/operand.hpp"
+#include "runtime/select.hpp"
+#include "runtime/threads.hpp"
+#include "runtime/workspace.hpp"
+
+namespace fusible {
+
+namespace {
+
+constexpr std::int64_t kMaxBlockRows = 192;    // of a task
+constexpr std::int64_t kRowStep = 12;          // a multiple of every level's tile
+constexpr std::int64_t kSumsCols = 256;        // of the sums that a task has in cache
+constexpr std::int64_t kMaxDepth = 2048;       // elements packed at once: a left block stays in the second cache
+constexpr std::int64_t kRightUnits = 1 << 20;  // of the packed right operand: 4 MiB
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+thread_local Workspace right_workspace;
+thread_local Workspace left_workspace;
+thread_local Workspace sums_workspace;
+thread_local Workspace rounds_workspace;
+
+struct Product {
+    const GemmKernels& kernels;
+    Operand left;
+    Operand right;
+    std::int64_t rows;
+    std::int64_t cols;
+    std::int64_t depth;
+    std::int64_t block_rows;
+    Epilogue epilogue;
+    float* column_sums;  // [row blocks, cols] or null
+    int threads;
+    Maximum maximum;
+
+    std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
+    std::int64_t row_blocks() const { return (rows + block_rows - 1) / block_rows; }
+};
+
+/// Blocks of one size and even in number, for two threads or four. It follows from the sizes alone, so that a sum of columns has one order.
+std::int64_t block_rows_for(std::int64_t rows, bool transposes) {
+    const std::int64_t blocks = rows <= kMaxBlockRows / 2 ? 1 : 2 * ((rows + 2 * kMaxBlockRows - 1) / (2 * kMaxBlockRows));
+    return round_up((rows + blocks - 1) / blocks, transposes ? kTile : kRowStep);
+}
+
+/// A round: columns [col, col + cols) and elements [first, first + depth) of the contracted dimension.
+struct Round {
+    std::int64_t col;
+    std::int64_t cols;
+    std::int64_t first;
+    std::int64_t depth;
+    const std::int32_t* right;
+    float* sums;  // of all rows and this round's columns, where there are several rounds a column; else null
+    bool last;
+};
+
+void pack_panel(const Product& p, const Round& round, std::int64_t panel, std::int32_t* out) {
+    const std::int64_t width = p.kernels.panel;
+    const std::int64_t col = round.col + panel * width;
+    const std::int64_t cols = std::min(width, p.cols - col);
+    if (p.right.transposed) return p.kernels.pack_turned[p.right.kind](p.right.at(col, round.first), p.right.cols, cols, round.depth, out);
+    if (cols < width) std::fill(out, out + p.units(round.depth) * width, 0);
+    p.kernels.pack_across[p.right.kind](p.right.at(round.first, col), p.right.cols, round.depth, cols, out, width);
+}
+
+void pack_left(const Product& p, const Round& round, std::int64_t row, std::int64_t rows, Block& block) {
+    const std::int64_t lanes = p.kernels.lanes;
+    if (p.left.transposed) {
+        block.unit_stride = round_up(rows, lanes);
+        block.row_stride = 1;
+        auto* out = left_workspace.of<std::int32_t>(static_cast<std::size_t>(p.units(round.depth) * block.unit_stride));
+        p.kernels.pack_across[p.left.kind](p.left.at(round.first, row), p.left.cols, round.depth, rows, out, block.unit_stride);
+        block.left = out;
+    } else {
+        block.row_stride = round_up(p.units(round.depth), lanes);
+        block.unit_stride = 1;
+        auto* out = left_workspace.of<std::int32_t>(static_cast<std::size_t>(rows * block.row_stride));
+        p.kernels.pack_rows[p.left.kind](p.left.at(row, round.first), p.left.cols, rows, round.depth, out, block.row_stride);
+        block.left = out;
+    }
+}
+
+/// The product of a block of rows and the panels [first, last) of a round; finished, where the round is the last of its columns.
+void multiply_rows(Product& p, const Round& round, std::int64_t row_block, std::int64_t first, std::int64_t last) {
+    const std::int64_t width = p.kernels.panel;
+    const std::int64_t row = row_block * p.block_rows;
+    const std::int64_t rows = std::min(p.block_rows, p.rows - row);
+    const std::int64_t step = kSumsCols / width;
+    Block block{};
+    pack_left(p, round, row, rows, block);
+    block.rows = static_cast<int>(rows);
+    block.depth = p.units(round.depth);
+    block.panel_stride = block.depth * width;
+    block.sums_stride = round.sums != nullptr ? round_up(round.cols, width) : kSumsCols;
+    block.add_to = round.sums != nullptr && round.first > 0;
+    float* const own = round.sums == nullptr ? sums_workspace.of<float>(static_cast<std::size_t>(p.block_rows * kSumsCols)) : nullptr;
+    for (std::int64_t panel = first; panel < last; panel += step) {
+        block.right = round.right + panel * block.panel_stride;
+        block.panels = static_cast<int>(std::min(step, last - panel));
+        block.sums = own != nullptr ? own : round.sums + row * block.sums_stride + panel * width;
+        p.kernels.multiply(block);
+        if (!round.last) continue;
+        const std::int64_t col = round.col + panel * width;
+        const std::int64_t cols = std::min(block.panels * width, p.cols - col);
+        float* const sums = p.column_sums != nullptr ? p.column_sums + row_block * p.cols : nullptr;
+        p.maximum.raise(p.kernels.finish(p.epilogue, {block.sums, block.sums_stride, row, col, block.rows, static_cast<int>(cols), sums}));
+    }
+}
+
+void run_round(Product& p, Round& round) {
+    const std::int64_t panels = (round.cols + p.kernels.panel - 1) / p.kernels.panel;
+    const std::int64_t panel_units = p.units(round.depth) * p.kernels.panel;
+    auto* packed = right_workspace.of<std::int32_t>(static_cast<std::size_t>(panels * panel_units));
+    parallel_for(static_cast<std::size_t>(panels), p.threads, [&](std::size_t panel) {
+        pack_panel(p, round, static_cast<std::int64_t>(panel), packed + static_cast<std::int64_t>(panel) * panel_units);
+    });
+    round.right = packed;
+    // Fewer row blocks than threads: the columns are divided too.
+    const std::int64_t blocks = p.row_blocks();
+    const std::int64_t parts = std::clamp<std::int64_t>((p.threads + blocks - 1) / blocks, 1, panels);
+    parallel_for(static_cast<std::size_t>(blocks * parts), p.threads, [&](std::size_t task) {
+        const auto part = static_cast<std::int64_t>(task) % parts;
+        multiply_rows(p, round, static_cast<std::int64_t>(task) / parts, panels * part / parts, panels * (part + 1) / parts);
+    });
+}
+
+void run(Product& p) {
+    const std::int64_t width = p.kernels.panel;
+    const std::int64_t depth = std::min(p.depth, kMaxDepth);
+    const std::int64_t cols = std::max(width, kRightUnits / std::max<std::int64_t>(1, p.units(depth)) / width * width);
+    for (std::int64_t col = 0; col < p.cols; col += cols) {
+        Round round{col, std::min(cols, p.cols - col), 0, depth, nullptr, nullptr, false};
+        if (p.depth > depth) round.sums = rounds_workspace.of<float>(static_cast<std::size_t>(p.rows * round_up(round.cols, width)));
+        do {
+            round.depth = std::min(depth, p.depth - round.first);
+            round.last = round.first + round.depth == p.depth;
+            run_round(p, round);
+            round.first += depth;
+        } while (!round.last);
+    }
+}
+
+const GemmKernels& kernels_for(int left_kind, int right_kind) {
+#if defined(FUSIBLE_X86_KERNELS)
+    const auto& halves = avx512bf16::gemm_kernels;
+    if (current_level() == Level::Avx512Bf16 && halves.takes[left_kind] && halves.takes[right_kind]) return halves;
+#endif
+    return FUSIBLE_SELECT(gemm_kernels);
+}
+
+void check_wide(const OptionalView& view, const char* name, std::int64_t count) {
+    if (!view) return;
+    check_dtype(*view, name, is_wide_float(view->dtype), "float32, float16 or bfloat16");
+    check_numel(*view, name, count);
+}
+
+/// Adds up rows of `cols` sums.
+void add_up(const std::vector<float>& sums, std::int64_t cols, float* out) {
+    std::fill(out, out + cols, 0.0f);
+    for (std::size_t i = 0; i < sums.size(); ++i) out[static_cast<std::int64_t>(i) % cols] += sums[i];
+}
+
+GeluStep read_gelu(int gelu, const OptionalView& pre_gelu) {
+    if (gelu < 0 || gelu > 2) throw ArgumentError(expected("0, 1 or 2", "gelu", std::to_string(gelu), "pass one of the three"));
+    if (gelu == 2 && !pre_gelu) throw ArgumentError(expected("a tensor", "pre_gelu with gelu 2", "None", "pass the input of the GELU"));
+    return static_cast<GeluStep>(gelu);
+}
+
+}  // namespace
+
+void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar left_scale, const TensorView& right, bool right_transposed,
+          DType right_dtype, Scalar right_scale, const OptionalView& dst, DType dtype, const OptionalView& dst_transposed, Scalar scale,
+          const OptionalView& amax, bool accumulate_amax, const OptionalView& bias, const OptionalView& addend, float alpha, float beta, int gelu,
+          const OptionalView& pre_gelu, const OptionalView& column_sums, int num_threads) {
+    check_threads(num_threads);
+    const Operand a = read_operand(left, left_transposed, left_dtype, left_scale, "left");
+    const Operand b = read_operand(right, right_transposed, right_dtype, right_scale, "right");
+    const std::int64_t rows = a.transposed ? a.cols : a.rows;
+    const std::int64_t depth = a.transposed ? a.rows : a.cols;
+    const std::int64_t cols = b.transposed ? b.rows : b.cols;
+    const std::int64_t other = b.transposed ? b.cols : b.rows;
+    if (depth != other)
+        throw ShapeError(expected(std::to_string(depth) + " in the contracted dimension", "right", std::to_string(other), "check the transposes"));
+    const Output out = read_output(dst, dtype, dst_transposed, scale, rows, cols);
+    const GeluStep step = read_gelu(gelu, pre_gelu);
+    check_wide(bias, "bias", cols);
+    check_wide(addend, "addend", rows * cols);
+    check_wide(pre_gelu, "pre_gelu", rows * cols);
+    if (beta != 0.0f && !addend) throw ArgumentError(expected("a tensor", "addend with beta", "None", "pass one, or beta 0"));
+    if (amax) check_float32(*amax, "amax", 1);
+    if (column_sums) check_float32(*column_sums, "column_sums", cols);
+
+    const Epilogue epilogue{alpha * (a.scale * b.scale),
+                            beta,
+                            addend ? addend->data : nullptr,
+                            addend ? source_index(*addend, "addend") : 0,
+                            bias ? bias->data : nullptr,
+                            bias ? source_index(*bias, "bias") : 0,
+                            step,
+                            pre_gelu ? pre_gelu->data : nullptr,
+                            pre_gelu ? source_index(*pre_gelu, "pre_gelu") : 0,
+                            out};
+    const auto work = static_cast<std::size_t>(rows * cols) * static_cast<std::size_t>(depth) / 16;
+    const std::int64_t block_rows = block_rows_for(rows, dst_transposed.has_value());
+    Product product{kernels_for(a.kind, b.kind), a, b, rows, cols, depth, block_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
+    std::vector<float> sums(column_sums ? static_cast<std::size_t>(product.row_blocks() * cols) : 0, 0.0f);
+    product.column_sums = column_sums ? sums.data() : nullptr;
+    if (rows * cols > 0) run(product);
+    if (amax) product.maximum.write(*amax->as<float>(), accumulate_amax);
+    if (column_sums) add_up(sums, cols, column_sums->as<float>());
+}
+
+}  // namespace fusible

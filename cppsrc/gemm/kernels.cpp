@@ -1,0 +1,56 @@
+// The table of one level: compiled once a level, with that level's flags and FUSIBLE_LEVEL as its namespace.
+#include "gemm/kernels.hpp"
+
+#include "gemm/epilogue.hpp"
+#include "gemm/pack.hpp"
+#include "gemm/tile.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+
+namespace {
+
+/// Units of the right operand's panel that are used again and again from the first cache: 32 KiB.
+constexpr std::int64_t kSlab = 32 * 1024 / (kPanel * 4);
+
+void multiply(const Block& b) {
+    for (int p = 0; p < b.panels; ++p) {
+        std::int64_t u = 0;
+        do {
+            const std::int64_t depth = b.depth - u < kSlab ? b.depth - u : kSlab;
+            const std::int32_t* right = b.right + p * b.panel_stride + u * kPanel;
+            const bool add_to = b.add_to || u > 0;
+            for (int r = 0; r < b.rows; r += kRows) {
+                const Left left{b.left + r * b.row_stride + u * b.unit_stride, b.row_stride, b.unit_stride};
+                const int height = b.rows - r < kRows ? b.rows - r : kRows;
+                multiply_last(height, left, right, depth, b.sums + r * b.sums_stride + p * kPanel, b.sums_stride, add_to);
+            }
+            u += kSlab;
+        } while (u < b.depth);
+    }
+}
+
+}  // namespace
+
+extern const GemmKernels gemm_kernels;
+
+#if defined(__AVX512BF16__)
+
+// Two bf16 hold neither a float32 nor a float16: products of those run at the level below.
+#define FUSIBLE_PACKERS(pack) {nullptr, nullptr, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
+#define FUSIBLE_TAKES {false, false, true, true, true}
+
+#else
+
+#define FUSIBLE_PACKERS(pack) {pack<float>, pack<f16>, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
+#define FUSIBLE_TAKES {true, true, true, true, true}
+
+#endif
+
+const GemmKernels gemm_kernels = {
+    kDepth,   kLanes,       kPanel, FUSIBLE_TAKES, FUSIBLE_PACKERS(pack_rows), FUSIBLE_PACKERS(pack_across), FUSIBLE_PACKERS(pack_turned),
+    multiply, finish_block,
+};
+
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

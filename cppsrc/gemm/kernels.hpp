@@ -1,0 +1,83 @@
+// The kernels of a matrix product as a table of functions, one table a level. Plain data: shared by units with different flags.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cast/output.hpp"
+#include "runtime/tables.hpp"
+
+namespace fusible {
+
+/// Kinds of operands: the wide floats as in output.hpp, then the codes of E4M3 and E5M2.
+constexpr int kOperandKinds = 5;
+
+/// A block of a product, of packed operands: sums[r, c] (+)= sum over u of left[r, u] right[u, c].
+struct Block {
+    const std::int32_t* left;  // unit u of row r at left[r * row_stride + u * unit_stride]
+    std::ptrdiff_t row_stride;
+    std::ptrdiff_t unit_stride;
+    int rows;
+    const std::int32_t* right;  // panel p at right + p * panel_stride, of depth rows of units
+    std::ptrdiff_t panel_stride;
+    int panels;
+    std::int64_t depth;  // units
+    float* sums;         // whole panels wide
+    std::ptrdiff_t sums_stride;
+    bool add_to;
+};
+
+enum class GeluStep : int { None = 0, Apply = 1, Multiply = 2 };
+
+/// What becomes of the sums: out = g(scale * sum + beta * addend + bias), with g the GELU or the factor gelu'(pre).
+struct Epilogue {
+    float scale;
+    float beta;  // 0: there is no addend
+    const void* addend;
+    int addend_kind;
+    const void* bias;  // [cols] or null
+    int bias_kind;
+    GeluStep gelu;
+    void* pre;  // what the GELU is applied to, written (or null); or what its derivative is taken at
+    int pre_kind;
+    Output out;
+};
+
+/// A part of the result that is finished: `rows` x `cols` sums that belong at (row, col).
+struct FinishedBlock {
+    float* sums;  // overwritten
+    std::ptrdiff_t sums_stride;
+    std::int64_t row;
+    std::int64_t col;
+    int rows;
+    int cols;
+    float* column_sums;  // of the whole matrix, added to; or null
+};
+
+struct GemmKernels {
+    int depth;  // elements of a unit
+    int lanes;  // units of a vector
+    int panel;  // columns of a panel
+    bool takes[kOperandKinds];
+
+    /// [rows, depth] contiguous in depth -> out[r][u]; see pack.hpp for all three.
+    void (*pack_rows[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
+                                     std::int64_t out_stride);
+    /// [depth, width] contiguous in width -> out[u][j].
+    void (*pack_across[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out,
+                                       std::int64_t out_stride);
+    /// [rows <= panel, depth] contiguous in depth -> out[u][r].
+    void (*pack_turned[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
+
+    void (*multiply)(const Block& block);
+
+    /// Returns the bits of max |value| where codes are written.
+    std::int32_t (*finish)(const Epilogue& epilogue, const FinishedBlock& block);
+};
+
+FUSIBLE_DECLARE_TABLES(GemmKernels, gemm_kernels)
+namespace avx512bf16 {
+extern const GemmKernels gemm_kernels;
+}
+
+}  // namespace fusible

@@ -1,0 +1,89 @@
+// Packing: an operand is decoded to units while it is laid out as the product reads it. What an operand lacks to whole units and vectors is zero.
+#pragma once
+
+#include "gemm/tile.hpp"
+#include "gemm/units.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+/// Elements of the contracted dimension in a vector of units.
+constexpr int kRun = kDepth * kLanes;
+
+/// Zeros that stand for elements beyond an operand.
+template <class S>
+struct Padded {
+    S at[kRun] = {};
+
+    Padded() = default;
+    Padded(const S* source, std::int64_t count) { std::memcpy(static_cast<void*>(at), source, static_cast<std::size_t>(count) * sizeof(S)); }
+};
+
+template <class S>
+inline Units units_along(const S* source, std::int64_t count) {
+    if (count >= kRun) return units_along(source);
+    const Padded<S> padded(source, count);
+    return units_along(padded.at);
+}
+
+/// Rows that are contiguous in the contracted dimension, as they are: out[r][u], `out_stride` (whole vectors) units apart.
+template <class S>
+void pack_rows(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out, std::int64_t out_stride) {
+    const S* source = static_cast<const S*>(untyped);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        std::int32_t* to = out + r * out_stride;
+        std::int64_t k = 0;
+        for (; k + kRun <= depth; k += kRun, to += kLanes) store_units(to, units_along(source + r * stride + k));
+        if (k < depth) store_units(to, units_along(source + r * stride + k, depth - k));
+    }
+}
+
+/// A matrix [depth, width] that is contiguous in its width: out[u][j], `out_stride` units apart, in whole vectors.
+template <class S>
+void pack_across(const void* untyped, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out, std::int64_t out_stride) {
+    static const Padded<S> zeros;
+    const S* source = static_cast<const S*>(untyped);
+    for (std::int64_t u = 0; u * kDepth < depth; ++u) {
+        const S* first = source + u * kDepth * stride;
+        const bool whole = (u + 1) * kDepth <= depth;
+        std::int32_t* to = out + u * out_stride;
+        std::int64_t j = 0;
+        for (; j + kLanes <= width; j += kLanes) {
+            const S* rows[kDepth];
+            for (int d = 0; d < kDepth; ++d) rows[d] = d == 0 || whole ? first + d * stride + j : zeros.at;
+            store_units(to + j, units_across(rows));
+        }
+        if (j == width) continue;
+        Padded<S> last[kDepth];
+        const S* rows[kDepth];
+        for (int d = 0; d < kDepth; ++d) {
+            if (d == 0 || whole) last[d] = Padded<S>(first + d * stride + j, width - j);
+            rows[d] = last[d].at;
+        }
+        store_units(to + j, units_across(rows));
+    }
+}
+
+/// A panel of up to kPanel rows that are contiguous in the contracted dimension, turned: out[u][r], with zeros for the rows that it lacks.
+template <class S>
+void pack_turned(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
+    const S* source = static_cast<const S*>(untyped);
+    static const Padded<S> zeros;
+    for (std::int64_t k = 0; k < depth; k += kRun) {
+        const std::int64_t units = depth - k < kRun ? (depth - k + kDepth - 1) / kDepth : kLanes;
+        for (int v = 0; v < kVectors; ++v) {
+            Units square[kLanes];
+            for (int r = 0; r < kLanes; ++r) {
+                const std::int64_t row = v * kLanes + r;
+                square[r] = row < rows ? units_along(source + row * stride + k, depth - k) : units_along(zeros.at);
+            }
+            transpose_units(square);
+            for (std::int64_t u = 0; u < units; ++u) store_units(out + (k / kDepth + u) * kPanel + v * kLanes, square[u]);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible
