@@ -49,7 +49,7 @@ struct Product {
 /// Blocks of one size and even in number, for two threads or four. It follows from the sizes alone, so that a sum of columns has one order.
 std::int64_t block_rows_for(std::int64_t rows, bool transposes) {
     const std::int64_t blocks = rows <= kMaxBlockRows / 2 ? 1 : 2 * ((rows + 2 * kMaxBlockRows - 1) / (2 * kMaxBlockRows));
-    return round_up((rows + blocks - 1) / blocks, transposes ? kTile : kRowStep);
+    return round_up(std::max<std::int64_t>(1, (rows + blocks - 1) / blocks), transposes ? kTile : kRowStep);
 }
 
 /// A round: columns [col, col + cols) and elements [first, first + depth) of the contracted dimension.
@@ -133,7 +133,25 @@ void run_round(Product& p, Round& round) {
     });
 }
 
+/// A product of few rows, by which the right operand is read once.
+void run_few_rows(Product& p) {
+    constexpr std::int64_t kTaskCols = 128;
+    const std::int64_t stride = round_up(p.units(p.depth), p.kernels.lanes);
+    auto* left = left_workspace.of<std::int32_t>(static_cast<std::size_t>(p.rows * stride));
+    p.kernels.pack_rows[p.left.kind](p.left.data, p.left.cols, p.rows, p.depth, left, stride);
+    const std::int64_t tasks = (p.cols + kTaskCols - 1) / kTaskCols;
+    parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
+        const std::int64_t col = static_cast<std::int64_t>(task) * kTaskCols;
+        const std::int64_t cols = std::min(kTaskCols, p.cols - col);
+        alignas(64) float sums[kFewRows * kTaskCols];
+        p.kernels.multiply_few_rows[p.right.kind](
+            {left, stride, static_cast<int>(p.rows), p.right.at(col, 0), p.right.cols, p.depth, cols, sums, kTaskCols});
+        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kTaskCols, 0, col, static_cast<int>(p.rows), static_cast<int>(cols), p.column_sums}));
+    });
+}
+
 void run(Product& p) {
+    if (p.rows <= kFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
     const std::int64_t width = p.kernels.panel;
     const std::int64_t depth = std::min(p.depth, kMaxDepth);
     const std::int64_t cols = std::max(width, kRightUnits / std::max<std::int64_t>(1, p.units(depth)) / width * width);

@@ -2,6 +2,7 @@
 #include "gemm/kernels.hpp"
 
 #include "gemm/epilogue.hpp"
+#include "gemm/few_rows.hpp"
 #include "gemm/pack.hpp"
 #include "gemm/tile.hpp"
 
@@ -49,7 +50,7 @@ extern const GemmKernels gemm_kernels;
 
 const GemmKernels gemm_kernels = {
     kDepth,   kLanes,       kPanel, FUSIBLE_TAKES, FUSIBLE_PACKERS(pack_rows), FUSIBLE_PACKERS(pack_across), FUSIBLE_PACKERS(pack_turned),
-    multiply, finish_block,
+    multiply, FUSIBLE_PACKERS(multiply_few_rows), finish_block,
 };
 
 }  // namespace FUSIBLE_LEVEL

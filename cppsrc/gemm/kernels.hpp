@@ -27,6 +27,22 @@ struct Block {
     bool add_to;
 };
 
+/// Rows that a product reads its right operand for without packing it.
+constexpr int kFewRows = 8;
+
+/// A product of at most kFewRows rows: sums[r, c] = sum over k of left[r, k] right[c, k].
+struct FewRows {
+    const std::int32_t* left;  // packed by pack_rows
+    std::ptrdiff_t left_stride;
+    int rows;
+    const void* right;  // [cols, depth], its rows right_stride elements apart
+    std::ptrdiff_t right_stride;
+    std::int64_t depth;  // elements
+    std::int64_t cols;
+    float* sums;
+    std::ptrdiff_t sums_stride;
+};
+
 enum class GeluStep : int { None = 0, Apply = 1, Multiply = 2 };
 
 /// What becomes of the sums: out = g(scale * sum + beta * addend + bias), with g the GELU or the factor gelu'(pre).
@@ -70,6 +86,7 @@ struct GemmKernels {
     void (*pack_turned[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
 
     void (*multiply)(const Block& block);
+    void (*multiply_few_rows[kOperandKinds])(const FewRows& few);
 
     /// Returns the bits of max |value| where codes are written.
     std::int32_t (*finish)(const Epilogue& epilogue, const FinishedBlock& block);

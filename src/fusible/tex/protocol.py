@@ -26,6 +26,7 @@ __all__ = [
     "fp8_format",
     "is_quantized",
     "logical_shape",
+    "nominal",
     "outer",
     "scaling",
     "to_dtype",
@@ -127,6 +128,14 @@ def is_quantized(x: Any) -> bool:
 def transposed(x: Any) -> Any:
     """The transposed data of a per-tensor FP8 tensor, or None where it has none that is up to date."""
     return None if getattr(x, "_transpose_invalid", False) else getattr(x, "_transpose", None)
+
+
+def nominal(x: Any) -> torch.dtype:
+    """The dtype of a tensor, or the unquantized one that a quantized tensor stands for."""
+    if not is_quantized(x):
+        return x.dtype
+    dtype = getattr(x, "_dtype", None)
+    return torch.float32 if dtype is None else to_torch(dtype)
 
 
 def update_buffers(output: Any, quantizer: Any, data: Any, transpose: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fusible import cpp_extensions
+from fusible.tex.backends.cpu.gemm import GemmKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
@@ -18,7 +19,7 @@ _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @registry.register_backend
-class CpuBackend(QuantizeKernels, TEXBackendBase):
+class CpuBackend(GemmKernels, QuantizeKernels, TEXBackendBase):
     """C++ kernels for AVX2, AVX-512 and plain C++, chosen at run time."""
 
     NAME = "cpu"

@@ -33,7 +33,7 @@ from fusible.tex.protocol import (
     usages,
 )
 
-__all__ = ["QuantizeKernels", "buffers", "finish", "quantize_tensor"]
+__all__ = ["QuantizeKernels", "buffers", "dequantize", "finish", "quantize_tensor"]
 
 _LARGEST = {dtype: np.float32(largest) for dtype, largest in FP8_MAX.items()}
 
@@ -45,7 +45,7 @@ def _with_quantizer(request: Request) -> str | None:
 class QuantizeKernels(Quantize, Recipe, Transpose):
     @requires(_with_quantizer)
     def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
-        x = tensor if not is_quantized(tensor) else self.dequantize(tensor, tensor._dtype or torch.float32)
+        x = tensor if not is_quantized(tensor) else dequantize(tensor, tensor._dtype or torch.float32)
         return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
@@ -55,9 +55,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
 
     def dequantize(self, input: Any, otype: Any) -> Any:
-        result = torch.empty(logical_shape(input), dtype=to_torch(otype))
-        native.dequantize(_rowwise(input), result, input._scale_inv, int(input._fp8_dtype))
-        return result
+        return dequantize(input, otype)
 
     def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
         fp8_format(dtype)
@@ -82,6 +80,13 @@ def _rowwise(x: Any) -> Tensor:
     if columnwise is None:
         raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
     return columnwise.movedim(0, -1).contiguous()
+
+
+def dequantize(x: Any, otype: Any) -> Tensor:
+    """``data * scale_inv`` of a quantized tensor, rounded to ``otype``."""
+    result = torch.empty(logical_shape(x), dtype=to_torch(otype))
+    native.dequantize(_rowwise(x), result, x._scale_inv, int(x._fp8_dtype))
+    return result
 
 
 def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, bias_grad: Tensor | None = None) -> Any:

@@ -10,11 +10,11 @@ from torch import Tensor
 from fusible.errors import NotServedError, expected
 from fusible.tex.backends.torch_backend.activation import POINTWISE
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.backends.torch_backend.operands import dense, flat, nominal
+from fusible.tex.backends.torch_backend.operands import dense, flat
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
 from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import check_same_device, is_quantized, to_torch, transposed
+from fusible.tex.protocol import check_same_device, is_quantized, nominal, to_torch, transposed
 
 __all__ = ["GemmKernels"]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.protocol import is_quantized, to_torch, transposed
+from fusible.tex.protocol import is_quantized, nominal, transposed
 
-__all__ = ["dense", "flat", "nominal", "plain", "write"]
+__all__ = ["dense", "flat", "plain", "write"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -19,14 +19,6 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def plain(x: Any) -> Tensor:
     """``x`` itself, or its value where it is quantized (in its nominal dtype)."""
     return x if type(x) in _PLAIN or not is_quantized(x) else dense(x).to(nominal(x))
-
-
-def nominal(x: Any) -> torch.dtype:
-    """The dtype of a tensor, or the unquantized one that a quantized tensor stands for."""
-    if type(x) in _PLAIN or not is_quantized(x):
-        return x.dtype
-    dtype = getattr(x, "_dtype", None)
-    return torch.float32 if dtype is None else to_torch(dtype)
 
 
 def dense(x: Any) -> Tensor:

@@ -1,0 +1,66 @@
+// Products with few rows, whose time is that of reading the right operand once: it is decoded on the way, and never packed.
+#pragma once
+
+#include "gemm/kernels.hpp"
+#include "gemm/pack.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+#if defined(FUSIBLE_SIMD_AVX512)
+constexpr int kSumsHeld = 24;
+#elif defined(FUSIBLE_SIMD_AVX2)
+constexpr int kSumsHeld = 12;
+#else
+constexpr int kSumsHeld = 8;
+#endif
+
+/// Columns that are summed at once, so that what is read of the left operand serves several.
+constexpr int columns_of(int rows) { return kSumsHeld / rows > 8 ? 8 : kSumsHeld / rows < 1 ? 1 : kSumsHeld / rows; }
+
+/// sums[r][c] of kHeight rows and kWidth columns; the right operand is contiguous in the contracted dimension.
+template <class S, int kHeight, int kWidth>
+inline void multiply_few(const FewRows& few, std::int64_t col) {
+    F32 sum[kHeight][kWidth];
+    for (int r = 0; r < kHeight; ++r)
+        for (int c = 0; c < kWidth; ++c) sum[r][c] = splat(0.0f);
+    const S* right[kWidth];
+    for (int c = 0; c < kWidth; ++c) right[c] = static_cast<const S*>(few.right) + (col + c) * few.right_stride;
+    const std::int32_t* left = few.left;
+    std::int64_t k = 0;
+    for (; k + kRun <= few.depth; k += kRun, left += kLanes) {
+        Units columns[kWidth];
+        for (int c = 0; c < kWidth; ++c) columns[c] = units_along(right[c] + k);
+        for (int r = 0; r < kHeight; ++r) {
+            const Units row = load_units(left + r * few.left_stride);
+            for (int c = 0; c < kWidth; ++c) sum[r][c] = dot(sum[r][c], row, columns[c]);
+        }
+    }
+    if (k < few.depth) {
+        for (int c = 0; c < kWidth; ++c) {
+            const Units column = units_along(right[c] + k, few.depth - k);
+            for (int r = 0; r < kHeight; ++r) sum[r][c] = dot(sum[r][c], load_units(left + r * few.left_stride), column);
+        }
+    }
+    for (int r = 0; r < kHeight; ++r)
+        for (int c = 0; c < kWidth; ++c) few.sums[r * few.sums_stride + col + c] = sum_lanes(sum[r][c]);
+}
+
+template <class S, int kHeight>
+void multiply_rows(const FewRows& few) {
+    constexpr int kWidth = columns_of(kHeight);
+    std::int64_t col = 0;
+    for (; col + kWidth <= few.cols; col += kWidth) multiply_few<S, kHeight, kWidth>(few, col);
+    for (; col < few.cols; ++col) multiply_few<S, kHeight, 1>(few, col);
+}
+
+template <class S, int kHeight = kFewRows>
+void multiply_few_rows(const FewRows& few) {
+    if (few.rows == kHeight) return multiply_rows<S, kHeight>(few);
+    if constexpr (kHeight > 1) multiply_few_rows<S, kHeight - 1>(few);
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

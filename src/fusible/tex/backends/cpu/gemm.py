@@ -1,0 +1,114 @@
+"""The matrix product with an FP8 operand, by the compiled kernel: it decodes while packing, and scales, adds, activates and rounds at the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+from fusible.errors import NotServedError, expected
+from fusible.tex.backends.cpu.output import produce
+from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
+from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.interface.declare import Request, requires
+from fusible.tex.interface.gemm import GEMM
+from fusible.tex.protocol import is_quantized, nominal, to_torch, transposed
+
+__all__ = ["GemmKernels"]
+
+_TYPES = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
+_NO_GELU, _GELU, _GELU_GRADIENT = range(3)
+
+
+def _with_fp8(request: Request) -> str | None:
+    quantized = [isinstance(kind, tuple) and len(kind) == 3 for kind in (request["A"], request["B"])]
+    return None if any(quantized) else "serves products with an FP8 operand, and leaves others to torch's own"
+
+
+class GemmKernels(GEMM):
+    @requires(_with_fp8)
+    def generic_gemm(
+        self,
+        A: Any,
+        transA: bool,
+        B: Any,
+        transB: bool,
+        D: Any,
+        quantizer: Any,
+        output_dtype: Any,
+        bias: Any,
+        bias_type: Any,
+        gelu: bool,
+        gelu_in: Any,
+        grad: bool,
+        workspace: Any,
+        workspace_size: int,
+        accumulate: bool,
+        use_split_accumulator: bool,
+        comm_overlap: Any = None,
+        comm_type: Any = None,
+        extra_output: Any = None,
+        bulk_overlap: bool = False,
+        alpha: float = 1.0,
+        beta: float | None = None,
+    ) -> list[Any]:
+        if comm_overlap is not None:
+            raise NotServedError(expected("no comm_overlap", of="the cpu backend's generic_gemm", got=type(comm_overlap).__name__, do="pass None"))
+        job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+        if quantizer is None and D is not None and is_quantized(D):
+            quantizer = D._quantizer
+        if grad:
+            return [*_backward(job, A, transA, B, transB, D, quantizer, bias, gelu, gelu_in), extra_output]
+        if bias is not None:
+            check_bias(bias, job)
+            bias = None if job.shape.empty else bias.contiguous()
+        pre_gelu = None
+        if gelu:
+            pre_gelu_dtype = to_torch(bias_type) if job.quantized and bias_type is not None else job.dtype
+            pre_gelu = torch.empty(job.shape.output, dtype=pre_gelu_dtype)
+        result = _product(job, A, transA, B, transB, D, quantizer, bias=bias, gelu=_GELU if gelu else _NO_GELU, pre_gelu=pre_gelu)
+        return [result, None, pre_gelu, extra_output]
+
+
+def _backward(
+    job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, gelu: bool, gelu_in: Any
+) -> tuple[Any, Tensor | None, None]:
+    if not gelu:
+        return _product(job, A, transA, B, transB, D, quantizer), None if bias is None else _row_sum(B, job.dtype), None
+    check_gelu_input(gelu_in, job)
+    sums = None if bias is None else torch.empty(job.shape.columns)
+    step = _NO_GELU if job.shape.empty else _GELU_GRADIENT
+    result = _product(job, A, transA, B, transB, D, quantizer, gelu=step, pre_gelu=gelu_in.contiguous(), column_sums=sums)
+    return result, None if sums is None else sums.to(job.dtype), None
+
+
+def _product(job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, **epilogue: Any) -> Any:
+    """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
+    operands = (*_operand(B, transB), *_operand(A, transA))
+    if job.beta:
+        epilogue |= {"addend": D.contiguous(), "beta": job.beta}
+
+    def write(*destination: Any) -> None:
+        native.gemm(*operands, *destination, alpha=job.alpha, **epilogue)
+
+    if quantizer is None or job.quantized:
+        return produce(write, job.shape.output, job.dtype, quantizer, D)
+    return quantize_tensor(produce(write, job.shape.output, job.dtype, None), quantizer, D)
+
+
+def _operand(x: Any, transpose: bool) -> tuple[Tensor, bool, Any, Any]:
+    """A stored matrix, whether it is transposed, what its elements are and their factor: as the kernel takes them."""
+    if not is_quantized(x):
+        return x.contiguous(), transpose, x.dtype, 1.0
+    if x._data is not None:
+        return x._data.contiguous(), transpose, int(x._fp8_dtype), x._scale_inv
+    data = transposed(x)
+    return data.reshape(data.shape[0], -1), not transpose, int(x._fp8_dtype), x._scale_inv
+
+
+def _row_sum(B: Any, dtype: torch.dtype) -> Tensor:
+    """The bias gradient of a weight-gradient product: B summed over its rows."""
+    rows = dequantize(B, torch.float32) if is_quantized(B) else B
+    return rows.reshape(-1, rows.shape[-1]).sum(0, dtype=torch.float32).to(dtype)

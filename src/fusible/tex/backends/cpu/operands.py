@@ -1,0 +1,18 @@
+"""Operands as the kernels read them: contiguous tensors of wide floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.tex.backends.cpu.quantize import dequantize
+from fusible.tex.protocol import is_quantized
+
+__all__ = ["plain"]
+
+
+def plain(x: Any) -> Tensor:
+    """``x`` contiguous, or its value in its nominal dtype where it is quantized."""
+    return dequantize(x, x._dtype or torch.float32) if is_quantized(x) else x.contiguous()
