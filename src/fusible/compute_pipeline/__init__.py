@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fusible.compute_pipeline.execution import BackwardResult, ForwardResult, run_backward, run_forward, run_inference
+from fusible.compute_pipeline.execution import BackwardResult, ForwardResult, quantize_args, run_backward, run_forward, run_inference
 from fusible.compute_pipeline.explain import describe
 from fusible.compute_pipeline.inference import StateLayout
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.pipeline import ComputePipeline
-from fusible.compute_pipeline.plan import Plan, Segment
+from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.fusions import epoch as fusion_epoch
 
@@ -18,10 +18,12 @@ __all__ = [
     "Group",
     "Plan",
     "PlanRequest",
+    "QuantizedArg",
     "Segment",
     "StateLayout",
     "describe",
     "fusion_epoch",
+    "quantize_args",
     "run_backward",
     "run_forward",
     "run_inference",

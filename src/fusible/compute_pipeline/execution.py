@@ -8,10 +8,10 @@ from typing import Any
 
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan, Segment
-from fusible.nvte import Pass, Tensor, set_execution_state
+from fusible.nvte import Pass, Tensor, Type, cast, set_execution_state
 from fusible.ops import Context, Op
 
-__all__ = ["BackwardResult", "ForwardResult", "run_backward", "run_forward", "run_inference"]
+__all__ = ["BackwardResult", "ForwardResult", "quantize_args", "run_backward", "run_forward", "run_inference"]
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,25 @@ class BackwardResult:
     amaxes: Mapping[str, Any]
 
 
+def quantize_args(args: Sequence[Tensor], types: Sequence[Type], scales: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
+    """Parameters in the 8-bit types in which passes take them, and the amaxes by slot."""
+    state = Pass("forward", scales)
+    former = set_execution_state(state)
+    try:
+        return [cast(arg, type) for arg, type in zip(args, types, strict=True)], state.amaxes
+    finally:
+        set_execution_state(former)
+
+
 def run_forward(
     plan: Plan,
     segment: Segment,
     x: Tensor,
-    args: Sequence[Sequence[Tensor]],
+    args: Sequence[Tensor],
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
 ) -> ForwardResult:
-    """The forward pass of a segment; ``args``: the values of its ops' parameters, a list per op."""
+    """The forward pass of a segment; ``args``: its ops' parameters one after another, in the plan's ``arg_types``."""
     start = segment.start
     ops = _with_args(plan, start, segment.stop, args)
     contexts: list[Context] = [_EMPTY] * len(ops)
@@ -59,7 +69,7 @@ def run_forward(
     return ForwardResult(x, contexts, state.amaxes)
 
 
-def run_inference(plan: Plan, x: Tensor, args: Sequence[Sequence[Tensor]], given: Mapping[str, Any], scales: Mapping[str, Any]) -> Tensor:
+def run_inference(plan: Plan, x: Tensor, args: Sequence[Tensor], given: Mapping[str, Any], scales: Mapping[str, Any]) -> Tensor:
     """The inference pass of the whole plan."""
     ops = _with_args(plan, 0, len(plan.ops), args)
     sides: dict[str, list[Any]] = {}
@@ -100,11 +110,12 @@ def run_backward(
 _EMPTY: Context = {}
 
 
-def _with_args(plan: Plan, start: int, stop: int, args: Sequence[Sequence[Tensor]]) -> list[Op]:
+def _with_args(plan: Plan, start: int, stop: int, args: Sequence[Tensor]) -> list[Op]:
     ops = list(plan.ops[start:stop])
-    for i, (names, values) in enumerate(zip(plan.arg_names[start:stop], args, strict=True)):
+    values = iter(args)
+    for i, names in enumerate(plan.arg_names[start:stop]):
         if names:
-            ops[i] = ops[i].with_(**dict(zip(names, values, strict=True)))
+            ops[i] = ops[i].with_(**{name: next(values) for name in names})
     return ops
 
 

@@ -76,8 +76,10 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
     for name in (*_forward_inputs(op), "dy"):
         wanted: Type | None = getattr(op, f"{name}_dtype", None)
         types[f"{name}_dtype"] = None if wanted is None else _resolve(wanted, f"{position}.{name}", name, request, activation)
-    for name, (dtype, _) in zip(op.arg_names, request.args[position], strict=True):
-        types[f"d{name}_dtype"] = dtype
+    for name, (held, _) in zip(op.arg_names, request.args[position], strict=True):
+        if is_quantized_type(held):
+            types[f"{name}_dtype"] = held  # a parameter that is held in 8 bits stays in them, whatever the recipe
+        types[f"d{name}_dtype"] = element(held)
     return types
 
 

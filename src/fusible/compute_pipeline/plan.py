@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from fusible.compute_pipeline.inference import StateLayout, activation_type, infer_types, state_layout
 from fusible.compute_pipeline.matching import Group, group_ops
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import registered
-from fusible.nvte import DType, is_quantized_type
+from fusible.nvte import DType, QuantizedType, Type, is_quantized_type
 from fusible.ops import Op
 
-__all__ = ["Plan", "Segment", "build_plan"]
+__all__ = ["Plan", "QuantizedArg", "Segment", "build_plan"]
 
 _SHORTEST_SEGMENT = 8
 """Ops. An autograd node costs some 25 us of Python (Zen 4, torch 2.13), as much as several small ops."""
+
+
+@dataclass(frozen=True)
+class QuantizedArg:
+    """A parameter that the passes take in an 8-bit type: its place among the parameters of all ops, and the type."""
+
+    place: int
+    type: QuantizedType
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +41,8 @@ class Segment:
     """The values of the whole call that its ops take."""
     state: StateLayout
     """The scales that its ops read."""
-    arg_count: int
-    """The number of its ops' parameters."""
+    args: slice
+    """The places of its ops' parameters among those of all ops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +52,10 @@ class Plan:
     request: PlanRequest
     ops: tuple[Op, ...]
     arg_names: tuple[tuple[str, ...], ...]
+    arg_types: tuple[Type, ...]
+    """The type of each parameter of all ops, as the passes take it."""
+    quantized_args: tuple[QuantizedArg, ...]
+    """The parameters that passes take in an 8-bit type: quantized before a pass, unless they are held so."""
     activation: DType
     forward: tuple[Group, ...]
     backward: tuple[Group, ...]
@@ -64,10 +77,13 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
     first = next((i for i, op in enumerate(bound) if _needs_backward(op, request, i)), len(bound))
     forward = group_ops(bound, registered("forward"))
     backward = group_ops(bound, registered("backward"), start=first)
+    arg_types, quantized_args = _arg_types(bound, request)
     return Plan(
         request=request,
         ops=bound,
         arg_names=tuple(op.arg_names for op in ops),
+        arg_types=arg_types,
+        quantized_args=quantized_args,
         activation=activation_type(request),
         forward=forward,
         backward=backward,
@@ -90,6 +106,19 @@ def _bind(ops: Sequence[Op], request: PlanRequest) -> tuple[Op, ...]:
         needed = needed or any(grad for _, grad in request.args[i])
         bound.append(op.with_(**types[i], unwanted=frozenset(unwanted), training=request.training[i], position=i))
     return tuple(bound)
+
+
+def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...], tuple[QuantizedArg, ...]]:
+    types: list[Type] = []
+    quantized: list[QuantizedArg] = []
+    for op, args in zip(ops, request.args, strict=True):
+        for name, (held, _) in zip(op.arg_names, args, strict=True):
+            asked = getattr(op, f"{name}_dtype", None)
+            if isinstance(asked, QuantizedType):
+                quantized.append(QuantizedArg(len(types), asked))
+                held = asked
+            types.append(held)
+    return tuple(types), tuple(quantized)
 
 
 def _needs_backward(op: Op, request: PlanRequest, position: int) -> bool:
@@ -131,6 +160,7 @@ def _segments(
         long_enough = min(i - cuts[-1], len(ops) - i) >= _SHORTEST_SEGMENT
         if long_enough and not (whole or live or quantized or i in inside):
             cuts.append(i)
+    counts = [0, *accumulate(len(op.arg_names) for op in ops)]
     return tuple(
         Segment(
             start,
@@ -139,7 +169,7 @@ def _segments(
             tuple(group for group in backward if start <= group.start < stop),
             _given(ops[start:stop]),
             state.between(start, stop),
-            sum(len(op.arg_names) for op in ops[start:stop]),
+            slice(counts[start], counts[stop]),
         )
         for start, stop in zip(cuts, [*cuts[1:], len(ops)], strict=True)
     )

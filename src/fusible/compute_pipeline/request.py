@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fusible.nvte import DType
+from fusible.nvte import DType, Type
 from fusible.quantized import Recipe
 
 __all__ = ["PlanRequest"]
@@ -12,15 +12,15 @@ __all__ = ["PlanRequest"]
 
 class PlanRequest(NamedTuple):
     """``recipe``: by value; None for no quantization. ``activation``: the dtype of x. ``width``: its columns. ``x_grad``: whether the gradient of x
-    is wanted. ``args``: per op, for each of its parameters, (dtype, whether its gradient is wanted). ``training``: per op, the mode of its
-    module. ``whole``: whether the passes must not be cut into segments. ``fusions``: the epoch of the fusion registry.
+    is wanted. ``args``: per op, for each of its parameters, (the type that it is held in, whether its gradient is wanted). ``training``: per op, the
+    mode of its module. ``whole``: whether the passes must not be cut into segments. ``fusions``: the epoch of the fusion registry.
     """
 
     recipe: Recipe | None
     activation: DType
     width: int
     x_grad: bool
-    args: tuple[tuple[tuple[DType, bool], ...], ...]
+    args: tuple[tuple[tuple[Type, bool], ...], ...]
     training: tuple[bool, ...]
     whole: bool
     fusions: int

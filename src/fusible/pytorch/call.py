@@ -58,16 +58,12 @@ def _read(snapshot: Snapshot | None, slots: Sequence[str]) -> dict[str, torch.Te
     return {slot: snapshot.scales[slot] for slot in slots} if snapshot is not None else {}
 
 
-def _args(plan: Plan, start: int, stop: int, leaves: Sequence[Any]) -> list[list[Tensor]]:
-    values = iter(leaves)
-    return [[Tensor(next(values), dtype) for dtype, _ in dtypes] for dtypes in plan.request.args[start:stop]]
-
-
 @dataclass(eq=False)
 class Call:
-    """A training call: what its segments share, and what they leave."""
+    """A training call: what its segments share, and what they leave. ``args``: the parameters in the types in which the plan takes them."""
 
     plan: Plan
+    args: Sequence[Tensor]
     executor: Executor
     given: Given
     owner: ScalingOwner
@@ -75,17 +71,18 @@ class Call:
     amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
     contexts: dict[int, Any] = field(default_factory=dict)
 
-    def forward(self, index: int, x: torch.Tensor, args: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def forward(self, index: int, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the forward of a segment: ``y``, and the tensors to save for its backward."""
         plan, segment = self.plan, self.plan.segments[index]
         scales = _read(self.snapshot, segment.state.forward)
         names, key, slots = segment.given, self.given.key(segment.given), tuple(scales)
+        args, arg_spec = flatten(self.args[segment.args])
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
             values = _put_together(names, key, leaves[1 + len(args) : 1 + len(args) + len(names)])
             held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
             x_ = make_nvte_tensor(leaves[0])
-            result = run_forward(plan, segment, x_, _args(plan, segment.start, segment.stop, leaves[1 : 1 + len(args)]), values, held)
+            result = run_forward(plan, segment, x_, unflatten(leaves[1 : 1 + len(args)], arg_spec), values, held)
             saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
             static = (tuple(tuple(ctx) for ctx in result.contexts), spec, tuple(result.amaxes))
             return [result.y.data, *saved, *result.amaxes.values()], static
@@ -128,7 +125,7 @@ class PipelineFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, index: int, x: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
-        y, saved = call.forward(index, x, args)
+        y, saved = call.forward(index, x)
         ctx.save_for_backward(*saved)
         ctx.call, ctx.index = call, index
         return y
@@ -142,15 +139,16 @@ class PipelineFunction(torch.autograd.Function):
         return None, None, dx if ctx.needs_input_grad[2] else None, *grads
 
 
-def infer(plan: Plan, executor: Executor, x: torch.Tensor, args: Sequence[torch.Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
-    """The inference pass of a plan."""
+def infer(plan: Plan, executor: Executor, x: torch.Tensor, params: Sequence[Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
+    """The inference pass of a plan; ``params`` in the types in which it takes them."""
+    args, arg_spec = flatten(params)
     scales = _read(snapshot, plan.state.forward)
     names, key, slots = plan.given, given.key(plan.given), tuple(scales)
 
     def program(leaves: list[Any]) -> tuple[list[Any], Any]:
         values = _put_together(names, key, leaves[1 + len(args) : 1 + len(args) + len(names)])
         held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-        y = run_inference(plan, make_nvte_tensor(leaves[0]), _args(plan, 0, len(plan.ops), leaves[1 : 1 + len(args)]), values, held)
+        y = run_inference(plan, make_nvte_tensor(leaves[0]), unflatten(leaves[1 : 1 + len(args)], arg_spec), values, held)
         return [y.data], None
 
     outputs, _ = executor((plan, "inference", key), program, [x, *args, *given.leaves(names), *scales.values()])

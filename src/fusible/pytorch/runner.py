@@ -16,6 +16,7 @@ from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
+from fusible.pytorch.weights import QuantizedWeights, held_type
 
 __all__ = ["BoundOp", "PipelineRunner"]
 
@@ -40,6 +41,7 @@ class PipelineRunner:
         self.executor: Executor = make_executor(executor)
         self._slots = tuple((module._parameters, name) for _, module, names in self.bound for name in names)
         self._modules = tuple(b.module for b in self.bound)
+        self._weights = QuantizedWeights()
         self._plans: dict[Any, Plan] = {}
         self._context = OUTSIDE
 
@@ -54,7 +56,8 @@ class PipelineRunner:
         given = Given.of(_given(plan, batch)) if plan.given else NOTHING_GIVEN
         if not with_grad:
             snapshot = self._snapshot(plan, context, batch.x.device, inference=True)
-            return batch.restore(infer(plan, self.executor, batch.x, args, given, snapshot))
+            params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
+            return batch.restore(infer(plan, self.executor, batch.x, params, given, snapshot))
         snapshot = self._snapshot(plan, context, batch.x.device, repeated=repeated)
         return batch.restore(self._train(plan, batch.x, args, given, snapshot))
 
@@ -74,7 +77,7 @@ class PipelineRunner:
             x.shape[-1],
             x.device,
             with_grad and x.requires_grad,
-            tuple([(arg.dtype, with_grad and arg.requires_grad) for arg in args]),
+            tuple([(held_type(arg), with_grad and arg.requires_grad) for arg in args]),
             args[0].device if args else None,
             tuple([module.training for module in self._modules]),
             self.executor.whole,
@@ -96,7 +99,7 @@ class PipelineRunner:
                 raise ArgumentError(
                     expected(f"a tensor on {arg.device}, where the parameters are", of="a module's input", got=str(device), do="move one of them")
                 )
-        types = iter([(nvte_dtype(arg_dtype), grad) for arg_dtype, grad in signatures])
+        types = iter(signatures)
         arg_types = tuple(tuple(next(types) for _ in b.parameters) for b in self.bound)
         return PlanRequest(recipe, nvte_dtype(dtype), width, x_grad, arg_types, training, whole, fusions)
 
@@ -120,11 +123,10 @@ class PipelineRunner:
         return self.scaling.snapshot(context.recipe, device, context.amax_reduction_group, **kind)  # pyright: ignore[reportArgumentType]
 
     def _train(self, plan: Plan, x: torch.Tensor, args: Sequence[torch.Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
-        call = Call(plan, self.executor, given, self.scaling, snapshot)
-        place = 0
+        params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
+        call = Call(plan, params, self.executor, given, self.scaling, snapshot, amaxes)
         for index, segment in enumerate(plan.segments):
-            x = PipelineFunction.apply(call, index, x, *args[place : place + segment.arg_count])  # pyright: ignore[reportAssignmentType]
-            place += segment.arg_count
+            x = PipelineFunction.apply(call, index, x, *args[segment.args])  # pyright: ignore[reportAssignmentType]
         if snapshot is not None:
             self.scaling.commit_forward(snapshot, call.amaxes)
         return x

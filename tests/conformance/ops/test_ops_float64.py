@@ -86,7 +86,7 @@ def test_op_agrees_with_float64(record: Record, dtype: torch.dtype, held: torch.
             request = PlanRequest(None, activation, record.width, True, args, tuple(True for _ in made), False, epoch())
             plan = ComputePipeline(made).plan(request)
             given = _given(made, lengths)
-            values = [op.args for op in made]
+            values = [arg for op in made for arg in op.args]
             assert len(plan.segments) == 1
             result = run_forward(plan, plan.segments[0], Tensor(x, activation), values, given, {})
             # What comes back from a loss may lie in memory in any order, as x may.

@@ -1,0 +1,173 @@
+"""When the 8-bit copies of parameters are made: once after each change, whatever changed them, and not at every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusible import autocast
+from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
+from fusible.tex import DType
+
+RECIPES = [DelayedScaling(), Float8CurrentScaling()]
+
+
+class Counted:
+    """An executor that notes which parameters were quantized."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.name, self.whole = inner, inner.name, inner.whole
+        self.quantized: list[tuple[int, ...]] = []
+
+    def __call__(self, key: Any, program: Any, inputs: Any) -> Any:
+        if key[1] == "weights":
+            self.quantized.append(key[2])
+        return self.inner(key, program, inputs)
+
+
+def counted() -> tuple[Sequential, Counted]:
+    torch.manual_seed(0)
+    model = Sequential(Linear(16, 32), Linear(32, 16))
+    runner = model._runner()
+    runner.executor = Counted(runner.executor)
+    return model, runner.executor
+
+
+def call(model: nn.Module, recipe: Recipe, seed: int = 1) -> torch.Tensor:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+    with autocast(recipe=recipe):
+        return model(x)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: type(r).__name__)
+def test_micro_batches_and_inference_share_one_quantization(recipe: Recipe) -> None:
+    model, executor = counted()
+    for seed in range(4):
+        call(model, recipe, seed).sum().backward()
+    with torch.no_grad():
+        call(model, recipe)
+    assert executor.quantized == [(0, 2)]
+
+
+def _optimizer(model: Sequential) -> None:
+    torch.optim.AdamW(model.parameters(), lr=0.1).step()
+
+
+class _ByData(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(1.5)
+
+
+def _in_place(model: Sequential) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+
+
+def _replaced(model: Sequential) -> None:
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone() + 1)
+
+
+def _loaded(model: Sequential) -> None:
+    model.load_state_dict({name: value + 1 if value.is_floating_point() else value for name, value in model.state_dict().items()})
+
+
+def _other_storage(model: Sequential) -> None:
+    model[0].weight.data = model[0].weight.data + 1
+
+
+CHANGES: dict[str, tuple[Callable[[Sequential], None], tuple[int, ...]]] = {
+    "optimizer": (_optimizer, (0, 2)),
+    "optimizer that writes by .data": (lambda model: _ByData(model.parameters()).step(), (0, 2)),
+    "in place": (_in_place, (0,)),
+    "replaced": (_replaced, (0,)),
+    "loaded": (_loaded, (0, 2)),
+    "other storage": (_other_storage, (0,)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_has_changed_is_quantized_again(name: str) -> None:
+    model, executor = counted()
+    recipe = Float8CurrentScaling()
+    for seed in range(3):
+        call(model, recipe, seed).sum().backward()
+    change, expected = CHANGES[name]
+    change(model)
+    after = call(model, recipe)
+    assert executor.quantized == [(0, 2), expected]
+    fresh = Sequential(Linear(16, 32), Linear(32, 16))
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(after, call(fresh, recipe))
+
+
+def test_frozen_weights_outlive_optimizer_steps() -> None:
+    model, executor = counted()
+    model[0].weight.requires_grad_(False)
+    recipe = Float8CurrentScaling()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for seed in range(3):
+        call(model, recipe, seed).sum().backward()
+        optimizer.step()
+    assert executor.quantized == [(0, 2), (2,), (2,)]
+
+
+def test_weights_of_inference_mode_have_no_version_and_are_quantized_at_each_call() -> None:
+    with torch.inference_mode():
+        model, executor = counted()
+        for seed in range(3):
+            call(model, Float8CurrentScaling(), seed)
+            model[0].weight.mul_(2)
+    assert len(executor.quantized) == 3
+
+
+def test_the_amax_of_a_weight_is_observed_in_every_iteration() -> None:
+    model, _ = counted()
+    recipe = DelayedScaling(amax_history_len=4)
+    for seed in range(3):
+        call(model, recipe, seed).sum().backward()
+    state = model._runner().scaling.current
+    assert state is not None
+    slot = state.forward.slots.index("0.weight")
+    largest = model[0].weight.abs().max().item()
+    assert sorted(state.forward.amax_history[:, slot].tolist()) == [0.0, largest, largest, largest]
+
+
+def held(weight: torch.Tensor) -> nn.Parameter:
+    quantizer = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, columnwise=False)
+    return nn.Parameter(quantizer(weight.detach()), requires_grad=False)
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, HighPrecision()], ids=lambda r: type(r).__name__)
+def test_a_parameter_that_is_held_in_8_bits_is_taken_as_it_is(recipe: Recipe) -> None:
+    model, executor = counted()
+    values = {}
+    for i, linear in enumerate(model):
+        linear.weight = held(linear.weight)
+        assert isinstance(linear.weight, Float8Tensor)
+        values[f"{i}.weight"] = linear.weight.dequantize()
+    with torch.no_grad():
+        results = [call(model, recipe) for _ in range(4)]
+    assert all(torch.equal(result, results[0]) for result in results) and not executor.quantized
+    if isinstance(recipe, DelayedScaling):
+        return  # whose first scale is 1, by which plain weights would lose more
+    plain = Sequential(Linear(16, 32), Linear(32, 16))
+    plain.load_state_dict({**{n: p for n, p in model.state_dict().items() if n not in values and "scaling" not in n}, **values})
+    # Of values that E4M3 holds exactly nothing is lost by quantizing them once more: the two differ by the order of the sums alone.
+    torch.testing.assert_close(results[0], call(plain, recipe).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_pass_through_weights_held_in_8_bits() -> None:
+    model, _ = counted()
+    model[1].weight = held(model[1].weight)
+    call(model, Float8CurrentScaling()).sum().backward()
+    assert model[0].weight.grad is not None and model[0].weight.grad.abs().sum() > 0 and model[1].weight.grad is None
