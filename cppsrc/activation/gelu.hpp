@@ -11,13 +11,16 @@ struct Gelu {
     static constexpr float kTwice = 1.59576912f;  // 2 sqrt(2/pi)
     static constexpr float kCubic = 0.044715f;
 
+    /// Bounded where s is 0 or 1 anyway, so that the slope of a large x is no product of 0 and infinity.
+    static F32 square_of(F32 x) { return min(splat(256.0f), mul(x, x)); }
+
     static F32 gate(F32 x, F32 square) { return sigmoid(mul(mul(splat(kTwice), x), fma(splat(kCubic), square, splat(1.0f)))); }
 
-    static F32 value(F32 x) { return mul(x, gate(x, mul(x, x))); }
+    static F32 value(F32 x) { return mul(x, gate(x, square_of(x))); }
 
     /// The derivative: s + x s (1 - s) 2u'.
     static F32 slope(F32 x) {
-        const F32 square = mul(x, x);
+        const F32 square = square_of(x);
         const F32 s = gate(x, square);
         const F32 inner = mul(splat(kTwice), fma(splat(3.0f * kCubic), square, splat(1.0f)));
         return fma(mul(mul(x, s), sub(splat(1.0f), s)), inner, s);

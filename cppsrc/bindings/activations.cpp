@@ -1,8 +1,23 @@
+#include "activation/activation.hpp"
 #include "bindings/families.hpp"
 #include "fusible/wrap.hpp"
 
 namespace fusible {
 
-void bind_activations(pybind11::module_&) {}
+void bind_activations(pybind11::module_& m) {
+    using pybind11::arg;
+    const auto none = pybind11::none();
+    m.def("activation", wrap(activation), arg("name"), arg("src"), arg("dst"), arg("dtype"), arg("dst_transposed") = none, arg("scale") = 1.0,
+          arg("amax") = none, arg("accumulate_amax") = false, arg("num_threads") = 0);
+    m.def("activation_backward", wrap(activation_backward), arg("name"), arg("grad"), arg("src"), arg("dst"), arg("dtype"),
+          arg("dst_transposed") = none, arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("bias_grad") = none,
+          arg("num_threads") = 0);
+    m.def("gated_activation", wrap(gated_activation), arg("name"), arg("src"), arg("dst"), arg("dtype"), arg("dst_transposed") = none,
+          arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("beta1") = 4.0, arg("beta2") = 25.0, arg("limit") = 7.0,
+          arg("alpha") = 1.702, arg("offset") = 1.0, arg("num_threads") = 0);
+    m.def("gated_activation_backward", wrap(gated_activation_backward), arg("name"), arg("grad"), arg("src"), arg("dst"), arg("dtype"),
+          arg("dst_transposed") = none, arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("beta1") = 4.0,
+          arg("beta2") = 25.0, arg("limit") = 7.0, arg("alpha") = 1.702, arg("offset") = 1.0, arg("num_threads") = 0);
+}
 
 }  // namespace fusible

@@ -62,11 +62,11 @@ inline F32 fma(const F32& a, const F32& b, const F32& c) { return add(mul(a, b),
 inline F32 min(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x < y ? x : y; }); }
 inline F32 max(const F32& a, const F32& b) { return map2(a, b, [](float x, float y) { return x > y ? x : y; }); }
 
-/// The nearest integer, ties to even, for |a| < 2^22.
+/// The nearest integer, ties to even, for |a| < 2^22; -2^31 for NaN, as vector instructions give it.
 inline I32 round_to_int(const F32& a) {
     return map<I32>(a, [](float x) {
         const float magic = 0x1.8p23f;
-        return bits_of(x + magic) - bits_of(magic);
+        return x == x ? bits_of(x + magic) - bits_of(magic) : static_cast<std::int32_t>(0x80000000u);
     });
 }
 

@@ -66,6 +66,152 @@ def amax(src: TensorLike, out: TensorLike | None = None, num_threads: int = 0) -
 def transpose_bytes(src: TensorLike, dst: TensorLike, num_threads: int = 0) -> None:
     """``dst[c, r] = src[r, c]`` for elements of one byte; ``src`` is ``[*leading, cols]`` and ``dst`` ``[cols, *leading]``."""
 
+def activation(
+    name: str,
+    src: TensorLike,
+    dst: TensorLike | None,
+    dtype: DTypeLike,
+    dst_transposed: TensorLike | None = None,
+    scale: float | TensorLike = 1.0,
+    amax: TensorLike | None = None,
+    accumulate_amax: bool = False,
+    num_threads: int = 0,
+) -> None:
+    """``dst = f(src)``, in float32 and rounded once to ``dtype``, or quantized as by ``quantize``; one read serves every output that is given.
+
+    Args:
+        name: ``f``: gelu, qgelu, relu, sigmoid, silu or srelu, as ``tex`` defines them.
+        src: float32, float16 or bfloat16.
+        dst: as many elements of ``dtype`` (uint8 too, for FP8); None where only the transposed copy is wanted.
+        dtype: a wide float or an FP8 format; what follows is for the latter.
+        dst_transposed, scale, amax, accumulate_amax: as in ``quantize``; ``amax`` is that of the float32 results.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def activation_backward(
+    name: str,
+    grad: TensorLike,
+    src: TensorLike,
+    dst: TensorLike | None,
+    dtype: DTypeLike,
+    dst_transposed: TensorLike | None = None,
+    scale: float | TensorLike = 1.0,
+    amax: TensorLike | None = None,
+    accumulate_amax: bool = False,
+    bias_grad: TensorLike | None = None,
+    num_threads: int = 0,
+) -> None:
+    """``dst = grad * f'(src)``; ``bias_grad``, float32 ``[cols]``, is set to the sum of the float32 results over the rows.
+
+    ``grad`` and ``src`` may differ in dtype; everything else is as in ``activation``.
+    """
+
+def gated_activation(
+    name: str,
+    src: TensorLike,
+    dst: TensorLike | None,
+    dtype: DTypeLike,
+    dst_transposed: TensorLike | None = None,
+    scale: float | TensorLike = 1.0,
+    amax: TensorLike | None = None,
+    accumulate_amax: bool = False,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    offset: float = 1.0,
+    num_threads: int = 0,
+) -> None:
+    """``dst[r, c] = f(a, b)`` with ``a = src[r, c]`` and ``b = src[r, H + c]``, for ``src`` of ``[*leading, 2H]`` and ``dst`` of ``[*leading, H]``.
+
+    ``name`` is geglu, qgeglu, reglu, glu, swiglu, sreglu, situglu (of ``beta1, beta2``) or clamped_swiglu (of ``limit, alpha, offset``);
+    everything else is as in ``activation``.
+    """
+
+def gated_activation_backward(
+    name: str,
+    grad: TensorLike,
+    src: TensorLike,
+    dst: TensorLike | None,
+    dtype: DTypeLike,
+    dst_transposed: TensorLike | None = None,
+    scale: float | TensorLike = 1.0,
+    amax: TensorLike | None = None,
+    accumulate_amax: bool = False,
+    beta1: float = 4.0,
+    beta2: float = 25.0,
+    limit: float = 7.0,
+    alpha: float = 1.702,
+    offset: float = 1.0,
+    num_threads: int = 0,
+) -> None:
+    """``dst = [grad * df/da, grad * df/db]`` side by side, of the shape of ``src``, for ``grad`` of ``[*leading, H]``; see ``gated_activation``."""
+
+def norm_fwd(
+    x: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None,
+    mu: TensorLike | None,
+    rsigma: TensorLike,
+    eps: float | TensorLike,
+    zero_centered_gamma: bool,
+    dst: TensorLike | None,
+    dtype: DTypeLike,
+    dst_transposed: TensorLike | None = None,
+    scale: float | TensorLike = 1.0,
+    amax: TensorLike | None = None,
+    accumulate_amax: bool = False,
+    num_threads: int = 0,
+) -> None:
+    """``dst = (x - mu) * rsigma * g + bias`` (LayerNorm) or, where ``mu`` is None, ``dst = x * rsigma * g`` (RMSNorm), in float32.
+
+    Per row, ``mu = mean(x)`` and ``rsigma = 1 / sqrt(mean((x - mu)^2) + eps)``, the mean taken first; ``g`` is ``weight``, plus 1 where
+    ``zero_centered_gamma``. Results are rounded once: to ``dtype``, or to FP8 after multiplication by ``scale``.
+
+    Args:
+        x: ``[*leading, cols]`` float32, float16 or bfloat16.
+        weight, bias: ``[cols]``, each of one of these dtypes; ``bias`` may be None, and is without ``mu``.
+        mu, rsigma: float32 ``[rows]``, written.
+        dst: ``[*leading, cols]`` of ``dtype``, FP8 also as uint8; None where only the transposed copy is wanted.
+        dtype: float32, float16, bfloat16 or an FP8 format.
+        dst_transposed: ``[cols, *leading]`` codes; only with an FP8 ``dtype``.
+        amax: float32 ``[1]``, set to (or, with ``accumulate_amax``, raised to) ``max |y|`` of the float32 results; only with an FP8 ``dtype``.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def norm_bwd(
+    dz: TensorLike,
+    x: TensorLike,
+    mu: TensorLike | None,
+    rsigma: TensorLike,
+    weight: TensorLike,
+    zero_centered_gamma: bool,
+    dx: TensorLike,
+    dgamma: TensorLike,
+    dbeta: TensorLike | None = None,
+    add: TensorLike | None = None,
+    num_threads: int = 0,
+) -> None:
+    """The gradients of ``norm_fwd`` from its statistics: ``dx = rsigma * (dy - mean(dy) - xh * mean(dy * xh)) + add``, in float32.
+
+    ``xh = (x - mu) * rsigma`` and ``dy = dz * g``; RMSNorm, which is meant where ``mu`` is None, has no ``mean(dy)``. ``dgamma`` is the sum of
+    ``dz * xh`` and ``dbeta`` that of ``dz`` over the rows, in an order that does not depend on the threads.
+
+    Args:
+        dz, x, add: ``[*leading, cols]`` float32, float16 or bfloat16, each of its own dtype; ``add`` may be None.
+        mu, rsigma: float32 ``[rows]``.
+        weight: ``[cols]`` float32, float16 or bfloat16.
+        dx: ``[*leading, cols]`` of the dtype of ``x``.
+        dgamma, dbeta: ``[cols]`` float32, float16 or bfloat16; ``dbeta`` if and only if there is ``mu``.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
 def gemm(
     left: TensorLike,
     left_transposed: bool,

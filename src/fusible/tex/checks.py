@@ -12,12 +12,16 @@ from typing import Any
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import Request
+from fusible.tex.protocol import check_shape, outer
 
 __all__ = [
     "GATED",
     "adam_corrections",
     "check_gradient",
     "check_lists",
+    "check_norm_backward",
+    "check_norm_parameter",
+    "check_norm_statistic",
     "check_probability",
     "check_rope",
     "check_scale_update",
@@ -61,6 +65,27 @@ def check_width_even(x: Any, function: str) -> None:
     """Raise ``ShapeError`` unless the last dimension of a gated activation's input has two halves."""
     if x.shape[-1] % 2:
         raise ShapeError(expected("an even last dimension", of=f"the input of {function}", got=list(x.shape), do="pass both halves side by side"))
+
+
+def check_norm_parameter(parameter: Any, x: Any, of: str) -> None:
+    """Raise ``ShapeError`` unless ``parameter`` has one value per column of ``x``."""
+    if parameter.shape != x.shape[-1:]:
+        check_shape(parameter, x.shape[-1:], of)
+
+
+def check_norm_statistic(statistic: Any, x: Any, of: str) -> None:
+    """Raise ``ShapeError`` unless ``statistic`` has one value per row of ``x``."""
+    rows = outer(x.shape)
+    if math.prod(statistic.shape) != rows:
+        raise ShapeError(expected(f"shape [{rows}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))
+
+
+def check_norm_backward(dz: Any, x: Any, rsigma: Any, gamma: Any, function: str) -> None:
+    """Raise ``ShapeError`` unless the arguments that the gradients of every norm take fit ``x``."""
+    if dz.shape != x.shape:
+        check_shape(dz, x.shape, f"dz of {function}")
+    check_norm_parameter(gamma, x, f"gamma of {function}")
+    check_norm_statistic(rsigma, x, f"rsigma of {function}")
 
 
 def check_rope(x: Any, freqs: Any, qkv_format: int, cu_seqlens: Any, cp_size: int, cp_rank: int, function: str, fp32: Any) -> None:

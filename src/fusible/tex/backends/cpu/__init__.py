@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from fusible import cpp_extensions
+from fusible.tex.backends.cpu.activation import ActivationKernels
 from fusible.tex.backends.cpu.gemm import GemmKernels
+from fusible.tex.backends.cpu.normalization import NormalizationKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
@@ -19,7 +21,7 @@ _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @registry.register_backend
-class CpuBackend(GemmKernels, QuantizeKernels, TEXBackendBase):
+class CpuBackend(ActivationKernels, GemmKernels, NormalizationKernels, QuantizeKernels, TEXBackendBase):
     """C++ kernels for AVX2, AVX-512 and plain C++, chosen at run time."""
 
     NAME = "cpu"

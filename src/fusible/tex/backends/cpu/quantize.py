@@ -49,7 +49,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
-    def bgradquantize_tensor(self, input: Any, quantizer: Any) -> list[Any]:
+    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
         bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
         quantized = quantize_tensor(input, quantizer, bias_grad=bias_grad)
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]

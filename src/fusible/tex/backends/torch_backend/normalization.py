@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import DTypeError, ShapeError, expected
+from fusible.errors import DTypeError, expected
 from fusible.tex.backends.torch_backend.operands import flat, plain, write
 from fusible.tex.backends.torch_backend.quantize import emit
+from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.protocol import check_shape, is_quantized, to_torch
 
@@ -31,9 +32,9 @@ class NormalizationKernels(Normalization):
     ) -> list[Any]:
         x, gamma = plain(input), plain(weight)
         dtype = to_torch(otype)
-        _check_parameter(gamma, x, "weight of layernorm_fwd")
+        check_norm_parameter(gamma, x, "weight of layernorm_fwd")
         if bias is not None:
-            _check_parameter(bias, x, "bias of layernorm_fwd")
+            check_norm_parameter(bias, x, "bias of layernorm_fwd")
             bias = _fp32(bias)
         # torch's CPU kernel takes half-precision x with fp32 parameters, and then rounds y once and keeps fp32 statistics.
         mixed = x.is_cpu and x.dtype is dtype and quantizer is None
@@ -42,8 +43,8 @@ class NormalizationKernels(Normalization):
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         dz, x, gamma = plain(dz), plain(x), plain(gamma)
-        _check_backward(dz, x, rsigma, gamma, "layernorm_bwd")
-        _check_statistic(mu, x, "mu of layernorm_bwd")
+        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
+        check_norm_statistic(mu, x, "mu of layernorm_bwd")
         statistic = (*x.shape[:-1], 1)
         g = _scale(gamma, zero_centered_gamma)
         dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
@@ -57,7 +58,7 @@ class NormalizationKernels(Normalization):
         self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
     ) -> list[Any]:
         x, gamma = plain(input), plain(weight)
-        _check_parameter(gamma, x, "weight of rmsnorm_fwd")
+        check_norm_parameter(gamma, x, "weight of rmsnorm_fwd")
         rows = _fp32(x)
         rsigma = rows.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
         y = (rows * rsigma).mul_(_scale(gamma, zero_centered_gamma))
@@ -76,7 +77,7 @@ class NormalizationKernels(Normalization):
 
 def _rmsnorm_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> tuple[Tensor, Tensor]:
     """``dx`` in fp32, and ``dgamma`` in gamma's dtype."""
-    _check_backward(dz, x, rsigma, gamma, function)
+    check_norm_backward(dz, x, rsigma, gamma, function)
     rs = rsigma.view(*x.shape[:-1], 1)
     dz, xh = _fp32(dz), _fp32(x) * rs
     dy = dz * _scale(gamma, zero_centered)
@@ -100,21 +101,3 @@ def _emit(y: Tensor, quantizer: Any, dtype: torch.dtype, out: Any) -> Any:
     if out is not None and not is_quantized(out):
         raise DTypeError(expected("a quantized tensor", of="ln_out with a quantizer", got=type(out).__qualname__, do="pass None"))
     return emit(y, quantizer, dtype, out)
-
-
-def _check_parameter(parameter: Tensor, x: Tensor, of: str) -> None:
-    if parameter.dim() != 1 or parameter.size(0) != x.size(-1):
-        check_shape(parameter, x.shape[-1:], of)
-
-
-def _check_statistic(statistic: Tensor, x: Tensor, of: str) -> None:
-    rows = x.size(0) if x.dim() == 2 else x.shape[:-1].numel()
-    if statistic.numel() != rows:
-        raise ShapeError(expected(f"shape [{rows}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))
-
-
-def _check_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, function: str) -> None:
-    if dz.shape != x.shape:
-        check_shape(dz, x.shape, f"dz of {function}")
-    _check_parameter(gamma, x, f"gamma of {function}")
-    _check_statistic(rsigma, x, f"rsigma of {function}")

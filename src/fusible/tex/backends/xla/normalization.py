@@ -9,6 +9,7 @@ from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain, row_sum, to_lazy, write
 from fusible.tex.backends.xla.quantize import emit
+from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.protocol import check_shape, is_quantized, outer
 
@@ -29,21 +30,21 @@ class NormalizationKernels(Normalization):
         zero_centered_gamma: bool,
     ) -> list[Any]:
         x, gamma = plain(input), plain(weight)
-        _check_parameter(gamma, x, "weight of layernorm_fwd")
+        check_norm_parameter(gamma, x, "weight of layernorm_fwd")
         rows = fp32(x)
         mu = _mean(rows)
         centered = rows - mu
         rsigma = lazy.rsqrt(_mean(centered * centered) + eps)
         y = centered * rsigma * _scale(gamma, zero_centered_gamma)
         if bias is not None:
-            _check_parameter(bias, x, "bias of layernorm_fwd")
+            check_norm_parameter(bias, x, "bias of layernorm_fwd")
             y = y + fp32(bias)
         return [_emit(y, quantizer, to_lazy(otype), ln_out), _statistic(mu), _statistic(rsigma)]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         dz, x, gamma = plain(dz), plain(x), plain(gamma)
-        _check_backward(dz, x, rsigma, gamma, "layernorm_bwd")
-        _check_statistic(mu, x, "mu of layernorm_bwd")
+        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
+        check_norm_statistic(mu, x, "mu of layernorm_bwd")
         rs = _per_row(rsigma, x)
         xh, g = (fp32(x) - _per_row(mu, x)) * rs, fp32(dz)
         dy = g * _scale(gamma, zero_centered_gamma)
@@ -54,7 +55,7 @@ class NormalizationKernels(Normalization):
         self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
     ) -> list[Any]:
         x, gamma = plain(input), plain(weight)
-        _check_parameter(gamma, x, "weight of rmsnorm_fwd")
+        check_norm_parameter(gamma, x, "weight of rmsnorm_fwd")
         rows = fp32(x)
         rsigma = lazy.rsqrt(_mean(rows * rows) + eps)
         y = rows * rsigma * _scale(gamma, zero_centered_gamma)
@@ -74,7 +75,7 @@ class NormalizationKernels(Normalization):
 
 def _rmsnorm_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> tuple[Tensor, Tensor]:
     """``dx`` in fp32, and ``dgamma`` in gamma's dtype."""
-    _check_backward(dz, x, rsigma, gamma, function)
+    check_norm_backward(dz, x, rsigma, gamma, function)
     rs = _per_row(rsigma, x)
     xh, g = fp32(x) * rs, fp32(dz)
     dy = g * _scale(gamma, zero_centered)
@@ -105,18 +106,3 @@ def _emit(y: Tensor, quantizer: Any, dtype: lazy.dtype, out: Any) -> Any:
     if out is not None and not is_quantized(out):
         raise ShapeError(expected("a quantized tensor", of="ln_out with a quantizer", got=type(out).__qualname__, do="pass None"))
     return emit(y, quantizer, dtype, out)
-
-
-def _check_parameter(parameter: Tensor, x: Tensor, of: str) -> None:
-    check_shape(parameter, x.shape[-1:], of)
-
-
-def _check_statistic(statistic: Tensor, x: Tensor, of: str) -> None:
-    if statistic.size != outer(x.shape):
-        raise ShapeError(expected(f"shape [{outer(x.shape)}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))
-
-
-def _check_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, function: str) -> None:
-    check_shape(dz, x.shape, f"dz of {function}")
-    _check_parameter(gamma, x, f"gamma of {function}")
-    _check_statistic(rsigma, x, f"rsigma of {function}")

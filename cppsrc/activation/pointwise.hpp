@@ -1,0 +1,73 @@
+// The pointwise activations: value f(x) and slope f'(x). Each passes a NaN on.
+#pragma once
+
+#include "activation/gelu.hpp"
+#include "simd/math.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+struct Sigmoid {
+    static F32 value(F32 x) { return sigmoid(x); }
+
+    static F32 slope(F32 x) {
+        const F32 s = sigmoid(x);
+        return mul(s, sub(splat(1.0f), s));
+    }
+};
+
+/// x s(kx), and its derivative s + k x s (1 - s).
+struct Swish {
+    static F32 value(F32 x, F32 k) { return mul(x, sigmoid(mul(k, x))); }
+
+    static F32 slope(F32 x, F32 k) {
+        const F32 s = sigmoid(mul(k, x));
+        return fma(k, mul(mul(x, s), sub(splat(1.0f), s)), s);
+    }
+};
+
+struct Silu {
+    static F32 value(F32 x) { return mul(x, sigmoid(x)); }
+    static F32 slope(F32 x) { return Swish::slope(x, splat(1.0f)); }
+};
+
+struct QGelu {
+    static constexpr float kScale = 1.702f;
+
+    static F32 value(F32 x) { return Swish::value(x, splat(kScale)); }
+    static F32 slope(F32 x) { return Swish::slope(x, splat(kScale)); }
+};
+
+struct Relu {
+    static F32 value(F32 x) { return max(splat(0.0f), x); }
+};
+
+/// max(x, 0)^2.
+struct SRelu {
+    static F32 value(F32 x) {
+        const F32 positive = max(splat(0.0f), x);
+        return mul(positive, positive);
+    }
+
+    static F32 slope(F32 x) {
+        const F32 positive = max(splat(0.0f), x);
+        return add(positive, positive);
+    }
+};
+
+/// g f'(x).
+template <class A>
+inline F32 gradient_of(F32 g, F32 x) {
+    return mul(g, A::slope(x));
+}
+
+/// No product: an infinite gradient stays out where x <= 0.
+template <>
+[[maybe_unused]] inline F32 gradient_of<Relu>(F32 g, F32 x) {
+    return select_less(splat(0.0f), x, g, splat(0.0f));
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

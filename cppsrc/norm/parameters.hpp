@@ -1,0 +1,26 @@
+// The parameters of a norm as its kernels read them.
+#pragma once
+
+#include <vector>
+
+#include "cast/checks.hpp"
+#include "norm/kernels.hpp"
+
+namespace fusible {
+
+/// Index of a norm: the one that centres has a mean.
+inline int norm_index(bool centered) { return centered ? 0 : 1; }
+
+inline void check_parameter(const TensorView& parameter, const char* name, std::int64_t cols) {
+    source_index(parameter, name);
+    check_numel(parameter, name, cols);
+}
+
+/// `parameter` in float32, `plus` added.
+inline std::vector<float> widened(const TensorView& parameter, float plus) {
+    std::vector<float> values(static_cast<std::size_t>(parameter.numel()));
+    norm_kernels().widen(source_index(parameter, "a parameter"), parameter.data, 0, parameter.numel(), plus, values.data());
+    return values;
+}
+
+}  // namespace fusible

@@ -1,0 +1,102 @@
+"""Activations by the compiled kernels: a formula in fp32, and its result as wide floats or FP8 with its transposed copy, in one pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.operands import plain
+from fusible.tex.backends.cpu.output import produce
+from fusible.tex.checks import check_gradient, check_width_even
+from fusible.tex.interface.activation import Activation
+
+__all__ = ["ActivationKernels"]
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    def forward(self: Any, input: Any, quantizer: Any) -> Any:
+        x = plain(input)
+        return produce(functools.partial(native.activation, name, x), x.shape, x.dtype, quantizer)
+
+    return forward
+
+
+def _backward(name: str) -> Callable[..., Any]:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        g, x = plain(grad), plain(fwd_input)
+        check_gradient(g, x.shape, f"d{name}")
+        return produce(functools.partial(native.activation_backward, name, g, x), x.shape, x.dtype, quantizer)
+
+    return backward
+
+
+def _backward_with_bias(name: str) -> Callable[..., Any]:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+        g, x = plain(grad), plain(fwd_input)
+        check_gradient(g, x.shape, f"dbias_d{name}")
+        bias_grad = torch.empty(x.shape[-1], dtype=torch.float32)
+        dx = produce(functools.partial(native.activation_backward, name, g, x, bias_grad=bias_grad), x.shape, g.dtype, quantizer)
+        return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), dx]
+
+    return backward
+
+
+def _gated(x: Any, quantizer: Any, name: str, **parameters: float) -> Any:
+    x = plain(x)
+    check_width_even(x, name)
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    return produce(functools.partial(native.gated_activation, name, x, **parameters), shape, x.dtype, quantizer)
+
+
+def _dgated(grad: Any, x: Any, quantizer: Any, name: str, function: str, **parameters: float) -> Any:
+    g, x = plain(grad), plain(x)
+    check_width_even(x, function)
+    check_gradient(g, (*x.shape[:-1], x.shape[-1] // 2), function)
+    return produce(functools.partial(native.gated_activation_backward, name, g, x, **parameters), x.shape, x.dtype, quantizer)
+
+
+def _gated_forward(name: str) -> Callable[..., Any]:
+    def forward(self: Any, input: Any, quantizer: Any) -> Any:
+        return _gated(input, quantizer, name)
+
+    return forward
+
+
+def _gated_backward(name: str) -> Callable[..., Any]:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+        return _dgated(grad, fwd_input, quantizer, name, f"d{name}")
+
+    return backward
+
+
+class ActivationKernels(Activation):
+    gelu, dgelu, dbias_dgelu = _forward("gelu"), _backward("gelu"), _backward_with_bias("gelu")
+    silu, dsilu, dbias_dsilu = _forward("silu"), _backward("silu"), _backward_with_bias("silu")
+    relu, drelu, dbias_drelu = _forward("relu"), _backward("relu"), _backward_with_bias("relu")
+    qgelu, dqgelu, dbias_dqgelu = _forward("qgelu"), _backward("qgelu"), _backward_with_bias("qgelu")
+    srelu, dsrelu, dbias_dsrelu = _forward("srelu"), _backward("srelu"), _backward_with_bias("srelu")
+    glu, dglu = _gated_forward("glu"), _gated_backward("glu")
+    geglu, dgeglu = _gated_forward("geglu"), _gated_backward("geglu")
+    qgeglu, dqgeglu = _gated_forward("qgeglu"), _gated_backward("qgeglu")
+    reglu, dreglu = _gated_forward("reglu"), _gated_backward("reglu")
+    sreglu, dsreglu = _gated_forward("sreglu"), _gated_backward("sreglu")
+    swiglu, dswiglu = _gated_forward("swiglu"), _gated_backward("swiglu")
+
+    def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+        return _gated(input, quantizer, "situglu", beta1=beta1, beta2=beta2)
+
+    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+        return _dgated(grad, fwd_input, quantizer, "situglu", "dsituglu", beta1=beta1, beta2=beta2)
+
+    def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+        return _gated(input, quantizer, "clamped_swiglu", limit=limit, alpha=alpha, offset=glu_linear_offset)
+
+    def clamped_dswiglu(
+        self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
+    ) -> Any:
+        parameters = {"limit": limit, "alpha": alpha, "offset": glu_linear_offset}
+        return _dgated(grad, fwd_input, quantizer, "clamped_swiglu", "clamped_dswiglu", **parameters)
