@@ -1,8 +1,15 @@
 #include "bindings/families.hpp"
 #include "fusible/wrap.hpp"
+#include "softmax/softmax.hpp"
 
 namespace fusible {
 
-void bind_softmax(pybind11::module_&) {}
+void bind_softmax(pybind11::module_& m) {
+    using pybind11::arg;
+    m.def("softmax_forward", wrap(softmax_forward), arg("src"), arg("dst"), arg("scale"), arg("mask") = pybind11::none(), arg("causal") = false,
+          arg("num_threads") = 0);
+    m.def("softmax_backward", wrap(softmax_backward), arg("grads"), arg("results"), arg("dst"), arg("scale"), arg("causal") = false,
+          arg("num_threads") = 0);
+}
 
 }  // namespace fusible

@@ -5,7 +5,7 @@
 
 namespace fusible {
 
-inline int source_index(const TensorView& tensor, const char* name) {
+inline int source_index(const TensorBase& tensor, const char* name) {
     check_dtype(tensor, name, is_wide_float(tensor.dtype), "float32, float16 or bfloat16");
     return tensor.dtype == DType::Float32 ? 0 : tensor.dtype == DType::Float16 ? 1 : 2;
 }

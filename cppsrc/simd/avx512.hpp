@@ -57,6 +57,8 @@ inline float sum_lanes(F32 a) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
 
+inline F32 swap_pairs(F32 a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
+
 inline I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I32 min(I32 a, I32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
 inline I32 max(I32 a, I32 b) { return {_mm512_max_epi32(a.v, b.v)}; }

@@ -87,6 +87,13 @@ inline float sum_lanes(const F32& a) {
     return sums.lane[0];
 }
 
+/// Each pair of neighbouring lanes exchanged.
+inline F32 swap_pairs(const F32& a) {
+    F32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = a.lane[i ^ 1];
+    return result;
+}
+
 /// Wraps around, as vector instructions do.
 inline I32 add(const I32& a, const I32& b) {
     return map2(a, b, [](std::int32_t x, std::int32_t y) {

@@ -28,7 +28,7 @@ inline void store_first(S* out, F32 value, std::size_t count) {
 
 [[maybe_unused]] inline F32 negate(F32 a) { return sub(splat(-0.0f), a); }
 
-/// e^x: 2^n times a Taylor polynomial on |r| <= ln(2) / 2 (remainder 5e-9). 0 below the normal numbers, infinity above the finite ones.
+/// e^x: 2^n times a Taylor polynomial on |r| <= ln(2) / 2 (remainder 5e-9). 0 below the normal numbers, infinity from kHighest.
 [[maybe_unused]] inline F32 exp(F32 x) {
     constexpr float kLowest = -87.33f;
     constexpr float kHighest = 88.72f;
@@ -46,7 +46,7 @@ inline void store_first(S* out, F32 value, std::size_t count) {
     sum = fma(sum, r, splat(1.0f));
     const F32 result = floats(add(bits(sum), shift_left<23>(n)));
     const F32 low = select_less(x, splat(kLowest), splat(0.0f), result);
-    return select_less(splat(kHighest), x, floats(splat(std::int32_t{0x7f800000})), low);
+    return select_less(x, splat(kHighest), low, add(x, floats(splat(std::int32_t{0x7f800000}))));  // infinity, or the NaN that x is
 }
 
 /// 1 / (1 + e^-x).

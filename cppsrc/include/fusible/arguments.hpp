@@ -29,6 +29,12 @@ struct arg<TensorView> {
 };
 
 template <>
+struct arg<StridedView> {
+    using accepts = python::StridedTensor;
+    static StridedView from(const accepts& value, int position) { return python::read_strided(value, position); }
+};
+
+template <>
 struct arg<std::optional<TensorView>> {
     using accepts = python::OptionalTensor;
     static std::optional<TensorView> from(const accepts& value, int position) {

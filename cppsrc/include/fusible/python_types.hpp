@@ -11,6 +11,10 @@ struct Tensor : pybind11::object {
     PYBIND11_OBJECT_DEFAULT(Tensor, pybind11::object, any_object)
 };
 
+struct StridedTensor : pybind11::object {
+    PYBIND11_OBJECT_DEFAULT(StridedTensor, pybind11::object, any_object)
+};
+
 struct OptionalTensor : pybind11::object {
     PYBIND11_OBJECT_DEFAULT(OptionalTensor, pybind11::object, any_object)
 };
@@ -34,6 +38,11 @@ namespace pybind11::detail {
 template <>
 struct handle_type_name<fusible::python::Tensor> {
     static constexpr auto name = const_name("TensorLike");
+};
+
+template <>
+struct handle_type_name<fusible::python::StridedTensor> {
+    static constexpr auto name = const_name("StridedTensorLike");
 };
 
 template <>

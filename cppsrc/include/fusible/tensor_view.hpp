@@ -1,4 +1,4 @@
-// A contiguous tensor in host memory as native code sees it: where it lies, what it holds, its shape. Owns nothing.
+// A tensor in host memory as native code sees it: where it lies, what it holds, its shape. Owns nothing.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace fusible {
 
 constexpr int kMaxDims = 12;
 
-struct TensorView {
+/// What every view has; strided_view.hpp has the one whose elements may lie apart.
+struct TensorBase {
     void* data = nullptr;
     DType dtype = DType::Byte;
     int ndim = 0;
@@ -45,19 +46,22 @@ struct TensorView {
     }
 };
 
+/// A contiguous tensor.
+struct TensorView : TensorBase {};
+
 /// A float that Python may give as a number or as a float32 tensor with one element.
 struct Scalar {
     float value = 0.0f;
 };
 
-inline void check_numel(const TensorView& tensor, const char* name, std::int64_t count) {
+inline void check_numel(const TensorBase& tensor, const char* name, std::int64_t count) {
     if (tensor.numel() == count) return;
     throw ShapeError(expected(std::to_string(count) + " elements", name,
                               std::to_string(tensor.numel()) + " (shape " + tensor.shape_text() + ")",
                               "allocate it for the shape of the source"));
 }
 
-inline void check_dtype(const TensorView& tensor, const char* name, bool accepted, const char* what) {
+inline void check_dtype(const TensorBase& tensor, const char* name, bool accepted, const char* what) {
     if (accepted) return;
     throw DTypeError(expected(what, name, name_of(tensor.dtype), "convert it first"));
 }

@@ -5,6 +5,7 @@ Tensors are read by duck typing (``data_ptr()``, ``dtype``, ``shape``, ``is_cont
 every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``ShapeError`` and ``ArgumentError`` (both a ``ValueError``).
 """
 
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -18,6 +19,16 @@ class TensorLike(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
+
+class StridedTensorLike(Protocol):
+    """A tensor that need not be contiguous."""
+
+    @property
+    def dtype(self) -> object: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def data_ptr(self) -> int: ...
+    def stride(self) -> tuple[int, ...]: ...
 
 DTypeLike: TypeAlias = torch.dtype | int | str
 """A torch dtype, a value of ``tex.DType``, or a name such as ``"float8_e4m3fn"``."""
@@ -211,6 +222,79 @@ def norm_bwd(
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.
     """
+
+def multi_tensor_adam(
+    gradients: Sequence[TensorLike],
+    weights: Sequence[TensorLike],
+    first: Sequence[TensorLike],
+    second: Sequence[TensorLike],
+    masters: Sequence[TensorLike],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    correction1: float,
+    correction2: float,
+    decoupled: bool,
+    weight_decay: float,
+    num_threads: int = 0,
+) -> None:
+    """One step of Adam in place, in fp32 with one rounding at each store (``tex.multi_tensor_adam``).
+
+    The lists hold a tensor each per parameter, float32, float16 or bfloat16 in any mix. Where ``masters`` are not empty, weights are read
+    from them and written to both. ``correction1`` and ``correction2`` divide the moments; ``decoupled`` is AdamW.
+    """
+
+def multi_tensor_l2norm(tensors: Sequence[TensorLike], num_threads: int = 0) -> tuple[float, list[float]]:
+    """The L2 norm over all tensors, and that of each, summed in double in an order that does not depend on the threads."""
+
+def multi_tensor_scale(inputs: Sequence[TensorLike], outputs: Sequence[TensorLike], scale: float, num_threads: int = 0) -> bool:
+    """``output = input * scale`` in fp32, rounded once; returns whether every element of the inputs is finite."""
+
+def rope(
+    src: StridedTensorLike,
+    dst: TensorLike,
+    freqs: TensorLike,
+    sequence_first: bool,
+    interleaved: bool,
+    backward: bool,
+    start_positions: TensorLike | None = None,
+    cu_seqlens: TensorLike | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+    num_threads: int = 0,
+) -> None:
+    """``dst = src cos f + R(src) sin f``, or its transpose, with ``f`` the angles of the token's position (``tex.fused_rope_forward``).
+
+    Cosines and sines are those of the fp32 angles, to 0.51 units in the last place, and made once for all heads.
+
+    Args:
+        src: float32, float16 or bfloat16 ``[s, b, h, d]`` (``sequence_first``), ``[b, s, h, d]``, or ``[t, h, d]`` with ``cu_seqlens``; a view of
+            a larger tensor is read as it lies, if the elements of a head are neighbours.
+        dst: contiguous, of the shape and dtype of ``src``; elements of a head beyond ``d2`` are copied, tokens beyond the last sequence zero.
+        freqs: float32 ``[positions, 1, 1, d2]``.
+        start_positions: int32 ``[b]``, the position of each sequence's first token.
+        cu_seqlens: int32 ``[b + 1]``, where packed sequences begin and end, over all ranks.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written; a position without angles too, unless tokens are packed: they take
+            the nearest one that has.
+    """
+
+def softmax_forward(
+    src: TensorLike, dst: TensorLike, scale: float, mask: TensorLike | None = None, causal: bool = False, num_threads: int = 0
+) -> None:
+    """``dst = softmax(scale * src)`` over the last dimension, in fp32 and rounded once.
+
+    Args:
+        src: float32, float16 or bfloat16 ``[*, q, k]``; ``[b, h, q, k]`` with a mask.
+        dst: of the shape and dtype of ``src``.
+        mask: uint8 ``[b or 1, 1, q, k]``: where it is 1, -10000 replaces the score; a row whose largest score is -10000 becomes 0.
+        causal: query ``i`` sees keys ``j <= i + k - q``; the others become 0, and so does a row that sees none.
+    """
+
+def softmax_backward(grads: TensorLike, results: TensorLike, dst: TensorLike, scale: float, causal: bool = False, num_threads: int = 0) -> None:
+    """``dst = scale * results * (grads - sum(results * grads))``, all of one dtype; what a causal mask hides is not read and becomes 0."""
 
 def gemm(
     left: TensorLike,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import Request
 from fusible.tex.protocol import check_shape, outer
@@ -19,12 +19,15 @@ __all__ = [
     "adam_corrections",
     "check_gradient",
     "check_lists",
+    "check_mask",
     "check_norm_backward",
     "check_norm_parameter",
     "check_norm_statistic",
     "check_probability",
     "check_rope",
     "check_scale_update",
+    "check_scores",
+    "check_scores_gradient",
     "check_width_even",
     "refused_kind",
 ]
@@ -32,7 +35,9 @@ __all__ = [
 GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
 """The activation of the first half in each gated one."""
 
-_FLOATING_ARGUMENTS = frozenset("A B K Q dO dz fwd_input gamma grad grad_output output_grads tensor weight x".split())
+_FLOATING_ARGUMENTS = frozenset(
+    "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ softmax_results_ tensor weight x".split()
+)
 _INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
 
 
@@ -111,6 +116,31 @@ def check_rope(x: Any, freqs: Any, qkv_format: int, cu_seqlens: Any, cp_size: in
     length = x.shape[0 if qkv_format == sbhd else 1]
     if length * cp_size > freqs.shape[0]:
         raise ShapeError(expected(f"at least {length * cp_size} positions", of=f"freqs of {function}", got=freqs.shape[0], do="make more angles"))
+
+
+def check_scores(x: Any, function: str, *, square: bool = False) -> None:
+    """Raise ``ShapeError`` unless ``x`` is ``[b, h, q, k]``, or ``[b * h, s, s]`` where ``square``."""
+    fits = (x.ndim == 3 and x.shape[1] == x.shape[2]) if square else x.ndim == 4
+    if not fits:
+        wanted = "[b * h, s, s]" if square else "[b, h, q, k]"
+        raise ShapeError(expected(f"scores {wanted}", of=function, got=list(x.shape), do="reshape them"))
+
+
+def check_mask(mask: Any, x: Any, function: str) -> None:
+    """Raise unless ``mask`` is one byte ``[b or 1, 1, q, k]`` for each query and key of the scores ``x``."""
+    if mask.dtype.itemsize != 1:
+        raise DTypeError(expected("uint8", of=f"mask of {function}", got=mask.dtype, do="cast it"))
+    batch, _, queries, keys = x.shape
+    if tuple(mask.shape) not in ((batch, 1, queries, keys), (1, 1, queries, keys)):
+        got = list(mask.shape)
+        raise ShapeError(expected(f"[{batch} or 1, 1, {queries}, {keys}]", of=f"mask of {function}", got=got, do="pass a mask for all heads"))
+
+
+def check_scores_gradient(g: Any, y: Any, function: str) -> None:
+    """Raise unless the gradient ``g`` has the shape and dtype of the softmax results ``y``."""
+    check_gradient(g, y.shape, function)
+    if g.dtype is not y.dtype:
+        raise DTypeError(expected(y.dtype, of=f"the gradient in {function}", got=g.dtype, do="cast one of the two"))
 
 
 def check_lists(tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], function: str, alike: Callable[[Any], Any]) -> None:

@@ -100,6 +100,20 @@ def test_scale_flags_inputs_that_are_not_finite_and_writes_all_the_same(runner: 
     assert flag.item() == flagged and out[1] == 4.0
 
 
+def test_tensors_with_gaps_are_read_and_written_like_others(runner: Runner) -> None:
+    made = [[x.abs() for x in lists((torch.float32,))[0][:1]] for _ in range(4)]
+    apart = [[torch.zeros(3, 10)[:, ::2].t().copy_(x) for x in tensors] for tensors in made]
+    options = {"step": 3, "mode": 1, "bias_correction": 1, **RATES}
+    flag = torch.zeros(1, dtype=torch.int32)
+    for tensors in (made, apart):
+        runner("multi_tensor_adam", chunk_size=64, noop_flag=flag, tensor_lists=tensors, **options)
+        runner("multi_tensor_scale", chunk_size=64, noop_flag=flag, tensor_lists=[tensors[1], tensors[0]], scale=3.0)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(made, apart, strict=True))
+    for x in (made[1], apart[1]):
+        norm, _ = runner("multi_tensor_l2norm", chunk_size=64, noop_flag=flag, tensor_lists=[x], per_tensor_python=False)
+        close(norm, x[0].double().norm()[None], torch.float32, 15)
+
+
 def test_wrong_lists_are_refused(runner: Runner) -> None:
     flag = torch.zeros(1, dtype=torch.int32)
     with pytest.raises(ArgumentError, match="2 lists"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends, runners
+from tex_op_table import close
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError
@@ -52,6 +53,12 @@ SIGNATURES = {
     "get_fused_attn_backend": "*arguments, **named",
     "fused_rope_forward": f"input, {ROPE}",
     "fused_rope_backward": f"output_grads, {ROPE}",
+    "scaled_softmax_forward": "input, scale_factor",
+    "scaled_softmax_backward": "output_grad_, softmax_results_, scale_factor",
+    "scaled_masked_softmax_forward": "input, mask, scale_factor",
+    "scaled_masked_softmax_backward": "output_grad_, softmax_results_, scale_factor",
+    **{f"scaled_{mask}_masked_softmax_forward": "input, scale_factor" for mask in ("upper_triang", "aligned_causal")},
+    **{f"scaled_{mask}_masked_softmax_backward": "output_grads_, softmax_results_, scale_factor" for mask in ("upper_triang", "aligned_causal")},
     "dropout_fwd": "input, dropout_probability, out=None",
     "dropout_bwd": "grad_output, mask, dropout_probability, grad_input=None",
     "fp8_transpose": "input, dtype, *, out",
@@ -154,6 +161,7 @@ ROPE_CALL = {
     "cp_size": 1,
     "cp_rank": 0,
 }
+SCORES_CALL = {"input": torch.zeros(2, 3, 4, 5), "scale_factor": 1.0}
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("swiglu", {"input": torch.zeros(2, 3), "quantizer": None}, ShapeError, "an even last dimension"),
     ("dswiglu", {"grad": torch.zeros(2, 4), "fwd_input": torch.zeros(2, 4), "quantizer": None}, ShapeError, r"shape \[2, 2\] of grad"),
@@ -176,6 +184,22 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("fused_rope_forward", {**ROPE_CALL, "cp_size": 2, "cp_rank": 2}, ArgumentError, "0 <= cp_rank < cp_size"),
     ("fused_rope_forward", {**ROPE_CALL, "input": torch.zeros(4, 1, 8), "qkv_format": 2}, ArgumentError, "cu_seqlens"),
     ("fused_rope_forward", {**ROPE_CALL, "qkv_format": 7}, ArgumentError, "SBHD, BSHD or THD"),
+    ("scaled_softmax_forward", {"input": X, "scale_factor": 1.0}, ShapeError, r"scores \[b, h, q, k\]"),
+    ("scaled_upper_triang_masked_softmax_forward", {"input": torch.zeros(2, 3, 4), "scale_factor": 1.0}, ShapeError, r"\[b \* h, s, s\]"),
+    ("scaled_masked_softmax_forward", {**SCORES_CALL, "mask": torch.zeros(2, 3, 4, 5).byte()}, ShapeError, r"\[2 or 1, 1, 4, 5\] of mask"),
+    ("scaled_masked_softmax_forward", {**SCORES_CALL, "mask": torch.zeros(2, 1, 4, 5)}, DTypeError, "uint8 of mask"),
+    (
+        "scaled_softmax_backward",
+        {"output_grad_": torch.zeros(2, 3, 4, 4), "softmax_results_": SCORES_CALL["input"], "scale_factor": 1.0},
+        ShapeError,
+        r"shape \[2, 3, 4, 5\] of grad",
+    ),
+    (
+        "scaled_softmax_backward",
+        {"output_grad_": SCORES_CALL["input"].half(), "softmax_results_": SCORES_CALL["input"], "scale_factor": 1.0},
+        DTypeError,
+        "of the gradient in scaled_softmax_backward",
+    ),
 ]
 
 
@@ -204,3 +228,18 @@ def test_tokens_beyond_the_last_sequence_are_zero_and_start_positions_apply_to_t
     assert not y[5].any()
     whole = [tex.fused_rope_forward(part[:, None], freqs[s:], None, 0, False, None, 1, 0)[:, 0] for part, s in ((x[:2], 3), (x[2:5], 1))]
     torch.testing.assert_close(y[:5], torch.cat(whole), rtol=0, atol=0)
+
+
+@on_backends("fused_rope_forward", "fused_rope_backward")
+@pytest.mark.parametrize(("function", "argument"), [("fused_rope_forward", "input"), ("fused_rope_backward", "output_grads")])
+def test_rope_takes_heads_cut_out_of_a_packed_tensor_and_quantized_ones(runner: Runner, function: str, argument: str) -> None:
+    call = {**{name: value for name, value in ROPE_CALL.items() if name != "input"}, "freqs": torch.rand(4, 1, 1, 8)}
+    packed = torch.randn(4, 2, 3, 5, 8, generator=torch.Generator().manual_seed(2))
+    for x in (packed[:, :, 1], packed[:, :, 0, 1:3], packed.transpose(-1, -2)[:, :, 0, :, 1:].transpose(-1, -2), packed[:, :, 0, ::2]):
+        y, same = (runner(function, **{argument: given}, **call) for given in (x, x.contiguous()))
+        assert y.is_contiguous()
+        close(y, same.double(), torch.float32)
+    quantized = REFERENCE("quantize", tensor=packed[:, :, 0].contiguous(), quantizer=Float8Quantizer(torch.ones(1), None, DType.kFloat8E4M3))
+    value = REFERENCE("dequantize", input=quantized, otype=torch.float32)
+    y, same = (runner(function, **{argument: given}, **call) for given in (quantized, value))
+    close(y, same.double(), torch.float32)

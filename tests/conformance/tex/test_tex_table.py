@@ -10,6 +10,7 @@ import tex_table_misc  # noqa: F401
 import tex_table_norm  # noqa: F401
 import tex_table_pointwise  # noqa: F401
 import tex_table_rope  # noqa: F401
+import tex_table_softmax  # noqa: F401
 import torch
 from tex_backends import REFERENCE, Runner, runners
 from tex_op_table import TABLE, Record, check, close

@@ -26,6 +26,11 @@ static std::int64_t total_elements(const std::vector<TensorView>& tensors, const
     return count;
 }
 
+static std::string layout(const StridedView& x) {
+    check_rows_contiguous(x, "x");
+    return x.shape_text() + " " + std::to_string(x.strides[0]) + " " + std::to_string(*x.as<float>());
+}
+
 static std::string describe(DType dtype, Scalar scale, bool flag, int number, const std::string& text) {
     return std::string(name_of(dtype)) + " " + std::to_string(scale.value) + (flag ? " yes " : " no ") + std::to_string(number) + " " + text;
 }
@@ -35,6 +40,7 @@ static void refuse() { throw ArgumentError(expected("nothing", "refuse", "a call
 FUSIBLE_MODULE(awesome, m) {
     m.def("awesomelu", wrap(awesomelu));
     m.def("total_elements", wrap(total_elements));
+    m.def("layout", wrap(layout));
     m.def("describe", wrap(describe));
     m.def("refuse", wrap(refuse));
 }
@@ -60,6 +66,16 @@ def test_lists_and_optional_tensors_cross(awesome: ModuleType) -> None:
     assert awesome.total_elements((), torch.ones(5)) == 5
     with pytest.raises(DTypeError, match="Expected a list of tensors of argument 1, got 'Tensor'"):
         awesome.total_elements(torch.ones(3), None)
+
+
+def test_a_tensor_with_gaps_crosses_where_it_is_asked_for(awesome: ModuleType) -> None:
+    x = torch.arange(24.0).view(4, 6)
+    assert awesome.layout(x[1:, 2:5]) == "[3, 3] 6 8.000000"
+    assert awesome.layout(x[:, 2:3].t()[:, :1]) == "[1, 1] 1 2.000000"
+    with pytest.raises(ArgumentError, match="Expected neighbouring elements in the last dimension of x, got a stride of 6"):
+        awesome.layout(x.t())
+    with pytest.raises(DTypeError, match="Expected a tensor of argument 1, got 'list'"):
+        awesome.layout([1.0])
 
 
 def test_dtypes_scalars_and_plain_values_cross(awesome: ModuleType) -> None:

@@ -13,12 +13,13 @@ from fusible.tex.interface.prim import Prim
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.rope import Rope
+from fusible.tex.interface.softmax import Softmax
 from fusible.tex.interface.transpose import Transpose
 
 __all__ = ["TEXBackendBase"]
 
 
-class TEXBackendBase(Activation, Attention, Dropout, GEMM, Normalization, Optimizer, Prim, Quantize, Recipe, Rope, Transpose):
+class TEXBackendBase(Activation, Attention, Dropout, GEMM, Normalization, Optimizer, Prim, Quantize, Recipe, Rope, Softmax, Transpose):
     """A provider of tex functions.
 
     ``NAME`` is matched without regard to case; the highest ``PRIORITY`` that serves a call wins; ``REFERENCE`` marks the backend that comes

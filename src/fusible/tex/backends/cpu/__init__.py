@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,10 @@ from fusible import cpp_extensions
 from fusible.tex.backends.cpu.activation import ActivationKernels
 from fusible.tex.backends.cpu.gemm import GemmKernels
 from fusible.tex.backends.cpu.normalization import NormalizationKernels
+from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
+from fusible.tex.backends.cpu.rope import RopeKernels
+from fusible.tex.backends.cpu.softmax import SoftmaxKernels
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.registry import registry
@@ -21,7 +25,9 @@ _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 @registry.register_backend
-class CpuBackend(ActivationKernels, GemmKernels, NormalizationKernels, QuantizeKernels, TEXBackendBase):
+class CpuBackend(
+    ActivationKernels, GemmKernels, NormalizationKernels, OptimizerKernels, QuantizeKernels, RopeKernels, SoftmaxKernels, TEXBackendBase
+):
     """C++ kernels for AVX2, AVX-512 and plain C++, chosen at run time."""
 
     NAME = "cpu"
@@ -47,8 +53,22 @@ def _refused_kind(request: Request) -> str | None:
         if not isinstance(kind, tuple):
             if name == "quantizer" and kind is not None:
                 return f"serves Float8 quantizers, and {name} is a {kind}"
-        elif len(kind) == 3 and kind[0] not in ("delayed", "current", "float8"):
-            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
-        elif len(kind) == 2 and kind[1] not in _READS and not (request.function == "fp8_transpose" and kind[1] is torch.uint8):
-            return f"reads float32, bfloat16 and float16, and {name} is {kind[1]}"
+            continue
+        for part in _parts(kind):
+            if len(part) == 3 and part[0] not in ("delayed", "current", "float8"):
+                return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
+            if len(part) == 3 and name == "tensor_lists":
+                return f"reads plain tensors, and {name} has a {part[0]} one"
+            if len(part) == 2 and part[1] not in _READS and not (request.function == "fp8_transpose" and part[1] is torch.uint8):
+                return f"reads float32, bfloat16 and float16, and {name} is {part[1]}"
     return None
+
+
+def _parts(kind: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The kinds of the tensors in a list of them, however nested; a single tensor's own."""
+    if kind and isinstance(kind[0], str):
+        yield kind
+        return
+    for part in kind:
+        if isinstance(part, tuple):
+            yield from _parts(part)

@@ -1,4 +1,4 @@
-"""Operands as the kernels read them: contiguous tensors of wide floats."""
+"""Operands as the kernels read them: tensors of wide floats."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from torch import Tensor
 from fusible.tex.backends.cpu.quantize import dequantize
 from fusible.tex.protocol import is_quantized
 
-__all__ = ["plain"]
+__all__ = ["plain", "unquantized"]
 
 
 def plain(x: Any) -> Tensor:
-    """``x`` contiguous, or its value in its nominal dtype where it is quantized."""
-    return dequantize(x, x._dtype or torch.float32) if is_quantized(x) else x.contiguous()
+    """``unquantized(x)``, contiguous."""
+    return unquantized(x).contiguous()
+
+
+def unquantized(x: Any) -> Tensor:
+    """``x`` itself, or its value in its nominal dtype where it is quantized."""
+    return dequantize(x, x._dtype or torch.float32) if is_quantized(x) else x

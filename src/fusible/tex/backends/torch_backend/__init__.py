@@ -18,6 +18,7 @@ from fusible.tex.backends.torch_backend.prim import PrimKernels
 from fusible.tex.backends.torch_backend.quantize import QuantizeKernels
 from fusible.tex.backends.torch_backend.recipe import RecipeKernels
 from fusible.tex.backends.torch_backend.rope import RopeKernels
+from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
 from fusible.tex.checks import refused_kind
 from fusible.tex.interface.base import TEXBackendBase
@@ -68,6 +69,7 @@ class TorchBackend(
     QuantizeKernels,
     RecipeKernels,
     RopeKernels,
+    SoftmaxKernels,
     TransposeKernels,
     TEXBackendBase,
 ):

@@ -19,6 +19,7 @@ from fusible.tex.backends.xla.prim import PrimKernels
 from fusible.tex.backends.xla.quantize import QuantizeKernels
 from fusible.tex.backends.xla.recipe import RecipeKernels
 from fusible.tex.backends.xla.rope import RopeKernels
+from fusible.tex.backends.xla.softmax import SoftmaxKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
 from fusible.tex.checks import refused_kind
 from fusible.tex.interface.base import TEXBackendBase
@@ -43,6 +44,7 @@ class XlaBackend(
     QuantizeKernels,
     RecipeKernels,
     RopeKernels,
+    SoftmaxKernels,
     TransposeKernels,
     TEXBackendBase,
 ):

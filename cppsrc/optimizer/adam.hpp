@@ -1,0 +1,85 @@
+// One step of Adam (Kingma & Ba 2015) or AdamW (Loshchilov & Hutter 2019) on a run of elements, in fp32.
+//
+// Operands come in any mix of types: a block of each that is not fp32 passes through a buffer in the first-level cache, so that there is one
+// kernel for all.
+#pragma once
+
+#include "cast/emit.hpp"
+#include "optimizer/kernels.hpp"
+#include "simd/each.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+constexpr std::size_t kAdamBlock = 512;
+
+/// Sizes and conversions by the index of a type.
+constexpr std::size_t kSizes[kSources] = {4, 2, 2};
+
+/// A block of an operand as fp32: where it lies, or in a buffer.
+class Block {
+  public:
+    Block(const void* data, int type, std::size_t begin)
+        : at_(const_cast<char*>(static_cast<const char*>(data)) + begin * kSizes[type]), type_(type) {}
+
+    float* values() { return type_ == 0 ? reinterpret_cast<float*>(at_) : buffer_; }
+
+    float* read(std::int64_t count) {
+        if (type_ == 1) load_run(reinterpret_cast<const f16*>(at_), buffer_, count);
+        if (type_ == 2) load_run(reinterpret_cast<const bf16*>(at_), buffer_, count);
+        return values();
+    }
+
+    void write(const float* values, std::int64_t count) {
+        if (type_ == 1) store_run(values, reinterpret_cast<f16*>(at_), count);
+        if (type_ == 2) store_run(values, reinterpret_cast<bf16*>(at_), count);
+        if (type_ == 0 && values != reinterpret_cast<float*>(at_)) store_run(values, reinterpret_cast<float*>(at_), count);
+    }
+
+  private:
+    char* at_;
+    int type_;
+    alignas(64) float buffer_[kAdamBlock];
+};
+
+/// Without decay no weight is read into the sums: an infinite one must not make them NaN.
+template <Decay D>
+inline void adam_block(const float* gradient, float* weight, float* first, float* second, std::int64_t count, const AdamStep& step) {
+    each_vector(count, [=](std::int64_t i, auto lanes) {
+        const F32 w = load(weight + i, lanes);
+        F32 g = load(gradient + i, lanes);
+        if constexpr (D == Decay::Gradient) g = fma(splat(step.weight_decay), w, g);
+        const F32 m = fma(splat(step.one_minus_beta1), g, mul(splat(step.beta1), load(first + i, lanes)));
+        const F32 v = fma(mul(splat(step.one_minus_beta2), g), g, mul(splat(step.beta2), load(second + i, lanes)));
+        const F32 root = add(sqrt(mul(v, splat(step.correction2))), splat(step.epsilon));
+        F32 update = div(mul(m, splat(step.correction1)), root);
+        if constexpr (D == Decay::Update) update = fma(splat(step.weight_decay), w, update);
+        store(first + i, m, lanes);
+        store(second + i, v, lanes);
+        store(weight + i, sub(w, mul(splat(step.lr), update)), lanes);
+    });
+}
+
+template <Decay D>
+void adam(const AdamRun& run, std::size_t count, const AdamStep& step) {
+    for (std::size_t begin = 0; begin < count; begin += kAdamBlock) {
+        const auto length = static_cast<std::int64_t>(count - begin < kAdamBlock ? count - begin : kAdamBlock);
+        Block gradient(run.gradient, run.gradient_type, begin);
+        Block weight(run.weight, run.weight_type, begin);
+        Block first(run.first, run.first_type, begin);
+        Block second(run.second, run.second_type, begin);
+        float* const w = weight.read(length);
+        float* const m = first.read(length);
+        float* const v = second.read(length);
+        adam_block<D>(gradient.read(length), w, m, v, length, step);
+        weight.write(w, length);
+        first.write(m, length);
+        second.write(v, length);
+        if (run.copy != nullptr) Block(run.copy, run.copy_type, begin).write(w, length);
+    }
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

@@ -1,0 +1,56 @@
+// The optimizer's kernels as a table of functions, one table a level. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cast/kernels.hpp"
+#include "runtime/tables.hpp"
+
+namespace fusible {
+
+/// What weight decay is added to: the gradient (L2) or the update (AdamW).
+enum class Decay : int { Nothing, Gradient, Update };
+
+/// The numbers of one step of Adam. The corrections are the inverses of 1 - beta^step.
+struct AdamStep {
+    float lr;
+    float beta1;
+    float beta2;
+    float one_minus_beta1;
+    float one_minus_beta2;
+    float epsilon;
+    float correction1;
+    float correction2;
+    float weight_decay;
+};
+
+/// A run of elements of one parameter; types are indices of a source type.
+struct AdamRun {
+    const void* gradient;
+    void* weight;  // read and written
+    void* first;
+    void* second;
+    void* copy;  // written as the weight is, or null
+    int gradient_type;
+    int weight_type;
+    int first_type;
+    int second_type;
+    int copy_type;
+};
+
+struct OptimizerKernels {
+    /// By what weight decay is added to.
+    void (*adam[3])(const AdamRun& run, std::size_t count, const AdamStep& step);
+    /// By source type: the sum of the squares, in double.
+    double (*sum_of_squares[kSources])(const void* source, std::size_t count);
+    /// By source type and type of the output: out = source * scale; returns the bits of max |source|, +inf and NaN above every finite number.
+    std::int32_t (*scale[kSources][kSources])(const void* source, void* out, std::size_t count, float scale);
+};
+
+FUSIBLE_DECLARE_TABLES(OptimizerKernels, optimizer_kernels)
+
+/// The table of the level in force.
+const OptimizerKernels& optimizer_kernels();
+
+}  // namespace fusible

@@ -1,0 +1,68 @@
+"""Optimizer kernels over lists of tensors, compiled: all tensors of a call are split over the threads together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+from fusible.tex.checks import adam_corrections, check_lists
+from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.optimizer import Optimizer
+
+__all__ = ["OptimizerKernels"]
+
+
+class OptimizerKernels(Optimizer):
+    def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
+        check_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel)
+        inputs, outputs = tensor_lists
+        written = _Written(outputs)
+        if not native.multi_tensor_scale(_contiguous(inputs), written.tensors, scale):
+            noop_flag.fill_(1)
+        written.copy_back()
+
+    def multi_tensor_l2norm(
+        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
+    ) -> tuple[Any, Any]:
+        check_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel)
+        total, each = native.multi_tensor_l2norm(_contiguous(tensor_lists[0]))
+        norm = torch.tensor([total], dtype=torch.float64).float()
+        if not norm.isfinite():
+            noop_flag.fill_(1)
+        return norm, torch.tensor(each if per_tensor_python else [], dtype=torch.float64).float()
+
+    @by_name
+    def multi_tensor_adam(self, call: Any) -> None:
+        check_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel)
+        corrections = adam_corrections(call.mode, call.bias_correction, call.step, call.beta1, call.beta2)
+        gradients, *states = call.tensor_lists
+        written = [_Written(tensors) for tensors in states]
+        lists = [state.tensors for state in written]
+        weights, first, second, masters = lists if len(lists) == 4 else [*lists, []]
+        native.multi_tensor_adam(
+            _contiguous(gradients), weights, first, second, masters, call.lr, call.beta1, call.beta2, call.epsilon, *corrections, call.mode == 1,
+            call.weight_decay,
+        )  # fmt: skip
+        for state in written:
+            state.copy_back()
+
+
+def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [x if x.is_contiguous() else x.detach().contiguous() for x in tensors]
+
+
+class _Written:
+    """Tensors that a kernel writes, or contiguous copies of those that are not contiguous, which go back afterwards."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._given = tensors
+        self.tensors = _contiguous(tensors)
+
+    def copy_back(self) -> None:
+        for given, written in zip(self._given, self.tensors, strict=True):
+            if not given.is_contiguous():
+                given.detach().copy_(written)

@@ -1,0 +1,45 @@
+"""Rotary position embedding by the compiled kernels: heads are read where they lie, be it in a packed qkv tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+from fusible.tex.backends.cpu.operands import unquantized
+from fusible.tex.checks import check_rope
+from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.rope import Rope
+
+__all__ = ["RopeKernels"]
+
+_SBHD, _THD = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
+
+
+class RopeKernels(Rope):
+    @by_name
+    def fused_rope_forward(self, call: Any) -> Any:
+        return _rope(call, call.input, "fused_rope_forward", backward=False)
+
+    @by_name
+    def fused_rope_backward(self, call: Any) -> Any:
+        return _rope(call, call.output_grads, "fused_rope_backward", backward=True)
+
+
+def _rope(call: Any, input: Any, function: str, *, backward: bool) -> Tensor:
+    x, layout = unquantized(input), int(call.qkv_format)
+    check_rope(x, call.freqs, layout, call.cu_seqlens, call.cp_size, call.cp_rank, function, torch.float32)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    cu_seqlens = _int32(call.cu_seqlens) if layout == _THD else None
+    start, freqs = _int32(call.start_positions), call.freqs.contiguous()
+    native.rope(x, out, freqs, layout == _SBHD, call.interleaved, backward, start, cu_seqlens, call.cp_size, call.cp_rank)
+    return out
+
+
+def _int32(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(torch.int32).contiguous()

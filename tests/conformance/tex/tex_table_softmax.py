@@ -1,0 +1,111 @@
+"""Records of the softmax of attention scores, the masks written out element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from tex_op_table import Output, Sample, random, record, strided
+from torch import Tensor
+
+SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5))
+"""``[b, h, q, k]``."""
+
+SQUARE = ((3, 5, 5), (1, 1, 1), (2, 33, 33), (0, 4, 4))
+ALIGNED = (*SHAPES, (1, 2, 7, 4), (2, 1, 4, 9))
+
+
+def softmax(x: Tensor, scale: float, hidden: Tensor) -> Tensor:
+    """Of what is not ``hidden``, which is 0; a sum over rows of it, not a call of softmax."""
+    powers = torch.exp(x.double() * scale).masked_fill(hidden, 0)
+    total = powers.sum(-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1)
+
+
+def hidden_by_causality(shape: tuple[int, ...]) -> Tensor:
+    """Row by row: query i sees keys j <= i + k - q."""
+    queries, keys = shape[-2:]
+    rows = [[j > i + keys - queries for j in range(keys)] for i in range(queries)]
+    return torch.tensor(rows, dtype=torch.bool).reshape(queries, keys).expand(shape)
+
+
+def nothing_hidden(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape, dtype=torch.bool)
+
+
+def masks(generator: torch.Generator, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """Of every batch entry and of all; 1 alone masks; one row is masked throughout."""
+    batch, _, queries, keys = shape
+    for count in {batch, 1} - {0}:
+        mask = torch.randint(0, 3, (count, 1, queries, keys), generator=generator, dtype=torch.uint8)
+        mask[:, :, 1] = 1
+        yield mask
+
+
+def forward(name: str, x: Tensor, scale: float, hidden: Tensor, **more: Tensor) -> Sample:
+    y = softmax(x, scale, hidden)
+    # The exponent's error, |score| eps, is relative to y; scores here are below 8.
+    arguments = {"input": x, **more, "scale_factor": scale}
+    return Sample(f"{name}{list(x.shape)}", arguments, (Output(None, y, x.dtype, x.shape[-1], 1.0),))
+
+
+def backward(argument: str, generator: torch.Generator, dtype: torch.dtype, shape: tuple[int, ...], hidden: Tensor) -> Iterator[Sample]:
+    y = softmax(random(generator, shape, torch.float32), 1.0, hidden).to(dtype)
+    g = random(generator, shape, dtype)
+    wide, visible = y.double(), g.double().masked_fill(hidden, 0)
+    dx = 0.7 * wide * (visible - (wide * visible).sum(-1, keepdim=True))
+    arguments = {argument: g, "softmax_results_": y, "scale_factor": 0.7}
+    yield Sample(str(list(shape)), arguments, (Output(None, dx, dtype, shape[-1], 8.0),))
+
+
+@record("scaled_softmax_forward")
+def scaled(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in SHAPES:
+        yield forward("", random(generator, shape, dtype), 0.5, nothing_hidden(shape))
+    x = strided(generator, (2, 3, 4, 5), dtype)
+    yield forward("strided", x, -1.5, nothing_hidden(x.shape))
+
+
+@record("scaled_masked_softmax_forward")
+def masked(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in SHAPES:
+        for mask in masks(generator, shape):
+            yield forward(f"mask {len(mask)} of ", random(generator, shape, dtype), 1.5, (mask == 1).expand(shape), mask=mask)
+
+
+@record("scaled_upper_triang_masked_softmax_forward")
+def upper_triangular(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in SQUARE:
+        yield forward("", random(generator, shape, dtype), 0.5, hidden_by_causality(shape))
+
+
+@record("scaled_aligned_causal_masked_softmax_forward")
+def aligned(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in ALIGNED:
+        yield forward("", random(generator, shape, dtype), 0.5, hidden_by_causality(shape))
+
+
+@record("scaled_softmax_backward")
+def scaled_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in SHAPES:
+        yield from backward("output_grad_", generator, dtype, shape, nothing_hidden(shape))
+
+
+@record("scaled_masked_softmax_backward")
+def masked_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in SHAPES:
+        for mask in masks(generator, shape):
+            hidden = (mask == 1).expand(shape)
+            yield from backward("output_grad_", generator, dtype, shape, hidden)
+
+
+@record("scaled_upper_triang_masked_softmax_backward")
+def upper_triangular_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in SQUARE:
+        yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
+
+
+@record("scaled_aligned_causal_masked_softmax_backward")
+def aligned_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in ALIGNED:
+        yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))

@@ -1,0 +1,39 @@
+// The optimizer's passes over lists of tensors of several sizes and types.
+#include "optimizer/optimizer.hpp"
+#include "sanitized.hpp"
+
+namespace fusible {
+
+namespace {
+
+constexpr std::int64_t kCounts[] = {0, 1, 15, 16, 255, 257, 513, 16 * 1024 + 3};
+
+struct List {
+    explicit List(DType dtype) {
+        for (const std::int64_t count : kCounts) {
+            buffers.emplace_back(dtype, 1, count);
+            views.push_back(buffers.back().view);
+        }
+    }
+
+    std::vector<Buffer> buffers;
+    TensorList views;
+};
+
+void exercise(DType a, DType b, bool decoupled) {
+    const List g(a), p(b), m(a), v(b), master(DType::Float32);
+    multi_tensor_adam(g.views, p.views, m.views, v.views, {}, 0.1, 0.9, 0.95, 1e-8, 0.5, 0.5, decoupled, 0.1, 2);
+    multi_tensor_adam(g.views, p.views, m.views, v.views, master.views, 0.1, 0.9, 0.95, 1e-8, 0.5, 0.5, decoupled, 0.0, 2);
+    multi_tensor_scale(g.views, p.views, 0.3, 2);
+    multi_tensor_l2norm(g.views, 2);
+}
+
+const Drive driver([] {
+    for (const DType a : {DType::Float32, DType::Float16, DType::BFloat16})
+        for (const DType b : {DType::Float32, DType::Float16, DType::BFloat16})
+            for (const bool decoupled : {false, true}) exercise(a, b, decoupled);
+});
+
+}  // namespace
+
+}  // namespace fusible
