@@ -10,57 +10,72 @@ namespace FUSIBLE_LEVEL {
 namespace {
 
 template <class S>
-inline void read_run(const S* source, std::int64_t count, float* out) {
-    std::int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) store(out + i, load(source + i));
-    for (; i < count; ++i) out[i] = to_float(source[i]);
+inline F32 read_vector(const void* source, std::int64_t at, int count) {
+    const S* from = static_cast<const S*>(source) + at;
+    return count == kLanes ? load(from) : load_first(from, static_cast<std::size_t>(count));
 }
 
-/// Elements of a wide kind that begin at `offset`, as floats.
-inline void read_run(int kind, const void* source, std::int64_t offset, std::int64_t count, float* out) {
-    if (kind == 0) return read_run(static_cast<const float*>(source) + offset, count, out);
-    if (kind == 1) return read_run(static_cast<const f16*>(source) + offset, count, out);
-    read_run(static_cast<const bf16*>(source) + offset, count, out);
+template <class S>
+inline void write_vector(void* out, std::int64_t at, F32 value, int count) {
+    S* to = static_cast<S*>(out) + at;
+    if (count == kLanes)
+        store(to, value);
+    else
+        store_first(to, value, static_cast<std::size_t>(count));
 }
 
-/// values[i] = step(i, values[i]) over a row of a tile, in whole vectors: the sums are padded to them.
-template <class Step>
-inline void for_vectors(float* values, int count, const Step& step) {
-    for (int i = 0; i < count; i += kLanes) store(values + i, step(i, load(values + i)));
+/// `count` <= kLanes elements of a wide kind, as floats.
+inline F32 read_vector(int kind, const void* source, std::int64_t at, int count) {
+    if (kind == 2) return read_vector<bf16>(source, at, count);
+    return kind == 0 ? read_vector<float>(source, at, count) : read_vector<f16>(source, at, count);
 }
 
-/// One row of a tile, up to kTile values.
-inline void finish_row(const Epilogue& e, float* values, int count, std::int64_t row, std::int64_t col) {
-    alignas(64) float other[kTile] = {};
-    const std::int64_t offset = row * e.out.cols + col;
-    const F32 scale = splat(e.scale);
-    for_vectors(values, count, [&](int, F32 v) { return mul(v, scale); });
-    if (e.beta != 0.0f) {
-        read_run(e.addend_kind, e.addend, offset, count, other);
-        for_vectors(values, count, [&](int i, F32 v) { return fma(splat(e.beta), load(other + i), v); });
+inline void write_vector(int kind, void* out, std::int64_t at, F32 value, int count) {
+    if (kind == 2) return write_vector<bf16>(out, at, value, count);
+    kind == 0 ? write_vector<float>(out, at, value, count) : write_vector<f16>(out, at, value, count);
+}
+
+/// The result for `count` sums that belong at (row, col).
+inline F32 finish_vector(const Epilogue& e, F32 sum, std::int64_t row, std::int64_t col, int count) {
+    const std::int64_t at = row * e.out.cols + col;
+    F32 value = mul(sum, splat(e.scale));
+    if (e.beta != 0.0f) value = fma(splat(e.beta), read_vector(e.addend_kind, e.addend, at, count), value);
+    if (e.bias != nullptr) value = add(value, read_vector(e.bias_kind, e.bias, col, count));
+    if (e.gelu == GeluStep::None) return value;
+    if (e.gelu == GeluStep::Multiply) return mul(value, Gelu::slope(read_vector(e.pre_kind, e.pre, at, count)));
+    if (e.pre != nullptr) write_vector(e.pre_kind, e.pre, at, value, count);
+    return Gelu::value(value);
+}
+
+/// Calls `put(c, value, count)` for the vectors of a row of sums. What is read beyond the row is within the sums, which are whole vectors wide.
+template <class Put>
+inline void finish_row(const Epilogue& e, const float* sums, std::int64_t row, std::int64_t col, int cols, const Put& put) {
+    int c = 0;
+    for (; c + kLanes <= cols; c += kLanes) put(c, finish_vector(e, load(sums + c), row, col + c, kLanes), kLanes);
+    if (c < cols) put(c, finish_vector(e, load(sums + c), row, col + c, cols - c), cols - c);
+}
+
+/// Wide results, straight from the registers.
+inline void finish_wide(const Epilogue& e, const FinishedBlock& b) {
+    for (int r = 0; r < b.rows; ++r) {
+        const std::int64_t at = (b.row + r) * e.out.cols + b.col;
+        finish_row(e, b.sums + r * b.sums_stride, b.row + r, b.col, b.cols,
+                   [&](int c, F32 value, int count) { write_vector(e.out.kind, e.out.data, at + c, value, count); });
     }
-    if (e.bias != nullptr) {
-        read_run(e.bias_kind, e.bias, col, count, other);
-        for_vectors(values, count, [&](int i, F32 v) { return add(v, load(other + i)); });
-    }
-    if (e.gelu == GeluStep::None) return;
-    if (e.gelu == GeluStep::Multiply) {
-        read_run(e.pre_kind, e.pre, offset, count, other);
-        for_vectors(values, count, [&](int i, F32 v) { return mul(v, Gelu::slope(load(other + i))); });
-        return;
-    }
-    if (e.pre != nullptr) emit_run(Output{e.pre_kind, e.pre, nullptr, e.out.rows, e.out.cols, 1.0f}, values, offset, count);
-    for_vectors(values, count, [&](int, F32 v) { return Gelu::value(v); });
 }
 
 inline std::int32_t finish_block(const Epilogue& e, const FinishedBlock& b) {
+    if (e.out.kind < kWideKinds && b.column_sums == nullptr) return finish_wide(e, b), 0;
     std::int32_t amax = 0;
     for (int r = 0; r < b.rows; r += kTile) {
         const int rows = b.rows - r < kTile ? b.rows - r : kTile;
         for (int c = 0; c < b.cols; c += kTile) {
             const int cols = b.cols - c < kTile ? b.cols - c : kTile;
             float* const tile = b.sums + r * b.sums_stride + c;
-            for (int i = 0; i < rows; ++i) finish_row(e, tile + i * b.sums_stride, cols, b.row + r + i, b.col + c);
+            for (int i = 0; i < rows; ++i) {
+                float* const row = tile + i * b.sums_stride;
+                finish_row(e, row, b.row + r + i, b.col + c, cols, [&](int at, F32 value, int) { store(row + at, value); });
+            }
             const std::int32_t found = emit_tile(e.out, tile, b.sums_stride, b.row + r, b.col + c, rows, cols, b.column_sums);
             amax = found > amax ? found : amax;
         }

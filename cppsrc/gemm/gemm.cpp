@@ -19,7 +19,8 @@ namespace {
 constexpr std::int64_t kMaxBlockRows = 192;    // of a task
 constexpr std::int64_t kRowStep = 12;          // a multiple of every level's tile
 constexpr std::int64_t kSumsCols = 256;        // of the sums that a task has in cache
-constexpr std::int64_t kMaxDepth = 2048;       // elements packed at once: a left block stays in the second cache
+constexpr std::int64_t kMaxDepth = 4096;       // elements packed at once
+constexpr std::int64_t kLeftUnits = 192 * 1024;  // of the packed left block, which stays in the second cache: 768 KiB
 constexpr std::int64_t kRightUnits = 1 << 20;  // of the packed right operand: 4 MiB
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
@@ -47,8 +48,9 @@ struct Product {
 };
 
 /// Blocks of one size and even in number, for two threads or four. It follows from the sizes alone, so that a sum of columns has one order.
-std::int64_t block_rows_for(std::int64_t rows, bool transposes) {
-    const std::int64_t blocks = rows <= kMaxBlockRows / 2 ? 1 : 2 * ((rows + 2 * kMaxBlockRows - 1) / (2 * kMaxBlockRows));
+std::int64_t block_rows_for(std::int64_t rows, std::int64_t depth, bool transposes) {
+    const std::int64_t most = std::min(kMaxBlockRows, kLeftUnits / std::clamp<std::int64_t>(depth / 2, 1, kMaxDepth / 2));
+    const std::int64_t blocks = rows <= most / 2 ? 1 : 2 * ((rows + 2 * most - 1) / (2 * most));
     return round_up(std::max<std::int64_t>(1, (rows + blocks - 1) / blocks), transposes ? kTile : kRowStep);
 }
 
@@ -228,7 +230,7 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
                             pre_gelu ? source_index(*pre_gelu, "pre_gelu") : 0,
                             out};
     const auto work = static_cast<std::size_t>(rows * cols) * static_cast<std::size_t>(depth) / 16;
-    const std::int64_t block_rows = block_rows_for(rows, dst_transposed.has_value());
+    const std::int64_t block_rows = block_rows_for(rows, depth, dst_transposed.has_value());
     Product product{kernels_for(a.kind, b.kind), a, b, rows, cols, depth, block_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
     std::vector<float> sums(column_sums ? static_cast<std::size_t>(product.row_blocks() * cols) : 0, 0.0f);
     product.column_sums = column_sums ? sums.data() : nullptr;

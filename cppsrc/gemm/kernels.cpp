@@ -11,8 +11,15 @@ namespace FUSIBLE_LEVEL {
 
 namespace {
 
-/// Units of the right operand's panel that are used again and again from the first cache: 32 KiB.
-constexpr std::int64_t kSlab = 32 * 1024 / (kPanel * 4);
+/// Units of the right operand's panel that are used again and again from the nearest caches: 64 KiB.
+constexpr std::int64_t kSlab = 64 * 1024 / (kPanel * 4);
+
+/// Fetches the part [r, r + kRows) / rows of the slab that comes after this one: from the third cache it would come too late for the first tile.
+inline void prefetch_part(const std::int32_t* next, std::int64_t units, int r, int rows) {
+    constexpr int kLine = 64 / sizeof(std::int32_t);
+    const std::int64_t count = units * kPanel;
+    for (std::int64_t i = count * r / rows / kLine * kLine; i < count * (r + kRows) / rows; i += kLine) __builtin_prefetch(next + i, 0, 2);
+}
 
 void multiply(const Block& b) {
     for (int p = 0; p < b.panels; ++p) {
@@ -22,6 +29,7 @@ void multiply(const Block& b) {
             const std::int32_t* right = b.right + p * b.panel_stride + u * kPanel;
             const bool add_to = b.add_to || u > 0;
             for (int r = 0; r < b.rows; r += kRows) {
+                prefetch_part(right + depth * kPanel, depth, r, b.rows);
                 const Left left{b.left + r * b.row_stride + u * b.unit_stride, b.row_stride, b.unit_stride};
                 const int height = b.rows - r < kRows ? b.rows - r : kRows;
                 multiply_last(height, left, right, depth, b.sums + r * b.sums_stride + p * kPanel, b.sums_stride, add_to);

@@ -11,6 +11,9 @@ namespace {
 /// Elements of the contracted dimension in a vector of units.
 constexpr int kRun = kDepth * kLanes;
 
+/// Rows that are fetched ahead of the ones being packed.
+constexpr int kAhead = 16;
+
 /// Zeros that stand for elements beyond an operand.
 template <class S>
 struct Padded {
@@ -50,6 +53,8 @@ void pack_across(const void* untyped, std::int64_t stride, std::int64_t depth, s
         std::int32_t* to = out + u * out_stride;
         std::int64_t j = 0;
         for (; j + kLanes <= width; j += kLanes) {
+            // Short pieces of rows far apart: a CPU does not see by itself which comes next.
+            for (int d = 0; d < kDepth; ++d) __builtin_prefetch(first + (kAhead + d) * stride + j);
             const S* rows[kDepth];
             for (int d = 0; d < kDepth; ++d) rows[d] = d == 0 || whole ? first + d * stride + j : zeros.at;
             store_units(to + j, units_across(rows));

@@ -45,7 +45,10 @@ inline void multiply_tile(const Left& left, const std::int32_t* right, std::int6
         unit += left.unit_stride;
         right += kPanel;
     }
+    // Unrolled, or the sums would go through memory on their way.
+#pragma GCC unroll 16
     for (int r = 0; r < kHeight; ++r)
+#pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) {
             float* const at = sums + r * stride + v * kLanes;
             store(at, add_to ? add(load(at), sum[r][v]) : sum[r][v]);

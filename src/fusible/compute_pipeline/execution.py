@@ -8,7 +8,7 @@ from typing import Any
 
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan, Segment
-from fusible.nvte import Pass, Tensor, Type, cast, set_execution_state
+from fusible.nvte import KVCache, Pass, Tensor, Type, cast, set_execution_state
 from fusible.ops import Context, Op
 
 __all__ = ["BackwardResult", "ForwardResult", "quantize_args", "run_backward", "run_forward", "run_inference"]
@@ -69,11 +69,13 @@ def run_forward(
     return ForwardResult(x, contexts, state.amaxes)
 
 
-def run_inference(plan: Plan, x: Tensor, args: Sequence[Tensor], given: Mapping[str, Any], scales: Mapping[str, Any]) -> Tensor:
-    """The inference pass of the whole plan."""
+def run_inference(
+    plan: Plan, x: Tensor, args: Sequence[Tensor], given: Mapping[str, Any], scales: Mapping[str, Any], caches: Mapping[int, KVCache] | None = None
+) -> Tensor:
+    """The inference pass of the whole plan. ``caches``: of the ops that go on from one, by position; they are used up."""
     ops = _with_args(plan, 0, len(plan.ops), args)
     sides: dict[str, list[Any]] = {}
-    former = set_execution_state(Pass("inference", scales))
+    former = set_execution_state(Pass("inference", scales, caches))
     try:
         for group in plan.inference:
             members = ops[group.start : group.stop]

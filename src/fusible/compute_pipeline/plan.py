@@ -63,6 +63,8 @@ class Plan:
     segments: tuple[Segment, ...]
     given: tuple[str, ...]
     state: StateLayout
+    caches: tuple[tuple[int, int, int], ...]
+    """``(position, groups, width)`` of each op that can go on from a cache of keys and values."""
     out_width: int
 
 
@@ -91,6 +93,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         segments=_segments(bound, forward, backward, state, request.whole),
         given=_given(bound),
         state=state,
+        caches=tuple((op.position, *op.cached) for op in bound if op.cached),
         out_width=width,
     )
 

@@ -56,6 +56,7 @@ from fusible.nvte.elementwise import add, concatenate, dbias, empty, empty_like,
 from fusible.nvte.execution import Pass, PassKind, current_pass, pass_, running, set_execution_state
 from fusible.nvte.flatten import Leaf, flatten, unflatten
 from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype, torch_to_te_dtype
+from fusible.nvte.kv_cache import KVCache, append_kv, attention_cached
 from fusible.nvte.matmul import (
     matmul,
     matmul_transpose,
@@ -74,6 +75,7 @@ from fusible.nvte.tensor import Tensor, make_nvte_tensor
 __all__ = [
     "AttentionAux",
     "DType",
+    "KVCache",
     "Leaf",
     "Pass",
     "PassKind",
@@ -82,7 +84,9 @@ __all__ = [
     "Tensor",
     "Type",
     "add",
+    "append_kv",
     "attention",
+    "attention_cached",
     "bgrad_cast",
     "bit_width",
     "cast",

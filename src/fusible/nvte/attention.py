@@ -8,6 +8,7 @@ from typing import Any
 from fusible import tex
 from fusible.nvte.dtype import DType
 from fusible.nvte.elementwise import reshape
+from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
@@ -48,9 +49,12 @@ class AttentionAux:
     rng_state: Tensor
 
 
-def rope(x: Tensor, sequences: Sequences, base: float) -> Tensor:
-    """Rotate the heads ``[tokens, heads, width]`` by the angles of their positions, which restart in each sequence (arXiv:2104.09864)."""
-    return _rope(tex.fused_rope_forward, x, sequences, base)
+def rope(x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0) -> Tensor:
+    """Rotate the heads ``[tokens, heads, width]`` by the angles of their positions, which restart in each sequence (arXiv:2104.09864).
+
+    ``starts``: int32 ``[count]``, the positions of the sequences' first tokens, where they are not 0; then all positions are below ``end``.
+    """
+    return _rope(tex.fused_rope_forward, x, sequences, base, starts, end)
 
 
 def drope(dy: Tensor, sequences: Sequences, base: float) -> Tensor:
@@ -58,11 +62,23 @@ def drope(dy: Tensor, sequences: Sequences, base: float) -> Tensor:
     return _rope(tex.fused_rope_backward, dy, sequences, base)
 
 
-def _rope(rotate: Any, x: Tensor, sequences: Sequences, base: float) -> Tensor:
-    angles = tex.prim.rope_angles(sequences.max_seqlen, x.shape[-1], base, x.data)
+def _rope(rotate: Any, x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0) -> Tensor:
+    angles = _angles(max(end, sequences.max_seqlen), x.shape[-1], base, x)
     cu_seqlens = None if sequences.uniform else sequences.cu_seqlens.data
     folded = sequences.fold(x)
-    return sequences.unfold(Tensor(rotate(folded.data, angles, None, sequences.format, False, cu_seqlens, 1, 0), x.type))
+    first = starts.data if starts is not None else None
+    return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, False, cu_seqlens, 1, 0), x.type))
+
+
+def _angles(positions: int, width: int, base: float, like: Tensor) -> Any:
+    """The angles, once in a pass: every layer rotates by the same."""
+    memo, key = current_pass().memo, ("rope angles", positions, width, base)
+    if memo is not None and key in memo:
+        return memo[key]
+    angles = tex.prim.rope_angles(positions, width, base, like.data)
+    if memo is not None:
+        memo[key] = angles
+    return angles
 
 
 def attention(

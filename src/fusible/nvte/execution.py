@@ -18,14 +18,17 @@ PassKind = Literal["forward", "backward", "inference"]
 
 
 class Pass:
-    """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), and the ``amaxes`` by slot that quantization observed."""
+    """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), the ``caches`` of keys and values by the position of their op,
+    and the ``amaxes`` by slot that quantization observed. ``memo``: what several ops need and one has computed."""
 
-    __slots__ = ("amaxes", "kind", "scales")
+    __slots__ = ("amaxes", "caches", "kind", "memo", "scales")
 
-    def __init__(self, kind: PassKind, scales: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, kind: PassKind, scales: Mapping[str, Any] | None = None, caches: Mapping[int, Any] | None = None) -> None:
         self.kind: PassKind = kind
         self.scales = scales if scales is not None else {}
+        self.caches = caches if caches is not None else {}
         self.amaxes: dict[str, Any] = {}
+        self.memo: dict[Any, Any] | None = {}
 
     def scale(self, slot: str) -> Any:
         """The scale of a slot. Raises ``ArgumentError`` where the pass has none of that name."""
@@ -39,6 +42,7 @@ class Pass:
 
 _local = threading.local()
 _OUTSIDE = Pass("inference")
+_OUTSIDE.memo = None  # what is computed outside of any pass would be kept for ever
 
 
 def current_pass() -> Pass:

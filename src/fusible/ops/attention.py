@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fusible import nvte
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType
@@ -57,20 +59,36 @@ class DotProductAttention(Op):
     def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences) -> tuple[nvte.Tensor, Context]:
         return self._attend(x, sequences, is_training=True)
 
-    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences) -> nvte.Tensor:
-        return self._attend(x, sequences, is_training=False)[0]
+    @property
+    def cached(self) -> tuple[int, int] | None:
+        return (self.groups, self.head_width) if self.causal else None
 
-    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool) -> tuple[nvte.Tensor, Context]:
+    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences) -> nvte.Tensor:
+        cache = nvte.current_pass().caches.get(self.position)
+        if cache is None:
+            return self._attend(x, sequences, is_training=False)[0]
+        q, k, v = self._heads(x)
+        if self.rope_base is not None:
+            q, k = (nvte.rope(heads, sequences, self.rope_base, cache.starts, cache.capacity) for heads in (q, k))
+        cache = nvte.append_kv(cache, k, v, sequences)
+        return self._result(nvte.attention_cached(q, cache, sequences, self.scale))
+
+    def _heads(self, x: nvte.Tensor) -> Iterator[nvte.Tensor]:
+        """q, k and v: ``[tokens, heads or groups, width]``."""
         x = nvte.cast_checked(x, self.x_dtype)
-        tokens = x.shape[0]
         counts = (self.heads, self.groups, self.groups)
         pieces = nvte.split(x, [n * self.head_width for n in counts], dim=1)
-        q, k, v = (nvte.reshape(piece, (tokens, n, self.head_width)) for piece, n in zip(pieces, counts, strict=True))
+        return (nvte.reshape(piece, (x.shape[0], n, self.head_width)) for piece, n in zip(pieces, counts, strict=True))
+
+    def _result(self, o: nvte.Tensor) -> nvte.Tensor:
+        return nvte.cast_checked(nvte.reshape(o, (o.shape[0], self.heads * self.head_width)), self.y_dtype)
+
+    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool) -> tuple[nvte.Tensor, Context]:
+        q, k, v = self._heads(x)
         if self.rope_base is not None:
             q, k = nvte.rope(q, sequences, self.rope_base), nvte.rope(k, sequences, self.rope_base)
         o, aux = nvte.attention(q, k, v, sequences, self.scale, self.causal, is_training)
-        y = nvte.cast_checked(nvte.reshape(o, (tokens, self.heads * self.head_width)), self.y_dtype)
-        return y, {"q": q, "k": k, "v": v, "o": o, "stats": aux.stats, "rng_state": aux.rng_state}
+        return self._result(o), {"q": q, "k": k, "v": v, "o": o, "stats": aux.stats, "rng_state": aux.rng_state}
 
     def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         dy = nvte.cast_checked(dy, self.dy_dtype)

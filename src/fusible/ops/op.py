@@ -51,6 +51,12 @@ class Op(ABC):
         return ()
 
     @property
+    def cached(self) -> tuple[int, int] | None:
+        """``(groups, width)`` of the keys and values that the op keeps of a sequence, where it can go on from them; then its inference finds an
+        ``nvte.KVCache`` in the running pass, under the op's position."""
+        return None
+
+    @property
     def args(self) -> list[nvte.Tensor]:
         """The tensors that need gradients, in the order in which backward returns them."""
         return []

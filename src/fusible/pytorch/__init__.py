@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fusible.pytorch.autocast import autocast
 from fusible.pytorch.executors import register_executor
+from fusible.pytorch.held import parameter_bytes, quantize_parameters
+from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules import (
     GELU,
     GLU,
@@ -43,6 +45,7 @@ __all__ = [
     "GeGLU",
     "GroupedQuerySelfAttention",
     "HighPrecision",
+    "KVCache",
     "LayerNorm",
     "Linear",
     "MultiHeadedSelfAttention",
@@ -61,5 +64,7 @@ __all__ = [
     "SiLU",
     "SwiGLU",
     "autocast",
+    "parameter_bytes",
+    "quantize_parameters",
     "register_executor",
 ]

@@ -19,6 +19,8 @@ class Batch(NamedTuple):
     leading: tuple[int, ...]
     seq_lens: torch.Tensor | None
     max_seqlen: int
+    lengths: tuple[int, ...]
+    """Of the sequences, where they are not uniform, or where that was asked for."""
 
     def restore(self, y: torch.Tensor) -> torch.Tensor:
         """The output in the input's form."""
@@ -38,25 +40,28 @@ class Batch(NamedTuple):
         return Sequences(Tensor(cu_seqlens, DType.Int32), len(self.seq_lens), bound, False)
 
 
-def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None) -> Batch:
+def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = False) -> Batch:
     """Read ``m(x [tokens, hidden], seq_lens [sequences])``, ``m(x [tokens, hidden])`` (one sequence) or ``m(x [batch, seq, hidden])``.
 
-    Raises ``ShapeError`` for another rank or lengths that do not add up, ``DTypeError`` for lengths that are no int32.
+    ``apart``: as sequences that may differ in length, whichever form they came in. Raises ``ShapeError`` for another rank or lengths that do not add
+    up, ``DTypeError`` for lengths that are no int32.
     """
     if not isinstance(x, torch.Tensor):
         raise DTypeError(expected("a torch.Tensor", of="a module's input", got=type(x).__qualname__, do="convert it"))
     shape = tuple(x.shape)
     if len(shape) == 3 and seq_lens is None:
-        return Batch(x.reshape(shape[0] * shape[1], shape[2]), shape[:2], None, shape[1])
+        flat, lengths = x.reshape(shape[0] * shape[1], shape[2]), (shape[1],) * shape[0] if apart else ()
+        return Batch(flat, shape[:2], torch.tensor(lengths, dtype=torch.int32) if apart else None, shape[1], lengths)
     if len(shape) != 2:
         wanted = "[tokens, hidden] with seq_lens" if seq_lens is not None else "[tokens, hidden] or [batch, seq, hidden]"
         raise ShapeError(expected(f"a tensor {wanted}", of="a module's input", got=f"shape {list(shape)}", do="reshape it"))
     if seq_lens is None:
-        return Batch(x, shape[:1], None, shape[0])
-    return Batch(x, shape[:1], seq_lens, _check_lengths(seq_lens, shape[0]))
+        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if apart else None, shape[0], shape[:1] if apart else ())
+    lengths = _check_lengths(seq_lens, shape[0])
+    return Batch(x, shape[:1], seq_lens, max(lengths, default=0), tuple(lengths))
 
 
-def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> int:
+def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> list[int]:
     if not isinstance(seq_lens, torch.Tensor) or seq_lens.dtype != torch.int32 or seq_lens.ndim != 1:
         got = f"{seq_lens.dtype} {list(seq_lens.shape)}" if isinstance(seq_lens, torch.Tensor) else type(seq_lens).__qualname__
         raise DTypeError(expected("an int32 tensor [sequences]", of="seq_lens", got=got, do="give one length per sequence"))
@@ -66,4 +71,4 @@ def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> int:
     if sum(lengths) != tokens:
         what = f"lengths that add up to the {tokens} tokens of x"
         raise ShapeError(expected(what, of="seq_lens", got=f"a sum of {sum(lengths)}", do="check the lengths"))
-    return max(lengths, default=0)
+    return lengths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from fusible.compute_pipeline import Plan, run_backward, run_forward, run_inference
 from fusible.errors import NotServedError, expected
-from fusible.nvte import Sequences, Tensor, flatten, make_nvte_tensor, unflatten
+from fusible.nvte import KVCache, Sequences, Tensor, flatten, make_nvte_tensor, unflatten
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 
@@ -139,19 +139,47 @@ class PipelineFunction(torch.autograd.Function):
         return None, None, dx if ctx.needs_input_grad[2] else None, *grads
 
 
-def infer(plan: Plan, executor: Executor, x: torch.Tensor, params: Sequence[Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
-    """The inference pass of a plan; ``params`` in the types in which it takes them."""
+def infer(
+    plan: Plan,
+    executor: Executor,
+    x: torch.Tensor,
+    params: Sequence[Tensor],
+    given: Given,
+    snapshot: Snapshot | None,
+    caches: Mapping[int, KVCache] | None = None,
+) -> torch.Tensor:
+    """The inference pass of a plan; ``params`` in the types in which it takes them, ``caches`` by the positions of their ops."""
     args, arg_spec = flatten(params)
+    cached, cache_key = _take_apart(caches) if caches else ([], ())
     scales = _read(snapshot, plan.state.forward)
     names, key, slots = plan.given, given.key(plan.given), tuple(scales)
 
     def program(leaves: list[Any]) -> tuple[list[Any], Any]:
         values = _put_together(names, key, leaves[1 + len(args) : 1 + len(args) + len(names)])
         held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-        y = run_inference(plan, make_nvte_tensor(leaves[0]), unflatten(leaves[1 : 1 + len(args)], arg_spec), values, held)
+        before = 1 + len(args) + len(names)
+        cache = _cache_of(cache_key, leaves[before : before + len(cached)])
+        y = run_inference(plan, make_nvte_tensor(leaves[0]), unflatten(leaves[1 : 1 + len(args)], arg_spec), values, held, cache)
         return [y.data], None
 
-    outputs, _ = executor((plan, "inference", key), program, [x, *args, *given.leaves(names), *scales.values()])
+    outputs, _ = executor((plan, "inference", key, cache_key), program, [x, *args, *given.leaves(names), *cached, *scales.values()])
     return outputs[0]
+
+
+def _take_apart(caches: Mapping[int, KVCache]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    """The tensors of caches that share their page table and lengths, and what they are known by: the positions, and the shape of the pages."""
+    one = next(iter(caches.values()))
+    leaves = [one.page_table.data, one.starts.data, one.cu_lengths.data]
+    for cache in caches.values():
+        leaves += [cache.k.data, cache.v.data]
+    return leaves, (tuple(caches), one.k.shape[:2], one.page_table.shape)
+
+
+def _cache_of(key: tuple[Any, ...], leaves: Sequence[Any]) -> dict[int, KVCache]:
+    if not key:
+        return {}
+    tensors = [make_nvte_tensor(leaf) for leaf in leaves]
+    shared, pairs = tensors[:3], zip(tensors[3::2], tensors[4::2], strict=True)
+    return {position: KVCache(k, v, *shared) for position, (k, v) in zip(key[0], pairs, strict=True)}
 
 

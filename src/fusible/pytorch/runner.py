@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import DType, Tensor, nvte_dtype
@@ -15,6 +16,7 @@ from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
 from fusible.pytorch.executors import Executor, make_executor
+from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.weights import QuantizedWeights, held_type
 
@@ -45,9 +47,9 @@ class PipelineRunner:
         self._plans: dict[Any, Plan] = {}
         self._context = OUTSIDE
 
-    def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-        """``x`` in one of the three forms of ``read_batch``; the result has the same form."""
-        batch = read_batch(x, seq_lens)
+    def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
+        """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``."""
+        batch = read_batch(x, seq_lens, cache is not None)
         repeated = torch._C._current_graph_task_id() != -1
         context = self._context_of_call(repeated)
         args = self._parameters()
@@ -56,10 +58,24 @@ class PipelineRunner:
         given = Given.of(_given(plan, batch)) if plan.given else NOTHING_GIVEN
         if not with_grad:
             snapshot = self._snapshot(plan, context, batch.x.device, inference=True)
+            caches = self._caches(plan, batch, cache) if cache is not None else None
             params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-            return batch.restore(infer(plan, self.executor, batch.x, params, given, snapshot))
+            return batch.restore(infer(plan, self.executor, batch.x, params, given, snapshot, caches))
+        if cache is not None:
+            got = "a call that records gradients"
+            raise ArgumentError(expected("torch.no_grad()", of="a call with a cache", got=got, do="call the model inside it"))
         snapshot = self._snapshot(plan, context, batch.x.device, repeated=repeated)
         return batch.restore(self._train(plan, batch.x, args, given, snapshot))
+
+    def _caches(self, plan: Plan, batch: Batch, cache: KVCache) -> dict[int, nvte.KVCache] | None:
+        """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
+        for op in plan.ops:
+            if "sequences" in op.given and not op.cached:
+                raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(op), do="call it on whole sequences"))
+        if plan.caches and self.executor.whole:
+            wanted, got = "the executor 'eager', which writes to a cache in place", repr(self.executor.name)
+            raise ArgumentError(expected(wanted, of="a call with a cache", got=got, do="compile no part of the model"))
+        return cache.layers(self, plan, batch.lengths) if plan.caches else None
 
     def _context_of_call(self, repeated: bool) -> autocast:
         """The ``autocast`` in force. Activation checkpointing repeats a forward from within backward, mostly outside: then the latest call's."""

@@ -12,6 +12,7 @@ from fusible.pytorch import (
     DelayedScaling,
     Float8CurrentScaling,
     HighPrecision,
+    KVCache,
     LayerNorm,
     Linear,
     MultiHeadedSelfAttention,
@@ -52,6 +53,12 @@ class ByteGPT(nn.Module):
         """int64 ``[batch, seq]`` -> fp32 ``[batch, seq, 256]``."""
         with autocast(recipe=self.recipe):
             return self.body(self._embed(text)).float()
+
+    def next_bytes(self, text: torch.Tensor, seq_lens: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """int64 ``[bytes]`` of sequences one after another, ``seq_lens`` int32 ``[sequences]``: fp32 ``[sequences, 256]``, the logits of the byte
+        after the last of each."""
+        with autocast(recipe=self.recipe):
+            return self.body(self._embed(text), seq_lens, cache)[seq_lens.cumsum(0) - 1].float()
 
     def loss(self, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of the bytes that follow, in nats per byte."""

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.nvte import Tensor
 from fusible.ops import Op
 from fusible.pytorch.executors import make_executor
+from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
@@ -26,7 +28,7 @@ class BaseModule(nn.Module):
 
     ``None`` stands for an op that is switched off. Called on its own it runs its ops as a pipeline; inside a ``Sequential`` they join that one's.
     ``forward(x, seq_lens=None)`` takes ``x [tokens, hidden]`` with ``seq_lens`` int32 ``[sequences]``, ``x [tokens, hidden]`` as one sequence, or
-    ``x [batch, seq, hidden]``; the output has the input's form.
+    ``x [batch, seq, hidden]``; the output has the input's form. ``cache`` (``KVCache``): the sequences go on from what it holds of them.
     """
 
     def __init__(self, *ops: Op | None) -> None:
@@ -50,8 +52,18 @@ class BaseModule(nn.Module):
         """The module's ops, in order, with the parameters behind them."""
         yield from self._bound
 
-    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-        return self._runner()(x, seq_lens)
+    def own_ops(self) -> tuple[BoundOp, ...]:
+        """The ops that are the module's own, without those of modules inside."""
+        return self._bound
+
+    def rebind(self, op: Op, **args: Tensor) -> None:
+        """Let an own op hold other tensors. What was planned for it before is not used any more."""
+        changed = op.with_(**args)
+        self._ops = tuple(changed if known is op else known for known in self._ops)
+        self._bound = tuple(bound._replace(op=changed) if bound.op is op else bound for bound in self._bound)
+
+    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
+        return self._runner()(x, seq_lens, cache)
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         """What a training call on ``x`` would do: the fused passes and the type on every edge, under the ``autocast`` in force."""

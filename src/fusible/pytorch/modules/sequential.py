@@ -12,6 +12,7 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import DTypeError, expected
+from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
@@ -94,14 +95,14 @@ class Sequential(_Container):
 
     _arrangement: _Arrangement | None = None
 
-    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         arrangement = self._arrangement
         if arrangement is None or not arrangement.holds():
             runners = [self._runner(part) if isinstance(part, tuple) else part for part in self._parts()]
             arrangement = _Arrangement.of(self, runners)
             self._arrangement = arrangement if arrangement.holds() else None
         for part in arrangement.parts:
-            x = part(x, seq_lens) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
+            x = part(x, seq_lens, cache) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
         return x
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,10 +183,10 @@ class Residual(_Container):
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return super()._pipelines() if self.open else []
 
-    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         if self.open:
-            return super().forward(x, seq_lens)
+            return super().forward(x, seq_lens, cache)
         y = x
         for child in self._chain():
-            y = child(y, seq_lens) if isinstance(child, BaseModule) else child(y)
+            y = child(y, seq_lens, cache) if isinstance(child, BaseModule) else child(y)
         return x + y

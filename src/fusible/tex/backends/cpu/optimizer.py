@@ -63,6 +63,8 @@ class _Written:
         self.tensors = _contiguous(tensors)
 
     def copy_back(self) -> None:
+        """Let the results be where they are expected, and torch know that these tensors have changed."""
         for given, written in zip(self._given, self.tensors, strict=True):
             if not given.is_contiguous():
                 given.detach().copy_(written)
+        torch.autograd.graph.increment_version([x for x in self._given if not x.is_inference()])

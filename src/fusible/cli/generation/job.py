@@ -1,0 +1,69 @@
+"""``fusible generate``: from a saved run to text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fusible.cli.generation.engine import generate
+from fusible.cli.generation.printing import TextStream
+from fusible.cli.generation.sampling import Sampling
+from fusible.cli.training.checkpoint import Checkpoint
+from fusible.cli.training.layout import load_runs
+from fusible.cli.training.model import ByteGPT
+from fusible.errors import ArgumentError, expected
+from fusible.pytorch import KVCache, parameter_bytes, quantize_parameters
+
+__all__ = ["generate_text"]
+
+
+def generate_text(given: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    sampling = Sampling(given.temperature, given.top_k)
+    if given.bytes < 1:
+        raise ArgumentError(expected("at least 1", of="--bytes", got=given.bytes, do="give a larger number"))
+    prompts = [prompt.encode() for prompt in given.prompt or ["\n"]]
+    if not all(prompts):
+        raise ArgumentError(expected("at least one byte", of="--prompt", got="none", do="give a text to go on from"))
+    model = load_model(Path(given.folder), given.recipe)
+    longest = max(map(len, prompts)) + given.bytes
+    cache = KVCache(len(prompts), longest, page_size=given.page_size, dtype=model.activation)
+    stream = TextStream(sys.stdout, prompts)
+    generator = torch.Generator().manual_seed(given.seed)
+    began, made = time.perf_counter(), 0
+    try:
+        for tokens in generate(model.next_bytes, [list(prompt) for prompt in prompts], given.bytes, sampling, generator, cache):
+            stream.add(tokens)
+            made += len(tokens)
+    finally:
+        stream.finish()
+    seconds = time.perf_counter() - began
+    weights = parameter_bytes(model)
+    report = f"{made} bytes in {seconds:.2f} s ({made / seconds:.0f} a second); weights {weights / 1e6:.2f} MB, cache {cache.nbytes / 1e6:.2f} MB"
+    print(report, file=sys.stderr)
+    return 0
+
+
+def load_model(folder: Path, recipe: str | None) -> ByteGPT:
+    """The model of a run: in FP8 its weights are held in 8 bits alone, and calculated with what bf16 activations bring."""
+    checkpoint = _checkpoint(folder, recipe)
+    model = ByteGPT(replace(checkpoint.options, executor="eager"), checkpoint.recipe)
+    model.load_state_dict(checkpoint.model)
+    model.eval()
+    return quantize_parameters(model) if checkpoint.recipe in ("delayed", "current") else model
+
+
+def _checkpoint(folder: Path, recipe: str | None) -> Checkpoint:
+    _, checkpoints = load_runs(folder)
+    if recipe is None:
+        if len(checkpoints) == 1:
+            return next(iter(checkpoints.values()))
+        recipe = next((name for name in ("delayed", "current") if name in checkpoints), next(iter(checkpoints)))
+    if recipe not in checkpoints:
+        raise ArgumentError(expected(f"one of {', '.join(checkpoints)}", of="--recipe", got=recipe, do="name a recipe that was trained"))
+    return checkpoints[recipe]

@@ -1,0 +1,57 @@
+"""Attention over what came before: keys and values in pages, and the words that add to them and read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusible import tex
+from fusible.nvte.attention import Sequences
+from fusible.nvte.tensor import Tensor
+from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+
+__all__ = ["KVCache", "append_kv", "attention_cached"]
+
+
+@dataclass(frozen=True, eq=False)
+class KVCache:
+    """The keys and values that one attention has seen, of several sequences.
+
+    ``k``, ``v``: ``[pages, page_size, groups, width]``; position p of sequence i is in page ``page_table[i, p // page_size]`` (int32 ``[count,
+    pages of a sequence]``). ``starts``: int32 ``[count]``, the tokens that each has in the cache. ``cu_lengths``: int32 ``[count + 1]``, cumulated,
+    with those that the running pass adds.
+    """
+
+    k: Tensor
+    v: Tensor
+    page_table: Tensor
+    starts: Tensor
+    cu_lengths: Tensor
+
+    @property
+    def capacity(self) -> int:
+        """The tokens that a sequence can have."""
+        return self.k.shape[1] * self.page_table.shape[1]
+
+
+def append_kv(cache: KVCache, k: Tensor, v: Tensor, sequences: Sequences) -> KVCache:
+    """The cache with the new tokens' ``k, v [tokens, groups, width]`` at the ends of their sequences.
+
+    The given cache is used up: its pages are written to, and belong to the result.
+    """
+    tex.copy_to_kv_cache(
+        k.data, v.data, cache.k.data, cache.v.data, cache.page_table.data, sequences.cu_seqlens.data, cache.cu_lengths.data,
+        NVTE_QKV_Format.NVTE_THD, sequences.count, sequences.max_seqlen, cache.capacity, cache.page_table.shape[1], False,
+    )  # fmt: skip
+    return cache
+
+
+def attention_cached(q: Tensor, cache: KVCache, sequences: Sequences, scale: float) -> Tensor:
+    """Causal attention of the new tokens ``q [tokens, heads, width]`` over all that the cache holds of their sequences, themselves included."""
+    o, *_ = tex.fused_attn_fwd(
+        sequences.max_seqlen, cache.capacity, False, scale, 0.0, True, NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD, NVTE_QKV_Format.NVTE_THD,
+        NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK,
+        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], True, sequences.cu_seqlens.data, cache.cu_lengths.data,
+        q.data, cache.k.data, cache.v.data, q.dtype, None, None, cache.page_table.data, cache.page_table.data,
+        None, None, None, None, None, 0, False, False,
+    )  # fmt: skip
+    return Tensor(o, q.type)

@@ -1,0 +1,54 @@
+"""Models whose weights are held in 8 bits alone."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from fusible.nvte import Tensor, is_quantized_type
+from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.weights import held_type
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
+from fusible.tex import DType
+
+__all__ = ["parameter_bytes", "quantize_parameters"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
+    """Replace the weights of matrix products in ``model`` by their 8-bit values, one scale each, and give the model back; for inference.
+
+    What they were is not kept, so they take a byte an element, and no call makes another copy. They get no gradient. Every recipe takes them as they
+    are; outside of ``autocast``, activations stay in their own precision. A parameter that several modules share is quantized once.
+    """
+    done: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if not isinstance(module, BaseModule):
+            continue
+        for bound in module.own_ops():
+            for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
+                asked = getattr(bound.op, f"{name}_dtype", None)
+                parameter = module._parameters[parameter_name]
+                if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, Float8Tensor):
+                    continue
+                if id(parameter) not in done:
+                    done[id(parameter)] = _quantized(parameter, fp8_dtype)
+                held = done[id(parameter)]
+                module._parameters[parameter_name] = held
+                module.rebind(bound.op, **{name: Tensor(held, held_type(held))})
+    return model
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """The memory that the parameters of ``model`` take as they are held."""
+    held = (parameter._data if isinstance(parameter, Float8Tensor) else parameter for parameter in model.parameters())
+    return sum(tensor.nbytes for tensor in held if tensor is not None)
+
+
+def _quantized(parameter: torch.Tensor, fp8_dtype: DType) -> nn.Parameter:
+    quantizer = Float8CurrentScalingQuantizer(fp8_dtype, columnwise=False)
+    with torch.no_grad():
+        return nn.Parameter(quantizer(parameter), requires_grad=False)
