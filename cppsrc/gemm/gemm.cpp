@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::int64_t kMaxBlockRows = 192;    // of a task
 constexpr std::int64_t kRowStep = 12;          // a multiple of every level's tile
+constexpr std::int64_t kMaxFewRows = 32;       // for which the right operand is not packed
+constexpr std::int64_t kTaskCols = 64;         // of a task of such a product
 constexpr std::int64_t kSumsCols = 256;        // of the sums that a task has in cache
 constexpr std::int64_t kMaxDepth = 4096;       // elements packed at once
 constexpr std::int64_t kLeftUnits = 192 * 1024;  // of the packed left block, which stays in the second cache: 768 KiB
@@ -137,7 +139,6 @@ void run_round(Product& p, Round& round) {
 
 /// A product of few rows, by which the right operand is read once.
 void run_few_rows(Product& p) {
-    constexpr std::int64_t kTaskCols = 128;
     const std::int64_t stride = round_up(p.units(p.depth), p.kernels.lanes);
     auto* left = left_workspace.of<std::int32_t>(static_cast<std::size_t>(p.rows * stride));
     p.kernels.pack_rows[p.left.kind](p.left.data, p.left.cols, p.rows, p.depth, left, stride);
@@ -145,15 +146,18 @@ void run_few_rows(Product& p) {
     parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
         const std::int64_t col = static_cast<std::int64_t>(task) * kTaskCols;
         const std::int64_t cols = std::min(kTaskCols, p.cols - col);
-        alignas(64) float sums[kFewRows * kTaskCols];
-        p.kernels.multiply_few_rows[p.right.kind](
-            {left, stride, static_cast<int>(p.rows), p.right.at(col, 0), p.right.cols, p.depth, cols, sums, kTaskCols});
+        alignas(64) float sums[kMaxFewRows * kTaskCols];
+        for (std::int64_t row = 0; row < p.rows; row += kFewRows) {  // the task's columns come from the second cache from the second time on
+            const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.rows - row));
+            p.kernels.multiply_few_rows[p.right.kind](
+                {left + row * stride, stride, rows, p.right.at(col, 0), p.right.cols, p.depth, cols, sums + row * kTaskCols, kTaskCols});
+        }
         p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kTaskCols, 0, col, static_cast<int>(p.rows), static_cast<int>(cols), p.column_sums}));
     });
 }
 
 void run(Product& p) {
-    if (p.rows <= kFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
+    if (p.rows <= kMaxFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
     const std::int64_t width = p.kernels.panel;
     const std::int64_t depth = std::min(p.depth, kMaxDepth);
     const std::int64_t cols = std::max(width, kRightUnits / std::max<std::int64_t>(1, p.units(depth)) / width * width);

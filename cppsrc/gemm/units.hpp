@@ -15,11 +15,6 @@ struct code {
     std::uint8_t bits;
 };
 
-template <class F>
-inline const std::uint8_t* bytes_of(const code<F>* source) {
-    return reinterpret_cast<const std::uint8_t*>(source);
-}
-
 #if defined(__AVX512BF16__)
 
 /// Elements of a unit.
@@ -36,53 +31,69 @@ inline void store_units(std::int32_t* out, Units units) { _mm512_storeu_si512(ou
 /// sum + a0 b0 + a1 b1, in float. Subnormal products are zero.
 inline F32 dot(F32 sum, Units a, Units b) { return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 
-/// bf16 of the subnormal codes, their low bytes and then their high ones: a byte shuffle by (code, code + 8) finds both at once.
+/// The bf16 of every code but for its sign, low bytes and high bytes apart: a permutation of bytes looks up 64 at once among 128.
 template <class F>
-struct SubnormalTable {
-    alignas(16) std::uint8_t at[16] = {};
+struct DecodeTable {
+    alignas(64) std::uint8_t low[128] = {};
+    alignas(64) std::uint8_t high[128] = {};
 
-    constexpr SubnormalTable() {
-        for (int m = 1; m < 1 << F::kMantissa; ++m) {
-            int top = 0;
-            while (m >> (top + 1) != 0) ++top;
-            const int value = ((127 + top + 1 - F::kBias - F::kMantissa) << 7) | ((m << (7 - top)) & 0x7f);
-            at[m] = static_cast<std::uint8_t>(value & 0xff);
-            at[m + 8] = static_cast<std::uint8_t>(value >> 8);
+    constexpr DecodeTable() {
+        for (int code = 0; code < 128; ++code) {
+            const int value = bits_of_code(code);
+            low[code] = static_cast<std::uint8_t>(value & 0xff);
+            high[code] = static_cast<std::uint8_t>(value >> 8);
         }
+    }
+
+    static constexpr int bits_of_code(int code) {
+        const int normal = (code << (7 - F::kMantissa)) + ((127 - F::kBias) << 7);
+        if (code > F::kLastFinite) return normal | (F::kBeyondBits >> 16);
+        if (code >> F::kMantissa != 0 || code == 0) return code == 0 ? 0 : normal;
+        int top = 0;  // a subnormal code: its highest bit becomes the implicit one
+        while (code >> (top + 1) != 0) ++top;
+        return ((127 + top + 1 - F::kBias - F::kMantissa) << 7) | ((code << (7 - top)) & 0x7f);
     }
 };
 
-/// bf16 values of codes in lanes of 16 bits.
+/// bf16 values of codes that stand in both bytes of each 16-bit lane.
 template <class F>
-inline Units decode_halves(__m512i codes) {
-    static constexpr SubnormalTable<F> kTable;
-    const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kTable.at)));
-    const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
-    const __m512i both_bytes = _mm512_or_si512(_mm512_or_si512(magnitude, _mm512_slli_epi16(magnitude, 8)), _mm512_set1_epi16(0x0800));
-    const __mmask32 subnormal = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(1 << F::kMantissa));
-    const __mmask32 beyond = _mm512_cmpgt_epu16_mask(magnitude, _mm512_set1_epi16(F::kLastFinite));
-    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 7 - F::kMantissa), _mm512_set1_epi16((127 - F::kBias) << 7));
-    const __m512i finite = _mm512_mask_mov_epi16(normal, subnormal, _mm512_shuffle_epi8(table, both_bytes));
-    const __m512i special = _mm512_or_si512(normal, _mm512_set1_epi16(static_cast<short>(F::kBeyondBits >> 16)));
-    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(codes, _mm512_set1_epi16(0x80)), 8);
-    return {_mm512_or_si512(_mm512_mask_mov_epi16(finite, beyond, special), sign)};
+inline Units decode_twins(__m512i twins) {
+    static constexpr DecodeTable<F> kTable;
+    const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.low), twins, _mm512_load_si512(kTable.low + 64));
+    const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(kTable.high), twins, _mm512_load_si512(kTable.high + 64));
+    constexpr int kSelect = 0xf8;  // a | (b & c), bit by bit
+    const __m512i magnitude = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, low, high);
+    return {_mm512_ternarylogic_epi32(magnitude, twins, _mm512_set1_epi32(static_cast<std::int32_t>(0x80008000)), kSelect)};
 }
+
+/// Byte i of the result is byte `at[i]` of its operands.
+struct ByteOrder {
+    alignas(64) std::uint8_t at[64] = {};
+
+    /// Twins of the bytes of one operand, in order; or, from two, of each in turn.
+    constexpr explicit ByteOrder(bool in_turn) {
+        for (int i = 0; i < 64; ++i) at[i] = static_cast<std::uint8_t>(in_turn ? i / 4 + (i / 2 % 2) * 64 : i / 2);
+    }
+};
 
 /// kLanes units of elements that follow one another in the contracted dimension.
 template <class F>
 inline Units units_along(const code<F>* source) {
-    return decode_halves<F>(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source))));
+    static constexpr ByteOrder kTwins(false);
+    const __m512i codes = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+    return decode_twins<F>(_mm512_permutexvar_epi8(_mm512_load_si512(kTwins.at), codes));
 }
-
-inline Units units_along(const bf16* source) { return {_mm512_loadu_si512(source)}; }
 
 /// kLanes units of elements that follow one another in the other dimension, from the rows of the contracted one.
 template <class F>
 inline Units units_across(const code<F>* const (&rows)[kDepth]) {
-    const I32 low = load_bytes(bytes_of(rows[0]));
-    const I32 high = load_bytes(bytes_of(rows[1]));
-    return decode_halves<F>(either(low, shift_left<16>(high)).v);
+    static constexpr ByteOrder kInTurn(true);
+    const __m512i first = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[0])));
+    const __m512i second = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[1])));
+    return decode_twins<F>(_mm512_permutex2var_epi8(first, _mm512_load_si512(kInTurn.at), second));
 }
+
+inline Units units_along(const bf16* source) { return {_mm512_loadu_si512(source)}; }
 
 inline Units units_across(const bf16* const (&rows)[kDepth]) {
     const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[0])));
@@ -108,7 +119,7 @@ inline Units units_along(const S* source) {
 
 template <class F>
 inline Units units_along(const code<F>* source) {
-    return decode<F>(load_bytes(bytes_of(source)));
+    return decode<F>(load_bytes(reinterpret_cast<const std::uint8_t*>(source)));
 }
 
 template <class S>

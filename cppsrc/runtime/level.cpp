@@ -23,7 +23,7 @@ bool runs(int level) {
             return runs(1) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
         default:
-            return runs(2) && __builtin_cpu_supports("avx512bf16");
+            return runs(2) && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
     }
 }
 #else

@@ -14,7 +14,7 @@ FLAGS = {
     "generic": ["-DFUSIBLE_SIMD_GENERIC=1"],
     "avx2": ["-DFUSIBLE_SIMD_AVX2=1", *_AVX2],
     "avx512": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512],
-    "avx512bf16": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512, "-mavx512bf16"],
+    "avx512bf16": ["-DFUSIBLE_SIMD_AVX512=1", *_AVX512, "-mavx512bf16", "-mavx512vbmi"],
 }
 """The compiler's flags of each level, as CMakeLists.txt has them."""
 

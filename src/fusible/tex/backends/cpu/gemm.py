@@ -19,16 +19,21 @@ from fusible.tex.protocol import is_quantized, nominal, to_torch, transposed
 __all__ = ["GemmKernels"]
 
 _TYPES = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
+_BF16 = ("cpu", torch.bfloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
 
-def _with_fp8(request: Request) -> str | None:
-    quantized = [isinstance(kind, tuple) and len(kind) == 3 for kind in (request["A"], request["B"])]
-    return None if any(quantized) else "serves products with an FP8 operand, and leaves others to torch's own"
+def _better_here(request: Request) -> str | None:
+    kinds = request["A"], request["B"]
+    if any(isinstance(kind, tuple) and len(kind) == 3 for kind in kinds):
+        return None
+    if kinds == (_BF16, _BF16) and native.get_level() == "avx512bf16":
+        return None
+    return "serves products with an FP8 operand, and of bfloat16 where the CPU has dot products of it; others are left to torch's own"
 
 
 class GemmKernels(GEMM):
-    @requires(_with_fp8)
+    @requires(_better_here)
     def generic_gemm(
         self,
         A: Any,
