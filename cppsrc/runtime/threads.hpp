@@ -1,6 +1,7 @@
 // Threads of the native kernels: how many, and a parallel loop over independent tasks.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,6 +27,16 @@ template <class Body>
 void parallel_for(std::size_t count, int threads, const Body& body) {
     run_tasks(
         count, threads, [](const void* context, std::size_t index) { (*static_cast<const Body*>(context))(index); }, &body);
+}
+
+/// As parallel_for, for tasks of unequal cost: a thread that is done takes the next one. They begin in order.
+template <class Body>
+void parallel_for_uneven(std::size_t count, int threads, const Body& body) {
+    std::atomic<std::size_t> next{0};
+    const auto workers = static_cast<std::size_t>(threads);
+    parallel_for(workers < count ? workers : count, threads, [&](std::size_t) {
+        for (std::size_t i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed)) body(i);
+    });
 }
 
 }  // namespace fusible

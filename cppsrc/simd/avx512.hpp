@@ -59,6 +59,13 @@ inline float sum_lanes(F32 a) {
 
 inline F32 swap_pairs(F32 a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
 
+inline float max_lanes(F32 a) {
+    const __m256 halves = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+
 inline I32 add(I32 a, I32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I32 min(I32 a, I32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
 inline I32 max(I32 a, I32 b) { return {_mm512_max_epi32(a.v, b.v)}; }

@@ -94,6 +94,13 @@ inline F32 swap_pairs(const F32& a) {
     return result;
 }
 
+/// The largest lane; unspecified where one is NaN.
+inline float max_lanes(const F32& a) {
+    float result = a.lane[0];
+    for (int i = 1; i < kLanes; ++i) result = a.lane[i] > result ? a.lane[i] : result;
+    return result;
+}
+
 /// Wraps around, as vector instructions do.
 inline I32 add(const I32& a, const I32& b) {
     return map2(a, b, [](std::int32_t x, std::int32_t y) {

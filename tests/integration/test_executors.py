@@ -55,10 +55,18 @@ def configurations() -> list[Any]:
     ]
 
 
-def between_executors(dtype: torch.dtype, recipe: str) -> float:
+def between_executors(case: Case, dtype: torch.dtype, recipe: str) -> float:
     own = torch.finfo(dtype).eps
     steps = ([] if dtype is torch.float32 else [own]) + ([] if recipe == "plain" else [FP8])
-    return FP32 + own / math.sqrt(H) + sum(ROUNDINGS * math.sqrt(WORK * step) for step in steps)
+    return FP32 + own / math.sqrt(H) + sum(ROUNDINGS * math.sqrt(WORK * step) for step in steps) + of_products(case, dtype, recipe)
+
+
+def of_products(case: Case, dtype: torch.dtype, recipe: str) -> float:
+    """Products of bfloat16 pairs round probabilities and score gradients by half a step, which two coarser roundings behind them magnify."""
+    if case.name == "mlp" or dtype is not torch.bfloat16:
+        return 0.0
+    inner = math.sqrt(2) * torch.finfo(dtype).eps / 2
+    return inner if recipe == "plain" else inner + 2 * math.sqrt(inner * FP8)
 
 
 def from_float64(dtype: torch.dtype, recipe: str) -> float:
@@ -118,11 +126,11 @@ def test_training_agrees(case: Case, dtype: torch.dtype, recipe: str) -> None:
         names = ("y", "dx", *(name for name, _ in models[0].named_parameters()))
         for name, a, b, c in zip(names, eager, compiled, exact, strict=True):
             assert a.dtype is b.dtype
-            assert error(b, a) <= between_executors(dtype, recipe), f"{name} of step {step}"
+            assert error(b, a) <= between_executors(case, dtype, recipe), f"{name} of step {step}"
             for got in (a, b):
                 assert error(got, c) <= from_float64(dtype, recipe), f"{name} of step {step} against float64"
         if recipe == "delayed":
-            check_states(*models, FP32 if dtype is torch.float32 else between_executors(dtype, recipe))
+            check_states(*models, FP32 if dtype is torch.float32 else between_executors(case, dtype, recipe))
         for optimizer in optimizers:
             optimizer.step()
         with torch.no_grad():

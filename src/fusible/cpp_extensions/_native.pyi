@@ -1,6 +1,7 @@
 """The compiled extension. Its functions check their arguments before they write, and release the GIL while they run.
 
-Tensors are read by duck typing (``data_ptr()``, ``dtype``, ``shape``, ``is_contiguous()``); they must be contiguous and in host memory.
+Tensors are read by duck typing (``data_ptr()``, ``dtype``, ``shape``, ``is_contiguous()``); they must be in host memory, and contiguous
+unless they are ``StridedTensorLike``.
 ``num_threads``: threads for this call; 0 = the module's setting (``set_num_threads``), fewer where there is little work. In a forked child
 every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``ShapeError`` and ``ArgumentError`` (both a ``ValueError``).
 """
@@ -336,6 +337,112 @@ def gemm(
             multiplied by GELU's derivative at ``pre_gelu``.
         pre_gelu: ``[rows, cols]``, a wide float.
         column_sums: float32 ``[cols]``, set to the sum of the float32 results over the rows, in an order that does not depend on the threads.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def attention_forward(
+    q: StridedTensorLike,
+    k: StridedTensorLike,
+    v: StridedTensorLike,
+    out: StridedTensorLike,
+    stats: StridedTensorLike,
+    largest: StridedTensorLike,
+    scale: float,
+    causal: bool,
+    causal_bottom_right: bool,
+    window_left: int,
+    window_right: int,
+    window_bottom_right: bool,
+    lengths_q: TensorLike | None = None,
+    starts_q: TensorLike | None = None,
+    lengths_kv: TensorLike | None = None,
+    starts_kv: TensorLike | None = None,
+    page_table_k: TensorLike | None = None,
+    page_table_v: TensorLike | None = None,
+    extra_logits: TensorLike | None = None,
+    dropout: float = 0.0,
+    rng_state: TensorLike | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_kv: int = 0,
+    num_threads: int = 0,
+) -> None:
+    """``out = dropout(softmax(scale * q k^T)) v`` in tiles, with an online softmax in float32 (``tex.fused_attn_fwd``).
+
+    At the level ``avx512bf16``, bfloat16 operands are multiplied in pairs, and probabilities are rounded to bfloat16 for it. Results do not
+    depend on the threads.
+
+    Args:
+        q: ``[b, s, h, d]``, or ``[t, h, d]`` with ``lengths_q``: float32, float16 or bfloat16, with a contiguous last dimension, as all that
+            follow. ``k``, ``v``: ``[b, s, g, d]``, or ``[t, g, d]`` with ``lengths_kv``, of q's dtype; ``g`` divides ``h``.
+        out: of q's tokens and heads and v's width, any of the three dtypes. ``stats`` (logsumexp of the scores) and ``largest`` (score): float32,
+            of width 1. Rows of no sequence are not written.
+        causal: query i sees keys ``j <= i``, or ``j <= i + keys - queries`` if ``causal_bottom_right``.
+        window_left: it sees keys from ``i - window_left`` to ``i + window_right`` (-1: unbounded), ``keys - queries`` further if
+            ``window_bottom_right``.
+        lengths_q: int32 ``[b + 1]``, cumulative lengths, as ``lengths_kv``. Queries beyond them give 0 and a logsumexp of -inf.
+        starts_q: int32 ``[b]``, where sequences of ``[t, h, d]`` begin, if not at the cumulative lengths; ``starts_kv`` likewise.
+        page_table_k: int32 ``[b, max_pages]``: k is ``[pages, page_size, g, d]``, and a sequence's keys are in these pages. ``page_table_v``: k's,
+            if None.
+        extra_logits: float32 ``[h]``, the logit of an extra term of each head's denominator.
+        dropout: the probability that a score is dropped, by the words of ``rng_state`` (int64 ``[2]``) at ``((b * h + head) * max_seqlen_q + i) *
+            max_seqlen_kv + j``.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def attention_backward(
+    q: StridedTensorLike,
+    k: StridedTensorLike,
+    v: StridedTensorLike,
+    out: StridedTensorLike,
+    grad: StridedTensorLike,
+    stats: StridedTensorLike,
+    dq: StridedTensorLike,
+    dk: StridedTensorLike,
+    dv: StridedTensorLike,
+    scale: float,
+    causal: bool,
+    causal_bottom_right: bool,
+    window_left: int,
+    window_right: int,
+    window_bottom_right: bool,
+    lengths_q: TensorLike | None = None,
+    starts_q: TensorLike | None = None,
+    lengths_kv: TensorLike | None = None,
+    starts_kv: TensorLike | None = None,
+    extra_logits: TensorLike | None = None,
+    extra_gradient: TensorLike | None = None,
+    dropout: float = 0.0,
+    rng_state: TensorLike | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_kv: int = 0,
+    num_threads: int = 0,
+) -> None:
+    """The gradients ``dq``, ``dk``, ``dv`` of ``attention_forward`` from ``grad``, that of ``out``; probabilities are computed again from ``stats``.
+
+    Arguments are those of the forward call; ``out`` and ``grad`` have q's dtype, the gradients any of the three. ``extra_gradient``: float32
+    ``[h]``, set to the gradient of ``extra_logits``. Gradients of tokens of no sequence are not written. Sums have one order, whatever the threads.
+
+    Raises:
+        DTypeError, ShapeError, ArgumentError: before anything is written.
+    """
+
+def copy_to_cache(
+    tokens: StridedTensorLike,
+    cache: StridedTensorLike,
+    table: TensorLike | None,
+    new_lengths: TensorLike,
+    cached_lengths: TensorLike,
+    paged: bool,
+    num_threads: int = 0,
+) -> None:
+    """Puts the new tokens of each sequence, ``[b, s, g, d]`` or ``[t, g, d]``, at the end of what a cache ``[pages, page_size, g, d]`` has of it.
+
+    ``new_lengths`` and ``cached_lengths`` (int32 ``[b + 1]``) are cumulative, the second with the new tokens; ``table`` is int32 ``[b, max_pages]``,
+    or, without ``paged``, ``[b]``: the rows of the cache that have held the sequences, each of which moves to its own row (``tex.copy_to_kv_cache``).
 
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.

@@ -5,16 +5,16 @@ A ``call`` has the declared parameters of its function as attributes (``interfac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.tex.attention_layout import Layout, layout
-from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Layout, NVTE_Softmax_Type
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Fused_Attn_Backend, NVTE_Mask_Type, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.protocol import is_quantized
 
-__all__ = ["BOTTOM_RIGHT", "CAUSAL", "PADDING", "ScoreRules", "Served", "auxiliary", "bounds", "check_counts"]
+__all__ = ["BOTTOM_RIGHT", "CAUSAL", "PADDING", "ScoreRules", "Served", "auxiliary", "bounds", "check_counts", "support_query"]
 
 T = TypeVar("T")
 
@@ -31,11 +31,12 @@ class Served:
     backend: str
     dtypes: frozenset[Any]
     thd_bias: bool
+    paged: bool
 
     def refusal(self, qkv_layout: Any, bias_type: Any, dtype: Any) -> str | None:
         """Why a problem is not served, or None."""
         lay = layout(qkv_layout)
-        if lay is None:
+        if lay is None or (lay.paged and not self.paged):
             return f"layout {NVTE_QKV_Layout(int(qkv_layout)).name} is not served; sbhd, bshd, bhsd and thd are, packed or separate"
         if int(bias_type) == NVTE_Bias_Type.NVTE_ALIBI:
             return "ALiBi is not served; no bias, a pre-scale and a post-scale bias are"
@@ -45,17 +46,18 @@ class Served:
             return f"{dtype} is not served; float32, bfloat16 and float16 are"
         return None
 
-    def check(self, call: Any, quantizers: tuple[Any, ...], page_table: Any = None) -> Layout:
+    def check(self, call: Any, quantizers: tuple[Any, ...]) -> Layout:
         """The layout of a call that is served. Raises ``NotServedError`` with the reason, ``ShapeError`` for shapes that do not fit."""
+        tables = [getattr(call, name, None) for name in ("page_table_k", "page_table_v")]
         q, k, v = call.Q, call.K, call.V
         quantized = any(is_quantized(x) for x in (q, k, v)) or any(quantizer is not None for quantizer in quantizers)
         if quantized:
             reason = "FP8 attention is not served; bfloat16, float16 and float32 are"
         else:
             reason = self.refusal(call.qkv_layout, call.bias_type, q.dtype)
-        if reason is None and page_table is not None:
-            reason = "a paged KV cache is not served"
         lay = layout(call.qkv_layout)
+        if reason is None and lay is not None and any((table is not None) != lay.paged for table in tables):
+            reason = "a paged layout has no page tables, or another one has" if hasattr(call, "page_table_k") else "a paged KV cache has no gradient"
         if reason is not None or lay is None:
             raise NotServedError(
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
@@ -149,3 +151,26 @@ def check_counts(q: int, kv: int) -> None:
     if q != kv:
         got = f"{q} and {kv}"
         raise ArgumentError(expected("equally many sequences", of="cu_seqlens_q and cu_seqlens_kv", got=got, do="pass one of each per sequence"))
+
+
+_QUERY_ARGUMENTS = (
+    "is_training q_dtype kv_dtype qkv_layout bias_type attn_mask_type softmax_type p_dropout num_attn_heads num_gqa_groups max_seqlen_q "
+    "max_seqlen_kv head_dim_qk head_dim_v window_size_left window_size_right return_max_logit cuda_graph deterministic"
+).split()
+
+
+def support_query(served: Served, to_dtype: Callable[[Any], Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """``get_fused_attn_backend`` of a backend that serves what ``served`` says; ``to_dtype`` gives its own value of a ``tex.DType``."""
+    given: Any = arguments[0] if arguments else named.get("fused_attn_params")
+    if len(arguments) + len(named) == 1 and hasattr(given, "qkv_layout"):
+        reason = served.refusal(given.qkv_layout, given.bias_type, to_dtype(given.qkv_dtype))
+        return _answer(reason), reason or ""
+    values = dict(zip(_QUERY_ARGUMENTS, arguments, strict=False)) | named
+    missing = [name for name in _QUERY_ARGUMENTS[:17] if name not in values]
+    if missing or set(values) - set(_QUERY_ARGUMENTS):
+        raise TypeError(expected("fused_attn_params, or 19 arguments", of="get_fused_attn_backend", got=sorted(values), do=f"pass {missing} too"))
+    return _answer(served.refusal(values["qkv_layout"], values["bias_type"], to_dtype(values["q_dtype"])))
+
+
+def _answer(reason: str | None) -> NVTE_Fused_Attn_Backend:
+    return NVTE_Fused_Attn_Backend.NVTE_No_Backend if reason else NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen

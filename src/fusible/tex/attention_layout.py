@@ -20,12 +20,16 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The dimension order of Q and of K and V. ``packed`` counts the tensors of the last buffer (1, 2 or 3), stacked at dimension ``at`` of it."""
+    """The dimension order of Q and of K and V. ``packed`` counts the tensors of the last buffer (1, 2 or 3), stacked at dimension ``at`` of it.
+
+    In a ``paged`` layout K and V are the pages of a cache: their ``B`` counts pages, and their ``S`` the tokens of one.
+    """
 
     q: str
     kv: str
     packed: int = 1
     at: int = 0
+    paged: bool = False
 
     @property
     def statistics(self) -> str:
@@ -35,8 +39,10 @@ class Layout:
 
 def _parse(name: str) -> Layout | None:
     parts = name.removeprefix("NVTE_").split("_")
-    if parts[0] in ("Paged", "QKV"):
+    if parts[0] == "QKV":
         return None
+    if parts[0] == "Paged":
+        return Layout(parts[2], parts[3], paged=True)
     at = next((place for place, letter in enumerate(parts[-1]) if letter.isdigit()), None)
     if at is None:
         return Layout(parts[0], parts[-1])
@@ -48,7 +54,7 @@ _LAYOUTS = {int(member): _parse(name) for name, member in NVTE_QKV_Layout.__memb
 
 
 def layout(value: Any) -> Layout | None:
-    """The layout of an ``NVTE_QKV_Layout``, or None for one that is not served (paged, or not set)."""
+    """The layout of an ``NVTE_QKV_Layout``, or None where it is not set."""
     return _LAYOUTS.get(int(value))
 
 

@@ -100,8 +100,11 @@ def test_forward_and_backward(runner: Runner, problem: Problem) -> None:
     outputs, expected_stats, leaves, upstream = expectation(problem, given, rng_state)
     length = problem.width + problem.max_kv
     name = o_name(problem)
+    # A backend may round probabilities, which sum to at most 1, to the inputs' type: half an epsilon of the largest value.
+    largest = max(x.abs().max().item() for x in given.v if x.numel())
+    rounding = 0.5 * torch.finfo(problem.dtype).eps * largest / torch.finfo(torch.float32).eps / (length + 16)
     for got, expected in zip(cut(o, name, problem.lengths_q, problem.gap), outputs, strict=True):
-        close(got, expected.detach(), problem.dtype, length, 8.0)
+        close(got, expected.detach(), problem.dtype, length, 8.0 + rounding)
     stats_format = "THD" if problem.formats[0] == "THD" else "BHSD"
     for got, expected in zip(cut(stats, stats_format, problem.lengths_q, problem.gap), expected_stats, strict=True):
         close(got[..., 0].t(), expected, torch.float32, length, 8.0)
@@ -199,8 +202,9 @@ def test_dropout_is_drawn_per_call_from_the_generator_and_not_in_inference(runne
 
 REFUSED = [
     ({"bias_type": B.NVTE_ALIBI}, NotServedError, "ALiBi is not served"),
-    ({"qkv_layout": L.NVTE_Paged_KV_BSHD_BSHD_BSHD}, NotServedError, "Paged_KV_BSHD_BSHD_BSHD is not served"),
-    ({"page_table_k": torch.zeros(1)}, NotServedError, "a paged KV cache is not served"),
+    ({"qkv_layout": L.NVTE_Paged_KV_BSHD_BSHD_BSHD}, NotServedError, "a paged layout has no page tables|BSHD is not served"),
+    ({"page_table_k": torch.zeros(1)}, NotServedError, "a paged layout has no page tables, or another one has"),
+    ({"qkv_layout": L.NVTE_QKV_Layout_NOT_SET}, NotServedError, "NOT_SET is not served"),
     ({"s_quantizer": object()}, NotServedError, "FP8 attention is not served"),
     ({"attn_mask_type": M.NVTE_PADDING_MASK}, ArgumentError, "cumulative lengths"),
     ({"Q": torch.zeros(2, 5, 3, 8)}, ShapeError, "Q's heads a multiple"),

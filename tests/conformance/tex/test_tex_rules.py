@@ -51,6 +51,8 @@ SIGNATURES = {
     f"qkv_scale_inv_format, do_scale_inv_format, {ATTENTION}, deterministic, cu_seqlens_q, cu_seqlens_kv, Q, K, V, O, dO, fake_dtype, "
     f"Aux_CTX_Tensors, {PADDED}, s_quantizer, dp_quantizer, dqkv_quantizer, cuda_graph",
     "get_fused_attn_backend": "*arguments, **named",
+    "copy_to_kv_cache": "new_k, new_v, k_cache, v_cache, page_table, cu_new_lens, cu_cached_lens, kv_format, b, max_ctx_len, max_seq_len, "
+    "max_pages_per_seq, is_non_paged",
     "fused_rope_forward": f"input, {ROPE}",
     "fused_rope_backward": f"output_grads, {ROPE}",
     "scaled_softmax_forward": "input, scale_factor",

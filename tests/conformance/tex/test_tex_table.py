@@ -78,6 +78,7 @@ def test_the_table_covers_every_function_with_a_numeric_result() -> None:
         "fused_amax_and_scale_update_after_reduction": "test_tex_recipe",
         "multi_tensor_adam multi_tensor_l2norm multi_tensor_scale": "test_tex_optimizer",
         "fused_attn_fwd fused_attn_bwd get_fused_attn_backend": "test_tex_attention",
+        "copy_to_kv_cache": "test_tex_kv_cache",
         "dropout_fwd dropout_bwd prim_dropout prim_dropout_backward": "test_tex_dropout",
         "prim_copy prim_reshape prim_empty prim_full prim_concatenate prim_split": "test_tex_prim",
     }

@@ -78,7 +78,9 @@ class Attention:
         ``O`` has Q's tokens and heads in ``o_format`` with V's head width, in Q's dtype; THD rows of no sequence are 0. ``Stats`` is fp32, the
         logsumexp of a row's scores, ``[b, h, sq, 1]``, or ``[tq, h, 1]`` for THD; ``Max`` (with ``return_max_logit``) the largest score, of the same
         shape. ``rng_state`` is int64 ``[2]``, drawn from ``rng_gen`` or torch's default generator. Everything after ``O`` but ``Max`` is what
-        ``fused_attn_bwd`` takes. Raises ``NotServedError`` for a combination that is not served, ``ShapeError`` for shapes that do not fit.
+        ``fused_attn_bwd`` takes. In a paged layout ``K`` and ``V`` are ``[pages, page_size, g, d]`` (SBHD: the first two exchanged), and the tokens
+        of sequence i are those of the pages ``page_table_k[i]`` and ``page_table_v[i]`` (int32 ``[b, max_pages]``), one after another. Raises
+        ``NotServedError`` for a combination that is not served, ``ShapeError`` for shapes that do not fit.
         """
 
     @function("Q", "K", "qkv_layout", "dqkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dO", "dqkv_quantizer")
@@ -122,4 +124,30 @@ class Attention:
         ``P = exp(S - Stats)``, ``dV = P^T dO``, ``dS = P (dO V^T - rowsum(dO O))``, ``dQ = attn_scale dS K``, ``dK = attn_scale dS^T Q``; dropout
         enters P and ``dO V^T``. In packed layouts the gradients are views of one buffer. ``dBias`` has Bias's shape, ``dSoftmaxOffset`` is fp32
         ``[1, h, 1, 1]``.
+        """
+
+    @function("new_k", "k_cache", "kv_format")
+    def copy_to_kv_cache(
+        self,
+        new_k: Any,
+        new_v: Any,
+        k_cache: Any,
+        v_cache: Any,
+        page_table: Any,
+        cu_new_lens: Any,
+        cu_cached_lens: Any,
+        kv_format: Any,
+        b: int,
+        max_ctx_len: int,
+        max_seq_len: int,
+        max_pages_per_seq: int,
+        is_non_paged: bool,
+    ) -> None:
+        """Write the new tokens of ``b`` sequences into a cache ``[pages, page_size, g, d]``, in place.
+
+        ``new_k`` and ``new_v`` are of ``kv_format``: THD, BSHD or SBHD, the last two ``max_ctx_len`` long. Of sequence i, ``diff(cu_new_lens)[i]``
+        tokens are new and ``diff(cu_cached_lens)[i]`` are cached with them (both int32 ``[b + 1]``): the new ones go to the last positions of
+        those. Position p is in page ``page_table[i, p // page_size]`` (int32 ``[b, max_pages_per_seq]``), with ``page_size = max_seq_len /
+        max_pages_per_seq``. Where ``is_non_paged``, a sequence has row i of the cache, ``[b', max_seq_len, g, d]``, for itself; what it had before
+        comes from row ``page_table[i]``, for all sequences at once.
         """

@@ -9,6 +9,7 @@ import torch
 
 from fusible import cpp_extensions
 from fusible.tex.backends.cpu.activation import ActivationKernels
+from fusible.tex.backends.cpu.attention import AttentionKernels
 from fusible.tex.backends.cpu.gemm import GemmKernels
 from fusible.tex.backends.cpu.normalization import NormalizationKernels
 from fusible.tex.backends.cpu.optimizer import OptimizerKernels
@@ -26,7 +27,15 @@ _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 @registry.register_backend
 class CpuBackend(
-    ActivationKernels, GemmKernels, NormalizationKernels, OptimizerKernels, QuantizeKernels, RopeKernels, SoftmaxKernels, TEXBackendBase
+    ActivationKernels,
+    AttentionKernels,
+    GemmKernels,
+    NormalizationKernels,
+    OptimizerKernels,
+    QuantizeKernels,
+    RopeKernels,
+    SoftmaxKernels,
+    TEXBackendBase,
 ):
     """C++ kernels for AVX2, AVX-512 and plain C++, chosen at run time."""
 

@@ -5,48 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fusible.errors import expected
-from fusible.tex.attention_call import Served, auxiliary
-from fusible.tex.attention_layout import format_name, gradient_layout
+from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
+from fusible.tex.attention_call import Served, auxiliary, support_query
+from fusible.tex.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.backends.torch_backend import attention_math
 from fusible.tex.backends.torch_backend.attention_math import Scores
-from fusible.tex.backends.torch_backend.attention_pieces import gradients, operands, outputs, pieces, take
+from fusible.tex.backends.torch_backend.attention_pieces import operands, pieces, take
+from fusible.tex.backends.torch_backend.kv_cache import gathered, put
 from fusible.tex.checks import check_probability
-from fusible.tex.enums import NVTE_Fused_Attn_Backend
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import by_name
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True)
-_QUERY_ARGUMENTS = (
-    "is_training q_dtype kv_dtype qkv_layout bias_type attn_mask_type softmax_type p_dropout num_attn_heads num_gqa_groups max_seqlen_q "
-    "max_seqlen_kv head_dim_qk head_dim_v window_size_left window_size_right return_max_logit cuda_graph deterministic"
-).split()
+_SERVED = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True, paged=True)
 
 
 class AttentionKernels(Attention):
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
-        given: Any = arguments[0] if arguments else named.get("fused_attn_params")
-        if len(arguments) + len(named) == 1 and hasattr(given, "qkv_layout"):
-            reason = _SERVED.refusal(given.qkv_layout, given.bias_type, to_torch(given.qkv_dtype))
-            return _answer(reason), reason or ""
-        values = dict(zip(_QUERY_ARGUMENTS, arguments, strict=False)) | named
-        missing = [name for name in _QUERY_ARGUMENTS[:17] if name not in values]
-        if missing or set(values) - set(_QUERY_ARGUMENTS):
-            raise TypeError(expected("fused_attn_params, or 19 arguments", of="get_fused_attn_backend", got=sorted(values), do=f"pass {missing} too"))
-        return _answer(_SERVED.refusal(values["qkv_layout"], values["bias_type"], to_torch(values["q_dtype"])))
+        return support_query(_SERVED, to_torch, arguments, named)
 
     @by_name
     def fused_attn_fwd(self, call: Any) -> list[Any]:
         q, k, v = call.Q, call.K, call.V
-        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer), call.page_table_k)
+        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
+        if lay.paged:
+            lay, k, v = Layout(lay.q, "BSHD"), gathered(k, call.page_table_k, lay.kv), gathered(v, call.page_table_v, lay.kv)
+            call.K, call.V = k, v
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
-        rng_state = _draw_rng_state(q.device, dropout, call.rng_gen)
+        rng_state = draw_rng_state(q.device, dropout, call.rng_gen)
         scores = Scores.of(call, call.Bias, call.SoftmaxOffset, dropout, rng_state)
         out_name = format_name(call.o_format, lay.q)
         out, stats, largest = outputs(lay, out_name, q, v)
@@ -87,15 +77,7 @@ class AttentionKernels(Attention):
                 doffset.add_(g.extra.sum((0, 2), keepdim=True))
         return [dq, dk, dv, None if dbias is None or bias is None else dbias.to(bias.dtype), doffset]
 
-
-def _answer(reason: str | None) -> NVTE_Fused_Attn_Backend:
-    return NVTE_Fused_Attn_Backend.NVTE_No_Backend if reason else NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
-
-
-def _draw_rng_state(device: torch.device, dropout: float, generator: torch.Generator | None) -> Tensor:
-    """``(seed, offset)``; drawn only where dropout needs it."""
-    if not dropout:
-        return torch.zeros(2, dtype=torch.int64, device=device)
-    source = device if generator is None else generator.device
-    seed = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, generator=generator, device=source)
-    return torch.cat((seed, torch.zeros_like(seed))).to(device)
+    @by_name
+    def copy_to_kv_cache(self, call: Any) -> None:
+        put(call, call.new_k, call.k_cache)
+        put(call, call.new_v, call.v_cache)

@@ -1,26 +1,19 @@
-"""The pieces of an attention problem that are computed at once, where each lies in Q, K, V and O, and what is filled piece by piece."""
+"""The pieces of an attention problem that are computed at once, and where each lies in Q, K, V and O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, expected
+from fusible.tex.attention_buffers import heads_first
 from fusible.tex.attention_call import PADDING, bounds, check_counts
 from fusible.tex.attention_layout import Layout
 
-__all__ = ["Piece", "gradients", "operands", "outputs", "pieces", "take"]
-
-
-def _heads_first(x: Tensor, name: str) -> Tensor:
-    """A dense tensor as ``[b, h, s, d]``, a view."""
-    if name == "SBHD":
-        return x.permute(1, 2, 0, 3)
-    return x.permute(0, 2, 1, 3) if name == "BSHD" else x
+__all__ = ["Piece", "operands", "pieces", "take"]
 
 
 @dataclass(frozen=True)
@@ -42,15 +35,15 @@ def take(x: Tensor, name: str, piece: Piece, *, kv: bool) -> Tensor:
     start, length = (piece.start_kv, piece.skv) if kv else (piece.start_q, piece.sq)
     if name == "THD":
         return x[start : start + piece.count * length].unflatten(0, (piece.count, length)).permute(0, 2, 1, 3)
-    return _heads_first(x, name)[piece.first : piece.first + piece.count, :, :length]
+    return heads_first(x, name)[piece.first : piece.first + piece.count, :, :length]
 
 
 def pieces(lay: Layout, call: Any) -> Iterator[Piece]:
     """The pieces of a call: all sequences at once where they are equally long in memory, else one by one."""
     cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
     if lay.q != "THD" and lay.kv != "THD":
-        b, _, sq, _ = _heads_first(call.Q, lay.q).shape
-        skv = _heads_first(call.K, lay.kv).shape[2]
+        b, _, sq, _ = heads_first(call.Q, lay.q).shape
+        skv = heads_first(call.K, lay.kv).shape[2]
         if int(call.attn_mask_type) in PADDING:
             yield Piece(0, b, sq, skv, lengths_q=torch.diff(bounds(cu_q, "q")), lengths_kv=torch.diff(bounds(cu_kv, "kv")))
         else:
@@ -80,36 +73,3 @@ def _uniform(starts: list[int], lengths: list[int]) -> bool:
 def operands(lay: Layout, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V of one piece."""
     return take(q, lay.q, piece, kv=False), take(k, lay.kv, piece, kv=True), take(v, lay.kv, piece, kv=True)
-
-
-def outputs(lay: Layout, name: str, q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeroed O, Stats and Max."""
-    if lay.q == "THD":
-        rows = torch.zeros(*q.shape[:2], 1, device=q.device)
-        return torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=q.device), rows, torch.zeros_like(rows)
-    b, h, s, _ = _heads_first(q, lay.q).shape
-    rows = torch.zeros(b, h, s, 1, device=q.device)
-    return _empty((b, h, s, v.shape[-1]), name, q), rows, torch.zeros_like(rows)
-
-
-def _empty(heads_first: Sequence[int], name: str, like: Tensor) -> Tensor:
-    """An output of ``[b, h, s, d]`` elements in a dense format."""
-    b, h, s, d = heads_first
-    shape = {"SBHD": (s, b, h, d), "BSHD": (b, s, h, d), "BHSD": (b, h, s, d)}[name]
-    return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-
-def gradients(lay: Layout, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeroed dQ, dK, dV of the shapes of Q, K, V (already in ``lay``); views of one buffer where they are packed."""
-    if lay.packed == 1:
-        return _zeros(q), _zeros(k), _zeros(v)
-    if k.shape != v.shape or (lay.packed == 3 and q.shape != k.shape):
-        shapes = f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
-        raise ArgumentError(expected("equal shapes", of="tensors of a packed layout", got=shapes, do="use a layout of separate tensors"))
-    buffer = torch.zeros((*k.shape[: lay.at], lay.packed, *k.shape[lay.at :]), dtype=k.dtype, device=k.device)
-    parts = buffer.unbind(lay.at)
-    return (parts[0], parts[1], parts[2]) if lay.packed == 3 else (_zeros(q), parts[0], parts[1])
-
-
-def _zeros(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)

@@ -23,14 +23,14 @@ from fusible.tex.interface.declare import by_name
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), thd_bias=False)
+_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), thd_bias=False, paged=False)
 
 
 class AttentionKernels(Attention):
     @by_name
     def fused_attn_fwd(self, call: Any) -> list[Any]:
         q, k, v = call.Q, call.K, call.V
-        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer), call.page_table_k)
+        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
         rng_state = _rng_state(dropout, call.rng_gen)

@@ -1,0 +1,93 @@
+// Exponentials of scores, the random draw of dropout, and how probabilities become operands of the next product.
+#pragma once
+
+#include "attention/kernels.hpp"
+#include "gemm/units.hpp"
+
+namespace fusible {
+namespace FUSIBLE_LEVEL {
+namespace {
+
+constexpr float kLog2E = 1.44269504f;
+constexpr float kInfinity = __builtin_inff();
+
+/// 2^x for x <= 0 or little more, to about a unit in the last place: 2^n times a polynomial on |r| <= 1/2 that is closest in relative error
+/// (1e-7). 0 below the normal numbers.
+inline F32 exp2(F32 x) {
+    constexpr float kLowest = -126.0f;
+    const F32 clamped = max(splat(kLowest), x);
+    const I32 n = round_to_int(clamped);
+    const F32 r = sub(clamped, from_int(n));
+    F32 sum = splat(0.0013264715f);
+    sum = fma(sum, r, splat(0.009671514f));
+    sum = fma(sum, r, splat(0.05550734f));
+    sum = fma(sum, r, splat(0.24022242f));
+    sum = fma(sum, r, splat(0.693147f));
+    sum = fma(sum, r, splat(1.0f));
+    return select_less(x, splat(kLowest), splat(0.0f), floats(add(bits(sum), shift_left<23>(n))));
+}
+
+inline std::uint64_t rotate(std::uint64_t x) { return (x >> 32) | (x << 32); }
+
+/// Factors of dropout of kLanes scores whose counters are `step` apart (tex/backends/torch_backend/random.py has the words).
+inline F32 kept(const Dropout& d, std::uint64_t counter, std::uint64_t step) {
+    alignas(64) float factors[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+        const std::uint64_t y = (counter + static_cast<std::uint64_t>(i) * step) * d.key;
+        const std::uint64_t z = y + d.key;
+        std::uint64_t x = rotate(y * y + y);
+        x = rotate(x * x + z);
+        x = rotate(x * x + y);
+        factors[i] = (x * x + z) >> 32 >= d.threshold ? d.factor : 0.0f;
+    }
+    return load(factors);
+}
+
+#if defined(__AVX512BF16__)
+
+/// Row elements [at, at + kLanes), as the left operand of a product reads them along its row.
+inline void store_row(std::int32_t* row, int at, F32 values) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(row) + at), (__m256i)_mm512_cvtneps_pbh(values.v));
+}
+
+/// A unit of rows, as the left operand of a product reads them down its columns.
+inline void store_across(std::int32_t* out, const F32 (&rows)[kDepth]) {
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(rows[0].v));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(rows[1].v));
+    _mm512_storeu_si512(out, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+
+#else
+
+inline void store_row(std::int32_t* row, int at, F32 values) { store_units(row + at, values); }
+inline void store_across(std::int32_t* out, const F32 (&rows)[kDepth]) { store_units(out, rows[0]); }
+
+#endif
+
+inline bool is_empty(Span span) { return span.end <= span.begin; }
+
+/// The least span that holds `count` others.
+inline Span hull(const Span* spans, int count) {
+    Span all{0, 0};
+    for (int i = 0; i < count; ++i) {
+        if (is_empty(spans[i])) continue;
+        const bool first = is_empty(all);
+        all.begin = first || spans[i].begin < all.begin ? spans[i].begin : all.begin;
+        all.end = first || spans[i].end > all.end ? spans[i].end : all.end;
+    }
+    return all;
+}
+
+/// `span` in whole steps.
+inline Span widen(Span span, int step) { return is_empty(span) ? Span{0, 0} : Span{span.begin / step * step, (span.end + step - 1) / step * step}; }
+
+/// What a hidden score is set to, so that its exponential is 0 under either sign of the scale.
+inline float hidden_score(float scale) { return scale < 0.0f ? kInfinity : -kInfinity; }
+
+inline void fill(float* values, int begin, int end, float value) {
+    for (int i = begin; i < end; ++i) values[i] = value;
+}
+
+}  // namespace
+}  // namespace FUSIBLE_LEVEL
+}  // namespace fusible

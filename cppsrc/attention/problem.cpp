@@ -1,0 +1,207 @@
+#include "attention/problem.hpp"
+
+#include "cast/checks.hpp"
+#include "runtime/select.hpp"
+
+namespace fusible {
+
+namespace {
+
+constexpr std::int64_t kUnbounded = std::int64_t{1} << 40;
+
+std::string shape_of(const TokenView& view) {
+    const std::string batches = view.flat ? "" : std::to_string(view.batches) + ", ";
+    return "[" + batches + std::to_string(view.tokens) + ", " + std::to_string(view.heads) + ", " + std::to_string(view.cols) + "]";
+}
+
+const std::int32_t* read_integers(const OptionalView& view, const char* name, std::int64_t at_least) {
+    if (!view) return nullptr;
+    check_dtype(*view, name, view->dtype == DType::Int32, "int32");
+    if (view->numel() < at_least)
+        throw ShapeError(expected(std::to_string(at_least) + " elements", name, std::to_string(view->numel()), "pass one a sequence"));
+    return view->as<const std::int32_t>();
+}
+
+/// How long a sequence is, where it begins in its batch, and how many rows memory has for it.
+struct Extent {
+    std::int64_t start;
+    std::int64_t length;
+    std::int64_t rows;
+};
+
+class Side {
+  public:
+    Side(const TokenView& view, const OptionalView& lengths, const OptionalView& starts, std::int64_t sequences, std::int64_t tokens,
+         const char* name)
+        : view_(view), tokens_(tokens), name_(name) {
+        if (view.flat && !lengths) throw ArgumentError(expected("cumulative lengths", name, "None", "pass them for [t, heads, width]"));
+        lengths_ = read_integers(lengths, name, sequences + 1);
+        starts_ = view.flat ? read_integers(starts, name, sequences) : nullptr;
+    }
+
+    Extent at(std::int64_t i) const {
+        if (lengths_ == nullptr) return {0, tokens_, tokens_};
+        const std::int64_t length = lengths_[i + 1] - lengths_[i];
+        if (!view_.flat) return {0, length, tokens_};
+        const std::int64_t start = starts_ != nullptr ? starts_[i] : lengths_[i];
+        if (length < 0 || start < 0 || start + length > tokens_)
+            throw ArgumentError(expected("tokens among " + std::to_string(tokens_), name_,
+                                         std::to_string(start) + " to " + std::to_string(start + length), "check the cumulative lengths"));
+        return {start, length, length};
+    }
+
+  private:
+    const TokenView& view_;
+    std::int64_t tokens_;
+    const char* name_;
+    const std::int32_t* lengths_;
+    const std::int32_t* starts_;
+};
+
+std::int64_t count_sequences(const Problem& p, const Rules& rules) {
+    if (!p.q.flat) return p.q.batches;
+    if (!rules.lengths_q || rules.lengths_q->numel() < 1)
+        throw ArgumentError(expected("cumulative lengths", "q", "None", "pass them for [t, heads, width]"));
+    return rules.lengths_q->numel() - 1;
+}
+
+void check_pages(const Problem& p, const Sequence& s) {
+    const std::int64_t used = ceil_div(s.keys, p.k.tokens);
+    for (const auto* table : {p.pages_k, p.pages_v})
+        for (std::int64_t i = 0; i < used; ++i) {
+            const std::int64_t page = table[s.index * p.max_pages + i];
+            if (page < 0 || page >= p.k.batches)
+                throw ArgumentError(expected("a page below " + std::to_string(p.k.batches), "a page table", std::to_string(page), "check the table"));
+        }
+}
+
+void read_pages(Problem& p, const Rules& rules, std::int64_t sequences) {
+    p.pages_k = p.pages_v = nullptr;
+    p.max_pages = 0;
+    if (!rules.page_table_k) return;
+    p.max_pages = rules.page_table_k->cols();
+    p.pages_k = read_integers(rules.page_table_k, "page_table_k", sequences * p.max_pages);
+    p.pages_v = rules.page_table_v ? read_integers(rules.page_table_v, "page_table_v", sequences * p.max_pages) : p.pages_k;
+}
+
+void read_sequences(Problem& p, const Rules& r) {
+    const std::int64_t count = count_sequences(p, r);
+    read_pages(p, r, count);
+    const bool paged = p.pages_k != nullptr;
+    if (!paged && !p.k.flat && p.k.batches < count)
+        throw ShapeError(expected(std::to_string(count) + " sequences", "k", std::to_string(p.k.batches), "pass keys for each"));
+    const Side queries(p.q, r.lengths_q, r.starts_q, count, p.q.tokens, "q");
+    const Side keys(p.k, r.lengths_kv, r.starts_kv, count, paged ? p.max_pages * p.k.tokens : p.k.tokens, "k");
+    for (std::int64_t i = 0; i < count; ++i) {
+        const Extent q = queries.at(i);
+        const Extent kv = keys.at(i);
+        const std::int64_t end = kv.length - q.length;
+        const std::int64_t diagonal = r.window_bottom_right ? end : 0;
+        Sequence s{i, q.start, kv.start, q.rows, 0, 0, kUnbounded, kUnbounded};
+        s.queries = std::clamp<std::int64_t>(q.length, 0, q.rows);
+        s.keys = std::clamp<std::int64_t>(kv.length, 0, kv.rows);
+        if (r.causal) s.ahead = r.causal_bottom_right ? end : 0;
+        if (r.window_right >= 0) s.ahead = std::min(s.ahead, diagonal + r.window_right);
+        if (r.window_left >= 0) s.behind = r.window_left - diagonal;
+        if (paged) check_pages(p, s);
+        p.sequences.push_back(s);
+    }
+}
+
+void read_dropout(Problem& p, const Rules& r) {
+    p.dropout = {0, 0, static_cast<std::uint64_t>(r.max_seqlen_kv), 1.0f};
+    p.first_counter = 0;
+    p.max_seqlen_q = r.max_seqlen_q;
+    if (r.dropout == 0.0) return;
+    if (!(r.dropout > 0.0 && r.dropout < 1.0))
+        throw ArgumentError(expected("a probability in [0, 1)", "dropout", std::to_string(r.dropout), "pass such a number"));
+    if (!r.rng_state || r.rng_state->dtype != DType::Int64 || r.rng_state->numel() != 2)
+        throw ArgumentError(expected("int64 [2]", "rng_state", r.rng_state ? r.rng_state->shape_text() : "None", "pass a seed and an offset"));
+    const auto* state = r.rng_state->as<const std::uint64_t>();
+    std::uint64_t z = state[0] + 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    p.dropout.key = (z ^ (z >> 31)) | 1;
+    p.dropout.threshold = static_cast<std::uint64_t>(r.dropout * 0x1p32);
+    p.dropout.factor = static_cast<float>(1.0 / (1.0 - r.dropout));
+    p.first_counter = state[1] << 40;
+}
+
+}  // namespace
+
+std::size_t Problem::work() const {
+    std::int64_t scores = 0;
+    for (const auto& s : sequences) scores += s.queries * s.keys;
+    return static_cast<std::size_t>(scores * q.heads) * static_cast<std::size_t>(q.cols + v.cols) / 16;
+}
+
+TokenView read_tokens(const StridedView& view, const char* name) {
+    if (view.ndim != 3 && view.ndim != 4)
+        throw ShapeError(expected("[b, s, heads, width] or [t, heads, width]", name, view.shape_text(), "reshape it"));
+    check_rows_contiguous(view, name);
+    const int last = view.ndim - 1;
+    const bool flat = view.ndim == 3;
+    return {static_cast<std::uint8_t*>(view.data),
+            0,
+            static_cast<std::int64_t>(size_of(view.dtype)),
+            flat,
+            flat ? 1 : view.shape[0],
+            view.shape[last - 2],
+            view.shape[last - 1],
+            view.shape[last],
+            flat ? 0 : view.strides[0],
+            view.strides[last - 2],
+            view.strides[last - 1]};
+}
+
+namespace {
+
+TokenView read_wide(const StridedView& view, const char* name) {
+    TokenView tokens = read_tokens(view, name);
+    check_dtype(view, name, is_wide_float(view.dtype), "float32, float16 or bfloat16");
+    tokens.kind = view.dtype == DType::Float32 ? 0 : view.dtype == DType::Float16 ? 1 : 2;
+    return tokens;
+}
+
+}  // namespace
+
+TokenView read_like(const StridedView& view, const char* name, const TokenView& like, std::int64_t cols) {
+    const TokenView found = read_wide(view, name);
+    TokenView wanted = like;
+    wanted.cols = cols;
+    if (shape_of(found) != shape_of(wanted)) throw ShapeError(expected(shape_of(wanted), name, shape_of(found), "check its shape"));
+    return found;
+}
+
+TokenView read_statistics(const StridedView& view, const char* name, const TokenView& q) {
+    check_dtype(view, name, view.dtype == DType::Float32, "float32");
+    return read_like(view, name, q, 1);
+}
+
+Problem read_problem(const StridedView& q, const StridedView& k, const StridedView& v, const Rules& rules) {
+    Problem p{};
+    p.q = read_wide(q, "q");
+    p.k = read_wide(k, "k");
+    p.v = read_like(v, "v", p.k, read_wide(v, "v").cols);
+    check_dtype(k, "k", k.dtype == q.dtype, name_of(q.dtype));
+    check_dtype(v, "v", v.dtype == q.dtype, name_of(q.dtype));
+    if (p.k.heads < 1 || p.q.heads % p.k.heads != 0 || p.q.cols != p.k.cols)
+        throw ShapeError(expected("equal widths, and a multiple of k's heads", "q", shape_of(p.q) + " with k " + shape_of(p.k), "reshape them"));
+    // Exact beside any score: a scale of zero would make NaN of a hidden score.
+    p.scale = rules.scale == 0.0f ? 1e-38f : rules.scale;
+    read_dropout(p, rules);
+    if (rules.extra_logits) check_float32(*rules.extra_logits, "extra_logits", p.q.heads);
+    p.extra = rules.extra_logits ? rules.extra_logits->as<const float>() : nullptr;
+    read_sequences(p, rules);
+    return p;
+}
+
+const AttentionKernels& attention_kernels_for(int kind) {
+#if defined(FUSIBLE_X86_KERNELS)
+    if (current_level() == Level::Avx512Bf16 && avx512bf16::attention_kernels.takes[kind]) return avx512bf16::attention_kernels;
+#endif
+    (void)kind;
+    return FUSIBLE_SELECT(attention_kernels);
+}
+
+}  // namespace fusible

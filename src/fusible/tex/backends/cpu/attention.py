@@ -1,0 +1,131 @@
+"""Attention by the compiled kernels: in tiles, forward and backward, and what generation needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
+from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, auxiliary, bounds, check_counts, support_query
+from fusible.tex.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.checks import check_probability
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
+from fusible.tex.interface.attention import Attention
+from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.protocol import to_torch
+
+__all__ = ["AttentionKernels"]
+
+_SERVED = Served("cpu", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True, paged=True)
+_TOKENS_FIRST = {"SBHD": (1, 0, 2, 3), "BSHD": (0, 1, 2, 3), "BHSD": (0, 2, 1, 3)}
+
+
+def _refused(request: Request) -> str | None:
+    if request["bias_type"] != NVTE_Bias_Type.NVTE_NO_BIAS:
+        return "serves attention without a bias, and there is one"
+    for name, kind in request.kinds:
+        if (name.endswith("quantizer") and kind is not None) or (isinstance(kind, tuple) and len(kind) != 2):
+            return f"serves attention on float32, bfloat16 and float16, and {name} is FP8"
+    return None
+
+
+class AttentionKernels(Attention):
+    def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
+        return support_query(_SERVED, to_torch, arguments, named)
+
+    @requires(_refused)
+    @by_name
+    def fused_attn_fwd(self, call: Any) -> list[Any]:
+        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
+        dropout = call.p_dropout if call.is_training else 0.0
+        check_probability(dropout, "fused_attn_fwd")
+        rng_state = draw_rng_state(call.Q.device, dropout, call.rng_gen)
+        rules = ScoreRules.of(call, None, call.SoftmaxOffset, dropout, rng_state)
+        name = format_name(call.o_format, lay.q)
+        out, stats, largest = outputs(lay, name, call.Q, call.V, torch.empty)
+        q, k, v = _operands(lay, (call.Q, call.K, call.V))
+        written = (_tokens(out, name), _tokens(stats, lay.statistics), _tokens(largest, lay.statistics))
+        pages_k, pages_v = (None if table is None else _int32(table) for table in (call.page_table_k, call.page_table_v))
+        lengths = _lengths(lay, call)
+        extra = _extra_logits(rules, q.shape[-2])
+        native.attention_forward(q, k, v, *written, *_mask(rules), *lengths, pages_k, pages_v, extra, *_draw(rules))
+        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *([] if rules.offset is None else [rules.offset])]
+
+    @requires(_refused)
+    @by_name
+    def fused_attn_bwd(self, call: Any) -> list[Any]:
+        lay = _SERVED.check(call, (call.s_quantizer, call.dp_quantizer, call.dqkv_quantizer))
+        out_lay = gradient_layout(call.dqkv_layout, lay)
+        check_probability(call.p_dropout, "fused_attn_bwd")
+        stats, rng_state, _, offset = auxiliary(call)
+        rules = ScoreRules.of(call, None, offset, call.p_dropout, rng_state)
+        dq, dk, dv = gradients(out_lay, call.Q, call.K, call.V)
+        names = (format_name(call.o_format, lay.q), format_name(call.do_format, lay.q))
+        q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), names)
+        extra = _extra_logits(rules, q.shape[-2])
+        doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1)
+        written = (_tokens(dq, lay.q), _tokens(dk, lay.kv), _tokens(dv, lay.kv))
+        row_stats = _readable(_tokens(stats, lay.statistics))
+        lengths = _lengths(lay, call)
+        native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *lengths, extra, doffset, *_draw(rules))
+        return [dq, dk, dv, None, doffset]
+
+    @by_name
+    def copy_to_kv_cache(self, call: Any) -> None:
+        name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
+        table = None if call.page_table is None else _int32(call.page_table)
+        lengths = (_int32(call.cu_new_lens[: call.b + 1]), _int32(call.cu_cached_lens))
+        for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):
+            whole = _readable(cache)
+            native.copy_to_cache(_readable(_tokens(new.to(cache.dtype), name)), whole, table, *lengths, not call.is_non_paged)
+            if whole is not cache:
+                cache.copy_(whole)
+
+
+def _tokens(x: Tensor, name: str) -> Tensor:
+    """``[b, s, h, d]`` or, of THD, ``[t, h, d]``; a view."""
+    return x if name == "THD" else x.permute(_TOKENS_FIRST[name])
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def _operands(lay: Layout, qkv: Sequence[Tensor], rows: Sequence[Tensor] = (), names: Sequence[str] = ()) -> list[Tensor]:
+    """Q, K and V, and ``rows`` in the formats of ``names``, as the kernels read them: of one dtype."""
+    views = [_readable(_tokens(x, name)) for x, name in zip((*qkv, *rows), (lay.q, lay.kv, lay.kv, *names), strict=True)]
+    return views if len({x.dtype for x in views}) == 1 else [x.float() for x in views]
+
+
+def _int32(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()
+
+
+def _lengths(lay: Layout, call: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Cumulative lengths and starts of the queries, and of the keys: where sequences are not all as long as memory is."""
+    flat = "THD" in (lay.q, lay.kv)
+    if not flat and int(call.attn_mask_type) not in PADDING:
+        return None, None, None, None
+    q, kv = _int32(bounds(call.cu_seqlens_q, "q")), _int32(bounds(call.cu_seqlens_kv, "kv"))
+    check_counts(len(q) - 1, len(kv) - 1)
+    starts_q, starts_kv = (None if x is None or not flat else _int32(x) for x in (call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded))
+    return q, starts_q, kv, starts_kv
+
+
+def _mask(rules: ScoreRules[Tensor]) -> tuple[float, bool, bool, int, int, bool]:
+    return rules.scale, rules.mask in CAUSAL, rules.mask in BOTTOM_RIGHT, *rules.window, rules.bottom_right_diagonal
+
+
+def _draw(rules: ScoreRules[Tensor]) -> tuple[float, Tensor, int, int]:
+    return rules.dropout, rules.rng_state, rules.max_sq, rules.max_skv
+
+
+def _extra_logits(rules: ScoreRules[Tensor], heads: int) -> Tensor | None:
+    """The logit of the denominator's extra term, of each head."""
+    if rules.softmax == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX:
+        return torch.zeros(heads)
+    return None if rules.offset is None else rules.offset.float().flatten().contiguous()
