@@ -73,7 +73,7 @@ class PipelineRunner:
             if "sequences" in op.given and not op.cached:
                 raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(op), do="call it on whole sequences"))
         if plan.caches and self.executor.whole:
-            wanted, got = "the executor 'eager', which writes to a cache in place", repr(self.executor.name)
+            wanted, got = "the executor 'eager' (others cannot write in place)", repr(self.executor.name)
             raise ArgumentError(expected(wanted, of="a call with a cache", got=got, do="compile no part of the model"))
         return cache.layers(self, plan, batch.lengths) if plan.caches else None
 

@@ -59,7 +59,7 @@ def load_model(folder: Path, recipe: str | None) -> ByteGPT:
 
 
 def _checkpoint(folder: Path, recipe: str | None) -> Checkpoint:
-    _, checkpoints = load_runs(folder)
+    _, checkpoints = load_runs(folder, "DIR")
     if recipe is None:
         if len(checkpoints) == 1:
             return next(iter(checkpoints.values()))

@@ -18,14 +18,14 @@ def run_folder(out: Path, options: TrainOptions, recipe: str) -> Path:
     return out if len(options.recipes) == 1 else out / recipe
 
 
-def load_runs(folder: Path) -> tuple[TrainOptions, dict[str, Checkpoint]]:
+def load_runs(folder: Path, option: str = "--resume") -> tuple[TrainOptions, dict[str, Checkpoint]]:
     """The options of the training command whose files are in ``folder``, and the checkpoint of each recipe that has one.
 
-    Raises ``CheckpointError`` where there is none, where one is damaged, or where they do not belong together.
+    ``option`` is what the user named the folder by. Raises ``CheckpointError`` where there is none, where one is damaged, or where they do not belong together.
     """
     places = [place for place in (folder, *(folder / recipe for recipe in RECIPES)) if has_checkpoint(place)]
     if not places:
-        raise CheckpointError(expected("a checkpoint", of=f"--resume {folder}", got="none", do="name the --out of a run that was saved"))
+        raise CheckpointError(expected("a checkpoint", of=f"{option} {folder}", got="none", do="name the --out of a run that was saved"))
     checkpoints = {place: load_checkpoint(place) for place in places}
     options = [checkpoint.options for checkpoint in checkpoints.values()]
     steps = max(option.steps for option in options)
@@ -34,7 +34,7 @@ def load_runs(folder: Path) -> tuple[TrainOptions, dict[str, Checkpoint]]:
         here = replace(checkpoint.options, steps=steps, text=common.text)
         if here != common or checkpoint.recipe not in common.recipes or run_folder(folder, common, checkpoint.recipe) != place:
             raise CheckpointError(
-                expected("checkpoints of one training command", of=f"--resume {folder}", got=f"another in {place}", do="remove one")
+                expected("checkpoints of one training command", of=f"{option} {folder}", got=f"another in {place}", do="remove one")
             )
     return common, {checkpoint.recipe: checkpoint for checkpoint in checkpoints.values()}
 

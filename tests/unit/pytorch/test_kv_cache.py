@@ -1,0 +1,181 @@
+"""Going on from a cache gives what the whole sequence gives; and what a cache refuses."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from fusible import autocast
+from fusible.errors import ArgumentError, ShapeError
+from fusible.pytorch import (
+    DelayedScaling,
+    Float8CurrentScaling,
+    GroupedQuerySelfAttention,
+    KVCache,
+    LayerNorm,
+    Linear,
+    MultiHeadedSelfAttention,
+    Residual,
+    Sequential,
+    SwiGLU,
+    parameter_bytes,
+    quantize_parameters,
+)
+
+H, HEADS, GROUPS = 32, 4, 2
+DTYPE_EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
+
+
+def model_of(dtype: torch.dtype = torch.float32, rope: float | None = 10000.0) -> Sequential:
+    torch.manual_seed(0)
+    attention = GroupedQuerySelfAttention(H, HEADS, GROUPS, rope_base=rope)
+    blocks = [
+        block
+        for _ in range(2)
+        for block in (
+            Residual(LayerNorm(H), Linear(H, H * 2), attention, Linear(H, H)),
+            Residual(LayerNorm(H), Linear(H, 4 * H), SwiGLU(), Linear(2 * H, H)),
+        )
+    ]
+    return Sequential(*blocks, LayerNorm(H)).to(dtype)
+
+
+def tokens(count: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
+    return torch.randn(count, H, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@torch.no_grad()
+def in_steps(model: nn.Module, sequences: list[torch.Tensor], steps: list[list[int]], cache: KVCache) -> list[torch.Tensor]:
+    """Each sequence's outputs, computed ``steps[s][i]`` tokens of sequence i at a time."""
+    done = [0] * len(sequences)
+    outputs: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for lengths in steps:
+        x = torch.cat([s[d : d + n] for s, d, n in zip(sequences, done, lengths, strict=True)])
+        y = model(x, torch.tensor(lengths, dtype=torch.int32), cache=cache)
+        cache.advance(lengths)
+        for collected, part in zip(outputs, y.split(lengths), strict=True):
+            collected.append(part)
+        done = [d + n for d, n in zip(done, lengths, strict=True)]
+    return [torch.cat(parts) for parts in outputs]
+
+
+STEPS = [[7, 3, 5], [1, 1, 1], [1, 0, 1], [2, 5, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0]]
+TOTALS = [sum(column) for column in zip(*STEPS, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pages", [None, 1, 4])
+@pytest.mark.parametrize("rope", [None, 10000.0])
+def test_sequences_in_steps_are_the_sequences_at_once(dtype: torch.dtype, pages: int | None, rope: float | None) -> None:
+    model = model_of(dtype, rope)
+    sequences = [tokens(n, dtype, seed) for seed, n in enumerate(TOTALS)]
+    cache = KVCache(3, 20, page_size=pages, dtype=dtype)
+    stepwise = in_steps(model, sequences, STEPS, cache)
+    with torch.no_grad():
+        whole = [model(sequence) for sequence in sequences]
+    assert cache.lengths == tuple(TOTALS)
+    # A norm comes last, so values are of order 1; each of the eight layers before it rounds its result, and its terms, once more.
+    for got, expected in zip(stepwise, whole, strict=True):
+        assert (got - expected).abs().max().item() <= 32 * DTYPE_EPS[dtype]
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling()], ids=lambda r: type(r).__name__)
+def test_steps_under_a_recipe_and_with_weights_held_in_8_bits(recipe: object) -> None:
+    model = quantize_parameters(model_of())
+    sequences = [tokens(n, seed=seed) for seed, n in enumerate(TOTALS)]
+    with autocast(recipe=recipe):  # type: ignore[arg-type]
+        stepwise = in_steps(model, sequences, STEPS, KVCache(3, 20, dtype=torch.float32))
+        with torch.no_grad():
+            whole = [model(sequence) for sequence in sequences]
+    # Under current scaling the two see other amaxes; an activation may land a step of E4M3 (an eighth) apart.
+    for got, expected in zip(stepwise, whole, strict=True):
+        assert ((got - expected).norm() / expected.norm()).item() <= 1 / 8
+
+
+def test_nothing_counts_until_it_is_counted() -> None:
+    model, cache = model_of(), KVCache(1, 8, dtype=torch.float32)
+    x = tokens(6)
+    with torch.no_grad():
+        first = model(x[:4], cache=cache)
+        cache.advance([4])
+        model(tokens(2, seed=9), cache=cache)  # rejected: never counted
+        second = model(x[4:], cache=cache)
+        whole = model(x)
+    torch.testing.assert_close(torch.cat([first, second]), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sequence_that_is_truncated_gives_its_pages_to_others() -> None:
+    model, cache = model_of(), KVCache(2, 16, page_size=4, pages=5, dtype=torch.float32)
+    first, second = tokens(12), tokens(8, seed=2)
+    in_steps(model, [first, second[:4]], [[12, 4]], cache)
+    with torch.no_grad(), pytest.raises(ArgumentError, match="2 free pages of 4 tokens of a KVCache, got 1 of 5: truncate a sequence"):
+        model(torch.cat([tokens(1), second[4:]]), torch.tensor([1, 4], dtype=torch.int32), cache=cache)
+    cache.truncate(0)
+    assert cache.lengths == (0, 4)
+    (_, rest) = in_steps(model, [first[:0], second[4:]], [[0, 4]], cache)
+    with torch.no_grad():
+        torch.testing.assert_close(rest, model(second)[4:], rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_of_equal_lengths_may_come_in_three_dimensions() -> None:
+    model, cache = model_of(), KVCache(2, 8, dtype=torch.float32)
+    x = torch.stack([tokens(5), tokens(5, seed=2)])
+    with torch.no_grad():
+        parts = []
+        for part in (x[:, :4], x[:, 4:]):
+            parts.append(model(part, cache=cache))
+            cache.advance([part.shape[1]] * 2)
+        torch.testing.assert_close(torch.cat(parts, 1), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_memory_is_that_of_the_pages() -> None:
+    model, cache = model_of(), KVCache(3, 100, page_size=8, pages=10, dtype=torch.bfloat16)
+    assert cache.nbytes == 0
+    with torch.no_grad():
+        model.bfloat16()(tokens(3, torch.bfloat16), torch.tensor([1, 1, 1], dtype=torch.int32), cache=cache)
+    assert cache.nbytes == 2 * 2 * 10 * 8 * GROUPS * (H // HEADS) * 2  # layers, k and v, pages, tokens, heads, width, bytes
+
+
+def test_what_a_cache_refuses() -> None:
+    model, cache = model_of(), KVCache(2, 8, dtype=torch.float32)
+    lengths = torch.tensor([3, 2], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"torch.no_grad\(\) of a call with a cache, got a call that records gradients"):
+        model(tokens(5), lengths, cache=cache)
+    with torch.no_grad():
+        with pytest.raises(ArgumentError, match="at most 8 tokens of a KVCache, got 9 of sequence 1"):
+            model(tokens(10), torch.tensor([1, 9], dtype=torch.int32), cache=cache)
+        with pytest.raises(ShapeError, match="2 numbers of at least 0, one per sequence of seq_lens of a call with a cache, got 1 numbers"):
+            model(tokens(5), torch.tensor([5], dtype=torch.int32), cache=cache)
+        with pytest.raises(ArgumentError, match="causal attention of a call with a cache, got DotProductAttention"):
+            Sequential(Linear(H, 3 * H), MultiHeadedSelfAttention(H, HEADS, causal=False))(tokens(5), lengths, cache=cache)
+        with pytest.raises(ArgumentError, match="the executor 'eager' \(others cannot write in place\) of a call with a cache, got 'xla'"):
+            model_of().compile("xla")(tokens(5), lengths, cache=cache)
+        assert cache.lengths == (0, 0)
+        with pytest.raises(ArgumentError, match="the seq_lens of the last call of advance, got 3, which no call computed"):
+            cache.advance(lengths)
+        model(tokens(5), lengths, cache=cache)
+        cache.advance(lengths)
+    with pytest.raises(ArgumentError, match="at most the 3 tokens of it of truncate, got 4"):
+        cache.truncate(0, 4)
+    with pytest.raises(ArgumentError, match="at least 1 of capacity of a KVCache, got 0"):
+        KVCache(1, 0)
+
+
+def test_weights_held_in_8_bits_are_held_once() -> None:
+    model = model_of()
+    before = sum(parameter.numel() for parameter in model.parameters())
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
+    quantize_parameters(model)
+    assert parameter_bytes(model) == weights + 4 * (before - weights)
+    with torch.no_grad():
+        model(tokens(3))
+    kept = [t for t in _tensors_alive() if t.numel() == H * 4 * H and t.dtype is torch.float32]
+    assert not kept, "a weight of before is still held"
+
+
+def _tensors_alive() -> list[torch.Tensor]:
+    gc.collect()
+    return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter) and o.layout is torch.strided]
