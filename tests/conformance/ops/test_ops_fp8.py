@@ -67,7 +67,8 @@ def test_a_linear_layer_is_exact_on_its_8_bit_operands(recipe: Float8CurrentScal
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name)
 def test_a_linear_layer_follows_its_delayed_scales(format_: Format, dtype: torch.dtype) -> None:
-    """Each step quantizes by the amaxes of the steps before it: of growing inputs some values saturate."""
+    """Each step quantizes by the amaxes of the steps before it: of growing inputs some values saturate. The weight changes as if optimized; one that
+    did not would keep the scale of when it last did."""
     torch.manual_seed(1)
     module, (forward, backward) = Linear(23, 11), formats(format_)
     largest = {name: [0.0] for name in ("x", "weight", "dy")}
@@ -75,6 +76,8 @@ def test_a_linear_layer_follows_its_delayed_scales(format_: Format, dtype: torch
     for step in range(5):
         x, dy = (torch.randn(13, 23) * 1.5**step).to(dtype).requires_grad_(), (torch.randn(13, 11) * 0.7**step).to(dtype)
         module.zero_grad()
+        with torch.no_grad():
+            module.weight.mul_(1.1)
         with autocast(recipe=recipe):
             y = module(x)
         y.backward(dy)
