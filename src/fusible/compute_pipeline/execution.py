@@ -90,14 +90,21 @@ def run_inference(
 
 
 def run_backward(
-    plan: Plan, segment: Segment, contexts: Sequence[Context], dy: Tensor, given: Mapping[str, Any], scales: Mapping[str, Any]
+    plan: Plan,
+    segment: Segment,
+    contexts: Sequence[Context],
+    dy: Tensor,
+    given: Mapping[str, Any],
+    scales: Mapping[str, Any],
+    sums: Mapping[str, Tensor] | None = None,
 ) -> BackwardResult:
-    """The backward pass of a segment."""
+    """The backward pass of a segment. ``sums``: gradients so far, by the plan's ``arg_slots``, to which those of this pass are added; they are used
+    up."""
     start = segment.start
     grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
     sides: dict[str, list[Any]] = {}
     d: Tensor | None = dy
-    state = Pass("backward", scales)
+    state = Pass("backward", scales, sums=sums)
     former = set_execution_state(state)
     try:
         for group in reversed(segment.backward):

@@ -52,6 +52,8 @@ class Plan:
     request: PlanRequest
     ops: tuple[Op, ...]
     arg_names: tuple[tuple[str, ...], ...]
+    arg_slots: tuple[str, ...]
+    """``<position>.<name>`` of each parameter of all ops."""
     arg_types: tuple[Type, ...]
     """The type of each parameter of all ops, as the passes take it."""
     quantized_args: tuple[QuantizedArg, ...]
@@ -84,6 +86,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         request=request,
         ops=bound,
         arg_names=tuple(op.arg_names for op in ops),
+        arg_slots=tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in op.arg_names),
         arg_types=arg_types,
         quantized_args=quantized_args,
         activation=activation_type(request),

@@ -43,7 +43,7 @@ def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy
     """The weight's product sums the bias gradient too; an 8-bit gradient is summed while it is quantized, before it loses precision."""
     dy = nvte.cast_checked(dy, add.dy_dtype)
     quantized = any(type is not None and is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
-    if quantized or not (add.wants("bias") and mmt.wants("weight")):
+    if quantized or not (add.wants("bias") and mmt.wants("weight")) or mmt.dweight_so_far is not None:
         d, add_grads = add.backward(add_ctx, dy)
         assert d is not None
         dx, mmt_grads = mmt.backward(mmt_ctx, d)

@@ -52,7 +52,7 @@ from fusible.nvte.casting import (
 )
 from fusible.nvte.dropout import ddropout, dropout
 from fusible.nvte.dtype import DType, QuantizedType, Type, bit_width, dtype_name, element, is_fp8, is_quantized_type
-from fusible.nvte.elementwise import add, concatenate, dbias, empty, empty_like, multi_empty_share_metadata, reshape, split
+from fusible.nvte.elementwise import add, concatenate, copy, dbias, empty, empty_like, multi_empty_share_metadata, reshape, split
 from fusible.nvte.execution import Pass, PassKind, current_pass, pass_, running, set_execution_state
 from fusible.nvte.flatten import Leaf, flatten, unflatten
 from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype, torch_to_te_dtype
@@ -67,6 +67,7 @@ from fusible.nvte.matmul import (
     matmul_transpose_gelu,
     matmul_transpose_gelu_add,
     transpose_matmul,
+    transpose_matmul_add,
     transpose_matmul_dbias,
 )
 from fusible.nvte.normalization import dlayernorm, drmsnorm, layernorm, rmsnorm
@@ -97,6 +98,7 @@ __all__ = [
     "cast_transpose_dbias_dgelu_checked",
     "cast_transpose_dgeglu_checked",
     "concatenate",
+    "copy",
     "current_pass",
     "dattention",
     "dbias",
@@ -169,6 +171,7 @@ __all__ = [
     "torch_to_te_dtype",
     "transpose",
     "transpose_matmul",
+    "transpose_matmul_add",
     "transpose_matmul_dbias",
     "unflatten",
 ]

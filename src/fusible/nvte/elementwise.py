@@ -9,7 +9,7 @@ from fusible.nvte.casting import cast as _cast
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
 
-__all__ = ["add", "concatenate", "dbias", "empty", "empty_like", "multi_empty_share_metadata", "reshape", "split"]
+__all__ = ["add", "concatenate", "copy", "dbias", "empty", "empty_like", "multi_empty_share_metadata", "reshape", "split"]
 
 
 def add(a: Tensor, b: Tensor, type: Type) -> Tensor:
@@ -17,6 +17,11 @@ def add(a: Tensor, b: Tensor, type: Type) -> Tensor:
     from_type = type if not is_quantized_type(type) else DType.Float32
     total = Tensor(tex.prim.add(a.data, b.data, from_type), from_type)
     return total if total.type == type else _cast(total, type)
+
+
+def copy(x: Tensor) -> Tensor:
+    """``x`` (unquantized) in memory of its own."""
+    return Tensor(tex.prim.copy(x.data), x.type)
 
 
 def dbias(dy: Tensor, type: DType) -> Tensor:

@@ -18,15 +18,25 @@ PassKind = Literal["forward", "backward", "inference"]
 
 
 class Pass:
-    """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), the ``caches`` of keys and values by the position of their op,
-    and the ``amaxes`` by slot that quantization observed. ``memo``: what several ops need and one has computed."""
+    """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), and the ``amaxes`` by slot that quantization observed.
 
-    __slots__ = ("amaxes", "caches", "kind", "memo", "scales")
+    ``caches``: of keys and values, by the position of their op. ``sums``: gradients so far of parameters, ``<position>.<name>``, to which the pass
+    adds. ``memo``: what several ops need and one has computed.
+    """
 
-    def __init__(self, kind: PassKind, scales: Mapping[str, Any] | None = None, caches: Mapping[int, Any] | None = None) -> None:
+    __slots__ = ("amaxes", "caches", "kind", "memo", "scales", "sums")
+
+    def __init__(
+        self,
+        kind: PassKind,
+        scales: Mapping[str, Any] | None = None,
+        caches: Mapping[int, Any] | None = None,
+        sums: Mapping[str, Any] | None = None,
+    ) -> None:
         self.kind: PassKind = kind
         self.scales = scales if scales is not None else {}
         self.caches = caches if caches is not None else {}
+        self.sums = sums if sums is not None else {}
         self.amaxes: dict[str, Any] = {}
         self.memo: dict[Any, Any] | None = {}
 

@@ -23,6 +23,7 @@ __all__ = [
     "matmul_transpose_gelu",
     "matmul_transpose_gelu_add",
     "transpose_matmul",
+    "transpose_matmul_add",
     "transpose_matmul_dbias",
 ]
 
@@ -76,6 +77,14 @@ def matmul(dy: Tensor, weight: Tensor, type: Type) -> Tensor:
 def transpose_matmul(dy: Tensor, x: Tensor, type: Type) -> Tensor:
     """``dy.T @ x``: ``[tokens, N], [tokens, K] -> [N, K]``."""
     return _gemm(x, False, dy, True, type, grad=True)[0]
+
+
+def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor) -> Tensor:
+    """``dy.T @ x + addend`` in the type of ``addend [N, K]``, summed in fp32. The addend is used up: its memory may be the result's."""
+    result = tex.generic_gemm(
+        x.data, False, dy.data, True, addend.data, None, addend.type, None, addend.type, False, None, True, None, 0, True, True
+    )
+    return Tensor(result[0], addend.type)
 
 
 def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:

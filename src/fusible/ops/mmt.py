@@ -61,8 +61,18 @@ class MMT(Op):
     def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
         dy = nvte.cast_checked(dy, self.dy_dtype)
         dx = nvte.matmul(dy, ctx["weight"], self.dx_dtype) if self.wants("x") else None
-        dweight = nvte.transpose_matmul(dy, ctx["x"], self.dweight_dtype) if self.wants("weight") else None
-        return dx, [dweight]
+        return dx, [self.dweight(ctx, dy) if self.wants("weight") else None]
+
+    def dweight(self, ctx: Context, dy: nvte.Tensor) -> nvte.Tensor:
+        """``dy.T @ x``, added to what the running pass has of it already, where it has something."""
+        so_far = self.dweight_so_far
+        if so_far is None:
+            return nvte.transpose_matmul(dy, ctx["x"], self.dweight_dtype)
+        return nvte.transpose_matmul_add(dy, ctx["x"], so_far)
+
+    @property
+    def dweight_so_far(self) -> nvte.Tensor | None:
+        return nvte.current_pass().sums.get(f"{self.position}.weight")
 
     def width(self, width: int) -> int:
         columns, expects = self.weight.shape

@@ -10,7 +10,7 @@ import torch
 
 from fusible.compute_pipeline import Plan, run_backward, run_forward, run_inference
 from fusible.errors import NotServedError, expected
-from fusible.nvte import KVCache, Sequences, Tensor, flatten, make_nvte_tensor, unflatten
+from fusible.nvte import KVCache, Sequences, Tensor, copy, flatten, make_nvte_tensor, unflatten
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 
@@ -68,6 +68,8 @@ class Call:
     given: Given
     owner: ScalingOwner
     snapshot: Snapshot | None
+    main_grads: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """Where the gradients of some parameters are summed up, by their places."""
     amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
     contexts: dict[int, Any] = field(default_factory=dict)
 
@@ -100,23 +102,33 @@ class Call:
         scales = _read(self.snapshot, segment.state.backward)
         names, given_key, slots = segment.given, self.given.key(segment.given), tuple(scales)
         context_keys, spec = self.contexts[index]
+        places = [place for place in range(segment.args.start, segment.args.stop) if place in self.main_grads]
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-            values = _put_together(names, given_key, leaves[1 + len(saved) : 1 + len(saved) + len(names)])
+            before = 1 + len(saved) + len(names)
+            values = _put_together(names, given_key, leaves[1 + len(saved) : before])
+            so_far = [make_nvte_tensor(leaf) for leaf in leaves[before : before + len(places)]]
+            sums = {plan.arg_slots[place]: x if self.executor.in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
             held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
             tensors = iter(unflatten(leaves[1 : 1 + len(saved)], spec))
             contexts = [{name: next(tensors) for name in ctx} for ctx in context_keys]
-            result = run_backward(plan, segment, contexts, make_nvte_tensor(leaves[0]), values, held)
+            result = run_backward(plan, segment, contexts, make_nvte_tensor(leaves[0]), values, held, sums)
             results = [result.dx, *(grad for grads in result.grads for grad in grads)]
             present = tuple(tensor is not None for tensor in results)
             return [t.data for t in results if t is not None] + list(result.amaxes.values()), (present, tuple(result.amaxes))
 
-        inputs = [dy, *saved, *self.given.leaves(names), *scales.values()]
-        outputs, (present, observed) = self.executor((plan, index, "backward", given_key), program, inputs)
+        main_grads = [self.main_grads[place] for place in places]
+        inputs = [dy, *saved, *self.given.leaves(names), *main_grads, *scales.values()]
+        outputs, (present, observed) = self.executor((plan, index, "backward", given_key, tuple(places)), program, inputs)
         if observed:
             self.owner.commit_backward(dict(zip(observed, outputs[len(outputs) - len(observed) :], strict=True)))
         given_out = iter(outputs)
         dx, *grads = [next(given_out) if there else None for there in present]
+        for place, main_grad in zip(places, main_grads, strict=True):
+            summed = grads[place - segment.args.start]
+            if summed is not None and summed.data_ptr() != main_grad.data_ptr():
+                main_grad.copy_(summed)  # by an executor that cannot write in place
+            grads[place - segment.args.start] = None
         return dx, grads
 
 

@@ -24,10 +24,12 @@ _KEPT = 1024
 
 
 class Executor(Protocol):
-    """Runs programs. ``whole``: wants each pass as one program, not cut into segments."""
+    """Runs programs. ``whole``: wants each pass as one program, not cut into segments. ``in_place``: runs a program on the very tensors that it is
+    given, so that what the program uses up is written to."""
 
     name: str
     whole: bool
+    in_place: bool
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """The program's results on ``inputs``. Two programs of one ``key`` are the same function on inputs of the same shapes and dtypes."""
@@ -43,6 +45,7 @@ class EagerExecutor:
 
     name = "eager"
     whole = False
+    in_place = True
 
     def __init__(self) -> None:
         self._replays: OrderedDict[Hashable, Replay | None] = OrderedDict()

@@ -43,6 +43,8 @@ class PipelineRunner:
         self.executor: Executor = make_executor(executor)
         self._slots = tuple((module._parameters, name) for _, module, names in self.bound for name in names)
         self._modules = tuple(b.module for b in self.bound)
+        owners = [(b.module, name) for b in self.bound for name in b.parameters]
+        self._accumulating = [i for i, (module, name) in enumerate(owners) if name in getattr(module, "accumulating_parameters", ())]
         self._weights = QuantizedWeights()
         self._plans: dict[Any, Plan] = {}
         self._context = OUTSIDE
@@ -72,7 +74,7 @@ class PipelineRunner:
         for op in plan.ops:
             if "sequences" in op.given and not op.cached:
                 raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(op), do="call it on whole sequences"))
-        if plan.caches and self.executor.whole:
+        if plan.caches and not self.executor.in_place:
             wanted, got = "the executor 'eager' (others cannot write in place)", repr(self.executor.name)
             raise ArgumentError(expected(wanted, of="a call with a cache", got=got, do="compile no part of the model"))
         return cache.layers(self, plan, batch.lengths) if plan.caches else None
@@ -133,6 +135,11 @@ class PipelineRunner:
     def _parameters(self) -> list[torch.Tensor]:
         return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
 
+    def _main_grads(self, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Where the gradients of parameters are to be added up, by their places."""
+        found = {place: getattr(args[place], "main_grad", None) for place in self._accumulating if args[place].requires_grad}
+        return {place: main_grad for place, main_grad in found.items() if main_grad is not None}
+
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:
         if not plan.state:
             return None
@@ -140,7 +147,7 @@ class PipelineRunner:
 
     def _train(self, plan: Plan, x: torch.Tensor, args: Sequence[torch.Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
-        call = Call(plan, params, self.executor, given, self.scaling, snapshot, amaxes)
+        call = Call(plan, params, self.executor, given, self.scaling, snapshot, self._main_grads(args), amaxes)
         for index, segment in enumerate(plan.segments):
             x = PipelineFunction.apply(call, index, x, *args[segment.args])  # pyright: ignore[reportAssignmentType]
         if snapshot is not None:

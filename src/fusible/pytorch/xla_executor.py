@@ -71,6 +71,7 @@ class XlaExecutor:
 
     name = "xla"
     whole = True
+    in_place = False
 
     def __init__(self) -> None:
         self.compiled = 0

@@ -21,7 +21,7 @@ class Counted:
     """An executor that notes which parameters were quantized."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.name, self.whole = inner, inner.name, inner.whole
+        self.inner, self.name, self.whole, self.in_place = inner, inner.name, inner.whole, inner.in_place
         self.quantized: list[tuple[int, ...]] = []
 
     def __call__(self, key: Any, program: Any, inputs: Any) -> Any:

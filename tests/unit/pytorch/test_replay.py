@@ -17,7 +17,7 @@ RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8Curre
 class Plain:
     """Runs every program as it stands."""
 
-    name, whole = "plain", False
+    name, whole, in_place = "plain", False, True
 
     def __call__(self, key, program, inputs):
         return program(inputs)

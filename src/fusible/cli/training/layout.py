@@ -21,7 +21,8 @@ def run_folder(out: Path, options: TrainOptions, recipe: str) -> Path:
 def load_runs(folder: Path, option: str = "--resume") -> tuple[TrainOptions, dict[str, Checkpoint]]:
     """The options of the training command whose files are in ``folder``, and the checkpoint of each recipe that has one.
 
-    ``option`` is what the user named the folder by. Raises ``CheckpointError`` where there is none, where one is damaged, or where they do not belong together.
+    ``option`` is what the user named the folder by. Raises ``CheckpointError`` where there is none, where one is damaged, or where they do not
+    belong together.
     """
     places = [place for place in (folder, *(folder / recipe for recipe in RECIPES)) if has_checkpoint(place)]
     if not places:

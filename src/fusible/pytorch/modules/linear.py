@@ -23,6 +23,9 @@ class Linear(BaseModule):
     """``y = x @ weight.T + bias``: ``weight [out_features, in_features]``, ``bias [out_features]`` or None.
 
     ``weight_init_method`` and ``bias_init_method`` fill a new tensor and return it; the defaults are those of ``nn.Linear``.
+
+    ``accumulate_into_main_grad``: where ``weight.main_grad`` is a tensor (of the weight's shape, fp32 in most trainings), the product that gives the
+    weight's gradient adds it there, and ``weight.grad`` stays as it is. So the sum over micro-batches costs no pass over memory of its own.
     """
 
     def __init__(
@@ -34,8 +37,10 @@ class Linear(BaseModule):
         weight_init_method: ParameterInitMethod = _default_weight_init_method,
         bias_init_method: ParameterInitMethod | None = None,
         device: torch.device | str | None = None,
+        accumulate_into_main_grad: bool = False,
     ) -> None:
         nn.Module.__init__(self)
+        self.accumulating_parameters = ("weight",) if accumulate_into_main_grad else ()
         self.in_features = in_features
         self.out_features = out_features
         self.weight = nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device)))
