@@ -4,6 +4,7 @@
 #include "attention/attention.hpp"
 #include "attention/keys.hpp"
 #include "attention/scratch.hpp"
+#include "attention/tasks.hpp"
 #include "cast/checks.hpp"
 #include "runtime/threads.hpp"
 
@@ -23,58 +24,6 @@ thread_local Workspace packed_workspace;
 thread_local Workspace partial_workspace;
 thread_local Workspace block_workspace;
 thread_local Workspace run_workspace;
-
-/// Keys and values packed ahead, in tiles of kMaxTileKeys; null where the one block of queries packs them as it goes.
-struct Packed {
-    std::int32_t* keys;
-    std::int32_t* values;
-};
-
-/// A sequence and a kv head. Its queries are those of all heads that share it, one head after another.
-struct Pair {
-    const Sequence* sequence;
-    std::int64_t head;
-    std::int64_t rows;
-    Packed packed;
-};
-
-/// What a block of queries knows so far (AttendTile).
-struct State {
-    float* largest;
-    float* base;
-    float* sums;
-    float* out;
-};
-
-/// A block of queries and the keys that it is to see. Of a divided block, each part has a state of its own.
-struct Task {
-    std::size_t pair;
-    std::int64_t row;
-    std::int64_t rows;
-    std::int64_t first_key;
-    std::int64_t last_key;
-    std::int64_t part;
-    std::int64_t parts;
-    std::size_t block;   // the task that is the first part, and
-    std::size_t stride;  // how far apart the parts are
-    State state;         // of a divided block; else null
-};
-
-/// What a block keeps from tile to tile.
-struct Own {
-    std::int32_t* q;
-    State state;
-};
-
-struct Scratch {
-    float* scores;
-    std::int32_t* probabilities;
-    Span* seen;
-    std::uint64_t* counters;
-    std::int32_t* keys;
-    std::int32_t* values;
-    std::uint8_t* gathered;
-};
 
 class Forward {
   public:
@@ -110,14 +59,14 @@ class Forward {
 
     std::int64_t q_stride() const { return round_up(packer_.units(p_.q.cols), kernels_.lanes); }
     std::int64_t out_stride() const { return packer_.value_panels() * kernels_.panel; }
-    bool packs_ahead(const Pair& pair) const { return pair.rows > kMaxBlockRows; }
+    bool packs_ahead(const HeadPair& pair) const { return pair.rows > kMaxBlockRows; }
 
-    std::int64_t packed_units(const Pair& pair) const {
+    std::int64_t packed_units(const HeadPair& pair) const {
         const std::int64_t keys = round_up(pair.sequence->keys, kMaxTileKeys);
         return packs_ahead(pair) ? packer_.key_units(keys) + packer_.value_units(keys) : 0;
     }
 
-    Packed place(const Pair& pair, std::int32_t* out) const {
+    PackedKeys place(const HeadPair& pair, std::int32_t* out) const {
         return {out, out + packer_.key_units(round_up(pair.sequence->keys, kMaxTileKeys))};
     }
 
@@ -138,7 +87,7 @@ class Forward {
         return next;
     }
 
-    void pack_run(const Pair& pair, const Packed& packed, std::int64_t first) const {
+    void pack_run(const HeadPair& pair, const PackedKeys& packed, std::int64_t first) const {
         const std::int64_t tile = first / kMaxTileKeys * kMaxTileKeys;
         const std::int64_t count = std::min(kRunKeys, pair.sequence->keys - first);
         auto* gathered = run_workspace.of<std::uint8_t>(static_cast<std::size_t>(packer_.gathered_bytes()));
@@ -203,20 +152,20 @@ class Forward {
 
     /// In how many parts a block that is its pair's only one is divided: several where there are few of them. Follows from the sizes alone, so
     /// that the sums have one order.
-    std::int64_t parts_of(const Pair& pair) const {
+    std::int64_t parts_of(const HeadPair& pair) const {
         const std::int64_t few = ceil_div(kWantedTasks, static_cast<std::int64_t>(all_.size()));
         return std::clamp<std::int64_t>(pair.sequence->keys / (2 * kNearKeys), 1, few);
     }
 
     /// Heads whose keys lie side by side are read side by side: memory and its pages are then visited once.
-    std::int64_t heads_side_by_side(const Pair& pair, std::int64_t parts) const {
+    std::int64_t heads_side_by_side(const HeadPair& pair, std::int64_t parts) const {
         const std::int64_t enough = static_cast<std::int64_t>(all_.size()) * parts / (threads_ == 1 ? 1 : kItemsPerThread * threads_);
         return std::max<std::int64_t>(1, std::min(enough, kSideRows / pair.rows));
     }
 
     void run_item(const Item& item, bool whole) {
-        const Pair& pair = all_[tasks_[item.first].pair];
-        Packed packed = pair.packed;
+        const HeadPair& pair = all_[tasks_[item.first].pair];
+        PackedKeys packed = pair.packed;
         if (whole && packs_ahead(pair)) {
             packed = place(pair, packed_workspace.of<std::int32_t>(static_cast<std::size_t>(packed_units(pair))));
             for (std::int64_t run = 0; run < pair.sequence->keys; run += kRunKeys) pack_run(pair, packed, run);
@@ -227,11 +176,11 @@ class Forward {
             attend(item.first, item.last, packed);
     }
 
-    State take_state(Slices& slices, std::int64_t rows) const {
+    BlockState take_state(Slices& slices, std::int64_t rows) const {
         return {slices.take<float>(rows), slices.take<float>(rows), slices.take<float>(rows * kMaxLanes), slices.take<float>(rows * out_stride())};
     }
 
-    void clear(const Task& task, const State& state) const {
+    void clear(const QueryBlock& task, const BlockState& state) const {
         std::fill(state.largest, state.largest + task.rows, -kInfinity);
         std::fill(state.sums, state.sums + task.rows * kMaxLanes, 0.0f);
         std::fill(state.out, state.out + task.rows * out_stride(), 0.0f);
@@ -242,14 +191,14 @@ class Forward {
         }
     }
 
-    std::int64_t head_of(const Task& task, std::int64_t r) const {
-        const Pair& pair = all_[task.pair];
+    std::int64_t head_of(const QueryBlock& task, std::int64_t r) const {
+        const HeadPair& pair = all_[task.pair];
         return pair.head * p_.share() + (task.row + r) / pair.sequence->rows;
     }
 
-    std::int64_t query_of(const Task& task, std::int64_t r) const { return (task.row + r) % all_[task.pair].sequence->rows; }
+    std::int64_t query_of(const QueryBlock& task, std::int64_t r) const { return (task.row + r) % all_[task.pair].sequence->rows; }
 
-    void pack_queries(const Task& task, std::int32_t* out) const {
+    void pack_queries(const QueryBlock& task, std::int32_t* out) const {
         const Sequence& s = *all_[task.pair].sequence;
         for (std::int64_t r = 0; r < task.rows;) {
             const std::int64_t i = query_of(task, r);
@@ -261,11 +210,11 @@ class Forward {
     }
 
     /// Tasks [first, last) of as many rows and the same keys, tile by tile.
-    void attend(std::size_t first, std::size_t last, const Packed& packed) {
+    void attend(std::size_t first, std::size_t last, const PackedKeys& packed) {
         const std::int64_t tile_keys = packed.keys != nullptr ? kMaxTileKeys : kNearKeys;
-        const Task& any = tasks_[first];
-        std::vector<Own> own(last - first);
-        Scratch scratch{};
+        const QueryBlock& any = tasks_[first];
+        std::vector<BlockOwn> own(last - first);
+        BlockScratch scratch{};
         carve(block_workspace, [&](Slices& slices) {
             scratch.scores = slices.take<float>(any.rows * kScoreStride);
             scratch.probabilities = slices.take<std::int32_t>(any.rows * kScoreStride);
@@ -282,7 +231,7 @@ class Forward {
             pack_queries(tasks_[i], own[i - first].q);
         }
         for (std::int64_t key = any.first_key; key < any.last_key; key += tile_keys) {
-            const Pair& pair = all_[any.pair];
+            const HeadPair& pair = all_[any.pair];
             const std::int64_t keys = std::min(tile_keys, any.last_key - key);
             const Span all = seen_keys(any, key, keys, scratch.seen);
             if (all.end <= all.begin) continue;
@@ -294,7 +243,7 @@ class Forward {
     }
 
     /// What each row sees of a tile, and what any row does.
-    Span seen_keys(const Task& task, std::int64_t first, std::int64_t keys, Span* seen) const {
+    Span seen_keys(const QueryBlock& task, std::int64_t first, std::int64_t keys, Span* seen) const {
         Span all{static_cast<int>(keys), 0};
         for (std::int64_t r = 0; r < task.rows; ++r) {
             seen[r] = all_[task.pair].sequence->seen(query_of(task, r), first, keys);
@@ -303,23 +252,23 @@ class Forward {
         return all;
     }
 
-    void attend_tile(const Task& task, const Own& own, const Scratch& b, const Packed& packed, std::int64_t first, std::int64_t keys,
-                     Span all) const {
-        const Pair& pair = all_[task.pair];
+    void attend_tile(const QueryBlock& task, const BlockOwn& own, const BlockScratch& b, const PackedKeys& packed, std::int64_t first,
+                     std::int64_t keys, Span all) const {
+        const HeadPair& pair = all_[task.pair];
         for (std::int64_t r = 0; r < task.rows && p_.dropout.key != 0; ++r)
             b.counters[r] = p_.counter(pair.sequence->index, head_of(task, r), query_of(task, r), first);
         if (packed.keys == nullptr) pack_near(pair, b, first, all);
         const std::int32_t* k = packed.keys != nullptr ? packed.keys + packer_.key_units(first) : b.keys;
         const std::int32_t* v = packed.keys != nullptr ? packed.values + packer_.value_units(first) : b.values;
         const std::ptrdiff_t stride = panel_stride(packed.keys != nullptr ? kMaxTileKeys : kNearKeys);
-        const State& state = own.state;
+        const BlockState& state = own.state;
         kernels_.attend({own.q, q_stride(), static_cast<int>(task.rows), packer_.units(p_.q.cols), k, v, stride,
                          static_cast<int>(packer_.value_panels()), static_cast<int>(keys), b.seen, p_.scale, p_.dropout, b.counters, b.scores,
                          b.probabilities, state.largest, state.base, state.sums, state.out, out_stride()});
     }
 
     /// Packs the runs of a tile that are seen.
-    void pack_near(const Pair& pair, const Scratch& b, std::int64_t first, Span all) const {
+    void pack_near(const HeadPair& pair, const BlockScratch& b, std::int64_t first, Span all) const {
         const Sequence& s = *pair.sequence;
         for (std::int64_t run = all.begin / kRunKeys * kRunKeys; run < all.end; run += kRunKeys) {
             const std::int64_t count = std::min(kRunKeys, s.keys - first - run);
@@ -329,7 +278,7 @@ class Forward {
         }
     }
 
-    void finish_part(const Task& task, const State& state) {
+    void finish_part(const QueryBlock& task, const BlockState& state) {
         if (task.parts == 1) return finish(task, state);
         // Whoever finishes a divided block's last part adds the parts up.
         if (unfinished_[task.block].fetch_sub(1, std::memory_order_acq_rel) == 1) merge(task.block);
@@ -337,14 +286,14 @@ class Forward {
 
     /// Adds up the parts of a divided block, in their order; task i is the first.
     void merge(std::size_t i) const {
-        const Task& task = tasks_[i];
-        const State& all = task.state;
+        const QueryBlock& task = tasks_[i];
+        const BlockState& all = task.state;
         for (std::int64_t r = 0; r < task.rows; ++r) {
             float base = -kInfinity;
             const auto state_of = [&](std::int64_t part) { return tasks_[i + static_cast<std::size_t>(part) * task.stride].state; };
             for (std::int64_t part = 0; part < task.parts; ++part) base = std::max(base, state_of(part).base[r]);
             for (std::int64_t part = 0; part < task.parts; ++part) {
-                const State own = state_of(part);
+                const BlockState own = state_of(part);
                 const float factor = own.base[r] == -kInfinity ? 0.0f : std::exp(own.base[r] - base);
                 all.largest[r] = std::max(all.largest[r], own.largest[r]);
                 add_scaled(all.sums + r * kMaxLanes, own.sums + r * kMaxLanes, kMaxLanes, factor, part > 0);
@@ -359,7 +308,7 @@ class Forward {
         for (std::int64_t i = 0; i < count; ++i) to[i] = (add ? to[i] : 0.0f) + from[i] * factor;
     }
 
-    void finish(const Task& task, const State& state) const {
+    void finish(const QueryBlock& task, const BlockState& state) const {
         const Sequence& s = *all_[task.pair].sequence;
         for (std::int64_t r = 0; r < task.rows; ++r) {
             const std::int64_t head = head_of(task, r);
@@ -380,8 +329,8 @@ class Forward {
     TokenView stats_;
     TokenView largest_;
     int threads_;
-    std::vector<Pair> all_;
-    std::vector<Task> tasks_;
+    std::vector<HeadPair> all_;
+    std::vector<QueryBlock> tasks_;
     std::vector<Item> items_;
     std::vector<std::atomic<std::int64_t>> unfinished_;  // parts of the block that begins at each task
 };
