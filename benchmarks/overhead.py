@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fusible
-from benchmarks.timing import side_by_side
 from fusible import tex
+from fusible.cli.bench.timing import side_by_side
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.registry import registry
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import overhead
+from fusible.cli.bench.machine import describe_machine
 
 __all__ = ["main"]
 
@@ -22,19 +20,6 @@ TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "dispatch": overhead.dispatch,
     "small_sequential": overhead.small_sequential,
 }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def show(console: Console, name: str, doc: str, rows: list[dict[str, Any]]) -> None:
@@ -53,7 +38,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     console = Console()
-    results: dict[str, Any] = {"machine": machine()}
+    results: dict[str, Any] = {"machine": describe_machine()}
     for name in options.tables or TABLES:
         results[name] = TABLES[name]()
         show(console, name, (TABLES[name].__doc__ or "").splitlines()[0], results[name])

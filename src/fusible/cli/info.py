@@ -18,7 +18,7 @@ from fusible.errors import FusibleError
 from fusible.knobs import KNOBS
 from fusible.tex.backends import cpu
 
-__all__ = ["collect", "info", "show"]
+__all__ = ["collect", "cpu_model", "info", "native_kernels", "show"]
 
 _PACKAGES = ("torch", "jaxlib", "numpy", "triton", "transformer_engine")
 
@@ -40,10 +40,10 @@ def collect() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in _PACKAGES},
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "capability": torch.backends.cpu.get_cpu_capability()},
+        "cpu": {"model": cpu_model(), "cores": os.cpu_count(), "capability": torch.backends.cpu.get_cpu_capability()},
         "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "threads": torch.get_num_threads(),
-        "native": _native(),
+        "native": native_kernels(),
         "backends": _backends(),
         "environment": _environment(),
     }
@@ -56,7 +56,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The name of the CPU, as the system gives it."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
@@ -64,7 +65,8 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-def _native() -> dict[str, Any]:
+def native_kernels() -> dict[str, Any]:
+    """What the native kernels are and run on, or why there are none."""
     try:
         return cpu.info()
     except FusibleError as error:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 __all__ = ["side_by_side"]
 
-_WARM_UP = 5
-"""Calls before the first timed one: a pass is planned at its first and listened to at its second."""
+_WARM_UP, _WARM_UP_AT_LEAST, _WARM_UP_SECONDS = 5, 3, 1.0
+"""Calls before the first timed one: a pass is planned at its first, listened to at its second, and replayed from the third on."""
 
 
 def side_by_side(functions: Mapping[str, Callable[[], object]], *, rounds: int = 30, seconds: float = 0.01) -> dict[str, float]:
@@ -18,13 +18,7 @@ def side_by_side(functions: Mapping[str, Callable[[], object]], *, rounds: int =
 
     The functions take turns, ``rounds`` times, each running for about ``seconds`` at a time, so that what else the machine does falls on all alike.
     """
-    counts = {}
-    for name, function in functions.items():
-        for _ in range(_WARM_UP):
-            function()
-        start = time.perf_counter()
-        function()
-        counts[name] = max(1, int(seconds / max(time.perf_counter() - start, 1e-7)))
+    counts = {name: max(1, int(seconds / max(_warm_up(function), 1e-7))) for name, function in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
     gc.collect()
     gc.disable()
@@ -39,3 +33,14 @@ def side_by_side(functions: Mapping[str, Callable[[], object]], *, rounds: int =
     finally:
         gc.enable()
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _warm_up(function: Callable[[], object]) -> float:
+    """Call the function some times; the seconds of the last call."""
+    began = start = time.perf_counter()
+    for call in range(_WARM_UP + 1):
+        start = time.perf_counter()
+        function()
+        if call + 1 >= _WARM_UP_AT_LEAST and time.perf_counter() - began > _WARM_UP_SECONDS:
+            break
+    return time.perf_counter() - start

@@ -1,0 +1,76 @@
+"""``fusible bench``: measures the tables that were asked for, prints each when it is done, and writes all as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusible import __version__
+from fusible.cli.bench.machine import Limits, describe_machine, measure_limits
+from fusible.cli.bench.options import TABLES, BenchOptions
+from fusible.cli.bench.printing import print_machine, print_table
+from fusible.cli.bench.table import Measured, Settings
+from fusible.cli.console import make_console
+
+__all__ = ["bench"]
+
+
+def bench(given: argparse.Namespace) -> int:
+    """Run the command and return its exit code.
+
+    The JSON has ``fusible`` (the version), ``machine`` (``describe_machine``), ``limits`` (``Limits``), ``options`` (``rounds``, ``quick``), and
+    ``tables``: by name ``title``, ``rows`` (the fields of ``Row``, ``ratio`` and ``met``) and ``notes``.
+    """
+    options = BenchOptions.from_command_line(given)
+    console = make_console(sys.stderr if options.json == "-" else None)
+    with _threads(options.threads_used):
+        machine = describe_machine()
+        with console.status("what the machine can do"):
+            limits = measure_limits(options.quick)
+        report = _head(options, machine, limits)
+        print_machine(machine, limits, console)
+        settings = Settings(options.rounds, options.quick, options.threads_used, limits)
+        for name in options.tables:
+            with console.status(name):
+                measured = _measure(name, settings)
+            print_table(name, TABLES[name], measured, console, judged=not options.quick)
+            report["tables"][name] = {"title": TABLES[name], **measured.to_json()}
+            if options.json not in (None, "-"):
+                Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    if options.json == "-":
+        print(json.dumps(report, indent=1))
+    return 0
+
+
+def _head(options: BenchOptions, machine: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    return {
+        "fusible": __version__,
+        "machine": machine,
+        "limits": {"gflops": limits.gflops, "gbytes": limits.gbytes},
+        "options": {"rounds": options.rounds, "quick": options.quick},
+        "tables": {},
+    }
+
+
+def _measure(name: str, settings: Settings) -> Measured:
+    torch.manual_seed(0)
+    return getattr(importlib.import_module(f"fusible.cli.bench.{name}"), name)(settings)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The native kernels follow torch, whose runtime they share."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)

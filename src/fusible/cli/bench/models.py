@@ -1,0 +1,116 @@
+"""The models that are trained side by side, as steps: forward, backward, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusible import pytorch as fusible
+from fusible.cli.bench.plain import PlainGPT
+from fusible.cli.training.model import ByteGPT
+from fusible.cli.training.options import TrainOptions
+
+__all__ = ["CONTESTANTS", "MODELS", "Step", "describe_model", "make_step", "work_of"]
+
+Step = Callable[[], None]
+MODELS = ("mlp", "gpt")
+CONTESTANTS = ("torch", "torch compiled", "delayed", "current")
+"""bf16 in torch, eager and compiled, and Fusible under two recipes."""
+
+_BF16 = torch.bfloat16
+
+
+class _Size(NamedTuple):
+    tokens: int
+    hidden: int
+    inner: int
+
+
+def _mlp_size(quick: bool) -> _Size:
+    return _Size(32, 16, 64) if quick else _Size(2048, 1024, 4096)
+
+
+def _gpt_options(quick: bool) -> TrainOptions:
+    return TrainOptions(layers=1, hidden=16, heads=2, seq_len=16, batch=2) if quick else TrainOptions()
+
+
+def describe_model(model: str, quick: bool) -> str:
+    """What is trained, in a few words."""
+    if model == "mlp":
+        tokens, hidden, inner = _mlp_size(quick)
+        return f"MLP {hidden}/{inner}, {tokens} tokens, SGD"
+    o = _gpt_options(quick)
+    return f"GPT {o.layers} x {o.hidden}, {o.batch * o.seq_len} tokens, AdamW"
+
+
+def work_of(model: str, quick: bool) -> float:
+    """The operations of the matrix products of a step; backward has two for each of forward's (in attention, five for two)."""
+    if model == "mlp":
+        tokens, hidden, inner = _mlp_size(quick)
+        return 3 * 4.0 * tokens * hidden * inner
+    o = _gpt_options(quick)
+    tokens = o.batch * o.seq_len
+    weights = 12 * o.layers * o.hidden**2 + 256 * o.hidden
+    return 3 * 2.0 * tokens * weights + 3.5 * 2.0 * o.layers * tokens * o.seq_len * o.hidden
+
+
+def make_step(model: str, contestant: str, quick: bool) -> Step:
+    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``."""
+    torch.manual_seed(0)
+    return _mlp(contestant, _mlp_size(quick)) if model == "mlp" else _gpt(contestant, _gpt_options(quick))
+
+
+def _recipe(contestant: str) -> fusible.Recipe:
+    return fusible.DelayedScaling() if contestant == "delayed" else fusible.Float8CurrentScaling()
+
+
+def _mlp(contestant: str, size: _Size) -> Step:
+    tokens, hidden, inner = size
+    plain = contestant.startswith("torch")
+    if plain:
+        parts = (nn.LayerNorm(hidden), nn.Linear(hidden, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, hidden))
+        model: Any = nn.Sequential(*parts).bfloat16()
+    else:
+        model = fusible.Sequential(
+            fusible.LayerNorm(hidden, param_dtype=_BF16),
+            fusible.Linear(hidden, inner, param_dtype=_BF16),
+            fusible.GELU(),
+            fusible.Linear(inner, hidden, param_dtype=_BF16),
+        )
+    call = torch.compile(model) if contestant == "torch compiled" else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    x, dy = torch.randn(tokens, hidden).to(_BF16).requires_grad_(), torch.randn(tokens, hidden).to(_BF16)
+    recipe = None if plain else _recipe(contestant)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        x.grad = None
+        with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+            y = call(x)
+        y.backward(dy)
+        optimizer.step()
+
+    return step
+
+
+def _gpt(contestant: str, options: TrainOptions) -> Step:
+    text, following = torch.randint(0, 256, (2, options.batch, options.seq_len))
+    model: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    if contestant.startswith("torch"):
+        model = PlainGPT(options).bfloat16()
+        forward = torch.compile(model) if contestant == "torch compiled" else model
+    else:
+        model = forward = ByteGPT(options, contestant)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(forward(text).flatten(0, 1), following.flatten()).backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,66 @@
+"""The options of a benchmark, as a value that refuses illegal combinations. Imports no torch: the command line's help reads it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["BenchOptions", "TABLES"]
+
+TABLES = {
+    "casts": "to FP8 and back",
+    "gemm": "matrix products of FP8 operands",
+    "matvec": "an FP8 weight and a few rows of bfloat16",
+    "producers": "norms, activations, attention and Adam",
+    "training": "steps of an MLP and of a GPT, and their memory",
+    "generation": "tokens of a decoder of 1.1 billion parameters",
+}
+"""The tables in their order, and what each is of. The module of a table is named as it is, and so is the function in it that measures."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured. ``json`` is a path, ``"-"`` for standard output, or None; ``threads`` None stands for two, or fewer where there are fewer."""
+
+    tables: tuple[str, ...] = tuple(TABLES)
+    rounds: int = 9
+    quick: bool = False
+    threads: int | None = None
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.tables if name not in TABLES]
+        if unknown or not self.tables:
+            got = repr(unknown[0]) if unknown else "none"
+            *names, last = TABLES
+            raise ArgumentError(expected(f"{', '.join(names)} or {last}, comma-separated,", of="--only", got=got, do="name one of these"))
+        for flag, value in {"--rounds": self.rounds, "--threads": self.threads}.items():
+            if value is not None and value < 1:
+                raise ArgumentError(expected("at least 1", of=flag, got=value, do="give a larger number"))
+        self._check_file()
+
+    def _check_file(self) -> None:
+        """Find out before minutes are spent that the figures cannot be written."""
+        if self.json in (None, "-"):
+            return
+        path = Path(self.json)
+        if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise ArgumentError(expected("a file that can be written", of="--json", got=self.json, do="name another"))
+
+    @classmethod
+    def from_command_line(cls, given: argparse.Namespace) -> Self:
+        """The options of the parsed command line; each table once, in the order of ``TABLES``."""
+        asked = TABLES if given.only is None else [name.strip() for name in given.only.split(",") if name.strip()]
+        order = [*TABLES, *asked]
+        tables = tuple(sorted(set(asked), key=order.index))
+        return cls(tables, given.rounds, given.quick, given.threads, given.json)
+
+    @property
+    def threads_used(self) -> int:
+        """The threads that torch and the native kernels get."""
+        return self.threads or min(2, os.cpu_count() or 1)

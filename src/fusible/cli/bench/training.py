@@ -1,0 +1,66 @@
+"""The table ``training``: whole steps, and the memory that they take."""
+
+from __future__ import annotations
+
+import torch
+
+from fusible.cli.bench.memory import peak_memory
+from fusible.cli.bench.models import CONTESTANTS, MODELS, Step, describe_model, make_step, work_of
+from fusible.cli.bench.table import Case, Measured, Row, Settings
+
+__all__ = ["training"]
+
+_TARGETS = {"torch": 1 / 0.9, "torch compiled": 1.0}
+"""At most 0.9 of eager torch's time, and no more than compiled torch's."""
+
+
+def training(settings: Settings) -> Measured:
+    """Steps in FP8, by delayed and by current scaling, beside bf16 in torch, eager and compiled; then the peak of the memory that steps take."""
+    measured = Measured()
+    for model in MODELS:
+        measured.rows += settings.measure(_cases(model, settings.quick, measured))
+    for model in ("mlp",) if settings.quick else MODELS:
+        _memory(model, settings, measured)
+    return measured
+
+
+def _cases(model: str, quick: bool, measured: Measured) -> list[Case]:
+    what = describe_model(model, quick)
+    steps = {name: make_step(model, name, quick) for name in CONTESTANTS if not (quick and name == "torch compiled")}
+    if quick:
+        measured.notes.append(f"{what}: torch.compile is left out of --quick.")
+    elif reason := _refused(steps["torch compiled"]):
+        measured.notes.append(f"{what}: torch.compile is left out, for it fails: {reason}")
+        del steps["torch compiled"]
+    theirs = [name for name in steps if name in _TARGETS]
+    flops = work_of(model, quick)
+    return [
+        Case(f"{what}: {ours}, beside {name}", steps[name], steps[ours], _TARGETS[name], flops=flops)
+        for name in theirs
+        for ours in steps
+        if ours not in _TARGETS
+    ]
+
+
+def _refused(step: Step) -> str | None:
+    """Why a compiled step cannot be taken, or None."""
+    try:
+        step()
+    except Exception as error:  # a compiler fails in ways of its own
+        torch.compiler.reset()
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no reason given'])[0]}"
+    return None
+
+
+def _memory(model: str, settings: Settings, measured: Measured) -> None:
+    what = describe_model(model, settings.quick)
+    contestants = [name for name in CONTESTANTS if not (settings.quick and name in ("torch compiled", "current"))]
+    peaks = {name: peak_memory(model, name, settings.threads, settings.quick) for name in contestants}
+    for name, peak in peaks.items():
+        if isinstance(peak, str):
+            measured.notes.append(f"{what}: the memory of {name} is left out: {peak}")
+    found = {name: peak / 1e6 for name, peak in peaks.items() if not isinstance(peak, str)}
+    for theirs in _TARGETS:
+        for ours in found:
+            if theirs in found and ours not in _TARGETS:
+                measured.rows.append(Row(f"{what}: memory, {ours}, beside {theirs}", "MB", found[theirs], found[ours]))
