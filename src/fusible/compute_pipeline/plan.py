@@ -67,6 +67,8 @@ class Plan:
     state: StateLayout
     caches: tuple[tuple[int, int, int], ...]
     """``(position, groups, width)`` of each op that can go on from a cache of keys and values."""
+    uncached: Op | None
+    """The first op that looks at whole sequences and cannot, if there is one."""
     out_width: int
 
 
@@ -97,6 +99,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         given=_given(bound),
         state=state,
         caches=tuple((op.position, *op.cached) for op in bound if op.cached),
+        uncached=next((op for op in bound if "sequences" in op.given and not op.cached), None),
         out_width=width,
     )
 

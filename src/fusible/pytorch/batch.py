@@ -19,8 +19,6 @@ class Batch(NamedTuple):
     leading: tuple[int, ...]
     seq_lens: torch.Tensor | None
     max_seqlen: int
-    lengths: tuple[int, ...]
-    """Of the sequences, where they are not uniform, or where that was asked for."""
 
     def restore(self, y: torch.Tensor) -> torch.Tensor:
         """The output in the input's form."""
@@ -50,18 +48,17 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = Fal
         raise DTypeError(expected("a torch.Tensor", of="a module's input", got=type(x).__qualname__, do="convert it"))
     shape = tuple(x.shape)
     if len(shape) == 3 and seq_lens is None:
-        flat, lengths = x.reshape(shape[0] * shape[1], shape[2]), (shape[1],) * shape[0] if apart else ()
-        return Batch(flat, shape[:2], torch.tensor(lengths, dtype=torch.int32) if apart else None, shape[1], lengths)
+        lengths = torch.full(shape[:1], shape[1], dtype=torch.int32) if apart else None
+        return Batch(x.reshape(shape[0] * shape[1], shape[2]), shape[:2], lengths, shape[1])
     if len(shape) != 2:
         wanted = "[tokens, hidden] with seq_lens" if seq_lens is not None else "[tokens, hidden] or [batch, seq, hidden]"
         raise ShapeError(expected(f"a tensor {wanted}", of="a module's input", got=f"shape {list(shape)}", do="reshape it"))
     if seq_lens is None:
-        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if apart else None, shape[0], shape[:1] if apart else ())
-    lengths = _check_lengths(seq_lens, shape[0])
-    return Batch(x, shape[:1], seq_lens, max(lengths, default=0), tuple(lengths))
+        return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if apart else None, shape[0])
+    return Batch(x, shape[:1], seq_lens, _check_lengths(seq_lens, shape[0]))
 
 
-def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> list[int]:
+def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> int:
     if not isinstance(seq_lens, torch.Tensor) or seq_lens.dtype != torch.int32 or seq_lens.ndim != 1:
         got = f"{seq_lens.dtype} {list(seq_lens.shape)}" if isinstance(seq_lens, torch.Tensor) else type(seq_lens).__qualname__
         raise DTypeError(expected("an int32 tensor [sequences]", of="seq_lens", got=got, do="give one length per sequence"))
@@ -71,4 +68,4 @@ def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> list[int]:
     if sum(lengths) != tokens:
         what = f"lengths that add up to the {tokens} tokens of x"
         raise ShapeError(expected(what, of="seq_lens", got=f"a sum of {sum(lengths)}", do="check the lengths"))
-    return lengths
+    return max(lengths, default=0)

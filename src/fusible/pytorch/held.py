@@ -25,9 +25,10 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
     are; outside of ``autocast``, activations stay in their own precision. A parameter that several modules share is quantized once.
     """
     done: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        if not isinstance(module, BaseModule):
-            continue
+    modules = [module for module in model.modules() if isinstance(module, BaseModule)]
+    for module in modules:
+        module.forget_plans()
+    for module in modules:
         for bound in module.own_ops():
             for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
                 asked = getattr(bound.op, f"{name}_dtype", None)

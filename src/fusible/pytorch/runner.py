@@ -71,13 +71,12 @@ class PipelineRunner:
 
     def _caches(self, plan: Plan, batch: Batch, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
-        for op in plan.ops:
-            if "sequences" in op.given and not op.cached:
-                raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(op), do="call it on whole sequences"))
+        if plan.uncached is not None:
+            raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(plan.uncached), do="call it on whole sequences"))
         if plan.caches and not self.executor.in_place:
             wanted, got = "the executor 'eager' (others cannot write in place)", repr(self.executor.name)
             raise ArgumentError(expected(wanted, of="a call with a cache", got=got, do="compile no part of the model"))
-        return cache.layers(self, plan, batch.lengths) if plan.caches else None
+        return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch.seq_lens is not None else None
 
     def _context_of_call(self, repeated: bool) -> autocast:
         """The ``autocast`` in force. Activation checkpointing repeats a forward from within backward, mostly outside: then the latest call's."""

@@ -164,8 +164,12 @@ def test_what_a_cache_refuses() -> None:
         KVCache(1, 0)
 
 
-def test_weights_held_in_8_bits_are_held_once() -> None:
+@pytest.mark.parametrize("called", [False, True], ids=["new", "called before"])
+def test_weights_held_in_8_bits_are_held_once(called: bool) -> None:
     model = model_of()
+    if called:
+        model(tokens(3)).sum().backward()
+        model.zero_grad()
     before = sum(parameter.numel() for parameter in model.parameters())
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
     quantize_parameters(model)
@@ -174,6 +178,18 @@ def test_weights_held_in_8_bits_are_held_once() -> None:
         model(tokens(3))
     kept = [t for t in _tensors_alive() if t.numel() == H * 4 * H and t.dtype is torch.float32]
     assert not kept, "a weight of before is still held"
+
+
+def test_scaling_states_outlive_the_quantization_of_the_weights() -> None:
+    model = model_of()
+    with autocast(recipe=DelayedScaling()):
+        for _ in range(2):
+            model(3 * tokens(5)).sum().backward()
+        before = model.state_dict()["scaling_state.0"]
+        assert torch.equal(quantize_parameters(model).state_dict()["scaling_state.0"], before)
+        with torch.no_grad():
+            model(tokens(5))
+    assert torch.equal(model.state_dict()["scaling_state.0"], before)
 
 
 def _tensors_alive() -> list[torch.Tensor]:

@@ -56,8 +56,13 @@ class BaseModule(nn.Module):
         """The ops that are the module's own, without those of modules inside."""
         return self._bound
 
+    def forget_plans(self) -> None:
+        """Let go of what was made for the ops as they are: pipelines, and what they hold. Scaling states are kept for those to come."""
+        self._loaded_states = self._saved_states()
+        self._runners = {}
+
     def rebind(self, op: Op, **args: Tensor) -> None:
-        """Let an own op hold other tensors. What was planned for it before is not used any more."""
+        """Let an own op hold other tensors; every module around it must have forgotten its plans (``forget_plans``)."""
         changed = op.with_(**args)
         self._ops = tuple(changed if known is op else known for known in self._ops)
         self._bound = tuple(bound._replace(op=changed) if bound.op is op else bound for bound in self._bound)

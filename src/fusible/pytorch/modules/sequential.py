@@ -105,6 +105,10 @@ class Sequential(_Container):
             x = part(x, seq_lens, cache) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
         return x
 
+    def forget_plans(self) -> None:
+        super().forget_plans()
+        self._arrangement = None
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_arrangement": None}
 
