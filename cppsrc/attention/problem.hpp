@@ -6,6 +6,7 @@
 
 #include "attention/attention.hpp"
 #include "attention/kernels.hpp"
+#include "runtime/round_up.hpp"
 
 namespace fusible {
 
@@ -117,7 +118,6 @@ TokenView read_tokens(const StridedView& view, const char* name);
 /// The table for operands of a kind at the level in force.
 const AttentionKernels& attention_kernels_for(int kind);
 
-inline std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 inline std::int64_t ceil_div(std::int64_t value, std::int64_t step) { return (value + step - 1) / step; }
 

@@ -14,7 +14,11 @@ namespace fusible {
 /// Chunks are whole tiles, and few enough that the partial sums of each fit in memory.
 class ColumnSums {
   public:
-    ColumnSums(std::int64_t rows, std::int64_t cols) : rows_(rows), cols_(cols), partials_(static_cast<std::size_t>(chunks() * cols), 0.0f) {}
+    ColumnSums(std::int64_t rows, std::int64_t cols) : ColumnSums(rows, cols, rows_per_chunk(rows)) {}
+
+    /// With chunks of `chunk_rows` rows, which must not depend on the threads.
+    ColumnSums(std::int64_t rows, std::int64_t cols, std::int64_t chunk_rows)
+        : chunks_((rows + chunk_rows - 1) / chunk_rows), cols_(cols), partials_(static_cast<std::size_t>(chunks_ * cols), 0.0f) {}
 
     static std::int64_t rows_per_chunk(std::int64_t rows) {
         constexpr std::int64_t kMaxPartials = 64;
@@ -22,7 +26,7 @@ class ColumnSums {
         return kTile * std::max<std::int64_t>(1, (tiles + kMaxPartials - 1) / kMaxPartials);
     }
 
-    std::int64_t chunks() const { return (rows_ + rows_per_chunk(rows_) - 1) / rows_per_chunk(rows_); }
+    std::int64_t chunks() const { return chunks_; }
 
     float* chunk(std::int64_t index) { return partials_.data() + index * cols_; }
 
@@ -33,7 +37,7 @@ class ColumnSums {
     }
 
   private:
-    std::int64_t rows_;
+    std::int64_t chunks_;
     std::int64_t cols_;
     std::vector<float> partials_;
 };

@@ -1,13 +1,15 @@
 #include "gemm/gemm.hpp"
 
 #include <algorithm>
-#include <vector>
+#include <optional>
 
 #include "cast/checks.hpp"
+#include "cast/column_sums.hpp"
 #include "cast/destination.hpp"
 #include "cast/kernels.hpp"
 #include "gemm/kernels.hpp"
 #include "gemm/operand.hpp"
+#include "runtime/round_up.hpp"
 #include "runtime/select.hpp"
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
@@ -16,16 +18,14 @@ namespace fusible {
 
 namespace {
 
-constexpr std::int64_t kMaxBlockRows = 192;    // of a task
-constexpr std::int64_t kRowStep = 12;          // a multiple of every level's tile
-constexpr std::int64_t kMaxFewRows = 32;       // for which the right operand is not packed
-constexpr std::int64_t kTaskCols = 64;         // of a task of such a product
-constexpr std::int64_t kSumsCols = 256;        // of the sums that a task has in cache
-constexpr std::int64_t kMaxDepth = 4096;       // elements packed at once
+constexpr std::int64_t kMaxBlockRows = 192;      // of a task
+constexpr std::int64_t kRowStep = 12;            // a multiple of every level's tile
+constexpr std::int64_t kMaxFewRows = 32;         // for which the right operand is not packed
+constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
+constexpr std::int64_t kSumsCols = 256;          // of the sums that a task has in cache
+constexpr std::int64_t kMaxDepth = 4096;         // elements packed at once
 constexpr std::int64_t kLeftUnits = 192 * 1024;  // of the packed left block, which stays in the second cache: 768 KiB
-constexpr std::int64_t kRightUnits = 1 << 20;  // of the packed right operand: 4 MiB
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+constexpr std::int64_t kRightUnits = 1 << 20;    // of the packed right operand: 4 MiB
 
 thread_local Workspace right_workspace;
 thread_local Workspace left_workspace;
@@ -41,7 +41,7 @@ struct Product {
     std::int64_t depth;
     std::int64_t block_rows;
     Epilogue epilogue;
-    float* column_sums;  // [row blocks, cols] or null
+    ColumnSums* column_sums;  // a chunk a row block; or null
     int threads;
     Maximum maximum;
 
@@ -115,7 +115,7 @@ void multiply_rows(Product& p, const Round& round, std::int64_t row_block, std::
         if (!round.last) continue;
         const std::int64_t col = round.col + panel * width;
         const std::int64_t cols = std::min(block.panels * width, p.cols - col);
-        float* const sums = p.column_sums != nullptr ? p.column_sums + row_block * p.cols : nullptr;
+        float* const sums = p.column_sums != nullptr ? p.column_sums->chunk(row_block) : nullptr;
         p.maximum.raise(p.kernels.finish(p.epilogue, {block.sums, block.sums_stride, row, col, block.rows, static_cast<int>(cols), sums}));
     }
 }
@@ -152,7 +152,8 @@ void run_few_rows(Product& p) {
             p.kernels.multiply_few_rows[p.right.kind](
                 {left + row * stride, stride, rows, p.right.at(col, 0), p.right.cols, p.depth, cols, sums + row * kTaskCols, kTaskCols});
         }
-        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kTaskCols, 0, col, static_cast<int>(p.rows), static_cast<int>(cols), p.column_sums}));
+        float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
+        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kTaskCols, 0, col, static_cast<int>(p.rows), static_cast<int>(cols), column_sums}));
     });
 }
 
@@ -185,12 +186,6 @@ void check_wide(const OptionalView& view, const char* name, std::int64_t count) 
     if (!view) return;
     check_dtype(*view, name, is_wide_float(view->dtype), "float32, float16 or bfloat16");
     check_numel(*view, name, count);
-}
-
-/// Adds up rows of `cols` sums.
-void add_up(const std::vector<float>& sums, std::int64_t cols, float* out) {
-    std::fill(out, out + cols, 0.0f);
-    for (std::size_t i = 0; i < sums.size(); ++i) out[static_cast<std::int64_t>(i) % cols] += sums[i];
 }
 
 GeluStep read_gelu(int gelu, const OptionalView& pre_gelu) {
@@ -236,11 +231,11 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const auto work = static_cast<std::size_t>(rows * cols) * static_cast<std::size_t>(depth) / 16;
     const std::int64_t block_rows = block_rows_for(rows, depth, dst_transposed.has_value());
     Product product{kernels_for(a.kind, b.kind), a, b, rows, cols, depth, block_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
-    std::vector<float> sums(column_sums ? static_cast<std::size_t>(product.row_blocks() * cols) : 0, 0.0f);
-    product.column_sums = column_sums ? sums.data() : nullptr;
+    std::optional<ColumnSums> sums;
+    if (column_sums) product.column_sums = &sums.emplace(rows, cols, block_rows);
     if (rows * cols > 0) run(product);
     if (amax) product.maximum.write(*amax->as<float>(), accumulate_amax);
-    if (column_sums) add_up(sums, cols, column_sums->as<float>());
+    if (sums) sums->total(column_sums->as<float>());
 }
 
 }  // namespace fusible

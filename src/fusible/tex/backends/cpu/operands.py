@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusible.tex.backends.cpu.quantize import dequantize
-from fusible.tex.protocol import is_quantized
+from fusible.tex.protocol import is_quantized, nominal
 
 __all__ = ["plain", "unquantized"]
 
@@ -20,4 +19,4 @@ def plain(x: Any) -> Tensor:
 
 def unquantized(x: Any) -> Tensor:
     """``x`` itself, or its value in its nominal dtype where it is quantized."""
-    return dequantize(x, x._dtype or torch.float32) if is_quantized(x) else x
+    return dequantize(x, nominal(x)) if is_quantized(x) else x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.distributed
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
@@ -26,6 +26,7 @@ from fusible.tex.protocol import (
     fp8_format,
     is_quantized,
     logical_shape,
+    nominal,
     scaling,
     to_torch,
     transposed,
@@ -33,7 +34,7 @@ from fusible.tex.protocol import (
     usages,
 )
 
-__all__ = ["QuantizeKernels", "buffers", "dequantize", "finish", "quantize_tensor"]
+__all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
 
 _LARGEST = {dtype: np.float32(largest) for dtype, largest in FP8_MAX.items()}
 
@@ -45,7 +46,7 @@ def _with_quantizer(request: Request) -> str | None:
 class QuantizeKernels(Quantize, Recipe, Transpose):
     @requires(_with_quantizer)
     def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
-        x = tensor if not is_quantized(tensor) else dequantize(tensor, tensor._dtype or torch.float32)
+        x = dequantize(tensor, nominal(tensor)) if is_quantized(tensor) else tensor
         return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
@@ -94,22 +95,40 @@ def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     x = x.contiguous()
     kind, fp8 = scaling(quantizer), fp8_format(quantizer.dtype)
     if output is not None:
-        _check_output(output, x)
-    data, transpose = buffers(x.shape, quantizer, output)
+        check_output(output, x.shape)
     if kind == "delayed":
-        scale = quantizer.scale.view(1)
-        amax, keep = (torch.empty(1), False) if quantizer.amax is None else (quantizer.amax.view(1), True)
-        native.quantize(x, data, scale, int(fp8), transpose, amax, keep, bias_grad, noop)
-        if not keep:
-            quantizer.amax = amax
-        scale_inv = scale.reciprocal()
-    else:
-        scale = _scale_of(_amax(x, quantizer), fp8, quantizer)
-        native.quantize(x, data, float(scale), int(fp8), transpose, None, False, bias_grad, noop)
-        scale_inv = torch.tensor([np.float32(1.0) / scale])
+
+        def write(data: Any, dtype: int, transpose: Any, scale: Any, amax: Any, keep: bool) -> None:
+            native.quantize(x, data, scale, dtype, transpose, amax, keep, bias_grad, noop)
+
+        return write_delayed(write, x.shape, x.dtype, quantizer, output, noop)
+    data, transpose = _buffers(x.shape, quantizer, output)
+    scale = _scale_of(_amax(x, quantizer), fp8, quantizer)
+    native.quantize(x, data, float(scale), int(fp8), transpose, None, False, bias_grad, noop)
+    scale_inv = torch.tensor([np.float32(1.0) / scale])
     if output is None:
         return build_quantized(quantizer, shape=x.shape, dtype=x.dtype, data=data, data_transpose=transpose, scale_inv=scale_inv, fp8_dtype=fp8)
-    return finish(output, data, transpose, scale_inv, fp8, noop)
+    return _finish(output, data, transpose, scale_inv, fp8, noop)
+
+
+def write_delayed(
+    write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, quantizer: Any, output: Any = None, noop: Tensor | None = None
+) -> Any:
+    """A tensor, or ``output``, filled by ``write(data, fp8_dtype, data_transpose, scale, amax, accumulate_amax)``, whose scale is known before.
+
+    The quantizer's amax is raised, or set where it has none. ``dtype`` is the nominal one.
+    """
+    fp8 = fp8_format(quantizer.dtype)
+    data, transpose = _buffers(shape, quantizer, output)
+    scale = quantizer.scale.view(1)
+    amax, keep = (torch.empty(1), False) if quantizer.amax is None else (quantizer.amax.view(1), True)
+    write(data, int(fp8), transpose, scale, amax, keep)
+    if not keep:
+        quantizer.amax = amax
+    scale_inv = scale.reciprocal()
+    if output is None:
+        return build_quantized(quantizer, shape=shape, dtype=dtype, data=data, data_transpose=transpose, scale_inv=scale_inv, fp8_dtype=fp8)
+    return _finish(output, data, transpose, scale_inv, fp8, noop)
 
 
 def _amax(x: Tensor, quantizer: Any) -> float:
@@ -132,7 +151,7 @@ def _scale_of(amax: float, fp8: int, quantizer: Any) -> np.float32:
     return scale
 
 
-def buffers(shape: Sequence[int], quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
+def _buffers(shape: Sequence[int], quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
     """Where the data and the transposed data go: what the quantizer asks for and what the output has."""
     rowwise, columnwise = usages(quantizer)
     data = output._data if output is not None else None
@@ -144,14 +163,17 @@ def buffers(shape: Sequence[int], quantizer: Any, output: Any) -> tuple[Tensor |
     return data, transpose if columnwise or data is None else None
 
 
-def _check_output(output: Any, x: Tensor) -> None:
+def check_output(output: Any, shape: Sequence[int]) -> None:
+    """Raise unless ``output`` is a quantized tensor of ``shape``."""
     if not is_quantized(output):
         got = type(output).__qualname__
         raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
-    check_shape(x, logical_shape(output), "the tensor quantized into output")
+    found = logical_shape(output)
+    if tuple(shape) != found:
+        raise ShapeError(expected(f"shape {list(found)}", of="the tensor quantized into output", got=list(shape), do="pass a tensor of that shape"))
 
 
-def finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_inv: Tensor, fp8: Any, noop: Tensor | None) -> Any:
+def _finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_inv: Tensor, fp8: Any, noop: Tensor | None) -> Any:
     """Put the results into ``output``: the kernel has written the buffers that it already had."""
     output._data = data
     output._transpose_invalid = transpose is None
