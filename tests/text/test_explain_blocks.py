@@ -46,9 +46,9 @@ forward
   4-5  MMT(weight e4m3[4.weight]) + Add         e4m3[4.x] -> bf16 -> bf16               mmt_add_fwd_fused
 
 backward
-  4-5  Add + MMT         bf16 -> e5m2[4.dy] -> bf16          mmt_add_bwd_fused
-  1-3  GELU + Add + MMT  bf16 -> bf16 -> e5m2[1.dy] -> bf16  mmt_add_gelu_bwd_fused
-  0    LayerNorm         bf16 -> bf16
+  2-5  Add + MMT + GELU + Add  bf16 -> e5m2[4.dy] -> bf16 -> bf16 -> e5m2[1.dy]  add_gelu_mmt_add_bwd_fused
+  1    MMT                     e5m2[1.dy] -> bf16
+  0    LayerNorm               bf16 -> bf16
 
 inference
   0    LayerNorm                                bf16 -> e4m3[1.x]
@@ -64,9 +64,9 @@ forward
   4-5  MMT(weight e4m3[current]) + Add         e4m3[current] -> bf16 -> bf16                   mmt_add_fwd_fused
 
 backward
-  4-5  Add + MMT         bf16 -> e5m2[current] -> bf16          mmt_add_bwd_fused
-  1-3  GELU + Add + MMT  bf16 -> bf16 -> e5m2[current] -> bf16  mmt_add_gelu_bwd_fused
-  0    LayerNorm         bf16 -> bf16
+  2-5  Add + MMT + GELU + Add  bf16 -> e5m2[current] -> bf16 -> bf16 -> e5m2[current]  add_gelu_mmt_add_bwd_fused
+  1    MMT                     e5m2[current] -> bf16
+  0    LayerNorm               bf16 -> bf16
 
 inference
   0    LayerNorm                               bf16 -> e4m3[current]
@@ -82,9 +82,9 @@ forward
   4-5  MMT(weight bf16) + Add         bf16 -> bf16 -> bf16          mmt_add_fwd_fused
 
 backward
-  4-5  Add + MMT         bf16 -> bf16 -> bf16          mmt_add_bwd_fused
-  1-3  GELU + Add + MMT  bf16 -> bf16 -> bf16 -> bf16  mmt_add_gelu_bwd_fused
-  0    LayerNorm         bf16 -> bf16
+  2-5  Add + MMT + GELU + Add  bf16 -> bf16 -> bf16 -> bf16 -> bf16  add_gelu_mmt_add_bwd_fused
+  1    MMT                     bf16 -> bf16
+  0    LayerNorm               bf16 -> bf16
 
 inference
   0    LayerNorm                      bf16 -> bf16
@@ -106,17 +106,17 @@ forward
   13-15  MMT(weight e4m3[13.weight]) + Add + ResidualEnd  e4m3[13.x] -> bf16 -> bf16 -> bf16        mmt_add_residual_fwd_fused
 
 backward
-  15     ResidualEnd          bf16 -> bf16
-  13-14  Add + MMT            bf16 -> e5m2[13.dy] -> bf16          mmt_add_bwd_fused
-  10-12  GELU + Add + MMT     bf16 -> bf16 -> e5m2[10.dy] -> bf16  mmt_add_gelu_bwd_fused
-  9      LayerNorm            bf16 -> bf16
-  8      ResidualBegin        bf16 -> bf16
-  7      ResidualEnd          bf16 -> bf16
-  5-6    Add + MMT            bf16 -> e5m2[5.dy] -> bf16           mmt_add_bwd_fused
-  4      DotProductAttention  bf16 -> bf16
-  2-3    Add + MMT            bf16 -> e5m2[2.dy] -> bf16           mmt_add_bwd_fused
-  1      LayerNorm            bf16 -> bf16
-  0      ResidualBegin        bf16 -> bf16
+  15     ResidualEnd             bf16 -> bf16
+  11-14  Add + MMT + GELU + Add  bf16 -> e5m2[13.dy] -> bf16 -> bf16 -> e5m2[10.dy]  add_gelu_mmt_add_bwd_fused
+  10     MMT                     e5m2[10.dy] -> bf16
+  9      LayerNorm               bf16 -> bf16
+  8      ResidualBegin           bf16 -> bf16
+  7      ResidualEnd             bf16 -> bf16
+  5-6    Add + MMT               bf16 -> e5m2[5.dy] -> bf16                          mmt_add_bwd_fused
+  4      DotProductAttention     bf16 -> bf16
+  2-3    Add + MMT               bf16 -> e5m2[2.dy] -> bf16                          mmt_add_bwd_fused
+  1      LayerNorm               bf16 -> bf16
+  0      ResidualBegin           bf16 -> bf16
 
 inference
   0      ResidualBegin                                    bf16 -> bf16
@@ -144,17 +144,17 @@ forward
   13-15  MMT(weight e4m3[current]) + Add + ResidualEnd  e4m3[current] -> bf16 -> bf16 -> bf16           mmt_add_residual_fwd_fused
 
 backward
-  15     ResidualEnd          bf16 -> bf16
-  13-14  Add + MMT            bf16 -> e5m2[current] -> bf16          mmt_add_bwd_fused
-  10-12  GELU + Add + MMT     bf16 -> bf16 -> e5m2[current] -> bf16  mmt_add_gelu_bwd_fused
-  9      LayerNorm            bf16 -> bf16
-  8      ResidualBegin        bf16 -> bf16
-  7      ResidualEnd          bf16 -> bf16
-  5-6    Add + MMT            bf16 -> e5m2[current] -> bf16          mmt_add_bwd_fused
-  4      DotProductAttention  bf16 -> bf16
-  2-3    Add + MMT            bf16 -> e5m2[current] -> bf16          mmt_add_bwd_fused
-  1      LayerNorm            bf16 -> bf16
-  0      ResidualBegin        bf16 -> bf16
+  15     ResidualEnd             bf16 -> bf16
+  11-14  Add + MMT + GELU + Add  bf16 -> e5m2[current] -> bf16 -> bf16 -> e5m2[current]  add_gelu_mmt_add_bwd_fused
+  10     MMT                     e5m2[current] -> bf16
+  9      LayerNorm               bf16 -> bf16
+  8      ResidualBegin           bf16 -> bf16
+  7      ResidualEnd             bf16 -> bf16
+  5-6    Add + MMT               bf16 -> e5m2[current] -> bf16                           mmt_add_bwd_fused
+  4      DotProductAttention     bf16 -> bf16
+  2-3    Add + MMT               bf16 -> e5m2[current] -> bf16                           mmt_add_bwd_fused
+  1      LayerNorm               bf16 -> bf16
+  0      ResidualBegin           bf16 -> bf16
 
 inference
   0      ResidualBegin                                  bf16 -> bf16
@@ -182,17 +182,17 @@ forward
   13-15  MMT(weight bf16) + Add + ResidualEnd  bf16 -> bf16 -> bf16 -> bf16  mmt_add_residual_fwd_fused
 
 backward
-  15     ResidualEnd          bf16 -> bf16
-  13-14  Add + MMT            bf16 -> bf16 -> bf16          mmt_add_bwd_fused
-  10-12  GELU + Add + MMT     bf16 -> bf16 -> bf16 -> bf16  mmt_add_gelu_bwd_fused
-  9      LayerNorm            bf16 -> bf16
-  8      ResidualBegin        bf16 -> bf16
-  7      ResidualEnd          bf16 -> bf16
-  5-6    Add + MMT            bf16 -> bf16 -> bf16          mmt_add_bwd_fused
-  4      DotProductAttention  bf16 -> bf16
-  2-3    Add + MMT            bf16 -> bf16 -> bf16          mmt_add_bwd_fused
-  1      LayerNorm            bf16 -> bf16
-  0      ResidualBegin        bf16 -> bf16
+  15     ResidualEnd             bf16 -> bf16
+  11-14  Add + MMT + GELU + Add  bf16 -> bf16 -> bf16 -> bf16 -> bf16  add_gelu_mmt_add_bwd_fused
+  10     MMT                     bf16 -> bf16
+  9      LayerNorm               bf16 -> bf16
+  8      ResidualBegin           bf16 -> bf16
+  7      ResidualEnd             bf16 -> bf16
+  5-6    Add + MMT               bf16 -> bf16 -> bf16                  mmt_add_bwd_fused
+  4      DotProductAttention     bf16 -> bf16
+  2-3    Add + MMT               bf16 -> bf16 -> bf16                  mmt_add_bwd_fused
+  1      LayerNorm               bf16 -> bf16
+  0      ResidualBegin           bf16 -> bf16
 
 inference
   0      ResidualBegin                         bf16 -> bf16
@@ -229,9 +229,9 @@ def test_explaining_changes_nothing_and_runs_nothing() -> None:
 
 def test_gradients_that_nobody_wants() -> None:
     lines = explained(mlp().requires_grad_(False), DelayedScaling()).splitlines()
-    assert "  0    LayerNorm         bf16 -> bf16" in lines
+    assert "  0    LayerNorm               bf16 -> bf16" in lines
     lines = explained(mlp(), DelayedScaling(), x_grad=False).splitlines()
-    assert "  0    LayerNorm         bf16 -> none" in lines
+    assert "  0    LayerNorm               bf16 -> none" in lines
 
 
 def test_a_widened_recipe() -> None:

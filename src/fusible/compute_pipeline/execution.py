@@ -92,14 +92,17 @@ def run_inference(
 def run_backward(
     plan: Plan,
     segment: Segment,
-    contexts: Sequence[Context],
+    contexts: list[Context],
     dy: Tensor,
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
     sums: Mapping[str, Tensor] | None = None,
 ) -> BackwardResult:
-    """The backward pass of a segment. ``sums``: gradients so far, by the plan's ``arg_slots``, to which those of this pass are added; they are used
-    up."""
+    """The backward pass of a segment.
+
+    Used up are ``contexts``, which is emptied from its end, so that each goes when it has been used, and ``sums``: gradients so far, by the plan's
+    ``arg_slots``, to which those of this pass are added.
+    """
     start = segment.start
     grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
     sides: dict[str, list[Any]] = {}
@@ -109,7 +112,8 @@ def run_backward(
     try:
         for group in reversed(segment.backward):
             assert d is not None
-            ctxs = contexts[group.start - start : group.stop - start]
+            ctxs = contexts[group.start - start :]
+            del contexts[group.start - start :]
             d, grads[group.start - start : group.stop - start] = _backward(group, plan.ops[group.start : group.stop], ctxs, d, sides, given)
     finally:
         set_execution_state(former)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusible.fusions.add_activation import add_gelu_bwd_fused, add_qgelu_bwd_fused, add_relu_bwd_fused, add_silu_bwd_fused, add_srelu_bwd_fused
+from fusible.fusions.gelu_mmt import add_gelu_mmt_add_bwd_fused, gelu_mmt_bwd_fused
 from fusible.fusions.mmt_add import (
     mmt_add_add_fwd_fused,
     mmt_add_add_inf_fused,
@@ -43,11 +44,13 @@ from fusible.fusions.registry import (
 __all__ = [
     "Fusion",
     "add_gelu_bwd_fused",
+    "add_gelu_mmt_add_bwd_fused",
     "add_qgelu_bwd_fused",
     "add_relu_bwd_fused",
     "add_silu_bwd_fused",
     "add_srelu_bwd_fused",
     "epoch",
+    "gelu_mmt_bwd_fused",
     "mmt_add_add_fwd_fused",
     "mmt_add_add_inf_fused",
     "mmt_add_bwd_fused",

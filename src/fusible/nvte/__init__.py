@@ -59,6 +59,8 @@ from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype, torch_to_te_d
 from fusible.nvte.kv_cache import KVCache, append_kv, attention_cached
 from fusible.nvte.matmul import (
     matmul,
+    matmul_dbias_dgelu,
+    matmul_dgelu,
     matmul_transpose,
     matmul_transpose_add,
     matmul_transpose_add_add,
@@ -138,6 +140,8 @@ __all__ = [
     "layernorm",
     "make_nvte_tensor",
     "matmul",
+    "matmul_dbias_dgelu",
+    "matmul_dgelu",
     "matmul_transpose",
     "matmul_transpose_add",
     "matmul_transpose_add_add",

@@ -15,6 +15,8 @@ from fusible.nvte.tensor import Tensor
 
 __all__ = [
     "matmul",
+    "matmul_dbias_dgelu",
+    "matmul_dgelu",
     "matmul_transpose",
     "matmul_transpose_add",
     "matmul_transpose_add_add",
@@ -74,6 +76,28 @@ def matmul(dy: Tensor, weight: Tensor, type: Type) -> Tensor:
     return _gemm(weight, False, dy, False, type, grad=True)[0]
 
 
+def matmul_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type) -> Tensor:
+    """``(dy @ weight) * gelu'(pre)`` with ``pre [tokens, K]``, rounded once."""
+    return _dgelu(dy, weight, pre, type, None)[0]
+
+
+def matmul_dbias_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
+    """``(d, dbias)`` with ``d = (dy @ weight) * gelu'(pre)``, rounded once, and ``dbias [K]`` the sum of d over rows, before it is rounded."""
+    d, dbias = _dgelu(dy, weight, pre, type, pre)
+    return d, plain(dbias, dbias_type)
+
+
+def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, flag: Tensor | None) -> tuple[Tensor, Any]:
+    """``flag``, any tensor, asks for the bias gradient."""
+    quantizer = quantizer_for(type)
+    out_type: DType = pre.dtype if is_quantized_type(type) else type  # type: ignore[assignment]
+    bias = flag.data if flag is not None else None
+    result = tex.generic_gemm(
+        weight.data, False, dy.data, False, None, quantizer, out_type, bias, pre.dtype, True, pre.data, True, None, 0, False, True
+    )
+    return emit(result[0], type, quantizer) if quantizer is not None else Tensor(result[0], out_type), result[1]
+
+
 def transpose_matmul(dy: Tensor, x: Tensor, type: Type) -> Tensor:
     """``dy.T @ x``: ``[tokens, N], [tokens, K] -> [N, K]``."""
     return _gemm(x, False, dy, True, type, grad=True)[0]
@@ -110,7 +134,7 @@ def _gemm(
 ) -> tuple[Tensor, Any]:
     """``op(b) @ op(a)`` with its epilogue; the second value is the input of gelu in ``pre_type``, or None."""
     quantizer = quantizer_for(type)
-    out_type: DType = DType.Float32 if is_quantized_type(type) else type  # type: ignore[assignment]
+    out_type: DType = type if not is_quantized_type(type) else pre_type if gelu else DType.Float32  # type: ignore[assignment]
     into = None
     if addend is not None:
         into, quantizer = tex.prim.copy(tex.prim.cast(addend.data, out_type)), None

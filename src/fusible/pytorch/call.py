@@ -96,29 +96,34 @@ class Call:
         self.contexts[index] = (keys, spec)
         return outputs[0], outputs[1:end]
 
-    def backward(self, index: int, saved: Sequence[torch.Tensor], dy: torch.Tensor) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-        """Run the backward of a segment: ``dx`` and the gradients of its parameters."""
+    def backward(self, index: int, saved: list[torch.Tensor], dy: torch.Tensor) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """Run the backward of a segment: ``dx`` and the gradients of its parameters. The list of what forward saved is emptied, so that each tensor
+        goes when it has been used."""
         plan, segment = self.plan, self.plan.segments[index]
         scales = _read(self.snapshot, segment.state.backward)
         names, given_key, slots = segment.given, self.given.key(segment.given), tuple(scales)
         context_keys, spec = self.contexts[index]
         places = [place for place in range(segment.args.start, segment.args.stop) if place in self.main_grads]
+        count = len(saved)
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-            before = 1 + len(saved) + len(names)
-            values = _put_together(names, given_key, leaves[1 + len(saved) : before])
+            before = 1 + count + len(names)
+            values = _put_together(names, given_key, leaves[1 + count : before])
             so_far = [make_nvte_tensor(leaf) for leaf in leaves[before : before + len(places)]]
             sums = {plan.arg_slots[place]: x if self.executor.in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
             held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-            tensors = iter(unflatten(leaves[1 : 1 + len(saved)], spec))
-            contexts = [{name: next(tensors) for name in ctx} for ctx in context_keys]
-            result = run_backward(plan, segment, contexts, make_nvte_tensor(leaves[0]), values, held, sums)
+            tensors = unflatten(leaves[1 : 1 + count], spec)[::-1]
+            contexts = [{name: tensors.pop() for name in ctx} for ctx in context_keys]
+            dy = make_nvte_tensor(leaves[0])
+            leaves.clear()
+            result = run_backward(plan, segment, contexts, dy, values, held, sums)
             results = [result.dx, *(grad for grads in result.grads for grad in grads)]
             present = tuple(tensor is not None for tensor in results)
             return [t.data for t in results if t is not None] + list(result.amaxes.values()), (present, tuple(result.amaxes))
 
         main_grads = [self.main_grads[place] for place in places]
         inputs = [dy, *saved, *self.given.leaves(names), *main_grads, *scales.values()]
+        saved.clear()
         outputs, (present, observed) = self.executor((plan, index, "backward", given_key, tuple(places)), program, inputs)
         if observed:
             self.owner.commit_backward(dict(zip(observed, outputs[len(outputs) - len(observed) :], strict=True)))
@@ -147,7 +152,9 @@ class PipelineFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             do = "use plain torch modules for second derivatives"
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
-        dx, grads = ctx.call.backward(ctx.index, ctx.saved_tensors, dys[0])
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained
+        dx, grads = ctx.call.backward(ctx.index, saved, dys[0])
         return None, None, dx if ctx.needs_input_grad[2] else None, *grads
 
 

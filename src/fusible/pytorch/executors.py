@@ -11,12 +11,12 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, BackendError, expected
-from fusible.pytorch.replay import Replay, apart, make_replay
+from fusible.pytorch.replay import Listing, Replay, apart
 
 __all__ = ["EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
 
 Program = Callable[[list[Any]], tuple[list[Any], Any]]
-"""A pass as a function of a list of framework tensors: the resulting tensors, and what is known of them without running it."""
+"""A pass as a function of a list of framework tensors, which it may empty: the resulting tensors, and what is known of them without running it."""
 
 
 _KEPT = 1024
@@ -32,7 +32,8 @@ class Executor(Protocol):
     in_place: bool
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """The program's results on ``inputs``. Two programs of one ``key`` are the same function on inputs of the same shapes and dtypes."""
+        """The program's results on ``inputs``, a list that is used up. Two programs of one ``key`` are the same function on inputs of the same shapes
+        and dtypes."""
         ...
 
 
@@ -62,10 +63,12 @@ class EagerExecutor:
         if shaped not in self._replays:
             self._keep(shaped, None)
             return program(inputs)
-        epoch, inputs = tex.registry.epoch, apart(inputs)
-        with tex.listening() as heard:
-            outputs, static = program(inputs)
-        listed = make_replay(heard, inputs, outputs, static, epoch)
+        epoch, own = tex.registry.epoch, apart(inputs)
+        inputs.clear()
+        listing = Listing(own)
+        with tex.listening(listing.note):
+            outputs, static = program(own)
+        listed = listing.finish(outputs, static, epoch)
         if listed is None:
             self._unlistable.add(key)
         else:

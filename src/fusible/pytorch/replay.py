@@ -2,11 +2,12 @@
 
 A program is a pure function of its inputs, and all that it computes it computes by tex. So the calls it made, with the flow of tensors between
 them, are the program; what ops, words and dispatch did around them in Python need not be done again. The listing also knows where each value is
-last used, and lets it go there.
+last used, and lets it go there. Listing keeps no value alive either: it knows them by weak references.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 from fusible import tex
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
 
-__all__ = ["Replay", "apart", "make_replay"]
+__all__ = ["Listing", "Replay", "apart"]
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, Enum)
 
@@ -48,10 +49,11 @@ class Replay:
         self.static = static
         self.epoch = epoch
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Call every step in order."""
+    def run(self, inputs: list[Any]) -> list[Any]:
+        """Call every step in order. The list of inputs is emptied, so that each goes when it has been used."""
         values = self._values.copy()
         values[: self._inputs] = inputs
+        inputs.clear()
         for call, get, target, parts, done in self._steps:
             result = values[target] = call(*get(values))
             for part, place in parts:
@@ -78,38 +80,63 @@ def apart(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return distinct
 
 
-def make_replay(heard: Sequence[tex.Heard], inputs: Sequence[Any], outputs: Sequence[Any], static: Any, epoch: int) -> Replay | None:
-    """List what was heard of a program on ``inputs``; None where a value in it comes from elsewhere."""
-    listing = _Listing(inputs)
-    try:
-        for call in heard:
-            listing.add(call)
-        places = tuple(listing.place(output) for output in outputs)
-    except _Unreplayable:
-        return None
-    return Replay(listing.with_liveness(places), listing.template(), len(inputs), places, static, epoch)
+class Listing:
+    """The calls of a program on ``inputs``, as they are heard.
 
-
-class _Listing:
-    """Gives every value a place: first the inputs, then constants and results as they come. Places of objects are found by identity."""
+    Every value has a place: first the inputs, then constants and results as they come. Places of objects are found by identity, while they live.
+    """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._places: dict[int, int] = {}
         self._parts_of: dict[int, tuple[int, Callable[[Any], Any]]] = {}
-        self._held: list[Any] = []
+        self._alive: dict[int, weakref.ref[Any]] = {}
         self._constants: dict[int, Any] = {}
         self._steps: list[_Step] = []
         self._count = 0
+        self._replayable = True
         for value in inputs:
             self._new(value)
         self._inputs = self._count
 
+    def note(self, call: tex.Heard) -> None:
+        """List one call."""
+        try:
+            if self._replayable:
+                self._add(call)
+        except _Unreplayable:
+            self._replayable = False
+
+    def finish(self, outputs: Sequence[Any], static: Any, epoch: int) -> Replay | None:
+        """The program that gave ``outputs``; None where a value in it comes from elsewhere."""
+        if not self._replayable:
+            return None
+        try:
+            places = tuple(self._place(output) for output in outputs)
+        except _Unreplayable:
+            return None
+        return Replay(self._with_liveness(places), self._template(), self._inputs, places, static, epoch)
+
     def _new(self, value: Any) -> int:
         place = self._count
         self._count += 1
-        self._held.append(value)
-        self._places.setdefault(id(value), place)
+        if self._watch(value):
+            self._places.setdefault(id(value), place)
         return place
+
+    def _watch(self, value: Any) -> bool:
+        """Whether a value is known by its identity from now on, until it is gone; lists and tuples are not, but by what is in them."""
+        key = id(value)
+        if key in self._alive:
+            return True
+        if isinstance(value, (list, tuple, *_CONSTANTS)):
+            return False
+
+        def forget(_: Any) -> None:
+            for known in (self._alive, self._places, self._parts_of):
+                known.pop(key, None)
+
+        self._alive[key] = weakref.ref(value, forget)
+        return True
 
     def _constant(self, value: Any) -> int:
         place = self._count
@@ -117,11 +144,11 @@ class _Listing:
         self._constants[place] = value
         return place
 
-    def add(self, call: tex.Heard) -> None:
+    def _add(self, call: tex.Heard) -> None:
         """List one call, and register what can be reached from its result and from the quantizers it was given."""
         if not all(isinstance(value, _CONSTANTS) for value in call.kwargs.values()):
             raise _Unreplayable
-        sources = tuple(self.place(arg) for arg in call.args)
+        sources = tuple(self._place(arg) for arg in call.args)
         method = partial(call.method, **call.kwargs) if call.kwargs else call.method
         self._step(method, sources, call.result)
         step = len(self._steps) - 1
@@ -131,11 +158,7 @@ class _Listing:
         self._reach(step, call.result)
 
     def _step(self, call: Callable[..., Any], sources: tuple[int, ...], result: Any) -> int:
-        target = self._count
-        self._count += 1
-        self._held.append(result)
-        if not isinstance(result, _CONSTANTS):
-            self._places.setdefault(id(result), target)
+        target = self._new(result)
         self._steps.append(_Step(call, sources, target, (), ()))
         return target
 
@@ -151,11 +174,11 @@ class _Listing:
             if isinstance(part, _CONSTANTS) or id(part) in self._places:
                 continue
             reach = get if path is None else _then(path, get)
-            self._held.append(part)
-            self._parts_of.setdefault(id(part), (step, reach))
+            if self._watch(part):
+                self._parts_of.setdefault(id(part), (step, reach))
             self._reach(step, part, reach)
 
-    def place(self, value: Any) -> int:
+    def _place(self, value: Any) -> int:
         """Where a value is: known, part of a result, a constant, or put together of such."""
         known = self._places.get(id(value))
         if known is not None:
@@ -183,13 +206,13 @@ class _Listing:
             parts = [value._data, value._scale_inv, value._transpose]
         else:
             raise _Unreplayable
-        return self._step(make, tuple(self.place(part) for part in parts), value)
+        return self._step(make, tuple(self._place(part) for part in parts), value)
 
-    def template(self) -> list[Any]:
+    def _template(self) -> list[Any]:
         """The values before a run: constants in their places."""
         return [self._constants.get(place) for place in range(self._count)]
 
-    def with_liveness(self, outputs: tuple[int, ...]) -> list[_Step]:
+    def _with_liveness(self, outputs: tuple[int, ...]) -> list[_Step]:
         """The steps, each with the places that nobody reads after it."""
         last: dict[int, int] = {}
         for i, step in enumerate(self._steps):

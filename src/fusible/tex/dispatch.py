@@ -82,10 +82,10 @@ def dispatcher(declaration: Declaration) -> Callable[..., Any]:
         if method is None:
             declaration.signature.bind(*args, **kwargs)
             method = methods[key] = _chosen(_request(declaration, key))
-        if local.heard is None:
+        if local.note is None:
             return method(*args, **kwargs)
         result = method(*args, **kwargs)
-        local.heard.append(Heard(method, args, kwargs, result))
+        local.note(Heard(method, args, kwargs, result))
         return result
 
     registry.on_change(drop)

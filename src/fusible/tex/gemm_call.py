@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.protocol import is_quantized, logical_shape, outer, scaling
@@ -14,8 +14,7 @@ __all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class GemmShape:
+class GemmShape(NamedTuple):
     """``op(B) [rows, depth] @ op(A) [depth, columns]``, whose result is shown as ``output``."""
 
     rows: int
@@ -60,8 +59,7 @@ def _check_beta(accumulate: bool, beta: float | None, has_output: bool) -> float
     return 1.0 if beta is None else float(beta)
 
 
-@dataclass(frozen=True)
-class GemmJob(Generic[T]):
+class GemmJob(NamedTuple, Generic[T]):
     """A checked call; ``dtype`` is that of the result, ``quantized`` whether both operands are, ``beta`` 0 where D is not read."""
 
     shape: GemmShape

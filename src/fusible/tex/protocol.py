@@ -120,9 +120,18 @@ def usages(quantizer: Any) -> tuple[bool, bool]:
     return quantizer.rowwise_usage, quantizer.columnwise_usage
 
 
+_QUANTIZED: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False}
+
+
 def is_quantized(x: Any) -> bool:
-    """Whether ``x`` is a per-tensor FP8 tensor or its bare storage: it has ``_data``, ``_fp8_dtype`` and ``_scale_inv``."""
-    return type(x) is not torch.Tensor and hasattr(x, "_fp8_dtype") and hasattr(x, "_scale_inv") and hasattr(x, "_data")
+    """Whether ``x`` is a per-tensor FP8 tensor or its bare storage: it has ``_data``, ``_fp8_dtype`` and ``_scale_inv``.
+
+    A class answers once for all of its instances.
+    """
+    known = _QUANTIZED.get(type(x))
+    if known is None:
+        known = _QUANTIZED[type(x)] = all(hasattr(x, name) for name in ("_fp8_dtype", "_scale_inv", "_data"))
+    return known
 
 
 def transposed(x: Any) -> Any:

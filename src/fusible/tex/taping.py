@@ -20,18 +20,18 @@ class Heard(NamedTuple):
 
 
 class _Local(threading.local):
-    heard: list[Heard] | None = None
+    note: Callable[[Heard], None] | None = None
 
 
 local = _Local()
-"""``local.heard``: where dispatch notes the calls of this thread, or None."""
+"""``local.note``: whom dispatch tells of the calls of this thread, or None."""
 
 
 @contextmanager
-def listening() -> Iterator[list[Heard]]:
-    """Note every tex call that this thread makes in the body."""
-    former, local.heard = local.heard, []
+def listening(note: Callable[[Heard], None]) -> Iterator[None]:
+    """Tell ``note`` of every tex call that this thread makes in the body, once it is done. Its tensors live no longer for it."""
+    former, local.note = local.note, note
     try:
-        yield local.heard
+        yield
     finally:
-        local.heard = former
+        local.note = former

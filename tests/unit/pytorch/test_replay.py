@@ -122,6 +122,41 @@ def test_values_go_when_they_are_no_longer_needed() -> None:
     assert max(alive) <= 1
 
 
+def test_what_forward_saved_goes_as_backward_uses_it() -> None:
+    saved: list[weakref.ref] = []
+    alive: list[int] = []
+
+    @tex.register_backend
+    class Watching(tex.TEXBackendBase):
+        NAME, PRIORITY = "watching", 999
+
+        def relu(self, input, quantizer):
+            result = input.relu()
+            saved.append(weakref.ref(result))
+            return result
+
+        def drelu(self, grad, fwd_input, quantizer):
+            alive.append(sum(ref() is not None for ref in saved))
+            return grad * (fwd_input > 0)
+
+    try:
+        model = fusible.Sequential(*(fusible.ReLU() for _ in range(6)))
+        for retained in (False, False, False, True):  # as it stands, listened to, replayed
+            saved.clear()
+            alive.clear()
+            x = torch.randn(4, 4, requires_grad=True)
+            y = model(x).sum()
+            y.backward(retain_graph=retained)
+            if retained:
+                once = x.grad.clone()
+                y.backward()
+                assert torch.equal(x.grad, 2 * once)
+                continue
+            assert alive == [5, 4, 3, 2, 1, 0]
+    finally:
+        tex.registry.unregister_backend("watching")
+
+
 def test_a_pass_that_computes_elsewhere_is_run_as_it_stands() -> None:
     class Outside(fusible.ops.Op):
         def forward(self, x):

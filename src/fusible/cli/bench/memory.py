@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from fusible.errors import FusibleError
 __all__ = ["peak_memory"]
 
 _STEPS, _SECONDS = 4, 600
+_M_MMAP_THRESHOLD = -3  # in malloc.h
 
 
 def peak_memory(model: str, contestant: str, threads: int, quick: bool) -> int | str:
@@ -31,7 +33,16 @@ def peak_memory(model: str, contestant: str, threads: int, quick: bool) -> int |
     return int(done.stdout.split()[-1])
 
 
+def _return_large_blocks() -> None:
+    """Let glibc take blocks of a mebibyte and more from the system and give them back to it at once: the holes that it otherwise leaves in its heap
+    differ from step to step by more than what is compared."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**20)
+
+
 def _main(model: str, contestant: str, threads: str, *quick: str) -> None:
+    _return_large_blocks()
     torch.set_num_threads(int(threads))
     small = make_step(model, contestant, quick=True)  # loads libraries and, where there is one, the compiler
     for _ in range(_STEPS):

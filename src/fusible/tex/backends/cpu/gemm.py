@@ -73,8 +73,10 @@ class GemmKernels(GEMM):
         if gelu:
             pre_gelu_dtype = to_torch(bias_type) if job.quantized and bias_type is not None else job.dtype
             pre_gelu = torch.empty(job.shape.output, dtype=pre_gelu_dtype)
-        result = _product(job, A, transA, B, transB, D, quantizer, bias=bias, gelu=_GELU if gelu else _NO_GELU, pre_gelu=pre_gelu)
-        return [result, None, pre_gelu, extra_output]
+        epilogue: dict[str, Any] = {} if bias is None else {"bias": bias}
+        if gelu:
+            epilogue |= {"gelu": _GELU, "pre_gelu": pre_gelu}
+        return [_product(job, A, transA, B, transB, D, quantizer, **epilogue), None, pre_gelu, extra_output]
 
 
 def _backward(
@@ -94,9 +96,11 @@ def _product(job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: A
     operands = (*_operand(B, transB), *_operand(A, transA))
     if job.beta:
         epilogue |= {"addend": D.contiguous(), "beta": job.beta}
+    if job.alpha != 1.0:
+        epilogue["alpha"] = job.alpha
 
     def write(*destination: Any) -> None:
-        native.gemm(*operands, *destination, alpha=job.alpha, **epilogue)
+        native.gemm(*operands, *destination, **epilogue)
 
     if quantizer is None or job.quantized:
         return produce(write, job.shape.output, job.dtype, quantizer, D)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +29,32 @@ def produce(write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype,
         check_output(out, shape)
     if scaling(quantizer) == "delayed":
         return write_delayed(write, shape, dtype, quantizer, out)
-    return quantize_tensor(_plain(write, shape, dtype, None), quantizer, out)
+    rounded = _scratch(shape, dtype)
+    write(rounded, dtype, None, 1.0, None, False)
+    return quantize_tensor(rounded, quantizer, out)
+
+
+_LARGE, _KEPT = 2**20, 2**26
+"""Bytes: what the system's allocator would fetch anew for each call, and what may be kept from call to call."""
+
+
+class _Local(threading.local):
+    memory: Tensor | None = None
+
+
+_local = _Local()
+
+
+def _scratch(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor for the length of one call of ``produce``. The memory of a large one is this thread's, and kept: fetching it again and again would
+    cost page faults, and leaves holes in the heap."""
+    size = math.prod(shape) * dtype.itemsize
+    if not _LARGE <= size <= _KEPT:
+        return torch.empty(shape, dtype=dtype)
+    if _local.memory is None or _local.memory.numel() < size:
+        _local.memory = None
+        _local.memory = torch.empty(size, dtype=torch.uint8)
+    return _local.memory[:size].view(dtype).view(shape)
 
 
 def _plain(write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:

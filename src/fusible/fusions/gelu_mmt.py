@@ -1,0 +1,61 @@
+"""The backward of a GELU and the linear layer after it: the product that gives the GELU's gradient multiplies it by the derivative too."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.fusions.add_activation import add_gelu_bwd_fused
+from fusible.fusions.mmt_add import mmt_add_bwd_fused
+from fusible.fusions.registry import register_fusion_backward
+from fusible.nvte import is_quantized_type
+from fusible.ops import GELU, MMT, Add, Context
+
+__all__ = ["add_gelu_mmt_add_bwd_fused", "gelu_mmt_bwd_fused"]
+
+
+def _in_one(gelu: GELU, mmt: MMT) -> bool:
+    """Whether the product is of 8-bit operands, for which every backend has this epilogue, and what lies between it and the GELU is not 8-bit."""
+    between = mmt.dx_dtype, gelu.dy_dtype
+    operands = mmt.dy_dtype, mmt.weight_dtype
+    return _all_quantized(operands) and not any(type is not None and is_quantized_type(type) for type in between)
+
+
+def _all_quantized(types: tuple[nvte.Type | None, ...]) -> bool:
+    return all(type is not None and is_quantized_type(type) for type in types)
+
+
+@register_fusion_backward
+def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor):
+    """``(dy @ weight) * gelu'(x)``, rounded once: the gradient between the two is never written."""
+    if not (mmt.wants("x") and _in_one(gelu, mmt)):
+        d, mmt_grads = mmt.backward(mmt_ctx, dy)
+        assert d is not None
+        dx, gelu_grads = gelu.backward(gelu_ctx, d)
+        return dx, (gelu_grads, mmt_grads)
+    dy = nvte.cast_checked(dy, mmt.dy_dtype)
+    dx = nvte.matmul_dgelu(dy, mmt_ctx["weight"], gelu_ctx.pop("x"), gelu.dx_dtype)  # the widest tensor of all, and done with
+    return dx, ([], [mmt.dweight(mmt_ctx, dy) if mmt.wants("weight") else None])
+
+
+@register_fusion_backward
+def add_gelu_mmt_add_bwd_fused(
+    add1: Add,
+    gelu: GELU,
+    mmt: MMT,
+    add2: Add,
+    add1_ctx: Context,
+    gelu_ctx: Context,
+    mmt_ctx: Context,
+    add2_ctx: Context,
+    dy: nvte.Tensor,
+):
+    """The product multiplies by the derivative of the GELU and sums the first bias gradient; the gradient between the two is never written."""
+    if not (add1.wants("bias") and add1.wants("x") and _in_one(gelu, mmt)):
+        d, (mmt_grads, add2_grads) = mmt_add_bwd_fused(mmt, add2, mmt_ctx, add2_ctx, dy)
+        assert d is not None
+        dx, (add1_grads, gelu_grads) = add_gelu_bwd_fused(add1, gelu, add1_ctx, gelu_ctx, d)
+        return dx, (add1_grads, gelu_grads, mmt_grads, add2_grads)
+    d, add2_grads = add2.backward(add2_ctx, nvte.cast_checked(dy, add2.dy_dtype))
+    assert d is not None
+    d = nvte.cast_checked(d, mmt.dy_dtype)
+    dx, dbias = nvte.matmul_dbias_dgelu(d, mmt_ctx["weight"], gelu_ctx.pop("x"), add1.dx_dtype, add1.dbias_dtype)
+    return dx, ([dbias], [], [mmt.dweight(mmt_ctx, d) if mmt.wants("weight") else None], add2_grads)
