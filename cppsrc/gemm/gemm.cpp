@@ -25,7 +25,7 @@ constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
 constexpr std::int64_t kSumsCols = 256;          // of the sums that a task has in cache
 constexpr std::int64_t kMaxDepth = 4096;         // elements packed at once
 constexpr std::int64_t kLeftUnits = 192 * 1024;  // of the packed left block, which stays in the second cache: 768 KiB
-constexpr std::int64_t kRightUnits = 1 << 20;    // of the packed right operand: 4 MiB
+constexpr std::int64_t kRightUnits = 1 << 19;    // of the packed right operand: 2 MiB
 
 thread_local Workspace right_workspace;
 thread_local Workspace left_workspace;
