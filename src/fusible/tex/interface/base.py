@@ -4,22 +4,49 @@ from __future__ import annotations
 
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.attention import Attention
+from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import Request
 from fusible.tex.interface.dropout import Dropout
 from fusible.tex.interface.gemm import GEMM
+from fusible.tex.interface.grouped import Grouped
+from fusible.tex.interface.layout import Layout
+from fusible.tex.interface.moe import MoE
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.interface.optimizer import Optimizer
+from fusible.tex.interface.platform import Platform
 from fusible.tex.interface.prim import Prim
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.rope import Rope
+from fusible.tex.interface.sharded_cast import ShardedCast
 from fusible.tex.interface.softmax import Softmax
+from fusible.tex.interface.swizzle import Swizzle
 from fusible.tex.interface.transpose import Transpose
 
 __all__ = ["TEXBackendBase"]
 
 
-class TEXBackendBase(Activation, Attention, Dropout, GEMM, Normalization, Optimizer, Prim, Quantize, Recipe, Rope, Softmax, Transpose):
+class TEXBackendBase(
+    Activation,
+    Attention,
+    ContextParallel,
+    Dropout,
+    GEMM,
+    Grouped,
+    Layout,
+    MoE,
+    Normalization,
+    Optimizer,
+    Platform,
+    Prim,
+    Quantize,
+    Recipe,
+    Rope,
+    ShardedCast,
+    Softmax,
+    Swizzle,
+    Transpose,
+):
     """A provider of tex functions.
 
     ``NAME`` is matched without regard to case; the highest ``PRIORITY`` that serves a call wins; ``REFERENCE`` marks the backend that comes

@@ -10,15 +10,22 @@ import torch
 
 from fusible.tex.backends.torch_backend.activation import ActivationKernels
 from fusible.tex.backends.torch_backend.attention import AttentionKernels
+from fusible.tex.backends.torch_backend.context_parallel import ContextParallelKernels
 from fusible.tex.backends.torch_backend.dropout import DropoutKernels
 from fusible.tex.backends.torch_backend.gemm import GemmKernels
+from fusible.tex.backends.torch_backend.grouped import GroupedKernels
+from fusible.tex.backends.torch_backend.layout import LayoutKernels
+from fusible.tex.backends.torch_backend.moe import MoEKernels
 from fusible.tex.backends.torch_backend.normalization import NormalizationKernels
 from fusible.tex.backends.torch_backend.optimizer import OptimizerKernels
+from fusible.tex.backends.torch_backend.platform import PlatformKernels
 from fusible.tex.backends.torch_backend.prim import PrimKernels
 from fusible.tex.backends.torch_backend.quantize import QuantizeKernels
 from fusible.tex.backends.torch_backend.recipe import RecipeKernels
 from fusible.tex.backends.torch_backend.rope import RopeKernels
+from fusible.tex.backends.torch_backend.sharded_cast import ShardedCastKernels
 from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
+from fusible.tex.backends.torch_backend.swizzle import SwizzleKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
 from fusible.tex.checks import refused_kind
 from fusible.tex.interface.base import TEXBackendBase
@@ -61,15 +68,22 @@ def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
 class TorchBackend(
     ActivationKernels,
     AttentionKernels,
+    ContextParallelKernels,
     DropoutKernels,
     GemmKernels,
+    GroupedKernels,
+    LayoutKernels,
+    MoEKernels,
     NormalizationKernels,
     OptimizerKernels,
+    PlatformKernels,
     PrimKernels,
     QuantizeKernels,
     RecipeKernels,
     RopeKernels,
+    ShardedCastKernels,
     SoftmaxKernels,
+    SwizzleKernels,
     TransposeKernels,
     TEXBackendBase,
 ):

@@ -1,0 +1,86 @@
+"""The small number formats that torch has no casts for: E8M0 scales, E2M1 elements, and the fp32 scale that follows from an amax.
+
+Plain functions on tensors of any shape and device; everything is exact to the bit. Source: the OCP Microscaling Formats specification 1.0 (2023).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "E2M1_MAX",
+    "decode_e2m1",
+    "decode_e8m0",
+    "encode_e2m1",
+    "encode_e8m0",
+    "factor_of_e8m0",
+    "pack_nibbles",
+    "scale_of_amax",
+    "unpack_nibbles",
+]
+
+E2M1_MAX = 6.0
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_UP = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""Halfway between neighbours: every second one rounds up, to the even code."""
+
+
+def scale_of_amax(amax: Tensor, largest: float, epsilon: float, power_of_two: bool, where_infinite: float) -> Tensor:
+    """The fp32 scale that takes ``amax`` (fp32) to ``largest``: ``largest / max(amax, epsilon)``; 1 for an amax that is 0, infinite or NaN; with
+    ``power_of_two`` the power of two below; ``where_infinite`` where the quotient overflows."""
+    amax = torch.where(amax < epsilon, torch.full_like(amax, epsilon), amax)
+    scale = largest / amax
+    scale = torch.where(torch.isinf(scale), torch.full_like(scale, where_infinite), scale)
+    if power_of_two:
+        scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
+    return torch.where(torch.isfinite(amax) & (amax != 0), scale, torch.ones_like(scale))
+
+
+def encode_e8m0(x: Tensor) -> Tensor:
+    """The exponent byte of fp32 values >= 0, rounded up to a power of two: 0 for 0, 0xFE for infinity and what lies above 2^127, 0xFF for NaN."""
+    bits = x.view(torch.int32)
+    exponent, mantissa = (bits >> 23) & 0xFF, bits & 0x7FFFFF
+    up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
+    code = exponent + up
+    code = torch.where(torch.isinf(x), 0xFE, torch.where(torch.isnan(x), 0xFF, code))
+    return code.to(torch.uint8)
+
+
+def decode_e8m0(code: Tensor) -> Tensor:
+    """``2^(code - 127)`` as fp32, the subnormal 2^-127 included; NaN for 0xFF."""
+    wide = code.to(torch.int32)
+    bits = torch.where(wide == 0, 0x00400000, torch.where(wide == 0xFF, 0x7FC00000, wide << 23))
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def factor_of_e8m0(code: Tensor) -> Tensor:
+    """``2^(127 - code)`` as fp32, by which a value is multiplied before it is cast: 2^-127 for 0xFE, NaN for 0xFF."""
+    wide = code.to(torch.int32)
+    bits = torch.where(wide == 0xFE, 0x00400000, torch.where(wide == 0xFF, 0x7FC00000, (254 - wide) << 23))
+    return bits.to(torch.int32).view(torch.float32)
+
+
+def encode_e2m1(x: Tensor) -> Tensor:
+    """The E2M1 codes (uint8, bit 3 the sign) of fp32 values: rounded to the nearest, ties to the even code, saturating at 6; NaN becomes 6."""
+    thresholds = torch.tensor(_E2M1_UP, dtype=torch.float32, device=x.device)
+    thresholds[1::2] = torch.nextafter(thresholds[1::2], torch.zeros((), device=x.device))
+    code = torch.bucketize(x.abs().contiguous(), thresholds)
+    code = torch.where(torch.isnan(x), 7, code)
+    return (code + 8 * torch.signbit(x)).to(torch.uint8)
+
+
+def decode_e2m1(code: Tensor) -> Tensor:
+    """The fp32 values of E2M1 codes 0 to 15."""
+    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device=code.device)
+    return table[code.long()]
+
+
+def pack_nibbles(code: Tensor) -> Tensor:
+    """``[..., 2 n]`` codes below 16 -> ``[..., n]`` bytes; the low nibble is the even column's."""
+    return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """``[..., n]`` bytes -> ``[..., 2 n]`` codes: the inverse of ``pack_nibbles``."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
