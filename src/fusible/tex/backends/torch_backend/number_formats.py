@@ -30,7 +30,7 @@ def scale_of_amax(amax: Tensor, largest: float, epsilon: float, power_of_two: bo
     """The fp32 scale that takes ``amax`` (fp32) to ``largest``: ``largest / max(amax, epsilon)``; 1 for an amax that is 0, infinite or NaN; with
     ``power_of_two`` the power of two below; ``where_infinite`` where the quotient overflows."""
     amax = torch.where(amax < epsilon, torch.full_like(amax, epsilon), amax)
-    scale = largest / amax
+    scale = torch.full_like(amax, largest) / amax  # a number over a tensor would be its reciprocal times the number, rounded twice
     scale = torch.where(torch.isinf(scale), torch.full_like(scale, where_infinite), scale)
     if power_of_two:
         scale = (scale.view(torch.int32) & 0x7F800000).view(torch.float32)
