@@ -6,30 +6,17 @@ on both sides; those in FP8 (delayed scaling, E5M2) are what a call of tex gives
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
+from timing import medians
 
 from fusible import cpp_extensions, tex
 from fusible.quantized import Float8Quantizer
 
-ROUNDS = 21
 BF16, E5M2 = torch.bfloat16, torch.float8_e5m2
 Pair = tuple[Callable[[], object], Callable[[], object]]
-
-
-def medians(*functions: Callable[[], object]) -> list[float]:
-    """Milliseconds of each function, called in turn."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(ROUNDS):
-        for function, taken in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(taken[3:]) for taken in times]
 
 
 def to_bfloat16(x: torch.Tensor, g: torch.Tensor) -> dict[str, Pair]:

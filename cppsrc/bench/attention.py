@@ -7,31 +7,19 @@ least CPU time of each instead, for a machine that others compute on.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
+from timing import medians
 
 from fusible import cpp_extensions as native
 
 ALONE = sys.argv[1:] == ["1"]
+timed = partial(medians, alone=ALONE)
 SDPA = torch.nn.functional.scaled_dot_product_attention
 TRAINING = [(8, 256, 4, 64), (2, 2048, 16, 64), (2, 2048, 16, 128)]
 DECODING = [(1, 1024, 32, 8, 64), (8, 1024, 32, 8, 64), (8, 1024, 32, 32, 64)]
-
-
-def medians(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """Milliseconds of each function, called in turn."""
-    clock = time.thread_time if ALONE else time.perf_counter
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, taken in zip(functions, times, strict=True):
-            start = clock()
-            function()
-            taken.append(1e3 * (clock() - start))
-    return [min(taken) if ALONE else statistics.median(taken[2:]) for taken in times]
 
 
 def report(name: str, torch_ms: float, native_ms: float, products: float) -> None:
@@ -58,11 +46,11 @@ def train(b: int, s: int, h: int, d: int, rounds: int) -> None:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = SDPA(*leaves, is_causal=True)
     name = f"b={b} s={s} h={h} d={d} causal"
-    report(f"{name}, forward", *medians(rounds, forward, lambda: native.attention_forward(*mine, o, stats, largest, *rules)), products)
-    backward = medians(
-        rounds,
+    report(f"{name}, forward", *timed(forward, lambda: native.attention_forward(*mine, o, stats, largest, *rules), rounds=rounds), products)
+    backward = timed(
         lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True),
         lambda: native.attention_backward(*mine, o, grad.transpose(1, 2), stats, dq, dk, dv, *rules),
+        rounds=rounds,
     )
     report(f"{name}, backward", *backward, 2.5 * products)
 
@@ -72,7 +60,11 @@ def decode(b: int, s: int, h: int, g: int, d: int, rounds: int) -> None:
     mine = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     o, stats, largest = torch.empty(b, 1, h, d, dtype=torch.bfloat16), torch.empty(b, 1, h, 1), torch.empty(b, 1, h, 1)
     rules = (d**-0.5, True, True, -1, -1, False)
-    found = medians(rounds, lambda: SDPA(q, k, v, enable_gqa=h != g), lambda: native.attention_forward(*mine, o, stats, largest, *rules))
+    found = timed(
+        lambda: SDPA(q, k, v, enable_gqa=h != g),
+        lambda: native.attention_forward(*mine, o, stats, largest, *rules),
+        rounds=rounds,
+    )
     report(f"decoding b={b} s={s} h={h} g={g} d={d}", *found, 2 * b * h * s * d)
     print(f"{'':44} keys and values read at {4e-6 * b * g * s * d / found[1]:.1f} GB/s")
 

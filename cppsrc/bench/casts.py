@@ -5,28 +5,15 @@ Prints, per input dtype, the median of each in milliseconds and the ratio. E4M3;
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
+from timing import medians
 
 from fusible import cpp_extensions
 
 E4M3 = torch.float8_e4m3fn
-ROUNDS = 21
-
-
-def medians(*functions: Callable[[], object]) -> list[float]:
-    """Milliseconds of each function, called in turn."""
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(ROUNDS):
-        for function, taken in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            taken.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(taken[3:]) for taken in times]
 
 
 def pairs(rows: int, cols: int, dtype: torch.dtype) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:

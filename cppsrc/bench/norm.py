@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 
 import torch
-from casts import E4M3, medians
+from casts import E4M3
+from timing import medians
 from torch import Tensor
 
 from fusible import cpp_extensions as native

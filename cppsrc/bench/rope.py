@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from casts import medians
+from timing import medians
 from torch import Tensor
 
 from fusible import cpp_extensions, tex

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 import torch
-from casts import medians
+from timing import medians
 
 from fusible import cpp_extensions, tex
 
