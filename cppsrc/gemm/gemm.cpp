@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "cast/checks.hpp"
 #include "cast/column_sums.hpp"
@@ -22,6 +23,8 @@ constexpr std::int64_t kMaxBlockRows = 192;      // of a task
 constexpr std::int64_t kRowStep = 12;            // a multiple of every level's tile
 constexpr std::int64_t kMaxFewRows = 32;         // for which the right operand is not packed
 constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
+constexpr std::int64_t kFewBlocksRows = 512;     // for which each task packs its own part of the right operand, and uses it while it is hot
+constexpr std::int64_t kTaskUnits = 128 * 1024;  // of that part: 512 KiB
 constexpr std::int64_t kSumsCols = 256;          // of the sums that a task has in cache
 constexpr std::int64_t kMaxDepth = 4096;         // elements packed at once
 constexpr std::int64_t kLeftUnits = 192 * 1024;  // of the packed left block, which stays in the second cache: 768 KiB
@@ -62,7 +65,8 @@ struct Round {
     std::int64_t cols;
     std::int64_t first;
     std::int64_t depth;
-    const std::int32_t* right;
+    const std::int32_t* right;  // from panel `first_panel` on
+    std::int64_t first_panel;
     float* sums;  // of all rows and this round's columns, where there are several rounds a column; else null
     bool last;
 };
@@ -76,39 +80,42 @@ void pack_panel(const Product& p, const Round& round, std::int64_t panel, std::i
     p.kernels.pack_across[p.right.kind](p.right.at(round.first, col), p.right.cols, round.depth, cols, out, width);
 }
 
-void pack_left(const Product& p, const Round& round, std::int64_t row, std::int64_t rows, Block& block) {
+/// Units of a packed block of the left operand.
+std::int64_t left_units(const Product& p, const Round& round) {
     const std::int64_t lanes = p.kernels.lanes;
-    if (p.left.transposed) {
-        block.unit_stride = round_up(rows, lanes);
-        block.row_stride = 1;
-        auto* out = left_workspace.of<std::int32_t>(static_cast<std::size_t>(p.units(round.depth) * block.unit_stride));
-        p.kernels.pack_across[p.left.kind](p.left.at(round.first, row), p.left.cols, round.depth, rows, out, block.unit_stride);
-        block.left = out;
-    } else {
-        block.row_stride = round_up(p.units(round.depth), lanes);
-        block.unit_stride = 1;
-        auto* out = left_workspace.of<std::int32_t>(static_cast<std::size_t>(rows * block.row_stride));
-        p.kernels.pack_rows[p.left.kind](p.left.at(row, round.first), p.left.cols, rows, round.depth, out, block.row_stride);
-        block.left = out;
-    }
+    const std::int64_t units = p.units(round.depth);
+    return p.left.transposed ? units * round_up(p.block_rows, lanes) : p.block_rows * round_up(units, lanes);
 }
 
-/// The product of a block of rows and the panels [first, last) of a round; finished, where the round is the last of its columns.
-void multiply_rows(Product& p, const Round& round, std::int64_t row_block, std::int64_t first, std::int64_t last) {
-    const std::int64_t width = p.kernels.panel;
+/// A block of rows, of which the left operand is packed to `out`.
+Block pack_left(const Product& p, const Round& round, std::int64_t row_block, std::int32_t* out) {
+    const std::int64_t lanes = p.kernels.lanes;
     const std::int64_t row = row_block * p.block_rows;
     const std::int64_t rows = std::min(p.block_rows, p.rows - row);
-    const std::int64_t step = kSumsCols / width;
     Block block{};
-    pack_left(p, round, row, rows, block);
+    block.left = out;
     block.rows = static_cast<int>(rows);
     block.depth = p.units(round.depth);
-    block.panel_stride = block.depth * width;
+    block.panel_stride = block.depth * p.kernels.panel;
+    block.unit_stride = p.left.transposed ? round_up(rows, lanes) : 1;
+    block.row_stride = p.left.transposed ? 1 : round_up(block.depth, lanes);
+    if (p.left.transposed)
+        p.kernels.pack_across[p.left.kind](p.left.at(round.first, row), p.left.cols, round.depth, rows, out, block.unit_stride);
+    else
+        p.kernels.pack_rows[p.left.kind](p.left.at(row, round.first), p.left.cols, rows, round.depth, out, block.row_stride);
+    return block;
+}
+
+/// The product of a packed block of rows and the panels [first, last) of a round; finished, where the round is the last of its columns.
+void multiply_rows(Product& p, const Round& round, std::int64_t row_block, Block block, std::int64_t first, std::int64_t last) {
+    const std::int64_t width = p.kernels.panel;
+    const std::int64_t row = row_block * p.block_rows;
+    const std::int64_t step = kSumsCols / width;
     block.sums_stride = round.sums != nullptr ? round_up(round.cols, width) : kSumsCols;
     block.add_to = round.sums != nullptr && round.first > 0;
     float* const own = round.sums == nullptr ? sums_workspace.of<float>(static_cast<std::size_t>(p.block_rows * kSumsCols)) : nullptr;
     for (std::int64_t panel = first; panel < last; panel += step) {
-        block.right = round.right + panel * block.panel_stride;
+        block.right = round.right + (panel - round.first_panel) * block.panel_stride;
         block.panels = static_cast<int>(std::min(step, last - panel));
         block.sums = own != nullptr ? own : round.sums + row * block.sums_stride + panel * width;
         p.kernels.multiply(block);
@@ -133,7 +140,35 @@ void run_round(Product& p, Round& round) {
     const std::int64_t parts = std::clamp<std::int64_t>((p.threads + blocks - 1) / blocks, 1, panels);
     parallel_for(static_cast<std::size_t>(blocks * parts), p.threads, [&](std::size_t task) {
         const auto part = static_cast<std::int64_t>(task) % parts;
-        multiply_rows(p, round, static_cast<std::int64_t>(task) / parts, panels * part / parts, panels * (part + 1) / parts);
+        const std::int64_t row_block = static_cast<std::int64_t>(task) / parts;
+        const Block block = pack_left(p, round, row_block, left_workspace.of<std::int32_t>(static_cast<std::size_t>(left_units(p, round))));
+        multiply_rows(p, round, row_block, block, panels * part / parts, panels * (part + 1) / parts);
+    });
+}
+
+/// A product of a few blocks of rows: these are packed first, for all, and each task packs a part of the right operand.
+void run_few_blocks(Product& p) {
+    const std::int64_t width = p.kernels.panel;
+    const std::int64_t panels = (p.cols + width - 1) / width;
+    const std::int64_t panel_units = p.units(p.depth) * width;
+    const std::int64_t fit = std::min(kTaskUnits / std::max<std::int64_t>(1, panel_units), panels / (4 * p.threads));
+    const std::int64_t step = std::clamp<std::int64_t>(fit, 1, kSumsCols / width);
+    const Round whole{0, p.cols, 0, p.depth, nullptr, 0, nullptr, true};
+    const std::int64_t block_units = left_units(p, whole);
+    auto* left = rounds_workspace.of<std::int32_t>(static_cast<std::size_t>(p.row_blocks() * block_units));
+    std::vector<Block> blocks(static_cast<std::size_t>(p.row_blocks()));
+    parallel_for(blocks.size(), p.threads, [&](std::size_t i) {
+        blocks[i] = pack_left(p, whole, static_cast<std::int64_t>(i), left + static_cast<std::int64_t>(i) * block_units);
+    });
+    parallel_for_uneven(static_cast<std::size_t>((panels + step - 1) / step), p.threads, [&](std::size_t task) {
+        auto* packed = right_workspace.of<std::int32_t>(static_cast<std::size_t>(step * panel_units));
+        const std::int64_t first = static_cast<std::int64_t>(task) * step;
+        const std::int64_t last = std::min(first + step, panels);
+        for (std::int64_t panel = first; panel < last; ++panel) pack_panel(p, whole, panel, packed + (panel - first) * panel_units);
+        Round round = whole;
+        round.right = packed;
+        round.first_panel = first;
+        for (std::size_t i = 0; i < blocks.size(); ++i) multiply_rows(p, round, static_cast<std::int64_t>(i), blocks[i], first, last);
     });
 }
 
@@ -160,10 +195,11 @@ void run_few_rows(Product& p) {
 void run(Product& p) {
     if (p.rows <= kMaxFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
     const std::int64_t width = p.kernels.panel;
+    if (p.rows <= kFewBlocksRows && p.depth <= kMaxDepth && p.cols >= 2 * p.threads * width) return run_few_blocks(p);
     const std::int64_t depth = std::min(p.depth, kMaxDepth);
     const std::int64_t cols = std::max(width, kRightUnits / std::max<std::int64_t>(1, p.units(depth)) / width * width);
     for (std::int64_t col = 0; col < p.cols; col += cols) {
-        Round round{col, std::min(cols, p.cols - col), 0, depth, nullptr, nullptr, false};
+        Round round{col, std::min(cols, p.cols - col), 0, depth, nullptr, 0, nullptr, false};
         if (p.depth > depth) round.sums = rounds_workspace.of<float>(static_cast<std::size_t>(p.rows * round_up(round.cols, width)));
         do {
             round.depth = std::min(depth, p.depth - round.first);
