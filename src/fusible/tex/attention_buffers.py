@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,29 +29,39 @@ def draw_rng_state(device: torch.device, dropout: float, generator: torch.Genera
     return torch.cat((seed, torch.zeros_like(seed))).to(device)
 
 
-def outputs(lay: Layout, name: str, q: Tensor, v: Tensor, dense: Callable[..., Tensor] = torch.zeros) -> tuple[Tensor, Tensor, Tensor]:
-    """O, Stats and Max: zeroed for THD, whose tokens may be of no sequence, and made by ``dense`` otherwise."""
+def outputs(
+    lay: Layout, name: str, q: Tensor, v: Tensor, dense: Callable[..., Tensor] = torch.zeros, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """O (of ``dtype``, or Q's), Stats and Max: made by ``dense``; but of THD, whose tokens may be of no sequence, 0, 0 and -inf."""
+    dtype = q.dtype if dtype is None else dtype
     if lay.q == "THD":
         rows = torch.zeros(*q.shape[:2], 1, device=q.device)
-        return torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=q.device), rows, torch.zeros_like(rows)
+        return torch.zeros(*q.shape[:2], v.shape[-1], dtype=dtype, device=q.device), rows, torch.full_like(rows, -torch.inf)
     b, h, s, _ = heads_first(q, lay.q).shape
     d = v.shape[-1]
     shape = {"SBHD": (s, b, h, d), "BSHD": (b, s, h, d), "BHSD": (b, h, s, d)}[name]
-    out = dense(shape, dtype=q.dtype, device=q.device)
+    out = dense(shape, dtype=dtype, device=q.device)
     return out, dense((b, h, s, 1), device=q.device), dense((b, h, s, 1), device=q.device)
 
 
-def gradients(lay: Layout, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeroed dQ, dK, dV of the shapes of Q, K, V (already in ``lay``); views of one buffer where they are packed."""
-    if lay.packed == 1:
-        return _zeros(q), _zeros(k), _zeros(v)
-    if k.shape != v.shape or (lay.packed == 3 and q.shape != k.shape):
-        shapes = f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
-        raise ArgumentError(expected("equal shapes", of="tensors of a packed layout", got=shapes, do="use a layout of separate tensors"))
-    buffer = torch.zeros((*k.shape[: lay.at], lay.packed, *k.shape[lay.at :]), dtype=k.dtype, device=k.device)
-    parts = buffer.unbind(lay.at)
-    return (parts[0], parts[1], parts[2]) if lay.packed == 3 else (_zeros(q), parts[0], parts[1])
+def gradients(
+    to: Layout, lay: Layout, q: Tensor, k: Tensor, v: Tensor, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeroed dQ, dK, dV in layout ``to`` of Q, K, V in ``lay``; views of one buffer where they are packed."""
+    shapes = [_reordered(x.shape, *names) for x, names in ((q, (lay.q, to.q)), (k, (lay.kv, to.kv)), (v, (lay.kv, to.kv)))]
+    last = shapes[3 - to.packed :]
+    if any(shape != last[0] for shape in last) or len(set(dtypes[3 - to.packed :])) > 1:
+        of = "tensors of a packed layout"
+        raise ArgumentError(expected("equal shapes and dtypes", of=of, got=f"{last}", do="use a layout of separate tensors"))
+    if to.packed == 1:
+        parts = [torch.zeros(shape, dtype=dtype, device=q.device) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    else:
+        alone = [torch.zeros(shapes[0], dtype=dtypes[0], device=q.device)] if to.packed == 2 else []
+        buffer = torch.zeros((*last[0][: to.at], to.packed, *last[0][to.at :]), dtype=dtypes[2], device=q.device)
+        parts = [*alone, *buffer.unbind(to.at)]
+    return parts[0], parts[1], parts[2]
 
 
-def _zeros(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+def _reordered(shape: Sequence[int], name: str, to: str) -> tuple[int, ...]:
+    """The shape of a tensor of dimensions ``name`` once they are in the order ``to``; the width is last in both."""
+    return tuple(shape[name.index(letter)] for letter in to)

@@ -5,16 +5,30 @@ A ``call`` has the declared parameters of its function as attributes (``interfac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.tex.attention_layout import Layout, layout
-from fusible.tex.enums import NVTE_Bias_Type, NVTE_Fused_Attn_Backend, NVTE_Mask_Type, NVTE_QKV_Layout, NVTE_Softmax_Type
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.protocol import is_quantized
 
-__all__ = ["BOTTOM_RIGHT", "CAUSAL", "PADDING", "ScoreRules", "Served", "auxiliary", "bounds", "check_counts", "support_query"]
+__all__ = [
+    "BOTTOM_RIGHT",
+    "CAUSAL",
+    "PADDING",
+    "ScoreRules",
+    "Served",
+    "alibi_slopes",
+    "auxiliary",
+    "bounds",
+    "check_counts",
+    "check_within",
+    "has_bias",
+    "side_inputs",
+]
 
 T = TypeVar("T")
 
@@ -30,15 +44,17 @@ class Served:
 
     backend: str
     dtypes: frozenset[Any]
-    thd_bias: bool
-    paged: bool
+    thd_bias: bool = False
+    paged: bool = False
+    alibi: bool = False
+    fp8: bool = False
 
     def refusal(self, qkv_layout: Any, bias_type: Any, dtype: Any) -> str | None:
         """Why a problem is not served, or None."""
         lay = layout(qkv_layout)
         if lay is None or (lay.paged and not self.paged):
             return f"layout {NVTE_QKV_Layout(int(qkv_layout)).name} is not served; sbhd, bshd, bhsd and thd are, packed or separate"
-        if int(bias_type) == NVTE_Bias_Type.NVTE_ALIBI:
+        if int(bias_type) == NVTE_Bias_Type.NVTE_ALIBI and not self.alibi:
             return "ALiBi is not served; no bias, a pre-scale and a post-scale bias are"
         if not self.thd_bias and lay.q == "THD" and int(bias_type) != NVTE_Bias_Type.NVTE_NO_BIAS:
             return "a bias of THD is not served; no bias is"
@@ -46,12 +62,15 @@ class Served:
             return f"{dtype} is not served; float32, bfloat16 and float16 are"
         return None
 
-    def check(self, call: Any, quantizers: tuple[Any, ...]) -> Layout:
-        """The layout of a call that is served. Raises ``NotServedError`` with the reason, ``ShapeError`` for shapes that do not fit."""
+    def check(self, call: Any, quantizers: tuple[Any, ...] = ()) -> Layout:
+        """The layout of a call that is served. Raises ``NotServedError`` with the reason, ``ShapeError`` for shapes that do not fit.
+
+        A backend of ``fp8`` checks its operands once they are read as plain tensors.
+        """
         tables = [getattr(call, name, None) for name in ("page_table_k", "page_table_v")]
         q, k, v = call.Q, call.K, call.V
         quantized = any(is_quantized(x) for x in (q, k, v)) or any(quantizer is not None for quantizer in quantizers)
-        if quantized:
+        if quantized and not self.fp8:
             reason = "FP8 attention is not served; bfloat16, float16 and float32 are"
         else:
             reason = self.refusal(call.qkv_layout, call.bias_type, q.dtype)
@@ -63,6 +82,7 @@ class Served:
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
             )
         _check_shapes(lay, q, k, v)
+        _check_sequences(lay, q, k, tables)
         return lay
 
 
@@ -73,6 +93,16 @@ def _check_shapes(lay: Layout, q: Any, k: Any, v: Any) -> None:
     if q.shape[lay.q.index("H")] % k.shape[lay.kv.index("H")] or k.shape[:-1] != v.shape[:-1] or q.shape[-1] != k.shape[-1]:
         wanted = "equal widths of Q and K, equal tokens of K and V, Q's heads a multiple of theirs"
         raise ShapeError(expected(wanted, of="attention", got=f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}", do="reshape them"))
+
+
+def _check_sequences(lay: Layout, q: Any, k: Any, tables: Sequence[Any]) -> None:
+    """Every sequence of dense queries has keys: a batch of its own, or a row of each page table."""
+    if "B" not in lay.q:
+        return
+    batch = q.shape[lay.q.index("B")]
+    rows = [table.shape[0] for table in tables if table is not None] if lay.paged else [k.shape[lay.kv.index("B")]]
+    if any(count < batch for count in rows):
+        raise ShapeError(expected(f"keys of {batch} sequences", of="attention", got=f"those of {min(rows)}", do="pass as many as Q has"))
 
 
 @dataclass(frozen=True)
@@ -96,10 +126,11 @@ class ScoreRules(Generic[T]):
     def of(cls, call: Any, bias: T | None, offset: T | None, dropout: float, rng_state: T, **more: Any) -> Self:
         """The rules of a call; ``more`` are the fields of a subclass. Raises ``ShapeError`` where a bias or an offset that its types ask for is
         missing."""
-        has_bias, learnable = _side_inputs(call)
-        for wanted, given, name in ((has_bias, bias, "Bias"), (learnable, offset, "SoftmaxOffset")):
+        biased, learnable = has_bias(call), _learnable(call)
+        for wanted, given, name in ((biased, bias, "Bias"), (learnable, offset, "SoftmaxOffset")):
             if wanted and given is None:
                 raise ShapeError(expected(f"a {name} tensor", of="attention of that type", got="None", do=f"pass {name}"))
+        _check_side_inputs(call, bias if biased else None, offset if learnable else None)
         left, right = (-1, -1) if call.window_size is None else (int(call.window_size[0]), int(call.window_size[1]))
         return cls(
             scale=float(call.attn_scale),
@@ -107,7 +138,7 @@ class ScoreRules(Generic[T]):
             window=(left, right),
             bottom_right_diagonal=bool(call.bottom_right_diagonal),
             bias_type=int(call.bias_type),
-            bias=bias if has_bias else None,
+            bias=bias if biased else None,
             softmax=int(call.softmax_type),
             offset=offset if learnable else None,
             dropout=float(dropout),
@@ -121,22 +152,62 @@ class ScoreRules(Generic[T]):
     def pre_scale(self) -> bool:
         return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
 
+    @property
+    def alibi(self) -> bool:
+        return self.bias_type == NVTE_Bias_Type.NVTE_ALIBI
+
+
+def _check_side_inputs(call: Any, bias: Any | None, offset: Any | None) -> None:
+    lay = layout(call.qkv_layout)
+    assert lay is not None
+    heads = call.Q.shape[lay.q.index("H")]
+    if bias is not None:
+        queries = call.Q.shape[lay.q.index("S")] if "S" in lay.q else int(call.max_seqlen_q)
+        keys = call.K.shape[lay.kv.index("S")] if "S" in lay.kv and not lay.paged else int(call.max_seqlen_kv)
+        shape = tuple(bias.shape)
+        fits = len(shape) == 4 and shape[1] in (1, heads) and (shape[2] == 1 or shape[2] >= queries) and (shape[3] == 1 or shape[3] >= keys)
+        if not fits:
+            wanted = f"[b or 1, {heads} or 1, {queries} or 1, {keys} or 1]"
+            raise ShapeError(expected(wanted, of="Bias of attention", got=list(shape), do="pass one of a shape that the scores broadcast from"))
+    if offset is not None and math.prod(offset.shape) != heads:
+        raise ShapeError(expected(f"[1, {heads}, 1, 1]", of="SoftmaxOffset", got=list(offset.shape), do="pass one offset per head"))
+
+
+def side_inputs(call: Any) -> list[Any]:
+    """Those of Bias and SoftmaxOffset that forward hands on to backward: a softmax off by one hands on what it is given, and reads it as 0."""
+    offset = call.SoftmaxOffset if int(call.softmax_type) != NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX else None
+    return [x for x in (call.Bias if has_bias(call) else None, offset) if x is not None]
+
 
 def auxiliary(call: Any) -> tuple[Any, Any, Any | None, Any | None]:
     """``(Stats, rng_state, Bias, SoftmaxOffset)`` of what forward returned and backward is given."""
     tensors: Sequence[Any] = call.Aux_CTX_Tensors
-    has_bias, learnable = _side_inputs(call)
-    count = 2 + has_bias + learnable
-    if len(tensors) != count:
+    biased, learnable = has_bias(call), _learnable(call)
+    count = 2 + biased + learnable
+    may_have_offset = int(call.softmax_type) == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX
+    if not count <= len(tensors) <= count + may_have_offset:
         do = "pass what the forward returned after O, without Max"
         raise ShapeError(expected(f"{count} tensors", of="Aux_CTX_Tensors", got=len(tensors), do=do))
     rest = list(tensors[2:])
-    return tensors[0], tensors[1], rest.pop(0) if has_bias else None, rest.pop(0) if learnable else None
+    return tensors[0], tensors[1], rest.pop(0) if biased else None, rest.pop(0) if rest else None
 
 
-def _side_inputs(call: Any) -> tuple[bool, bool]:
-    """Whether a call has a bias, and a learnable softmax offset."""
-    return int(call.bias_type) != NVTE_Bias_Type.NVTE_NO_BIAS, int(call.softmax_type) == NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX
+def has_bias(call: Any) -> bool:
+    """Whether a call has a Bias tensor; ALiBi is computed."""
+    return int(call.bias_type) not in (NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Bias_Type.NVTE_ALIBI)
+
+
+def _learnable(call: Any) -> bool:
+    return int(call.softmax_type) == NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """The slope of each head (Press et al. 2022, arXiv:2108.12409): ``2^(-8 i / n)`` for the largest power of two ``n <= heads``, ``i`` from 1;
+
+    the other heads take every second of the ``2 n`` slopes ``2^(-4 i / n)``, from the first on.
+    """
+    n = 1 << (heads.bit_length() - 1) if heads else 1
+    return [2.0 ** (-8.0 * i / n) for i in range(1, min(n, heads) + 1)] + [2.0 ** (-4.0 * i / n) for i in range(1, 2 * (heads - n) + 1, 2)]
 
 
 def bounds(cu_seqlens: T | None, side: str) -> T:
@@ -153,24 +224,8 @@ def check_counts(q: int, kv: int) -> None:
         raise ArgumentError(expected("equally many sequences", of="cu_seqlens_q and cu_seqlens_kv", got=got, do="pass one of each per sequence"))
 
 
-_QUERY_ARGUMENTS = (
-    "is_training q_dtype kv_dtype qkv_layout bias_type attn_mask_type softmax_type p_dropout num_attn_heads num_gqa_groups max_seqlen_q "
-    "max_seqlen_kv head_dim_qk head_dim_v window_size_left window_size_right return_max_logit cuda_graph deterministic"
-).split()
-
-
-def support_query(served: Served, to_dtype: Callable[[Any], Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """``get_fused_attn_backend`` of a backend that serves what ``served`` says; ``to_dtype`` gives its own value of a ``tex.DType``."""
-    given: Any = arguments[0] if arguments else named.get("fused_attn_params")
-    if len(arguments) + len(named) == 1 and hasattr(given, "qkv_layout"):
-        reason = served.refusal(given.qkv_layout, given.bias_type, to_dtype(given.qkv_dtype))
-        return _answer(reason), reason or ""
-    values = dict(zip(_QUERY_ARGUMENTS, arguments, strict=False)) | named
-    missing = [name for name in _QUERY_ARGUMENTS[:17] if name not in values]
-    if missing or set(values) - set(_QUERY_ARGUMENTS):
-        raise TypeError(expected("fused_attn_params, or 19 arguments", of="get_fused_attn_backend", got=sorted(values), do=f"pass {missing} too"))
-    return _answer(served.refusal(values["qkv_layout"], values["bias_type"], to_dtype(values["q_dtype"])))
-
-
-def _answer(reason: str | None) -> NVTE_Fused_Attn_Backend:
-    return NVTE_Fused_Attn_Backend.NVTE_No_Backend if reason else NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
+def check_within(ends: Sequence[int], limit: int, side: str) -> None:
+    """Raise ``ShapeError`` where a sequence reaches past the ``limit`` tokens that there are for it."""
+    if ends and max(ends) > limit:
+        of = f"a sequence by cu_seqlens_{side}"
+        raise ShapeError(expected(f"at most {limit} tokens", of=of, got=max(ends), do="pass the lengths of the tensors"))

@@ -10,7 +10,7 @@ from fusible.tex.enums import NVTE_QKV_Format, NVTE_QKV_Layout
 
 __all__ = ["Layout", "format_name", "gradient_layout", "layout"]
 
-_FORMATS = {
+_FORMATS: dict[int, str] = {
     NVTE_QKV_Format.NVTE_SBHD: "SBHD",
     NVTE_QKV_Format.NVTE_BSHD: "BSHD",
     NVTE_QKV_Format.NVTE_THD: "THD",
@@ -59,11 +59,14 @@ def layout(value: Any) -> Layout | None:
 
 
 def gradient_layout(value: Any, of: Layout) -> Layout:
-    """The layout of the gradients of tensors in layout ``of``. Raises ``NotServedError`` for another dimension order; packing may differ."""
+    """The layout of the gradients of tensors in layout ``of``: any of as many dimensions. Raises ``NotServedError`` for another.
+
+    Packing and the order of dimensions may differ.
+    """
     found = layout(value)
-    if found is None or (found.q, found.kv) != (of.q, of.kv):
+    if found is None or found.paged or len(found.q) != len(of.q) or len(found.kv) != len(of.kv):
         got = NVTE_QKV_Layout(int(value)).name
-        raise NotServedError(expected("the dimension order of qkv_layout", of="dqkv_layout", got=got, do="pass qkv_layout, or its packed form"))
+        raise NotServedError(expected("a layout of qkv_layout's dimensions", of="dqkv_layout", got=got, do="pass qkv_layout, or its packed form"))
     return found
 
 
@@ -71,7 +74,7 @@ def format_name(value: Any, default: str) -> str:
     """``SBHD``, ``BSHD``, ``BHSD`` or ``THD``; ``default`` where the format is not set."""
     if int(value) == NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET:
         return default
-    name = _FORMATS.get(NVTE_QKV_Format(int(value)))
+    name = _FORMATS.get(int(value))
     if name is None or (name == "THD") != (default == "THD"):
         raise ArgumentError(expected("a format that fits the layout's Q", of="attention outputs", got=value, do=f"pass the format {default}"))
     return name

@@ -36,7 +36,9 @@ GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", 
 """The activation of the first half in each gated one."""
 
 _FLOATING_ARGUMENTS = frozenset(
-    "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ softmax_results_ tensor weight x".split()
+    (
+        "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ q_grad_out qkv_input softmax_results_ tensor weight x"
+    ).split()
 )
 _INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
 

@@ -14,7 +14,7 @@ from tex_op_table import close
 from torch import Tensor
 
 from fusible.errors import ArgumentError, NotServedError, ShapeError
-from fusible.tex import NVTE_Fused_Attn_Backend
+from fusible.tex import NVTE_Fused_Attn_Backend, NVTEScalingMode
 from fusible.tex.backends.torch_backend.random import words
 
 pytestmark = on_backends("fused_attn_fwd", "fused_attn_bwd", "get_fused_attn_backend")
@@ -45,6 +45,8 @@ PROBLEMS = {
     "thd with an empty sequence": Problem(layout=L.NVTE_THD_THD_THD, mask=M.NVTE_PADDING_MASK, lengths_q=(3, 0, 2), lengths_kv=(3, 4, 0)),
     "thd queries of a dense cache": Problem(layout=L.NVTE_THD_BSHD_BSHD, mask=M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK, **RAGGED),
     "mixed formats": Problem(layout=L.NVTE_SBHD_BSHD_BSHD, lengths_kv=(6, 6)),
+    "mixed formats, sequences first": Problem(layout=L.NVTE_BSHD_SBHD_SBHD, lengths_kv=(6, 6), mask=M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK),
+    "thd queries of a cache of sequences first": Problem(layout=L.NVTE_THD_SBHD_SBHD, mask=M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK, **RAGGED),
     "off by one": Problem(softmax=S.NVTE_OFF_BY_ONE_SOFTMAX, mask=M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, lengths_kv=(3, 3)),
     "learnable": Problem(softmax=S.NVTE_LEARNABLE_SOFTMAX, mask=M.NVTE_CAUSAL_MASK, groups=2),
     "learnable thd": Problem(softmax=S.NVTE_LEARNABLE_SOFTMAX, layout=L.NVTE_THD_THD_THD, mask=M.NVTE_PADDING_MASK, **RAGGED),
@@ -53,6 +55,9 @@ PROBLEMS = {
     "post-scale bias per sequence": Problem(bias_type=B.NVTE_POST_SCALE_BIAS, options={"bias_batch": 2}),
     "dropout": Problem(dropout=0.3, groups=2, mask=M.NVTE_CAUSAL_MASK),
     "dropout thd": Problem(dropout=0.3, layout=L.NVTE_THD_THD_THD, mask=M.NVTE_PADDING_MASK, **RAGGED),
+    "alibi": Problem(bias_type=B.NVTE_ALIBI, heads=6, groups=6, lengths_kv=(7, 7)),
+    "alibi bottom right": Problem(bias_type=B.NVTE_ALIBI, mask=M.NVTE_PADDING_CAUSAL_MASK, bottom_right_diagonal=True, **RAGGED),
+    "gradients of another order": Problem(options={"dqkv_layout": L.NVTE_SBHD_BSHD_BSHD}, mask=M.NVTE_CAUSAL_MASK),
     "other output format": Problem(o_format=F.NVTE_SBHD, mask=M.NVTE_CAUSAL_MASK),
 }
 
@@ -117,11 +122,11 @@ def test_forward_and_backward(runner: Runner, problem: Problem) -> None:
     gradients = list(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
     n = len(given.q)
     loose = {torch.float32: 1.0, torch.bfloat16: 2.0**16, torch.float16: 2.0**13}[problem.dtype]
-    q_name, kv_name = problem.formats
+    dq_name, dkv_name = replace(problem, layout=problem.options.get("dqkv_layout", problem.layout)).formats
     for got, expected, lengths, part_name in (
-        (dq, gradients[:n], problem.lengths_q, q_name),
-        (dk, gradients[n : 2 * n], problem.lengths_kv, kv_name),
-        (dv, gradients[2 * n : 3 * n], problem.lengths_kv, kv_name),
+        (dq, gradients[:n], problem.lengths_q, dq_name),
+        (dk, gradients[n : 2 * n], problem.lengths_kv, dkv_name),
+        (dv, gradients[2 * n : 3 * n], problem.lengths_kv, dkv_name),
     ):
         assert got.dtype is problem.dtype
         for mine, theirs in zip(cut(got, part_name, lengths, problem.gap), expected, strict=True):
@@ -149,6 +154,8 @@ PACKED = [
     (L.NVTE_BS3HD, L.NVTE_BSHD_BSHD_BSHD, 3, 2),
     (L.NVTE_BSH3D, L.NVTE_BSHD_BSHD_BSHD, 3, 3),
     (L.NVTE_SBHD_SB2HD, L.NVTE_SBHD_SBHD_SBHD, 2, 2),
+    (L.NVTE_SBHD_SBH2D, L.NVTE_SBHD_SBHD_SBHD, 2, 3),
+    (L.NVTE_BSHD_BS2HD, L.NVTE_BSHD_BSHD_BSHD, 2, 2),
     (L.NVTE_BSHD_BSH2D, L.NVTE_BSHD_BSHD_BSHD, 2, 3),
     (L.NVTE_T3HD, L.NVTE_THD_THD_THD, 3, 1),
     (L.NVTE_TH3D, L.NVTE_THD_THD_THD, 3, 2),
@@ -201,11 +208,9 @@ def test_dropout_is_drawn_per_call_from_the_generator_and_not_in_inference(runne
 
 
 REFUSED = [
-    ({"bias_type": B.NVTE_ALIBI}, NotServedError, "ALiBi is not served"),
     ({"qkv_layout": L.NVTE_Paged_KV_BSHD_BSHD_BSHD}, NotServedError, "a paged layout has no page tables|BSHD is not served"),
     ({"page_table_k": torch.zeros(1)}, NotServedError, "a paged layout has no page tables, or another one has"),
     ({"qkv_layout": L.NVTE_QKV_Layout_NOT_SET}, NotServedError, "NOT_SET is not served"),
-    ({"s_quantizer": object()}, NotServedError, "FP8 attention is not served"),
     ({"attn_mask_type": M.NVTE_PADDING_MASK}, ArgumentError, "cumulative lengths"),
     ({"Q": torch.zeros(2, 5, 3, 8)}, ShapeError, "Q's heads a multiple"),
     ({"K": torch.zeros(2, 5, 4, 7)}, ShapeError, "equal widths of Q and K"),
@@ -247,15 +252,32 @@ QUERY = {
 }
 
 
+REFUSED_QUERIES: list[dict[str, Any]] = [
+    {"q_dtype": 7},
+    {"q_dtype": 2, "kv_dtype": 2},
+    {"num_gqa_groups": 3},
+    {"p_dropout": 1.0},
+    {"qkv_layout": L.NVTE_BS3HD, "head_dim_v": 4},
+    {"qkv_layout": L.NVTE_Paged_KV_THD_BSHD_BSHD},
+    {"qkv_layout": L.NVTE_THD_THD_THD, "cuda_graph": True},
+]
+
+
 def test_the_support_query_answers_in_both_forms(runner: Runner) -> None:
     served, none = NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, NVTE_Fused_Attn_Backend.NVTE_No_Backend
     assert runner("get_fused_attn_backend", **QUERY) == served
-    assert runner("get_fused_attn_backend", **{**QUERY, "bias_type": B.NVTE_ALIBI}) == none == -1
-    assert runner("get_fused_attn_backend", **{**QUERY, "q_dtype": 7}) == none
-    params = {"qkv_layout": L.NVTE_BSHD_BSHD_BSHD, "bias_type": B.NVTE_NO_BIAS, "qkv_dtype": 6}
+    assert runner("get_fused_attn_backend", **{**QUERY, "q_dtype": 7, "kv_dtype": 7}) == NVTE_Fused_Attn_Backend.NVTE_FP8
+    for changes in REFUSED_QUERIES:
+        assert runner("get_fused_attn_backend", **{**QUERY, **changes}) == none == -1, changes
+    params = {"qkv_layout": L.NVTE_BSHD_BSHD_BSHD, "bias_type": B.NVTE_ALIBI, "qkv_dtype": 6}
     assert runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**params)) == (served, "")
-    backend, reason = runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**{**params, "bias_type": B.NVTE_ALIBI}))
-    assert backend == none and "ALiBi" in reason
+    fp8 = {**params, "qkv_dtype": 8, "scaling_mode": NVTEScalingMode.NVTE_DELAYED_TENSOR_SCALING}
+    assert runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**fp8)) == (NVTE_Fused_Attn_Backend.NVTE_FP8, "")
+    refused = [(params, {"qkv_dtype": 2}, "int32"), (fp8, {"scaling_mode": NVTEScalingMode.NVTE_MXFP8_1D_SCALING}, "MXFP8")]
+    refused += [(params, {"dropout": 1.5}, "dropout"), (params, {"qkv_layout": L.NVTE_QKV_Layout_NOT_SET}, "NOT_SET")]
+    for base, changes, word in refused:
+        backend, reason = runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**{**base, **changes}))
+        assert backend == none and word in reason
     with pytest.raises(TypeError, match="19 arguments"):
         runner("get_fused_attn_backend", is_training=True)
 

@@ -12,6 +12,8 @@ from tex_backends import Runner, on_backends
 from tex_op_table import close
 from torch import Tensor
 
+from fusible.errors import ArgumentError, ShapeError
+
 pytestmark = on_backends("copy_to_kv_cache", "fused_attn_fwd")
 
 NEW, CACHED = (3, 0, 1, 5), (3, 4, 11, 9)
@@ -79,6 +81,31 @@ def test_a_dense_cache_moves_its_sequences_to_their_rows_at_once(runner: Runner,
         assert torch.equal(cache[i, former : CACHED[i]], tokens)
 
 
+def test_rows_of_a_cache_are_its_pages_by_a_flat_table(runner: Runner) -> None:
+    """A dense cache whose sequences stay in their rows: one page for each, and a table without a second dimension."""
+    generator = torch.Generator().manual_seed(6)
+    each, new = new_tokens(generator, "BSHD", torch.float32)
+    cache = torch.randn(6, PAGE * PAGES_EACH, GROUPS, WIDTH, generator=generator)
+    expected = cache.clone()
+    for i, tokens in enumerate(each):
+        expected[i, CACHED[i] - NEW[i] : CACHED[i]] = tokens
+    table = torch.arange(6, dtype=torch.int32)
+    common = {"cu_new_lens": cumulative(NEW), "cu_cached_lens": cumulative(CACHED), "kv_format": F.NVTE_BSHD, "b": len(NEW)}
+    sizes = {"max_ctx_len": max(NEW), "max_seq_len": PAGE * PAGES_EACH, "max_pages_per_seq": 1, "is_non_paged": False}
+    runner("copy_to_kv_cache", new_k=new, new_v=new, k_cache=cache, v_cache=cache.clone(), page_table=table, **common, **sizes)
+    assert torch.equal(cache, expected)
+    for changes, error, message in (
+        ({"cu_new_lens": cumulative(NEW)[:-1]}, ShapeError, "of cu_new_lens"),
+        ({"page_table": None}, ArgumentError, "a table of page_table"),
+        ({"page_table": table[:2]}, ShapeError, "of page_table"),
+        ({"new_k": new[..., :2]}, ShapeError, "of new_k and k_cache"),
+    ):
+        arguments = {"new_k": new, "new_v": new, "k_cache": cache, "v_cache": cache, "page_table": table, **common, **sizes, **changes}
+        with pytest.raises(error, match=message):
+            runner("copy_to_kv_cache", **arguments)
+    assert torch.equal(cache, expected)
+
+
 GENERATION = {
     "one token each": Problem(lengths_q=(1, 1, 1), lengths_kv=(700, 1, 513), heads=8, groups=2),
     "bf16": Problem(lengths_q=(1, 1, 1), lengths_kv=(700, 1, 1030), heads=8, groups=2, dtype=torch.bfloat16, width=64, width_v=64),
@@ -138,10 +165,12 @@ def test_a_paged_cache_reads_as_the_dense_one_of_its_pages(runner: Runner, name:
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
-def test_a_paged_cache_of_dense_queries(runner: Runner) -> None:
-    problem = Problem(mask=M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK, lengths_q=(2, 1), lengths_kv=(9, 5))
+@pytest.mark.parametrize("layout", ["BSHD_BSHD_BSHD", "BSHD_SBHD_SBHD", "SBHD_BSHD_BSHD", "SBHD_SBHD_SBHD"])
+def test_a_paged_cache_of_dense_queries(runner: Runner, layout: str) -> None:
+    dense = L.NVTE_SBHD_BSHD_BSHD if layout.startswith("SBHD") else L.NVTE_BSHD_BSHD_BSHD
+    problem = Problem(layout=dense, mask=M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK, lengths_q=(2, 1), lengths_kv=(9, 5))
     given = tensors(problem)
-    (k, table_k), (v, table_v) = (paged(x, 4, torch.Generator().manual_seed(1), False) for x in given.packed[1:])
-    changes = {"K": k, "V": v, "qkv_layout": L.NVTE_Paged_KV_BSHD_BSHD_BSHD, "page_table_k": table_k, "page_table_v": table_v}
+    (k, table_k), (v, table_v) = (paged(x, 4, torch.Generator().manual_seed(1), layout.endswith("SBHD_SBHD")) for x in given.packed[1:])
+    changes = {"K": k, "V": v, "qkv_layout": L[f"NVTE_Paged_KV_{layout}"], "page_table_k": table_k, "page_table_v": table_v}
     for got, expected in zip(forward(runner, problem, given, **changes)[:2], forward(runner, problem, given)[:2], strict=True):
         close(got, expected.double(), torch.float32, 20, 8.0)

@@ -79,6 +79,10 @@ def test_the_table_covers_every_function_with_a_numeric_result() -> None:
         "multi_tensor_adam multi_tensor_l2norm multi_tensor_scale": "test_tex_optimizer",
         "fused_attn_fwd fused_attn_bwd get_fused_attn_backend": "test_tex_attention",
         "copy_to_kv_cache": "test_tex_kv_cache",
+        "convert_thd_to_bshd convert_bshd_to_thd fa_prepare_fwd fa_prepare_bwd": "test_tex_token_layouts",
+        "thd_read_half_tensor thd_second_half_lse_correction thd_read_second_half_lse thd_out_correction": "test_tex_context_parallel",
+        "thd_get_partitioned_indices thd_sequence_order_to_cp_rank_order thd_cp_rank_order_to_sequence_order": "test_tex_context_parallel",
+        "thd_grad_correction thd_copy_valid_tokens_from_per_split_to_rank_local": "test_tex_context_parallel",
         "dropout_fwd dropout_bwd prim_dropout prim_dropout_backward": "test_tex_dropout",
         "prim_copy prim_reshape prim_empty prim_full prim_concatenate prim_split": "test_tex_prim",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,17 +94,30 @@ def visible(problem: Problem, sq: int, skv: int) -> Tensor:
     return seen
 
 
+def alibi(problem: Problem, sq: int, skv: int) -> Tensor:
+    """``[h, sq, skv]``: a head's slope times the distance from the diagonal, less than 0."""
+    n = 2 ** int(math.log2(problem.heads))
+    slopes = [2.0 ** (-8 * (i + 1) / n) for i in range(n)] + [2.0 ** (-8 * (2 * i + 1) / (2 * n)) for i in range(problem.heads - n)]
+    diagonal = torch.arange(sq)[:, None] + (skv - sq if problem.bottom_right_diagonal else 0)
+    distance = (diagonal - torch.arange(skv)).abs()
+    return -torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance
+
+
 def reference(
     problem: Problem, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, offset: Tensor | None, keep: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """One sequence, ``[s, h, d]`` each: ``(O [sq, h, e], Stats [h, sq])``; differentiable."""
     repeat = problem.heads // problem.groups
+    if bias is not None:
+        bias = bias.expand(problem.heads, problem.max_q, problem.max_kv)
     scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(repeat, 1))
     if bias is not None and problem.bias_type == B.NVTE_PRE_SCALE_BIAS:
         scores = scores + bias[:, : q.shape[0], : k.shape[0]]
     scores = scores * problem.scale
     if bias is not None and problem.bias_type == B.NVTE_POST_SCALE_BIAS:
         scores = scores + bias[:, : q.shape[0], : k.shape[0]]
+    if problem.bias_type == B.NVTE_ALIBI:
+        scores = scores + alibi(problem, q.shape[0], k.shape[0])
     scores = scores.masked_fill(~visible(problem, q.shape[0], k.shape[0]), -torch.inf)
     stats = torch.logsumexp(scores, -1) if k.shape[0] else scores.new_full((problem.heads, q.shape[0]), -torch.inf)
     if offset is not None:
@@ -135,8 +149,9 @@ def tensors(problem: Problem, seed: int = 1) -> Tensors:
     q = draw(problem.lengths_q, problem.heads, problem.width)
     k, v = draw(problem.lengths_kv, problem.groups, problem.width), draw(problem.lengths_kv, problem.groups, problem.width_v)
     bias = None
-    if problem.bias_type != B.NVTE_NO_BIAS:
-        bias = torch.randn(problem.options.get("bias_batch", 1), problem.heads, problem.max_q, problem.max_kv, generator=generator).to(problem.dtype)
+    if problem.bias_type not in (B.NVTE_NO_BIAS, B.NVTE_ALIBI):
+        shape = problem.options.get("bias_shape", (problem.options.get("bias_batch", 1), problem.heads, problem.max_q, problem.max_kv))
+        bias = torch.randn(shape, generator=generator).to(problem.dtype)
     offset = torch.randn(1, problem.heads, 1, 1, generator=generator) if problem.softmax == S.NVTE_LEARNABLE_SOFTMAX else None
     q_name, kv_name = problem.formats
     return Tensors(q, k, v, bias, offset, (join(q, q_name, problem.gap), join(k, kv_name, problem.gap), join(v, kv_name, problem.gap)))
@@ -198,7 +213,7 @@ def backward(runner: Runner, problem: Problem, given: Tensors, o: Tensor, do: Te
         **{
             **common(problem),
             "do_format": problem.o_format,
-            "dqkv_layout": problem.layout,
+            "dqkv_layout": problem.options.get("dqkv_layout", problem.layout),
             "do_scale_inv_format": F.NVTE_QKV_Format_NOT_SET,
             "deterministic": True,
             "Q": q,

@@ -63,6 +63,55 @@ def samples(name: str, generator: torch.Generator, dtype: torch.dtype, *, transp
         yield Sample(label, {name: x, "freqs": freqs, **options}, (Output(None, y, dtype, 2, 8.0),))
 
 
+def together_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any], list[Tensor], list[Tensor]]]:
+    """``(label, options, [q, k, v] as the heads' chunks, positions of their leading dimensions)``."""
+    sbhd, bshd = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD
+    angles = {name: torch.rand(16, 1, 1, width, generator=generator) * 6 for name, width in (("q_freqs", 6), ("k_freqs", 8))}
+    start = torch.tensor([3, 0], dtype=torch.int32)
+    along = torch.arange(4)
+    for label, form, interleaved, starts, cp, positions in (
+        ("sbhd", sbhd, False, None, (1, 0), along[:, None].expand(4, 2)),
+        ("bshd", bshd, True, None, (1, 0), along.expand(2, 4)),
+        ("start", bshd, False, start, (1, 0), along + start[:, None]),
+        ("cp", sbhd, False, start, (2, 1), torch.tensor([2, 3, 4, 5])[:, None].expand(4, 2)),
+    ):
+        options = {**angles, "qkv_split_arg_list": [16, 8, 8], "qkv_format": form, "interleaved": interleaved}
+        options |= {"start_positions": starts, "cp_size": cp[0], "cp_rank": cp[1]}
+        parts = [random(generator, (*positions.shape, heads, 8), dtype) for heads in (6, 3, 3)]
+        yield label, options, parts, [positions, positions]
+
+
+def together(parts: list[Tensor]) -> Tensor:
+    """q, k, v in groups: two heads of q, one of k, one of v each."""
+    q, k, v = parts
+    return torch.cat((q.reshape(*k.shape[:-1], 16), k, v), -1)
+
+
+@record("fused_qkv_rope_forward")
+def qkv_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for label, options, parts, positions in together_cases(generator, dtype):
+        rotated = [
+            rotate(x, options[name], p, options["interleaved"], transpose=False)
+            for x, name, p in zip(parts, ("q_freqs", "k_freqs"), positions, strict=False)
+        ]
+        outputs = tuple(Output(i, y, dtype, 2, 8.0) for i, y in enumerate((*rotated, parts[2].double())))
+        yield Sample(label, {"qkv_input": together(parts), **options}, outputs)
+
+
+@record("fused_qkv_rope_backward")
+def qkv_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for label, options, parts, positions in together_cases(generator, dtype):
+        if label == "start":
+            continue
+        options.pop("start_positions")
+        rotated = [
+            rotate(x, options[name], p, options["interleaved"], transpose=True)
+            for x, name, p in zip(parts, ("q_freqs", "k_freqs"), positions, strict=False)
+        ]
+        grads = dict(zip(("q_grad_out", "k_grad_out", "v_grad_out"), parts, strict=True))
+        yield Sample(label, {**grads, **options}, (Output(None, together([*rotated, parts[2].double()]), dtype, 2, 8.0),))
+
+
 @record("fused_rope_forward")
 def forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield from samples("input", generator, dtype, transpose=False)

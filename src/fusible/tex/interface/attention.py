@@ -23,8 +23,9 @@ class Attention:
     * causal: ``j <= i``; causal bottom right: ``j <= i + skv - sq`` (actual lengths);
     * window ``(l, r)``: ``i + off - l <= j <= i + off + r``, -1 being unbounded, ``off = skv - sq`` if ``bottom_right_diagonal`` else 0.
 
-    A query that sees no key gets 0, and ``Stats`` of -inf. The softmax's denominator has an extra term 1 (off by one) or
-    ``exp(SoftmaxOffset[h])`` (learnable). Dropout's random word of score (b, h, i, j) is that of element
+    ``Bias``, ``[b or 1, h or 1, sq or 1, skv]``, is added to the scores before or after they are scaled; ALiBi (Press et al. 2022, arXiv:2108.12409)
+    adds ``-slope[h] |i + off - j|`` after. A query that sees no key gets 0, and ``Stats`` of -inf. The softmax's denominator has an extra term 1 (off
+    by one) or ``exp(SoftmaxOffset[h])`` (learnable). Dropout's random word of score (b, h, i, j) is that of element
     ``((b * heads + h) * max_seqlen_q + i) * max_seqlen_kv + j`` under ``rng_state``; so backward draws it again.
     """
 
@@ -81,6 +82,10 @@ class Attention:
         ``fused_attn_bwd`` takes. In a paged layout ``K`` and ``V`` are ``[pages, page_size, g, d]`` (SBHD: the first two exchanged), and the tokens
         of sequence i are those of the pages ``page_table_k[i]`` and ``page_table_v[i]`` (int32 ``[b, max_pages]``), one after another. Raises
         ``NotServedError`` for a combination that is not served, ``ShapeError`` for shapes that do not fit.
+
+        ``Q``, ``K``, ``V`` may be FP8 of one scale per tensor: ``O`` is then quantized where ``o_quantizer`` scales by delayed scaling, and otherwise
+        of ``fake_dtype``. An ``s_quantizer`` of delayed scaling has its amax raised to the largest probability, after dropout. ``SoftmaxOffset`` of a
+        softmax off by one is read as 0.
         """
 
     @function("Q", "K", "qkv_layout", "dqkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dO", "dqkv_quantizer")
@@ -122,8 +127,9 @@ class Attention:
         """``[dQ, dK, dV, dBias, dSoftmaxOffset]``, the last two None where there is no such input.
 
         ``P = exp(S - Stats)``, ``dV = P^T dO``, ``dS = P (dO V^T - rowsum(dO O))``, ``dQ = attn_scale dS K``, ``dK = attn_scale dS^T Q``; dropout
-        enters P and ``dO V^T``. In packed layouts the gradients are views of one buffer. ``dBias`` has Bias's shape, ``dSoftmaxOffset`` is fp32
-        ``[1, h, 1, 1]``.
+        enters P and ``dO V^T``. The gradients have ``dqkv_layout``, and are views of one buffer where it is packed. ``dBias`` has Bias's shape and
+        dtype, ``dSoftmaxOffset`` is fp32 ``[1, h, 1, 1]``. By a ``dqkv_quantizer`` of delayed scaling dQ, dK and dV are quantized; FP8 operands give
+        gradients of ``fake_dtype`` otherwise. A ``dp_quantizer`` of delayed scaling has its amax raised to the largest ``dS``.
         """
 
     @function("new_k", "k_cache", "kv_format")
@@ -150,4 +156,30 @@ class Attention:
         those. Position p is in page ``page_table[i, p // page_size]`` (int32 ``[b, max_pages_per_seq]``), with ``page_size = max_seq_len /
         max_pages_per_seq``. Where ``is_non_paged``, a sequence has row i of the cache, ``[b', max_seq_len, g, d]``, for itself; what it had before
         comes from row ``page_table[i]``, for all sequences at once.
+        """
+
+    @function("cu_seqlens")
+    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Any, b: int, max_seq_len: int) -> Any:
+        """``[t, ..] -> [b, max_seq_len, ..]``: ``y[i, p] = tensor[cu_seqlens[i] + p]`` within the length of sequence i, else 0.
+
+        ``cu_seqlens`` is int32 ``[b + 1]``; any dtype. Tokens of a sequence past ``max_seq_len`` are dropped. Raises ``ShapeError`` for fewer
+        lengths than ``b``.
+        """
+
+    @function("cu_seqlens")
+    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Any, t: int) -> Any:
+        """``[b, s, ..] -> [t, ..]``: the inverse of ``convert_thd_to_bshd``; tokens of no sequence are 0."""
+
+    @function("qkvi")
+    def fa_prepare_fwd(self, qkvi: Any) -> Any:
+        """``[3, b, s, n, h]``, contiguous: Q, K and V of the buffer ``[s, b, n, 3h]`` whose first third of each head is the view ``qkvi``.
+
+        ``qkvi`` is ``[s, b, n, h]``. Raises ``ShapeError`` where its strides are not those of such a view.
+        """
+
+    @function("q")
+    def fa_prepare_bwd(self, q: Any, k: Any, v: Any) -> Any:
+        """``[s, b, n, 3h]``, contiguous: the gradients ``q``, ``k``, ``v``, each ``[b, s, n, h]``, side by side in each head.
+
+        Raises ``ShapeError`` for different shapes, ``DTypeError`` for different dtypes.
         """

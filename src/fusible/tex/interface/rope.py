@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
@@ -48,3 +49,40 @@ class Rope:
         cp_rank: int,
     ) -> Any:
         """``dx = g cos f + R^T(g sin f)``: the exact transpose of ``fused_rope_forward``, also where both halves of ``freqs`` differ."""
+
+    @function("qkv_input", "q_freqs", "qkv_format", "interleaved")
+    def fused_qkv_rope_forward(
+        self,
+        qkv_input: Any,
+        q_freqs: Any,
+        k_freqs: Any,
+        start_positions: Any,
+        qkv_split_arg_list: Sequence[int],
+        qkv_format: Any,
+        interleaved: bool,
+        cp_size: int,
+        cp_rank: int,
+    ) -> Any:
+        """``(q, k, v)`` of ``qkv_input [s, b, h, dq + dk + dv]`` (or BSHD), ``qkv_split_arg_list`` being ``[dq, dk, dv]``.
+
+        ``q`` is ``[s, b, h dq / dk, dk]`` and ``k`` ``[s, b, h, dk]``, each chunk of ``dv`` elements rotated as ``fused_rope_forward`` does, by
+        ``q_freqs`` and ``k_freqs``; ``v`` is ``[s, b, h, dv]``, copied. With ``cp_size > 1``, ``start_positions`` is ignored. Raises ``ShapeError``
+        where ``dq`` or ``dk`` is no multiple of ``dv``, ``dq`` none of ``dk``, or the three do not add up to the last dimension; ``ArgumentError``
+        for THD.
+        """
+
+    @function("q_grad_out", "q_freqs", "qkv_format", "interleaved")
+    def fused_qkv_rope_backward(
+        self,
+        q_grad_out: Any,
+        k_grad_out: Any,
+        v_grad_out: Any,
+        q_freqs: Any,
+        k_freqs: Any,
+        qkv_split_arg_list: Sequence[int],
+        qkv_format: Any,
+        interleaved: bool,
+        cp_size: int,
+        cp_rank: int,
+    ) -> Any:
+        """The gradient of ``fused_qkv_rope_forward``'s input, contiguous, of positions that start at 0."""

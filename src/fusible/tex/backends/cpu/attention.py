@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,17 +11,21 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
-from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, auxiliary, bounds, check_counts, support_query
+from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, auxiliary, bounds, check_counts, side_inputs
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.attention_query import support_query
 from fusible.tex.checks import check_probability
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.kv_cache_call import check_cache_call
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
 
 _SERVED = Served("cpu", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True, paged=True)
+_ANSWERED = replace(_SERVED, alibi=True, fp8=True)
+"""What the query answers for: a call of a kind that these kernels refuse goes to the reference."""
 _TOKENS_FIRST = {"SBHD": (1, 0, 2, 3), "BSHD": (0, 1, 2, 3), "BHSD": (0, 2, 1, 3)}
 
 
@@ -35,7 +40,7 @@ def _refused(request: Request) -> str | None:
 
 class AttentionKernels(Attention):
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
-        return support_query(_SERVED, to_torch, arguments, named)
+        return support_query(_ANSWERED, to_torch, arguments, named)
 
     @requires(_refused)
     @by_name
@@ -53,7 +58,7 @@ class AttentionKernels(Attention):
         lengths = _lengths(lay, call)
         extra = _extra_logits(rules, q.shape[-2])
         native.attention_forward(q, k, v, *written, *_mask(rules), *lengths, pages_k, pages_v, extra, *_draw(rules))
-        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *([] if rules.offset is None else [rules.offset])]
+        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
 
     @requires(_refused)
     @by_name
@@ -63,12 +68,12 @@ class AttentionKernels(Attention):
         check_probability(call.p_dropout, "fused_attn_bwd")
         stats, rng_state, _, offset = auxiliary(call)
         rules = ScoreRules.of(call, None, offset, call.p_dropout, rng_state)
-        dq, dk, dv = gradients(out_lay, call.Q, call.K, call.V)
+        dq, dk, dv = gradients(out_lay, lay, call.Q, call.K, call.V, (call.Q.dtype, call.K.dtype, call.V.dtype))
         names = (format_name(call.o_format, lay.q), format_name(call.do_format, lay.q))
         q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), names)
         extra = _extra_logits(rules, q.shape[-2])
         doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1)
-        written = (_tokens(dq, lay.q), _tokens(dk, lay.kv), _tokens(dv, lay.kv))
+        written = (_tokens(dq, out_lay.q), _tokens(dk, out_lay.kv), _tokens(dv, out_lay.kv))
         row_stats = _readable(_tokens(stats, lay.statistics))
         lengths = _lengths(lay, call)
         native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *lengths, extra, doffset, *_draw(rules))
@@ -77,7 +82,10 @@ class AttentionKernels(Attention):
     @by_name
     def copy_to_kv_cache(self, call: Any) -> None:
         name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
+        check_cache_call(call)
         table = None if call.page_table is None else _int32(call.page_table)
+        if table is not None and not call.is_non_paged:
+            table = table.view(-1, call.max_pages_per_seq)
         lengths = (_int32(call.cu_new_lens[: call.b + 1]), _int32(call.cu_cached_lens))
         for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):
             whole = _readable(cache)

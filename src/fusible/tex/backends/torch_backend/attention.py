@@ -5,79 +5,123 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
-from fusible.tex.attention_call import Served, auxiliary, support_query
+from fusible.tex.attention_call import Served, auxiliary, side_inputs
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
-from fusible.tex.backends.torch_backend import attention_math
+from fusible.tex.attention_query import support_query
+from fusible.tex.backends.torch_backend import attention_math, kv_cache
+from fusible.tex.backends.torch_backend.attention_fp8 import Amax, quantized_gradients, quantizes, read, refused_formats, result_dtype
 from fusible.tex.backends.torch_backend.attention_math import Scores
-from fusible.tex.backends.torch_backend.attention_pieces import operands, pieces, take
-from fusible.tex.backends.torch_backend.kv_cache import gathered, put
+from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, keys_and_values, pieces, row_blocks, take
+from fusible.tex.backends.torch_backend.quantize import emit
+from fusible.tex.backends.torch_backend.token_layouts import TokenLayoutKernels
 from fusible.tex.checks import check_probability
-from fusible.tex.interface.attention import Attention
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import by_name, requires
+from fusible.tex.kv_cache_call import check_cache_call
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True, paged=True)
+_SERVED = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True, paged=True, alibi=True, fp8=True)
 
 
-class AttentionKernels(Attention):
+class AttentionKernels(TokenLayoutKernels):
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
         return support_query(_SERVED, to_torch, arguments, named)
 
+    @requires(refused_formats)
     @by_name
     def fused_attn_fwd(self, call: Any) -> list[Any]:
-        q, k, v = call.Q, call.K, call.V
-        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
-        if lay.paged:
-            lay, k, v = Layout(lay.q, "BSHD"), gathered(k, call.page_table_k, lay.kv), gathered(v, call.page_table_v, lay.kv)
-            call.K, call.V = k, v
+        dtype, quantized = result_dtype(call.Q, call.fake_dtype), quantizes(call.o_quantizer)
+        read(call, "Q", "K", "V")
+        lay = _SERVED.check(call)
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
-        rng_state = draw_rng_state(q.device, dropout, call.rng_gen)
+        rng_state = draw_rng_state(call.Q.device, dropout, call.rng_gen)
         scores = Scores.of(call, call.Bias, call.SoftmaxOffset, dropout, rng_state)
-        out_name = format_name(call.o_format, lay.q)
-        out, stats, largest = outputs(lay, out_name, q, v)
+        name, seen = format_name(call.o_format, lay.q), Amax(call.s_quantizer)
+        out, stats, largest = outputs(lay, name, call.Q, call.V, dtype=torch.float32 if quantized else dtype)
+        # Dropout's words are 64-bit, and several at once: a mask takes four times what its scores do.
+        share = 16 if dropout else 4
         for piece in pieces(lay, call):
-            if not piece.sq:
-                continue
-            o, row_stats, row_largest = attention_math.forward(scores, piece, *operands(lay, piece, q, k, v))
-            take(out, out_name, piece, kv=False).copy_(o)
-            take(stats, lay.statistics, piece, kv=False).copy_(row_stats)
-            take(largest, lay.statistics, piece, kv=False).copy_(row_largest)
-        side = [x for x in (scores.bias, scores.offset) if x is not None]
-        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side]
+            for batch, rows in batches(piece, call, lay, share):
+                k, v = keys_and_values(lay, call, batch)
+                for block in row_blocks(batch, rows):
+                    results = attention_math.forward(scores, block, take(call.Q, lay.q, block, kv=False), k, v, seen)
+                    for x, form, result in zip((out, stats, largest), (name, lay.statistics, lay.statistics), results, strict=True):
+                        take(x, form, block, kv=False).copy_(result)
+        seen.record()
+        o = emit(out, call.o_quantizer, dtype) if quantized else out
+        return [o, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
 
+    @requires(refused_formats)
     @by_name
     def fused_attn_bwd(self, call: Any) -> list[Any]:
-        q, k, v = call.Q, call.K, call.V
-        lay = _SERVED.check(call, (call.s_quantizer, call.dp_quantizer, call.dqkv_quantizer))
-        out_lay = gradient_layout(call.dqkv_layout, lay)
+        dtypes = [result_dtype(x, call.fake_dtype) for x in (call.Q, call.K, call.V)]
+        quantized = quantizes(call.dqkv_quantizer)
+        read(call, "Q", "K", "V", "O", "dO")
+        lay = _SERVED.check(call)
+        to = gradient_layout(call.dqkv_layout, lay)
         check_probability(call.p_dropout, "fused_attn_bwd")
-        stats, rng_state, bias, offset = auxiliary(call)
-        scores = Scores.of(call, bias, offset, call.p_dropout, rng_state)
-        o_name, do_name = format_name(call.o_format, lay.q), format_name(call.do_format, lay.q)
-        dq, dk, dv = gradients(out_lay, q, k, v)
-        dbias = None if bias is None else torch.zeros(bias.shape, device=bias.device)
-        doffset = None if offset is None else torch.zeros(1, q.shape[lay.q.index("H")], 1, 1, device=q.device)
+        _, rng_state, bias, offset = auxiliary(call)
+        walk = _Backward(call, lay, to, Scores.of(call, bias, offset, call.p_dropout, rng_state), offset)
+        stored = [torch.float32] * 3 if quantized else dtypes
+        walk.grads = gradients(to, lay, call.Q, call.K, call.V, (stored[0], stored[1], stored[2]))
         for piece in pieces(lay, call):
-            if not (piece.sq and piece.skv):
-                continue
-            rows = [take(x, name, piece, kv=False) for x, name in ((call.O, o_name), (call.dO, do_name), (stats, lay.statistics))]
-            g = attention_math.backward(scores, piece, *operands(lay, piece, q, k, v), *rows)
-            take(dq, lay.q, piece, kv=False).copy_(g.q)
-            take(dk, lay.kv, piece, kv=True).copy_(g.k)
-            take(dv, lay.kv, piece, kv=True).copy_(g.v)
-            if dbias is not None:
-                part = scores.bias_of(piece, dbias)
-                part.add_(g.scores.sum_to_size(part.shape), alpha=call.attn_scale if scores.pre_scale else 1.0)
-            if doffset is not None and g.extra is not None:
-                doffset.add_(g.extra.sum((0, 2), keepdim=True))
-        return [dq, dk, dv, None if dbias is None or bias is None else dbias.to(bias.dtype), doffset]
+            if piece.sq and piece.skv:
+                walk.piece(piece, 16 if call.p_dropout else 4)
+        walk.seen.record()
+        dqkv = quantized_gradients(walk.grads, to, call.dqkv_quantizer, dtypes[0]) if quantized else walk.grads
+        dbias = walk.dbias
+        return [*dqkv, None if dbias is None or bias is None else dbias.to(bias.dtype), walk.doffset]
 
     @by_name
     def copy_to_kv_cache(self, call: Any) -> None:
-        put(call, call.new_k, call.k_cache)
-        put(call, call.new_v, call.v_cache)
+        check_cache_call(call)
+        kv_cache.put(call)
+
+
+class _Backward:
+    """The gradients of a call, filled piece by piece."""
+
+    grads: tuple[Tensor, Tensor, Tensor]
+
+    def __init__(self, call: Any, lay: Layout, to: Layout, scores: Scores, offset: Tensor | None) -> None:
+        self.call, self.lay, self.to, self.scores = call, lay, to, scores
+        self.rows = (
+            (call.O, format_name(call.o_format, lay.q)),
+            (call.dO, format_name(call.do_format, lay.q)),
+            (auxiliary(call)[0], lay.statistics),
+        )
+        self.seen = Amax(call.dp_quantizer)
+        device, heads = call.Q.device, call.Q.shape[lay.q.index("H")]
+        self.dbias = None if scores.bias is None else torch.zeros(scores.bias.shape, device=device)
+        self.doffset = None if offset is None else torch.zeros(1, heads, 1, 1, device=device)
+
+    def piece(self, piece: Piece, share: int) -> None:
+        for batch, rows in batches(piece, self.call, self.lay, share):
+            k, v = keys_and_values(self.lay, self.call, batch)
+            dk, dv = (take(x, self.to.kv, batch, kv=True) for x in self.grads[1:])
+            sums: tuple[Tensor, Tensor] | None = None
+            for block in row_blocks(batch, rows):
+                g = self.block(block, k, v)
+                sums = (g.k, g.v) if sums is None else (sums[0].add_(g.k), sums[1].add_(g.v))
+            if sums is not None:
+                dk.copy_(sums[0])
+                dv.copy_(sums[1])
+
+    def block(self, block: Piece, k: Tensor, v: Tensor) -> attention_math.Gradients:
+        """The gradients of one block of queries; those of Q, the bias and the offset are put where they belong."""
+        sc = self.scores
+        q = take(self.call.Q, self.lay.q, block, kv=False)
+        o, do, stats = (take(x, name, block, kv=False) for x, name in self.rows)
+        g = attention_math.backward(sc, block, (q, k, v), o, do, stats, self.seen)
+        take(self.grads[0], self.to.q, block, kv=False).copy_(g.q)
+        if self.dbias is not None:
+            part = sc.bias_of(block, self.dbias)
+            part.add_(g.scores.sum_to_size(part.shape), alpha=sc.scale if sc.pre_scale else 1.0)
+        if self.doffset is not None and g.extra is not None:
+            self.doffset.add_(g.extra.sum((0, 2), keepdim=True))
+        return g

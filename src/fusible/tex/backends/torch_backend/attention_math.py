@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
+from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules, alibi_slopes
+from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_pieces import Piece
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
 from fusible.tex.enums import NVTE_Softmax_Type
@@ -22,7 +23,8 @@ class Scores(ScoreRules[Tensor]):
     def bias_of(self, piece: Piece, bias: Tensor) -> Tensor:
         """The part of a tensor of the bias's shape that belongs to a piece."""
         batch = bias if bias.shape[0] == 1 else bias[piece.first : piece.first + piece.count]
-        return batch[..., : piece.sq, : piece.skv]
+        rows = batch if bias.shape[2] == 1 else batch[:, :, piece.row : piece.row + piece.rows]
+        return rows[..., : piece.skv]
 
     def extra_logit(self) -> Tensor | None:
         """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
@@ -45,20 +47,41 @@ def _scores(sc: Scores, piece: Piece, q: Tensor, k: Tensor) -> Tensor:
     scores.mul_(sc.scale)
     if sc.bias is not None and not sc.pre_scale:
         scores.add_(sc.bias_of(piece, sc.bias))
+    if sc.alibi:
+        slopes = torch.tensor(alibi_slopes(h), device=q.device).view(-1, 1, 1)
+        scores.addcmul_(slopes, _distances(sc, piece, q.device), value=-1)
     visible = _visible(sc, piece, q.device)
-    return scores if visible is None else scores.masked_fill_(~visible, -torch.inf)
+    return scores if visible is None else scores.masked_fill_(visible.logical_not_(), -torch.inf)
+
+
+def _rows(piece: Piece, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """The positions of the piece's queries, ``[rows, 1]``."""
+    return torch.arange(piece.row, piece.row + piece.rows, device=device, dtype=dtype).view(-1, 1)
+
+
+def _end_offset(piece: Piece) -> Tensor | int:
+    """How far the last key is ahead of the last query."""
+    if piece.lengths_q is None or piece.lengths_kv is None:
+        return piece.skv - piece.sq
+    return (piece.lengths_kv - piece.lengths_q).view(-1, 1, 1, 1)
+
+
+def _distances(sc: Scores, piece: Piece, device: torch.device) -> Tensor:
+    """``|i + off - j|`` of query i and key j, broadcastable to ``[n, h, s, t]``, for ALiBi."""
+    diagonal = _rows(piece, device, torch.float32)
+    if sc.bottom_right_diagonal:
+        diagonal = diagonal + _end_offset(piece)
+    return (diagonal - torch.arange(piece.skv, device=device, dtype=torch.float32)).abs_()
 
 
 def _visible(sc: Scores, piece: Piece, device: torch.device) -> Tensor | None:
-    """Which keys each query sees, broadcastable to ``[n, h, s, t]``; None where all see all."""
-    i = torch.arange(piece.sq, device=device).view(-1, 1)
+    """Which keys each query sees, a new tensor broadcastable to ``[n, h, s, t]``; None where all see all."""
+    i = _rows(piece, device)
     j = torch.arange(piece.skv, device=device)
-    end_offset: Tensor | int = piece.skv - piece.sq
+    end_offset = _end_offset(piece)
     found: list[Tensor] = []
     if piece.lengths_q is not None and piece.lengths_kv is not None:
-        lengths_q, lengths_kv = piece.lengths_q.view(-1, 1, 1, 1), piece.lengths_kv.view(-1, 1, 1, 1)
-        end_offset = lengths_kv - lengths_q
-        found.append((i < lengths_q).logical_and(j < lengths_kv))
+        found.append((i < piece.lengths_q.view(-1, 1, 1, 1)).logical_and(j < piece.lengths_kv.view(-1, 1, 1, 1)))
     if sc.mask in CAUSAL:
         found.append(j <= i + (end_offset if sc.mask in BOTTOM_RIGHT else 0))
     left, right = sc.window
@@ -82,19 +105,20 @@ def _kept(sc: Scores, piece: Piece, heads: int) -> Tensor | None:
     device = sc.rng_state.device
     batch = torch.arange(piece.first, piece.first + piece.count, device=device).view(-1, 1, 1, 1)
     head = torch.arange(heads, device=device).view(-1, 1, 1)
-    row = torch.arange(piece.sq, device=device).view(-1, 1)
-    element = ((batch * heads + head) * sc.max_sq + row) * sc.max_skv + torch.arange(piece.skv, device=device)
-    drawn = words(sc.rng_state[:1], element + (sc.rng_state[1:] << 40))
+    element = ((batch * heads + head) * sc.max_sq + _rows(piece, device)) * sc.max_skv + torch.arange(piece.skv, device=device)
+    drawn = words(sc.rng_state[:1], element.add_(sc.rng_state[1:] << 40))
     return (drawn >= drop_threshold(sc.dropout)).float().mul_(1 / (1 - sc.dropout))
 
 
-def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``(o [n, h, s, e], stats [n, h, s, 1], largest [n, h, s, 1])``."""
-    q, k, v = q.float(), k.float(), v.float()
+def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, seen: Amax) -> tuple[Tensor, Tensor, Tensor]:
+    """``(o [n, h, s, e], stats [n, h, s, 1], largest [n, h, s, 1])``; ``seen`` sees the probabilities that V is multiplied by."""
+    q = q.float()
     n, h, s, _ = q.shape
     if not piece.skv:
         nothing = torch.full((n, h, s, 1), -torch.inf, device=q.device)
-        return torch.zeros(n, h, s, v.shape[3], device=q.device), nothing, nothing
+        extra = sc.extra_logit()
+        stats = nothing if extra is None else extra.expand_as(nothing)
+        return torch.zeros(n, h, s, v.shape[3], device=q.device), stats, nothing
     p = _scores(sc, piece, q, k)
     largest = p.amax(-1, keepdim=True)
     extra = sc.extra_logit()
@@ -109,6 +133,7 @@ def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[
     kept = _kept(sc, piece, h)
     if kept is not None:
         p.mul_(kept)
+    seen.see(p)
     return torch.matmul(_grouped(p, k.shape[1]), v).view(n, h, s, v.shape[3]), stats, largest
 
 
@@ -123,23 +148,26 @@ class Gradients:
     extra: Tensor | None
 
 
-def backward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor, stats: Tensor) -> Gradients:
-    """The gradients of one piece that has keys."""
-    q, k, v, do = q.float(), k.float(), v.float(), do.float()
+def backward(sc: Scores, piece: Piece, operands: tuple[Tensor, Tensor, Tensor], o: Tensor, do: Tensor, stats: Tensor, seen: Amax) -> Gradients:
+    """The gradients of one piece that has keys, of ``operands`` Q, K, V; ``seen`` sees the gradients of the scores."""
+    q, k, v = operands
+    q, do = q.float(), do.float()
     groups, h = k.shape[1], q.shape[1]
+    extra = sc.extra_logit()
     stats = stats.masked_fill(stats == -torch.inf, 0)
     p = _scores(sc, piece, q, k).sub_(stats).exp_()
     kept = _kept(sc, piece, h)
     dropped = p if kept is None else p * kept
     do_grouped = _grouped(do, groups)
     dv = torch.matmul(_grouped(dropped, groups).transpose(-1, -2), do_grouped)
+    del dropped
     ds = torch.matmul(do_grouped, v.transpose(-1, -2)).view(p.shape)
     if kept is not None:
         ds.mul_(kept)
     delta = (do * o).sum(-1, keepdim=True)
     ds.sub_(delta).mul_(p)
+    seen.see(ds)
     grouped = _grouped(ds, groups)
     dq = torch.matmul(grouped, k).view(q.shape).mul_(sc.scale)
     dk = torch.matmul(grouped.transpose(-1, -2), _grouped(q, groups)).mul_(sc.scale)
-    extra = sc.extra_logit()
     return Gradients(dq, dk, dv, ds, None if extra is None else (extra - stats).exp_().mul_(delta).neg_())

@@ -1,24 +1,29 @@
-"""The pieces of an attention problem that are computed at once, and where each lies in Q, K, V and O."""
+"""The pieces of an attention problem, the tiles that are computed at once, and where each lies in Q, K, V and O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusible.errors import ShapeError, expected
 from fusible.tex.attention_buffers import heads_first
-from fusible.tex.attention_call import PADDING, bounds, check_counts
+from fusible.tex.attention_call import PADDING, bounds, check_counts, check_within
 from fusible.tex.attention_layout import Layout
+from fusible.tex.backends.torch_backend.kv_cache import capacity, gathered
 
-__all__ = ["Piece", "operands", "pieces", "take"]
+__all__ = ["Piece", "batches", "keys_and_values", "pieces", "row_blocks", "take"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """``count`` sequences from the ``first`` on, of equal lengths in memory; with ``lengths_*`` (``[count]``), only that many tokens count."""
+    """Queries ``row .. row + rows`` of ``count`` sequences from the ``first`` on, of equal lengths in memory.
+
+    With ``lengths_*`` (``[count]``), only that many tokens count.
+    """
 
     first: int
     count: int
@@ -28,36 +33,81 @@ class Piece:
     start_kv: int = 0
     lengths_q: Tensor | None = None
     lengths_kv: Tensor | None = None
+    row: int = 0
+    rows: int = 0
+
+    def sequences(self, first: int, count: int) -> Piece:
+        """``count`` of the piece's sequences, from its ``first`` on."""
+        within = slice(first, first + count)
+        return replace(
+            self,
+            first=self.first + first,
+            count=count,
+            start_q=self.start_q + first * self.sq,
+            start_kv=self.start_kv + first * self.skv,
+            lengths_q=None if self.lengths_q is None else self.lengths_q[within],
+            lengths_kv=None if self.lengths_kv is None else self.lengths_kv[within],
+        )
 
 
 def take(x: Tensor, name: str, piece: Piece, *, kv: bool) -> Tensor:
-    """The piece's part of ``x`` as ``[count, heads, s, d]``, a view."""
+    """The piece's part of ``x`` as ``[count, heads, s, d]``, a view: the piece's queries, or all of its sequences' keys."""
     start, length = (piece.start_kv, piece.skv) if kv else (piece.start_q, piece.sq)
     if name == "THD":
-        return x[start : start + piece.count * length].unflatten(0, (piece.count, length)).permute(0, 2, 1, 3)
-    return heads_first(x, name)[piece.first : piece.first + piece.count, :, :length]
+        part = x[start : start + piece.count * length].unflatten(0, (piece.count, length)).permute(0, 2, 1, 3)
+    else:
+        part = heads_first(x, name)[piece.first : piece.first + piece.count, :, :length]
+    return part if kv else part[:, :, piece.row : piece.row + piece.rows]
+
+
+def keys_and_values(lay: Layout, call: Any, piece: Piece) -> tuple[Tensor, Tensor]:
+    """K and V of a piece's sequences, fp32 and contiguous: every block of queries reads them."""
+    found = []
+    for x, table in ((call.K, getattr(call, "page_table_k", None)), (call.V, getattr(call, "page_table_v", None))):
+        if table is None:
+            part = take(x, lay.kv, piece, kv=True)
+        else:
+            part = gathered(x, table[piece.first : piece.first + piece.count], lay.kv, piece.skv)
+        found.append(part.float().contiguous())
+    return found[0], found[1]
 
 
 def pieces(lay: Layout, call: Any) -> Iterator[Piece]:
-    """The pieces of a call: all sequences at once where they are equally long in memory, else one by one."""
+    """The pieces of a call, each of all queries of its sequences: all of these where they are equally long in memory, else one by one."""
     cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
     if lay.q != "THD" and lay.kv != "THD":
         b, _, sq, _ = heads_first(call.Q, lay.q).shape
-        skv = heads_first(call.K, lay.kv).shape[2]
+        skv = _key_limit(lay, call)
         if int(call.attn_mask_type) in PADDING:
-            yield Piece(0, b, sq, skv, lengths_q=torch.diff(bounds(cu_q, "q")), lengths_kv=torch.diff(bounds(cu_kv, "kv")))
+            yield Piece(0, b, sq, skv, lengths_q=_lengths(bounds(cu_q, "q"), b, "q"), lengths_kv=_lengths(bounds(cu_kv, "kv"), b, "kv"), rows=sq)
         else:
-            yield Piece(0, b, sq, skv)
+            yield Piece(0, b, sq, skv, rows=sq)
         return
     starts_q, lengths_q = _sequences(bounds(cu_q, "q"), call.cu_seqlens_q_padded)
     starts_kv, lengths_kv = _sequences(bounds(cu_kv, "kv"), call.cu_seqlens_kv_padded)
     count = len(lengths_q)
     check_counts(count, len(lengths_kv))
+    check_within([s + n for s, n in zip(starts_q, lengths_q, strict=True)], call.Q.shape[0], "q")
+    check_within([s + n for s, n in zip(starts_kv, lengths_kv, strict=True)] if lay.kv == "THD" else lengths_kv, _key_limit(lay, call), "kv")
     if count and _uniform(starts_q, lengths_q) and _uniform(starts_kv, lengths_kv):
-        yield Piece(0, count, lengths_q[0], lengths_kv[0], starts_q[0], starts_kv[0])
+        yield Piece(0, count, lengths_q[0], lengths_kv[0], starts_q[0], starts_kv[0], rows=lengths_q[0])
         return
     for i in range(count):
-        yield Piece(i, 1, lengths_q[i], lengths_kv[i], starts_q[i], starts_kv[i])
+        yield Piece(i, 1, lengths_q[i], lengths_kv[i], starts_q[i], starts_kv[i], rows=lengths_q[i])
+
+
+def _key_limit(lay: Layout, call: Any) -> int:
+    """The tokens that K has in memory: all of them for THD, else those of a sequence."""
+    if lay.paged:
+        return min(capacity(x, t, lay.kv, call.max_seqlen_kv) for x, t in ((call.K, call.page_table_k), (call.V, call.page_table_v)))
+    return call.K.shape[0] if lay.kv == "THD" else call.K.shape[lay.kv.index("S")]
+
+
+def _lengths(cu: Tensor, batch: int, side: str) -> Tensor:
+    if cu.numel() <= batch:
+        got = list(cu.shape)
+        raise ShapeError(expected(f"[{batch + 1}]", of=f"cu_seqlens_{side}", got=got, do="pass the cumulative lengths of all sequences"))
+    return torch.diff(cu[: batch + 1])
 
 
 def _sequences(cu: Tensor, padded: Tensor | None) -> tuple[list[int], list[int]]:
@@ -70,6 +120,23 @@ def _uniform(starts: list[int], lengths: list[int]) -> bool:
     return len(set(lengths)) == 1 and all(start == starts[0] + i * lengths[0] for i, start in enumerate(starts))
 
 
-def operands(lay: Layout, piece: Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V of one piece."""
-    return take(q, lay.q, piece, kv=False), take(k, lay.kv, piece, kv=True), take(v, lay.kv, piece, kv=True)
+def batches(piece: Piece, call: Any, lay: Layout, share: int) -> Iterator[tuple[Piece, int]]:
+    """A piece in batches of sequences, each with how many rows of queries to compute at once.
+
+    The scores of one block of rows are at most ``1 / share`` of the piece's own Q, K, V and O, but at least one row of a sequence; and the keys and
+    values of one batch, which a paged cache may hold once for several sequences, at most as many as there are of them.
+    """
+    q, k, v = call.Q, call.K, call.V
+    heads, groups, width = q.shape[lay.q.index("H")], k.shape[lay.kv.index("H")], q.shape[-1] + v.shape[-1]
+    budget = piece.count * (heads * piece.sq + groups * piece.skv) * width // share
+    row = max(1, heads * piece.skv)
+    together = max(1, min(budget // max(1, row * piece.sq), k.numel() // max(1, piece.skv * groups * q.shape[-1])))
+    rows = max(1, min(piece.sq, budget // row))
+    for first in range(0, piece.count, together):
+        yield piece.sequences(first, min(together, piece.count - first)), rows
+
+
+def row_blocks(piece: Piece, rows: int) -> Iterator[Piece]:
+    """A piece in blocks of at most ``rows`` queries."""
+    for row in range(0, piece.sq, rows):
+        yield replace(piece, row=row, rows=min(rows, piece.sq - row))

@@ -1,11 +1,149 @@
-"""Packed sequences that are divided between devices."""
+"""Packed sequences that are divided between devices.
+
+Everything is looked up from the side that is written: for each of its tokens, where in the other tensor its value is. So no length is read on the
+host.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.tex.backends.torch_backend.segments import Segments, segments
+from fusible.tex.context_parallel_call import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
 from fusible.tex.interface.context_parallel import ContextParallel
 
 __all__ = ["ContextParallelKernels"]
 
 
 class ContextParallelKernels(ContextParallel):
-    """Packed sequences that are divided between devices."""
+    def thd_read_half_tensor(self, tensor: Any, cu_seqlens: Any, half_idx: int) -> Any:
+        along = check_halves(tensor, half_idx)
+        tokens = tensor.shape[along]
+        seg = _halves(tokens // 2, cu_seqlens)
+        token = (2 * seg.start + seg.position + half_idx * seg.length).clamp_(0, max(tokens - 1, 0))
+        return tensor.index_select(along, token).masked_fill_(_along(~seg.inside, along, tensor.dim()), 0)
+
+    def thd_second_half_lse_correction(self, lse: Any, lse_per_step: Any, cu_seqlens: Any, lse_packed: bool) -> None:
+        heads = lse.shape[-2]
+        for name, x in (("lse", lse), ("lse_per_step", lse_per_step)):
+            check_lse(x, cu_seqlens, lse_packed, heads, f"{name} of thd_second_half_lse_correction")
+        if lse_packed:
+            seg = _whole(lse.shape[-1], cu_seqlens)
+            position, half, start = seg.position, seg.length // 2, seg.start // 2
+            second = (position >= half).logical_and_(seg.inside)
+        else:
+            position, half, start = torch.arange(lse.shape[-1], device=lse.device), (torch.diff(cu_seqlens) // 2).view(-1, 1, 1), 0
+            second = (position >= half).logical_and_(position < 2 * half)
+        step = _pick(lse_per_step, start + position - half).to(lse.dtype)
+        step.masked_fill_(second.logical_not_(), -torch.inf)
+        torch.logaddexp(lse, step, out=lse)
+
+    def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Any, lse_packed: bool, second_half_lse_seqlen: int) -> Any:
+        check_lse(lse, cu_seqlens, lse_packed, lse.shape[-2], "lse of thd_read_second_half_lse")
+        if lse_packed:
+            seg = _halves(second_half_lse_seqlen, cu_seqlens)
+            token, inside = 2 * seg.start + seg.position + seg.length, seg.inside
+        else:
+            position, half = torch.arange(second_half_lse_seqlen, device=lse.device), (torch.diff(cu_seqlens) // 2).view(-1, 1, 1)
+            token, inside = position + half, position < half
+        return _pick(lse, token).float().masked_fill_(~inside, 0)
+
+    def thd_out_correction(self, out: Any, out_per_step: Any, *arguments: Any, **named: Any) -> None:
+        call = out_correction(out, out_per_step, arguments, named)
+        seg = _whole(out.shape[0], call.cu_seqlens)
+        touched, before = seg.inside, torch.zeros_like(seg.position)
+        if call.only_second_half:
+            before = seg.length // 2
+            touched = touched.logical_and(seg.position >= before)
+        row = (seg.start // 2 if call.only_second_half else seg.start) + seg.position - before
+        lse, step_lse = (_of_tokens(x, seg, index, call.lse_packed) for x, index in ((call.lse, None), (call.lse_per_step, (row, before))))
+        change = _weight(step_lse, lse) * out_per_step.index_select(0, row.clamp(0, max(out_per_step.shape[0] - 1, 0))).float()
+        if call.old_lse is None:
+            change.add_(out)
+        else:
+            change.addcmul_(out.float(), _weight(_of_tokens(call.old_lse, seg, None, call.lse_packed), lse))
+        out.copy_(torch.where(_along(touched, 0, out.dim()), change.to(out.dtype), out))
+
+    def thd_grad_correction(self, grad: Any, grad_per_step: Any, cu_seqlens: Any, first_half: str, second_half: str) -> None:
+        compact = per_step_tokens(grad, grad_per_step, first_half, second_half) < grad.shape[0]
+        seg = _whole(grad.shape[0], cu_seqlens)
+        half = seg.length // 2
+        second = (seg.position >= half).logical_and(seg.inside)
+        first = (seg.position < half).logical_and_(seg.inside)
+        row = seg.start + seg.position
+        if compact:
+            row = seg.start // 2 + torch.where(second, seg.position - half, seg.position)
+        step = grad_per_step.index_select(0, row.clamp_(0, max(grad_per_step.shape[0] - 1, 0)))
+        for mask, word in ((first, first_half), (second, second_half)):
+            mask = _along(mask, 0, grad.dim())
+            if word == "zero":
+                grad.masked_fill_(mask, 0)
+            elif word != "none":
+                new = step if word == "copy" else (grad.float() if grad.is_floating_point() else grad) + step
+                grad.copy_(torch.where(mask, new.to(grad.dtype), grad))
+
+    def thd_get_partitioned_indices(self, cu_seqlens: Any, total_tokens: int, world_size: int, rank: int) -> Any:
+        check_partition(total_tokens, world_size, rank, "thd_get_partitioned_indices")
+        return _partition(cu_seqlens, total_tokens, world_size, torch.full((1, 1), rank, device=cu_seqlens.device, dtype=torch.int32)).view(-1)
+
+    def thd_sequence_order_to_cp_rank_order(self, inp: Any, cu_seqlens: Any, cp_size: int, total_tokens: int) -> Any:
+        check_partition(total_tokens, cp_size, 0, "thd_sequence_order_to_cp_rank_order", inp.shape[0])
+        return inp.index_select(0, _partition(cu_seqlens, total_tokens, cp_size).view(-1))
+
+    def thd_cp_rank_order_to_sequence_order(self, inp: Any, cu_seqlens: Any, cp_size: int, total_tokens: int) -> Any:
+        check_partition(total_tokens, cp_size, 0, "thd_cp_rank_order_to_sequence_order", inp.shape[0])
+        return torch.zeros_like(inp).index_copy_(0, _partition(cu_seqlens, total_tokens, cp_size).view(-1).long(), inp)
+
+    def thd_copy_valid_tokens_from_per_split_to_rank_local(self, out: Any, inp: Any, cu_seqlens_padded: Any, cu_seqlens: Any) -> None:
+        check_moved(out, inp, cu_seqlens_padded, cu_seqlens)
+        seg = segments(out.shape[0], cu_seqlens_padded[:-1], torch.diff(cu_seqlens))
+        out.copy_(torch.where(_along(seg.inside, 0, out.dim()), inp, out))
+
+
+def _whole(tokens: int, cu_seqlens: Tensor) -> Segments:
+    """The sequences of a rank's tokens."""
+    return segments(tokens, cu_seqlens[:-1], torch.diff(cu_seqlens))
+
+
+def _halves(tokens: int, cu_seqlens: Tensor) -> Segments:
+    """The sequences of tokens that are halves of theirs, one after the other."""
+    return _whole(tokens, cu_seqlens // 2)
+
+
+def _along(mask: Tensor, dim: int, dims: int) -> Tensor:
+    """A mask of tokens, broadcastable to tensors of ``dims`` dimensions whose tokens are along ``dim``."""
+    return mask.view(*(-1 if i == dim else 1 for i in range(dims)))
+
+
+def _pick(lse: Tensor, token: Tensor) -> Tensor:
+    """``lse [.., t]`` of the tokens ``token [n]`` or ``[b, 1, n]``; those out of range take some other's."""
+    index = token.clamp(0, max(lse.shape[-1] - 1, 0))
+    return lse.index_select(-1, index) if index.dim() == 1 else lse.gather(-1, index.long().expand(*lse.shape[:-1], -1))
+
+
+def _of_tokens(lse: Tensor, seg: Segments, shifted: tuple[Tensor, Tensor] | None, packed: bool) -> Tensor:
+    """``lse`` of each token and head, ``[t, h]``. ``shifted``: the token of a step's own, and by how much it is earlier in its sequence."""
+    last = max(lse.shape[-1] - 1, 0)
+    if packed:
+        token = seg.start + seg.position if shifted is None else shifted[0]
+        return lse.index_select(1, token.clamp(0, last)).t()
+    position = seg.position if shifted is None else seg.position - shifted[1]
+    return lse[seg.sequence, :, position.clamp(0, last)]
+
+
+def _weight(part: Tensor, whole: Tensor) -> Tensor:
+    """``exp(part - whole)``, fp32 ``[t, h, 1]``: the share of the whole's denominator that is the part's; 0 where both are empty."""
+    return torch.where(whole == -torch.inf, 0.0, torch.exp(part - whole)).float().unsqueeze(-1)
+
+
+def _partition(cu_seqlens: Tensor, total: int, world: int, ranks: Tensor | None = None) -> Tensor:
+    """The tokens of each rank, ``[ranks, total / world]``."""
+    ranks = torch.arange(world, device=cu_seqlens.device, dtype=torch.int32).view(-1, 1) if ranks is None else ranks
+    ends = torch.cat((cu_seqlens.int(), cu_seqlens.new_full((1,), total, dtype=torch.int32)))
+    seg = _whole(total // world, ends // world)
+    half = seg.length // 2
+    chunk = torch.where(seg.position < half, ranks, 2 * (world - 1) - ranks)
+    return (seg.start * world + seg.position + half * chunk).clamp_(0, max(total - 1, 0))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.operands import plain
+from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.rope import Rope
+from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients
 
 __all__ = ["RopeKernels"]
 
@@ -52,6 +55,51 @@ class RopeKernels(Rope):
         rotated = _rotate(head * torch.sin(angles), interleaved).neg_()
         return _finish(g, rotated.addcmul_(head, torch.cos(angles)), inside)
 
+    def fused_qkv_rope_forward(
+        self,
+        qkv_input: Any,
+        q_freqs: Any,
+        k_freqs: Any,
+        start_positions: Any,
+        qkv_split_arg_list: Sequence[int],
+        qkv_format: Any,
+        interleaved: bool,
+        cp_size: int,
+        cp_rank: int,
+    ) -> Any:
+        x = plain(qkv_input)
+        dq, dk, dv = check_qkv_rope(x, qkv_split_arg_list, qkv_format, "fused_qkv_rope_forward")
+        start = start_positions if cp_size == 1 else None
+        heads = x.shape[:2]
+        found: list[Tensor] = []
+        for part, freqs in ((x[..., :dq], q_freqs), (x[..., dq : dq + dk], k_freqs)):
+            chunks = part.reshape(*heads, -1, dv)
+            rotated = self.fused_rope_forward(chunks, freqs, start, qkv_format, interleaved, None, cp_size, cp_rank)
+            found.append(rotated.view(*heads, -1, dk))
+        return found[0], found[1], x[..., dq + dk :].contiguous()
+
+    def fused_qkv_rope_backward(
+        self,
+        q_grad_out: Any,
+        k_grad_out: Any,
+        v_grad_out: Any,
+        q_freqs: Any,
+        k_freqs: Any,
+        qkv_split_arg_list: Sequence[int],
+        qkv_format: Any,
+        interleaved: bool,
+        cp_size: int,
+        cp_rank: int,
+    ) -> Any:
+        grads = [plain(g) for g in (q_grad_out, k_grad_out, v_grad_out)]
+        dq, dk, dv = check_qkv_rope_gradients(grads, qkv_split_arg_list, qkv_format, "fused_qkv_rope_backward")
+        heads = grads[2].shape[:3]
+        rotated = [
+            self.fused_rope_backward(g.reshape(*heads[:2], -1, dv), freqs, None, qkv_format, interleaved, None, cp_size, cp_rank)
+            for g, freqs in zip(grads, (q_freqs, k_freqs), strict=False)
+        ]
+        return torch.cat((rotated[0].view(*heads, dq), rotated[1].view(*heads, dk), grads[2]), -1)
+
 
 def _rotate(x: Tensor, interleaved: bool) -> Tensor:
     """``R(x)``, a new tensor. R is antisymmetric: its transpose is ``-R``."""
@@ -75,11 +123,12 @@ def _angles(
     table = freqs.reshape(freqs.shape[0], freqs.shape[3])
     if qkv_format == _THD:
         assert cu_seqlens is not None
-        position, sequence, length, inside = _thd_positions(x.shape[0], cu_seqlens, cp_size)
-        position = _shifted(position, length, cp_size, cp_rank)
+        ends = cu_seqlens.long() // cp_size
+        seg = segments(x.shape[0], ends[:-1], torch.diff(ends))
+        position = _shifted(seg.position, seg.length, cp_size, cp_rank)
         if start is not None:
-            position = position + start[sequence]
-        return table[torch.where(inside, position, 0).clamp_(0, table.shape[0] - 1)].unsqueeze(1), inside
+            position = position + start[seg.sequence]
+        return table[torch.where(seg.inside, position, 0).clamp_(0, table.shape[0] - 1)].unsqueeze(1), seg.inside
     along = 0 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1
     length = x.shape[along]
     if start is None and cp_size == 1:
@@ -100,12 +149,3 @@ def _shifted(position: Tensor, length: Tensor, cp_size: int, cp_rank: int) -> Te
     half = length // 2
     front, back = cp_rank * half, length * cp_size - (cp_rank + 1) * half - half
     return position + torch.where(position < half, front, back)
-
-
-def _thd_positions(tokens: int, cu_seqlens: Tensor, cp_size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    ends = cu_seqlens.long() // cp_size
-    token = torch.arange(tokens, device=ends.device)
-    sequence = torch.searchsorted(ends, token, right=True).sub_(1)
-    inside = token < ends[-1]
-    sequence.clamp_(0, ends.numel() - 2)
-    return token - ends[sequence], sequence, ends[sequence + 1] - ends[sequence], inside

@@ -11,22 +11,28 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.attention_call import PADDING, Served, auxiliary, bounds, check_counts
+from fusible.tex.attention_call import PADDING, Served, auxiliary, bounds, check_counts, side_inputs
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.backends.xla import attention_math
 from fusible.tex.backends.xla.attention_math import Gradients, Scores, Tokens
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
 from fusible.tex.checks import check_probability
+from fusible.tex.enums import NVTE_Bias_Type
 from fusible.tex.interface.attention import Attention
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import Request, by_name, requires
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), thd_bias=False, paged=False)
+_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}))
+
+
+def _refused(request: Request) -> str | None:
+    return "serves attention without ALiBi" if request["bias_type"] == NVTE_Bias_Type.NVTE_ALIBI else None
 
 
 class AttentionKernels(Attention):
+    @requires(_refused)
     @by_name
     def fused_attn_fwd(self, call: Any) -> list[Any]:
         q, k, v = call.Q, call.K, call.V
@@ -39,14 +45,14 @@ class AttentionKernels(Attention):
         o, stats, largest = attention_math.forward(scores, heads_first(q, lay.q), _keys(k, lay), _keys(v, lay))
         out = lazy.cast(from_heads_first(o, format_name(call.o_format, lay.q)), q.dtype)
         stats, largest = (from_heads_first(x, lay.statistics) for x in (stats, largest))
-        side = [x for x in (scores.bias, scores.offset) if x is not None]
-        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side]
+        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
 
+    @requires(_refused)
     @by_name
     def fused_attn_bwd(self, call: Any) -> list[Any]:
         q, k, v = call.Q, call.K, call.V
         lay = _SERVED.check(call, (call.s_quantizer, call.dp_quantizer, call.dqkv_quantizer))
-        gradient_layout(call.dqkv_layout, lay)
+        to = gradient_layout(call.dqkv_layout, lay)
         check_probability(call.p_dropout, "fused_attn_bwd")
         stats, rng_state, bias, offset = auxiliary(call)
         queries, keys = _tokens(lay, call)
@@ -54,8 +60,8 @@ class AttentionKernels(Attention):
         o = heads_first(call.O, format_name(call.o_format, lay.q))
         do = heads_first(call.dO, format_name(call.do_format, lay.q))
         g = attention_math.backward(scores, heads_first(q, lay.q), _keys(k, lay), _keys(v, lay), o, do, heads_first(stats, lay.statistics))
-        dq = lazy.cast(from_heads_first(g.q, lay.q), q.dtype)
-        dk, dv = (lazy.cast(_unkeys(d, x, lay), x.dtype) for d, x in ((g.k, k), (g.v, v)))
+        dq = lazy.cast(from_heads_first(g.q, to.q), q.dtype)
+        dk, dv = (lazy.cast(_unkeys(d, x, lay, to), x.dtype) for d, x in ((g.k, k), (g.v, v)))
         extra = None if g.extra is None else lazy.sum(g.extra, (0, 2), keepdim=True)
         return [dq, dk, dv, _bias_gradient(scores, g), None if offset is None else extra]
 
@@ -80,12 +86,12 @@ def _keys(x: Tensor, lay: Layout) -> Tensor:
     return lazy.reshape(lazy.permute(x, 1, 0, 2, 3), (1, g, b * s, d))
 
 
-def _unkeys(x: Tensor, like: Tensor, lay: Layout) -> Tensor:
-    """The inverse of ``_keys``, for a gradient of ``like``."""
+def _unkeys(x: Tensor, like: Tensor, lay: Layout, to: Layout) -> Tensor:
+    """The inverse of ``_keys``, for a gradient of ``like`` in layout ``to``."""
     if lay.q == "THD" and lay.kv != "THD":
         b, g, s, d = heads_first(like, lay.kv).shape
         x = lazy.permute(lazy.reshape(x, (g, b, s, d)), 1, 0, 2, 3)
-    return from_heads_first(x, lay.kv)
+    return from_heads_first(x, to.kv)
 
 
 def _tokens(lay: Layout, call: Any) -> tuple[Tokens, Tokens]:

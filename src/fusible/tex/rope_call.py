@@ -1,0 +1,40 @@
+"""The checks of the rotary embeddings of Q and K within one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.tex.enums import NVTE_QKV_Format
+
+__all__ = ["check_qkv_rope", "check_qkv_rope_gradients"]
+
+
+def check_qkv_rope(qkv: Any, split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:
+    """``(dq, dk, dv)`` of a call that fits. Raises for one that does not (``interface.rope.Rope.fused_qkv_rope_forward``)."""
+    widths = _widths(split, qkv_format, function)
+    if qkv.ndim != 4 or qkv.shape[-1] != sum(widths):
+        raise ShapeError(expected(f"4 dimensions, the last {sum(widths)}", of=f"the input of {function}", got=list(qkv.shape), do="reshape it"))
+    return widths
+
+
+def check_qkv_rope_gradients(grads: Sequence[Any], split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:
+    """``(dq, dk, dv)`` of gradients of q, k, v that fit one another."""
+    dq, dk, dv = _widths(split, qkv_format, function)
+    shapes = [tuple(g.shape) for g in grads]
+    leading = shapes[2][:-1]
+    wanted = [(*leading[:-1], leading[-1] * dq // dk, dk), (*leading, dk), (*leading, dv)] if len(leading) == 3 else None
+    if shapes != wanted:
+        raise ShapeError(expected("[.., h dq / dk, dk], [.., h, dk], [.., h, dv]", of=f"the gradients of {function}", got=shapes, do="reshape them"))
+    return dq, dk, dv
+
+
+def _widths(split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:
+    if int(qkv_format) not in (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD):
+        raise ArgumentError(expected("SBHD or BSHD", of=f"qkv_format of {function}", got=qkv_format, do="pass one of the two"))
+    widths = [int(width) for width in split]
+    if len(widths) != 3 or min(widths) <= 0 or widths[0] % widths[2] or widths[1] % widths[2] or widths[0] % widths[1]:
+        wanted = "[dq, dk, dv], dq a multiple of dk and both of dv"
+        raise ShapeError(expected(wanted, of=f"qkv_split_arg_list of {function}", got=widths, do="pass the widths of one group"))
+    return widths[0], widths[1], widths[2]
