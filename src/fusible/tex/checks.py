@@ -40,17 +40,23 @@ _FLOATING_ARGUMENTS = frozenset(
         "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ q_grad_out qkv_input softmax_results_ tensor weight x"
     ).split()
 )
-_INPUT_OF_ANY_TYPE = frozenset({"fp8_transpose"})
+_OF_ANY_TYPE = frozenset(
+    "fp8_transpose fused_multi_row_padding fused_multi_row_unpadding grouped_swizzle_for_gemm nvfp4_2d_scale_transpose nvfp4_data_transpose "
+    "swap_first_dims swizzle_scales_for_gemm_".split()
+)
+"""Functions that move bytes, whatever these stand for: dtypes that they tell apart they check themselves."""
 
 
 def refused_kind(request: Request, floating: frozenset[Any]) -> str | None:
     """Why a backend of all functions refuses a request for a type among its arguments, or None; ``floating`` are its values of fp32, bf16, fp16."""
+    if request.function in _OF_ANY_TYPE:
+        return None
     for name, kind in request.kinds:
         if not isinstance(kind, tuple):
             continue
         if len(kind) == 3 and isinstance(kind[0], str) and kind[0] not in ("delayed", "current", "float8"):
             return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
-        asked = name in _FLOATING_ARGUMENTS or (name == "input" and request.function not in _INPUT_OF_ANY_TYPE)
+        asked = name in _FLOATING_ARGUMENTS or name == "input"
         if asked and len(kind) == 2 and kind[1] not in floating and not request.function.startswith("prim_"):
             return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
     return None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends, runners
 from tex_op_table import close
+from tex_signatures_casts import CASTS
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError
@@ -84,6 +85,7 @@ SIGNATURES = {
     "multi_tensor_scale": "chunk_size, noop_flag, tensor_lists, scale",
     "multi_tensor_l2norm": "chunk_size, noop_flag, tensor_lists, per_tensor_python",
     "multi_tensor_adam": "chunk_size, noop_flag, tensor_lists, lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay",
+    **CASTS,
 }
 
 

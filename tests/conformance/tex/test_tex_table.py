@@ -14,6 +14,7 @@ import tex_table_softmax  # noqa: F401
 import torch
 from tex_backends import REFERENCE, Runner, runners
 from tex_op_table import TABLE, Record, check, close
+from tex_signatures_casts import CASTS
 
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex import DType
@@ -74,6 +75,7 @@ def test_quantized_outputs_are_within_half_a_step_of_the_reference(runner: Runne
 
 def test_the_table_covers_every_function_with_a_numeric_result() -> None:
     elsewhere = {
+        " ".join(CASTS): "test_tex_sharded_cast, test_tex_swizzle, test_tex_layout, test_tex_optimizer_variants",
         "quantize dequantize bgrad_quantize create_empty_quantized_tensor fp8_transpose compute_amax": "test_tex_quantize",
         "fused_amax_and_scale_update_after_reduction": "test_tex_recipe",
         "multi_tensor_adam multi_tensor_l2norm multi_tensor_scale": "test_tex_optimizer",

@@ -15,11 +15,15 @@ __all__ = ["Optimizer"]
 
 class Optimizer:
     """Each works on ``tensor_lists``: lists of equally many tensors, the i-th of each list belonging together. Arithmetic is fp32, with one rounding
-    at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``."""
+    at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
     @function("tensor_lists")
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
+
+    @function("tensor_lists")
+    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
+        """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
     @function("tensor_lists")
     def multi_tensor_l2norm(
@@ -29,6 +33,12 @@ class Optimizer:
 
         Sets ``noop_flag`` to 1 where a norm is not finite. The flag is not read.
         """
+
+    @function("tensor_lists")
+    def multi_tensor_unscale_l2norm(
+        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
+    ) -> tuple[Any, Any]:
+        """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
     @function("tensor_lists")
     def multi_tensor_adam(
@@ -50,4 +60,128 @@ class Optimizer:
         ``m = b1 m + (1 - b1) g``, ``v = b2 v + (1 - b2) g^2``, ``u = (m / bc1) / (sqrt(v / bc2) + eps)``, ``p -= lr u`` with ``bc = 1 - b^step`` if
         ``bias_correction`` else 1. ``mode`` 0 adds ``weight_decay * p`` to ``g`` (L2), 1 adds it to ``u`` (AdamW). With fp32 ``master`` weights,
         ``p`` is read from them and written to both. ``g`` is left alone, and ``noop_flag`` is not read.
+        """
+
+    @function("tensor_lists")
+    def multi_tensor_adam_param_remainder(
+        self,
+        chunk_size: int,
+        noop_flag: Any,
+        tensor_lists: Sequence[Sequence[Any]],
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        mode: int,
+        bias_correction: int,
+        weight_decay: float,
+    ) -> None:
+        """``[g, p, m, v, remainder]``: ``multi_tensor_adam`` whose fp32 master weight is a bf16 ``p`` and an int16 ``remainder`` together.
+
+        As bits, ``master = (p << 16) + remainder``: ``p`` is the master rounded to the nearest (ties away from zero), and the remainder, signed, what
+        that is off by. Both are written. Raises ``DTypeError`` for other types.
+        """
+
+    @function("tensor_lists")
+    def multi_tensor_adam_fp8(
+        self,
+        chunk_size: int,
+        noop_flag: Any,
+        tensor_lists: Sequence[Sequence[Any]],
+        lr: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: int,
+        mode: int,
+        bias_correction: int,
+        weight_decay: float,
+        fp8_dtype: Any,
+    ) -> None:
+        """``[g, p, m, v, master, scale, amax, scale_inv]``: ``multi_tensor_adam`` of fp32 ``master`` weights, whose copy ``p`` (uint8, in the
+        FP8 format ``fp8_dtype``) is written as ``cast(master * scale)``.
+
+        ``amax`` becomes ``max(amax, max |master|)`` and ``scale_inv`` ``1 / scale``; these three are fp32, one number each. Raises ``DTypeError`` for
+        other types.
+        """
+
+    @function("tensor_lists")
+    def multi_tensor_adam_capturable(
+        self,
+        chunk_size: int,
+        noop_flag: Any,
+        tensor_lists: Sequence[Sequence[Any]],
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: Any,
+        mode: int,
+        bias_correction: int,
+        weight_decay: float,
+        inv_scale: Any,
+    ) -> None:
+        """``[g, p, m, v]``: ``multi_tensor_adam`` whose ``lr``, ``step`` and ``inv_scale`` are numbers on the device, ``[1]``, and that reads none of
+        them back. Nothing is written where ``noop_flag`` is 1.
+
+        ``g * inv_scale`` takes the place of ``g``, in the step unrounded and in the tensor rounded to its dtype.
+        """
+
+    @function("tensor_lists")
+    def multi_tensor_adam_capturable_master(
+        self,
+        chunk_size: int,
+        noop_flag: Any,
+        tensor_lists: Sequence[Sequence[Any]],
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
+        step: Any,
+        mode: int,
+        bias_correction: int,
+        weight_decay: float,
+        inv_scale: Any,
+    ) -> None:
+        """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
+
+    @function("tensor_lists")
+    def multi_tensor_sgd(
+        self,
+        chunk_size: int,
+        noop_flag: Any,
+        tensor_lists: Sequence[Sequence[Any]],
+        wd: float,
+        momentum: float,
+        dampening: float,
+        lr: float,
+        nesterov: bool,
+        first_run: bool,
+        wd_after_momentum: bool,
+        scale: float,
+    ) -> None:
+        """``[g, p, mom]`` or ``[g, p, mom, copy]``: one step of stochastic gradient descent (Polyak 1964; Nesterov: Sutskever et al. 2013).
+
+        ``d = g * scale``, and ``+ wd * p`` unless ``wd_after_momentum``. With a ``momentum``, ``mom`` becomes ``d`` in the ``first_run``, otherwise
+        ``momentum * mom + (1 - dampening) * d``, and ``d`` becomes ``d + momentum * mom`` if ``nesterov``, else ``mom``; without one ``mom`` is left
+        alone. Then ``+ wd * p`` if ``wd_after_momentum``, ``p -= lr * d``, and ``copy`` becomes ``p`` rounded. Nothing is written where ``noop_flag``
+        is not 0.
+        """
+
+    @function("tensor_lists")
+    def multi_tensor_compute_scale_and_scale_inv(
+        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: float, force_pow_2_scales: bool, epsilon: float
+    ) -> None:
+        """``[amax, scale, scale_inv]``, fp32, element by element: ``scale = max_fp8 / max(amax, epsilon)`` and ``scale_inv = 1 / scale``.
+
+        The scale is 1 for an amax that is 0, infinite or NaN, FLT_MAX where the quotient overflows, and with ``force_pow_2_scales`` the power of two
+        below. ``noop_flag`` is not read. Raises ``DTypeError`` for other types.
+        """
+
+    @function("tensor_lists")
+    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:
+        """``[amax, out]``: ``out = e8m0(amax * (1 / 448))``, the exponent byte rounded up, of amaxes in fp32, bf16 or fp16; ``out`` is uint8.
+
+        0 gives 0, infinity 0xFE, NaN 0xFF. Raises ``DTypeError`` for other types. Source: OCP Microscaling Formats specification 1.0 (2023).
         """

@@ -40,11 +40,8 @@ def scale_of_amax(amax: Tensor, largest: float, epsilon: float, power_of_two: bo
 def encode_e8m0(x: Tensor) -> Tensor:
     """The exponent byte of fp32 values >= 0, rounded up to a power of two: 0 for 0, 0xFE for infinity and what lies above 2^127, 0xFF for NaN."""
     bits = x.view(torch.int32)
-    exponent, mantissa = (bits >> 23) & 0xFF, bits & 0x7FFFFF
-    up = (mantissa > 0) & (exponent != 0xFE) & ~((exponent == 0) & (mantissa <= 0x400000))
-    code = exponent + up
-    code = torch.where(torch.isinf(x), 0xFE, torch.where(torch.isnan(x), 0xFF, code))
-    return code.to(torch.uint8)
+    code = bits.add(0x7FFFFF).bitwise_right_shift_(23).clamp_max_(0xFE)  # any mantissa bit carries into the exponent
+    return code.masked_fill_(bits <= 0x400000, 0).masked_fill_(torch.isnan(x), 0xFF).to(torch.uint8)
 
 
 def decode_e8m0(code: Tensor) -> Tensor:
@@ -65,9 +62,8 @@ def encode_e2m1(x: Tensor) -> Tensor:
     """The E2M1 codes (uint8, bit 3 the sign) of fp32 values: rounded to the nearest, ties to the even code, saturating at 6; NaN becomes 6."""
     thresholds = torch.tensor(_E2M1_UP, dtype=torch.float32, device=x.device)
     thresholds[1::2] = torch.nextafter(thresholds[1::2], torch.zeros((), device=x.device))
-    code = torch.bucketize(x.abs().contiguous(), thresholds)
-    code = torch.where(torch.isnan(x), 7, code)
-    return (code + 8 * torch.signbit(x)).to(torch.uint8)
+    code = torch.bucketize(x.abs().contiguous(), thresholds, out_int32=True).to(torch.uint8)  # int64 codes would be eight times the data
+    return code.masked_fill_(torch.isnan(x), 7).bitwise_or_(torch.signbit(x).to(torch.uint8) << 3)
 
 
 def decode_e2m1(code: Tensor) -> Tensor:

@@ -1,11 +1,124 @@
-"""The order of block scales that matrix products of NVIDIA read."""
+"""The order of block scales that matrix products of NVIDIA read, on quantized tensors."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.tex.backends.torch_backend.layout import addresses
+from fusible.tex.backends.torch_backend.scale_order import swizzle
 from fusible.tex.interface.swizzle import Swizzle
+from fusible.tex.layout_call import check_equal_lengths
+from fusible.tex.scale_shapes import member_shapes, scale_shape
 
 __all__ = ["SwizzleKernels"]
 
+_FLAG = "_with_gemm_swizzled_scales"
+_USAGES = ("rowwise", "columnwise")
+_TYPES = {"mxfp8_rowwise": False, "mxfp8_columnwise": True, "nvfp4": False}
+"""Of a swizzle type, whether it is the transpose that is ordered."""
+
 
 class SwizzleKernels(Swizzle):
-    """The order of block scales that matrix products of NVIDIA read."""
+    def swizzle_scales_for_gemm_(self, tensor: Any) -> None:
+        self.multi_tensor_swizzle_scales_for_gemm_([tensor], True, True)
+
+    def multi_tensor_swizzle_scales_for_gemm_(self, tensors: Sequence[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+        plain = [tensor for tensor in tensors if getattr(tensor, _FLAG, None) is False]
+        done = [_swizzled(tensor, (rowwise_usage, columnwise_usage), checked=True) for tensor in plain]
+        for tensor, scales in zip(plain, done, strict=True):
+            _put(tensor, scales)
+            if scales:
+                setattr(tensor, _FLAG, True)
+
+    def multi_tensor_swizzle_scales_for_gemm_unchecked_(self, tensors: Sequence[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+        blocked = [tensor for tensor in tensors if hasattr(tensor, _FLAG)]
+        done = [_swizzled(tensor, (rowwise_usage, columnwise_usage), checked=False) for tensor in blocked]
+        for tensor, scales in zip(blocked, done, strict=True):
+            _put(tensor, scales)
+
+    def grouped_swizzle_for_gemm(self, tensor: Any, rowwise: bool, columnwise: bool) -> None:
+        if getattr(tensor, _FLAG, None) is not False:
+            return
+        asked = {"scale_inv": (rowwise, False), "columnwise_scale_inv": (columnwise, True)}
+        scales = {
+            name: _swizzled_group(tensor, getattr(tensor, name), columns)
+            for name, (wanted, columns) in asked.items()
+            if wanted and getattr(tensor, name, None) is not None and getattr(tensor, name).element_size() == 1
+        }
+        _put(tensor, scales)
+        if scales:
+            setattr(tensor, _FLAG, True)
+
+    def swizzle_scales_and_pack_ptrs_for_discrete_weights(
+        self, data_tensors: Sequence[Any], scale_tensors: Sequence[Any], swizzle_type: str, device: Any
+    ) -> tuple[Any, Any, Any]:
+        function = "swizzle_scales_and_pack_ptrs_for_discrete_weights"
+        if swizzle_type not in _TYPES:
+            wanted = " or ".join(map(repr, _TYPES))
+            raise ArgumentError(expected(wanted, of=f"swizzle_type of {function}", got=repr(swizzle_type), do="pass one of these"))
+        check_equal_lengths(function, data_tensors, scale_tensors)
+        swizzled = [swizzle(scale.view(torch.uint8), _TYPES[swizzle_type]).view(-1) for scale in scale_tensors]
+        buffer = torch.cat(swizzled) if swizzled else torch.empty(0, dtype=torch.uint8, device=device)
+        scales = buffer.split([scale.numel() for scale in swizzled])
+        return addresses(data_tensors, device), addresses(scales, device), buffer
+
+
+def _put(tensor: Any, attributes: dict[str, Tensor]) -> None:
+    for name, value in attributes.items():
+        setattr(tensor, name, value)
+
+
+def _is_nvfp4(holder: Any) -> bool:
+    """Whether a tensor or a quantizer is of NVFP4, whose column-wise scales are transposed already; otherwise it is of MXFP8."""
+    return hasattr(holder, "_fp4_dtype") or hasattr(holder, "with_rht")
+
+
+def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[str, Tensor]:
+    """The swizzled scales by attribute; where ``checked``, their shape must follow from that of the data."""
+    found = {}
+    nvfp4 = _is_nvfp4(tensor)
+    for usage, wanted in zip(_USAGES, asked, strict=True):
+        name, columns = f"_{usage}_scale_inv", usage == "columnwise"
+        scale = getattr(tensor, name, None)
+        if not wanted or scale is None:
+            continue
+        data = getattr(tensor, f"_{usage}_data", None)
+        matrix = scale.view(-1, scale.shape[-1])
+        if checked and data is not None:
+            shape = scale_shape(_logical(data, nvfp4, columns), nvfp4, columns)
+            if math.prod(shape) != scale.numel():
+                got = list(scale.shape)
+                raise ShapeError(expected(f"{list(shape)}", of=f"the {usage} scales of a tensor", got=got, do="pad them as its format says"))
+            matrix = scale.view(shape)
+        found[name] = swizzle(matrix, columns and not nvfp4).view(scale.shape)
+    return found
+
+
+def _logical(data: Tensor, nvfp4: bool, columns: bool) -> tuple[int, int]:
+    """The matrix that the bytes stand for: NVFP4 packs two elements to a byte, and holds column-wise data transposed."""
+    rows, width = math.prod(data.shape[:-1]), data.shape[-1] * (2 if nvfp4 else 1)
+    return (width, rows) if nvfp4 and columns else (rows, width)
+
+
+def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
+    nvfp4 = _is_nvfp4(tensor.quantizer)
+    flat = scales.reshape(-1)
+    if not columns and tensor.last_dims is None:
+        # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart.
+        width = scale_shape((0, tensor.logical_shape[-1]), nvfp4, False)[1]
+        if width and flat.numel() % (128 * width) == 0:
+            return swizzle(flat.view(-1, width)).view(scales.shape)
+    shapes = [scale_shape(shape, nvfp4, columns) for shape in member_shapes(tensor)]
+    sizes = [math.prod(shape) for shape in shapes]
+    if sum(sizes) > flat.numel():
+        got = flat.numel()
+        raise ShapeError(expected(f"{sum(sizes)} scales", of="a grouped tensor of these members", got=got, do="allocate them as its format says"))
+    parts = flat.split([*sizes, flat.numel() - sum(sizes)])
+    ordered = [swizzle(part.view(shape), columns and not nvfp4).view(-1) for part, shape in zip(parts, shapes, strict=False)]
+    return torch.cat([*ordered, parts[-1]]).view(scales.shape)
