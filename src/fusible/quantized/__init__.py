@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fusible.quantized.block_quantizer import BlockScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from fusible.quantized.block_storage import BlockScaledStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage
 from fusible.quantized.formats import FP8_MAX, Format
 from fusible.quantized.quantizer import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
 from fusible.quantized.recipe import DelayedScaling, Float8CurrentScaling, HighPrecision, MMParams, QParams, Recipe
@@ -10,8 +12,12 @@ from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorag
 from fusible.quantized.tensor import Float8Tensor, QuantizedTensor
 
 __all__ = [
+    "BlockScaledStorage",
+    "BlockScalingQuantizer",
     "DelayedScaling",
     "FP8_MAX",
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensorStorage",
     "Float8CurrentScaling",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
@@ -20,6 +26,10 @@ __all__ = [
     "Format",
     "HighPrecision",
     "MMParams",
+    "MXFP8Quantizer",
+    "MXFP8TensorStorage",
+    "NVFP4Quantizer",
+    "NVFP4TensorStorage",
     "QParams",
     "QuantizedTensor",
     "QuantizedTensorStorage",

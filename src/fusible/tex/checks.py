@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
@@ -15,7 +15,9 @@ from fusible.tex.interface.declare import Request
 from fusible.tex.protocol import check_shape, outer
 
 __all__ = [
+    "BLOCK_SCALED",
     "GATED",
+    "PER_TENSOR",
     "adam_corrections",
     "check_gradient",
     "check_lists",
@@ -35,9 +37,14 @@ __all__ = [
 GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
 """The activation of the first half in each gated one."""
 
+PER_TENSOR = frozenset({"delayed", "current", "float8"})
+BLOCK_SCALED = frozenset({"block", "mxfp8", "nvfp4"})
+"""The first entry of the kind of a quantizer or a quantized tensor: how it is scaled."""
+
 _FLOATING_ARGUMENTS = frozenset(
     (
-        "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ q_grad_out qkv_input softmax_results_ tensor weight x"
+        "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ q_grad_out qkv_input softmax_results_ tensor "
+        "tensor_list weight x"
     ).split()
 )
 _OF_ANY_TYPE = frozenset(
@@ -47,19 +54,30 @@ _OF_ANY_TYPE = frozenset(
 """Functions that move bytes, whatever these stand for: dtypes that they tell apart they check themselves."""
 
 
-def refused_kind(request: Request, floating: frozenset[Any]) -> str | None:
-    """Why a backend of all functions refuses a request for a type among its arguments, or None; ``floating`` are its values of fp32, bf16, fp16."""
+def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[str] = PER_TENSOR) -> str | None:
+    """Why a backend of all functions refuses a request for a type among its arguments, or None.
+
+    ``floating`` are its values of fp32, bf16, fp16; ``formats`` the scalings of quantizers and the formats of quantized tensors that it serves.
+    """
     if request.function in _OF_ANY_TYPE:
         return None
     for name, kind in request.kinds:
-        if not isinstance(kind, tuple):
-            continue
-        if len(kind) == 3 and isinstance(kind[0], str) and kind[0] not in ("delayed", "current", "float8"):
-            return f"serves FP8 of delayed and current scaling, and {name} is {kind[0]}"
         asked = name in _FLOATING_ARGUMENTS or name == "input"
-        if asked and len(kind) == 2 and kind[1] not in floating and not request.function.startswith("prim_"):
-            return f"serves float32, bfloat16 and float16, and {name} is {kind[1]}"
+        for part in _tensor_kinds(kind):
+            if len(part) == 3 and part[0] not in formats:
+                return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
+            if asked and len(part) == 2 and part[1] not in floating and not request.function.startswith("prim_"):
+                return f"serves float32, bfloat16 and float16, and {name} is {part[1]}"
     return None
+
+
+def _tensor_kinds(kind: Any) -> Iterator[tuple[Any, ...]]:
+    """The kinds of tensors and quantizers in a kind: itself, or those of a list, however nested."""
+    if isinstance(kind, tuple) and kind and isinstance(kind[0], str):
+        yield kind
+    elif isinstance(kind, tuple):
+        for part in kind:
+            yield from _tensor_kinds(part)
 
 
 def check_probability(probability: float, function: str) -> None:

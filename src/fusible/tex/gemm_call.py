@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.tex.protocol import is_quantized, logical_shape, outer, scaling
+from fusible.tex.protocol import format_of, is_quantized, logical_shape, outer, scaling
 
 __all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input"]
 
@@ -60,13 +60,15 @@ def _check_beta(accumulate: bool, beta: float | None, has_output: bool) -> float
 
 
 class GemmJob(NamedTuple, Generic[T]):
-    """A checked call; ``dtype`` is that of the result, ``quantized`` whether both operands are, ``beta`` 0 where D is not read."""
+    """A checked call; ``dtype`` is that of the result, ``quantized`` whether both operands are, ``per_tensor`` whether with one scale each,
+    ``beta`` 0 where D is not read."""
 
     shape: GemmShape
     dtype: T
     quantized: bool
     alpha: float
     beta: float
+    per_tensor: bool
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class GemmTypes(Generic[T]):
             scaling(quantizer)
             if accumulate:
                 raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
-        return GemmJob(shape, dtype, is_quantized(B) and is_quantized(A), float(alpha), factor)
+        quantized, per_tensor = is_quantized(A) and is_quantized(B), format_of(A) == format_of(B) == "float8"
+        return GemmJob(shape, dtype, quantized, float(alpha), factor, per_tensor)
 
     def _check_output(self, D: Any, shape: GemmShape, dtype: T, dtype_given: bool, factor: float) -> T:
         if logical_shape(D) != shape.output:

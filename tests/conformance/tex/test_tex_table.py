@@ -77,6 +77,7 @@ def test_the_table_covers_every_function_with_a_numeric_result() -> None:
     elsewhere = {
         " ".join(CASTS): "test_tex_sharded_cast, test_tex_swizzle, test_tex_layout, test_tex_optimizer_variants",
         "quantize dequantize bgrad_quantize create_empty_quantized_tensor fp8_transpose compute_amax": "test_tex_quantize",
+        "multi_tensor_quantize split_quantize nvfp4_quantize_with_amax": "test_tex_block_usage",
         "fused_amax_and_scale_update_after_reduction": "test_tex_recipe",
         "multi_tensor_adam multi_tensor_l2norm multi_tensor_scale": "test_tex_optimizer",
         "fused_attn_fwd fused_attn_bwd get_fused_attn_backend": "test_tex_attention",

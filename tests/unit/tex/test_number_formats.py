@@ -22,7 +22,22 @@ def test_e2m1_rounds_as_ml_dtypes_and_saturates() -> None:
     assert np.array_equal(codes.numpy(), expected.view(np.uint8) & 15)
     assert np.array_equal(f.decode_e2m1(codes).numpy(), expected.astype(np.float32))
     extreme = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e30])
-    assert f.decode_e2m1(f.encode_e2m1(extreme)).abs().tolist() == [6.0] * 4
+    assert f.decode_e2m1(f.encode_e2m1(extreme)).tolist() == [6.0, -6.0, 6.0, 6.0]
+    assert f.encode_e2m1(-extreme)[2] == 7  # NaN has no sign
+
+
+def test_e2m1_rounds_up_as_often_as_the_value_is_near() -> None:
+    grid = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    random = torch.tensor([0.0, 0.25, 0.5, 0.75, 1 - 2.0**-24])
+    for i, lower in enumerate(grid):
+        assert (f.encode_e2m1_stochastically(lower.expand(5), random) == i).all()  # what is on the grid stays, whatever is drawn
+        if i < 7:
+            between = (lower + 0.625 * (grid[i + 1] - lower)).expand(5)
+            assert f.encode_e2m1_stochastically(between, random).tolist() == [i + 1, i + 1, i + 1, i, i]
+            assert f.encode_e2m1_stochastically(-between, random).tolist() == [i + 9, i + 9, i + 9, i + 8, i + 8]
+            assert f.encode_e2m1_stochastically(torch.nextafter(grid[i + 1], lower).expand(5), random).tolist()[:4] == [i + 1] * 4
+    extreme = torch.tensor([6.1, 1e30, float("inf"), -float("inf"), float("nan")])
+    assert f.encode_e2m1_stochastically(extreme, random).tolist() == [7, 7, 7, 15, 7]
 
 
 def test_nibbles_are_packed_low_first() -> None:
@@ -30,6 +45,7 @@ def test_nibbles_are_packed_low_first() -> None:
     packed = f.pack_nibbles(codes)
     assert packed.shape == (3, 5, 4) and packed[0, 0, 0] == codes[0, 0, 0] + 16 * codes[0, 0, 1]
     assert torch.equal(f.unpack_nibbles(packed), codes)
+    assert torch.equal(f.decode_e2m1_pairs(packed), f.decode_e2m1(codes)) and f.decode_e2m1_pairs(packed[:0]).shape == (0, 5, 8)
 
 
 def test_e8m0_decodes_as_ml_dtypes() -> None:

@@ -55,9 +55,13 @@ class GEMM:
         not added; ``gelu`` multiplies by ``gelu'(gelu_in)``, and with both, ``bias_grad`` is the row sum of that product.
 
         ``accumulate`` adds ``beta`` (default 1) times the given D; without it ``beta`` must be 0 or None. Everything is fp32 up to one rounding at
-        the store. A given D is written and returned. With ``quantizer`` the result is quantized: under delayed scaling with FP8 operands straight
-        from the accumulator, else after rounding to ``output_dtype`` (default: D's dtype, else A's). Of an empty product, D is 0 (unchanged if
-        accumulating) without bias. ``workspace`` is scratch, and ``use_split_accumulator`` changes nothing where accumulation is fp32.
+        the store. A given D is written and returned. With ``quantizer`` the result is quantized: under delayed scaling with per-tensor FP8 operands
+        straight from the accumulator, else after rounding to ``output_dtype`` (default: D's dtype, else A's). Of an empty product, D is 0
+        (unchanged if accumulating) without bias. ``workspace`` is scratch, and ``use_split_accumulator`` changes nothing where accumulation is fp32.
+
+        A quantized operand of any format stands for its value. Of a block-scaled one, that copy is multiplied whose blocks lie along the contracted
+        dimension: A's row-wise one if ``transA``, B's if not ``transB``, else the column-wise one. Where both have a Hadamard transform, the two
+        cancel; a single one is taken back.
 
         Raises ``ShapeError``, ``DTypeError`` or ``ArgumentError`` before anything is written.
         """

@@ -27,7 +27,7 @@ from fusible.tex.backends.torch_backend.sharded_cast import ShardedCastKernels
 from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
 from fusible.tex.backends.torch_backend.swizzle import SwizzleKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
-from fusible.tex.checks import refused_kind
+from fusible.tex.checks import BLOCK_SCALED, PER_TENSOR, refused_kind
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.registry import registry
@@ -35,6 +35,7 @@ from fusible.tex.registry import registry
 __all__ = ["TorchBackend"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_FORMATS = PER_TENSOR | BLOCK_SCALED
 _records_graphs = torch.is_grad_enabled
 _record_graphs = torch._C._set_grad_enabled
 
@@ -96,4 +97,4 @@ class TorchBackend(
 
     def supports(self, request: Request) -> str | None:
         reason = super().supports(request)
-        return reason if reason is not None else refused_kind(request, _FLOATING)
+        return reason if reason is not None else refused_kind(request, _FLOATING, _FORMATS)

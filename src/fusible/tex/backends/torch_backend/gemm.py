@@ -9,12 +9,13 @@ from torch import Tensor
 
 from fusible.errors import NotServedError, expected
 from fusible.tex.backends.torch_backend.activation import POINTWISE
+from fusible.tex.backends.torch_backend.block_formats import block_values, mixed_transform
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.operands import dense, flat
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
 from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import check_same_device, is_quantized, nominal, to_torch, transposed
+from fusible.tex.protocol import a_buffer, check_same_device, format_of, is_quantized, nominal, to_torch, transposed
 
 __all__ = ["GemmKernels"]
 
@@ -75,8 +76,7 @@ def _check_devices(A: Any, B: Any, D: Any) -> None:
     if type(A) in _PLAIN and type(B) in _PLAIN and A.device != B.device:
         check_same_device(A, B, "A of generic_gemm")
     if D is not None:
-        device = D._scale_inv if is_quantized(D) else D
-        check_same_device(device, A._scale_inv if is_quantized(A) else A, "D of generic_gemm")
+        check_same_device(a_buffer(D), a_buffer(A), "D of generic_gemm")
 
 
 def _quick(
@@ -137,27 +137,41 @@ def _row_sum(B: Any, job: _Job) -> Tensor:
     return flat(dense(B) if is_quantized(B) else B).sum(0, dtype=torch.float32).to(job.dtype)
 
 
-def _operand(x: Any, transpose: bool) -> tuple[Tensor, Tensor | None]:
-    """``op(x)`` as an fp32 matrix, and the factor still to be applied to it."""
-    if not is_quantized(x):
+def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool) -> tuple[Tensor, Tensor | None]:
+    """``op(x)`` as an fp32 matrix, and the factor still to be applied to it: fp32 ``[1]``, or one per line that is not contracted.
+
+    ``along_rows``: whether the contracted dimension is the last of ``x``, so that its row-wise copy is multiplied; ``undo`` takes back a Hadamard
+    transform.
+    """
+    found = format_of(x)
+    if found == "none":
         matrix = flat(x)
-        matrix = matrix if matrix.dtype is torch.float32 else matrix.float()
-        return (matrix.t() if transpose else matrix), None
-    if x._data is not None:
-        matrix = flat(decode(x._data, x._fp8_dtype))
+        matrix, factor = matrix if matrix.dtype is torch.float32 else matrix.float(), None
+    elif found != "float8":
+        matrix, factor = block_values(x, _copy(along_rows), undo)
+    elif x._data is not None:
+        matrix, factor = flat(decode(x._data, x._fp8_dtype)), x._scale_inv
     else:
         data = decode(transposed(x), x._fp8_dtype)
-        matrix = data.reshape(data.shape[0], -1).t()
-    return (matrix.t() if transpose else matrix), x._scale_inv
+        matrix, factor = data.reshape(data.shape[0], -1).t(), x._scale_inv
+    return (matrix.t() if transpose else matrix), factor
+
+
+def _copy(along_rows: bool) -> str:
+    return "rowwise" if along_rows else "columnwise"
 
 
 def _product(job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> Tensor:
     """``alpha * op(B) @ op(A) + beta * D`` in fp32, a matrix."""
-    (a, scale_a), (b, scale_b) = _operand(A, transA), _operand(B, transB)
+    undo = mixed_transform(A, _copy(transA), B, _copy(not transB))
+    (a, scale_a), (b, scale_b) = _operand(A, transA, transA, undo), _operand(B, transB, not transB, undo)
     result = torch.mm(b, a)
-    if scale_a is not None or scale_b is not None:
-        scale = scale_a * scale_b if scale_a is not None and scale_b is not None else scale_a if scale_b is None else scale_b
-        result.mul_(scale)  # pyright: ignore[reportArgumentType]
+    if scale_a is not None and scale_b is not None and scale_a.numel() == scale_b.numel() == 1:
+        result.mul_(scale_a * scale_b)
+    else:
+        for scale, shape in ((scale_b, (-1, 1)), (scale_a, (1, -1))):
+            if scale is not None:
+                result.mul_(scale.view(shape))
     if job.alpha != 1.0:
         result.mul_(job.alpha)
     if job.beta:
@@ -204,8 +218,7 @@ def _of_empty(job: _Job, A: Any, D: Any) -> Tensor:
     shape = (job.shape.rows, job.shape.columns)
     if job.beta:
         return D.reshape(shape).float()
-    device = (A._scale_inv if is_quantized(A) else A).device
-    return torch.zeros(shape, dtype=torch.float32, device=device)
+    return torch.zeros(shape, dtype=torch.float32, device=a_buffer(A).device)
 
 
 def _store(job: _Job, result: Tensor, D: Any, quantizer: Any) -> Any:
@@ -214,6 +227,6 @@ def _store(job: _Job, result: Tensor, D: Any, quantizer: Any) -> Any:
         if D is None:
             return result.to(job.dtype)
         return D.copy_(result)
-    if job.quantized:
+    if job.per_tensor:
         return emit(result, quantizer, job.dtype, D)
     return quantize_tensor(result.to(job.dtype), quantizer, job.dtype, D)

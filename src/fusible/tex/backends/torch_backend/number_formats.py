@@ -11,8 +11,10 @@ from torch import Tensor
 __all__ = [
     "E2M1_MAX",
     "decode_e2m1",
+    "decode_e2m1_pairs",
     "decode_e8m0",
     "encode_e2m1",
+    "encode_e2m1_stochastically",
     "encode_e8m0",
     "factor_of_e8m0",
     "pack_nibbles",
@@ -60,16 +62,44 @@ def factor_of_e8m0(code: Tensor) -> Tensor:
 
 def encode_e2m1(x: Tensor) -> Tensor:
     """The E2M1 codes (uint8, bit 3 the sign) of fp32 values: rounded to the nearest, ties to the even code, saturating at 6; NaN becomes 6."""
-    thresholds = torch.tensor(_E2M1_UP, dtype=torch.float32, device=x.device)
-    thresholds[1::2] = torch.nextafter(thresholds[1::2], torch.zeros((), device=x.device))
-    code = torch.bucketize(x.abs().contiguous(), thresholds, out_int32=True).to(torch.uint8)  # int64 codes would be eight times the data
-    return code.masked_fill_(torch.isnan(x), 7).bitwise_or_(torch.signbit(x).to(torch.uint8) << 3)
+    size = x.abs()
+    code = torch.full_like(x, 7, dtype=torch.uint8)
+    for lower, threshold in enumerate(_E2M1_UP):
+        code -= (size < threshold if lower % 2 else size <= threshold).view(torch.uint8)
+    return code.bitwise_or_(_sign_bit(x))
+
+
+def encode_e2m1_stochastically(x: Tensor, random: Tensor) -> Tensor:
+    """The E2M1 codes of fp32 values rounded to one of their two neighbours: up in size with the probability that makes the mean ``|x|``.
+
+    ``random``: fp32 in [0, 1), of the shape of ``x``. What E2M1 holds stays as it is, what lies above 6 becomes 6, and NaN too.
+    """
+    size = x.abs()
+    code = torch.full_like(x, 7, dtype=torch.uint8)
+    for value in _E2M1[1:]:
+        code -= (size < value).view(torch.uint8)
+    lower = decode_e2m1(code)
+    # The distance to the next value is a power of two, and the difference is exact, so that the quotient is.
+    step = torch.where(lower < 2, 0.5, torch.where(lower < 4, 1.0, 2.0))
+    up = (random < size.sub_(lower).div_(step)) & (lower < E2M1_MAX)
+    return code.add_(up.view(torch.uint8)).bitwise_or_(_sign_bit(x))
+
+
+def _sign_bit(x: Tensor) -> Tensor:
+    return (torch.signbit(x) & ~torch.isnan(x)).view(torch.uint8) << 3
 
 
 def decode_e2m1(code: Tensor) -> Tensor:
     """The fp32 values of E2M1 codes 0 to 15."""
     table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device=code.device)
-    return table[code.long()]
+    return table.index_select(0, code.reshape(-1).int()).view(code.shape)
+
+
+def decode_e2m1_pairs(packed: Tensor) -> Tensor:
+    """``[..., n]`` bytes -> ``[..., 2 n]`` fp32 values of the E2M1 codes in them: one look-up per byte."""
+    table = decode_e2m1(unpack_nibbles(torch.arange(256, dtype=torch.uint8, device=packed.device)).view(256, 2))
+    values = table.index_select(0, packed.reshape(-1).int())
+    return values.view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 def pack_nibbles(code: Tensor) -> Tensor:

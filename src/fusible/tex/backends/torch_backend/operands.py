@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.block_formats import block_dense
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.protocol import is_quantized, nominal, transposed
+from fusible.tex.protocol import format_of, is_quantized, nominal, transposed
 
 __all__ = ["dense", "flat", "plain", "write"]
 
@@ -22,7 +23,9 @@ def plain(x: Any) -> Tensor:
 
 
 def dense(x: Any) -> Tensor:
-    """``data * scale_inv`` of a quantized tensor, in fp32."""
+    """The value of a quantized tensor of any format in fp32: ``data * scale_inv``."""
+    if format_of(x) != "float8":
+        return block_dense(x)
     if x._data is not None:
         return decode(x._data, x._fp8_dtype).mul_(x._scale_inv)
     data = transposed(x)

@@ -9,14 +9,18 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fusible.errors import DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.block_formats import empty_blocks, quantize_blocks
 from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.operands import dense, flat, plain
+from fusible.tex.block_layout import buffer_specs
+from fusible.tex.checks import PER_TENSOR
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import (
     check_same_device,
     check_shape,
+    format_of,
     fp8_format,
     is_quantized,
     logical_shape,
@@ -45,8 +49,37 @@ class QuantizeKernels(Quantize):
         bias_grad = flat(x).sum(0, dtype=torch.float32).to(x.dtype)
         return [bias_grad, input if quantizer is None else quantize_tensor(x, quantizer, x.dtype)]
 
+    def multi_tensor_quantize(self, tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:
+        _check_pairs(tensor_list, quantizer_list, "multi_tensor_quantize")
+        return [x if quantizer is None else self.quantize(x, quantizer) for x, quantizer in zip(tensor_list, quantizer_list, strict=True)]
+
+    def split_quantize(
+        self, tensor: Any, split_sections: Sequence[int], quantizer_list: Sequence[Any], disable_bulk_allocation: bool = False
+    ) -> list[Any]:
+        x, sections = plain(tensor), list(split_sections)
+        _check_pairs(sections, quantizer_list, "split_quantize")
+        rows = x.shape[0] if x.dim() else 0
+        if sum(sections) > rows or any(section < 0 for section in sections):
+            raise ShapeError(expected(f"sections of {rows} rows", of="split_quantize", got=sections, do="pass sections that add up to no more"))
+        parts = torch.split(x[: sum(sections)], sections)
+        return self.multi_tensor_quantize(parts, quantizer_list)
+
+    def nvfp4_quantize_with_amax(self, tensor: Any, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> Any:
+        x = plain(tensor)
+        if scaling(quantizer) != "nvfp4":
+            got = type(quantizer).__qualname__
+            raise DTypeError(expected("an NVFP4 quantizer", of="nvfp4_quantize_with_amax", got=got, do="call quantize"))
+        specs = buffer_specs(quantizer, x.shape, *usages(quantizer))
+        given = {"rowwise": rowwise_amax, "columnwise": columnwise_amax}
+        amaxes = {way: _given_amax(amax, specs[f"amax_{way}"][0], way) for way, amax in given.items() if f"amax_{way}" in specs}
+        return quantize_blocks(x, quantizer, x.dtype, amaxes=amaxes)
+
     def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
-        scaling(quantizer)
+        kind = scaling(quantizer)
+        if kind == "none":
+            return torch.empty(tuple(shape), dtype=to_torch(dtype), device=device, pin_memory=bool(pin_memory))
+        if kind not in PER_TENSOR:
+            return empty_blocks(quantizer, shape, to_torch(dtype), device, bool(pin_memory))
         rowwise, columnwise = usages(quantizer)
 
         def empty(shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -68,6 +101,8 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any =
     kind = scaling(quantizer)
     if kind == "none":
         raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
+    if kind not in PER_TENSOR:
+        return quantize_blocks(x, quantizer, dtype, output, noop)
     if output is not None:
         _check_output(output, x)
     fp8 = fp8_format(quantizer.dtype)
@@ -111,8 +146,21 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
         former.copy_(torch.where(noop == 1, former, torch.maximum(former, amax)))
 
 
+def _check_pairs(tensors: Sequence[Any], quantizers: Sequence[Any], function: str) -> None:
+    if len(tensors) != len(quantizers):
+        got = f"{len(quantizers)} for {len(tensors)}"
+        raise ArgumentError(expected("a quantizer for each tensor", of=function, got=got, do="pass None where nothing is to be quantized"))
+
+
+def _given_amax(amax: Tensor, shape: tuple[int, ...], way: str) -> Tensor:
+    if amax.numel() != shape[0] or amax.dtype is not torch.float32:
+        got = f"{amax.dtype} {list(amax.shape)}"
+        raise ShapeError(expected(f"fp32 {list(shape)}", of=f"{way}_amax", got=got, do="pass the amax of what that copy is made of"))
+    return amax.reshape(shape).clone()
+
+
 def _check_output(output: Any, x: Tensor) -> None:
-    if not is_quantized(output):
+    if format_of(output) != "float8":
         got = type(output).__qualname__
         raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
     shape = logical_shape(output)

@@ -1,0 +1,161 @@
+"""Quantizers of the block-scaled formats. Attribute names are the protocol that every tex backend reads; arguments and defaults are NVIDIA's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.quantized.block_storage import BlockScaledStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage
+from fusible.quantized.quantizer import Quantizer
+from fusible.tex import DType
+from fusible.tex.block_layout import BLOCK_FORMATS, is_tiled, scale_shape
+from fusible.tex.protocol import a_buffer, format_of, fp8_format, outer, scaling, transposed_shape
+
+__all__ = ["BlockScalingQuantizer", "Float8BlockQuantizer", "MXFP8Quantizer", "NVFP4Quantizer", "rht_matrix"]
+
+_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+
+
+class BlockScalingQuantizer(Quantizer):
+    """Base of the quantizers with one scale per block; what each format computes is told in ``tex``'s interface."""
+
+    dtype: DType
+
+    def get_scale_shape(self, shape: Sequence[int], columnwise: bool) -> tuple[int, int]:
+        """The shape of the scales of a copy of a tensor of ``shape``, padding included."""
+        return scale_shape(scaling(self), tuple(shape), columnwise, is_tiled(self))
+
+    def get_columnwise_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of column-wise data of a tensor of ``shape``, before NVFP4's elements are packed."""
+        return transposed_shape(tuple(shape)) if BLOCK_FORMATS[scaling(self)].transposed else tuple(shape)
+
+    def is_quantizable(self, inp: Any) -> bool:
+        """Whether ``inp`` is a matrix of whole blocks in both directions."""
+        length, shape = BLOCK_FORMATS[scaling(self)].length, tuple(inp.shape)
+        return len(shape) >= 2 and not shape[-1] % length and not outer(shape) % length
+
+
+class Float8BlockQuantizer(BlockScalingQuantizer):
+    """FP8 with fp32 scales, one per 1x128 block (``block_scaling_dim`` 1) or 128x128 tile (2).
+
+    Scales are rounded down to powers of two with ``force_pow_2_scales``; ``amax_epsilon`` is the least amax.
+    """
+
+    block_len = 128
+
+    def __init__(
+        self,
+        fp8_dtype: int,
+        *,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        amax_epsilon: float = 0.0,
+        force_pow_2_scales: bool = True,
+        block_scaling_dim: int = 2,
+    ) -> None:
+        super().__init__(rowwise=rowwise, columnwise=columnwise)
+        if block_scaling_dim not in (1, 2):
+            raise ArgumentError(expected("1 or 2", of="block_scaling_dim", got=block_scaling_dim, do="pass 1 for 1x128 blocks, 2 for 128x128"))
+        self.dtype = fp8_format(fp8_dtype)
+        self.amax_epsilon = amax_epsilon
+        self.force_pow_2_scales = force_pow_2_scales
+        self.block_scaling_dim = block_scaling_dim
+
+
+class MXFP8Quantizer(BlockScalingQuantizer):
+    """FP8 with a power of two per 32 elements, or per 32x32 tile with ``with_2d_quantization``."""
+
+    def __init__(self, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, with_2d_quantization: bool = False) -> None:
+        super().__init__(rowwise=rowwise, columnwise=columnwise)
+        self.dtype = fp8_format(fp8_dtype)
+        self.with_2d_quantization = with_2d_quantization
+
+
+class NVFP4Quantizer(BlockScalingQuantizer):
+    """E2M1 with an E4M3 scale per 16 elements (per 16x16 tile with ``with_2d_quantization``), and an fp32 amax.
+
+    ``with_rht`` transforms the column-wise copy by a random Hadamard matrix, whose amax that copy then has (``with_post_rht_amax`` goes with it);
+    ``stochastic_rounding`` rounds to a neighbour at random, without bias; ``row_scaled_nvfp4`` takes an amax per row; ``nvfp4_use_4over6`` maps a
+    block's amax to 6 or to 4, whichever errs less by ``nvfp4_4over6_err_mode``, with scales up to ``nvfp4_e4m3_max``; ``with_amax_reduction`` takes
+    the amax's maximum over ``amax_reduction_group``.
+    """
+
+    def __init__(
+        self,
+        fp4_dtype: int = DType.kFloat4E2M1,
+        rowwise: bool = True,
+        columnwise: bool = True,
+        with_amax_reduction: bool = False,
+        amax_reduction_group: Any = None,
+        with_rht: bool = False,
+        with_post_rht_amax: bool = False,
+        with_2d_quantization: bool = False,
+        stochastic_rounding: bool = False,
+        row_scaled_nvfp4: bool = False,
+        nvfp4_use_4over6: bool = False,
+        nvfp4_e4m3_max: int = 448,
+        nvfp4_4over6_err_mode: str = "MAE",
+        with_random_sign_mask: bool = True,
+    ) -> None:
+        super().__init__(rowwise=rowwise, columnwise=columnwise)
+        if int(fp4_dtype) != DType.kFloat4E2M1:
+            raise DTypeError(expected("kFloat4E2M1", of="fp4_dtype", got=repr(fp4_dtype), do="pass that type"))
+        e4m3_max = nvfp4_e4m3_max if nvfp4_use_4over6 else 448
+        if e4m3_max not in (448, 256):
+            raise ArgumentError(expected("448 or 256", of="nvfp4_e4m3_max", got=nvfp4_e4m3_max, do="pass one of the two"))
+        if nvfp4_4over6_err_mode.upper() not in ("MAE", "MSE"):
+            raise ArgumentError(expected("'MAE' or 'MSE'", of="nvfp4_4over6_err_mode", got=repr(nvfp4_4over6_err_mode), do="pass one of the two"))
+        self.dtype = DType.kFloat4E2M1
+        self.with_amax_reduction = with_amax_reduction
+        self.amax_reduction_group = amax_reduction_group
+        self.with_rht = with_rht
+        self.with_post_rht_amax = with_post_rht_amax
+        self.with_2d_quantization = with_2d_quantization
+        self.stochastic_rounding = stochastic_rounding
+        self.row_scaled_nvfp4 = row_scaled_nvfp4
+        self.nvfp4_use_4over6 = nvfp4_use_4over6
+        self.nvfp4_e4m3_max = e4m3_max
+        self.nvfp4_4over6_err_mode = nvfp4_4over6_err_mode.upper()
+        self.rht_matrix_random_sign_mask_t = sum(1 << i for i, sign in enumerate(_SIGNS) if sign < 0) if with_random_sign_mask else 0
+        self.rht_matrix = rht_matrix(with_random_sign_mask)
+
+    @staticmethod
+    def convert_shape_for_fp4(shape: Sequence[int]) -> tuple[int, ...]:
+        """``[..., 2 n] -> [..., n]``: the shape of packed elements."""
+        return (*shape[:-1], shape[-1] // 2)
+
+
+def rht_matrix(with_random_sign_mask: bool = True) -> torch.Tensor:
+    """The orthonormal 16x16 matrix of the random Hadamard transform, bfloat16: entry ``(i, j)`` is ``sign_i * (-1)^popcount(i & j) / 4``."""
+    signs = _SIGNS if with_random_sign_mask else (1,) * 16
+    return torch.tensor([[sign * (-1) ** (i & j).bit_count() / 4 for j in range(16)] for i, sign in enumerate(signs)], dtype=torch.bfloat16)
+
+
+def _quantizer_kind(quantizer: Any) -> tuple[Any, ...]:
+    return scaling(quantizer), quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
+
+
+def _storage_kind(storage: Any) -> tuple[Any, ...]:
+    name = format_of(storage)
+    return name, a_buffer(storage).device.type, storage._fp4_dtype if name == "nvfp4" else storage._fp8_dtype
+
+
+def _factory(storage_class: Callable[..., BlockScaledStorage]) -> Any:
+    def make(quantizer: Any, *, shape: Any, dtype: Any, **fields: Any) -> BlockScaledStorage:
+        return storage_class(**fields, quantizer=quantizer, fake_dtype=dtype)
+
+    return make
+
+
+for _class, _storage in (
+    (Float8BlockQuantizer, Float8BlockwiseQTensorStorage),
+    (MXFP8Quantizer, MXFP8TensorStorage),
+    (NVFP4Quantizer, NVFP4TensorStorage),
+):
+    tex.register_factory(_class, _factory(_storage))
+    tex.register_kind(_class, _quantizer_kind)
+    tex.register_kind(_storage, _storage_kind)
