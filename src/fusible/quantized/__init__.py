@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusible.quantized.block_quantizer import BlockScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.quantized.block_storage import BlockScaledStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage
 from fusible.quantized.formats import FP8_MAX, Format
+from fusible.quantized.grouped import GroupedTensorStorage
 from fusible.quantized.quantizer import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
 from fusible.quantized.recipe import DelayedScaling, Float8CurrentScaling, HighPrecision, MMParams, QParams, Recipe
 from fusible.quantized.state import ScalingState
@@ -24,6 +25,7 @@ __all__ = [
     "Float8Tensor",
     "Float8TensorStorage",
     "Format",
+    "GroupedTensorStorage",
     "HighPrecision",
     "MMParams",
     "MXFP8Quantizer",

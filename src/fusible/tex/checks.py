@@ -48,10 +48,12 @@ _FLOATING_ARGUMENTS = frozenset(
     ).split()
 )
 _OF_ANY_TYPE = frozenset(
-    "fp8_transpose fused_multi_row_padding fused_multi_row_unpadding grouped_swizzle_for_gemm nvfp4_2d_scale_transpose nvfp4_data_transpose "
-    "swap_first_dims swizzle_scales_for_gemm_".split()
+    (
+        "fp8_transpose fused_multi_row_padding fused_multi_row_unpadding grouped_swizzle_for_gemm moe_permute_bwd moe_permute_fwd moe_unpermute_fwd "
+        "nvfp4_2d_scale_transpose nvfp4_data_transpose swap_first_dims swizzle_scales_for_gemm_"
+    ).split()
 )
-"""Functions that move bytes, whatever these stand for: dtypes that they tell apart they check themselves."""
+"""Functions that take bytes, whatever these stand for: dtypes that they tell apart they check themselves."""
 
 
 def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[str] = PER_TENSOR) -> str | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
-from fusible.tex.scale_shapes import member_shapes, scale_shape
+from fusible.tex.block_layout import scale_shape as shape_of_scales
+from fusible.tex.grouped_call import layout_of_grouped
 
 on_all = on_backends(
     "swizzle_scales_for_gemm_",
@@ -21,6 +22,10 @@ on_all = on_backends(
     "grouped_swizzle_for_gemm",
     "swizzle_scales_and_pack_ptrs_for_discrete_weights",
 )
+
+
+def scale_shape(shape: tuple[int, ...], four_bits: bool, columnwise: bool) -> tuple[int, int]:
+    return shape_of_scales("nvfp4" if four_bits else "mxfp8", shape, columnwise, False)
 
 
 def scales(*shape: int) -> Tensor:
@@ -162,6 +167,7 @@ def grouped(
         tensor_shapes=shapes if known else None,
         first_dims=torch.tensor(rows) if dims == "first" else None,
         last_dims=torch.tensor(columns) if dims == "last" else None,
+        tensor_offsets=None,
         quantizer=SimpleNamespace(with_rht=False) if four_bits else SimpleNamespace(),
         _with_gemm_swizzled_scales=False,
         **{name: torch.cat([*(x.view(-1) for x in each), scales(spare)]) for name, each in matrices.items()},
@@ -181,7 +187,7 @@ def test_members_of_a_group_are_swizzled_one_by_one(
     runner: Runner, shapes: list[tuple[int, int]], dims: str, four_bits: bool, known: bool, usages: tuple[bool, bool]
 ) -> None:
     tensor, matrices = grouped(shapes, four_bits, dims, known)
-    assert member_shapes(tensor) == shapes
+    assert list(layout_of_grouped(tensor).shapes) == shapes
     former = {name: getattr(tensor, name) for name in matrices}
     assert runner("grouped_swizzle_for_gemm", tensor=tensor, rowwise=usages[0], columnwise=usages[1]) is None
     for wanted, (name, each) in zip(usages, matrices.items(), strict=True):

@@ -10,6 +10,7 @@ import tex_table_misc  # noqa: F401
 import tex_table_norm  # noqa: F401
 import tex_table_pointwise  # noqa: F401
 import tex_table_rope  # noqa: F401
+import tex_table_scaled  # noqa: F401
 import tex_table_softmax  # noqa: F401
 import torch
 from tex_backends import REFERENCE, Runner, runners
@@ -80,6 +81,14 @@ def test_the_table_covers_every_function_with_a_numeric_result() -> None:
         "multi_tensor_quantize split_quantize nvfp4_quantize_with_amax": "test_tex_block_usage",
         "fused_amax_and_scale_update_after_reduction": "test_tex_recipe",
         "multi_tensor_adam multi_tensor_l2norm multi_tensor_scale": "test_tex_optimizer",
+        "moe_permute_fwd moe_permute_bwd moe_unpermute_fwd moe_unpermute_bwd": "test_tex_permutation",
+        "fused_topk_with_score_function_fwd fused_topk_with_score_function_qb_fwd fused_topk_with_score_function_bwd": "test_tex_router",
+        "fused_score_for_moe_aux_loss_fwd fused_score_for_moe_aux_loss_bwd": "test_tex_router",
+        "fused_moe_aux_loss_fwd fused_moe_aux_loss_fwd_graph_safe fused_moe_aux_loss_bwd": "test_tex_router_loss",
+        "te_general_grouped_gemm te_general_grouped_gemm_for_grouped_tensor get_grouped_gemm_setup_workspace_size": "test_tex_grouped_gemm",
+        "te_general_grouped_gemm_for_discrete_in te_general_grouped_gemm_for_discrete_out": "test_tex_grouped_gemm",
+        "group_quantize group_dequantize bgrad_group_quantize group_requantize_inplace": "test_tex_grouped_quantize",
+        "nvfp4_group_quantize_with_amax group_scaled_swiglu group_scaled_clamped_swiglu": "test_tex_grouped_quantize",
         "fused_attn_fwd fused_attn_bwd get_fused_attn_backend": "test_tex_attention",
         "copy_to_kv_cache": "test_tex_kv_cache",
         "convert_thd_to_bshd convert_bshd_to_thd fa_prepare_fwd fa_prepare_bwd": "test_tex_token_layouts",

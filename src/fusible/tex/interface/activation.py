@@ -153,3 +153,77 @@ class Activation:
     @function("grad", "fwd_input", "quantizer")
     def dbias_dsrelu(self, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
         """``[grad_bias, grad_input]``: the row sum of ``dsrelu(grad, fwd_input)``, and ``dsrelu(grad, fwd_input)``."""
+
+    @function("input", "act_scales", "quantizer")
+    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+        """``swiglu(input) * act_scales[row]``, one scale per row of ``input [*leading, 2H]``.
+
+        In every ``scaled_`` function ``act_scales`` is ``[*leading]`` in any of the three dtypes, and there is one rounding, after the scale. A
+        ``glu_interleave_size`` k > 0 says that the operands alternate in blocks of k columns, ``[a_0..k-1, b_0..k-1, a_k..2k-1, ...]``, in the input
+        and in its gradient. Raises ``ShapeError`` for another number of scales, or a width that is no whole number of blocks.
+        """
+
+    @function("input", "act_scales", "quantizer")
+    def scaled_situglu(
+        self, input: Any, act_scales: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0
+    ) -> Any:
+        """``situglu(input) * act_scales[row]``; see ``scaled_swiglu``."""
+
+    @function("input", "act_scales", "quantizer")
+    def scaled_clamped_swiglu(
+        self,
+        input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int = 0,
+    ) -> Any:
+        """``clamped_swiglu(input) * act_scales[row]``; see ``scaled_swiglu``."""
+
+    @function("input", "act_scales", "quantizer")
+    def scaled_srelu(self, input: Any, act_scales: Any, quantizer: Any) -> Any:
+        """``srelu(input) * act_scales[row]`` of ``[*leading, H]``."""
+
+    @function("grad", "fwd_input", "act_scales", "quantizer")
+    def scaled_dswiglu(
+        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True
+    ) -> Any:
+        """``(grad_input, grad_scales)``: ``dswiglu(grad * act_scales[row])``, and each row's ``sum(grad * swiglu(fwd_input))``.
+
+        In every ``scaled_d`` function ``grad_scales`` has the shape and dtype of ``act_scales``, or is None without ``compute_scale_grad``.
+        """
+
+    @function("grad", "fwd_input", "act_scales", "quantizer")
+    def scaled_dsituglu(
+        self,
+        grad: Any,
+        fwd_input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        beta1: float = 4.0,
+        beta2: float = 25.0,
+        glu_interleave_size: int = 0,
+        compute_scale_grad: bool = True,
+    ) -> Any:
+        """``(grad_input, grad_scales)`` of ``scaled_situglu``; see ``scaled_dswiglu``."""
+
+    @function("grad", "fwd_input", "act_scales", "quantizer")
+    def scaled_clamped_dswiglu(
+        self,
+        grad: Any,
+        fwd_input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int = 0,
+        compute_scale_grad: bool = True,
+    ) -> Any:
+        """``(grad_input, grad_scales)`` of ``scaled_clamped_swiglu``; see ``scaled_dswiglu``."""
+
+    @function("grad", "fwd_input", "act_scales", "quantizer")
+    def scaled_dsrelu(self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
+        """``(grad_input, grad_scales)`` of ``scaled_srelu``; see ``scaled_dswiglu``."""

@@ -1,78 +1,21 @@
-"""Activations: one table of functions with their gradients, and what surrounds any of them."""
+"""Activations: what surrounds any of the functions of ``pointwise``, forward and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import flat, plain
+from fusible.tex.backends.torch_backend.pointwise import GATES, POINTWISE, Pointwise
 from fusible.tex.backends.torch_backend.quantize import emit
-from fusible.tex.checks import GATED, check_gradient, check_width_even
+from fusible.tex.checks import check_gradient, check_width_even
 from fusible.tex.interface.activation import Activation
 
-__all__ = ["ActivationKernels", "POINTWISE", "Pointwise"]
-
-_gelu_backward = torch.ops.aten.gelu_backward.default
-_silu_backward = torch.ops.aten.silu_backward.default
-_relu_backward = torch.ops.aten.threshold_backward.default
-
-
-@dataclass(frozen=True)
-class Pointwise:
-    """``f`` and ``(g, x) -> g * f'(x)``. ``one_kernel``: each is a single torch kernel, which computes in fp32 and rounds once whatever the dtype."""
-
-    f: Callable[[Tensor], Tensor]
-    gradient: Callable[[Tensor, Tensor], Tensor]
-    one_kernel: bool = False
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _dgelu(g: Tensor, x: Tensor) -> Tensor:
-    return _gelu_backward(g, x, approximate="tanh")
-
-
-def _qgelu(x: Tensor) -> Tensor:
-    return torch.sigmoid(x * 1.702).mul_(x)
-
-
-def _dqgelu(g: Tensor, x: Tensor) -> Tensor:
-    scaled = x * 1.702
-    return _silu_backward(g, scaled)
-
-
-def _drelu(g: Tensor, x: Tensor) -> Tensor:
-    return _relu_backward(g, x, 0)
-
-
-def _srelu(x: Tensor) -> Tensor:
-    return torch.relu(x).square_()
-
-
-def _dsrelu(g: Tensor, x: Tensor) -> Tensor:
-    return torch.relu(x).mul_(2).mul_(g)
-
-
-def _dsigmoid(g: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.sigmoid_backward.default(g, torch.sigmoid(x))
-
-
-POINTWISE: dict[str, Pointwise] = {
-    "gelu": Pointwise(_gelu, _dgelu, one_kernel=True),
-    "silu": Pointwise(F.silu, _silu_backward, one_kernel=True),
-    "relu": Pointwise(torch.relu, _drelu, one_kernel=True),
-    "qgelu": Pointwise(_qgelu, _dqgelu),
-    "srelu": Pointwise(_srelu, _dsrelu),
-    "sigmoid": Pointwise(torch.sigmoid, _dsigmoid),
-}
-"""``qgelu'``: with u = 1.702 x, ``qgelu(x) = silu(u) / 1.702``, so the derivative is that of silu at u."""
+__all__ = ["ActivationKernels", "POINTWISE", "Pointwise", "scaled_gate"]
 
 
 def _finish(result: Tensor, quantizer: Any, dtype: torch.dtype) -> Any:
@@ -85,11 +28,26 @@ def _fp32(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float32 else x.float()
 
 
-def _halves(x: Tensor, function: str) -> tuple[Tensor, Tensor]:
+def _halves(x: Tensor, function: str, interleave: int = 0) -> tuple[Tensor, Tensor]:
+    """The operands of a gate in fp32; with ``interleave`` k they alternate in blocks of k."""
     check_width_even(x, function)
     width = x.shape[-1]
+    if interleave:
+        if interleave < 0 or width % (2 * interleave):
+            of, got = f"the input of {function} with glu_interleave_size {interleave}", list(x.shape)
+            raise ShapeError(expected(f"a multiple of {2 * interleave} columns", of=of, got=got, do="pass whole blocks of both operands"))
+        blocks = x.unflatten(-1, (width // (2 * interleave), 2, interleave))
+        return _fp32(blocks[..., 0, :].flatten(-2)), _fp32(blocks[..., 1, :].flatten(-2))
     a, b = x.split(width // 2, -1) if width else (x, x)
     return _fp32(a), _fp32(b)
+
+
+def _side_by_side(da: Tensor, db: Tensor, interleave: int = 0) -> Tensor:
+    """The inverse of ``_halves``."""
+    if not interleave:
+        return torch.cat((da, db), -1)
+    blocks = da.shape[-1] // interleave
+    return torch.stack((da.unflatten(-1, (blocks, interleave)), db.unflatten(-1, (blocks, interleave))), -2).flatten(-3)
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -132,29 +90,66 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     return backward
 
 
-def _gated_forward(function: str) -> Callable[..., Any]:
-    f = POINTWISE[GATED[function]].f
+def _gated(name: str, input: Any, quantizer: Any, *options: float) -> Any:
+    x = plain(input)
+    a, b = _halves(x, name)
+    return _finish(GATES[name].f(a, b, *options), quantizer, x.dtype)
 
+
+def _gated_gradient(name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+    g, x = plain(grad), plain(fwd_input)
+    a, b = _halves(x, function)
+    check_gradient(g, a.shape, function)
+    return _finish(_side_by_side(*GATES[name].gradient(_fp32(g), a, b, *options)), quantizer, x.dtype)
+
+
+def _gated_forward(name: str) -> Callable[..., Any]:
     def forward(self: Any, input: Any, quantizer: Any) -> Any:
-        x = plain(input)
-        a, b = _halves(x, function)
-        return _finish(f(a).mul_(b), quantizer, x.dtype)
+        return _gated(name, input, quantizer)
 
     return forward
 
 
-def _gated_backward(function: str) -> Callable[..., Any]:
-    entry = POINTWISE[GATED[function]]
-    f, gradient = entry.f, entry.gradient
-
+def _gated_backward(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
-        g, x = plain(grad), plain(fwd_input)
-        a, b = _halves(x, f"d{function}")
-        check_gradient(g, a.shape, f"d{function}")
-        g = _fp32(g)
-        return _finish(torch.cat((gradient(g * b, a), f(a).mul_(g)), -1), quantizer, x.dtype)
+        return _gated_gradient(name, f"d{name}", grad, fwd_input, quantizer)
 
     return backward
+
+
+def _row_scales(act_scales: Any, x: Tensor, function: str) -> Tensor:
+    """``act_scales`` as an fp32 factor of each row of ``x``."""
+    if act_scales.numel() != x.shape[:-1].numel():
+        got = list(act_scales.shape)
+        raise ShapeError(expected(f"{list(x.shape[:-1])} scales", of=f"act_scales of {function}", got=got, do="pass one scale per row"))
+    return _fp32(act_scales).reshape((*x.shape[:-1], 1))
+
+
+def scaled_gate(name: str, function: str, x: Tensor, act_scales: Any, *options: float, interleave: int = 0) -> Tensor:
+    """A gate of ``x`` times each row's scale, in fp32."""
+    scales = _row_scales(act_scales, x, function)
+    return GATES[name].f(*_halves(x, function, interleave), *options).mul_(scales)
+
+
+def _scaled_gate(name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
+    x = plain(input)
+    return _finish(scaled_gate(name, f"scaled_{name}", x, act_scales, *options, interleave=interleave), quantizer, x.dtype)
+
+
+def _scales_gradient(g: Tensor, activated: Tensor, act_scales: Tensor) -> Tensor:
+    return activated.mul_(g).sum(-1).reshape(act_scales.shape).to(act_scales.dtype)
+
+
+def _scaled_gate_gradient(
+    name: str, function: str, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, interleave: int, compute: bool, *options: float
+) -> tuple[Any, Tensor | None]:
+    g, x = plain(grad), plain(fwd_input)
+    scales, (a, b) = _row_scales(act_scales, x, function), _halves(x, function, interleave)
+    check_gradient(g, a.shape, function)
+    gate, g = GATES[name], _fp32(g)
+    for_scales = _scales_gradient(g, gate.f(a, b, *options), act_scales) if compute else None
+    dx = _side_by_side(*gate.gradient(g * scales, a, b, *options), interleave)
+    return _finish(dx, quantizer, x.dtype), for_scales
 
 
 class ActivationKernels(Activation):
@@ -171,37 +166,81 @@ class ActivationKernels(Activation):
     swiglu, dswiglu = _gated_forward("swiglu"), _gated_backward("swiglu")
 
     def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        x = plain(input)
-        a, b = _halves(x, "situglu")
-        gate = torch.tanh(a / beta1).mul_(beta1).mul_(torch.sigmoid(a))
-        return _finish(gate.mul_(torch.tanh(b / beta2).mul_(beta2)), quantizer, x.dtype)
+        return _gated("situglu", input, quantizer, beta1, beta2)
 
     def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        g, x = plain(grad), plain(fwd_input)
-        a, b = _halves(x, "dsituglu")
-        check_gradient(g, a.shape, "dsituglu")
-        g = _fp32(g)
-        t, s, u = torch.tanh(a / beta1), torch.sigmoid(a), torch.tanh(b / beta2)
-        da = g * ((1 - t * t) * s + beta1 * t * s * (1 - s)) * (beta2 * u)
-        db = g * (1 - u * u) * (beta1 * t * s)
-        return _finish(torch.cat((da, db), -1), quantizer, x.dtype)
+        return _gated_gradient("situglu", "dsituglu", grad, fwd_input, quantizer, beta1, beta2)
 
     def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-        x = plain(input)
-        a, b = _halves(x, "clamped_swiglu")
-        c = a.clamp_max(limit)
-        return _finish(torch.sigmoid(c * alpha).mul_(c).mul_(b.clamp(-limit, limit).add_(glu_linear_offset)), quantizer, x.dtype)
+        return _gated("clamped_swiglu", input, quantizer, limit, alpha, glu_linear_offset)
 
     def clamped_dswiglu(
         self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
     ) -> Any:
+        return _gated_gradient("clamped_swiglu", "clamped_dswiglu", grad, fwd_input, quantizer, limit, alpha, glu_linear_offset)
+
+    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+        return _scaled_gate("swiglu", input, act_scales, quantizer, glu_interleave_size)
+
+    def scaled_dswiglu(
+        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True
+    ) -> Any:
+        return _scaled_gate_gradient("swiglu", "scaled_dswiglu", grad, fwd_input, act_scales, quantizer, glu_interleave_size, compute_scale_grad)
+
+    def scaled_situglu(
+        self, input: Any, act_scales: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0
+    ) -> Any:
+        return _scaled_gate("situglu", input, act_scales, quantizer, glu_interleave_size, beta1, beta2)
+
+    def scaled_dsituglu(
+        self,
+        grad: Any,
+        fwd_input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        beta1: float = 4.0,
+        beta2: float = 25.0,
+        glu_interleave_size: int = 0,
+        compute_scale_grad: bool = True,
+    ) -> Any:
+        size, options = glu_interleave_size, (beta1, beta2)
+        return _scaled_gate_gradient("situglu", "scaled_dsituglu", grad, fwd_input, act_scales, quantizer, size, compute_scale_grad, *options)
+
+    def scaled_clamped_swiglu(
+        self,
+        input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int = 0,
+    ) -> Any:
+        return _scaled_gate("clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, limit, alpha, glu_linear_offset)
+
+    def scaled_clamped_dswiglu(
+        self,
+        grad: Any,
+        fwd_input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int = 0,
+        compute_scale_grad: bool = True,
+    ) -> Any:
+        function, size, options = "scaled_clamped_dswiglu", glu_interleave_size, (limit, alpha, glu_linear_offset)
+        return _scaled_gate_gradient("clamped_swiglu", function, grad, fwd_input, act_scales, quantizer, size, compute_scale_grad, *options)
+
+    def scaled_srelu(self, input: Any, act_scales: Any, quantizer: Any) -> Any:
+        x = plain(input)
+        scales = _row_scales(act_scales, x, "scaled_srelu")
+        return _finish(POINTWISE["srelu"].f(_fp32(x)).mul_(scales), quantizer, x.dtype)
+
+    def scaled_dsrelu(self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
         g, x = plain(grad), plain(fwd_input)
-        a, b = _halves(x, "clamped_dswiglu")
-        check_gradient(g, a.shape, "clamped_dswiglu")
-        g = _fp32(g)
-        c = a.clamp_max(limit)
-        s = torch.sigmoid(c * alpha)
-        up = b.clamp(-limit, limit).add_(glu_linear_offset)
-        da = torch.where(a <= limit, g * up * (s + alpha * c * s * (1 - s)), 0.0)
-        db = torch.where(b.abs() <= limit, g * c * s, 0.0)
-        return _finish(torch.cat((da, db), -1), quantizer, x.dtype)
+        check_gradient(g, x.shape, "scaled_dsrelu")
+        scales, srelu, point, g = _row_scales(act_scales, x, "scaled_dsrelu"), POINTWISE["srelu"], _fp32(x), _fp32(g)
+        for_scales = _scales_gradient(g, srelu.f(point), act_scales) if compute_scale_grad else None
+        return _finish(srelu.gradient(g * scales, point), quantizer, x.dtype), for_scales

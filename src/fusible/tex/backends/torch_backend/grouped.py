@@ -2,10 +2,285 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.tex.backends.torch_backend.activation import scaled_gate
+from fusible.tex.backends.torch_backend.group_quantize import columnwise_fields, quantize_group, quantize_group_columnwise, transposed_fields
+from fusible.tex.backends.torch_backend.grouped_gemm import Problem, check_problems, new_outputs, output_blocks, solve
+from fusible.tex.backends.torch_backend.operands import flat, plain
+from fusible.tex.grouped_call import build_grouped, is_grouped, layout_of, layout_of_grouped, members
 from fusible.tex.interface.grouped import Grouped
+from fusible.tex.protocol import check_shape, scaling, to_torch
 
 __all__ = ["GroupedKernels"]
 
 
 class GroupedKernels(Grouped):
-    """Tensors that are many in one: their quantization and their products."""
+    def te_general_grouped_gemm(
+        self,
+        A: list[Any],
+        transa: bool,
+        B: list[Any],
+        transb: bool,
+        D: list[Any] | None,
+        D_type: Any,
+        m_splits: list[int],
+        bias: list[Any],
+        bias_type: Any,
+        single_output: bool,
+        pre_gelu_out: list[Any],
+        grad: bool,
+        workspace: list[Any],
+        workspaceSize: int,
+        accumulate: bool,
+        use_split_accumulator: bool,
+        math_sm_count: int,
+    ) -> Any:
+        counts = [len(A), len(B), len(bias), len(pre_gelu_out)]
+        outputs = _outputs(A, transa, B, transb, D, D_type, single_output)
+        if {*counts, len(outputs)} != {len(A)}:
+            of = "A, B, bias, pre_gelu_out and D of te_general_grouped_gemm"
+            raise ArgumentError(expected("lists of equal length", of=of, got=[*counts, len(outputs)], do="pass one of each per problem"))
+        beta = 1.0 if accumulate else 0.0
+        problems = [
+            Problem(a, b, d, x if x.numel() else None, gelu if gelu.numel() else None, beta=beta)
+            for a, b, d, x, gelu in zip(A, B, outputs, bias, pre_gelu_out, strict=True)
+        ]
+        shapes = check_problems(problems, transa, transb, grad)
+        solve(self.generic_gemm, problems, shapes, transa, transb, grad, bias_type)  # type: ignore[attr-defined]
+        return bias
+
+    def te_general_grouped_gemm_for_grouped_tensor(
+        self,
+        A: Any,
+        transa: bool,
+        B: Any,
+        transb: bool,
+        D: Any,
+        bias: Any,
+        bias_scale: Any,
+        alpha: Any,
+        beta: Any,
+        workspace_setup: Any,
+        workspace_cublas: Any,
+        use_split_accumulator: bool,
+        math_sm_count: int,
+    ) -> Any:
+        """Any of A, B and D may be a list of tensors instead."""
+        if getattr(D, "quantizer", None) is not None:
+            raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
+        a, b, d = self._members(A, "A"), self._members(B, "B"), self._members(D, "D")
+        if not len(a) == len(b) == len(d):
+            got = f"{len(a)}, {len(b)} and {len(d)}"
+            raise ArgumentError(expected("equally many members", of="A, B and D of a grouped GEMM", got=got, do="describe the same problems"))
+        alphas, betas = _factors(alpha, len(a), "alpha"), _factors(beta, len(a), "beta")
+        biases = _biases(bias, len(a))
+        if bias_scale is not None and bias is None:
+            raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
+        scales: Sequence[Any] = [None] * len(a)
+        if bias_scale is not None:
+            rows = [math.prod(out.shape[:-1]) for out in d]
+            if bias_scale.numel() < sum(rows):
+                check_shape(bias_scale, (sum(rows),), "bias_scale of a grouped GEMM")
+            scales = bias_scale.reshape(-1)[: sum(rows)].split(rows)
+        problems = [
+            Problem(*three, bias=x, row_scale=scale, alpha=first, beta=second)
+            for *three, x, scale, first, second in zip(a, b, d, biases, scales, alphas, betas, strict=True)
+        ]
+        shapes = check_problems(problems, transa, transb, False)
+        solve(self.generic_gemm, problems, shapes, transa, transb, False, None)  # type: ignore[attr-defined]
+        return D
+
+    te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
+    te_general_grouped_gemm_for_discrete_out = te_general_grouped_gemm_for_grouped_tensor
+
+    def get_grouped_gemm_setup_workspace_size(self, num_tensors: int) -> int:
+        return 0
+
+    def group_quantize(
+        self,
+        tensor: Any,
+        quantizer: Any,
+        num_tensors: int,
+        first_dims: Any,
+        last_dims: Any = None,
+        tensor_offsets: Any = None,
+        noop_flag: Any = None,
+        output: Any = None,
+    ) -> Any:
+        x = flat(plain(tensor))
+        return quantize_group(x, quantizer, (num_tensors, first_dims, last_dims, tensor_offsets), noop_flag, output)
+
+    def group_dequantize(self, input: Any, otype: Any) -> Any:
+        if not is_grouped(input) or input.quantizer is None:
+            got = type(input).__qualname__ if not is_grouped(input) else "an unquantized one"
+            raise DTypeError(expected("a quantized grouped tensor", of="group_dequantize", got=got, do="quantize it by group_quantize"))
+        return build_grouped(
+            input.quantizer,
+            shape=tuple(input.logical_shape),
+            dtype=to_torch(otype),
+            num_tensors=input.num_tensors,
+            quantizer=None,
+            data=self._dequantized(input, to_torch(otype)).view(-1),
+            first_dims=input.first_dims,
+            last_dims=input.last_dims,
+            tensor_offsets=input.tensor_offsets,
+        )
+
+    def bgrad_group_quantize(
+        self, tensor: Any, quantizer: Any, num_tensors: int, first_dims: Any, last_dims: Any = None, tensor_offsets: Any = None
+    ) -> Any:
+        x = flat(plain(tensor))
+        if last_dims is not None:
+            raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
+        layout = layout_of(x.shape, num_tensors, first_dims, None, tensor_offsets)
+        sums = [piece.sum(0, dtype=torch.float32) for piece in layout.pieces(x.reshape(-1))]
+        grouped = quantize_group(x, quantizer, (num_tensors, first_dims, None, tensor_offsets))
+        return [grouped, torch.stack(sums).to(x.dtype)]
+
+    def group_requantize_inplace(
+        self,
+        grouped_x: Any,
+        quantizer: Any,
+        num_tensors: int,
+        first_dims: Any,
+        otype: Any,
+        tensor_offsets: Any = None,
+        return_dequantized: bool = False,
+    ) -> Any:
+        if not is_grouped(grouped_x) or grouped_x.quantizer is None:
+            got = type(grouped_x).__qualname__ if not is_grouped(grouped_x) else "an unquantized one"
+            raise DTypeError(expected("a quantized grouped tensor", of="group_requantize_inplace", got=got, do="use group_quantize"))
+        layout = layout_of(grouped_x.logical_shape, num_tensors, first_dims, None, tensor_offsets)
+        lacking = quantizer.columnwise_usage and grouped_x.columnwise_data is None
+        one_scale_each = scaling(quantizer) in ("delayed", "current")
+        if one_scale_each and grouped_x.num_tensors != num_tensors:
+            got = grouped_x.num_tensors
+            raise ArgumentError(expected(f"{num_tensors} members", of="grouped_x, which has a scale for each", got=got, do="pass its num_tensors"))
+        values = self._dequantized(grouped_x, to_torch(otype)) if return_dequantized or (lacking and not one_scale_each) else None
+        added: dict[str, Tensor] = {}
+        if lacking and one_scale_each:
+            added = transposed_fields(grouped_x, layout)
+        elif lacking and values is not None:
+            added = columnwise_fields(grouped_x, values, quantizer, layout)
+        for field, buffer in added.items():
+            setattr(grouped_x, field, buffer)
+        grouped_x.quantizer, grouped_x.num_tensors = quantizer, num_tensors
+        grouped_x.first_dims, grouped_x.tensor_offsets = first_dims, tensor_offsets
+        grouped_x.offsets = grouped_x.tensor_shapes = grouped_x.quantized_tensors = None
+        return values if return_dequantized else None
+
+    def nvfp4_group_quantize_with_amax(
+        self,
+        tensor: Any,
+        quantizer: Any,
+        num_tensors: int,
+        first_dims: Any,
+        last_dims: Any = None,
+        *,
+        rowwise_amax: Any,
+        columnwise_amax: Any,
+        tensor_offsets: Any = None,
+    ) -> Any:
+        one = getattr(self, "nvfp4_quantize_with_amax", None)
+        if one is None:
+            raise NotServedError(expected("NVFP4", of="the torch backend's formats", got="none", do="use another backend"))
+        for name, amax in (("rowwise_amax", rowwise_amax), ("columnwise_amax", columnwise_amax)):
+            check_shape(amax.view(-1), (num_tensors,), f"{name} of nvfp4_group_quantize_with_amax")
+        rows, columns = rowwise_amax.view(-1), columnwise_amax.view(-1)
+
+        def quantize(piece: Tensor, i: int) -> Any:
+            return one(piece, quantizer, rows[i : i + 1], columns[i : i + 1])
+
+        described = (num_tensors, first_dims, last_dims, tensor_offsets)
+        return quantize_group(flat(plain(tensor)), quantizer, described, quantize=quantize)
+
+    def group_scaled_swiglu(
+        self, input_2h: Any, prob: Any, quantizer: Any, num_tensors: int, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None
+    ) -> Any:
+        x = flat(plain(input_2h))
+        values = scaled_gate("swiglu", "group_scaled_swiglu", x, prob)
+        return quantize_group_columnwise(values.to(x.dtype), quantizer, (num_tensors, first_dims, last_dims, tensor_offsets))
+
+    def group_scaled_clamped_swiglu(
+        self,
+        input_2h: Any,
+        prob: Any,
+        quantizer: Any,
+        num_tensors: int,
+        limit: float,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        first_dims: Any = None,
+        last_dims: Any = None,
+        tensor_offsets: Any = None,
+    ) -> Any:
+        options = (limit, alpha, glu_linear_offset)
+        if not (all(map(math.isfinite, options)) and limit > 0):
+            of = "limit, alpha and glu_linear_offset of group_scaled_clamped_swiglu"
+            raise ArgumentError(expected("finite numbers and a positive limit", of=of, got=options, do="pass such numbers"))
+        x = flat(plain(input_2h))
+        values = scaled_gate("clamped_swiglu", "group_scaled_clamped_swiglu", x, prob, *options)
+        return quantize_group_columnwise(values.to(x.dtype), quantizer, (num_tensors, first_dims, last_dims, tensor_offsets))
+
+    def _members(self, x: Any, name: str) -> list[Any]:
+        if isinstance(x, (list, tuple)):
+            return [*x]
+        if not is_grouped(x):
+            raise DTypeError(expected("a grouped tensor or a list", of=f"{name} of a grouped GEMM", got=type(x).__qualname__, do="group it"))
+        return members(x, self._empty, bare=True)
+
+    def _empty(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
+        return self.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)  # type: ignore[attr-defined]
+
+    def _dequantized(self, x: Any, dtype: torch.dtype) -> Tensor:
+        """The values of a quantized grouped tensor in its logical shape, 0 where no member lies."""
+        layout, found = layout_of_grouped(x), members(x, self._empty, bare=True)
+        values = torch.zeros(layout.total, dtype=dtype, device=_held(x).device)
+        for place, member in zip(layout.pieces(values), found, strict=True):
+            place.copy_(self.dequantize(member, dtype))  # type: ignore[attr-defined]
+        return values.view(tuple(x.logical_shape))
+
+
+def _held(x: Any) -> Tensor:
+    return x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
+
+
+def _outputs(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Any] | None, D_type: Any, single: bool) -> list[Any]:
+    """Where each product goes."""
+    dtype = to_torch(D_type)
+    if D is None:
+        if single:
+            raise ArgumentError(expected("a given D", of="te_general_grouped_gemm with a single output", got="None", do="pass a list of one tensor"))
+        return new_outputs(A, transa, B, transb, dtype)
+    wrong = [out.dtype for out in D if out.dtype is not dtype]
+    if wrong:
+        raise DTypeError(expected(f"{dtype}, the D_type", of="D of te_general_grouped_gemm", got=wrong[0], do="pass the dtype of D"))
+    if not single:
+        return D
+    if len(D) != 1:
+        raise ArgumentError(expected("one tensor", of="D of te_general_grouped_gemm with a single output", got=len(D), do="pass a list of one"))
+    return output_blocks(A, transa, B, transb, D[0])
+
+
+def _factors(values: Any, count: int, name: str) -> list[float]:
+    """One number per problem of an fp32 ``[1]`` or ``[count]``."""
+    if values.numel() not in (1, count):
+        check_shape(values, (count,), f"{name} of a grouped GEMM")
+    found = values.reshape(-1).tolist()
+    return found * count if len(found) == 1 else found
+
+
+def _biases(bias: Any, count: int) -> Sequence[Any]:
+    if bias is None:
+        return [None] * count
+    rows = bias.rowwise_data if is_grouped(bias) else bias
+    if rows.numel() % count:
+        raise ShapeError(expected(f"{count} rows", of="bias of a grouped GEMM", got=f"{rows.numel()} numbers", do="pass one row per problem"))
+    return rows.reshape(count, -1).unbind()

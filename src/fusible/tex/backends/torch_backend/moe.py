@@ -2,10 +2,271 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.operands import plain
+from fusible.tex.backends.torch_backend.permutation import permute, unpermute, unpermute_gradient
+from fusible.tex.backends.torch_backend.router import Chosen, choose, count_margins, marked, routing_map, score_gradient, scores_of_all
 from fusible.tex.interface.moe import MoE
+from fusible.tex.moe_call import (
+    Routing,
+    check_aux_loss,
+    check_bin_bounds,
+    check_float,
+    check_histogram,
+    check_integers,
+    check_moved,
+    check_permutation,
+    check_score_gradient,
+    map_shape,
+)
+from fusible.tex.protocol import FP8_MAX, check_same_device, check_shape, to_dtype
 
 __all__ = ["MoEKernels"]
 
+_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_INTEGERS = (torch.int32, torch.int64)
+_WORKSPACES = 4
+
 
 class MoEKernels(MoE):
-    """Mixture of experts: tokens to their experts and back, and the router."""
+    def moe_permute_fwd(self, input: Any, dtype: Any, indices: Any, num_out_tokens: int, workspace: list[Any], max_expanded_token_num: int) -> Any:
+        x = _movable(input, dtype, "moe_permute_fwd")
+        check_permutation(x, indices)
+        check_integers(indices, "indices of moe_permute_fwd", _INTEGERS)
+        check_same_device(indices, x, "indices of moe_permute_fwd")
+        moved, row_id_map = permute(x, indices, num_out_tokens if num_out_tokens > 0 else indices.numel())
+        return moved, row_id_map, workspace or [torch.empty(0, dtype=torch.int32, device=x.device) for _ in range(_WORKSPACES)]
+
+    def moe_permute_bwd(self, input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int) -> Any:
+        return _unpermute(input, dtype, row_id_map, prob, num_tokens, topK, "moe_permute_bwd")
+
+    def moe_unpermute_fwd(self, input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int) -> Any:
+        return _unpermute(input, dtype, row_id_map, prob, num_tokens, topK, "moe_unpermute_fwd")
+
+    def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: Any, row_id_map: Any, prob: Any) -> Any:
+        function = "moe_unpermute_bwd"
+        g, x = plain(input_bwd), plain(input_fwd)
+        for name, tensor in (("input_bwd", g), ("input_fwd", x)):
+            check_float(tensor, f"{name} of {function}", _FLOATING)
+            _check_matrix(tensor, name, function)
+        weights = _weights(prob, g, function)
+        copies = weights.shape[-1] if weights is not None else 1
+        check_shape(g, (row_id_map.numel() // max(copies, 1), x.shape[1]), f"input_bwd of {function}")
+        check_moved(row_id_map, weights, len(g), copies, function)
+        check_integers(row_id_map, f"row_id_map of {function}", _INTEGERS)
+        return unpermute_gradient(g, x, row_id_map, weights)
+
+    def fused_topk_with_score_function_fwd(
+        self,
+        logits: Any,
+        topk: int,
+        use_pre_softmax: bool,
+        num_groups: int | None,
+        group_topk: int | None,
+        scaling_factor: float | None,
+        score_function: str,
+        expert_bias: Any,
+        routing_map_format: int = 0,
+        topk_indices: Any = None,
+    ) -> Any:
+        function = "fused_topk_with_score_function_fwd"
+        groups = {"num_groups": num_groups, "group_topk": group_topk, "scaling_factor": scaling_factor}
+        routing = Routing.of(logits, topk, score_function, routing_map_format, function, **groups)
+        chosen = _choose(logits, routing, expert_bias, topk_indices, use_pre_softmax, function)
+        return _probabilities(chosen, routing, logits), _routed(chosen, routing, topk_indices), chosen.intermediate
+
+    def fused_topk_with_score_function_qb_fwd(
+        self,
+        logits: Any,
+        topk: int,
+        scaling_factor: float | None,
+        expert_bias: Any,
+        routing_map_format: int,
+        topk_indices: Any,
+        histogram: Any,
+        bin_bounds: Any,
+        histogram_mode: int,
+        bin_bounds_validated: bool = False,
+    ) -> Any:
+        function = "fused_topk_with_score_function_qb_fwd"
+        routing = Routing.of(logits, topk, "sigmoid", routing_map_format, function, scaling_factor=scaling_factor)
+        if expert_bias is None or not expert_bias.numel():
+            raise ArgumentError(expected(f"a bias [{routing.experts}]", of=f"expert_bias of {function}", got="none", do="pass zeros to begin with"))
+        check_histogram(histogram, bin_bounds, routing.experts, torch.int32, torch.float32)
+        if not histogram.is_contiguous():
+            raise ArgumentError(expected("a contiguous histogram", of=function, got=f"strides {histogram.stride()}", do="pass it whole"))
+        if not bin_bounds_validated:
+            check_bin_bounds(*bin_bounds.tolist())
+        chosen = _choose(logits, routing, expert_bias, topk_indices, False, function)
+        cutoff = chosen.scores.gather(-1, chosen.indices[..., -1:])
+        count_margins(chosen.intermediate - cutoff, histogram, bin_bounds)
+        routed = _routed(chosen, routing, topk_indices)
+        return _probabilities(chosen, routing, logits), routed, chosen.intermediate, cutoff.squeeze(-1), histogram
+
+    def fused_topk_with_score_function_bwd(
+        self,
+        routing_map: Any,
+        intermediate_output: Any,
+        grad_probs: Any,
+        grad_logits: Any,
+        topk: int,
+        use_pre_softmax: bool,
+        scaling_factor: float | None,
+        score_function: str,
+        use_dense_indices: bool = False,
+        routing_map_format: int = 0,
+    ) -> None:
+        function = "fused_topk_with_score_function_bwd"
+        routing = Routing.of(grad_probs, topk, score_function, routing_map_format, function, scaling_factor=scaling_factor)
+        _check_gradient(routing, intermediate_output, grad_probs, grad_logits, function)
+        shape = (*grad_probs.shape[:-1], topk) if use_dense_indices else map_shape(grad_probs.shape, routing.map_format)
+        check_shape(routing_map, shape, f"routing_map of {function}")
+        if use_dense_indices:
+            check_integers(routing_map, f"routing_map of {function}", _INTEGERS)
+        elif routing_map.element_size() != 1:
+            raise DTypeError(expected("bool or uint8", of=f"routing_map of {function}", got=routing_map.dtype, do="pass what the forward returned"))
+        chosen = marked(routing_map, routing, use_dense_indices)
+        g = grad_probs.float()
+        g = g if routing.scaling == 1.0 else g * routing.scaling
+        saved = intermediate_output.float()
+        grad_logits.copy_(score_gradient(g, saved, routing, chosen, pre_softmax=use_pre_softmax, normalise=topk > 1))
+
+    def fused_score_for_moe_aux_loss_fwd(self, logits: Any, topk: int, score_function: str, routing_map_format: int = 0) -> Any:
+        function = "fused_score_for_moe_aux_loss_fwd"
+        routing = Routing.of(logits, topk, score_function, routing_map_format, function)
+        check_float(logits, f"logits of {function}", _FLOATING)
+        chosen = scores_of_all(logits.float(), routing)
+        saved = chosen.intermediate
+        # The two results may be one tensor, or the logits themselves, here; the caller gets them apart.
+        saved = saved.clone() if saved is chosen.weights or saved is logits else saved
+        return chosen.weights, routing_map(chosen.indices, routing), saved
+
+    def fused_score_for_moe_aux_loss_bwd(
+        self, intermediate_output: Any, grad_scores: Any, grad_logits: Any, topk: int, score_function: str
+    ) -> None:
+        function = "fused_score_for_moe_aux_loss_bwd"
+        routing = Routing.of(grad_scores, topk, score_function, 0, function)
+        _check_gradient(routing, intermediate_output, grad_scores, grad_logits, function)
+        g, saved = grad_scores.float(), intermediate_output.float()
+        grad_logits.copy_(score_gradient(g, saved, routing, None, pre_softmax=True, normalise=True))
+
+    def fused_moe_aux_loss_fwd(
+        self,
+        probs: Any,
+        tokens_per_expert: Any,
+        total_num_tokens: int,
+        num_experts: int,
+        num_rows: int,
+        num_cols: int,
+        topk: int,
+        coeff: float,
+    ) -> Any:
+        total = torch.full((), float(total_num_tokens), dtype=torch.float32, device=probs.device)
+        return _aux_loss(probs, tokens_per_expert, total, num_experts, num_rows, num_cols, topk, coeff)
+
+    def fused_moe_aux_loss_fwd_graph_safe(
+        self,
+        probs: Any,
+        tokens_per_expert: Any,
+        total_num_tokens: Any,
+        num_experts: int,
+        num_rows: int,
+        num_cols: int,
+        topk: int,
+        coeff: float,
+    ) -> Any:
+        if total_num_tokens.numel() != 1:
+            got = list(total_num_tokens.shape)
+            raise ShapeError(expected("one number", of="total_num_tokens of fused_moe_aux_loss_fwd_graph_safe", got=got, do="pass a 0-d tensor"))
+        total = total_num_tokens.reshape(()).float()
+        return _aux_loss(probs, tokens_per_expert, total, num_experts, num_rows, num_cols, topk, coeff)
+
+    def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: int, num_cols: int, grad_aux_loss: Any) -> Any:
+        check_shape(tokens_per_expert, (num_cols,), "tokens_per_expert of fused_moe_aux_loss_bwd")
+        coefficient = Const_buf.reshape(-1)[0]
+        row = (tokens_per_expert.float() * (coefficient * grad_aux_loss.reshape(()).float())).to(grad_aux_loss.dtype)
+        return row.expand(num_rows, num_cols).contiguous()
+
+
+def _check_matrix(x: Any, name: str, function: str) -> None:
+    if x.dim() != 2:
+        raise ShapeError(expected("[rows, H]", of=f"{name} of {function}", got=list(x.shape), do="flatten the leading dimensions"))
+
+
+def _movable(input: Any, dtype: Any, function: str) -> Tensor:
+    """``input`` as a matrix of floating point, or of FP8 bytes that ``dtype`` names."""
+    x = plain(input)
+    _check_matrix(x, "input", function)
+    if x.dtype is not torch.uint8:
+        check_float(x, f"input of {function}", _FLOATING)
+    elif to_dtype(dtype) not in FP8_MAX:
+        raise DTypeError(expected("an FP8 format", of=f"dtype of {function} for uint8 data", got=repr(dtype), do="pass kFloat8E4M3 or kFloat8E5M2"))
+    return x
+
+
+def _weights(prob: Any, like: Tensor, function: str) -> Tensor | None:
+    """``prob``, or None where it is empty."""
+    if prob is None or not prob.numel():
+        return None
+    check_same_device(prob, like, f"prob of {function}")
+    if prob.dim() != 2:
+        raise ShapeError(expected("[T, K]", of=f"prob of {function}", got=list(prob.shape), do="pass a weight for each copy of each token"))
+    return prob
+
+
+def _unpermute(input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int, function: str) -> Tensor:
+    x = _movable(input, dtype, function)
+    weights = _weights(prob, x, function)
+    check_moved(row_id_map, weights, num_tokens, topK, function)
+    check_integers(row_id_map, f"row_id_map of {function}", _INTEGERS)
+    return unpermute(x, dtype, row_id_map, weights, num_tokens, topK)
+
+
+def _choose(logits: Any, routing: Routing, expert_bias: Any, topk_indices: Any, pre_softmax: bool, function: str) -> Chosen:
+    check_float(logits, f"logits of {function}", _FLOATING)
+    if expert_bias is not None and not expert_bias.numel():
+        expert_bias = None
+    if expert_bias is not None:
+        if routing.score == "softmax":
+            do = "use sigmoid or sqrtsoftplus, or pass None"
+            raise ArgumentError(expected("no expert_bias", of=f"{function} with softmax", got="one", do=do))
+        check_shape(expert_bias, (routing.experts,), f"expert_bias of {function}")
+    if topk_indices is not None:
+        check_shape(topk_indices, (*logits.shape[:-1], routing.topk), f"topk_indices of {function}")
+        check_integers(topk_indices, f"topk_indices of {function}", _INTEGERS)
+    x = logits.float()
+    chosen = choose(x, routing, expert_bias, pre_softmax)
+    if chosen.intermediate is logits:
+        return Chosen(chosen.indices, chosen.weights, chosen.intermediate.clone(), chosen.scores)
+    return chosen
+
+
+def _probabilities(chosen: Chosen, routing: Routing, logits: Tensor) -> Tensor:
+    """The weights where they belong, 0 elsewhere, in the dtype of ``logits``."""
+    weights = chosen.weights if routing.scaling == 1.0 else chosen.weights * routing.scaling
+    return torch.zeros_like(logits, memory_format=torch.contiguous_format).scatter_(-1, chosen.indices, weights.to(logits.dtype))
+
+
+def _routed(chosen: Chosen, routing: Routing, topk_indices: Tensor | None) -> Tensor:
+    return topk_indices.copy_(chosen.indices) if topk_indices is not None else routing_map(chosen.indices, routing)
+
+
+def _check_gradient(routing: Routing, intermediate: Any, grad: Any, grad_logits: Any, function: str) -> None:
+    check_score_gradient(routing, intermediate, grad, grad_logits, function)
+    for name, tensor in (("intermediate_output", intermediate), ("the gradient", grad), ("grad_logits", grad_logits)):
+        check_float(tensor, f"{name} of {function}", _FLOATING)
+
+
+def _aux_loss(
+    probs: Tensor, tokens_per_expert: Tensor, total: Tensor, experts: int, rows: int, columns: int, topk: int, coeff: float
+) -> tuple[Tensor, Tensor]:
+    check_aux_loss(probs, tokens_per_expert, rows, columns)
+    check_float(probs, "probs of fused_moe_aux_loss_fwd", _FLOATING)
+    coefficient = torch.full_like(total, experts * coeff / topk).div_(total).div_(total)
+    loss = probs.sum(0, dtype=torch.float32).mul_(tokens_per_expert.float()).sum() * coefficient
+    return loss.to(probs.dtype), torch.stack((coefficient, loss))

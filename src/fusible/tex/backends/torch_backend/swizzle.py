@@ -12,9 +12,10 @@ from torch import Tensor
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.layout import addresses
 from fusible.tex.backends.torch_backend.scale_order import swizzle
+from fusible.tex.block_layout import scale_shape
+from fusible.tex.grouped_call import layout_of_grouped
 from fusible.tex.interface.swizzle import Swizzle
 from fusible.tex.layout_call import check_equal_lengths
-from fusible.tex.scale_shapes import member_shapes, scale_shape
 
 __all__ = ["SwizzleKernels"]
 
@@ -79,6 +80,10 @@ def _is_nvfp4(holder: Any) -> bool:
     return hasattr(holder, "_fp4_dtype") or hasattr(holder, "with_rht")
 
 
+def _scale_shape(shape: Sequence[int], nvfp4: bool, columns: bool) -> tuple[int, int]:
+    return scale_shape("nvfp4" if nvfp4 else "mxfp8", shape, columns, False)
+
+
 def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[str, Tensor]:
     """The swizzled scales by attribute; where ``checked``, their shape must follow from that of the data."""
     found = {}
@@ -91,7 +96,7 @@ def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[s
         data = getattr(tensor, f"_{usage}_data", None)
         matrix = scale.view(-1, scale.shape[-1])
         if checked and data is not None:
-            shape = scale_shape(_logical(data, nvfp4, columns), nvfp4, columns)
+            shape = _scale_shape(_logical(data, nvfp4, columns), nvfp4, columns)
             if math.prod(shape) != scale.numel():
                 got = list(scale.shape)
                 raise ShapeError(expected(f"{list(shape)}", of=f"the {usage} scales of a tensor", got=got, do="pad them as its format says"))
@@ -111,10 +116,10 @@ def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
     flat = scales.reshape(-1)
     if not columns and tensor.last_dims is None:
         # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart.
-        width = scale_shape((0, tensor.logical_shape[-1]), nvfp4, False)[1]
+        width = _scale_shape((0, tensor.logical_shape[-1]), nvfp4, False)[1]
         if width and flat.numel() % (128 * width) == 0:
             return swizzle(flat.view(-1, width)).view(scales.shape)
-    shapes = [scale_shape(shape, nvfp4, columns) for shape in member_shapes(tensor)]
+    shapes = [_scale_shape(shape, nvfp4, columns) for shape in layout_of_grouped(tensor).shapes]
     sizes = [math.prod(shape) for shape in shapes]
     if sum(sizes) > flat.numel():
         got = flat.numel()

@@ -1,0 +1,232 @@
+"""Many tensors in one buffer: the experts of a mixture, quantized or not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.quantized.quantizer import Quantizer
+from fusible.tex.grouped_call import layout_of_grouped, members, register_grouped_factory
+from fusible.tex.protocol import scaling
+
+__all__ = ["GroupedTensorStorage"]
+
+_BUFFERS = (
+    "rowwise_data",
+    "columnwise_data",
+    "scale_inv",
+    "columnwise_scale_inv",
+    "amax",
+    "columnwise_amax",
+    "scale",
+    "first_dims",
+    "last_dims",
+    "tensor_offsets",
+)
+
+
+class GroupedTensorStorage:
+    """``num_tensors`` tensors of one dtype and one quantizer in flat buffers, one after the other or at ``tensor_offsets`` (in elements).
+
+    ``shape``: the logical shape ``[rows, columns]`` of all members stacked. ``first_dims`` and ``last_dims``: int64 ``[num_tensors]``, the members'
+    rows and columns, each None where all have the same; ``tensor_offsets``: int64 ``[num_tensors + 1]`` or None. ``shapes`` (later
+    ``tensor_shapes``) gives the members' shapes to the host. ``data``: row-wise, ``columnwise_data``: column-wise, both ``[elements]``;
+    ``scale_inv``, ``amax`` and their column-wise twins: those of the members, one after the other. Without a ``quantizer`` the data is of
+    ``dtype``. The buffers are shared with the members that ``split_into_quantized_tensors`` gives, and with a ``copy``.
+    """
+
+    rowwise_data: Any
+    columnwise_data: Any
+    scale_inv: Any
+    columnwise_scale_inv: Any
+    amax: Any
+    columnwise_amax: Any
+    scale: Any
+    first_dims: Any
+    last_dims: Any
+    tensor_offsets: Any
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        num_tensors: int,
+        shapes: Sequence[Sequence[int]] | None = None,
+        quantizer: Any = None,
+        data: Any = None,
+        columnwise_data: Any = None,
+        scale_inv: Any = None,
+        columnwise_scale_inv: Any = None,
+        amax: Any = None,
+        columnwise_amax: Any = None,
+        scale: Any = None,
+        first_dims: Any = None,
+        last_dims: Any = None,
+        tensor_offsets: Any = None,
+        offsets: Sequence[int] | None = None,
+        scale_inv_offsets: Sequence[int] | None = None,
+        columnwise_scale_inv_offsets: Sequence[int] | None = None,
+        requires_grad: bool = False,
+        stride: Sequence[int] | None = None,
+        with_gemm_swizzled_scales: bool = False,
+        row_scaled_nvfp4: bool = False,
+        nvfp4_use_4over6: bool = False,
+        nvfp4_e4m3_max: int = 448,
+    ) -> None:
+        self.logical_shape = tuple(shape)
+        self.fake_dtype = dtype
+        self.num_tensors = num_tensors
+        self.tensor_shapes = [tuple(member) for member in shapes] if shapes is not None else None
+        self.quantizer = quantizer
+        self.restore_from_saved(
+            [data, columnwise_data, scale_inv, columnwise_scale_inv, amax, columnwise_amax, scale, first_dims, last_dims, tensor_offsets]
+        )
+        self.offsets = offsets
+        self.scale_inv_offsets = scale_inv_offsets
+        self.columnwise_scale_inv_offsets = columnwise_scale_inv_offsets
+        self.quantized_tensors: list[Any] | None = None
+        self._with_gemm_swizzled_scales = with_gemm_swizzled_scales
+        self.row_scaled_nvfp4 = row_scaled_nvfp4
+        self.nvfp4_use_4over6 = nvfp4_use_4over6
+        self.nvfp4_e4m3_max = nvfp4_e4m3_max
+
+    @classmethod
+    def make_grouped_tensor_from_rowwise_data(
+        cls, *, num_tensors: int, tensor_shape: Sequence[int], rowwise_data: Any, dtype: Any = None, internal: bool = False
+    ) -> GroupedTensorStorage:
+        """``num_tensors`` unquantized members of ``tensor_shape``, ``[rows, columns]`` or ``[n]``, one after the other in ``rowwise_data``."""
+        elements = num_tensors * math.prod(tensor_shape)
+        if rowwise_data.numel() != elements:
+            of = f"{num_tensors} members {list(tensor_shape)}"
+            raise ShapeError(expected(f"{elements} elements", of=of, got=rowwise_data.numel(), do="pass their buffer"))
+        rows, columns = tensor_shape if len(tensor_shape) == 2 else (*tensor_shape, 1)
+        shapes = [tuple(tensor_shape)] * num_tensors
+        data = rowwise_data.contiguous().view(-1)
+        return cls((num_tensors * rows, columns), dtype or data.dtype, num_tensors=num_tensors, shapes=shapes, data=data)
+
+    @property
+    def device(self) -> Any:
+        return next(buffer.device for buffer in self.get_data_tensors() if buffer is not None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fake_dtype
+
+    def get_dtype(self) -> torch.dtype:
+        """The nominal dtype."""
+        return self.fake_dtype
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.logical_shape if dim is None else self.logical_shape[dim]
+
+    def has_data(self) -> bool:
+        return self.rowwise_data is not None
+
+    def has_columnwise_data(self) -> bool:
+        return self.columnwise_data is not None
+
+    def all_same_first_dim(self) -> bool:
+        return self.first_dims is None
+
+    def all_same_last_dim(self) -> bool:
+        return self.last_dims is None
+
+    def all_same_shape(self) -> bool:
+        return self.first_dims is None and self.last_dims is None
+
+    def varying_both_dims(self) -> bool:
+        return self.first_dims is not None and self.last_dims is not None
+
+    def get_common_first_dim(self) -> int:
+        """The rows that every member has."""
+        if self.first_dims is not None:
+            raise ArgumentError(expected("members of equal rows", of="a grouped tensor", got="first_dims", do="read first_dims"))
+        return self.logical_shape[0] // self.num_tensors if self.last_dims is None else self.logical_shape[0]
+
+    def get_common_last_dim(self) -> int:
+        """The columns that every member has."""
+        if self.last_dims is not None:
+            raise ArgumentError(expected("members of equal columns", of="a grouped tensor", got="last_dims", do="read last_dims"))
+        return self.logical_shape[1]
+
+    def split_into_quantized_tensors(self) -> list[Any]:
+        """The members: views where unquantized, else quantized tensors of the quantizer's class. Reads the dimensions on the host."""
+        if self.tensor_shapes is None:
+            layout = layout_of_grouped(self)
+            self.tensor_shapes, self.offsets = [*layout.shapes], [*layout.offsets, layout.total]
+        found = members(self, _empty)
+        return [member.view(shape) for member, shape in zip(found, self.tensor_shapes, strict=True)] if self.quantizer is None else found
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> GroupedTensorStorage:
+        """The unquantized grouped tensor, in ``dtype`` (default: the nominal dtype)."""
+        return tex.group_dequantize(self, dtype if dtype is not None else self.fake_dtype)
+
+    def quantize(self, tensors: Sequence[Any], noop_flag: Any = None) -> tuple[Any, ...]:
+        """Quantize one tensor into each member, in place; returns the members."""
+        found = self.split_into_quantized_tensors()
+        if len(tensors) != len(found):
+            raise ArgumentError(expected(f"{len(found)} tensors", of="a grouped tensor's quantize", got=len(tensors), do="pass one per member"))
+        for tensor, member in zip(tensors, found, strict=True):
+            if self.quantizer is None:
+                member.copy_(tensor)
+            else:
+                self.quantizer.update_quantized(tensor, member, noop_flag=noop_flag)
+        return tuple(found)
+
+    def copy(self) -> GroupedTensorStorage:
+        """Another description of the same buffers."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def get_data_tensors(self) -> tuple[Any, ...]:
+        """Every tensor field, in the order in which it is saved."""
+        return tuple(getattr(self, name) for name in _BUFFERS)
+
+    def prepare_for_saving(self) -> tuple[list[Any], GroupedTensorStorage]:
+        """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
+        tensors = [*self.get_data_tensors()]
+        self.restore_from_saved([None] * len(_BUFFERS))
+        self.quantized_tensors = None
+        return tensors, self
+
+    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
+        """Take this storage's tensors from the front of ``tensors`` and return the rest."""
+        for name, tensor in zip(_BUFFERS, tensors, strict=False):
+            setattr(self, name, tensor)
+        return tensors[len(_BUFFERS) :]
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.restore_from_saved([None] * len(_BUFFERS))
+        self.logical_shape, self.num_tensors, self.tensor_shapes = (0, 0), 0, []
+        self.quantizer = self.quantized_tensors = None
+        self.offsets = self.scale_inv_offsets = self.columnwise_scale_inv_offsets = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_tensors} in {list(self.logical_shape)}, {self.fake_dtype}, {self.quantizer})"
+
+
+def _empty(quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
+    return tex.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)
+
+
+def _make_grouped(like: Any, /, **fields: Any) -> GroupedTensorStorage:
+    return GroupedTensorStorage(fields.pop("shape"), fields.pop("dtype"), **fields)
+
+
+def _kind(x: GroupedTensorStorage) -> tuple[Any, ...]:
+    held = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
+    device = held.device.type if isinstance(held, torch.Tensor) else "lazy"
+    return "grouped", scaling(x.quantizer), device, x.fake_dtype
+
+
+for _class in (Quantizer, type(None)):
+    register_grouped_factory(_class, _make_grouped)
+tex.register_kind(GroupedTensorStorage, _kind)

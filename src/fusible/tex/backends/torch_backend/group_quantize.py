@@ -1,0 +1,135 @@
+"""Quantizing the members of one buffer, each by itself, into the buffers of a grouped tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.fp8 import transpose_bytes
+from fusible.tex.backends.torch_backend.quantize import quantize_tensor
+from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, build_grouped, is_grouped, layout_of, member_fields
+from fusible.tex.protocol import usages
+
+__all__ = ["columnwise_fields", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
+
+_Quantize = Callable[[Tensor, int], Any]
+_BUFFERS = {"rowwise_data": "data"}
+"""The fields whose name differs between a grouped tensor and its constructor."""
+
+
+def quantize_group(
+    x: Tensor, quantizer: Any, described: tuple[Any, ...], noop: Tensor | None = None, output: Any = None, quantize: _Quantize | None = None
+) -> Any:
+    """The matrix ``x`` as a grouped tensor; ``described`` is ``(num_tensors, first_dims, last_dims, tensor_offsets)``."""
+    count, first_dims, last_dims, tensor_offsets = described
+    layout = layout_of(x.shape, count, first_dims, last_dims, tensor_offsets)
+    if output is not None:
+        _check_output(output, layout, quantizer)
+    pieces = layout.pieces(x.reshape(-1))
+    found, fields = [], {"rowwise_data": x.reshape(-1)}
+    if quantizer is not None:
+        names, _ = member_fields(quantizer), usages(quantizer)
+        one = quantize or (lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype, None, noop))
+        found = [one(piece, i) for i, piece in enumerate(pieces)]
+        fields = _joined(found, names, layout)
+    if output is not None:
+        return _fill(output, fields, noop)
+    return build_grouped(
+        quantizer,
+        shape=tuple(x.shape),
+        dtype=x.dtype,
+        num_tensors=count,
+        quantizer=quantizer,
+        first_dims=first_dims,
+        last_dims=last_dims,
+        tensor_offsets=tensor_offsets,
+        with_gemm_swizzled_scales=any(getattr(member, "_with_gemm_swizzled_scales", False) for member in found),
+        **{name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)},
+        **{_BUFFERS.get(name, name): buffer for name, buffer in fields.items()},
+    )
+
+
+def _joined(found: list[Any], names: dict[str, str], layout: GroupLayout) -> dict[str, Tensor]:
+    """The buffers of a grouped tensor from those of its members; data at its offset, everything else in a row."""
+    fields = {}
+    for field, attribute in names.items():
+        parts = [getattr(member, attribute) for member in found]
+        copy_field = "columnwise_data" if field.startswith("columnwise") else "rowwise_data"
+        if any(part is None for part in parts) or any(getattr(member, names[copy_field]) is None for member in found):
+            continue
+        fields[field] = _placed(parts, layout) if field.endswith("data") else torch.cat([part.reshape(-1) for part in parts])
+    return fields
+
+
+def _placed(parts: list[Tensor], layout: GroupLayout) -> Tensor:
+    elements = sum(math.prod(shape) for shape in layout.shapes)
+    stored = sum(part.numel() for part in parts)
+    if elements == layout.total and [*layout.offsets] == sorted(layout.offsets):
+        return torch.cat([part.reshape(-1) for part in parts])
+    # A byte may hold two elements.
+    buffer = parts[0].new_zeros(layout.total * stored // elements if elements else layout.total)
+    for part, offset, shape in zip(parts, layout.offsets, layout.shapes, strict=True):
+        size = math.prod(shape)
+        start = offset * part.numel() // size if size else 0
+        buffer[start : start + part.numel()] = part.reshape(-1)
+    return buffer
+
+
+def _check_output(output: Any, layout: GroupLayout, quantizer: Any) -> None:
+    if not is_grouped(output):
+        got = type(output).__qualname__
+        raise DTypeError(expected("a grouped tensor", of="output of group_quantize", got=got, do="pass one that group_quantize made"))
+    if output.num_tensors != len(layout.shapes) or tuple(output.logical_shape) != layout.logical_shape:
+        got = f"{output.num_tensors} of {list(output.logical_shape)}"
+        wanted = f"{len(layout.shapes)} members of {list(layout.logical_shape)}"
+        raise ShapeError(expected(wanted, of="output of group_quantize", got=got, do="pass one of the same layout"))
+
+
+def _fill(output: Any, fields: dict[str, Tensor], noop: Tensor | None) -> Any:
+    skip = None if noop is None else noop == 1
+    for field, buffer in fields.items():
+        old = getattr(output, field)
+        if old is None:
+            setattr(output, field, buffer)
+        else:
+            old.view(-1).copy_(buffer if skip is None else torch.where(skip, old.view(-1), buffer))
+    return output
+
+
+def _columnwise_alone(quantizer: Any) -> Any:
+    """``quantizer`` making the column-wise copy alone, with the same state."""
+    alone = copy(quantizer)
+    alone.rowwise_usage, alone.columnwise_usage = False, True
+    return alone
+
+
+def quantize_group_columnwise(values: Tensor, quantizer: Any, described: tuple[Any, ...]) -> Any:
+    """``quantize_group`` of the column-wise copy alone, whatever usages ``quantizer`` has."""
+    if quantizer is None:
+        raise DTypeError(expected("a quantizer", of="a grouped activation", got="None", do="use the scaled activation without a group"))
+    alone = _columnwise_alone(quantizer)
+    grouped = quantize_group(values, alone, described)
+    grouped.quantizer = quantizer
+    if getattr(quantizer, "amax", alone) is None:
+        quantizer.amax = alone.amax
+    return grouped
+
+
+def columnwise_fields(x: Any, values: Tensor, quantizer: Any, layout: GroupLayout) -> dict[str, Tensor]:
+    """The column-wise copy of ``values``, its scales in the order of those that ``x`` has."""
+    alone = _columnwise_alone(quantizer)
+    alone.optimize_for_gemm = bool(x._with_gemm_swizzled_scales)
+    found = [quantize_tensor(piece, alone, piece.dtype) for piece in layout.pieces(values.view(-1))]
+    return _joined(found, member_fields(quantizer), layout)
+
+
+def transposed_fields(x: Any, layout: GroupLayout) -> dict[str, Tensor]:
+    """The column-wise copy of members that have one scale each: the same bytes, transposed."""
+    parts = [transpose_bytes(piece) for piece in layout.pieces(x.rowwise_data)]
+    return {"columnwise_data": _placed(parts, layout), "columnwise_scale_inv": x.scale_inv}

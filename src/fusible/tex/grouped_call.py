@@ -1,0 +1,192 @@
+"""Grouped tensors: how many tensors lie in one buffer, and how each becomes a tensor of its own.
+
+A grouped tensor is an object with ``num_tensors``, ``logical_shape``, ``first_dims``, ``last_dims``, ``tensor_offsets``, ``quantizer``, and flat
+buffers: ``rowwise_data``, ``columnwise_data``, ``scale_inv``, ``columnwise_scale_inv``, ``amax``, ``columnwise_amax``. What a member of a format
+calls the buffers is one line of ``MEMBER_FIELDS``; everything else here is the same for all formats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.protocol import scaling
+
+__all__ = [
+    "GroupLayout",
+    "MEMBER_FIELDS",
+    "NVFP4_OPTIONS",
+    "build_grouped",
+    "is_grouped",
+    "layout_of",
+    "layout_of_grouped",
+    "member_fields",
+    "members",
+    "register_grouped_factory",
+]
+
+_FLOAT8 = {"rowwise_data": "_data", "columnwise_data": "_transpose", "scale_inv": "_scale_inv", "columnwise_scale_inv": "_scale_inv"}
+_BLOCKS = {
+    "rowwise_data": "_rowwise_data",
+    "columnwise_data": "_columnwise_data",
+    "scale_inv": "_rowwise_scale_inv",
+    "columnwise_scale_inv": "_columnwise_scale_inv",
+}
+MEMBER_FIELDS: dict[str, dict[str, str]] = {
+    "delayed": _FLOAT8,
+    "current": _FLOAT8,
+    "block": _BLOCKS,
+    "mxfp8": _BLOCKS,
+    "nvfp4": {**_BLOCKS, "amax": "_amax_rowwise", "columnwise_amax": "_amax_columnwise"},
+}
+"""By scaling: each buffer of a grouped tensor and the attribute that holds a member's part of it."""
+
+NVFP4_OPTIONS = ("row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
+"""The options of a quantizer that a grouped tensor repeats."""
+
+_FACTORIES: dict[type, Callable[..., Any]] = {}
+
+
+def register_grouped_factory(quantizer_class: type, factory: Callable[..., Any]) -> None:
+    """Build grouped tensors for ``quantizer_class`` (and its subclasses) by ``factory(like, /, **fields)``, ``like`` being such a quantizer.
+
+    The fields are ``shape`` (logical), ``dtype`` (nominal), ``num_tensors``, ``quantizer`` (None where the data is unquantized), ``data``,
+    ``columnwise_data``, ``scale_inv``, ``columnwise_scale_inv``, ``amax``, ``columnwise_amax``, ``first_dims``, ``last_dims``, ``tensor_offsets``,
+    ``with_gemm_swizzled_scales``, and of NVFP4 those of ``NVFP4_OPTIONS``. ``type(None)`` stands for no quantizer.
+    """
+    _FACTORIES[quantizer_class] = factory
+
+
+def build_grouped(like: Any, **fields: Any) -> Any:
+    """The grouped tensor of the room that the quantizer ``like`` (or None) belongs to."""
+    for cls in type(like).__mro__:
+        if cls in _FACTORIES:
+            return _FACTORIES[cls](like, **fields)
+    got, do = type(like).__qualname__, "register it by register_grouped_factory"
+    raise DTypeError(expected("a quantizer of a registered class", of="a grouped tensor", got=got, do=do))
+
+
+def is_grouped(x: Any) -> bool:
+    """Whether ``x`` describes members of one buffer."""
+    return hasattr(x, "num_tensors") and hasattr(x, "logical_shape")
+
+
+def member_fields(quantizer: Any) -> dict[str, str]:
+    """The line of ``MEMBER_FIELDS`` for ``quantizer``."""
+    kind = scaling(quantizer)
+    if kind not in MEMBER_FIELDS:
+        raise DTypeError(expected(f"one of {', '.join(MEMBER_FIELDS)}", of="the scaling of a grouped tensor", got=kind, do="use such a quantizer"))
+    return MEMBER_FIELDS[kind]
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """Where the members lie: ``shapes[i]`` begins at element ``offsets[i]`` of the flattened ``logical_shape``."""
+
+    logical_shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return math.prod(self.logical_shape)
+
+    def pieces(self, flat: Any) -> list[Any]:
+        """The members as views of their flat buffer."""
+        return [
+            flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)
+        ]
+
+
+def _numbers(values: Any, count: int, of: str) -> list[int] | None:
+    """A tensor or list of integers, read by the host; None stays None."""
+    if values is None:
+        return None
+    found = [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+    if len(found) < count:
+        raise ShapeError(expected(f"{count} numbers", of=f"{of} of a grouped tensor", got=len(found), do="pass one for each member"))
+    return found[:count]
+
+
+def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None) -> GroupLayout:
+    """The layout of ``count`` members.
+
+    Without ``first_dims`` and ``last_dims`` they are equal slices of the rows; ``first_dims`` alone gives each its rows, ``last_dims`` alone its
+    columns (each member contiguous), both its shape. They lie one after the other, or where ``tensor_offsets`` (in elements) says. Raises
+    ``ShapeError`` where they do not fit ``logical_shape``.
+    """
+    rows, columns = logical_shape
+    if count < 1:
+        raise ArgumentError(expected("at least one member", of="a grouped tensor", got=count, do="pass num_tensors"))
+    firsts, lasts = _numbers(first_dims, count, "first_dims"), _numbers(last_dims, count, "last_dims")
+    if firsts is None and lasts is None and rows % count:
+        raise ShapeError(expected(f"a multiple of {count} rows", of="a grouped tensor of equal members", got=rows, do="pass first_dims"))
+    firsts = firsts if firsts is not None else [rows // count if lasts is None else rows] * count
+    lasts = lasts if lasts is not None else [columns] * count
+    shapes = tuple(zip(firsts, lasts, strict=True))
+    sizes = [first * last for first, last in shapes]
+    offsets = _numbers(tensor_offsets, count, "tensor_offsets") or [*accumulate(sizes[:-1], initial=0)]
+    total = math.prod(logical_shape)
+    if any(size < 0 or offset < 0 or offset + size > total for size, offset in zip(sizes, offsets, strict=True)):
+        got = f"members {[list(shape) for shape in shapes]} at {offsets}"
+        raise ShapeError(expected(f"members within {list(logical_shape)}", of="a grouped tensor", got=got, do="pass dimensions that fit"))
+    return GroupLayout(tuple(logical_shape), shapes, tuple(offsets))
+
+
+def layout_of_grouped(x: Any) -> GroupLayout:
+    """The layout that a grouped tensor describes."""
+    shapes = getattr(x, "tensor_shapes", None)
+    if not shapes or x.first_dims is not None or x.last_dims is not None:
+        return layout_of(x.logical_shape, x.num_tensors, x.first_dims, x.last_dims, x.tensor_offsets)
+    matrices = [tuple(shape) if len(shape) == 2 else (1, *shape) for shape in shapes]
+    rows, columns = [shape[0] for shape in matrices], [shape[1] for shape in matrices]
+    total = sum(math.prod(shape) for shape in matrices)
+    return layout_of((1, total), x.num_tensors, rows, columns, x.tensor_offsets)
+
+
+def members(x: Any, create_empty: Callable[..., Any], *, bare: bool = False) -> list[Any]:
+    """Each member as a tensor of its own that shares the buffers of ``x``: views, or quantized tensors of the quantizer's class.
+
+    ``create_empty(quantizer, shape, dtype, device)`` makes an empty member, which says how each buffer is shaped; ``bare`` asks for storages.
+    """
+    layout = layout_of_grouped(x)
+    held = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
+    if held is None:
+        raise ArgumentError(expected("data", of="a grouped tensor", got="none", do="use it before it is cleared"))
+    if x.quantizer is None:
+        return layout.pieces(held.view(-1))
+    fields = member_fields(x.quantizer)
+    quantizer = copy(x.quantizer)
+    quantizer.rowwise_usage, quantizer.columnwise_usage = x.rowwise_data is not None, x.columnwise_data is not None
+    quantizer.internal = bare or quantizer.internal
+    used: dict[str, int] = dict.fromkeys(fields, 0)
+    found = []
+    for shape, offset in zip(layout.shapes, layout.offsets, strict=True):
+        member = create_empty(quantizer, shape, x.fake_dtype, held.device)
+        _attach(member, x, fields, used, offset, math.prod(shape))
+        member._quantizer = x.quantizer
+        if hasattr(member, "_with_gemm_swizzled_scales"):
+            member._with_gemm_swizzled_scales = x._with_gemm_swizzled_scales
+        found.append(member)
+    return found
+
+
+def _attach(member: Any, x: Any, fields: dict[str, str], used: dict[str, int], offset: int, elements: int) -> None:
+    """Put the views of ``x``'s buffers in place of a member's own. Data lies at the member's offset, scales one after the other."""
+    for field, attribute in fields.items():
+        part, buffer = getattr(member, attribute), getattr(x, field)
+        if part is None or buffer is None:
+            continue
+        size = math.prod(part.shape)
+        if field.endswith("data"):
+            # A byte may hold two elements: the part's own size says.
+            start = offset * size // elements if elements else 0
+        else:
+            start = used[field]
+            used[field] += size
+        setattr(member, attribute, buffer.view(-1)[start : start + size].view(part.shape))
