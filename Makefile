@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 TORCH := torch==2.13.0
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 
-.PHONY: setup demo test test-all sanitize bench lint diagram clean
+.PHONY: setup demo test test-all sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -50,6 +50,9 @@ lint: setup
 
 diagram: setup
 	$(PY) docs/draw_imports.py
+
+stub: setup
+	$(PY) -m fusible.tex.stub
 
 clean:
 	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -31,7 +31,7 @@ def _one_thread() -> Iterator[None]:
 
 @_one_thread()
 def dispatch() -> list[dict[str, Any]]:
-    """Microseconds of a tex call, of calling the chosen method directly, and their difference. Target: at most 1.5 us."""
+    """Microseconds of a tex call, of calling the chosen method directly, and their difference. Target: at most 1 us."""
     x, weight, gamma = torch.randn(16, 64), torch.randn(64, 64), torch.randn(64)
     calls: dict[str, tuple[Any, ...]] = {
         "relu": (x, None),

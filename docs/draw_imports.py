@@ -18,13 +18,15 @@ DIAGRAM = Path(__file__).with_name("import_diagram.svg")
 
 ROOMS = {
     "cli": "command line, reports",
+    "plugin": "tex in NVIDIA's package",
     "pytorch": "modules, Sequential, autocast, executors",
     "compute_pipeline": "type inference, fusion, plans, execution",
     "fusions": "fused passes",
     "ops": "operations",
     "nvte": "Tensor, types, words",
+    "conformance": "what every backend must agree with",
     "quantized": "quantizers, tensors, recipes, state",
-    "tex.backends": "torch, cpu, xla",
+    "tex.backends": "torch, cpu, xla, nvidia, flaggems",
     "tex": "interface, registry, dispatch, explain",
     "cpp_extensions": "compiled kernels",
     "lazy": "trace, FlatIR, StableHLO, runtime",

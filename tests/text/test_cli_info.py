@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fusible import tex
 from fusible.cli import main
-from fusible.cli.info import show
+from fusible.cli.info import show, show_coverage
 from fusible.knobs import KNOBS
 
 FACTS = {
@@ -71,3 +71,21 @@ def test_a_variable_that_cannot_be_read_is_shown_not_raised(capsys, monkeypatch)
         "Expected a number of threads of the environment variable FUSIBLE_NUM_THREADS, got 'many': set it so or unset it."
     )
     assert main(["info"]) == 0
+
+
+def test_every_tex_function_is_shown_with_who_serves_it_and_why_others_do_not(capsys) -> None:
+    assert main(["info", "--tex", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tex": tex.coverage()}
+    stream = io.StringIO()
+    covered = {"gelu": {"cpu": None, "torch": None}, "prim_add": {"cpu": "not implemented by it", "torch": None}, "x": {"cpu": "a", "torch": "a"}}
+    show_coverage(covered, Console(file=stream, width=100))
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines() if line.strip()]
+    assert [line for line in lines if "─" not in line] == [
+        "function cpu torch",
+        "gelu yes yes",
+        "prim.add 1 yes",
+        "x 2 2",
+        "1: not implemented by it",
+        "2: a",
+        "2 of 3 functions are served here, for some arguments at least",
+    ]

@@ -18,19 +18,45 @@ from fusible.errors import FusibleError
 from fusible.knobs import KNOBS
 from fusible.tex.backends import cpu
 
-__all__ = ["collect", "cpu_model", "info", "native_kernels", "show"]
+__all__ = ["collect", "cpu_model", "info", "native_kernels", "show", "show_coverage"]
 
 _PACKAGES = ("torch", "jaxlib", "numpy", "triton", "transformer_engine")
 
 
 def info(given: argparse.Namespace) -> int:
     """The job of ``fusible info``."""
+    if given.tex:
+        return _tex(given.json)
     facts = collect()
     if given.json:
         print(json.dumps(facts, indent=1))
     else:
         show(facts, make_console())
     return 0
+
+
+def _tex(as_json: bool) -> int:
+    covered = tex.coverage()
+    if as_json:
+        print(json.dumps({"tex": covered}, indent=1))
+    else:
+        show_coverage(covered, make_console())
+    return 0
+
+
+def show_coverage(covered: dict[str, dict[str, str | None]], console: Console) -> None:
+    """Print what ``tex.coverage()`` gave: a row per function, a column per backend; the reasons are numbered below."""
+    backends = list(next(iter(covered.values()), {}))
+    reasons: dict[str, int] = {}
+    table = make_table("function", *backends)
+    for name, row in covered.items():
+        words = ("yes" if reason is None else str(reasons.setdefault(reason, len(reasons) + 1)) for reason in row.values())
+        table.add_row(name.replace("prim_", "prim."), *words)
+    console.print(table)
+    for reason, number in reasons.items():
+        console.print(f"{number}: {reason}")
+    served = sum(None in row.values() for row in covered.values())
+    console.print(f"{served} of {len(covered)} functions are served here, for some arguments at least")
 
 
 def collect() -> dict[str, Any]:

@@ -89,10 +89,12 @@ def attention(
     Several query heads share a group of k and v (grouped-query attention). Gives ``o`` shaped like ``q``, and what backward needs.
     """
     cu, length = sequences.cu_seqlens.data, sequences.max_seqlen
+    layout, format_ = _layout(sequences)
+    q_, k_, v_ = (sequences.fold(t).data for t in (q, k, v))
     o, stats, rng_state, *_ = tex.fused_attn_fwd(
-        length, length, is_training, scale, 0.0, True, *_layout(sequences)[:2], NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
+        length, length, is_training, scale, 0.0, True, layout, format_, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
         NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], False,
-        cu, cu, *(sequences.fold(t).data for t in (q, k, v)), q.dtype, None, None, None, None, None, None, None, None, None, 0, False, False,
+        cu, cu, q_, k_, v_, q.dtype, None, None, None, None, None, None, None, None, None, 0, False, False,
     )  # fmt: skip
     return sequences.unfold(Tensor(o, q.type)), AttentionAux(Tensor(stats, DType.Float32), Tensor(rng_state, DType.Int64))
 
@@ -104,10 +106,11 @@ def dattention(
     cu, length = sequences.cu_seqlens.data, sequences.max_seqlen
     layout, format_ = _layout(sequences)
     not_set = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    q_, k_, v_, o_, do_ = (sequences.fold(t).data for t in (q, k, v, o, do))
     dq, dk, dv, *_ = tex.fused_attn_bwd(
         length, length, scale, 0.0, True, layout, format_, format_, layout, not_set, not_set,
         NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], False, True,
-        cu, cu, *(sequences.fold(t).data for t in (q, k, v, o, do)), q.dtype, [aux.stats.data, aux.rng_state.data],
+        cu, cu, q_, k_, v_, o_, do_, q.dtype, [aux.stats.data, aux.rng_state.data],
         None, None, None, None, None, False,
     )  # fmt: skip
     return sequences.unfold(Tensor(dq, q.type)), sequences.unfold(Tensor(dk, k.type)), sequences.unfold(Tensor(dv, v.type))

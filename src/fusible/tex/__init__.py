@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusible.tex import backends, enums, prim
-from fusible.tex.dispatch import Call, dispatcher, explain, record
+from fusible.tex import backends, classes, enums, prim
+from fusible.tex.classes import *  # noqa: F403
+from fusible.tex.dispatch import Call, dispatcher, explain, hand_over, record
 from fusible.tex.enums import *  # noqa: F403
 from fusible.tex.extend import declare, implement, undeclare
 from fusible.tex.factories import build_quantized, register_factory
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request, function, requires
-from fusible.tex.management import get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
+from fusible.tex.management import coverage, get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
 from fusible.tex.operands import register_kind
 from fusible.tex.policy import Policy
 from fusible.tex.registry import Decision, registry
@@ -41,11 +42,13 @@ __all__ = [
     "TEXBackendBase",
     "backends",
     "build_quantized",
+    "coverage",
     "declare",
     "explain",
     "function",
     "get_backend",
     "get_policy",
+    "hand_over",
     "implement",
     "list_backends",
     "listening",
@@ -60,5 +63,5 @@ __all__ = [
     "set_policy",
     "undeclare",
 ]
-__all__ += [*enums.__all__, *_FUNCTIONS]
+__all__ += [*classes.__all__, *enums.__all__, *_FUNCTIONS]
 __all__.sort()  # pyright: ignore[reportUnsupportedDunderAll]

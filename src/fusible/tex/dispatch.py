@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.operands import KINDS, kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.taping import Heard, local
 
-__all__ = ["Call", "dispatcher", "explain", "record"]
+__all__ = ["Call", "dispatcher", "explain", "hand_over", "record"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,17 @@ def explain(function: str, *args: Any, **kwargs: Any) -> Decision:
         raise AttributeError(f"tex has no function {function!r}")
     declaration = DECLARATIONS[name]
     return registry.decide(_request(declaration, _kinds(declaration, args, kwargs)))
+
+
+def hand_over(backend: TEXBackendBase, function: str, *args: Any, **kwargs: Any) -> Any:
+    """Serve a call by the best backend that comes after ``backend``.
+
+    For a backend's method that is refused by a value which no kind shows (a window, a probability). It must not have written anything. Raises
+    ``NotServedError`` where nobody else serves the call.
+    """
+    declaration = DECLARATIONS[function]
+    request = _request(declaration, _kinds(declaration, args, kwargs))
+    return getattr(registry.choose_after(backend, request), function)(*args, **kwargs)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.policy import Policy
 from fusible.tex.registry import registry
 
-__all__ = ["get_backend", "get_policy", "list_backends", "register_backend", "set_backend", "set_policy"]
+__all__ = ["coverage", "get_backend", "get_policy", "list_backends", "register_backend", "set_backend", "set_policy"]
 
 register_backend = registry.register_backend
 
@@ -81,3 +81,19 @@ def list_backends() -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def coverage() -> dict[str, dict[str, str | None]]:
+    """Every declared function, and of each backend (best first) why it does not serve it, or None where it does, for some arguments at least.
+
+    ``tex.explain`` answers for one call.
+    """
+    backends = registry.ordered()
+    missing = {backend.NAME: registry.reason_unavailable(backend) for backend in backends}
+
+    def reason(backend: TEXBackendBase, function: str) -> str | None:
+        absent = missing[backend.NAME]
+        lacking = backend.lacks(function)
+        return lacking if lacking is not None else f"unavailable: {absent}" if absent is not None else None
+
+    return {name: {backend.NAME: reason(backend, name) for backend in backends} for name in sorted(DECLARATIONS)}

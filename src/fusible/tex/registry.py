@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from fusible import knobs
 from fusible.errors import BackendError, NotServedError
 from fusible.tex.interface.base import TEXBackendBase
-from fusible.tex.interface.declare import Request
+from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.policy import Policy
 
 __all__ = ["Decision", "Registry", "registry"]
@@ -140,23 +140,37 @@ class Registry:
 
     def choose(self, request: Request) -> TEXBackendBase:
         """The backend that serves ``request``; where none does, an error with every backend's reason."""
-        decision = self.decide(request)
+        return self._found(self.decide(request))
+
+    def choose_after(self, backend: TEXBackendBase, request: Request) -> TEXBackendBase:
+        """The backend that would serve ``request`` if ``backend`` and all that come before it refused."""
+        return self._found(self.decide(request, after=backend))
+
+    def _found(self, decision: Decision) -> TEXBackendBase:
+        request = decision.request
         if decision.backend is None:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in decision.others)
-            raise NotServedError(f"{request.function} not implemented for {request} by any backend ({reasons})")
+            declaration = DECLARATIONS.get(request.function)
+            needs = declaration.unserved if declaration is not None else None
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in decision.others if reason != needs)
+            what = f": it {needs}" if needs else f" for {request} by any backend"
+            raise NotServedError(f"{request.function} not implemented{what}{f' ({reasons})' if reasons else ''}")
         if self.policy.debug:
             _log.info("%s is served by %s", request, decision.backend)
         return self.find(decision.backend)
 
-    def decide(self, request: Request) -> Decision:
-        """Choose, and say why not the others."""
+    def decide(self, request: Request, after: TEXBackendBase | None = None) -> Decision:
+        """Choose, and say why not the others; among those that come ``after`` a backend, where one is given."""
         with self._lock:
             self.load_plugins()
             self._check(self.policy)
             chosen: str | None = None
             others: list[tuple[str, str]] = []
+            passed = after is None
             for backend, excluded in self._candidates(request.function):
                 reason = excluded or self.reason_unavailable(backend) or backend.supports(request)
+                if not passed:
+                    passed = backend is after
+                    reason = reason or "refuses this call"
                 if reason is None and chosen is None:
                     chosen = backend.NAME
                 else:
@@ -180,6 +194,7 @@ class Registry:
 
     def find(self, name: str) -> TEXBackendBase:
         """The backend of a name. Raises ``BackendError`` for an unknown one."""
+        self.load_plugins()
         backend = self._backends.get(name.lower())
         if backend is None:
             raise BackendError(f"Backend '{name}' not found. Available backends: {self._available()}")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends
 from tex_op_table import close
-from tex_table_gemm import call, product
-from tex_table_pointwise import gelu
 from torch import Tensor
 
+from fusible.conformance.cases.gemm import call, product
+from fusible.conformance.cases.pointwise import gelu
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex import DType

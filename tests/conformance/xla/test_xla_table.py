@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 import test_tex_table as reference
 import torch
-from tex_op_table import TABLE, Record, Sample
+from tex_op_table import Record, Sample
 from xla_runner import RUNNER
 
 from fusible.tex import DType
@@ -19,8 +19,8 @@ pytest.importorskip("jaxlib")
 MANY = {"generic_gemm": 11}
 """Of these, every n-th sample."""
 
-CASES = [pytest.param(entry, dtype, id=f"{entry.function}-{str(dtype)[6:]}") for entry in TABLE.values() for dtype in entry.dtypes]
-QUANTIZING = [pytest.param(entry, id=entry.function) for entry in TABLE.values() if entry.quantizes]
+CASES = [pytest.param(entry, dtype, id=f"{entry.function}-{str(dtype)[6:]}") for entry in reference.TABLE.values() for dtype in entry.dtypes]
+QUANTIZING = [pytest.param(entry, id=entry.function) for entry in reference.TABLE.values() if entry.quantizes]
 
 
 def few(entry: Record, count: int) -> Record:

@@ -82,17 +82,17 @@ def _activations(quick: bool) -> Iterator[Case]:
 def _attention(quick: bool) -> Iterator[Case]:
     b, s, h, d = (1, 32, 2, 16) if quick else (2, 2048, 16, 64)
     q, k, v, grad = (torch.randn(b, h, s, d).bfloat16() for _ in range(4))
-    ours = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    q_, k_, v_ = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     our_grad = grad.transpose(1, 2).contiguous()
     cu = torch.arange(0, (b + 1) * s, s, dtype=torch.int32)
     layout, format_, unset = NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
-    rules: tuple[Any, ...] = (
+    rules: tuple[Any, Any, Any, list[int], bool] = (
         NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Mask_Type.NVTE_CAUSAL_MASK, NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], False
     )  # fmt: skip
 
     def forward() -> list[Any]:
         return tex.fused_attn_fwd(
-            s, s, True, d**-0.5, 0.0, True, layout, format_, unset, *rules, cu, cu, *ours, torch.bfloat16,
+            s, s, True, d**-0.5, 0.0, True, layout, format_, unset, *rules, cu, cu, q_, k_, v_, torch.bfloat16,
             None, None, None, None, None, None, None, None, None, 0, False, False,
         )  # fmt: skip
 
@@ -100,7 +100,7 @@ def _attention(quick: bool) -> Iterator[Case]:
 
     def backward() -> list[Any]:
         return tex.fused_attn_bwd(
-            s, s, d**-0.5, 0.0, True, layout, format_, format_, layout, unset, unset, *rules, True, cu, cu, *ours, output, our_grad,
+            s, s, d**-0.5, 0.0, True, layout, format_, format_, layout, unset, unset, *rules, True, cu, cu, q_, k_, v_, output, our_grad,
             torch.bfloat16, auxiliary, None, None, None, None, None, False,
         )  # fmt: skip
 

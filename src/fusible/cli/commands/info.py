@@ -10,6 +10,7 @@ __all__ = ["COMMAND"]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tex", action="store_true", help="show instead, of every tex function, which backends serve it and why others do not")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fusible.tex.backends import cpu, torch_backend, xla
+from fusible.tex.backends import cpu, flaggems, nvidia, torch_backend, xla
 
-__all__ = ["cpu", "torch_backend", "xla"]
+__all__ = ["cpu", "flaggems", "nvidia", "torch_backend", "xla"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.context_parallel import ContextParallel
-from fusible.tex.interface.declare import Request
+from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.interface.dropout import Dropout
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.interface.grouped import Grouped
@@ -79,10 +79,18 @@ class TEXBackendBase(
         """Whether this backend can run here."""
         return self.unavailable() is None
 
+    def lacks(self, function: str) -> str | None:
+        """Why this backend does not have ``function`` whatever the arguments, or None where it has it."""
+        if getattr(type(self), function, None) is not getattr(TEXBackendBase, function, None):
+            return None
+        declaration = DECLARATIONS.get(function)
+        return declaration.unserved if declaration is not None and declaration.unserved else "not implemented by it"
+
     def supports(self, request: Request) -> str | None:
         """Why this backend refuses ``request``, or None where it serves it."""
-        if getattr(type(self), request.function, None) is getattr(TEXBackendBase, request.function, None):
-            return "not implemented by it"
+        lacking = self.lacks(request.function)
+        if lacking is not None:
+            return lacking
         devices = request.devices
         if self.DEVICES is None and "lazy" in devices:
             return "serves real tensors, and these record"

@@ -51,12 +51,13 @@ def _show(kind: Hashable) -> str:
 
 @dataclass(frozen=True)
 class Declaration:
-    """One function of the interface."""
+    """One function of the interface. ``unserved``: what it needs that no backend of this package has, as a phrase after "it"; None where one has."""
 
     name: str
     signature: inspect.Signature = field(repr=False)
     asks: tuple[str, ...]
     doc: str = field(repr=False)
+    unserved: str | None = None
 
     @property
     def positions(self) -> dict[str, int]:
@@ -67,10 +68,11 @@ DECLARATIONS: dict[str, Declaration] = {}
 """Every function of the interface by name, in the order of declaration."""
 
 
-def function(*asks: str) -> Callable[[F], F]:
+def function(*asks: str, unserved: str | None = None) -> Callable[[F], F]:
     """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on.
 
-    Every name in ``asks`` must be a parameter without a default.
+    Every name in ``asks`` must be a parameter without a default. ``unserved`` says of a function that no backend of this package serves what it
+    needs ("needs NVSHMEM"); a vendor's backend may serve it like any other.
     """
 
     def declare(method: F) -> F:
@@ -79,7 +81,7 @@ def function(*asks: str) -> Callable[[F], F]:
         name = method.__name__
         unknown = [ask for ask in asks if ask not in signature.parameters]
         assert not unknown, f"{name} asks by {unknown}, which are no parameters of it"
-        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "")
+        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved)
         return method
 
     return declare

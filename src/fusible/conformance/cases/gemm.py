@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
-from tex_op_table import Output, Sample, random, record
-from tex_table_pointwise import gelu
 from torch import Tensor
+
+from fusible.conformance.cases.pointwise import gelu
+from fusible.conformance.table import Output, Sample, random, record
+from fusible.quantized import Float8TensorStorage
+from fusible.tex import DType
 
 CALL: dict[str, Any] = {
     "D": None,
@@ -81,6 +86,22 @@ def generic_gemm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
             yield Sample(f"{label}-accumulate-{d_dtype}", arguments, (Output(0, total, d_dtype, length, size + 8), *nothing))
             added = call(a, trans_a, b, trans_b, D=d.clone(), accumulate=True, output_dtype=d_dtype)
             yield Sample(f"{label}-add-{d_dtype}", added, (Output(0, ab + d.double(), d_dtype, length, size + 8), *nothing))
+    yield from eight_bits(generator, dtype)
+
+
+def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Products of FP8 operands, with a scale each; both copies of an operand are given, and a backend reads the one that it needs."""
+    for fp8, numpy in ((DType.kFloat8E4M3, ml_dtypes.float8_e4m3fn), (DType.kFloat8E5M2, ml_dtypes.float8_e5m2)):
+        for layout, (a, b) in {"TN": ((8, 32), (16, 32)), "NN": ((8, 32), (16, 8)), "NT": ((16, 32), (16, 8))}.items():
+            operands, values = [], []
+            for shape, scale in ((a, 0.5), (b, 0.25)):
+                bits = torch.from_numpy(torch.randn(shape, generator=generator).numpy().astype(numpy).view(np.uint8))
+                values.append(torch.from_numpy(bits.numpy().view(numpy).astype(np.float64)) * scale)
+                storage = {"data": bits, "data_transpose": bits.t().contiguous(), "fp8_scale_inv": torch.tensor([scale]), "fp8_dtype": fp8}
+                operands.append(Float8TensorStorage(**storage, fake_dtype=dtype))
+            ab, size, length = product(values[0], layout[0] == "T", values[1], layout[1] == "T")
+            arguments = call(operands[0], layout[0] == "T", operands[1], layout[1] == "T", output_dtype=dtype)
+            yield Sample(f"{layout}-{fp8.name}", arguments, (Output(0, ab, dtype, length, size), *(Output(i, None) for i in (1, 2, 3))))
 
 
 def gradients_of_gelu(

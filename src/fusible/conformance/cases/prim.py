@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from tex_op_table import Output, Sample, random, record, strided
+from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 
 @record("prim_add")
@@ -49,3 +51,40 @@ def rope_angles(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     angles = torch.arange(300, dtype=torch.float64)[:, None] * torch.cat((frequencies, frequencies))
     arguments = {"positions": 300, "width": 6, "base": 10000.0, "like": torch.zeros(1)}
     yield Sample("300", arguments, (Output(None, angles.reshape(300, 1, 1, 6)),))
+
+
+def moving(name: str, *calls: tuple[str, dict[str, object], Callable[[Tensor], object]]) -> None:
+    """Enter a record of a function that moves data: its arguments beside ``x``, and what it makes of ``x [4, 6]``, exactly."""
+
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for label, arguments, wanted in calls:
+            x = random(generator, (4, 6), dtype)
+            made = wanted(x)
+            parts = made if isinstance(made, tuple) else (made,)
+            places = range(len(parts)) if isinstance(made, tuple) else (None,)
+            yield Sample(label, {"x": x, **arguments}, tuple(Output(at, part) for at, part in zip(places, parts, strict=True)))
+
+    record(name)(sample)
+
+
+moving("prim_copy", ("[4, 6]", {}, torch.clone))
+moving("prim_reshape", ("[3, 8]", {"shape": (3, 8)}, lambda x: x.reshape(3, 8)), ("[2, -1]", {"shape": (2, -1)}, lambda x: x.reshape(2, -1)))
+moving("prim_split", ("columns", {"sizes": [1, 5], "dim": 1}, lambda x: (x[:, :1].contiguous(), x[:, 1:].contiguous())))
+
+
+@record("prim_concatenate")
+def concatenate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for dim in (0, 1):
+        parts = [random(generator, (2, 3), dtype) for _ in range(3)]
+        yield Sample(f"along {dim}", {"tensors": parts, "dim": dim}, (Output(None, torch.cat(parts, dim)),))
+
+
+@record("prim_full")
+def full(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("[2, 3]", {"shape": [2, 3], "value": 7, "dtype": dtype, "like": torch.zeros(1)}, (Output(None, torch.full((2, 3), 7.0).to(dtype)),))
+
+
+@record("prim_empty")
+def empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    outputs = (Output("result.shape", torch.Size([2, 3])), Output("result.dtype", dtype))
+    yield Sample("[2, 3]", {"shape": [2, 3], "dtype": dtype, "like": torch.zeros(1)}, outputs)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from tex_op_table import Output, Sample, random, record
 from torch import Tensor
 
+from fusible.conformance.table import Output, Sample, random, record
 from fusible.tex import NVTE_QKV_Format
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from tex_op_table import Output, Sample, random, record, strided
 from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from tex_op_table import Output, Sample, random, record, strided
 from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5))
 """``[b, h, q, k]``."""

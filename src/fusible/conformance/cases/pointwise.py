@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from tex_op_table import Output, Sample, Sampler, random, record, strided
 from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
 
 SHAPES = ((16, 64), (3, 5, 14), (1, 2), (0, 8))
 

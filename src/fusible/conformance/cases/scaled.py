@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from tex_op_table import Output, Sample, Sampler, random, record, strided
-from tex_table_pointwise import OPTIONS, clamped_swiglu, gated, silu, situglu, srelu
 from torch import Tensor
+
+from fusible.conformance.cases.pointwise import OPTIONS, clamped_swiglu, gated, silu, situglu, srelu
+from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
 
 SHAPES = ((6, 24), (2, 5, 12), (1, 12), (0, 12))
 INTERLEAVES = (0, 2, 6)

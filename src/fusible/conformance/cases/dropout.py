@@ -1,0 +1,84 @@
+"""Records of both dropouts. What is dropped is drawn, so outputs are worked out from the mask that came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, random, record
+
+__all__ = ["word"]
+
+_M64 = (1 << 64) - 1
+
+
+def bits(mask: Tensor) -> Tensor:
+    """The mask of bits, least significant first, as booleans."""
+    return torch.stack([(mask.cpu() >> bit) & 1 for bit in range(8)], -1).flatten().bool()
+
+
+def kept(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    return torch.where(keep.view(x.shape), x.double() / (1 - p), 0.0)
+
+
+@record("dropout_fwd")
+def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for p in (0.0, 0.25):
+        x = random(generator, (8, 32), dtype)
+
+        def value(result: Any, arguments: dict[str, Any], p: float = p) -> Tensor:
+            return kept(arguments["input"], bits(result[1]), p)
+
+        outputs = (Output(0, value, dtype), Output("result.1.shape", torch.Size([x.numel() // 8])), Output("result.1.dtype", torch.uint8))
+        yield Sample(f"p={p}", {"input": x, "dropout_probability": p}, outputs)
+        yield Sample(f"p={p} given", {"input": x, "dropout_probability": p, "out": torch.zeros_like(x)}, (*outputs, Output("out", value, dtype)))
+    x = torch.ones(256, 256, dtype=dtype)
+
+    def share(result: Any, arguments: dict[str, Any]) -> Tensor:
+        """Within six standard deviations of the share that is kept: then the share itself, which agrees, else what it should be."""
+        found = bits(result[1]).double().mean()
+        return result[1].cpu() if abs(found - 0.75) < 6 * (0.25 * 0.75 / x.numel()) ** 0.5 else torch.zeros_like(result[1].cpu())
+
+    yield Sample("the share that is kept", {"input": x, "dropout_probability": 0.25}, (Output(1, share),))
+
+
+@record("dropout_bwd")
+def dropout_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for p in (0.0, 0.25):
+        g, mask = random(generator, (8, 32), dtype), torch.randint(0, 256, (32,), generator=generator, dtype=torch.uint8)
+        value = kept(g, bits(mask), p)
+        yield Sample(f"p={p}", {"grad_output": g, "mask": mask, "dropout_probability": p}, (Output(None, value, dtype),))
+        given = {"grad_output": g, "mask": mask, "dropout_probability": p, "grad_input": torch.zeros_like(g)}
+        yield Sample(f"p={p} given", given, (Output("grad_input", value, dtype),))
+
+
+def word(seed: int, counter: int) -> int:
+    """The random word that ``tex.prim.dropout`` documents, in Python integers."""
+    z = (seed + 0x9E3779B97F4A7C15) & _M64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _M64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _M64
+    key = (z ^ (z >> 31)) | 1
+    y = counter * key & _M64
+    x = y
+    for addend in (y, y + key, y):
+        x = (x * x + addend) & _M64
+        x = (x >> 32 | x << 32) & _M64
+    return (x * x + y + key & _M64) >> 32
+
+
+@record("prim_dropout")
+def prim_dropout(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for offset in (0, 3):
+        x = random(generator, (3, 5, 4), dtype)
+        keep = torch.tensor([word(42, offset * 2**40 + i) >= int(0.3 * 2**32) for i in range(x.numel())]).view(x.shape)
+        arguments = {"x": x, "probability": 0.3, "seed": torch.tensor([42]), "offset": offset}
+        yield Sample(f"offset {offset}", arguments, (Output(0, kept(x, keep, 0.3), dtype), Output(1, keep.to(torch.uint8))))
+
+
+@record("prim_dropout_backward")
+def prim_dropout_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    g, mask = random(generator, (3, 5), dtype), torch.randint(0, 2, (3, 5), generator=generator, dtype=torch.uint8)
+    yield Sample("[3, 5]", {"dy": g, "mask": mask, "probability": 0.3}, (Output(None, kept(g, mask.bool(), 0.3), dtype),))

@@ -1,0 +1,36 @@
+"""Records of the queries about a platform: what type the answers have; the answers are the backend's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fusible.conformance.table import Output, Sample, record
+
+__all__ = []
+
+_ANSWERS: dict[str, type] = {
+    "get_cublasLt_version": int,
+    "get_cudnn_version": int,
+    "get_num_cublas_streams": int,
+    "get_stream_priority_range": tuple,
+    "device_supports_multicast": bool,
+    "ubuf_built_with_mpi": bool,
+    "nvte_built_with_cublasmp": bool,
+}
+
+
+def answering(kind: type) -> Any:
+    def fits(result: Any, arguments: dict[str, Any]) -> Any:
+        return result if type(result) is kind else f"an answer of type {kind.__name__}"
+
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        yield Sample("", {}, (Output(None, fits),))
+
+    return sample
+
+
+for _name, _kind in _ANSWERS.items():
+    record(_name, dtypes=(torch.float32,))(answering(_kind))

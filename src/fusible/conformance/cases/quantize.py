@@ -1,0 +1,141 @@
+"""Records of the casts to and from 8 bits, byte for byte by ml_dtypes, and of what scaling recipes read and write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, random, record, strided
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
+from fusible.tex import DType
+from fusible.tex.protocol import FP8_MAX
+
+__all__ = ["cast", "scale_of"]
+
+_NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
+_FORMATS = tuple(_NUMPY)
+_SHAPES = ((4, 6), (2, 3, 5), (7,), (0, 4))
+
+
+def cast(x: Tensor, scale: float, fp8: DType) -> Tensor:
+    """The bytes of ``x * scale`` rounded to nearest even, saturated."""
+    product = x.float().numpy() * np.float32(scale)
+    return torch.from_numpy(np.clip(product, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(_NUMPY[fp8]).view(np.uint8))
+
+
+def scale_of(x: Tensor, fp8: DType, power_of_two: bool) -> float:
+    """The scale that brings the largest element to the format's largest; 1 for zeros, and the next lower power of two where one is asked for."""
+    amax = np.float32(x.float().abs().max().item() if x.numel() else 0)
+    scale = np.float32(FP8_MAX[fp8]) / amax if amax else np.float32(1)
+    return float(2.0 ** math.floor(math.log2(scale)) if power_of_two else scale)
+
+
+def amax_of(x: Tensor) -> Tensor:
+    return x.float().abs().max()[None] if x.numel() else torch.zeros(1)
+
+
+def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
+    for shape in _SHAPES:
+        yield random(generator, shape, dtype, 30.0)
+    yield strided(generator, (6, 4, 10), dtype)
+
+
+def layouts(at: str, data: Tensor) -> tuple[Output, Output]:
+    return Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous())
+
+
+def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Any, Tensor, Tensor]]:
+    """``(label, x, quantizer, bytes, scale)``."""
+    for x in inputs(generator, dtype):
+        for fp8 in _FORMATS:
+            label = f"{list(x.shape)} {fp8.name}"
+            yield f"{label} delayed", x, Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8), cast(x, 4.0, fp8), torch.tensor([4.0])
+            for power_of_two in (False, True):
+                scale = scale_of(x, fp8, power_of_two)
+                quantizer = Float8CurrentScalingQuantizer(fp8, "cpu", force_pow_2_scales=power_of_two)
+                yield f"{label} current {power_of_two}", x, quantizer, cast(x, scale, fp8), torch.tensor([scale])
+
+
+@record("quantize")
+def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for label, x, quantizer, data, scale in quantizing(generator, dtype):
+        amax = (Output("quantizer.amax", amax_of(x)),) if isinstance(quantizer, Float8Quantizer) else ()
+        outputs = (*layouts("result", data), Output("result._scale_inv", scale.double().reciprocal()), *amax)
+        yield Sample(label, {"tensor": x, "quantizer": quantizer}, outputs)
+    x = random(generator, (4, 6), dtype)
+    for skip in (0, 1):
+        quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), DType.kFloat8E4M3)
+        old = torch.full((4, 6), 7, dtype=torch.uint8)
+        output = Float8TensorStorage(
+            data=old.clone(), fp8_scale_inv=torch.ones(1), fp8_dtype=DType.kFloat8E4M3, fake_dtype=dtype, quantizer=quantizer
+        )
+        data = old if skip else cast(x, 4.0, DType.kFloat8E4M3)
+        outputs = (Output("output._data", data), Output("quantizer.amax", torch.zeros(1) if skip else amax_of(x)))
+        arguments = {"tensor": x, "quantizer": quantizer, "output": output, "noop": torch.tensor([float(skip)])}
+        yield Sample(f"into an output, noop {skip}", arguments, outputs)
+
+
+@record("bgrad_quantize")
+def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for label, x, quantizer, data, _ in quantizing(generator, dtype):
+        rows = x.double().reshape(-1, x.shape[-1])
+        summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
+        yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *layouts("result.1", data)))
+
+
+@record("dequantize", dtypes=(torch.float32, torch.bfloat16, torch.float16))
+def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(16, 16)
+    for fp8 in _FORMATS:
+        quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8)
+        x = Float8TensorStorage(data=every.clone(), fp8_scale_inv=torch.tensor([0.25]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer)
+        value = torch.from_numpy(every.numpy().view(_NUMPY[fp8]).astype(np.float64)) * 0.25
+        # Exact in every dtype but for fp16, which has no room for the least values of E5M2 times a quarter.
+        yield Sample(fp8.name, {"input": x, "otype": dtype}, (Output(None, value, dtype),))
+
+
+@record("create_empty_quantized_tensor", dtypes=(torch.bfloat16,))
+def create_empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), DType.kFloat8E5M2)
+    arguments = {"quantizer": quantizer, "shape": [2, 3, 4], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
+    shapes = {"_data": (2, 3, 4), "_transpose": (4, 2, 3), "_scale_inv": (1,)}
+    yield Sample("[2, 3, 4]", arguments, tuple(Output(f"result.{name}.shape", torch.Size(shape)) for name, shape in shapes.items()))
+
+
+@record("fp8_transpose", dtypes=(torch.uint8,))
+def fp8_transpose(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in (*_SHAPES, (3, 0), (2, 3, 2, 4)):
+        x = torch.randint(0, 256, shape, generator=generator, dtype=dtype)
+        moved = x.movedim(-1, 0).contiguous()
+        yield Sample(str(list(shape)), {"input": x, "dtype": DType.kFloat8E4M3, "out": None}, (Output(None, moved),))
+        given = {"input": x, "dtype": DType.kFloat8E4M3, "out": torch.zeros_like(moved)}
+        yield Sample(f"{list(shape)} given", given, (Output("out", moved),))
+
+
+@record("compute_amax")
+def compute_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for x in inputs(generator, dtype):
+        yield Sample(str(list(x.shape)), {"input": x, "amax": torch.tensor([1e9])}, (Output("amax", amax_of(x)),))
+
+
+@record("fused_amax_and_scale_update_after_reduction", dtypes=(torch.float32,))
+def scale_update(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Of three scales, with a history of three: a new amax, none (the last one is taken from the history), and none at all."""
+    history = torch.tensor([[2.0, 4.0, 0.0], [8.0, 1.0, 0.0], [0.5, 3.0, 0.0]])
+    buffer, scales = torch.tensor([5.0, 0.0, 0.0]), torch.tensor([1.5, 2.5, 3.5])
+    moved = torch.tensor([[0.0, 0.0, 0.0], [0.5, 3.0, 0.0], [5.0, 4.0, 0.0]])
+    for algorithm, amaxes in (("max", (8.0, 4.0)), ("most_recent", (5.0, 4.0))):
+        for fp8 in _FORMATS:
+            new = [float(np.float32(FP8_MAX[fp8] / 4) / np.float32(amax)) for amax in amaxes]
+            arguments = {
+                "amax_reduction_buffer": buffer.clone(), "amax_histories": [history.clone()], "scales": [scales.clone()],
+                "amax_compute_algo": algorithm, "fp8_dtype": fp8, "margin": 2,
+            }  # fmt: skip
+            outputs = (Output("amax_histories.0", moved), Output("scales.0", torch.tensor([*new, 3.5])))
+            yield Sample(f"{algorithm} {fp8.name}", arguments, outputs)

@@ -1,0 +1,123 @@
+"""One call's way into a backend and out again: to another device, or onto tensors that record.
+
+Objects keep their identity: what comes out and had come in is the very object that came in, and what a call wrote is in the tensors that came in.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import torch
+
+from fusible.quantized import Float8Tensor, Float8TensorStorage, Quantizer
+
+__all__ = ["Crossing"]
+
+FIELDS = ("_data", "_transpose", "_scale_inv")
+"""The tensors of a per-tensor FP8 tensor."""
+
+
+class Crossing:
+    """Moves torch tensors to ``device``, and back to the CPU."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._device = torch.device(device)
+        self._entered: dict[int, tuple[Any, Any]] = {}
+
+    def enter(self, x: Any) -> Any:
+        """``x``, a tree of lists, dicts, tensors and quantizers, on the other side; the same object enters once."""
+        if self.stays(x):
+            return x
+        if isinstance(x, dict):
+            return {name: self.enter(value) for name, value in x.items()}
+        if isinstance(x, list | tuple):
+            return type(x)(self.enter(value) for value in x)
+        if not isinstance(x, torch.Tensor | Float8TensorStorage | Quantizer | torch.device):
+            return x
+        if id(x) not in self._entered:
+            self._entered[id(x)] = (x, self.converted(x))
+        return self._entered[id(x)][1]
+
+    def stays(self, x: Any) -> bool:
+        """Whether ``x`` is on the right side already."""
+        return self._device.type == "cpu"
+
+    def converted(self, x: Any) -> Any:
+        if isinstance(x, torch.device):
+            return self._device
+        if isinstance(x, Quantizer):
+            twin = copy(x)
+            for name in ("scale", "amax"):
+                if isinstance(getattr(x, name, None), torch.Tensor):
+                    setattr(twin, name, self.enter(getattr(x, name)))
+            return twin
+        if isinstance(x, Float8Tensor | Float8TensorStorage):
+            return self._storage(x)
+        return self.tensor(x)
+
+    def _storage(self, x: Any) -> Float8TensorStorage:
+        data, transpose, scale_inv = (self.enter(getattr(x, name)) for name in FIELDS)
+        twin = Float8TensorStorage(
+            data=data, fp8_scale_inv=scale_inv, fp8_dtype=x._fp8_dtype, fake_dtype=x._dtype, data_transpose=transpose,
+            quantizer=self.enter(x._quantizer),
+        )  # fmt: skip
+        twin._transpose_invalid = x._transpose_invalid
+        return twin
+
+    def tensor(self, x: torch.Tensor) -> Any:
+        """One tensor on the other side."""
+        return x.to(self._device)
+
+    def leave(self, result: Any) -> Any:
+        """``result`` on this side, after what the call wrote was written back."""
+        for original, twin in list(self._entered.values()):
+            self._write_back(original, twin)
+        return self._result(result)
+
+    def changed(self, twin: Any) -> bool:
+        """Whether a call may have written to a tensor that had entered."""
+        return True
+
+    def left(self, x: Any) -> torch.Tensor:
+        """A tensor of the other side on this one."""
+        return x.cpu()
+
+    def crossed(self, x: Any) -> bool:
+        """Whether ``x`` is a tensor of the other side."""
+        return isinstance(x, torch.Tensor) and not isinstance(x, Float8Tensor)
+
+    def _write_back(self, original: Any, twin: Any) -> None:
+        if self.crossed(twin):
+            if self.changed(twin):
+                original.copy_(self.left(twin).view(original.shape))
+        elif isinstance(twin, Float8TensorStorage):
+            for name in FIELDS:
+                setattr(original, name, self._result(getattr(twin, name)))
+            original._transpose_invalid = twin._transpose_invalid
+        elif self.crossed(getattr(twin, "amax", None)) and self.changed(twin.amax):
+            if original.amax is None:
+                original.amax = self.left(twin.amax)
+            else:
+                original.amax.copy_(self.left(twin.amax))
+
+    def _result(self, x: Any) -> Any:
+        for original, twin in self._entered.values():
+            if twin is x and x is not None:
+                return original
+        if isinstance(x, list | tuple):
+            return type(x)(self._result(value) for value in x)
+        if self.crossed(x):
+            return self.left(x)
+        if not isinstance(x, Float8TensorStorage):
+            return x
+        fields = {
+            "data": self._result(x._data), "data_transpose": self._result(x._transpose), "fp8_scale_inv": self._result(x._scale_inv),
+            "fp8_dtype": x._fp8_dtype, "quantizer": self._result(x._quantizer),
+        }  # fmt: skip
+        dtype = self.dtype(x._dtype)
+        return Float8TensorStorage(fake_dtype=dtype, **fields) if x._quantizer.internal else Float8Tensor(tuple(x.shape), dtype, **fields)
+
+    def dtype(self, dtype: Any) -> torch.dtype:
+        """A dtype of the other side as torch's."""
+        return dtype

@@ -1,0 +1,56 @@
+"""Quantized outputs: within half a step of the 8-bit format of what they would be in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.conformance.table import Disagreement, Output, Sample, close
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
+from fusible.tex import DType
+from fusible.tex.protocol import FP8_MAX
+
+__all__ = ["FORMATS", "check_quantized", "quantizers"]
+
+FORMATS = (DType.kFloat8E4M3, DType.kFloat8E5M2)
+_STEP = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}
+_SMALLEST = {DType.kFloat8E4M3: 2.0**-10, DType.kFloat8E5M2: 2.0**-17}
+
+
+def quantizers(fp8: DType) -> tuple[Quantizer, ...]:
+    """One of each scaling: delayed, current."""
+    return Float8Quantizer(torch.tensor([16.0]), torch.zeros(1), fp8), Float8CurrentScalingQuantizer(fp8, "cpu")
+
+
+def check_quantized(call: Callable[..., Any], function: str, sample: Sample, quantizer: Quantizer) -> None:
+    """Raise ``Disagreement`` unless ``call(function, **arguments)``, with ``quantizer`` among them, quantizes the sample's first output."""
+    main = sample.outputs[0]
+    arguments = {**sample.arguments, "quantizer": quantizer}
+    quantized = main.find(call(function, **arguments), arguments)
+    if quantized._dtype is not main.dtype:
+        raise Disagreement(f"a nominal dtype of {quantized._dtype} instead of {main.dtype}")
+    with tex.set_backend("torch"):
+        value = tex.dequantize(quantized, DType.kFloat32)
+    if value.numel():
+        _check_values(main, quantized, value, quantizer)
+    if not torch.equal(quantized._transpose, quantized._data.movedim(-1, 0)):
+        raise Disagreement("the transposed data is not that of the data")
+
+
+def _check_values(main: Output, quantized: Any, value: torch.Tensor, quantizer: Any) -> None:
+    reference, fp8 = main.reference, quantizer.dtype
+    magnitude = max(1.0, main.magnitude or 1.0)
+    # Half a step of the format, half a unit of the nominal dtype that may have been rounded to first, and the fp32 error of what came before.
+    slack = torch.finfo(main.dtype).eps + 2 * (main.length + 16) * torch.finfo(torch.float32).eps * magnitude
+    saturated = FP8_MAX[fp8] * quantized._scale_inv.item()
+    wanted = reference.clamp(-saturated, saturated)
+    error = (value.double() - wanted).abs()
+    bound = (_STEP[fp8] + slack) * wanted.abs() + _SMALLEST[fp8] * quantized._scale_inv.item() + slack
+    if not (error <= bound).all():
+        raise Disagreement(f"the largest error is {(error / bound).max().item():.3g} times its bound")
+    if isinstance(quantizer, Float8Quantizer):
+        largest = reference.abs().max()
+        close(quantizer.amax, largest[None], torch.float32, main.length, max(1.0, main.magnitude or largest.item()))

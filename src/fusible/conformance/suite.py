@@ -1,0 +1,166 @@
+"""Running the table on one backend: how far each function, in each dtype, is from float64 and from the reference backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.conformance.crossing import Crossing
+from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
+from fusible.conformance.table import Disagreement, Record, Sample, load, measure
+from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.registry import registry
+
+__all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_for", "without_cases"]
+
+Call = Callable[..., Any]
+
+
+class Verdict:
+    """What may come of checking a function in a dtype. Only the last two say that something is wrong."""
+
+    AGREES = "agrees"
+    REFUSED = "refused"
+    DISAGREES = "disagrees"
+    FAILS = "fails"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What came of one function in one dtype.
+
+    ``samples`` counts those that the backend served. ``float64`` and ``reference`` are the largest distances from float64 and from the torch
+    backend, as shares of what is allowed; None where nothing of the kind was compared. ``detail`` says why a verdict is not "agrees".
+    """
+
+    function: str
+    dtype: str
+    verdict: str
+    samples: int = 0
+    float64: float | None = None
+    reference: float | None = None
+    detail: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.verdict in (Verdict.DISAGREES, Verdict.FAILS)
+
+
+def without_cases() -> list[str]:
+    """The declared functions that a backend of this package serves and the table has no record of."""
+    table = load()
+    return sorted(name for name, declaration in DECLARATIONS.items() if declaration.unserved is None and name not in table)
+
+
+def crossing_for(backend: str, device: str | None = None) -> Callable[[], Crossing]:
+    """How calls get into a backend: by ``device``, or by the device that it serves; onto tensors that record for one that serves only those."""
+    devices = registry.find(backend).DEVICES
+    if device is None and devices == frozenset({"lazy"}):
+        from fusible.conformance.recording import RecordingCrossing
+
+        return RecordingCrossing
+    chosen = device or ("cpu" if devices is None or "cpu" in devices else min(devices))
+    return lambda: Crossing(chosen)
+
+
+def check_backend(
+    backend: str, functions: Sequence[str] | None = None, dtypes: Sequence[torch.dtype] | None = None, device: str | None = None
+) -> Iterator[Agreement]:
+    """Check every function that ``backend`` has and the table knows, or those named, in all their dtypes or those given.
+
+    Raises ``BackendError`` for an unknown or unavailable backend, ``ArgumentError`` for a function that the table does not know.
+    """
+    table = load()
+    unknown = sorted(set(functions or ()) - set(table))
+    if unknown:
+        raise ArgumentError(expected("functions of the suite", of="check-backend", got=", ".join(unknown), do="see 'fusible info --tex'"))
+    call = _caller(backend, crossing_for(backend, device))
+    with tex.set_backend(backend, strict=True) as found:
+        for name, record in sorted(table.items()):
+            lacking = found.lacks(name)
+            if functions is None and lacking is not None or functions is not None and name not in functions:
+                continue
+            for dtype in record.dtypes:
+                if dtypes is None or dtype in dtypes or len(record.dtypes) == 1:
+                    yield from check_record(call, record, dtype)
+
+
+def _caller(backend: str, cross: Callable[[], Crossing]) -> Call:
+    def call(function: str, **arguments: Any) -> Any:
+        crossing = cross()
+        entered = crossing.enter(arguments)
+        decision = tex.explain(function, **entered)
+        if decision.backend is None:
+            raise NotServedError(dict(decision.others).get(backend, "not served"))
+        owner, name = (tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else (tex, function)
+        return crossing.leave(getattr(owner, name)(**entered))
+
+    return call
+
+
+def check_record(call: Call, record: Record, dtype: torch.dtype) -> Iterator[Agreement]:
+    """Check a function in one dtype, and its quantized outputs where it has some; ``call(function, **arguments)`` runs it."""
+    yield _checked(Agreement(record.function, str(dtype).removeprefix("torch."), Verdict.AGREES), lambda row: _plain(row, call, record, dtype))
+    for fp8 in FORMATS if record.quantizes else ():
+        label = f"{str(dtype).removeprefix('torch.')} to {fp8.name.removeprefix('kFloat8')}"
+        yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row, fp8=fp8: _quantizing(row, call, record, dtype, fp8))
+
+
+def _checked(row: Agreement, run: Callable[[Agreement], Agreement]) -> Agreement:
+    """What ``run`` makes of the row; an exception of the backend's own is its failure."""
+    try:
+        return run(row)
+    except Exception as error:
+        return replace(row, verdict=Verdict.FAILS, detail=f"{type(error).__name__}: {error}".splitlines()[0])
+
+
+def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype) -> Agreement:
+    reference = registry.find("torch")
+    refusal = ""
+    for sample, again in zip(record.samples(dtype), record.samples(dtype), strict=True):
+        try:
+            result = call(record.function, **sample.arguments)
+        except NotServedError as error:
+            refusal = str(error)
+            continue
+        try:
+            row = _compared(row, sample, result, again, getattr(reference, record.function))
+        except Disagreement as error:
+            return replace(row, verdict=Verdict.DISAGREES, detail=f"{sample.label}: {error}")
+    return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
+
+
+def _compared(row: Agreement, sample: Sample, result: Any, again: Sample, reference: Call) -> Agreement:
+    other = reference(**again.arguments)
+    float64, apart = row.float64 or 0.0, row.reference or 0.0
+    for output in sample.outputs:
+        got = output.find(result, sample.arguments)
+        share = measure(output, got, output.expect(result, sample.arguments))
+        if share > 1:
+            raise Disagreement(f"output {output.at or 0} is {share:.3g} times its bound from float64")
+        float64 = max(float64, share)
+        theirs = output.find(other, again.arguments)
+        if isinstance(theirs, torch.Tensor) and not output.drawn:
+            # Each may be a bound away from float64.
+            exact = output.reference.dtype is not torch.float64
+            apart = max(apart, measure(output, got, theirs if exact else theirs.double()) / 2)
+    return replace(row, samples=row.samples + 1, float64=float64, reference=apart)
+
+
+def _quantizing(row: Agreement, call: Call, record: Record, dtype: torch.dtype, fp8: Any) -> Agreement:
+    refusal = ""
+    for sample in record.samples(dtype):
+        for quantizer in quantizers(fp8):
+            try:
+                check_quantized(call, record.function, sample, quantizer)
+                row = replace(row, samples=row.samples + 1)
+            except NotServedError as error:
+                refusal = str(error)
+            except Disagreement as error:
+                return replace(row, verdict=Verdict.DISAGREES, detail=f"{sample.label}, {type(quantizer).__name__}: {error}")
+    return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)

@@ -1,0 +1,195 @@
+"""The table of tex functions: for each, samples with what must come of them. It runs on any backend.
+
+The bound on the error of an element is half a unit in the last place of the output's dtype (the one rounding), plus the fp32 error of what came
+before: ``(reduction length + 16) * eps(fp32) * magnitude``, where the magnitude is the largest sum of absolute values that was added up. Integers,
+bytes and whatever is no tensor are compared exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Disagreement",
+    "FLOATS",
+    "Output",
+    "Record",
+    "Sample",
+    "Sampler",
+    "TABLE",
+    "check",
+    "close",
+    "load",
+    "measure",
+    "random",
+    "record",
+    "strided",
+]
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Disagreement(AssertionError):
+    """A result is not what it must be; the message says where they part."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One thing that must come of a call, and where it is found.
+
+    ``at``: None for the return value, an integer for a place in the returned list, else a path from ``result`` or an argument's name, by attributes
+    and places: ``"result._data"``, ``"quantizer.amax"``, ``"tensor_lists.1.0"``.
+
+    ``reference``: a float64 tensor, to which the result, of ``dtype``, is close (the module's docstring; ``length`` and ``magnitude`` are those of
+    the bound); a tensor of another type, or None, or any other value, to which it is equal; or a function of (result, arguments) that gives one of
+    these, where it depends on what was drawn.
+    """
+
+    at: int | str | None
+    reference: Any
+    dtype: torch.dtype = torch.float32
+    length: int = 1
+    magnitude: float | None = None
+
+    def find(self, result: Any, arguments: dict[str, Any]) -> Any:
+        """What the call made of this output."""
+        if self.at is None:
+            return result
+        if isinstance(self.at, int):
+            return result[self.at]
+        root, *path = self.at.split(".")
+        found = result if root == "result" else arguments[root]
+        for step in path:
+            found = found[int(step)] if step.isdigit() else getattr(found, step)
+        return found
+
+    def expect(self, result: Any, arguments: dict[str, Any]) -> Any:
+        """What the call should have made of it."""
+        return self.reference(result, arguments) if self.drawn else self.reference
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it depends on what came, so that two backends need not agree in it."""
+        return callable(self.reference)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: its arguments by name, and what must come of it."""
+
+    label: str
+    arguments: dict[str, Any]
+    outputs: tuple[Output, ...]
+
+
+Sampler = Callable[[torch.Generator, torch.dtype], Iterator[Sample]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The samples of a function in some dtypes; ``quantizes``: it takes a ``quantizer``, and its first output is then quantized."""
+
+    function: str
+    sampler: Sampler = field(repr=False)
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    quantizes: bool = False
+
+    def samples(self, dtype: torch.dtype) -> list[Sample]:
+        """The samples in ``dtype``: the same ones at every call, in tensors of their own."""
+        return list(self.sampler(torch.Generator().manual_seed(len(self.function) * 7919 + 11), dtype))
+
+
+TABLE: dict[str, Record] = {}
+"""Every record by the name of its function, once ``load`` was called."""
+
+
+def record(function: str, *, dtypes: tuple[torch.dtype, ...] = FLOATS, quantizes: bool = False) -> Callable[[Sampler], Sampler]:
+    """Enter a sampler into the table."""
+
+    def enter(sampler: Sampler) -> Sampler:
+        assert function not in TABLE, f"{function} is in the table already"
+        TABLE[function] = Record(function, sampler, dtypes, quantizes)
+        return sampler
+
+    return enter
+
+
+def load() -> dict[str, Record]:
+    """The table, with the records of every module of ``fusible.conformance.cases``."""
+    cases = importlib.import_module("fusible.conformance.cases")
+    for module in pkgutil.iter_modules(cases.__path__):
+        importlib.import_module(f"{cases.__name__}.{module.name}")
+    return TABLE
+
+
+def check(output: Output, result: Any, arguments: dict[str, Any]) -> None:
+    """Raise ``Disagreement`` unless the call made of ``output`` what it must."""
+    share = measure(output, output.find(result, arguments), output.expect(result, arguments))
+    if share > 1:
+        raise Disagreement(f"the largest error is {share:.3g} times its bound")
+
+
+def measure(output: Output, got: Any, wanted: Any) -> float:
+    """The largest error of ``got`` as a share of its bound, at most 1 where it agrees. Raises ``Disagreement`` where the two cannot be compared."""
+    if not isinstance(wanted, Tensor):
+        if isinstance(got, Tensor) or got != wanted:
+            raise Disagreement(f"{_show(got)} instead of {wanted}")
+        return 0.0
+    if not isinstance(got, Tensor):
+        raise Disagreement(f"{_show(got)} instead of a tensor {list(wanted.shape)}")
+    dtype = output.dtype if wanted.dtype is torch.float64 else wanted.dtype
+    if got.dtype is not dtype or got.shape != wanted.shape:
+        raise Disagreement(f"{_show(got)} instead of {dtype} {list(wanted.shape)}")
+    got = got.detach().cpu()
+    if wanted.dtype is torch.float64:
+        return _share(got, wanted, dtype, output.length, output.magnitude)
+    if not torch.equal(_bits(got), _bits(wanted)):
+        raise Disagreement(f"{(_bits(got) != _bits(wanted)).sum().item()} of {wanted.numel()} elements differ")
+    return 0.0
+
+
+def _show(x: Any) -> str:
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
+
+
+def _bits(x: Tensor) -> Tensor:
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.contiguous().view(integers[x.element_size()])
+
+
+def _share(got: Tensor, reference: Tensor, dtype: torch.dtype, length: int, magnitude: float | None) -> float:
+    if not reference.numel():
+        return 0.0
+    info = torch.finfo(dtype)
+    finite = reference.isfinite()
+    if not torch.equal(got.double()[~finite].nan_to_num(5), reference[~finite].nan_to_num(5)):
+        raise Disagreement("values that are not finite differ")
+    largest = reference[finite].abs().max().item() if finite.any() else 0.0
+    work = (length + 16) * torch.finfo(torch.float32).eps * (largest if magnitude is None else magnitude)
+    bound = 0.5001 * info.eps * reference.abs() + info.smallest_normal * info.eps + work
+    shares = ((got.double() - reference).abs() / bound)[finite]
+    return shares.max().nan_to_num(torch.inf, torch.inf).item() if shares.numel() else 0.0
+
+
+def close(got: Tensor, reference: Tensor, dtype: torch.dtype, length: int = 1, magnitude: float | None = None) -> None:
+    """Raise ``Disagreement`` unless ``got`` is within the bound that the module's docstring derives."""
+    share = _share(got, reference, dtype, length, magnitude)
+    if share > 1:
+        raise Disagreement(f"the largest error is {share:.3g} times its bound")
+
+
+def random(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, spread: float = 1.0) -> Tensor:
+    """Normally distributed values."""
+    return (torch.randn(shape, generator=generator) * spread).to(dtype)
+
+
+def strided(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor whose memory order is not its dimension order."""
+    return random(generator, shape[::-1], dtype).permute(*reversed(range(len(shape))))

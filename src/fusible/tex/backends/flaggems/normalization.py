@@ -1,0 +1,61 @@
+"""RMSNorm by FlagGems' kernels, which compute in fp32 and give the dtype of their input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.errors import DTypeError, expected
+from fusible.tex.backends.flaggems.operands import refused
+from fusible.tex.checks import check_norm_backward, check_norm_parameter
+from fusible.tex.interface.declare import Request, requires
+from fusible.tex.interface.normalization import Normalization
+from fusible.tex.protocol import check_shape, to_torch
+
+__all__ = ["NormalizationKernels"]
+
+
+def _forward_refused(request: Request) -> str | None:
+    kind: Any = request["input"]
+    reason = refused(request)
+    if reason is None and to_torch(request["otype"]) is not kind[1]:
+        reason = f"gives the dtype of its input, {kind[1]}, and otype is {request['otype']}"
+    return reason
+
+
+def _backward_refused(request: Request) -> str | None:
+    x, gamma = request["x"], request["gamma"]
+    # The kernel rounds dgamma to the dtype of x.
+    return refused(request) or (None if x == gamma else "reads x and gamma of one dtype")
+
+
+class NormalizationKernels(Normalization):
+    gems: Any
+
+    @requires(_forward_refused)
+    def rmsnorm_fwd(
+        self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        check_norm_parameter(weight, input, "weight of rmsnorm_fwd")
+        if ln_out is not None:
+            _check_output(ln_out, input)
+        y, rsigma = self.gems.rms_norm_forward(input, [input.shape[-1]], _scale(weight, zero_centered_gamma), eps)
+        return [y if ln_out is None else ln_out.copy_(y), None, rsigma]
+
+    @requires(_backward_refused)
+    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        check_norm_backward(dz, x, rsigma, gamma, "rmsnorm_bwd")
+        return list(self.gems.rms_norm_backward(dz, x, rsigma, [x.shape[-1]], _scale(gamma, zero_centered_gamma), 0.0))
+
+
+def _scale(gamma: Tensor, zero_centered: bool) -> Tensor:
+    return gamma.float() + 1 if zero_centered else gamma
+
+
+def _check_output(out: Any, like: Tensor) -> None:
+    if not isinstance(out, torch.Tensor) or out.dtype is not like.dtype:
+        got = getattr(out, "dtype", type(out).__qualname__)
+        raise DTypeError(expected(str(like.dtype), of="the given output", got=got, do="pass a tensor of that dtype"))
+    check_shape(out, like.shape, "the given output")

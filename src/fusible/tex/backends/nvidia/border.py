@@ -1,0 +1,141 @@
+"""What crosses into NVIDIA's native library and back: enumerations, quantizers, quantized tensors. Tensors and numbers pass as they are.
+
+The native library knows NVIDIA's own Python classes alone. Both families bear the same names and keep the same fields, so one rule converts all of
+them: the class of the same name, made of the attributes that its constructor asks for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from enum import IntEnum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from fusible.errors import NotServedError, expected
+from fusible.tex import enums
+from fusible.tex.factories import build_quantized
+from fusible.tex.protocol import to_dtype
+
+__all__ = ["Crossing"]
+
+_PACKAGE = "transformer_engine."
+_ATTRIBUTES = {"fp8_dtype": "dtype", "fp4_dtype": "dtype", "rowwise": "rowwise_usage", "columnwise": "columnwise_usage"}
+"""Constructor parameters of quantizers whose attribute has another name."""
+
+_FIELDS = {"fp8_scale_inv": "scale_inv", "fake_dtype": "dtype"}
+"""Fields of quantized tensors whose name in ``build_quantized`` is another."""
+
+_BUFFERS = ("_data", "_transpose", "_transpose_invalid", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", "_columnwise_data")
+_BUFFERS += ("_columnwise_scale_inv", "_amax_rowwise", "_amax_columnwise")
+"""What a call may replace in a quantized tensor, of any format."""
+
+_ENUM_PARAMETERS = {
+    **dict.fromkeys(("otype", "output_dtype", "D_type", "fp8_dtype", "out_dtype", "q_dtype", "kv_dtype"), "DType"),
+    **dict.fromkeys(("qkv_format", "kv_format", "o_format", "do_format", "qkv_scale_inv_format", "do_scale_inv_format"), "NVTE_QKV_Format"),
+    **dict.fromkeys(("qkv_layout", "dqkv_layout"), "NVTE_QKV_Layout"),
+    "attn_mask_type": "NVTE_Mask_Type",
+    "softmax_type": "NVTE_Softmax_Type",
+    "comm_type": "CommOverlapType",
+}
+"""Which enumeration a parameter takes, whatever the function: callers may pass a number, or a torch dtype."""
+
+
+def _enumeration(function: str, parameter: str) -> str | None:
+    if parameter == "bias_type":
+        return "NVTE_Bias_Type" if "attn" in function else "DType"
+    if parameter == "dtype":
+        return "DType" if function.startswith("moe_") or function == "fp8_transpose" else None
+    return _ENUM_PARAMETERS.get(parameter)
+
+
+class Crossing:
+    """One call's way into the native library and back. What comes back and had gone in is the very object that went in."""
+
+    def __init__(self, native: ModuleType, classes: ModuleType) -> None:
+        self._native, self._classes = native, classes
+        self._entered: dict[int, tuple[Any, Any]] = {}
+
+    def enter(self, value: Any, function: str = "", parameter: str = "") -> Any:
+        """``value`` as the native library takes it."""
+        if value is None or isinstance(value, bool | float | str):
+            return value
+        if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
+            return value
+        name = type(value).__name__ if isinstance(value, IntEnum) and hasattr(enums, type(value).__name__) else _enumeration(function, parameter)
+        if name is not None and isinstance(value, int | torch.dtype):
+            number = int(to_dtype(value)) if isinstance(value, torch.dtype) else int(value)
+            return getattr(self._native, name)(number)
+        if isinstance(value, list | tuple):
+            return type(value)(self.enter(item, function, parameter) for item in value)
+        if type(value).__module__.startswith(_PACKAGE):
+            return value
+        if parameter == "fused_attn_params" and hasattr(value, "qkv_layout"):
+            return SimpleNamespace(**{name: self.enter(item, "attn", name) for name, item in vars(value).items()})
+        if hasattr(value, "rowwise_usage"):
+            return self._once(value, self._quantizer)
+        return self._once(value, self._storage) if hasattr(value, "get_metadata") else value
+
+    def _once(self, value: Any, convert: Any) -> Any:
+        if id(value) not in self._entered:
+            self._entered[id(value)] = (value, convert(value))
+        return self._entered[id(value)][1]
+
+    def _class(self, value: Any, suffix: str = "") -> type:
+        for base in type(value).__mro__:
+            found = getattr(self._classes, base.__name__.removesuffix(suffix) + suffix, None)
+            if found is not None:
+                return found
+        do = "use a class that Transformer Engine has, or another backend"
+        raise NotServedError(expected("a class that Transformer Engine has", of="the nvidia backend", got=type(value).__qualname__, do=do))
+
+    def _quantizer(self, quantizer: Any) -> Any:
+        cls = self._class(quantizer)
+        given = {}
+        for name in list(inspect.signature(cls.__init__).parameters)[1:]:
+            attribute = _ATTRIBUTES.get(name, name)
+            if hasattr(quantizer, attribute):
+                given[name] = getattr(quantizer, attribute)
+        if given.get("amax", 0) is None:  # the native library raises an amax, and does not make one
+            given["amax"] = torch.zeros(1, device=quantizer.scale.device)
+        made = cls(**given)
+        made.internal, made.optimize_for_gemm = quantizer.internal, quantizer.optimize_for_gemm
+        return made
+
+    def _storage(self, value: Any) -> Any:
+        fields = {name: self.enter(item) if name == "quantizer" else item for name, item in value.get_metadata().items()}
+        made = self._class(value, "Storage")(**fields)
+        if hasattr(value, "_transpose_invalid"):
+            made._transpose_invalid = value._transpose_invalid
+        return made
+
+    def leave(self, result: Any, quantizer: Any = None) -> Any:
+        """A result of the native library as ours: the caller's own objects, with what the call changed in them, or new ones of ``quantizer``."""
+        for original, twin in self._entered.values():
+            if hasattr(original, "rowwise_usage"):
+                if getattr(original, "amax", 0) is None:
+                    original.amax = twin.amax
+                continue
+            for name in _BUFFERS:
+                if hasattr(twin, name):
+                    setattr(original, name, getattr(twin, name))
+        return self._left(result, quantizer)
+
+    def _left(self, result: Any, quantizer: Any) -> Any:
+        if result is None or type(result) is torch.Tensor:
+            return result
+        for original, twin in self._entered.values():
+            if twin is result:
+                return original
+        if isinstance(result, list | tuple):
+            several = quantizer if isinstance(quantizer, list | tuple) and len(quantizer) == len(result) else [quantizer] * len(result)
+            return type(result)(self._left(item, own) for item, own in zip(result, several, strict=True))
+        ours = getattr(enums, type(result).__name__, None)
+        if ours is not None and isinstance(ours, type) and issubclass(ours, IntEnum):
+            return ours(int(result))
+        if quantizer is None or type(quantizer).__module__.startswith(_PACKAGE) or not hasattr(result, "get_metadata"):
+            return result
+        fields = {_FIELDS.get(name, name): value for name, value in result.get_metadata().items() if name != "quantizer"}
+        fields.setdefault("dtype", result.dtype)
+        return build_quantized(quantizer, **{"shape": tuple(result.size()), **fields})

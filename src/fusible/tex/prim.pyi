@@ -1,0 +1,66 @@
+# ruff: noqa: F403, E501, A002, I001
+"""Written by `make stub` from the declarations of fusible.tex.interface; their documentation is there."""
+
+from collections.abc import Sequence
+from typing import Any
+
+def add(
+    a: Any,
+    b: Any,
+    dtype: Any = None,
+) -> Any: ...
+def cast(
+    x: Any,
+    dtype: Any,
+) -> Any: ...
+def concatenate(
+    tensors: Sequence[Any],
+    dim: int,
+) -> Any: ...
+def copy(
+    x: Any,
+) -> Any: ...
+def dropout(
+    x: Any,
+    probability: float,
+    seed: Any,
+    offset: int,
+) -> tuple[Any, Any]: ...
+def dropout_backward(
+    dy: Any,
+    mask: Any,
+    probability: float,
+) -> Any: ...
+def empty(
+    shape: Sequence[int],
+    dtype: Any,
+    like: Any,
+) -> Any: ...
+def full(
+    shape: Sequence[int],
+    value: float,
+    dtype: Any,
+    like: Any,
+) -> Any: ...
+def reshape(
+    x: Any,
+    shape: Sequence[int],
+) -> Any: ...
+def rope_angles(
+    positions: int,
+    width: int,
+    base: float,
+    like: Any,
+) -> Any: ...
+def row_sum(
+    x: Any,
+    dtype: Any = None,
+) -> Any: ...
+def split(
+    x: Any,
+    sizes: Sequence[int],
+    dim: int,
+) -> list[Any]: ...
+def transpose(
+    x: Any,
+) -> Any: ...

@@ -1,0 +1,62 @@
+"""The typed stubs of ``fusible.tex`` and ``fusible.tex.prim``, for editors: their functions are made from declarations, which no editor runs.
+
+``python -m fusible.tex.stub`` (``make stub``) writes them; a test sees that they are current.
+"""
+
+from __future__ import annotations
+
+import ast
+from inspect import Parameter, Signature
+from pathlib import Path
+
+from fusible.tex.interface.declare import DECLARATIONS, Declaration
+
+__all__ = ["stubs"]
+
+_HERE = Path(__file__).parent
+_HEAD = '"""Written by `make stub` from the declarations of fusible.tex.interface; their documentation is there."""\n\n'
+_NEEDED = "from collections.abc import Sequence\nfrom typing import Any\n"
+_PREFIX = "prim_"
+
+
+def _imports(source: Path) -> list[str]:
+    """The imports from this package, as a stub passes them on."""
+    lines = []
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fusible."):
+            names = ", ".join(alias.name if alias.name == "*" else f"{alias.name} as {alias.name}" for alias in node.names)
+            lines.append(f"from {node.module} import {names}")
+    return lines
+
+
+def _parameter(parameter: Parameter) -> str:
+    star = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    default = "" if parameter.default is Parameter.empty else f" = {parameter.default!r}"
+    return f"{star}{parameter.name}: {parameter.annotation}{default}"
+
+
+def _definition(declaration: Declaration) -> str:
+    parameters = list(declaration.signature.parameters.values())
+    written = [_parameter(p) for p in parameters]
+    keyword = next((i for i, p in enumerate(parameters) if p.kind is Parameter.KEYWORD_ONLY), None)
+    if keyword is not None and not any(p.kind is Parameter.VAR_POSITIONAL for p in parameters):
+        written.insert(keyword, "*")
+    result = declaration.signature.return_annotation
+    lines = "".join(f"\n    {text}," for text in written) + "\n" if written else ""
+    return f"def {declaration.name.removeprefix(_PREFIX)}({lines}) -> {'Any' if result is Signature.empty else result}: ..."
+
+
+def stubs() -> dict[Path, str]:
+    """What each stub must say, by its path."""
+    own = [declaration for name, declaration in sorted(DECLARATIONS.items()) if not name.startswith(_PREFIX)]
+    primitives = [declaration for name, declaration in sorted(DECLARATIONS.items()) if name.startswith(_PREFIX)]
+    head = f"# ruff: noqa: F403, E501, A002, I001\n{_HEAD}{_NEEDED}"
+    return {
+        _HERE / "__init__.pyi": "\n".join([head, *_imports(_HERE / "__init__.py"), "", *map(_definition, own)]) + "\n",
+        _HERE / "prim.pyi": "\n".join([head, *map(_definition, primitives)]) + "\n",
+    }
+
+
+if __name__ == "__main__":
+    for path, text in stubs().items():
+        path.write_text(text)

@@ -1,0 +1,151 @@
+"""The flaggems backend over a stand-in for the package: the same functions, by torch on the CPU, and a note of what was called."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusible import tex
+from fusible.conformance import Verdict, check_backend
+from fusible.tex import NVTE_Mask_Type, NVTE_QKV_Layout
+from fusible.tex.backends import flaggems
+from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.registry import registry
+
+CALLED: list[str] = []
+
+
+def rms_norm_forward(x: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    CALLED.append("rms_norm_forward")
+    rs = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return (x.float() * rs * weight).to(x.dtype), rs.flatten()
+
+
+def rms_norm_backward(dy: Tensor, x: Tensor, inv_rms: Tensor, shape: list[int], weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    CALLED.append("rms_norm_backward")
+    rs = inv_rms.view(*x.shape[:-1], 1)
+    xh, g = x.float() * rs, dy.float() * weight
+    dx = rs * (g - xh * (g * xh).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (dy.float() * xh).reshape(-1, x.shape[-1]).sum(0).to(x.dtype)
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    CALLED.append("mm")
+    return (a.double() @ b.double()).to(a.dtype)
+
+
+def scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+    s = scale * q.double() @ k.double().repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    return s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf) if causal else s
+
+
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: None, dropout_p: float, is_causal: bool, scale: float, enable_gqa: bool
+) -> tuple[Tensor, Tensor]:
+    CALLED.append("attention_forward")
+    assert attn_mask is None and dropout_p == 0.0 and enable_gqa == (q.shape[1] != k.shape[1])
+    s = scores(q, k, is_causal, scale)
+    values = v.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return (s.softmax(-1) @ values).to(q.dtype), (torch.logsumexp(s, -1) / math.log(2)).float()
+
+
+def attention_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, M: Tensor, attn_mask: None, dropout_p: float, is_causal: bool, scale: float,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    CALLED.append("attention_backward")
+    share = q.shape[1] // k.shape[1]
+    p = torch.exp2(scores(q, k, is_causal, scale) / math.log(2) - M.double()[..., None])
+    ds = p * (do.double() @ v.double().repeat_interleave(share, 1).transpose(-1, -2) - (do.double() * o.double()).sum(-1, keepdim=True))
+
+    def group(x: Tensor) -> Tensor:
+        return x.unflatten(1, (k.shape[1], share)).sum(2).to(q.dtype)
+
+    dq = scale * ds @ k.double().repeat_interleave(share, 1)
+    return dq.to(q.dtype), group(scale * ds.transpose(-1, -2) @ q.double()), group(p.transpose(-1, -2) @ do.double())
+
+
+@pytest.fixture
+def gems(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    stand_in = SimpleNamespace(
+        device="cpu", rms_norm_forward=rms_norm_forward, rms_norm_backward=rms_norm_backward, mm=mm,
+        scaled_dot_product_attention_forward=attention_forward, scaled_dot_product_attention_backward=attention_backward,
+    )  # fmt: skip
+    monkeypatch.setattr(flaggems, "load", lambda: stand_in)
+    registry.changed()
+    CALLED.clear()
+    yield stand_in
+    monkeypatch.undo()
+    registry.changed()
+
+
+def test_it_agrees_with_the_suite(gems: Any) -> None:
+    rows = list(check_backend("flaggems", dtypes=[torch.float32, torch.bfloat16]))
+    assert {row.function for row in rows} == {"fused_attn_bwd", "fused_attn_fwd", "generic_gemm", "rmsnorm_bwd", "rmsnorm_fwd"}
+    assert not any(row.wrong for row in rows), [row for row in rows if row.wrong]
+    assert all(row.samples for row in rows if row.dtype == "bfloat16" and row.verdict == Verdict.AGREES)
+    assert set(CALLED) == {"attention_backward", "attention_forward", "mm", "rms_norm_backward", "rms_norm_forward"}
+
+
+def test_it_comes_first_and_leaves_the_rest_to_others(gems: Any) -> None:
+    x, w = torch.randn(4, 8), torch.ones(8)
+    call = (x, w, 1e-5, None, None)
+    assert tex.explain("rmsnorm_fwd", *call, torch.float32, 0, False).backend == "flaggems"
+    others = dict(tex.explain("rmsnorm_fwd", *call, torch.bfloat16, 0, False).others)
+    assert "gives the dtype of its input" in others["flaggems"]
+    assert tex.explain("gelu", x, None).backend != "flaggems"
+    assert "serves tensors on cpu" in dict(tex.explain("rmsnorm_fwd", x.to("meta"), *call[1:], torch.float32, 0, False).others)["flaggems"]
+
+
+def attend(**changes: Any) -> list[Any]:
+    q, k, v = (torch.randn(2, 8, 4, 16, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(3))
+    declared = DECLARATIONS["fused_attn_fwd"].signature.parameters
+    call: dict[str, Any] = {
+        **dict.fromkeys(declared), "max_seqlen_q": 8, "max_seqlen_kv": 8, "is_training": True, "attn_scale": 0.25, "p_dropout": 0.0,
+        "set_zero": True, "qkv_layout": NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, "o_format": 8, "qkv_scale_inv_format": 8, "bias_type": 0,
+        "attn_mask_type": NVTE_Mask_Type.NVTE_NO_MASK, "softmax_type": 0, "window_size": [-1, -1], "bottom_right_diagonal": False, "Q": q, "K": k,
+        "V": v, "fake_dtype": torch.bfloat16, "rng_elts_per_thread": 0, "return_max_logit": False, "cuda_graph": False,
+    }  # fmt: skip
+    return tex.fused_attn_fwd(**{**call, **changes})
+
+
+@pytest.mark.parametrize("changes", [{"window_size": [2, 0]}, {"p_dropout": 0.5}, {"return_max_logit": True}], ids=str)
+def test_what_no_kind_shows_is_handed_over(gems: Any, changes: dict[str, Any]) -> None:
+    attend()
+    assert CALLED == ["attention_forward"]
+    torch.manual_seed(3)
+    handed = attend(**changes)
+    assert CALLED == ["attention_forward"]
+    with tex.set_backend("cpu" if handed and tex.coverage()["fused_attn_fwd"].get("cpu") is None else "torch"):
+        torch.manual_seed(3)
+        assert all(torch.equal(a, b) for a, b in zip(handed, attend(**changes), strict=True))
+    with tex.set_backend("flaggems", strict=True), pytest.raises(NotImplementedError, match="flaggems: refuses this call"):
+        attend(**changes)
+
+
+def test_the_package_is_asked_for_once_and_whatever_it_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = []
+
+    def refuse(name: str) -> Any:
+        imports.append(name)
+        raise RuntimeError("no device here\nand more")
+
+    flaggems.load.cache_clear()
+    monkeypatch.setattr(flaggems.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(flaggems.importlib, "import_module", refuse)
+    try:
+        assert flaggems.load() == flaggems.load() == "flag_gems cannot be loaded: RuntimeError: no device here"
+        assert imports == ["flag_gems"]
+    finally:
+        flaggems.load.cache_clear()
+
+
+def test_importing_tex_does_not_import_it() -> None:
+    assert "flag_gems" not in sys.modules

@@ -1,0 +1,208 @@
+"""The nvidia backend over a stand-in for the native library, which takes NVIDIA's enumerations and classes alone, and notes its calls."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fusible import tex
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
+from fusible.tex.backends import nvidia
+from fusible.tex.backends.nvidia import native as finding
+from fusible.tex.registry import registry
+
+PACKAGE = "transformer_engine.pytorch"
+
+
+class Enumeration(enum.Enum):
+    """Like pybind's: no integer, but convertible to one."""
+
+    def __int__(self) -> int:
+        return self.value
+
+
+class NativeDType(Enumeration):
+    kFloat32 = 4
+    kBFloat16 = 6
+    kFloat8E4M3 = 7
+
+
+class NativeBackend(Enumeration):
+    NVTE_F16_arbitrary_seqlen = 1
+
+
+NativeBackend.__name__ = "NVTE_Fused_Attn_Backend"
+
+
+class QuantizerOfTheirs:
+    internal = optimize_for_gemm = False
+
+    def __init__(self, scale: Any, amax: Any, fp8_dtype: Any, *, rowwise: bool = True, columnwise: bool = True) -> None:
+        self.scale, self.amax, self.dtype, self.rowwise_usage, self.columnwise_usage = scale, amax, fp8_dtype, rowwise, columnwise
+
+
+class StorageOfTheirs:
+    def __init__(self, *, data: Any, fp8_scale_inv: Any, fp8_dtype: Any, fake_dtype: Any = None, data_transpose: Any = None, quantizer: Any = None):
+        self._data, self._scale_inv, self._fp8_dtype, self.dtype = data, fp8_scale_inv, fp8_dtype, fake_dtype
+        self._transpose, self._quantizer, self._transpose_invalid = data_transpose, quantizer, data_transpose is None
+
+    def size(self) -> tuple[int, ...]:
+        return tuple(self._data.shape)
+
+    def get_metadata(self) -> dict[str, Any]:
+        return {
+            "data": self._data, "data_transpose": self._transpose, "fp8_scale_inv": self._scale_inv, "fp8_dtype": self._fp8_dtype,
+            "fake_dtype": self.dtype, "quantizer": self._quantizer,
+        }  # fmt: skip
+
+
+for _class in (QuantizerOfTheirs, StorageOfTheirs):
+    _class.__module__ = f"{PACKAGE}.tensor"
+
+
+class Native(ModuleType):
+    """The native library's stand-in."""
+
+    DType, NVTE_Fused_Attn_Backend = NativeDType, NativeBackend
+
+    def __init__(self) -> None:
+        super().__init__("transformer_engine_torch")
+        self.calls: list[tuple[Any, ...]] = []
+
+    def layernorm_fwd(self, *args: Any) -> list[Any]:
+        self.calls.append(args)
+        return [args[4] if args[4] is not None else args[0], None, None]
+
+    def quantize(self, tensor: Any, quantizer: Any, output: Any, noop: Any) -> Any:
+        assert type(quantizer) is QuantizerOfTheirs
+        self.calls.append((tensor, quantizer, output, noop))
+        quantizer.amax.fill_(9.0)
+        made = output or StorageOfTheirs(data=None, fp8_scale_inv=None, fp8_dtype=quantizer.dtype, fake_dtype=tensor.dtype, quantizer=quantizer)
+        made._data, made._scale_inv = torch.full(tensor.shape, 5, dtype=torch.uint8), torch.tensor([0.5])
+        made._transpose, made._transpose_invalid = made._data.t().contiguous(), False
+        return made
+
+    def get_fused_attn_backend(self, params: Any) -> tuple[Any, str]:
+        self.calls.append((params,))
+        return NativeBackend.NVTE_F16_arbitrary_seqlen, ""
+
+    def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
+        self.calls.append((input, dtype, out))
+        return input.t()
+
+    class CommOverlapHelper:
+        def __init__(self, *groups: Any) -> None:
+            self.groups = groups
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
+    module = Native()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch_nv", module)
+    theirs = SimpleNamespace(Float8Quantizer=QuantizerOfTheirs, Float8TensorStorage=StorageOfTheirs)
+    monkeypatch.setitem(sys.modules, PACKAGE, theirs)  # type: ignore[arg-type]
+    monkeypatch.setattr(nvidia.NvidiaBackend, "DEVICES", frozenset({"cpu"}))
+    registry.changed()
+    yield module
+    monkeypatch.undo()
+    registry.changed()
+
+
+X = torch.ones(2, 4)
+
+
+def test_calls_are_positional_with_enumerations_of_the_native_library(native: Native) -> None:
+    assert tex.explain("layernorm_fwd", X, X[0], None, 1e-5, None, None, 6, 0, False).backend == "nvidia"
+    out = torch.zeros(2, 4)
+    for otype in (tex.DType.kBFloat16, 6, torch.bfloat16):
+        options = {"eps": 1e-5, "ln_out": out, "quantizer": None, "otype": otype, "sm_margin": 0, "zero_centered_gamma": True}
+        result = tex.layernorm_fwd(input=X, weight=X[0], bias=None, **options)
+        assert result[0] is out
+        assert native.calls[-1][6] is NativeDType.kBFloat16 and native.calls[-1][7:] == (0, True)
+    tex.fp8_transpose(X.byte(), tex.DType.kFloat8E4M3, out=None)
+    assert native.calls[-1][1] is NativeDType.kFloat8E4M3
+
+
+def test_quantizers_go_in_as_theirs_and_results_come_out_as_ours(native: Native) -> None:
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3, columnwise=False)
+    made = tex.quantize(X, quantizer)
+    assert type(made) is Float8Tensor and made._fp8_dtype is tex.DType.kFloat8E4M3 and (made._data == 5).all() and made._dtype is torch.float32
+    theirs = native.calls[-1][1]
+    assert theirs.scale is quantizer.scale and (theirs.rowwise_usage, theirs.columnwise_usage) == (True, False)
+    assert quantizer.amax.item() == 9.0
+    quantizer.amax = None
+    tex.quantize(X, quantizer)
+    assert quantizer.amax.item() == 9.0
+
+
+def test_an_output_of_ours_is_written_and_returned(native: Native) -> None:
+    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), tex.DType.kFloat8E4M3)
+    with tex.set_backend("torch"):
+        output = tex.quantize(X, quantizer)
+    assert tex.quantize(X, quantizer, output) is output
+    assert (output._data == 5).all() and output._scale_inv.item() == 0.5 and not output._transpose_invalid
+
+
+def test_their_own_objects_pass_as_they_are(native: Native) -> None:
+    theirs = QuantizerOfTheirs(torch.ones(1), torch.zeros(1), NativeDType.kFloat8E4M3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "calls", [])
+        made = tex.quantize(X, theirs)
+        assert native.calls[0][1] is theirs and type(made) is StorageOfTheirs
+
+
+def test_a_query_and_its_answer(native: Native) -> None:
+    asked = SimpleNamespace(qkv_layout=7, qkv_dtype=tex.DType.kBFloat16, dropout=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "NVTE_QKV_Layout", lambda value: ("layout", value), raising=False)
+        answer = tex.get_fused_attn_backend(asked)
+    assert answer == (tex.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, "") and type(answer[0]) is tex.NVTE_Fused_Attn_Backend
+    assert native.calls[-1][0].qkv_dtype is NativeDType.kBFloat16 and native.calls[-1][0].qkv_layout == ("layout", 7)
+
+
+def test_what_the_native_library_lacks_is_left_to_others(native: Native) -> None:
+    decision = tex.explain("gelu", X, None)
+    assert decision.backend != "nvidia"
+    assert dict(decision.others)["nvidia"] == "the installed native library has no such function"
+    native.scaled_softmax_forward = lambda *args: args[0]  # type: ignore[attr-defined]
+    reason = dict(tex.explain("scaled_softmax_forward", torch.ones(1, 1, 2, 2), 1.0).others)["nvidia"]
+    assert reason == "its native kernel reads float16 and bfloat16, and input is torch.float32"
+
+
+def test_a_class_that_they_do_not_have_is_refused(native: Native) -> None:
+    with pytest.raises(NotImplementedError, match="a class that Transformer Engine has"):
+        tex.quantize(X, Float8CurrentScalingQuantizer(tex.DType.kFloat8E4M3))
+
+
+def test_communicators_are_the_native_ones(native: Native) -> None:
+    assert tex.CommOverlapHelper("world", "node").groups == ("world", "node")
+
+
+def test_skipping_and_our_own_name(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TE_FL_SKIP_CUDA", "yes")
+    assert finding.find() == "skipped by TE_FL_SKIP_CUDA"
+    monkeypatch.delenv("TE_FL_SKIP_CUDA")
+    assert finding.find() is native
+    monkeypatch.delitem(sys.modules, "transformer_engine_torch_nv")
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", tex)
+    assert "is Fusible's here" in str(finding.find())
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", native)
+    assert finding.find() is native
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert finding.find() == "there is no NVIDIA GPU that torch can use"
+
+
+def test_the_plugin_puts_tex_in_the_native_modules_place(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformer_engine_torch", native)
+    from fusible.plugin import load_plugins
+
+    load_plugins()
+    assert sys.modules["transformer_engine_torch"] is tex and finding.find() is native

@@ -1,0 +1,176 @@
+"""The suite that backends run against: it finds what is wrong, and knows every function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fusible import tex
+from fusible.cli import main
+from fusible.conformance import Disagreement, Output, Verdict, check_backend, without_cases
+from fusible.conformance.table import measure
+from fusible.errors import ArgumentError, BackendError
+from fusible.tex.registry import registry
+
+NOT_YET = set(
+    """
+    bgrad_group_quantize bulk_allocate convert_bshd_to_thd convert_thd_to_bshd copy_data_ptrs_to_device fa_prepare_bwd fa_prepare_fwd
+    fp8_block_scaling_compute_partial_amax fp8_block_scaling_partial_cast fused_moe_aux_loss_bwd fused_moe_aux_loss_fwd
+    fused_moe_aux_loss_fwd_graph_safe fused_multi_row_padding fused_multi_row_unpadding fused_score_for_moe_aux_loss_bwd
+    fused_score_for_moe_aux_loss_fwd fused_topk_with_score_function_bwd fused_topk_with_score_function_fwd
+    fused_topk_with_score_function_qb_fwd get_grouped_gemm_setup_workspace_size group_dequantize group_quantize group_requantize_inplace
+    group_scaled_clamped_swiglu group_scaled_swiglu grouped_swizzle_for_gemm moe_permute_bwd moe_permute_fwd moe_unpermute_bwd
+    moe_unpermute_fwd multi_tensor_adam_capturable multi_tensor_adam_capturable_master multi_tensor_adam_fp8
+    multi_tensor_adam_param_remainder multi_tensor_compute_scale_and_scale_inv multi_tensor_compute_scale_inv_e8m0 multi_tensor_pad_last_dim
+    multi_tensor_quantize multi_tensor_scale_tensor multi_tensor_sgd multi_tensor_swizzle_scales_for_gemm_
+    multi_tensor_swizzle_scales_for_gemm_unchecked_ multi_tensor_transpose_to_bhsd multi_tensor_unscale_l2norm
+    mxfp8_scaling_compute_partial_amax mxfp8_scaling_partial_cast nvfp4_2d_compute_partial_amax nvfp4_2d_multi_tensor_transpose
+    nvfp4_2d_partial_cast nvfp4_2d_scale_transpose nvfp4_compute_global_scale nvfp4_compute_per_block_scale nvfp4_data_transpose
+    nvfp4_expand_scale_to_fp8 nvfp4_fused_scale nvfp4_group_quantize_with_amax nvfp4_multi_tensor_2d_partial_cast
+    nvfp4_multi_tensor_compute_partial_amax nvfp4_multi_tensor_fused_scale nvfp4_quantize_with_amax split_quantize splits_to_offsets
+    splits_to_offsets_multi swap_first_dims swizzle_scales_and_pack_ptrs_for_discrete_weights swizzle_scales_for_gemm_
+    te_general_grouped_gemm te_general_grouped_gemm_for_discrete_in te_general_grouped_gemm_for_discrete_out
+    te_general_grouped_gemm_for_grouped_tensor thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
+    thd_get_partitioned_indices thd_grad_correction thd_out_correction thd_read_half_tensor thd_read_second_half_lse
+    thd_second_half_lse_correction thd_sequence_order_to_cp_rank_order
+    """.split()
+)
+"""Declared functions without a record; a new function comes in here, and leaves when it has one."""
+
+
+def test_every_function_has_a_record() -> None:
+    assert set(without_cases()) == NOT_YET
+
+
+REFERENCE: Any = registry.find("torch")
+
+
+@pytest.fixture
+def careless() -> Iterator[type[tex.TEXBackendBase]]:
+    """A backend with the mistakes that ports make."""
+
+    class Careless(tex.TEXBackendBase):
+        NAME, PRIORITY = "careless", -1
+
+        def gelu(self, input, quantizer):
+            return REFERENCE.gelu(input, quantizer) * 1.01
+
+        def relu(self, input, quantizer):
+            raise ZeroDivisionError("mine")
+
+        def silu(self, input, quantizer):
+            return REFERENCE.silu(input, quantizer)
+
+        @tex.requires(lambda request: "reads nothing")
+        def srelu(self, input, quantizer):
+            return input
+
+        def fp8_transpose(self, input, dtype, *, out):
+            return input.movedim(-1, 0).contiguous()
+
+        def compute_amax(self, input, amax):
+            amax.add_(1)
+
+        def rmsnorm_bwd(self, dz, x, rsigma, gamma, sm_margin, zero_centered_gamma):
+            dx, dgamma = REFERENCE.rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin, zero_centered_gamma)
+            return [dx.float(), dgamma]
+
+    tex.register_backend(Careless)
+    yield Careless
+    registry.unregister_backend("careless")
+
+
+def verdicts(function: str, **options: Any) -> set[str]:
+    return {row.verdict for row in check_backend("careless", [function], **options)}
+
+
+def test_each_mistake_gets_its_verdict(careless: type) -> None:
+    rows = {row.function: row for row in check_backend("careless", dtypes=[torch.float32]) if "to" not in row.dtype}
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "compute_amax": Verdict.DISAGREES,  # overwrites
+        "fp8_transpose": Verdict.DISAGREES,  # leaves the given output alone
+        "gelu": Verdict.DISAGREES,
+        "relu": Verdict.FAILS,
+        "rmsnorm_bwd": Verdict.AGREES,
+        "silu": Verdict.AGREES,
+        "srelu": Verdict.REFUSED,
+    }
+    assert "times its bound from float64" in rows["gelu"].detail and "[16, 64]" in rows["gelu"].detail
+    assert rows["relu"].detail == "ZeroDivisionError: mine" and rows["srelu"].detail == "reads nothing"
+    assert verdicts("rmsnorm_bwd", dtypes=[torch.bfloat16]) == {Verdict.DISAGREES}  # another dtype than x
+    assert rows["silu"].samples and rows["silu"].float64 is not None and rows["silu"].float64 <= 1 and rows["silu"].reference == 0
+
+
+def test_quantized_outputs_are_checked(careless: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(self: Any, input: Any, quantizer: Any) -> Any:
+        y = REFERENCE.silu(input, quantizer)
+        if quantizer is not None:
+            y._data.add_(1)
+        return y
+
+    monkeypatch.setattr(careless, "silu", shifted)
+    rows = {row.dtype: row.verdict for row in check_backend("careless", ["silu"], [torch.bfloat16])}
+    assert rows == {"bfloat16": Verdict.AGREES, "bfloat16 to E4M3": Verdict.DISAGREES, "bfloat16 to E5M2": Verdict.DISAGREES}
+
+
+def test_the_command_says_so_and_exits_with_one(careless: type, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-backend", "careless", "--only", "gelu,silu", "--dtype", "float32", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["agrees"] and {row["function"] for row in found["rows"] if row["verdict"] == "disagrees"} == {"gelu"}
+    assert main(["check-backend", "careless", "--only", "silu", "--dtype", "float32"]) == 0
+    assert "1 functions: 3 agrees" in capsys.readouterr().out
+    assert main(["check-backend", "nobody"]) == 2 and main(["check-backend", "careless", "--dtype", "int8"]) == 2
+    assert "Backend 'nobody' not found" in capsys.readouterr().err
+
+
+def test_unknown_functions_and_backends_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="functions of the suite"):
+        list(check_backend("torch", ["no_such"]))
+    with pytest.raises(BackendError, match="not found"):
+        list(check_backend("no_such"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu", "xla"])
+def test_the_backends_of_this_package_agree(backend: str) -> None:
+    """One function of every kind of output; the whole table runs in the conformance tests and by the command."""
+    if registry.reason_unavailable(registry.find(backend)) is not None:
+        pytest.skip("not available here")
+    functions = ["bgrad_quantize", "fused_attn_bwd", "multi_tensor_adam", "quantize"]
+    rows = list(check_backend(backend, functions, [torch.bfloat16]))
+    assert [row.function for row in rows] == functions
+    assert all(row.verdict == Verdict.AGREES and row.samples for row in rows), rows
+
+
+@pytest.mark.parametrize(
+    ("reference", "got"),
+    [
+        (torch.zeros(2).double(), torch.zeros(3)),
+        (torch.zeros(2).double(), torch.zeros(2, dtype=torch.bfloat16)),
+        (torch.tensor([torch.inf]).double(), torch.tensor([1.0])),
+        (torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (None, torch.zeros(1)),
+        (torch.zeros(2).double(), None),
+        ((1, 2), (1, 3)),
+    ],
+)
+def test_what_cannot_agree_is_told(reference: Any, got: Any) -> None:
+    with pytest.raises(Disagreement):
+        measure(Output(None, reference), got, reference)
+
+
+def test_a_nan_where_a_number_belongs_is_infinitely_wrong() -> None:
+    assert measure(Output(None, None), torch.tensor([torch.nan, 0.0]), torch.zeros(2).double()) == torch.inf
+    # Half a unit in the last place is the bound of a value rounded once; at 1 that is half an epsilon.
+    off = torch.tensor([1 + torch.finfo(torch.bfloat16).eps]).to(torch.bfloat16)
+    assert 1 < measure(Output(None, None, torch.bfloat16), off, torch.ones(1).double()) < 2.1
+
+
+def test_it_runs_on_another_device_than_the_samples_are_on() -> None:
+    """The meta device computes nothing, so what comes back cannot be read: the calls got there."""
+    rows = list(check_backend("torch", ["relu"], [torch.float32], device="meta"))
+    assert rows[0].verdict == Verdict.FAILS
