@@ -5,6 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := torch==2.13.0
+# NVIDIA's Python package, a client of tex in the tests: without its dependencies, which are the compiled kernels.
+CLIENT := transformer_engine==2.20.2
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 
 .PHONY: setup demo test test-all sanitize bench lint diagram stub clean
@@ -25,6 +27,7 @@ $(VENV)/.build-tools: $(VENV)/.torch
 
 $(VENV)/.installed: $(VENV)/.build-tools $(NATIVE_SOURCES)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install --no-build-isolation -e ".[dev]"
+	$(PY) -m pip install --no-deps "$(CLIENT)"
 	$(PY) -c "from fusible import cpp_extensions as c; print('native kernels:', c.info()['level'] if c.available else c.reason)"
 	touch $@
 

@@ -19,6 +19,7 @@ DIAGRAM = Path(__file__).with_name("import_diagram.svg")
 ROOMS = {
     "cli": "command line, reports",
     "plugin": "tex in NVIDIA's package",
+    "compat": "other names, NVIDIA's package, a GPU's requests",
     "pytorch": "modules, Sequential, autocast, executors",
     "compute_pipeline": "type inference, fusion, plans, execution",
     "fusions": "fused passes",

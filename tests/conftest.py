@@ -15,3 +15,7 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
     # inherit it, so that their sums are made in the same order.
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+
+if not torch.cuda.is_available():
+    # Triton is loaded once in a process, and its kernels run in its interpreter only where it was told so by then.
+    os.environ.setdefault("TRITON_INTERPRET", "1")

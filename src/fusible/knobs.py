@@ -7,13 +7,14 @@ that cannot be parsed raises ``KnobError`` with the variable's name and what it 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fusible.errors import KnobError, expected
 
-__all__ = ["KNOBS", "Knob"]
+__all__ = ["KNOBS", "Knob", "setting"]
 
 T = TypeVar("T")
 
@@ -50,6 +51,18 @@ class Knob(Generic[T]):
             raise KnobError(
                 expected(self.takes, of=f"the environment variable {self.name}", got=repr(text), do="set it so or unset it")
             ) from None
+
+
+@contextmanager
+def setting(**variables: str) -> Iterator[None]:
+    """Set environment variables while the context is open, those that are unset: for packages that read theirs and offer no other way."""
+    added = {name: text for name, text in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _switch(text: str) -> bool:

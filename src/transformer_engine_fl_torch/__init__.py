@@ -3,5 +3,7 @@
 import sys
 
 from fusible import tex
+from fusible.compat.finder import alias_submodules
 
 sys.modules[__name__] = tex
+alias_submodules(__name__, tex.__name__)

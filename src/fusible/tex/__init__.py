@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusible.tex import backends, classes, enums, prim
+from fusible.tex import backends, classes, enums, grouped_mlp_experimental, prim
 from fusible.tex.classes import *  # noqa: F403
 from fusible.tex.dispatch import Call, dispatcher, explain, hand_over, record
 from fusible.tex.enums import *  # noqa: F403
@@ -48,6 +48,7 @@ __all__ = [
     "function",
     "get_backend",
     "get_policy",
+    "grouped_mlp_experimental",
     "hand_over",
     "implement",
     "list_backends",

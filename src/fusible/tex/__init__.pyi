@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fusible.tex import backends as backends, classes as classes, enums as enums, prim as prim
+from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
 from fusible.tex.classes import *
 from fusible.tex.dispatch import Call as Call, dispatcher as dispatcher, explain as explain, hand_over as hand_over, record as record
 from fusible.tex.enums import *

@@ -1,0 +1,29 @@
+"""``fusible run``."""
+
+from __future__ import annotations
+
+import argparse
+
+from fusible.cli.command import Command
+
+__all__ = ["COMMAND"]
+
+_DESCRIPTION = """\
+Runs a script that was written for Transformer Engine as it is: transformer_engine_torch and the other names of its kernels lead to Fusible, and
+NVIDIA's Python package, where it is installed, runs on them. With --device cpu, what the script asks of a GPU is done by the CPU."""
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=["cpu"], default=None, help="serve requests for CUDA by this device (default: leave them)")
+    parser.add_argument("--replace", action="store_true", help="take the place of NVIDIA's own kernels where they are installed")
+    parser.add_argument("script", metavar="SCRIPT", help="the script's file")
+    parser.add_argument("args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+
+
+COMMAND = Command(
+    name="run",
+    summary="run a script that was written for Transformer Engine",
+    description=_DESCRIPTION,
+    arguments=_arguments,
+    job="fusible.compat.script:run_script",
+)

@@ -1,0 +1,8 @@
+"""Running scripts that were written for Transformer Engine: its names, its Python package, and its GPU."""
+
+from __future__ import annotations
+
+from fusible.compat.device import cuda_on_cpu
+from fusible.compat.names import install, installed, uninstall
+
+__all__ = ["cuda_on_cpu", "install", "installed", "uninstall"]

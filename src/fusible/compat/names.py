@@ -1,0 +1,72 @@
+"""``install`` and ``uninstall``: the names by which scripts import Transformer Engine's kernels, leading to ``fusible.tex``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fusible.compat.finder import Names, found_elsewhere
+from fusible.compat.nvidia_package import AROUND, adapt_loaded
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["install", "installed", "uninstall"]
+
+_NATIVE = "transformer_engine_torch"
+_TEX = "fusible.tex"
+_ALIASES = {
+    "transformer_engine_fl_torch": _TEX,
+    "transformer_engine.plugins.tex": _TEX,
+    "transformer_engine.plugins.transformer_engine_fl_torch": _TEX,
+    "transformer_engine.plugins.tex_interface.base": "fusible.tex.interface.base",
+    "transformer_engine.plugins.tex_interface.registry": "fusible.tex.management",
+    "transformer_engine.plugins.tex_interface.backends": "fusible.tex.backends",
+}
+_PACKAGES = {"transformer_engine": None, "transformer_engine.plugins": None, "transformer_engine.plugins.tex_interface": _TEX}
+
+_names: Names | None = None
+
+
+def install(*, replace: bool = False) -> None:
+    """Let the names of Transformer Engine's kernels lead to ``fusible.tex``, until ``uninstall``; a second call changes nothing.
+
+    ``transformer_engine_torch``, ``transformer_engine.plugins.tex``, ``transformer_engine.plugins.transformer_engine_fl_torch`` and
+    ``transformer_engine.plugins.tex_interface`` with ``base``, ``registry`` and ``backends``. A package that is really installed under one of these
+    names keeps it; with ``replace``, ``transformer_engine_torch`` is Fusible's even where NVIDIA's own is there. Where ``transformer_engine_torch``
+    is Fusible's and NVIDIA's Python package ``transformer_engine`` is installed, that package runs on it.
+
+    Raises ``ArgumentError`` where another ``transformer_engine_torch`` is in use already.
+    """
+    global _names
+    if _names is not None:
+        return
+    ours = replace or not _native_is_there()
+    if ours and _NATIVE in sys.modules:
+        do = "call fusible.compat.install() before importing it"
+        raise ArgumentError(expected("no transformer_engine_torch", of="the modules imported so far", got="one", do=do))
+    _names = Names({**_ALIASES, _NATIVE: _TEX}, _PACKAGES, AROUND, frozenset({_NATIVE})) if ours else Names(_ALIASES, _PACKAGES)
+    sys.meta_path.insert(0, _names)
+    if ours:
+        adapt_loaded()
+
+
+def uninstall() -> None:
+    """Take the names back; what a module imported through them stays with it."""
+    global _names
+    if _names is not None:
+        sys.meta_path.remove(_names)
+        _names.forget()
+        _names = None
+
+
+def installed() -> bool:
+    """Whether the names are installed."""
+    return _names is not None
+
+
+def _native_is_there() -> bool:
+    """Whether NVIDIA's compiled extension is installed: as a module of its own, or within the Python package."""
+    if found_elsewhere(_NATIVE) is not None:
+        return True
+    package = found_elsewhere("transformer_engine")
+    folders = [Path(folder) for folder in package.submodule_search_locations or ()] if package is not None else []
+    return any(path.is_file() for folder in folders for place in (folder, folder / "wheel_lib") for path in place.glob(f"{_NATIVE}*.so"))

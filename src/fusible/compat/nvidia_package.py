@@ -1,0 +1,114 @@
+"""What NVIDIA's Python package ``transformer_engine`` needs answered to run on ``fusible.tex``.
+
+The package is pure Python over a compiled extension. It loads native libraries when imported, asks for the extension by a function, and asks the
+device whether a format is supported; each of these is answered around the module that has it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fusible import knobs, tex
+from fusible.compat.finder import Around
+from fusible.compat.nvidia_tensors import register_classes
+
+__all__ = ["AROUND", "adapt_loaded"]
+
+
+@contextmanager
+def _around_common(module: ModuleType) -> Iterator[None]:
+    """No native library is loaded, and the extension is there already: under its name, put there by the finder."""
+    with knobs.setting(NVTE_PROJECT_BUILDING="1"):
+        yield
+    load: Callable[[str], None] = vars(module)["load_framework_extension"]
+
+    def load_framework_extension(framework: str) -> None:
+        if framework == "torch":
+            importlib.import_module("transformer_engine_torch")
+            return
+        try:
+            load(framework)
+        except FileNotFoundError as error:  # which the package warns of; an ImportError it takes for a framework that is not used
+            raise ImportError(str(error)) from error
+
+    vars(module)["load_framework_extension"] = load_framework_extension
+
+
+@contextmanager
+def _around_jit(module: ModuleType) -> Iterator[None]:
+    """Its small fused functions run as they are: compiling each of them costs more than it gains on a host."""
+    with knobs.setting(NVTE_TORCH_COMPILE="0"):
+        yield
+
+
+@contextmanager
+def _around_tensor(module: ModuleType) -> Iterator[None]:
+    yield
+    register_classes(module)
+
+
+def _around_storage(function: str) -> Around:
+    """A format's values are computed where its data lies; the package would move the data to a GPU, which bare storages cannot."""
+
+    @contextmanager
+    def around(module: ModuleType) -> Iterator[None]:
+        yield
+        vars(module)[function].forward = staticmethod(lambda _, tensor, dtype: tex.dequantize(tensor, dtype))
+
+    return around
+
+
+@contextmanager
+def _around_quantization(module: ModuleType) -> Iterator[None]:
+    """A format is supported where a tex backend quantizes to it, whatever the device."""
+    yield
+    for name, quantizer in _SUPPORT.items():
+        setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
+
+
+def _asking_tex(quantizer_class: str) -> Callable[[], tuple[bool, str]]:
+    def support() -> tuple[bool, str]:
+        quantizers = importlib.import_module("transformer_engine.pytorch.tensor")
+        quantizer = getattr(quantizers, quantizer_class)(**_OPTIONS.get(quantizer_class, {"fp8_dtype": tex.DType.kFloat8E4M3}), **_BOTH)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        decision = tex.explain("quantize", torch.empty(0, dtype=torch.bfloat16, device=device), quantizer)
+        return decision.backend is not None, "" if decision.backend is not None else str(decision)
+
+    return support
+
+
+_BOTH = {"rowwise": True, "columnwise": True}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "Float8CurrentScalingQuantizer": {"fp8_dtype": tex.DType.kFloat8E4M3, "device": "cpu"},
+    "NVFP4Quantizer": {},
+}
+_SUPPORT = {
+    "fp8": "Float8CurrentScalingQuantizer",
+    "fp8_block_scaling": "Float8BlockQuantizer",
+    "mxfp8": "MXFP8Quantizer",
+    "nvfp4": "NVFP4Quantizer",
+}
+
+AROUND: dict[str, Around] = {
+    "transformer_engine.common": _around_common,
+    "transformer_engine.pytorch.jit": _around_jit,
+    "transformer_engine.pytorch.quantization": _around_quantization,
+    "transformer_engine.pytorch.tensor": _around_tensor,
+    "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
+    "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
+}
+
+
+def adapt_loaded() -> None:
+    """Do what is done around a module's loading for those that are loaded."""
+    for name, around in AROUND.items():
+        if name in sys.modules:
+            with around(sys.modules[name]):
+                pass

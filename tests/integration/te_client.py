@@ -1,0 +1,62 @@
+"""NVIDIA's Python package as a client of ``fusible.tex``: how tests load it, its recipes and their precision."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from fusible import compat
+
+__all__ = ["EPSILON", "package", "recipe_for", "relative_error"]
+
+EPSILON = {"bf16": 2.0**-8, "delayed": 2.0**-3, "current": 2.0**-3, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
+"""By recipe: the largest relative error of rounding an operand, forward or backward: half a unit of E5M2 for the hybrid recipes' gradients, of E4M3
+for the others, of E2M1 and of its E4M3 scale for NVFP4."""
+
+_RECIPES = {
+    "delayed": "DelayedScaling",
+    "current": "Float8CurrentScaling",
+    "block": "Float8BlockScaling",
+    "mxfp8": "MXFP8BlockScaling",
+    "nvfp4": "NVFP4BlockScaling",
+}
+_AVAILABLE = {
+    "delayed": "is_fp8_available",
+    "current": "is_fp8_available",
+    "block": "is_fp8_block_scaling_available",
+    "mxfp8": "is_mxfp8_available",
+    "nvfp4": "is_nvfp4_available",
+}
+
+
+@contextmanager
+def package() -> Iterator[Any]:
+    """``transformer_engine.pytorch`` on a CPU; the test is skipped where the package is not installed."""
+    if importlib.util.find_spec("transformer_engine") is None:
+        pytest.skip("NVIDIA's Python package is not installed")
+    compat.install()
+    try:
+        with compat.cuda_on_cpu():
+            yield importlib.import_module("transformer_engine.pytorch")
+    finally:
+        compat.uninstall()
+
+
+def recipe_for(te: Any, name: str, **options: Any) -> Any:
+    """The recipe of a name (None for bf16), which the package must say is available."""
+    if name == "bf16":
+        return None
+    available, reason = getattr(te, _AVAILABLE[name])(return_reason=True)
+    assert available, reason
+    return getattr(importlib.import_module("transformer_engine.common.recipe"), _RECIPES[name])(**options)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``|found - expected| / |expected|`` in the Frobenius norm."""
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()

@@ -1,0 +1,205 @@
+"""Within ``cuda_on_cpu`` a program's requests for a GPU are served by the host, and without it nothing is changed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusible.compat import cuda_on_cpu
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> Iterator[None]:
+    with cuda_on_cpu():
+        yield
+
+
+MAKERS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "zeros": lambda on: torch.zeros(2, device=on),
+    "tensor": lambda on: torch.tensor([1.0], device=on),
+    "arange": lambda on: torch.arange(3, device=on),
+    "randn": lambda on: torch.randn(2, device=on),
+    "empty_like": lambda on: torch.empty_like(torch.zeros(2), device=on),
+    "new_zeros": lambda on: torch.zeros(1).new_zeros(2, device=on),
+    "range": lambda on: torch.range(0, 1, device=on),
+    "to": lambda on: torch.zeros(2).to(on),
+    "to by name": lambda on: torch.zeros(2).to(device=on, dtype=torch.bfloat16),
+    "to with a dtype": lambda on: torch.zeros(2).to(on, torch.bfloat16, non_blocking=True),
+    "cuda": lambda on: torch.zeros(2).cuda(on),
+    "module": lambda on: torch.nn.Linear(2, 2, device=on).weight,
+    "module.to": lambda on: torch.nn.Linear(2, 2).to(on).weight,
+    "module.cuda": lambda on: torch.nn.Linear(2, 2).cuda(on).weight,
+    "pinned": lambda on: torch.zeros(2, pin_memory=True).pin_memory().to(on, non_blocking=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.range is deprecated")
+@pytest.mark.parametrize("on", ["cuda", "cuda:0", 0, torch.device("cuda", 1)], ids=str)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_tensors_for_cuda_are_made_on_the_host(make: Callable[[Any], torch.Tensor], on: Any) -> None:
+    made = make(on)
+    assert made.device == CPU and made.is_cuda
+
+
+def test_devices_are_the_hosts_and_others_are_left() -> None:
+    assert torch.device("cuda") == torch.device("cuda", 0) == CPU
+    meta = torch.zeros(2, device="meta")
+    assert meta.device.type == "meta" and not meta.is_cuda
+    with torch.device("cuda"):
+        assert torch.zeros(2).device == CPU
+    torch.set_default_device("cuda")
+    try:
+        assert torch.zeros(2).device == CPU
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_dtype_or_a_tensor_as_a_target_is_left() -> None:
+    x = torch.zeros(2)
+    assert x.to(torch.bfloat16).dtype is torch.bfloat16
+    assert x.to(torch.zeros(1, dtype=torch.float64)).dtype is torch.float64
+
+
+def test_torch_cuda_answers() -> None:
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+    assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.is_bf16_supported() and not torch.cuda.is_current_stream_capturing()
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.major, properties.minor) == (9, 0) and properties.total_memory == torch.cuda.mem_get_info()[1] > 0
+    assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
+    assert float(torch.version.cuda or 0) >= 12.9
+    torch.cuda.set_device(0)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.nvtx.range_push("a")
+    torch.cuda.nvtx.range_pop()
+
+
+def test_streams_and_events_are_there() -> None:
+    stream, start, end = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    start.record()
+    with torch.cuda.stream(stream), torch.cuda.device(0):
+        torch.zeros(2).record_stream(stream)
+        stream.wait_event(start)
+    end.record()
+    end.synchronize()
+    assert start.elapsed_time(end) >= 0 and stream.query() and end.query()
+
+
+def test_the_devices_generator_is_the_hosts() -> None:
+    torch.cuda.manual_seed(3)
+    state = torch.cuda.get_rng_state()
+    first = torch.rand(2, device="cuda")
+    torch.cuda.manual_seed_all(3)
+    assert torch.equal(torch.rand(2), first) and torch.cuda.initial_seed() == 3
+    torch.cuda.set_rng_state(state)
+    with torch.random.fork_rng(devices=[0]):
+        assert torch.equal(torch.rand(2), first)
+    assert torch.equal(torch.rand(2), first)
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+    assert torch.equal(torch.rand(2, generator=generator, device="cuda"), first)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, torch.bfloat16), (None, torch.float16)])
+def test_autocast_of_cuda_is_autocast(dtype: torch.dtype | None, expected: torch.dtype) -> None:
+    layer, x = torch.nn.Linear(4, 4, device="cuda"), torch.randn(2, 4, device="cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        assert torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is expected
+        assert layer(x).dtype is expected
+        with torch.autocast("cuda", enabled=False):
+            assert layer(x).dtype is torch.float32
+        assert layer(x).dtype is expected
+    assert layer(x).dtype is torch.float32 and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
+
+
+class _Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        assert grads[0].is_cuda
+        return grads[0] * torch.full((1,), 2.0, device="cuda")
+
+
+@pytest.mark.parametrize("backward", ["tensor", "function", "grad"])
+def test_a_backward_pass_is_served_too(backward: str) -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    y = _Custom.apply(x).sum()
+    if backward == "tensor":
+        y.backward()
+    elif backward == "function":
+        torch.autograd.backward(y)
+    grad = torch.autograd.grad(y, x)[0] if backward == "grad" else x.grad
+    assert torch.equal(grad, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize(("name", "device_types"), [("any", None), ("cuda", "cuda"), ("both", ("cuda", "cpu"))])
+def test_a_custom_operator_is_served_too(name: str, device_types: Any) -> None:
+    @torch.library.custom_op(f"fusible_test_compat::twice_{name}", mutates_args=(), device_types=device_types)
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        return x * torch.full((1,), 2.0, device="cuda")
+
+    assert torch.equal(twice(torch.ones(2, device="cuda")), torch.full((2,), 2.0))
+
+
+def test_an_operator_keeps_the_kernel_that_it_has_for_the_host() -> None:
+    @torch.library.custom_op("fusible_test_compat::where", mutates_args=(), device_types="cpu")
+    def where(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @where.register_kernel("cuda")
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return x + 2
+
+    assert where(torch.zeros(1)).item() == 1
+
+
+@pytest.mark.parametrize("written_from", ["cpu", "cuda:0"])
+def test_checkpoints_are_loaded_onto_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_from: str) -> None:
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: written_from)
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
+    for where in ("cuda", torch.device("cuda:0"), "cpu", None, {"cuda:0": "cuda:1"}, lambda storage, location: storage):
+        assert torch.load(tmp_path / "a.pt", map_location=where)["a"].device == CPU
+    assert torch.equal(torch.load(tmp_path / "a.pt", "cuda")["a"], torch.ones(2))
+    assert torch.load(tmp_path / "a.pt", map_location="meta")["a"].device.type == "meta"
+
+
+def test_loss_scaling_and_fused_optimizers_run() -> None:
+    layer = torch.nn.Linear(4, 1, device="cuda")
+    optimizer, scaler = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True), torch.amp.GradScaler("cuda")
+    former = layer.weight.detach().clone()
+    scaler.scale(layer(torch.ones(2, 4, device="cuda")).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(layer.weight, former)
+
+
+def test_triton_is_told_to_interpret() -> None:
+    triton = pytest.importorskip("triton")
+    assert triton.knobs.runtime.interpret
+
+
+def test_a_kernel_of_triton_is_run_and_not_timed() -> None:
+    triton = pytest.importorskip("triton")
+    tuned = triton.runtime.Autotuner.__new__(triton.runtime.Autotuner)
+    tuned.configs, tuned.early_config_prune, tuned.perf_model = [triton.Config({"BLOCK": size}) for size in (4, 8)], None, None
+    assert [config.kwargs for config in tuned.prune_configs({})] == [{"BLOCK": 8}]
+
+
+def test_only_this_thread_is_served() -> None:
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(torch.zeros(1).is_cuda))
+    thread.start()
+    thread.join()
+    assert found == [False]
