@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import overhead
+from benchmarks import experts, overhead
 from fusible.cli.bench.machine import describe_machine
 
 __all__ = ["main"]
@@ -19,6 +19,8 @@ __all__ = ["main"]
 TABLES: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "dispatch": overhead.dispatch,
     "small_sequential": overhead.small_sequential,
+    "grouped_gemm": experts.grouped_gemm,
+    "router": experts.router,
 }
 
 

@@ -15,7 +15,7 @@ from fusible.tex.moe_call import Routing
 __all__ = ["Chosen", "choose", "count_margins", "marked", "routing_map", "score_gradient", "scores_of_all"]
 
 _EPSILON = 1e-20
-_BLOCK = 4
+_SET = 4
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,41 @@ class Chosen:
 def _best(scores: Tensor, count: int) -> Tensor:
     """The indices of the ``count`` largest fp32 values of each row, descending; of equal ones the lowest index first.
 
-    One integer sorts by both: the value's bits, made ascending as integers, above the inverted index.
+    On the host, ``topk`` finds them, and only rows in which it met equal values are sorted by both. A device is not asked which rows those are.
     """
+    if scores.device.type != "cpu":
+        return _best_of_all(scores, count)
+    values, found = _topk(scores, min(count + 1, scores.shape[-1]))
+    unsure = (values[..., 1:] < values[..., :-1]).logical_not_().any(-1)  # equal, or NaN
+    found = found[..., :count]
+    if unsure.any():
+        found[unsure] = _best_of_all(scores[unsure], count)
+    return found
+
+
+def _best_of_all(scores: Tensor, count: int) -> Tensor:
+    """``_best`` of rows with equal values: one integer sorts by both, the value's bits, made ascending as integers, above the inverted index."""
     bits = scores.add(0.0).view(torch.int32)  # -0 becomes 0
     bits.bitwise_xor_(bits.bitwise_right_shift(31).bitwise_and_(0x7FFFFFFF))
     last = scores.shape[-1] - 1
     keys = bits.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(torch.arange(last, -1, -1, device=scores.device))
-    return _largest(keys, count).bitwise_and_(0xFFFFFFFF).neg_().add_(last)
+    return _topk(keys, count)[0].bitwise_and_(0xFFFFFFFF).neg_().add_(last)
 
 
-def _largest(keys: Tensor, count: int) -> Tensor:
-    """The ``count`` largest of each row of distinct integers, descending.
+def _topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest values of each row, descending, and where they are; of equal ones any.
 
-    Blocks whose largest is among the ``count`` largest hold all of them: with many columns, most are never sorted.
+    Sets of columns, ``width`` apart, whose largest is among the ``count`` largest hold that many values which nothing outside exceeds: most columns
+    are never sorted.
     """
-    if keys.shape[-1] % _BLOCK == 0 and keys.shape[-1] >= 2 * _BLOCK * count:
-        blocks = keys.unflatten(-1, (-1, _BLOCK))
-        found = blocks.amax(-1).topk(count, dim=-1, sorted=False).indices.unsqueeze(-1)
-        keys = blocks.gather(-2, found.expand(*found.shape[:-1], _BLOCK)).flatten(-2)
-    return keys.topk(count, dim=-1).values
+    if x.shape[-1] % _SET or x.shape[-1] < 2 * _SET * count:
+        return x.topk(count, dim=-1)
+    width = x.shape[-1] // _SET
+    sets = x.unflatten(-1, (_SET, width))
+    found = sets.amax(-2).topk(count, dim=-1, sorted=False).indices
+    held = sets.gather(-1, found.unsqueeze(-2).expand(*found.shape[:-1], _SET, count)).flatten(-2)
+    values, place = held.topk(count, dim=-1)
+    return values, found.gather(-1, place % count).add_(place // count, alpha=width)
 
 
 def _best_in_groups(scores: Tensor, routing: Routing) -> Tensor:
