@@ -66,7 +66,8 @@ def dispatcher(declaration: Declaration) -> Callable[..., Any]:
     """The public function of ``declaration``."""
     cache: dict[tuple[Any, ...], Callable[..., Any]] = {}
     places = tuple(declaration.positions[name] for name in declaration.asks)
-    last = max(places, default=-1)
+    last, count = max(places, default=-1), len(places)
+    first, second, third = (*places, 0, 0, 0)[:3]
     kinds = KINDS
 
     def drop() -> None:
@@ -75,10 +76,16 @@ def dispatcher(declaration: Declaration) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         methods = cache
-        if len(args) > last:
-            key = tuple([kinds[type(args[place])](args[place]) for place in places])
-        else:
+        if len(args) <= last:
             key = _kinds(declaration, args, kwargs)
+        elif count == 2:  # most functions have two or three, and a loop costs as much as the kinds
+            a, b = args[first], args[second]
+            key = kinds[type(a)](a), kinds[type(b)](b)
+        elif count == 3:
+            a, b, c = args[first], args[second], args[third]
+            key = kinds[type(a)](a), kinds[type(b)](b), kinds[type(c)](c)
+        else:
+            key = tuple([kinds[type(args[place])](args[place]) for place in places])
         method = methods.get(key)
         if method is None:
             declaration.signature.bind(*args, **kwargs)
