@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 
-from fusible.quantized import Float8Tensor, Float8TensorStorage, Quantizer
+from fusible.quantized import BlockScaledStorage, Float8Tensor, Float8TensorStorage, GroupedTensorStorage, Quantizer
 
 __all__ = ["Crossing"]
 
 FIELDS = ("_data", "_transpose", "_scale_inv")
 """The tensors of a per-tensor FP8 tensor."""
+
+_HOLDERS = BlockScaledStorage, GroupedTensorStorage
+"""What holds tensors as attributes, which a call may replace."""
 
 
 class Crossing:
@@ -33,7 +36,7 @@ class Crossing:
             return {name: self.enter(value) for name, value in x.items()}
         if isinstance(x, list | tuple):
             return type(x)(self.enter(value) for value in x)
-        if not isinstance(x, torch.Tensor | Float8TensorStorage | Quantizer | torch.device):
+        if not isinstance(x, (torch.Tensor, Float8TensorStorage, Quantizer, torch.device, *_HOLDERS)):
             return x
         if id(x) not in self._entered:
             self._entered[id(x)] = (x, self.converted(x))
@@ -54,6 +57,11 @@ class Crossing:
             return twin
         if isinstance(x, Float8Tensor | Float8TensorStorage):
             return self._storage(x)
+        if isinstance(x, _HOLDERS):
+            twin = copy(x)
+            for name, value in vars(x).items():
+                setattr(twin, name, self.enter(value))
+            return twin
         return self.tensor(x)
 
     def _storage(self, x: Any) -> Float8TensorStorage:
@@ -95,6 +103,9 @@ class Crossing:
             for name in FIELDS:
                 setattr(original, name, self._result(getattr(twin, name)))
             original._transpose_invalid = twin._transpose_invalid
+        elif isinstance(twin, _HOLDERS):
+            for name, value in vars(twin).items():
+                setattr(original, name, self._result(value))
         elif self.crossed(getattr(twin, "amax", None)) and self.changed(twin.amax):
             if original.amax is None:
                 original.amax = self.left(twin.amax)

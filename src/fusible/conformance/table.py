@@ -45,14 +45,14 @@ class Output:
     """One thing that must come of a call, and where it is found.
 
     ``at``: None for the return value, an integer for a place in the returned list, else a path from ``result`` or an argument's name, by attributes
-    and places: ``"result._data"``, ``"quantizer.amax"``, ``"tensor_lists.1.0"``.
+    and places: ``"result._data"``, ``"quantizer.amax"``, ``"tensor_lists.1.0"``; or a function of (result, arguments) that makes it of several.
 
     ``reference``: a float64 tensor, to which the result, of ``dtype``, is close (the module's docstring; ``length`` and ``magnitude`` are those of
     the bound); a tensor of another type, or None, or any other value, to which it is equal; or a function of (result, arguments) that gives one of
     these, where it depends on what was drawn.
     """
 
-    at: int | str | None
+    at: int | str | Callable[[Any, dict[str, Any]], Any] | None
     reference: Any
     dtype: torch.dtype = torch.float32
     length: int = 1
@@ -64,6 +64,8 @@ class Output:
             return result
         if isinstance(self.at, int):
             return result[self.at]
+        if not isinstance(self.at, str):
+            return self.at(result, arguments)
         root, *path = self.at.split(".")
         found = result if root == "result" else arguments[root]
         for step in path:

@@ -1,0 +1,240 @@
+"""Records of the optimizer steps in other forms, of SGD, and of what is scaled by a number on the device or read from amaxes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance.cases.optimizer import _RATES, flag, lists, step
+from fusible.conformance.cases.quantize import cast
+from fusible.conformance.table import FLOATS, Output, Sample, random, record
+from fusible.tex import DType
+from fusible.tex.protocol import FLT_MAX
+
+__all__ = []
+
+_FP32, _BF16 = torch.float32, torch.bfloat16
+_MODES = tuple(itertools.product((0, 1), repeat=2))
+_BOUND = 40.0
+"""Of the steps made here: a quotient by a root that may be as small as epsilon."""
+
+
+def operands(generator: torch.Generator, *dtypes: torch.dtype) -> list[list[Tensor]]:
+    """Gradients, parameters, first moments, second moments (not negative), and more."""
+    tensors = lists(generator, *dtypes)
+    tensors[3] = [v.abs() for v in tensors[3]]
+    return tensors
+
+
+def call(tensors: list[list[Tensor]], noop: int = 0, **options: Any) -> dict[str, Any]:
+    return {"chunk_size": 64, "noop_flag": flag(noop), "tensor_lists": tensors, **options}
+
+
+def stepped(group: tuple[Tensor, ...], mode: int, correction: int, i: int, moments: torch.dtype = _FP32) -> tuple[Tensor, tuple[Output, ...]]:
+    """The new parameter, float64, and the outputs of both moments."""
+    p, m, v = step(group, mode, correction)
+    return p, tuple(Output(f"tensor_lists.{place}.{i}", x, moments, magnitude=8.0) for place, x in ((2, m), (3, v)))
+
+
+def untouched(tensors: list[list[Tensor]]) -> tuple[Output, ...]:
+    return tuple(Output(f"tensor_lists.{place}.{i}", x.clone()) for place, each in enumerate(tensors) for i, x in enumerate(each))
+
+
+def joined(i: int) -> Any:
+    """The fp32 number whose rounded high word is ``p`` and whose low word, signed, is the remainder: there is one pair for each."""
+
+    def master(result: Any, arguments: dict[str, Any]) -> Tensor:
+        p, rest = (arguments["tensor_lists"][place][i].cpu() for place in (1, 4))
+        assert p.dtype is _BF16 and rest.dtype is torch.int16
+        return ((p.view(torch.int16).int() << 16) + rest).view(_FP32)
+
+    return master
+
+
+@record("multi_tensor_adam_param_remainder")
+def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for (mode, correction), moments in itertools.product(_MODES, (_FP32, _BF16)):
+        g, master, m, v = operands(generator, dtype, _FP32, moments, moments)
+        outputs = []
+        for i, group in enumerate(zip(g, master, m, v, strict=True)):
+            p, both = stepped(group, mode, correction, i, moments)
+            outputs += [Output(joined(i), p, magnitude=_BOUND), *both, Output(f"tensor_lists.0.{i}", group[0].clone())]
+        bits = [x.view(torch.int32) for x in master]
+        high = [((x + 0x8000) >> 16).to(torch.int16).view(_BF16) for x in bits]
+        options: dict[str, Any] = {"step": 3, "mode": mode, "bias_correction": correction, **_RATES}
+        arguments = call([g, high, m, v, [x.to(torch.int16) for x in bits]], **options)
+        yield Sample(f"mode {mode} correction {correction} moments {moments}", arguments, tuple(outputs))
+
+
+def eight_bit(i: int, fp8: DType, scale: float, old: float) -> tuple[Output, ...]:
+    """What follows from the master weight that came, bit for bit."""
+
+    def data(result: Any, arguments: dict[str, Any]) -> Tensor:
+        return cast(arguments["tensor_lists"][4][i].cpu(), scale, fp8)
+
+    def amax(result: Any, arguments: dict[str, Any]) -> Tensor:
+        master = arguments["tensor_lists"][4][i].cpu().reshape(-1)
+        return torch.cat([master.abs(), torch.tensor([old])]).max()[None]
+
+    inverse = torch.tensor([scale]).double().reciprocal()
+    return Output(f"tensor_lists.1.{i}", data), Output(f"tensor_lists.6.{i}", amax), Output(f"tensor_lists.7.{i}", inverse)
+
+
+@record("multi_tensor_adam_fp8")
+def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    scales, amaxes = (1.0, 3e4, 2.0, 0.3), (0.0, 100.0, 1.5, 0.0)
+    for (mode, correction), fp8 in itertools.product(_MODES, (DType.kFloat8E4M3, DType.kFloat8E5M2)):
+        g, master, m, v = operands(generator, dtype, _FP32, _FP32, _FP32)
+        outputs = []
+        for i, group in enumerate(zip(g, master, m, v, strict=True)):
+            p, both = stepped(group, mode, correction, i)
+            outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), *both, *eight_bit(i, fp8, scales[i], amaxes[i])]
+        data = [torch.full(x.shape, 99, dtype=torch.uint8) for x in master]
+        numbers = [[torch.tensor([x]) for x in row] for row in (scales, amaxes, (9.0,) * 4)]
+        options: dict[str, Any] = {"step": 3, "mode": mode, "bias_correction": correction, **_RATES, "fp8_dtype": fp8}
+        yield Sample(f"mode {mode} correction {correction} {fp8.name}", call([g, data, m, v, master, *numbers], **options), tuple(outputs))
+
+
+def rounded_master(i: int, dtype: torch.dtype) -> Any:
+    return lambda result, arguments: arguments["tensor_lists"][4][i].cpu().to(dtype)
+
+
+def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) -> Iterator[Sample]:
+    for (mode, correction), noop in itertools.product(_MODES, (0, 1)):
+        tensors = operands(generator, dtype, dtype, _FP32, _FP32, *((_FP32,) if masters else ()))
+        outputs = [*untouched(tensors)] if noop else []
+        for i, (g, *rest) in enumerate(() if noop else zip(*tensors, strict=True)):
+            p, both = stepped((g.double() * 0.25, *rest), mode, correction, i)
+            outputs += [Output(f"tensor_lists.0.{i}", g.double() * 0.25, dtype), *both, Output(f"tensor_lists.1.{i}", p, dtype, magnitude=_BOUND)]
+            if masters:
+                outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), Output(f"tensor_lists.1.{i}", rounded_master(i, dtype))]
+        on_device = {"lr": torch.tensor([_RATES["lr"]]), "step": flag(3), "inv_scale": torch.tensor([0.25])}
+        arguments = call(tensors, noop, mode=mode, bias_correction=correction, **{**_RATES, **on_device})
+        yield Sample(f"mode {mode} correction {correction} noop {noop}", arguments, (*outputs, Output("noop_flag", flag(noop))))
+
+
+@record("multi_tensor_adam_capturable")
+def adam_capturable(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from capturable(generator, dtype, False)
+    # From moments of zero, m / bc1 = g and v / bc2 = g^2: the step is the rate, however close beta is to 1; eight roundings.
+    g, p = random(generator, (64,), dtype), torch.zeros(64, dtype=dtype)
+    numbers = {"lr": torch.ones(1), "step": flag(1), "inv_scale": torch.ones(1), "mode": 1, "bias_correction": 1}
+    rates: dict[str, Any] = {"beta1": 0.9, "beta2": 0.9999, "epsilon": 0.0, "weight_decay": 0.0}
+    arguments = call([[g], [p], [torch.zeros(64)], [torch.zeros(64)]], **numbers, **rates)
+    yield Sample("the first step", arguments, (Output("tensor_lists.1.0", -g.double().sign(), dtype, magnitude=0.5),))
+
+
+@record("multi_tensor_adam_capturable_master")
+def adam_capturable_master(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from capturable(generator, dtype, True)
+
+
+_SGD = {"wd": 0.2, "dampening": 0.3, "lr": 0.1, "scale": 0.25}
+
+
+def descended(g: Tensor, p: Tensor, momentum: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """``(p, mom)`` after a step, float64."""
+    d = g * 0.25 + (0 if options["wd_after_momentum"] else 0.2 * p)
+    if rate := options["momentum"]:
+        momentum = d if options["first_run"] else rate * momentum + 0.7 * d
+        d = d + rate * momentum if options["nesterov"] else momentum
+    return p - 0.1 * (d + (0.2 * p if options["wd_after_momentum"] else 0)), momentum
+
+
+def rounded_copy(i: int, dtype: torch.dtype) -> Any:
+    return lambda result, arguments: arguments["tensor_lists"][1][i].cpu().to(dtype)
+
+
+@record("multi_tensor_sgd")
+def sgd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for dtypes in ((dtype,) * 3, (dtype, _FP32, _FP32, dtype))[: 1 if dtype is _FP32 else 2]:
+        for nesterov, first, after in itertools.product((False, True), repeat=3):
+            for momentum, noop in ((0.9, 0), (0.0, 0), (0.9, 2)):
+                options = {**_SGD, "momentum": momentum, "nesterov": nesterov, "first_run": first, "wd_after_momentum": after}
+                tensors = lists(generator, *dtypes)
+                kept = untouched(tensors)
+                count = len(tensors[0])
+                outputs = [*kept] if noop else [*kept[:count], *(() if momentum else kept[2 * count : 3 * count])]
+                for i, (g, p, mom, *copies) in enumerate(() if noop else zip(*tensors, strict=True)):
+                    new, moved = descended(g.double(), p.double(), mom.double(), options)
+                    outputs.append(Output(f"tensor_lists.1.{i}", new, dtypes[1], magnitude=8.0))
+                    outputs += [Output(f"tensor_lists.2.{i}", moved, dtypes[2], magnitude=8.0)] if momentum else []
+                    outputs += [Output(f"tensor_lists.3.{i}", rounded_copy(i, dtype)) for _ in copies]
+                label = f"{len(dtypes)} lists, momentum {momentum} nesterov {nesterov} first {first} after {after} noop {noop}"
+                yield Sample(label, call(tensors, noop, **options), tuple(outputs))
+
+
+@record("multi_tensor_scale_tensor")
+def scale_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    factor = torch.tensor([0.3])
+    for out in FLOATS:
+        for value in (1.0, math.inf, math.nan):
+            inputs, outputs = lists(generator, dtype, out)
+            inputs[1][2] = value
+            wanted = [Output(f"tensor_lists.1.{i}", x.double() * factor.double(), out) for i, x in enumerate(inputs)]
+            arguments = {"chunk_size": 64, "is_infinite": flag(), "tensor_lists": [inputs, outputs], "scale": factor.clone()}
+            yield Sample(f"to {out}, {value}", arguments, (*wanted, Output("is_infinite", flag(not math.isfinite(value)))))
+
+
+@record("multi_tensor_unscale_l2norm")
+def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    factor = torch.tensor([0.3])
+    for each in (None, False, True):
+        for value in (1.0, math.inf, math.nan):
+            (tensors,) = lists(generator, dtype)
+            tensors[1][2] = value
+            squares = torch.stack([(x.double() * factor.double()).square().sum() for x in tensors])
+            apart = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
+            arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
+            outputs = (Output(0, squares.sum().sqrt()[None], length=30), Output(1, apart, length=15))
+            yield Sample(f"each {each}, {value}", arguments, (*outputs, *untouched([tensors]), Output("noop_flag", flag(not math.isfinite(value)))))
+    # Squares that overflow in the dtype before unscaling, and not after.
+    large = torch.full((4,), 3e38 if dtype.itemsize == 4 or dtype is _BF16 else 6e4).to(dtype)
+    small = torch.tensor([1e-36 if dtype is not torch.float16 else 1e-4])
+    norm = (large.double() * small.double()).square().sum().sqrt()[None]
+    yield Sample("large", call([[large]], inv_scale=small, per_tensor_python=False), (Output(0, norm, length=4), Output("noop_flag", flag())))
+
+
+def scales_of(amaxes: np.ndarray, largest: float, power: bool, epsilon: float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        amax = np.where(amaxes < np.float32(epsilon), np.float32(epsilon), amaxes)
+        scale = np.minimum(np.float32(largest) / amax, np.float32(FLT_MAX))
+        scale = np.exp2(np.floor(np.log2(scale, dtype=np.float64))).astype(np.float32) if power else scale
+    return np.where(np.isfinite(amax) & (amax != 0), scale, np.float32(1))
+
+
+@record("multi_tensor_compute_scale_and_scale_inv", dtypes=(_FP32,))
+def scale_and_scale_inv(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    usual = torch.tensor([0.0, 1e-30, 1e-8, 0.3, 3.0, 448.0, 1e30, 5e-3, FLT_MAX, math.inf, math.nan, 7.0])
+    for amax, largest, power, epsilon in itertools.product((usual, torch.tensor([1.5e-38])), (448.0, 57344.0), (False, True), (0.0, 1e-3)):
+        scale = scales_of(amax.numpy(), largest, power, epsilon)
+        inverse = np.float32(1) / scale
+        # The reciprocal of FLT_MAX is subnormal, which a device may have or not.
+        wanted = torch.from_numpy(inverse if inverse.min() > 2e-38 else inverse.astype(np.float64))
+        shapes = (amax.shape, (amax.numel() // 2, 2) if amax.numel() > 1 else (1, 1))
+        tensors = [[amax.view(shape).clone() for shape in shapes], *([torch.zeros(shape) for shape in shapes] for _ in range(2))]
+        outputs = [Output(f"tensor_lists.1.{i}", torch.from_numpy(scale).view(shape)) for i, shape in enumerate(shapes)]
+        outputs += [Output(f"tensor_lists.2.{i}", wanted.view(shape)) for i, shape in enumerate(shapes)]
+        arguments = call(tensors, 1, max_fp8=largest, force_pow_2_scales=power, epsilon=epsilon)
+        yield Sample(f"{amax.numel()} to {largest} power {power} epsilon {epsilon}", arguments, tuple(outputs))
+
+
+@record("multi_tensor_compute_scale_inv_e8m0")
+def scale_inv_e8m0(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Zero, NaN, and every number of 16 bits of which the 448th part is normal in fp32."""
+    patterns = torch.arange(0x7F81, dtype=torch.int32).to(torch.int16).view(_BF16 if dtype is _FP32 else dtype).to(dtype)
+    amax = torch.cat([patterns[~(patterns.float().abs() < 5.5e-36) | (patterns == 0)], torch.tensor([math.nan], dtype=dtype)])
+    product = amax.float().numpy() * (np.float32(1) / np.float32(448))
+    mantissa, exponent = np.frexp(product.astype(np.float64))
+    code = np.clip(exponent - (mantissa == 0.5) + 127, 0, 254)
+    code = np.where(product == 0, 0, np.where(np.isinf(product), 254, np.where(np.isnan(product), 255, code))).astype(np.uint8)
+    lengths = [1000, amax.numel() - 1000]
+    tensors = [[x.clone() for x in amax.split(lengths)], [torch.zeros(n, dtype=torch.uint8) for n in lengths]]
+    outputs = tuple(Output(f"tensor_lists.1.{i}", x.clone()) for i, x in enumerate(torch.from_numpy(code).split(lengths)))
+    yield Sample("every one", {"chunk_size": 64, "dummy": None, "tensor_lists": tensors}, outputs)
