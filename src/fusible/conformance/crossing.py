@@ -5,6 +5,7 @@ Objects keep their identity: what comes out and had come in is the very object t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -58,10 +59,7 @@ class Crossing:
         if isinstance(x, Float8Tensor | Float8TensorStorage):
             return self._storage(x)
         if isinstance(x, _HOLDERS):
-            twin = copy(x)
-            for name, value in vars(x).items():
-                setattr(twin, name, self.enter(value))
-            return twin
+            return _with_attributes(copy(x), x, self.enter)
         return self.tensor(x)
 
     def _storage(self, x: Any) -> Float8TensorStorage:
@@ -104,8 +102,7 @@ class Crossing:
                 setattr(original, name, self._result(getattr(twin, name)))
             original._transpose_invalid = twin._transpose_invalid
         elif isinstance(twin, _HOLDERS):
-            for name, value in vars(twin).items():
-                setattr(original, name, self._result(value))
+            _with_attributes(original, twin, self._result)
         elif self.crossed(getattr(twin, "amax", None)) and self.changed(twin.amax):
             if original.amax is None:
                 original.amax = self.left(twin.amax)
@@ -120,6 +117,8 @@ class Crossing:
             return type(x)(self._result(value) for value in x)
         if self.crossed(x):
             return self.left(x)
+        if isinstance(x, _HOLDERS):
+            return _with_attributes(copy(x), x, self._result)
         if not isinstance(x, Float8TensorStorage):
             return x
         fields = {
@@ -132,3 +131,10 @@ class Crossing:
     def dtype(self, dtype: Any) -> torch.dtype:
         """A dtype of the other side as torch's."""
         return dtype
+
+
+def _with_attributes(into: Any, x: Any, move: Callable[[Any], Any]) -> Any:
+    """``into`` with the attributes of ``x``, moved."""
+    for name, value in vars(x).items():
+        setattr(into, name, move(value))
+    return into

@@ -20,16 +20,11 @@ from fusible.tex.registry import registry
 
 NOT_YET = set(
     """
-    bgrad_group_quantize bulk_allocate convert_bshd_to_thd convert_thd_to_bshd copy_data_ptrs_to_device fa_prepare_bwd fa_prepare_fwd
-    fused_moe_aux_loss_bwd fused_moe_aux_loss_fwd fused_moe_aux_loss_fwd_graph_safe fused_multi_row_padding fused_multi_row_unpadding
-    fused_score_for_moe_aux_loss_bwd fused_score_for_moe_aux_loss_fwd fused_topk_with_score_function_bwd fused_topk_with_score_function_fwd
-    fused_topk_with_score_function_qb_fwd get_grouped_gemm_setup_workspace_size group_dequantize group_quantize group_requantize_inplace
-    group_scaled_clamped_swiglu group_scaled_swiglu moe_permute_bwd moe_permute_fwd moe_unpermute_bwd moe_unpermute_fwd multi_tensor_pad_last_dim
-    multi_tensor_quantize multi_tensor_transpose_to_bhsd nvfp4_group_quantize_with_amax nvfp4_quantize_with_amax split_quantize splits_to_offsets
-    splits_to_offsets_multi swap_first_dims te_general_grouped_gemm te_general_grouped_gemm_for_discrete_in te_general_grouped_gemm_for_discrete_out
-    te_general_grouped_gemm_for_grouped_tensor thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
-    thd_get_partitioned_indices thd_grad_correction thd_out_correction thd_read_half_tensor thd_read_second_half_lse thd_second_half_lse_correction
-    thd_sequence_order_to_cp_rank_order
+    bulk_allocate convert_bshd_to_thd convert_thd_to_bshd copy_data_ptrs_to_device fa_prepare_bwd fa_prepare_fwd fused_multi_row_padding
+    fused_multi_row_unpadding multi_tensor_pad_last_dim multi_tensor_quantize multi_tensor_transpose_to_bhsd nvfp4_quantize_with_amax
+    split_quantize swap_first_dims thd_copy_valid_tokens_from_per_split_to_rank_local thd_cp_rank_order_to_sequence_order
+    thd_get_partitioned_indices thd_grad_correction thd_out_correction thd_read_half_tensor thd_read_second_half_lse
+    thd_second_half_lse_correction thd_sequence_order_to_cp_rank_order
     """.split()
 )
 """Declared functions without a record; a new function comes in here, and leaves when it has one."""
@@ -187,3 +182,19 @@ def test_it_runs_on_another_device_than_the_samples_are_on() -> None:
     """The meta device computes nothing, so what comes back cannot be read: the calls got there."""
     rows = list(check_backend("torch", ["relu"], [torch.float32], device="meta"))
     assert rows[0].verdict == Verdict.FAILS
+
+
+def test_grouped_tensors_go_to_another_side_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other side is other tensors on the same device: what is written there is written back, and what is not stays."""
+
+    class Elsewhere(Crossing):
+        def stays(self, x: Any) -> bool:
+            return isinstance(x, torch.device)
+
+        def tensor(self, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+    monkeypatch.setattr("fusible.conformance.suite.crossing_for", lambda *_: Elsewhere)
+    functions = ["group_dequantize", "group_quantize", "group_requantize_inplace", "te_general_grouped_gemm_for_grouped_tensor"]
+    rows = list(check_backend("torch", functions, [torch.bfloat16]))
+    assert [row.function for row in rows] == functions and all(row.verdict == Verdict.AGREES for row in rows), rows

@@ -1,0 +1,252 @@
+"""Records of many products at once, each worked out by itself in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance.cases.gemm import product
+from fusible.conformance.cases.pointwise import gelu
+from fusible.conformance.table import Output, Sample, Sampler, random, record
+from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
+from fusible.tex import DType
+
+__all__ = []
+
+_ROWS, _N, _K = (5, 0, 1, 10), 12, 8
+_TOTAL = sum(_ROWS)
+_LAYOUTS = {"TN": (True, False), "NN": (False, False), "NT": (False, True)}
+_CODES = {torch.float32: DType.kFloat32, torch.bfloat16: DType.kBFloat16, torch.float16: DType.kFloat16}
+_FP8 = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
+_SIZE, _LENGTH = 60.0, _K + _N
+"""Of sums of at most 12 products of normal values, and the length of any of them."""
+
+
+def operands(generator: torch.Generator, layout: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """A and B of every expert: weights and tokens, weights and gradients, or tokens and gradients."""
+    weights = [random(generator, (_N, _K), dtype) for _ in _ROWS]
+    tokens = [random(generator, (rows, _K), dtype) for rows in _ROWS]
+    gradients = [random(generator, (rows, _N), dtype) for rows in _ROWS]
+    return {"TN": (weights, tokens), "NN": (weights, gradients), "NT": (tokens, gradients)}[layout]
+
+
+def exact(layout: str, A: list[Tensor], B: list[Tensor]) -> list[Tensor]:
+    transa, transb = _LAYOUTS[layout]
+    wide = [(a.double(), b.double()) for a, b in zip(A, B, strict=True)]
+    return [(b.T if transb else b) @ (a.T if transa else a) for a, b in wide]
+
+
+def filled(results: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.full(result.shape, 7.0, dtype=dtype) for result in results]
+
+
+def close_to(at: str, results: list[Tensor], dtype: torch.dtype) -> tuple[Output, ...]:
+    return tuple(Output(f"{at}.{i}", result, dtype, _LENGTH, _SIZE) for i, result in enumerate(results))
+
+
+def listed(layout: str, A: list[Any], B: list[Any], D: list[Tensor] | None, dtype: torch.dtype, **changes: Any) -> dict[str, Any]:
+    transa, transb = _LAYOUTS[layout]
+    nothing = [torch.empty(0) for _ in A]
+    call = {
+        "A": A, "transa": transa, "B": B, "transb": transb, "D": D, "D_type": _CODES[dtype], "m_splits": [*_ROWS], "bias": nothing,
+        "bias_type": DType.kBFloat16, "single_output": False, "pre_gelu_out": [torch.empty(0) for _ in A], "grad": False, "workspace": [],
+        "workspaceSize": 0, "accumulate": False, "use_split_accumulator": True, "math_sm_count": 0,
+    }  # fmt: skip
+    return {**call, **changes}
+
+
+@record("te_general_grouped_gemm")
+def general(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout in _LAYOUTS:
+        A, B = operands(generator, layout, dtype)
+        products = exact(layout, A, B)
+        for accumulate in (False, True):
+            wanted = [x + 7 for x in products] if accumulate else products
+            arguments = listed(layout, A, B, filled(products, dtype), dtype, accumulate=accumulate)
+            yield Sample(f"{layout} accumulate {accumulate}", arguments, close_to("D", wanted, dtype))
+        left_over = torch.full((2, products[0].shape[1]), 7.0, dtype=torch.float64)
+        single = [torch.cat([*products, left_over])]
+        arguments = listed(layout, A, B, filled(single, dtype), dtype, single_output=True)
+        yield Sample(f"{layout} in one output", arguments, close_to("D", single, dtype))
+        yield eight_bits(generator, layout, dtype)
+    yield from epilogues(generator, dtype)
+    yield from gradients(generator, dtype)
+    yield from empty(dtype)
+
+
+def epilogues(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for bias_dtype in dict.fromkeys((dtype, torch.float32)):
+        A, B = operands(generator, "TN", dtype)
+        bias = [random(generator, (_N,), bias_dtype) for _ in _ROWS]
+        wanted = [x + b.double() for x, b in zip(exact("TN", A, B), bias, strict=True)]
+        single = [torch.cat(wanted)]
+        same = tuple(Output(f"result.{i}", b.clone()) for i, b in enumerate(bias))
+        arguments = listed("TN", A, B, filled(single, dtype), dtype, bias=bias, single_output=True)
+        yield Sample(f"bias of {bias_dtype}", arguments, (*close_to("D", single, dtype), *same))
+    arguments = listed("TN", A, B, filled(wanted, dtype), dtype, bias=[b.to(dtype) for b in bias], pre_gelu_out=filled(wanted, dtype))
+    wanted = [x + b.to(dtype).double() for x, b in zip(exact("TN", A, B), bias, strict=True)]
+    outputs = (*close_to("pre_gelu_out", wanted, dtype), *close_to("D", [gelu(x) for x in wanted], dtype))
+    yield Sample("bias and GELU", arguments, outputs)
+
+
+def gradients(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    A, B = operands(generator, "NT", dtype)
+    products, sums = exact("NT", A, B), [b.double().sum(0) for b in B]
+    outputs = (*close_to("bias", sums, dtype), *close_to("D", products, dtype))
+    yield Sample("bias gradient", listed("NT", A, B, filled(products, dtype), dtype, bias=filled(sums, dtype), grad=True), outputs)
+    arguments = listed("NT", A, B, None, dtype, bias=filled(sums, dtype), grad=True)
+    yield Sample("bias gradient without outputs", arguments, close_to("bias", sums, dtype))
+    A, B = operands(generator, "NN", dtype)
+    before = [random(generator, (rows, _K), dtype) for rows in _ROWS]
+    wanted = []
+    for x, y in zip(before, exact("NN", A, B), strict=True):
+        point = x.double().requires_grad_()
+        with torch.enable_grad():
+            wanted.append(torch.autograd.grad(gelu(point).sum(), point)[0] * y)
+    kept = tuple(Output(f"pre_gelu_out.{i}", x.clone()) for i, x in enumerate(before))
+    arguments = listed("NN", A, B, filled(wanted, dtype), dtype, pre_gelu_out=before, grad=True)
+    yield Sample("GELU gradient", arguments, (*close_to("D", wanted, dtype), *kept))
+
+
+def empty(dtype: torch.dtype) -> Iterator[Sample]:
+    """Problems without anything to add up: D is 0 though a bias is given, and unchanged where it accumulates."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    A, B, bias = [zeros(_N, 0), zeros(_N, 0)], [zeros(3, 0), zeros(3, 0)], [torch.full((_N,), 7.0, dtype=dtype) for _ in range(2)]
+    pre, D = [torch.full((3, _N), 7.0, dtype=dtype), torch.empty(0)], [torch.full((3, _N), 7.0, dtype=dtype) for _ in range(2)]
+    outputs = [Output(f"D.{i}", zeros(3, _N)) for i in range(2)] + [Output("pre_gelu_out.0", zeros(3, _N)), Output("bias.0", bias[0].clone())]
+    yield Sample("nothing to add up", listed("TN", A, B, D, dtype, bias=bias, pre_gelu_out=pre), tuple(outputs))
+    kept = torch.full((_N, _K), 7.0, dtype=dtype)
+    outputs = (Output("D.0", kept.clone()), Output("bias.0", zeros(_N)))
+    arguments = listed("NT", [zeros(0, _K)], [zeros(0, _N)], [kept], dtype, bias=[bias[0] + 1], grad=True, accumulate=True)
+    yield Sample("nothing to accumulate", arguments, outputs)
+
+
+def bits(generator: torch.Generator, shapes: list[torch.Size], fp8: DType) -> list[tuple[Tensor, float, Tensor]]:
+    """Bytes, the inverse of their scale, and the float64 values that they stand for."""
+    found = []
+    for i, shape in enumerate(shapes):
+        data = torch.randn(tuple(shape), generator=generator).numpy().astype(_FP8[fp8])
+        scale = (0.5, 0.25, 1.0, 2.0)[i]
+        found.append((torch.from_numpy(data.view(np.uint8)), scale, torch.from_numpy(data.astype(np.float64)) * scale))
+    return found
+
+
+def storages(found: list[tuple[Tensor, float, Tensor]], fp8: DType, dtype: torch.dtype) -> list[Float8TensorStorage]:
+    """Those bytes as FP8 tensors with both copies."""
+    return [
+        Float8TensorStorage(data=data, data_transpose=data.T.contiguous(), fp8_scale_inv=torch.tensor([scale]), fp8_dtype=fp8, fake_dtype=dtype)
+        for data, scale, _ in found
+    ]
+
+
+def eight_bits(generator: torch.Generator, layout: str, dtype: torch.dtype) -> Sample:
+    """FP8 operands with a scale each; both copies are given, and a backend reads the one that it needs."""
+    quantized, wide = [], []
+    for operand, fp8 in zip(operands(generator, layout, dtype), _FP8, strict=True):
+        found = bits(generator, [x.shape for x in operand], fp8)
+        wide.append([value for _, _, value in found])
+        quantized.append(storages(found, fp8, dtype))
+    products = exact(layout, wide[0], wide[1])
+    transa, transb = _LAYOUTS[layout]
+    largest = max(product(a, transa, b, transb)[1] for a, b in zip(wide[0], wide[1], strict=True) if a.numel() and b.numel())
+    outputs = tuple(Output(f"D.{i}", x, dtype, _LENGTH, largest) for i, x in enumerate(products))
+    return Sample(f"{layout} of FP8", listed(layout, quantized[0], quantized[1], filled(products, dtype), dtype), outputs)
+
+
+def gather(parts: list[Tensor]) -> GroupedTensorStorage:
+    """An unquantized grouped tensor with a gap of one row of sevens after its second member."""
+    columns = parts[0].shape[1]
+    data = torch.cat([*parts[:2], torch.full((1, columns), 7.0, dtype=parts[0].dtype), *parts[2:]])
+    starts = [sum(part.numel() for part in parts[:i]) + (columns if i > 1 else 0) for i in range(len(parts))]
+    offsets, rows = torch.tensor([*starts, data.numel()]), torch.tensor([len(part) for part in parts])
+    shape, count = tuple(data.shape), len(parts)
+    return GroupedTensorStorage(shape, data.dtype, num_tensors=count, data=data.view(-1), first_dims=rows, tensor_offsets=offsets)
+
+
+def equal(parts: list[Tensor]) -> GroupedTensorStorage:
+    """An unquantized grouped tensor of members of one shape."""
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    return GroupedTensorStorage(shape, parts[0].dtype, num_tensors=len(parts), data=torch.cat(parts).view(-1))
+
+
+def quantized_group(found: list[tuple[Tensor, float, Tensor]], fp8: DType, dtype: torch.dtype) -> GroupedTensorStorage:
+    """Those bytes as a grouped tensor, one member after the other, with both copies."""
+    scales, rows = torch.tensor([scale for _, scale, _ in found]), torch.tensor([len(data) for data, *_ in found])
+    fields: dict[str, Any] = {
+        "data": torch.cat([data.reshape(-1) for data, *_ in found]), "columnwise_data": torch.cat([data.T.reshape(-1) for data, *_ in found]),
+        "scale_inv": scales, "columnwise_scale_inv": scales.clone(), "first_dims": rows,
+    }  # fmt: skip
+    shape, quantizer = (int(rows.sum()), found[0][0].shape[1]), Float8Quantizer(torch.ones(1), torch.zeros(1), fp8)
+    return GroupedTensorStorage(shape, dtype, num_tensors=len(found), quantizer=quantizer, **fields)
+
+
+def on_groups(layout: str, A: Any, B: Any, D: Any, **changes: Any) -> dict[str, Any]:
+    transa, transb = _LAYOUTS[layout]
+    call = {"A": A, "transa": transa, "B": B, "transb": transb, "D": D, "bias": None, "bias_scale": None}
+    call |= {"alpha": torch.ones(1), "beta": torch.zeros(1), "workspace_setup": torch.empty(0), "workspace_cublas": torch.empty(0)}
+    return {**call, **changes, "use_split_accumulator": True, "math_sm_count": 0}
+
+
+def on_grouped(form: str) -> Sampler:
+    """The samples of a function whose A (``discrete_in``) or D (``discrete_out``) is a list."""
+
+    def target(layout: str, wanted: list[Tensor], dtype: torch.dtype) -> tuple[Any, tuple[Output, ...]]:
+        """D full of sevens, and what must be in it; the gap stays as it is."""
+        D = filled(wanted, dtype)
+        if form == "discrete_out":
+            return D, close_to("D", wanted, dtype)
+        if layout == "NT":
+            return equal(D), (Output("D.rowwise_data", torch.cat(wanted).view(-1), dtype, _LENGTH, _SIZE),)
+        gap = torch.full((1, wanted[0].shape[1]), 7.0, dtype=torch.float64)
+        return gather(D), (Output("D.rowwise_data", torch.cat([*wanted[:2], gap, *wanted[2:]]).view(-1), dtype, _LENGTH, _SIZE),)
+
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for layout in _LAYOUTS:
+            A, B = operands(generator, layout, dtype)
+            D, outputs = target(layout, exact(layout, A, B), dtype)
+            group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
+            yield Sample(layout, on_groups(layout, group, gather(B), D), outputs)
+            (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), _FP8, strict=True))
+            D, outputs = target(layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
+            group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
+            yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
+        A, B = operands(generator, "TN", dtype)
+        rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
+        factors = torch.linspace(-1.0, 1.0, _TOTAL)
+        for count in (1, 4):
+            alpha, beta = torch.linspace(0.5, 2.0, 4)[:count], torch.linspace(1.0, -1.0, 4)[:count]
+            for biased, scaled in ((False, False), (True, False), (True, True)):
+                wanted = []
+                for i, (x, factor) in enumerate(zip(exact("TN", A, B), factors.double().split(_ROWS), strict=True)):
+                    addition = rows[i].double() * (factor[:, None] if scaled else 1.0) if biased else 0.0
+                    wanted.append(alpha[i % count].double() * x + 7 * beta[i % count].double() + addition)
+                D, outputs = target("TN", wanted, dtype)
+                bias = GroupedTensorStorage((4, _N), dtype, num_tensors=4, data=rows.view(-1).clone()) if biased else None
+                more = {"alpha": alpha.clone(), "beta": beta.clone(), "bias": bias, "bias_scale": factors.clone() if scaled else None}
+                arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, **more)
+                yield Sample(f"{count} factors, bias {biased}, its scale {scaled}", arguments, outputs)
+
+    return sample
+
+
+for _form in ("grouped_tensor", "discrete_in", "discrete_out"):
+    record(f"te_general_grouped_gemm_for_{_form}")(on_grouped(_form))
+
+
+@record("get_grouped_gemm_setup_workspace_size", dtypes=(torch.float32,))
+def workspace_size(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """The answer is the backend's own; that it is a number of bytes is not."""
+
+    def fits(result: Any, arguments: dict[str, Any]) -> Any:
+        return result if type(result) is int and result >= 0 else "a number of bytes"
+
+    for count in (1, 64):
+        yield Sample(f"{count} problems", {"num_tensors": count}, (Output(None, fits),))

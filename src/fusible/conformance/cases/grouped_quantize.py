@@ -1,0 +1,300 @@
+"""Records of quantizing the members of one buffer: each member's bytes by ml_dtypes, at the place where the layout says that it lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance.cases.pointwise import clamped_swiglu, gated, silu
+from fusible.conformance.cases.quantize import amax_of, cast, scale_of
+from fusible.conformance.table import Output, Sample, random, record
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, GroupedTensorStorage, NVFP4Quantizer
+from fusible.tex import DType
+
+__all__ = ["LAYOUTS", "Layout", "grouped_bytes"]
+
+_NUMPY: dict[DType, Any] = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
+_STEP = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}
+_ROWS, _COLUMNS = 8, 6
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where four members lie in a buffer of ``[8, 6]``."""
+
+    label: str
+    shapes: tuple[tuple[int, int], ...]
+    offsets: tuple[int, ...]
+    given: dict[str, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        described = {name: None if x is None else x.clone() for name, x in self.given.items()}
+        return {"num_tensors": len(self.shapes), "first_dims": None, **described}
+
+    def pieces(self, x: Tensor) -> list[Tensor]:
+        flat = x.reshape(-1)
+        return [flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)]
+
+    def placed(self, parts: list[Tensor], around: Tensor | None = None) -> Tensor:
+        """The members in their buffer; ``around`` has what lies between them."""
+        buffer = torch.zeros(_ROWS * _COLUMNS, dtype=parts[0].dtype) if around is None else around.clone().cpu()
+        for part, start in zip(parts, self.offsets, strict=True):
+            buffer[start : start + part.numel()] = part.reshape(-1)
+        return buffer
+
+    def output(self, at: str, name: str, parts: list[Tensor]) -> Output:
+        """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``, whatever lies between them."""
+        whole = sum(part.numel() for part in parts) == _ROWS * _COLUMNS
+
+        def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+            return self.placed(parts, Output(f"{at}.{name}", None).find(result, arguments))
+
+        return Output(f"{at}.{name}", self.placed(parts) if whole else wanted)
+
+
+def dims(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+BY_ROWS = Layout("rows", ((3, 6), (0, 6), (4, 6), (1, 6)), (0, 18, 18, 42), {"first_dims": dims(3, 0, 4, 1)})
+LAYOUTS = (
+    Layout("equal", ((2, 6),) * 4, (0, 12, 24, 36)),
+    BY_ROWS,
+    Layout("columns", ((8, 1), (8, 0), (8, 2), (8, 3)), (0, 8, 8, 24), {"last_dims": dims(1, 0, 2, 3)}),
+    Layout("both", ((1, 4), (2, 3), (3, 2), (4, 1)), (0, 4, 10, 16), {"first_dims": dims(1, 2, 3, 4), "last_dims": dims(4, 3, 2, 1)}),
+    Layout("rows left over", ((2, 6), (1, 6), (0, 6), (2, 6)), (0, 12, 18, 18), {"first_dims": dims(2, 1, 0, 2)}),
+    Layout("gaps", ((2, 6), (1, 6), (1, 6), (2, 6)), (0, 18, 24, 36), {"first_dims": dims(2, 1, 1, 2), "tensor_offsets": dims(0, 18, 24, 36, 48)}),
+    Layout("out of order", ((2, 6),) * 4, (36, 0, 12, 24), {"first_dims": dims(2, 2, 2, 2), "tensor_offsets": dims(36, 0, 12, 24, 48)}),
+)
+
+
+def turned(parts: list[Tensor]) -> list[Tensor]:
+    return [part.t().contiguous() for part in parts]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A quantizer, a function that makes more of its kind, and what it makes of members."""
+
+    label: str
+    make: Callable[..., Any]
+    fp8: DType
+    current: bool
+
+    def scales(self, parts: list[Tensor]) -> list[float]:
+        return [scale_of(part, self.fp8, False) if self.current else 16.0 for part in parts]
+
+    def data(self, parts: list[Tensor]) -> list[Tensor]:
+        return [cast(part, scale, self.fp8) for part, scale in zip(parts, self.scales(parts), strict=True)]
+
+    def amax(self, x: list[Tensor]) -> tuple[Output, ...]:
+        return () if self.current else (Output("quantizer.amax", torch.stack([amax_of(part) for part in x]).amax(0)),)
+
+    def outputs(self, at: str, layout: Layout, parts: list[Tensor], rowwise: bool = True, columnwise: bool = True) -> tuple[Output, ...]:
+        data, inverse = self.data(parts), torch.tensor(self.scales(parts)).double().reciprocal()
+        return (
+            layout.output(at, "rowwise_data", data) if rowwise else Output(f"{at}.rowwise_data", None),
+            layout.output(at, "columnwise_data", turned(data)) if columnwise else Output(f"{at}.columnwise_data", None),
+            Output(f"{at}.scale_inv", inverse if rowwise else None),
+            Output(f"{at}.columnwise_scale_inv", inverse if columnwise else None),
+        )
+
+
+def case(fp8: DType, current: bool) -> Case:
+    def make(**usages: bool) -> Any:
+        if current:
+            return Float8CurrentScalingQuantizer(fp8, "cpu", **usages)
+        return Float8Quantizer(torch.tensor([16.0]), torch.zeros(1), fp8, **usages)
+
+    return Case(f"{fp8.name} {'current' if current else 'delayed'}", make, fp8, current)
+
+
+_CASES = tuple(case(fp8, current) for fp8 in _NUMPY for current in (False, True))
+
+
+def described(x: GroupedTensorStorage) -> tuple[str, ...]:
+    return tuple(name for name in ("rowwise_data", "columnwise_data", "scale_inv", "columnwise_scale_inv") if getattr(x, name) is not None)
+
+
+def grouped_bytes(layout: Layout, data: list[Tensor], quantizer: Any, dtype: torch.dtype, inverse: Tensor, **changes: Any) -> GroupedTensorStorage:
+    """A grouped tensor of members ``data`` (bytes); ``changes`` replace fields."""
+    rows, columns = layout.placed(data), layout.placed(turned(data))
+    fields = {"data": rows, "columnwise_data": columns, "scale_inv": inverse.clone(), "columnwise_scale_inv": inverse.clone()}
+    return GroupedTensorStorage((_ROWS, _COLUMNS), dtype, quantizer=quantizer, **{**fields, **layout.arguments, **changes})
+
+
+@record("group_quantize")
+def group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout in LAYOUTS:
+        x = random(generator, (_ROWS, _COLUMNS), dtype, 3.0)
+        parts = layout.pieces(x)
+        shapes = Output("result.logical_shape", (_ROWS, _COLUMNS)), Output("result.num_tensors", 4), Output("result.fake_dtype", dtype)
+        for each in _CASES:
+            for usages in ({}, {"columnwise": False}, {"rowwise": False}):
+                arguments = {"tensor": x.clone(), "quantizer": each.make(**usages), **layout.arguments}
+                outputs = each.outputs("result", layout, parts, usages.get("rowwise", True), usages.get("columnwise", True))
+                yield Sample(f"{layout.label} {each.label} {usages}", arguments, (*outputs, *shapes, *each.amax(parts)))
+        plain = Output("result.rowwise_data", x.reshape(-1).clone()), Output("result.columnwise_data", None), Output("result.quantizer", None)
+        yield Sample(f"{layout.label} unquantized", {"tensor": x, "quantizer": None, **layout.arguments}, (*plain, *shapes))
+    yield from into_output(generator, dtype)
+
+
+def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    layout = BY_ROWS
+    for each in _CASES:
+        for noop in (None, 0.0, 1.0):
+            x = random(generator, (_ROWS, _COLUMNS), dtype, 3.0)
+            parts, quantizer = layout.pieces(x), each.make()
+            old = [torch.full(part.shape, 7, dtype=torch.uint8) for part in parts]
+            output = grouped_bytes(layout, old, quantizer, dtype, torch.full((4,), 0.5))
+            outputs = each.outputs("output", layout, parts) + each.amax(parts)
+            if noop == 1.0:
+                kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in described(output)]
+                outputs = (*kept, *(() if each.current else (Output("quantizer.amax", torch.zeros(1)),)))
+            flag = None if noop is None else torch.tensor([noop])
+            arguments = {"tensor": x, "quantizer": quantizer, **layout.arguments, "noop_flag": flag, "output": output}
+            yield Sample(f"into an output, {each.label}, noop {noop}", arguments, outputs)
+
+
+@record("bgrad_group_quantize")
+def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout in (each for each in LAYOUTS if "last_dims" not in each.given):
+        for each in _CASES:
+            x = random(generator, (_ROWS, _COLUMNS), dtype, 3.0)
+            parts = layout.pieces(x)
+            sums = torch.stack([part.double().sum(0) for part in parts])
+            size = max(part.double().abs().sum(0).max().item() for part in parts if part.numel())
+            arguments = {"tensor": x, "quantizer": each.make(), **layout.arguments}
+            outputs = (*each.outputs("result.0", layout, parts), Output(1, sums, dtype, _ROWS, size), *each.amax(parts))
+            yield Sample(f"{layout.label} {each.label}", arguments, outputs)
+
+
+def stored(generator: torch.Generator, layout: Layout, fp8: DType) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Members' bytes, the inverses of their scales, and the values that they stand for in their buffer, float64."""
+    bits = torch.randn(_ROWS, _COLUMNS, generator=generator).numpy().astype(_NUMPY[fp8]).view(np.uint8)
+    data, inverse = layout.pieces(torch.from_numpy(bits)), torch.tensor([0.5, 0.25, 2.0, 0.125])
+    values = [torch.from_numpy(part.numpy().view(_NUMPY[fp8]).astype(np.float64)) * scale.item() for part, scale in zip(data, inverse, strict=True)]
+    return data, inverse, layout.placed(values)
+
+
+_WHOLE = tuple(layout for layout in LAYOUTS if sum(map(math.prod, layout.shapes)) == _ROWS * _COLUMNS)
+
+
+@record("group_dequantize")
+def group_dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout in _WHOLE:
+        for each in _CASES:
+            data, inverse, values = stored(generator, layout, each.fp8)
+            arguments = {"input": grouped_bytes(layout, data, each.make(), torch.bfloat16, inverse), "otype": dtype}
+            outputs = (Output("result.rowwise_data", values, dtype), Output("result.quantizer", None), Output("result.fake_dtype", dtype))
+            yield Sample(f"{layout.label} {each.label}", arguments, (*outputs, Output("result.logical_shape", (_ROWS, _COLUMNS))))
+
+
+@record("group_requantize_inplace")
+def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout in (each for each in _WHOLE if "last_dims" not in each.given):
+        for each in _CASES:
+            data, inverse, values = stored(generator, layout, each.fp8)
+            for wanted in (False, True):
+                quantizer, alone = each.make(), {"columnwise_data": None, "columnwise_scale_inv": None}
+                grouped = grouped_bytes(layout, data, each.make(columnwise=False), torch.bfloat16, inverse, **alone)
+                arguments = {"grouped_x": grouped, "quantizer": quantizer, "otype": dtype, "return_dequantized": wanted, **layout.arguments}
+                outputs = (
+                    Output("grouped_x.rowwise_data", layout.placed(data)), Output("grouped_x.columnwise_data", layout.placed(turned(data))),
+                    Output("grouped_x.scale_inv", inverse), Output("grouped_x.columnwise_scale_inv", inverse),
+                    Output(None, values.view(_ROWS, _COLUMNS) if wanted else None, dtype),
+                )  # fmt: skip
+                yield Sample(f"{layout.label} {each.label} {wanted}", arguments, outputs)
+
+
+def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Callable[[Any, dict[str, Any]], Tensor]:
+    """The bytes that came where each is within half a step of the float64 value rounded to ``dtype`` first, elsewhere the nearest ones."""
+
+    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+        found = Output(f"{at}.columnwise_data", None).find(result, arguments).cpu()
+        inverses = Output(f"{at}.columnwise_scale_inv", None).find(result, arguments).cpu()
+        good = []
+        for bits, value, inverse in zip(found.split([value.numel() for value in values]), turned(values), inverses.tolist(), strict=True):
+            decoded = torch.from_numpy(bits.numpy().view(_NUMPY[each.fp8]).astype(np.float64)).view(value.shape) * inverse
+            bound = (_STEP[each.fp8] + torch.finfo(dtype).eps) * value.abs() + 2.0**-10 * inverse + 1e-5
+            good.append(torch.where((decoded - value).abs() <= bound, bits.view(value.shape), cast(value, 1 / inverse, each.fp8)).view(-1))
+        return torch.cat(good)
+
+    return wanted
+
+
+def grouped_activation(name: str, f: Callable[..., Tensor], options: dict[str, float]) -> None:
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for layout in _WHOLE[:2]:
+            for each in _CASES:
+                x, prob = random(generator, (_ROWS, 2 * _COLUMNS), dtype), torch.rand(_ROWS, generator=generator)
+                values = layout.pieces(f(x.double(), **options) * prob.double()[:, None])
+                inverse = torch.tensor([1 / scale for scale in each.scales(values)], dtype=torch.float64)
+                # An amax is that of values rounded to the dtype; 17 is what the bound of one fp32 operation counts.
+                shape, rounded = Output("result.logical_shape", (_ROWS, _COLUMNS)), 1 + torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 17
+                outputs = [
+                    Output("result.columnwise_data", near("result", values, each, dtype)), Output("result.rowwise_data", None),
+                    Output("result.columnwise_scale_inv", inverse, magnitude=rounded * inverse.max().item()), shape,
+                ]  # fmt: skip
+                if not each.current:
+                    largest = torch.stack([value.abs().max() for value in values if value.numel()]).amax(0, keepdim=True)
+                    outputs.append(Output("quantizer.amax", largest, magnitude=rounded * largest.item()))
+                arguments = {"input_2h": x, "prob": prob, "quantizer": each.make(), **layout.arguments, **options}
+                yield Sample(f"{layout.label} {each.label}", arguments, tuple(outputs))
+
+    record(name)(sample)
+
+
+grouped_activation("group_scaled_swiglu", gated(silu), {})
+grouped_activation("group_scaled_clamped_swiglu", clamped_swiglu, {"limit": 1.5, "alpha": 1.3, "glu_linear_offset": 0.5})
+
+
+def nvfp4_lines(x: Tensor, amax: float) -> tuple[Tensor, Tensor]:
+    """Codes, the even column's in the low half of a byte, and E4M3 bytes ``[lines, blocks]`` of ``x``, block of 16 by block, in fp32."""
+    one, largest = np.float32, np.finfo(np.float32).max
+    lines = x.float().numpy()
+    codes, scales = np.zeros(lines.shape, np.uint8), np.zeros((lines.shape[0], lines.shape[1] // 16), np.uint8)
+    scale = np.minimum(one(6 * 448) / one(amax), largest)
+    for i, j in np.ndindex(*scales.shape):
+        block = lines[i, 16 * j : 16 * j + 16]
+        own = np.minimum(np.abs(block).max() * (scale * one(1 / 6)), one(448)).astype(ml_dtypes.float8_e4m3fn)
+        with np.errstate(divide="ignore"):
+            encoding = np.minimum(one(1) / (own.astype(one) * (one(1) / scale)), largest)
+        clipped = np.clip(block * encoding, -6, 6).astype(ml_dtypes.float4_e2m1fn)
+        codes[i, 16 * j : 16 * j + 16], scales[i, j] = clipped.view(np.uint8) & 15, own.view(np.uint8)
+    return torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4), torch.from_numpy(scales)
+
+
+def padded(scales: Tensor) -> Tensor:
+    """Scales in the upper left of zeros, in multiples of 128 lines and 4 blocks."""
+    whole = torch.zeros(-(-scales.shape[0] // 128) * 128, -(-scales.shape[1] // 4) * 4, dtype=torch.uint8)
+    whole[: scales.shape[0], : scales.shape[1]] = scales
+    return whole.view(-1)
+
+
+@record("nvfp4_group_quantize_with_amax")
+def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for rows in ((16, 48, 32), (32, 32, 32)):
+        x = random(generator, (sum(rows), 48), dtype, 3.0)
+        parts = x.split(rows)
+        amaxes = {"rowwise": torch.tensor([20.0, 12.5, 9.0]), "columnwise": torch.tensor([15.0, 17.0, 30.0])}
+        ways = {
+            "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"].tolist(), strict=True)],
+            "columnwise": [nvfp4_lines(part.t(), amax) for part, amax in zip(parts, amaxes["columnwise"].tolist(), strict=True)],
+        }
+        outputs = []
+        for way, made in ways.items():
+            prefix = "" if way == "rowwise" else "columnwise_"
+            outputs.append(Output(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made])))
+            outputs.append(Output(f"result.{prefix}scale_inv", torch.cat([padded(scales) for _, scales in made])))
+            outputs.append(Output(f"result.{prefix}amax", amaxes[way]))
+        arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": 3, "first_dims": torch.tensor(rows)}
+        yield Sample(f"{rows}", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
