@@ -72,8 +72,11 @@ class Crossing:
         return twin
 
     def tensor(self, x: torch.Tensor) -> Any:
-        """One tensor on the other side."""
-        return x.to(self._device)
+        """One tensor on the other side; a view of a part of its storage is one there too."""
+        if x.is_contiguous():
+            return x.to(self._device)
+        whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+        return whole.to(self._device).as_strided(x.shape, x.stride(), x.storage_offset())
 
     def leave(self, result: Any) -> Any:
         """``result`` on this side, after what the call wrote was written back."""

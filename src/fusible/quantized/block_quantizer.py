@@ -140,8 +140,9 @@ def _quantizer_kind(quantizer: Any) -> tuple[Any, ...]:
 
 
 def _storage_kind(storage: Any) -> tuple[Any, ...]:
-    name = format_of(storage)
-    return name, a_buffer(storage).device.type, storage._fp4_dtype if name == "nvfp4" else storage._fp8_dtype
+    name, held = format_of(storage), a_buffer(storage)
+    device = held.device.type if isinstance(held, torch.Tensor) else "lazy"
+    return name, device, storage._fp4_dtype if name == "nvfp4" else storage._fp8_dtype
 
 
 def _factory(storage_class: Callable[..., BlockScaledStorage]) -> Any:

@@ -206,6 +206,20 @@ def test_nvfp4_of_tiny_and_huge_tensors(runner: Runner, options: dict[str, Any],
     check_nvfp4(runner("quantize", tensor=x, quantizer=quantizer), x, quantizer)
 
 
+@pytest.mark.parametrize("options", NVFP4_OPTIONS[3:])
+def test_nvfp4_of_many_lines_is_that_of_few_with_the_same_amaxes(runner: Runner, options: dict[str, Any]) -> None:
+    x, quantizer = spread((2048, 64), exponents=3), NVFP4Quantizer(**options)
+    whole = runner("quantize", tensor=x, quantizer=quantizer)
+    amaxes, columns = whole._amax_rowwise, whole._amax_columnwise
+    for first in range(0, 2048, 512):
+        part = slice(first, first + 512)
+        own = amaxes[part] if quantizer.row_scaled_nvfp4 else amaxes
+        few = runner("nvfp4_quantize_with_amax", tensor=x[part], quantizer=quantizer, rowwise_amax=own, columnwise_amax=columns)
+        for name in ("data", "scale_inv"):
+            assert torch.equal(getattr(whole, f"_rowwise_{name}")[part], getattr(few, f"_rowwise_{name}"))
+        assert torch.equal(whole._columnwise_data[:, first // 2 : first // 2 + 256], few._columnwise_data)
+
+
 def test_nvfp4_scales_are_a_product_with_the_rounded_sixth(runner: Runner) -> None:
     """Amaxes of a tensor and a block for which ``a * (S * (1 / 6))``, ``a * (S / 6)`` and ``a / 6 * S`` round to different E4M3 values."""
     pairs = [(4.072887420654297, 2.763744831085205), (1.5281219482421875, 0.00025315911625511944), (3.1816937923431396, 0.26987579464912415)]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tex_backends import REFERENCE
+from tex_peak_bytes import peak_bytes, wide_bytes
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from fusible.tex import DType
 
@@ -105,31 +105,8 @@ SHORT: dict[str, Callable[[], dict[str, Any]]] = {
 """Slices of a part of one row, or of few rows of many, which an unwary kernel widens to tiles or to the weight."""
 
 
-def tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, SimpleNamespace):
-        yield from tensors(list(vars(tree).values()))
-    elif isinstance(tree, (list, tuple, dict)):
-        for part in tree.values() if isinstance(tree, dict) else tree:
-            yield from tensors(part)
-
-
-def peak(events: Any) -> int:
-    """The most bytes that were allocated at once."""
-    held = most = 0
-    for event in events:
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
-
-
 @pytest.mark.parametrize(("function", "make"), [*CALLS.items(), *SHORT.items(), ("mxfp8_scaling_partial_cast", lambda: FEW)])
 def test_the_reference_holds_little_beside_its_arguments(function: str, make: Callable[[], dict[str, Any]]) -> None:
     arguments = make()
-    size = 4 * sum(x.numel() for x in tensors(arguments))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        result = REFERENCE(function, **arguments)
-    size += 4 * sum(x.numel() for x in tensors(result))
-    assert peak(seen.profiler.kineto_results.events()) <= 3 * size + 4096  # a few scalars and indices
+    most, result = peak_bytes(lambda: REFERENCE(function, **arguments))
+    assert most <= 3 * wide_bytes(arguments, result) + 4096  # a few scalars and indices

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.tex.enums import NVTEQBHistogramMode
 
-__all__ = ["SCORES", "Router", "bit_map", "byte_map"]
+__all__ = ["Router", "SCORES", "bit_map", "byte_map"]
 
 SCORES = ("softmax", "sigmoid", "sqrtsoftplus")
 _EXPERTS = 20
@@ -91,10 +91,12 @@ class Router:
 
 
 def byte_map(experts: list[list[int]], count: int) -> Tensor:
+    """bool ``[tokens, count]``: whether a token goes to an expert."""
     return torch.tensor([[e in row for e in range(count)] for row in experts])
 
 
 def bit_map(experts: list[list[int]], count: int) -> Tensor:
+    """uint8 ``[tokens, count / 8]``: the same, a bit for each expert, the lowest first."""
     rows = [[sum(1 << e % 8 for e in row if e // 8 == byte) for byte in range(math.ceil(count / 8))] for row in experts]
     return torch.tensor(rows, dtype=torch.uint8)
 

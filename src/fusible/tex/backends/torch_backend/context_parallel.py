@@ -140,10 +140,20 @@ def _weight(part: Tensor, whole: Tensor) -> Tensor:
 
 
 def _partition(cu_seqlens: Tensor, total: int, world: int, ranks: Tensor | None = None) -> Tensor:
-    """The tokens of each rank, ``[ranks, total / world]``."""
+    """The tokens of each rank, ``[ranks, total / world]``: a token's place among the rank's own, and how far its half of a sequence is moved."""
     ranks = torch.arange(world, device=cu_seqlens.device, dtype=torch.int32).view(-1, 1) if ranks is None else ranks
-    ends = torch.cat((cu_seqlens.int(), cu_seqlens.new_full((1,), total, dtype=torch.int32)))
-    seg = _whole(total // world, ends // world)
-    half = seg.length // 2
-    chunk = torch.where(seg.position < half, ranks, 2 * (world - 1) - ranks)
-    return (seg.start * world + seg.position + half * chunk).clamp_(0, max(total - 1, 0))
+    begins, moved = _moved_halves(torch.cat((cu_seqlens.int(), cu_seqlens.new_full((1,), total, dtype=torch.int32))) // world, world, ranks)
+    token = torch.arange(total // world, device=cu_seqlens.device, dtype=torch.int32)
+    place = torch.searchsorted(begins, token, right=True, out_int32=True).sub_(1).clamp_(0)
+    del token
+    tokens = moved.index_select(1, place)
+    del place
+    return tokens.add_(torch.arange(total // world, device=cu_seqlens.device, dtype=torch.int32)).clamp_(0, max(total - 1, 0))
+
+
+def _moved_halves(ends: Tensor, world: int, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each half of a sequence begins among a rank's tokens, ``[2 b]``, and how much later that is among all, ``[ranks, 2 b]``."""
+    starts, half = ends[:-1], torch.diff(ends) // 2
+    begins = torch.stack((starts, starts + half), -1).flatten()
+    moved = torch.stack((half * ranks, half * (2 * (world - 1) - ranks)), -1)
+    return begins, moved.add_((starts * (world - 1)).unsqueeze(-1)).flatten(1)

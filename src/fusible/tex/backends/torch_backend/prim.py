@@ -64,9 +64,13 @@ class PrimKernels(Prim):
 
     def prim_dropout(self, x: Any, probability: float, seed: Any, offset: int) -> tuple[Any, Any]:
         check_probability(probability, "prim.dropout")
+        mask = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
         first = offset << 40
-        counter = torch.arange(first, first + x.numel(), dtype=torch.int64, device=x.device)
-        mask = (words(seed, counter) >= drop_threshold(probability)).view(x.shape).to(torch.uint8)
+        # In parts where it is large: a word takes many bytes to work out.
+        for part in mask.view(-1).chunk(8 if x.numel() > 1 << 16 else 1):
+            counter = torch.arange(first, first + part.numel(), dtype=torch.int64, device=x.device)
+            part.copy_(words(seed, counter) >= drop_threshold(probability))
+            first += part.numel()
         return _scaled(x, mask, probability), mask
 
     def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:

@@ -1,0 +1,162 @@
+"""Records of quantizing several tensors at once, and of NVFP4 with known amaxes: bytes and scales by the oracle of block-scaled formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance import block_oracle as oracle
+from fusible.conformance.cases.quantize import cast, scale_of
+from fusible.conformance.table import FLOATS, Output, Sample, random, record
+from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
+from fusible.tex import DType
+
+__all__ = ["quantized"]
+
+_E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
+_WAYS = ("rowwise", "columnwise")
+_MAKERS: tuple[Callable[[], Any], ...] = (
+    lambda: None,
+    lambda: Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), _E4M3),
+    lambda: Float8CurrentScalingQuantizer(_E5M2, "cpu"),
+    lambda: Float8BlockQuantizer(_E4M3, block_scaling_dim=1),
+    lambda: Float8BlockQuantizer(_E5M2, block_scaling_dim=2, force_pow_2_scales=False),
+    lambda: Float8BlockQuantizer(_E4M3, block_scaling_dim=2, columnwise=False),
+    lambda: MXFP8Quantizer(_E4M3),
+    lambda: MXFP8Quantizer(_E5M2, with_2d_quantization=True, rowwise=False),
+    lambda: NVFP4Quantizer(),
+    lambda: NVFP4Quantizer(with_2d_quantization=True),
+    lambda: NVFP4Quantizer(row_scaled_nvfp4=True),
+    lambda: NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_4over6_err_mode="MSE", nvfp4_e4m3_max=256),
+)
+
+
+def transforming(signs: bool = True) -> NVFP4Quantizer:
+    """Of bfloat16 alone."""
+    return NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=signs)
+
+
+def framed(at: str, scales: np.ndarray) -> Output:
+    """Scales in the upper left of a buffer that is padded, with anything, to fewer than 128 rows or columns more."""
+    wanted = torch.from_numpy(np.ascontiguousarray(scales))
+
+    def frame(result: Any, arguments: dict[str, Any]) -> Any:
+        found = Output(at, None).find(result, arguments)
+        if not isinstance(found, Tensor) or found.dim() != 2 or any(not 0 <= a - b < 128 for a, b in zip(found.shape, wanted.shape, strict=True)):
+            return torch.zeros(0)
+        whole = found.detach().cpu().clone()
+        whole[: wanted.shape[0], : wanted.shape[1]] = wanted.to(whole.dtype)
+        return whole
+
+    return Output(at, frame)
+
+
+def copies(x: Tensor, quantizer: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """``(way, data, scales)`` of the copies of ``x [M, K]`` in FP8 blocks or MXFP8."""
+    matrix = x.float().numpy()
+    for way, asked, line in zip(_WAYS, (quantizer.rowwise_usage, quantizer.columnwise_usage), ((1, 0), (0, 1)), strict=True):
+        if not asked:
+            continue
+        if isinstance(quantizer, MXFP8Quantizer):
+            tiled = quantizer.with_2d_quantization
+            data, scales = oracle.mxfp8(matrix, quantizer.dtype, (32, 32) if tiled else (1 if line[0] else 32, 1 if line[1] else 32))
+            yield way, data, scales.repeat(32, line[1]) if tiled else scales
+            continue
+        tiled = quantizer.block_scaling_dim == 2
+        block = (128, 128) if tiled else (1 if line[0] else 128, 1 if line[1] else 128)
+        rule = quantizer.amax_epsilon, quantizer.force_pow_2_scales, torch.finfo(x.dtype).max
+        data, scales = oracle.block_fp8(matrix, quantizer.dtype, block, *rule)
+        yield way, np.ascontiguousarray(data.T) if line[1] else data, scales.T if tiled == bool(line[1]) else scales
+
+
+def nvfp4(at: str, x: Tensor, quantizer: NVFP4Quantizer, amaxes: dict[str, Tensor] | None = None) -> list[Output]:
+    """The copies in NVFP4, with their own amaxes or those given."""
+    matrix = x.float().numpy()
+    turned = oracle.transformed(matrix, quantizer.rht_matrix_random_sign_mask_t != 0) if quantizer.with_rht else matrix.T
+    outputs = []
+    for way, asked, lines in zip(_WAYS, (quantizer.rowwise_usage, quantizer.columnwise_usage), (matrix, np.ascontiguousarray(turned)), strict=True):
+        names = [f"{at}._{name}" for name in (f"{way}_data", f"{way}_scale_inv", f"amax_{way}")]
+        if not asked:
+            outputs += [Output(name, None) for name in names]
+            continue
+        amax = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
+        amax = amax if amaxes is None else amaxes[way].numpy()
+        over6 = quantizer.nvfp4_4over6_err_mode if quantizer.nvfp4_use_4over6 else None
+        codes, scales = oracle.nvfp4(lines, amax, quantizer.with_2d_quantization, over6, quantizer.nvfp4_e4m3_max)
+        pairs = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
+        outputs += [Output(names[0], pairs), framed(names[1], scales), Output(names[2], torch.from_numpy(amax.copy()))]
+    return outputs
+
+
+def quantized(at: str, x: Tensor, quantizer: Any) -> list[Output]:
+    """What quantizing ``x`` must give at ``at``."""
+    if quantizer is None:
+        return [Output(at, x.clone())]
+    common = [Output(f"{at}._dtype", x.dtype), Output(f"{at}.shape", x.shape)]
+    if isinstance(quantizer, Float8Quantizer | Float8CurrentScalingQuantizer):
+        delayed = isinstance(quantizer, Float8Quantizer)
+        data = cast(x, 4.0 if delayed else scale_of(x, quantizer.dtype, False), quantizer.dtype)
+        return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous())]
+    matrix = x.reshape(-1, x.shape[-1])
+    if isinstance(quantizer, NVFP4Quantizer):
+        return [*common, *(part for part in nvfp4(at, matrix, quantizer))]
+    parts = [(name, data, scales) for name, data, scales in copies(matrix, quantizer)]
+    outputs = [Output(f"{at}._{way}_data", torch.from_numpy(data)) for way, data, _ in parts]
+    absent = [Output(f"{at}._{way}_data", None) for way in _WAYS if way not in [part[0] for part in parts]]
+    return [*common, *outputs, *absent, *(framed(f"{at}._{way}_scale_inv", scales) for way, _, scales in parts)]
+
+
+def integers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Values whose Hadamard transform is exact."""
+    return torch.randint(-60, 61, shape, generator=generator).to(dtype)
+
+
+@record("multi_tensor_quantize")
+def multi_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in ((64, 160),):
+        makers = [*_MAKERS, *([transforming] if dtype is torch.bfloat16 else [])]
+        list_of = [integers(generator, shape, dtype) if make is transforming else random(generator, shape, dtype, 30.0) for make in makers]
+        chosen = [make() for make in makers]
+        outputs = [part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair)]
+        yield Sample(f"every format of {list(shape)}", {"tensor_list": list_of, "quantizer_list": chosen}, tuple(outputs))
+    x = random(generator, (16, 4, 32), dtype)
+    chosen = [MXFP8Quantizer(_E4M3, columnwise=False), Float8BlockQuantizer(_E4M3, columnwise=False, block_scaling_dim=1)]
+    for quantizer in chosen:
+        data, _ = next((data, scales) for _, data, scales in copies(x.view(64, 32), quantizer))
+        outputs = (Output("result.0._rowwise_data", torch.from_numpy(data).view(x.shape)), Output("result.0.shape", x.shape))
+        yield Sample(f"rows of three dimensions, {type(quantizer).__name__}", {"tensor_list": [x], "quantizer_list": [quantizer]}, outputs)
+    yield Sample("none", {"tensor_list": [], "quantizer_list": []}, (Output(None, []),))
+
+
+@record("split_quantize")
+def split_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for separate in (False, True):
+        for makers, sections in ((_MAKERS[:3], [3, 5, 1]), ((_MAKERS[6], _MAKERS[6], _MAKERS[0]), [32, 64, 32]), ((_MAKERS[8],) * 2, [32, 16])):
+            x, chosen = random(generator, (sum(sections) + 32, 64), dtype, 5.0), [make() for make in makers]
+            parts = [x[sum(sections[:i]) : sum(sections[: i + 1])] for i in range(len(sections))]
+            outputs = [part for i, pair in enumerate(zip(parts, chosen, strict=True)) for part in quantized(f"result.{i}", *pair)]
+            arguments = {"tensor": x, "split_sections": sections, "quantizer_list": chosen, "disable_bulk_allocation": separate}
+            yield Sample(f"{sections} separate {separate} {type(chosen[0]).__name__}", arguments, tuple(outputs))
+    x, chosen = random(generator, (64, 64), dtype), [MXFP8Quantizer(_E4M3) for _ in range(2)]
+    arguments = {"tensor": x, "split_sections": [0, 64], "quantizer_list": chosen}
+    yield Sample("an empty part", arguments, (Output("result.0.shape", torch.Size([0, 64])), *quantized("result.1", x, chosen[1])))
+
+
+@record("nvfp4_quantize_with_amax", dtypes=FLOATS)
+def quantize_with_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    made = [{}, {"with_2d_quantization": True}, {"nvfp4_use_4over6": True}, {"columnwise": False}, {"rowwise": False}, {"row_scaled_nvfp4": True}]
+    chosen = [(str(options), NVFP4Quantizer(**options)) for options in made]
+    if dtype is torch.bfloat16:
+        chosen += [(f"transform, signs {signs}", transforming(signs)) for signs in (True, False)]
+    for label, quantizer in chosen:
+        x = integers(generator, (32, 48), dtype) if quantizer.with_rht else random(generator, (32, 48), dtype, 3.0)
+        sizes = (32, 48) if quantizer.row_scaled_nvfp4 else (1, 1)
+        # Larger than the tensor's own, so that one that is computed shows.
+        amaxes = {way: 250.0 + 100 * torch.rand(n, generator=generator) for way, n in zip(_WAYS, sizes, strict=True)}
+        asked = {"rowwise": quantizer.rowwise_usage, "columnwise": quantizer.columnwise_usage}
+        given = {f"{way}_amax": amax.clone() if asked[way] else None for way, amax in amaxes.items()}
+        yield Sample(label, {"tensor": x, "quantizer": quantizer, **given}, tuple(nvfp4("result", x, quantizer, amaxes)))

@@ -1,0 +1,141 @@
+"""Records of paddings, transposes and allocations of plain tensors: exact, in several dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.conformance.table import Output, Sample, record
+
+__all__ = ["numbers"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.int64)
+_CPU = torch.device("cpu")
+
+
+def numbers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Integers that every dtype holds, none of them 0."""
+    return torch.randint(1, 100, shape, generator=generator).to(dtype)
+
+
+_SEGMENTS = (([3, 0, 4, 1], [8, 2, 4, 2]), ([5], [5]), ([1, 2], [1, 16]))
+"""Rows and padded rows of segments: one without rows, one that is whole."""
+
+
+def padded(x: Tensor, former: Tensor, rows: list[int], wide: list[int]) -> Tensor:
+    """Row by row; a segment without rows keeps what was there."""
+    out, source, start = former.clone(), 0, 0
+    for n, m in zip(rows, wide, strict=True):
+        for i in range(m if n else 0):
+            out[start + i] = x[source + i] if i < n else 0
+        source, start = source + n, start + m
+    return out
+
+
+@record("fused_multi_row_padding", dtypes=_DTYPES)
+def row_padding(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for rows, wide in _SEGMENTS:
+        x, out = numbers(generator, (sum(rows), 5), dtype), numbers(generator, (sum(wide), 5), dtype)
+        arguments = {"input": x, "output": out, "input_row_list": rows, "padded_input_row_list": wide}
+        yield Sample(f"{rows} to {wide}", arguments, (Output("output", padded(x, out, rows, wide)), Output("input", x.clone()), Output(None, None)))
+
+
+@record("fused_multi_row_unpadding", dtypes=_DTYPES)
+def row_unpadding(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for rows, wide in _SEGMENTS:
+        x, out = numbers(generator, (sum(wide), 5), dtype), numbers(generator, (sum(rows), 5), dtype)
+        kept = [sum(wide[:i]) + j for i, n in enumerate(rows) for j in range(n)]
+        arguments = {"input": x, "output": out, "input_row_list": wide, "unpadded_input_row_list": rows}
+        yield Sample(f"{wide} to {rows}", arguments, (Output("output", torch.stack([x[i] for i in kept])), Output(None, None)))
+
+
+@record("swap_first_dims", dtypes=_DTYPES)
+def swap_first_dims(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in ((3, 4), (2, 5, 3), (4, 1, 2, 3), (0, 3)):
+        x = numbers(generator, shape, dtype)
+        swapped = torch.empty(shape[1], shape[0], *shape[2:], dtype=dtype)
+        for i in range(shape[0]):
+            for j in range(shape[1]):
+                swapped[j, i] = x[i, j]
+        yield Sample(str(list(shape)), {"tensor": x, "out": None}, (Output(None, swapped), Output("result.is_contiguous", contiguous)))
+        given = numbers(generator, tuple(swapped.shape), dtype)
+        yield Sample(f"{list(shape)} given", {"tensor": x, "out": given}, (Output("out", swapped), Output(None, swapped)))
+
+
+def contiguous(result: Any, arguments: dict[str, Any]) -> Any:
+    """The method of the result itself, which agrees, where the result is contiguous."""
+    return result.is_contiguous if result.is_contiguous() else "a contiguous tensor"
+
+
+def heads_first(x: Tensor, layout: str, width: int) -> Tensor:
+    sizes = dict(zip(layout, x.shape, strict=True))
+    y = torch.zeros(*(sizes[name] for name in "bhs"), width, dtype=x.dtype)
+    for b in range(sizes["b"]):
+        for h in range(sizes["h"]):
+            for s in range(sizes["s"]):
+                y[b, h, s, : sizes["d"]] = x[(s, b, h) if layout == "sbhd" else (b, s, h)]
+    return y
+
+
+@record("multi_tensor_transpose_to_bhsd", dtypes=_DTYPES)
+def transpose_to_bhsd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout in ("sbhd", "bshd"):
+        x, y = (numbers(generator, shape, dtype) for shape in ((5, 2, 3, 4), (2, 5, 1, 8)))
+        wanted = heads_first(x, layout, 4), heads_first(y, layout, 8)
+        outputs = (Output(0, wanted[0]), Output(1, None), Output(2, wanted[1]))
+        yield Sample(layout, {"inputs": [x, None, y], "original_format": layout}, outputs)
+        given = [torch.full_like(wanted[0], 3), None, torch.full((*wanted[1].shape[:3], 16), 3).to(dtype)]
+        outputs = (Output("outputs.0", wanted[0]), Output(1, None), Output("outputs.2", heads_first(y, layout, 16)), Output(0, wanted[0]))
+        yield Sample(f"{layout} given, one wider", {"inputs": [x, None, y], "original_format": layout, "outputs": given}, outputs)
+
+
+@record("multi_tensor_pad_last_dim", dtypes=_DTYPES)
+def pad_last_dim(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    inputs = [numbers(generator, shape, dtype) for shape in ((3, 5), (2, 2, 8), (4, 1))]
+    wanted = [torch.zeros(*x.shape[:-1], -(-x.shape[-1] // 4) * 4, dtype=dtype) for x in inputs]
+    for x, y in zip(inputs, wanted, strict=True):
+        y[..., : x.shape[-1]] = x
+
+    def itself(result: Any, arguments: dict[str, Any]) -> Any:
+        return result[1] if result[1] is arguments["inputs"][1] else "the tensor that had such a width"
+
+    yield Sample("to 4", {"inputs": inputs, "alignment": 4}, (*(Output(i, y) for i, y in enumerate(wanted)), Output(1, itself)))
+
+
+@record("bulk_allocate", dtypes=(torch.float32,))
+def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    shapes, dtypes = [[3, 5], [2], [], [4, 0], [7]], [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float32]
+    for alignments in (None, [1, 64, 8, 8, 32]):
+
+        def apart(result: Any, arguments: dict[str, Any], alignments: list[int] = alignments or [16] * 5) -> Any:
+            """The result itself, which agrees, where addresses are aligned and no two tensors overlap."""
+            starts = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in result if x.numel())
+            fits = all(not (x.numel() and x.data_ptr() % n) for x, n in zip(result, alignments, strict=True))
+            return result if fits and all(a[1] <= b[0] for a, b in zip(starts, starts[1:], strict=False)) else "aligned tensors beside each other"
+
+        named = {"alignments": alignments} if alignments else {}
+        outputs = [Output(f"result.{i}.shape", torch.Size(shape)) for i, shape in enumerate(shapes)]
+        outputs += [Output(f"result.{i}.dtype", wanted) for i, wanted in enumerate(dtypes)]
+        arguments = {"shapes": shapes, "dtypes": dtypes, "device": _CPU, **named}
+        yield Sample(f"alignments {alignments}", arguments, (*outputs, Output(None, apart), Output("result.__len__", length)))
+
+
+def length(result: Any, arguments: dict[str, Any]) -> Any:
+    return result.__len__ if len(result) == len(arguments["shapes"]) else "a tensor for each shape"
+
+
+@record("copy_data_ptrs_to_device", dtypes=(torch.float32,))
+def data_pointers(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Addresses are those of the tensors where they are, so what is known of them is which are equal, and how they are aligned."""
+    x, y = numbers(generator, (4,), dtype), numbers(generator, (3, 2), dtype)
+
+    def fits(result: Any, arguments: dict[str, Any]) -> Any:
+        first, second, third = result.tolist()
+        good = result.dtype is torch.int64 and first == third != second and not (first % 4 or second % 4) and min(first, second) > 0
+        return result if good else torch.zeros(3, dtype=torch.int64)
+
+    yield Sample("one of them twice", {"tensors": [x, y, x], "device": _CPU}, (Output(None, fits), Output("result.shape", torch.Size([3]))))
+    yield Sample("none", {"tensors": [], "device": _CPU}, (Output(None, torch.zeros(0, dtype=torch.int64)),))
