@@ -116,5 +116,5 @@ def test_a_module_trains_and_is_saved(te: Any, name: str, recipe_name: str) -> N
     torch.save(module.state_dict(), saved)
     saved.seek(0)
     restored = case.make(te)
-    restored.load_state_dict(torch.load(saved, map_location="cuda", weights_only=False))
+    restored.load_state_dict(torch.load(saved, map_location="cuda", weights_only=True))
     assert torch.equal(run(te, case, restored, recipe, passes=1)[0], run(te, case, module, recipe, passes=1)[0])

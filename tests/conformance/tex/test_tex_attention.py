@@ -10,9 +10,9 @@ import pytest
 import torch
 from tex_attention import B, F, L, M, Problem, S, Tensors, backward, cumulative, cut, forward, reference, tensors
 from tex_backends import Runner, on_backends
-from tex_op_table import close
 from torch import Tensor
 
+from fusible.conformance.table import close
 from fusible.errors import ArgumentError, NotServedError, ShapeError
 from fusible.tex import NVTE_Fused_Attn_Backend, NVTEScalingMode
 from fusible.tex.backends.torch_backend.random import words

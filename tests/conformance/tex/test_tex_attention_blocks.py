@@ -11,9 +11,9 @@ import test_tex_attention
 import torch
 from tex_attention import B, L, M, Problem, S, backward, forward, join, tensors
 from tex_backends import Runner, on_backends
-from tex_op_table import close
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusible.conformance.table import close
 from fusible.errors import ShapeError
 
 pytestmark = on_backends("fused_attn_fwd", "fused_attn_bwd")

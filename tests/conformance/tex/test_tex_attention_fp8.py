@@ -9,10 +9,10 @@ import pytest
 import torch
 from tex_attention import B, L, M, Problem, S, Tensors, backward, cumulative, forward, tensors
 from tex_backends import REFERENCE, Runner, on_backends
-from tex_op_table import close
 from torch import Tensor
 
 from fusible import tex
+from fusible.conformance.table import close
 from fusible.errors import ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex import DType

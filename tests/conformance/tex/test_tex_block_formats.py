@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import tex_block_oracle as oracle
 import torch
 from tex_backends import Runner, on_backends
-from tex_block_oracle import F
 from torch import Tensor
 
+from fusible.conformance import block_oracle as oracle
+from fusible.conformance.block_oracle import F
 from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend import number_formats

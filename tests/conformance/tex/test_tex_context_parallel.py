@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from tex_backends import Runner, on_backends
-from tex_op_table import close
 from torch import Tensor
 
 from fusible import tex
+from fusible.conformance.table import close
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 
 LENGTHS = (4, 0, 6, 2)

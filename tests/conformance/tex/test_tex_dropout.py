@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tex_backends import REFERENCE, Runner, on_backends
-from tex_op_table import FLOATS, close
 
+from fusible.conformance.table import FLOATS, close
 from fusible.errors import ArgumentError, ShapeError
 from fusible.quantized import Float8Quantizer
 from fusible.tex import DType

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends
-from tex_op_table import close
 from torch import Tensor
 
 from fusible.conformance.cases.gemm import call, product
 from fusible.conformance.cases.pointwise import gelu
+from fusible.conformance.table import close
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex import DType

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends
-from tex_op_table import FLOATS, close
 from torch import Tensor
 
+from fusible.conformance.table import FLOATS, close
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, GroupedTensorStorage
 from fusible.tex import DType

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tex_attention import F, L, M, Problem, S, Tensors, cumulative, cut, forward, reference, tensors
 from tex_backends import Runner, on_backends
-from tex_op_table import close
 from torch import Tensor
 
+from fusible.conformance.table import close
 from fusible.errors import ArgumentError, ShapeError
 
 pytestmark = on_backends("copy_to_kv_cache", "fused_attn_fwd")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from moe_router import Router
 from tex_backends import REFERENCE
 from tex_peak_bytes import peak_bytes, wide_bytes
 from torch import Tensor
 
 from fusible.conformance.cases import attention
 from fusible.conformance.cases.gemm import call as gemm_call
+from fusible.conformance.cases.routing import Router
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType, NVTE_QKV_Format
 from fusible.tex.enums import NVTE_QKV_Layout

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 from tex_backends import Runner, on_backends
-from tex_op_table import FLOATS, close, random
 from torch import Tensor
 
+from fusible.conformance.table import FLOATS, close, random
 from fusible.errors import ArgumentError, ShapeError
 
 pytestmark = on_backends("multi_tensor_adam", "multi_tensor_l2norm", "multi_tensor_scale")

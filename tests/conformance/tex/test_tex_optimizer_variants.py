@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends
-from tex_op_table import FLOATS, close, random
 from torch import Tensor
 
+from fusible.conformance.table import FLOATS, close, random
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.tex import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX

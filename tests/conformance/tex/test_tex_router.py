@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from moe_router import SCORES, Router, bit_map, byte_map
 from tex_backends import Runner, on_backends
-from tex_op_table import FLOATS, close
 from torch import Tensor
 
+from fusible.conformance.cases.routing import SCORES, Router, bit_map, byte_map
+from fusible.conformance.table import FLOATS, close
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 
 FORWARD = "fused_topk_with_score_function_fwd"

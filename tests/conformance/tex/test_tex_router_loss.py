@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from moe_router import Router, bit_map
 from tex_backends import Runner, on_backends
-from tex_op_table import FLOATS, close
 from torch import Tensor
 
+from fusible.conformance.cases.routing import Router, bit_map
+from fusible.conformance.table import FLOATS, close
 from fusible.errors import ArgumentError, ShapeError
 from fusible.tex import NVTEQBHistogramMode
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from tex_backends import REFERENCE, Runner, on_backends, runners
-from tex_op_table import close
 from tex_signatures_casts import CASTS
 
 from fusible import tex
+from fusible.conformance.table import close
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError
 from fusible.quantized import Float8Quantizer
 from fusible.tex import DType, NVTE_QKV_Format

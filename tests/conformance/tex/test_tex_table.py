@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from tex_backends import Runner, runners
-from tex_op_table import Record, check, load
 
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
+from fusible.conformance.table import Record, check, load
 from fusible.tex import DType
 
 TABLE = load()

@@ -9,9 +9,9 @@ from itertools import islice
 import pytest
 import test_tex_table as reference
 import torch
-from tex_op_table import Record, Sample
 from xla_runner import RUNNER
 
+from fusible.conformance.table import Record, Sample
 from fusible.tex import DType
 
 pytest.importorskip("jaxlib")

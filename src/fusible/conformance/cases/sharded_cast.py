@@ -139,13 +139,13 @@ def mxfp8_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 
 def global_scale(amax: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
-        scale = np.fmin(np.float32(448 * 6) / amax, np.float32(FLT_MAX))
+        scale = np.minimum(np.float32(448 * 6) / amax, np.float32(FLT_MAX))
     return np.where((amax == 0) | (scale == 0), np.float32(1), scale)
 
 
 def block_scale(amaxes: np.ndarray, amax: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
-        return np.fmin(amaxes * (global_scale(amax) * (np.float32(1) / np.float32(6))), np.float32(FLT_MAX))
+        return np.minimum(amaxes * (global_scale(amax) * (np.float32(1) / np.float32(6))), np.float32(FLT_MAX))
 
 
 def e4m3(scale: np.ndarray) -> np.ndarray:
@@ -243,7 +243,7 @@ def amaxes_of_many(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 def four_bits(x: Tensor, scale: np.ndarray, of_all: np.ndarray) -> np.ndarray:
     """The codes; ``scale`` is that of each element's tile."""
     with np.errstate(all="ignore"):
-        factor = np.fmin(np.float32(1) / (e4m3(scale).astype(np.float32) * (np.float32(1) / of_all)), np.float32(FLT_MAX))
+        factor = np.minimum(np.float32(1) / (e4m3(scale).astype(np.float32) * (np.float32(1) / of_all)), np.float32(FLT_MAX))
         product = x.float().numpy() * factor
     return np.clip(product, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
 

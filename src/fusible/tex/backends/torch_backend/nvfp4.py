@@ -24,7 +24,7 @@ from fusible.tex.backends.torch_backend.number_formats import (
     encode_e2m1_stochastically,
     pack_nibbles,
 )
-from fusible.tex.protocol import FLT_MAX
+from fusible.tex.backends.torch_backend.nvfp4_scales import element_factor, global_scale
 
 __all__ = ["nvfp4_amaxes", "nvfp4_copies", "nvfp4_values", "transform_of"]
 
@@ -96,22 +96,16 @@ def nvfp4_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo:
     return values if way == "rowwise" else values.t(), amax / torch.full_like(amax, largest)
 
 
-def _tensor_scale(amax: Tensor, e4m3_max: float) -> Tensor:
-    """``6 e4m3_max / amax``, at most FLT_MAX; 1 where that or the amax is 0."""
-    scale = (torch.full_like(amax, E2M1_MAX * e4m3_max) / amax).clamp_max_(FLT_MAX)
-    return torch.where((amax == 0) | (scale == 0), 1.0, scale)
-
-
 def _cast(x: Tensor, amax: Tensor, quantizer: Any) -> tuple[Tensor, Tensor]:
     """The codes of the lines ``x`` and the E4M3 scales of their blocks."""
     tiled, over6 = quantizer.with_2d_quantization, quantizer.nvfp4_use_4over6
     high = 16 if tiled else 1
     largest = block_amax(x, (high, 16))
-    scale = _tensor_scale(amax, quantizer.nvfp4_e4m3_max if over6 else _E4M3_MAX).view(-1, 1)
+    scale = global_scale(amax, quantizer.nvfp4_e4m3_max if over6 else _E4M3_MAX).view(-1, 1)
     if over6:
         return _four_over_six(x, amax.view(-1, 1), scale, largest, high, quantizer)
     scales = _e4m3(largest * (scale * (1 / E2M1_MAX)))
-    scaled = scale_blocks_(x.to(torch.float32, copy=True), _encoding(scales, scale), (high, 16))
+    scaled = scale_blocks_(x.to(torch.float32, copy=True), element_factor(scales.float(), scale), (high, 16))
     return _codes(scaled, quantizer.stochastic_rounding), _lines(scales, high)
 
 
@@ -133,11 +127,6 @@ def _lines(scales: Tensor, high: int) -> Tensor:
     return scales if high == 1 else scales.view(torch.uint8).repeat_interleave(high, 0).view(scales.dtype)
 
 
-def _encoding(scales: Tensor, scale: Tensor) -> Tensor:
-    """``1 / (block scale / tensor scale)``, at most FLT_MAX: what elements are multiplied by."""
-    return (scales.float() * scale.reciprocal()).reciprocal_().clamp_max_(FLT_MAX)
-
-
 def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
     """Each block with its amax mapped to 6 or, where the error is less, to 4, some lines at a time (Cook et al. 2025, arXiv:2512.02010)."""
     lines = -(-max(x.shape[0] // 8, (1 << 16) // x.shape[1], 1) // 16) * 16
@@ -155,7 +144,7 @@ def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, 
     candidates = []
     for stretch in (1.0, 1.5):
         scales = _e4m3(base * stretch)
-        codes = _codes(scale_blocks_(x.clone(), _encoding(scales, scale), (high, 16)), False)
+        codes = _codes(scale_blocks_(x.clone(), element_factor(scales.float(), scale), (high, 16)), False)
         scales = _lines(scales, high)
         candidates.append((codes, scales, _error(x, codes, scales.float(), amax, high, quantizer)))
     (six, scales_six, error_six), (four, scales_four, error_four) = candidates

@@ -8,24 +8,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.fp8 import decode, encode
+from fusible.tex.backends.torch_backend.fp8 import encode
 from fusible.tex.backends.torch_backend.number_formats import E2M1_MAX
 from fusible.tex.enums import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX
 
 __all__ = ["block_scale", "element_factor", "global_scale", "rounded_block_scale"]
 
-_LARGEST = FP8_MAX[DType.kFloat8E4M3] * E2M1_MAX
-
 
 def _finite(x: Tensor) -> Tensor:
-    """``min(x, FLT_MAX)`` of numbers >= 0, which for NaN is FLT_MAX; overwrites ``x``."""
-    return x.nan_to_num_(nan=FLT_MAX, posinf=FLT_MAX)
+    """``min(x, FLT_MAX)`` of numbers >= 0, NaN of NaN; overwrites ``x``."""
+    return x.clamp_max_(FLT_MAX)
 
 
-def global_scale(amax: Tensor) -> Tensor:
-    """``S = min(448 * 6 / amax, FLT_MAX)``, or 1 where ``amax`` is 0 or infinite."""
-    scale = _finite(torch.full_like(amax, _LARGEST) / amax)
+def global_scale(amax: Tensor, e4m3_max: float = FP8_MAX[DType.kFloat8E4M3]) -> Tensor:
+    """``S = min(e4m3_max * 6 / amax, FLT_MAX)``, or 1 where ``amax`` is 0 or infinite."""
+    scale = _finite(torch.full_like(amax, e4m3_max * E2M1_MAX) / amax)
     return scale.masked_fill_((amax == 0) | (scale == 0), 1.0)
 
 
@@ -39,7 +37,6 @@ def rounded_block_scale(scale: Tensor) -> Tensor:
     return encode(scale.clone(), DType.kFloat8E4M3)
 
 
-def element_factor(block: Tensor, scale: Tensor) -> Tensor:
-    """``min(1 / (e4m3(block scale) * (1 / S)), FLT_MAX)``: by what an element is multiplied before it is cast to E2M1."""
-    rounded = decode(rounded_block_scale(block), DType.kFloat8E4M3)
-    return _finite(rounded.mul_(scale.reciprocal()).reciprocal_())
+def element_factor(rounded: Tensor, scale: Tensor) -> Tensor:
+    """``min(1 / (rounded * (1 / S)), FLT_MAX)`` of block scales that E4M3 holds: by what an element is multiplied before it is cast to E2M1."""
+    return _finite((rounded * scale.reciprocal()).reciprocal_())

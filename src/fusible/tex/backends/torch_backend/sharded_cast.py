@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend import nvfp4_scales as nvfp4
-from fusible.tex.backends.torch_backend.fp8 import encode, tensor_amax
+from fusible.tex.backends.torch_backend.fp8 import decode, encode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import encode_e2m1, factor_of_e8m0, pack_nibbles
 from fusible.tex.backends.torch_backend.tiles import cast_by_tiles, tile_amaxes
 from fusible.tex.enums import DType
@@ -215,10 +215,15 @@ def _cast_job(
     return x, packed, scale, global_scale, part, block
 
 
+def _e4m3_value(scale: Tensor) -> Tensor:
+    """What is left of block scales when E4M3 has rounded them."""
+    return decode(nvfp4.rounded_block_scale(scale), DType.kFloat8E4M3)
+
+
 def _cast_nvfp4(x: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, part: MatrixSlice, block: Block) -> None:
     if not part.length:
         return
-    codes = cast_by_tiles(x, part, block, nvfp4.element_factor(scale, global_scale.view(())), encode_e2m1)
+    codes = cast_by_tiles(x, part, block, nvfp4.element_factor(_e4m3_value(scale), global_scale.view(())), encode_e2m1)
     former = out.view(torch.uint8).view(-1)
     before = former[:1] & 0xF if part.start % 2 else codes[:0]
     after = former[-1:] >> 4 if (part.start + part.length) % 2 else codes[:0]
