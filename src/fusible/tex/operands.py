@@ -29,7 +29,7 @@ class _Kinds(dict[type, Callable[[Any], Hashable]]):
 
 
 KINDS = _Kinds()
-"""How to describe an argument, by its class. Dispatch reads it directly: a function call per argument would be a third of its cost."""
+"""How to describe an argument, by its class. Dispatch reads it directly, and not at all for None and ``torch.Tensor``s on a CPU: calls cost most."""
 
 
 def register_kind(cls: type, describe: Callable[[Any], Hashable]) -> None:

@@ -140,7 +140,7 @@ def test_the_kernels_own_error_is_raised_once(hygon) -> None:
 
 def test_calls_by_keyword_and_wrong_calls() -> None:
     assert torch.equal(tex.relu(quantizer=None, input=X), X.relu())
-    with pytest.raises(TypeError, match="missing a required argument: 'quantizer'"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'quantizer'"):
         tex.relu(X)
     with pytest.raises(TypeError):
         tex.relu(X, None, nonsense=1)
