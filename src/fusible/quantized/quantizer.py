@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from copy import copy
 from typing import Any
 
@@ -56,8 +56,26 @@ class Quantizer:
         """A quantizer with the same options, sharing the same scale and amax."""
         return copy(self)
 
+    def _value_key(self) -> Hashable:
+        """What makes two quantizers of one class the same; None where each is itself, having state of its own."""
+        return tuple((name, _hashable(value)) for name, value in sorted(vars(self).items()))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        key = self._value_key()
+        return self is other or (key is not None and key == other._value_key())
+
+    def __hash__(self) -> int:
+        key = self._value_key()
+        return object.__hash__(self) if key is None else hash((type(self), key))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({DType(getattr(self, 'dtype', 0)).name}, rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage})"
+
+
+def _hashable(value: Any) -> Hashable:
+    return (value.dtype, tuple(value.flatten().tolist())) if isinstance(value, torch.Tensor) else value
 
 
 def _fp8(dtype: int) -> DType:
@@ -81,6 +99,9 @@ class Float8Quantizer(Quantizer):
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
         self.internal = internal
+
+    def _value_key(self) -> None:
+        return None
 
 
 class Float8CurrentScalingQuantizer(Quantizer):
