@@ -116,8 +116,8 @@ def storage_options(quantizer: Any) -> dict[str, Any]:
     return {"fp4_dtype": DType.kFloat4E2M1, **swizzled, **options}
 
 
-def check_block_quantizer(quantizer: Any, dtype: torch.dtype) -> None:
-    """Raise for a combination of options that has no meaning, or that a tensor of ``dtype`` does not fit."""
+def check_block_quantizer(quantizer: Any) -> None:
+    """Raise for a combination of options that has no meaning."""
     name = scaling(quantizer)
     if name == "block":
         fp8_format(quantizer.dtype)
@@ -127,10 +127,10 @@ def check_block_quantizer(quantizer: Any, dtype: torch.dtype) -> None:
     elif name == "mxfp8":
         fp8_format(quantizer.dtype)
     else:
-        _check_nvfp4(quantizer, dtype)
+        _check_nvfp4(quantizer)
 
 
-def _check_nvfp4(quantizer: Any, dtype: torch.dtype) -> None:
+def _check_nvfp4(quantizer: Any) -> None:
     of = "an NVFP4 quantizer"
     if to_dtype(quantizer.dtype) != DType.kFloat4E2M1:
         raise DTypeError(expected("kFloat4E2M1", of=of, got=repr(quantizer.dtype), do="pass that type"))
@@ -143,11 +143,8 @@ def _check_nvfp4(quantizer: Any, dtype: torch.dtype) -> None:
         if quantizer.nvfp4_e4m3_max not in (448, 256) or quantizer.nvfp4_4over6_err_mode not in ("MAE", "MSE"):
             got = f"{quantizer.nvfp4_e4m3_max} and {quantizer.nvfp4_4over6_err_mode!r}"
             raise ArgumentError(expected("an E4M3 bound of 448 or 256, and MAE or MSE", of=of, got=got, do="pass one of each"))
-    if quantizer.with_rht:
-        if not quantizer.with_post_rht_amax:
-            raise ArgumentError(expected("with_post_rht_amax beside with_rht", of=of, got="only with_rht", do="set both"))
-        if dtype is not torch.bfloat16:
-            raise DTypeError(expected("bfloat16", of="a tensor whose Hadamard transform is quantized", got=dtype, do="cast it"))
+    if quantizer.with_rht and not quantizer.with_post_rht_amax:
+        raise ArgumentError(expected("with_post_rht_amax beside with_rht", of=of, got="only with_rht", do="set both"))
 
 
 def check_block_shape(quantizer: Any, shape: Sequence[int]) -> None:

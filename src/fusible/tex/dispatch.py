@@ -21,7 +21,7 @@ from fusible.tex.operands import KINDS, kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.taping import Heard, local
 
-__all__ = ["Call", "dispatcher", "explain", "hand_over", "record"]
+__all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "record"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,19 @@ def _make(_kinds, _type, _tensor, _choose, _local, _heard, _on_change):
 """
 
 
-def dispatcher(declaration: Declaration) -> Callable[..., Any]:
+def inner(function: str) -> Callable[..., Any]:
+    """``tex.<function>`` for a backend's own use inside a call of it: dispatched alike, but who listens to the call does not hear it as another."""
+    return dispatcher(DECLARATIONS[function], local=_DEAF)
+
+
+class _Deaf:
+    note = None
+
+
+_DEAF = _Deaf()
+
+
+def dispatcher(declaration: Declaration, local: Any = local) -> Callable[..., Any]:
     """The public function of ``declaration``."""
     name = declaration.name.removeprefix("prim_")
     source, file = _source(declaration, name), f"<dispatcher of {declaration.name}>"

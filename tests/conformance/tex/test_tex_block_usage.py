@@ -152,7 +152,6 @@ REFUSED: list[tuple[Any, tuple[int, ...], torch.dtype, type[Exception], str]] = 
     (NVFP4Quantizer(), (2, 4, 32), torch.float32, ShapeError, "multiples of 16"),
     (NVFP4Quantizer(), (16, 24), torch.float32, ShapeError, "multiples of 16"),
     (Float8BlockQuantizer(E4M3), (), torch.float32, ShapeError, "at least one dimension"),
-    (NVFP4Quantizer(**RHT), (16, 16), torch.float32, DTypeError, "bfloat16 of a tensor whose Hadamard transform"),
     (NVFP4Quantizer(with_rht=True), (16, 16), torch.bfloat16, ArgumentError, "with_post_rht_amax"),
     (NVFP4Quantizer(nvfp4_use_4over6=True, stochastic_rounding=True), (16, 16), torch.float32, ArgumentError, "no stochastic_rounding"),
     (NVFP4Quantizer(nvfp4_use_4over6=True, **RHT), (16, 16), torch.bfloat16, ArgumentError, "no with_rht"),
@@ -311,7 +310,7 @@ def test_the_other_backends_refuse_with_a_reason(runner: Runner, make: Any) -> N
     x, quantizer = normal(32, 32), make()
     t = tex.quantize(x, quantizer, None, None)
     rest = [None, None, None, None, None, False, None, False, None, 0, False, False]
-    calls = {"quantize": (x, quantizer), "dequantize": (t, torch.float32), "gelu": (x, quantizer), "generic_gemm": (t, True, t, False, *rest)}
+    calls = {"quantize": (x, quantizer), "dequantize": (t, torch.float32), "generic_gemm": (t, True, t, False, *rest)}
     for function, arguments in calls.items():
         decision = tex.explain(function, *arguments)
         reasons = dict(decision.others)
@@ -320,6 +319,14 @@ def test_the_other_backends_refuse_with_a_reason(runner: Runner, make: Any) -> N
         request = tex.Request(function, (("tensor", ("lazy", lazy.float32)), ("quantizer", kind(quantizer))))
         reason = tex.registry.find("xla").supports(request)
         assert reason is not None and f"quantizer is {scaling(quantizer)}" in reason
+
+
+def test_a_hadamard_transform_is_of_the_tensor_in_bfloat16(runner: Runner) -> None:
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    wide, narrow = (runner("quantize", tensor=t, quantizer=NVFP4Quantizer(**RHT)) for t in (x, x.bfloat16()))
+    for name in ("columnwise_data", "columnwise_scale_inv", "amax_columnwise"):
+        assert torch.equal(getattr(wide, f"_{name}"), getattr(narrow, f"_{name}"))
+    assert not torch.equal(wide._amax_rowwise, narrow._amax_rowwise)  # which is quantized as it came
 
 
 @pytest.mark.parametrize("make", [make for name, make in MAKERS.items() if name != "nvfp4-rht"])

@@ -1,4 +1,4 @@
-"""The memory that a call takes: every allocation of torch's CPU allocator, by its profiler."""
+"""The memory that a call takes: every allocation of torch's CPU allocator, by its profiler; and the reference backend's bound on it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from tex_backends import REFERENCE
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["peak_bytes", "wide_bytes"]
+from fusible import tex
+
+__all__ = ["check_peak", "peak_bytes", "wide_bytes"]
+
+
+def check_peak(function: str, arguments: dict[str, Any]) -> None:
+    """Fail where the reference holds more than three times the arguments and results of a call, counted in fp32, or does not serve it."""
+    with tex.set_backend(REFERENCE.backend, strict=True):
+        decision = tex.explain(function, **arguments)
+    assert decision.backend is not None, decision.others  # the runner would skip the test
+    most, result = peak_bytes(lambda: REFERENCE(function, **arguments))
+    assert most <= 3 * wide_bytes(arguments, result) + 4096  # a few scalars and indices
 
 
 def peak_bytes(call: Callable[[], Any]) -> tuple[int, Any]:

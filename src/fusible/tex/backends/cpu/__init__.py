@@ -16,12 +16,15 @@ from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
+from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.registry import registry
 
 __all__ = ["CpuBackend", "info"]
 
+_HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
+"""What writes wide floats for another backend to quantize, where it does not quantize to the format itself."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -64,6 +67,8 @@ def _refused_kind(request: Request) -> str | None:
                 return f"serves Float8 quantizers, and {name} is a {kind}"
             continue
         for part in _parts(kind):
+            if name == "quantizer" and part[0] in ("block", "mxfp8", "nvfp4") and request.function in _HANDS_ON:
+                continue
             if len(part) == 3 and part[0] not in ("delayed", "current", "float8"):
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
             if len(part) == 3 and name == "tensor_lists":

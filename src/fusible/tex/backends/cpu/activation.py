@@ -20,7 +20,7 @@ __all__ = ["ActivationKernels"]
 def _forward(name: str) -> Callable[..., Any]:
     def forward(self: Any, input: Any, quantizer: Any) -> Any:
         x = plain(input)
-        return produce(functools.partial(native.activation, name, x), x.shape, x.dtype, quantizer)
+        return produce(functools.partial(native.activation, name, x), x.shape, x.dtype, quantizer, like=x)
 
     return forward
 
@@ -29,7 +29,7 @@ def _backward(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"d{name}")
-        return produce(functools.partial(native.activation_backward, name, g, x), x.shape, x.dtype, quantizer)
+        return produce(functools.partial(native.activation_backward, name, g, x), x.shape, x.dtype, quantizer, like=x)
 
     return backward
 
@@ -39,7 +39,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"dbias_d{name}")
         bias_grad = torch.empty(x.shape[-1], dtype=torch.float32)
-        dx = produce(functools.partial(native.activation_backward, name, g, x, bias_grad=bias_grad), x.shape, g.dtype, quantizer)
+        dx = produce(functools.partial(native.activation_backward, name, g, x, bias_grad=bias_grad), x.shape, g.dtype, quantizer, like=x)
         return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), dx]
 
     return backward

@@ -15,6 +15,7 @@ from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.normalization import Normalization
+from fusible.tex.interface.prim import Prim
 from fusible.tex.protocol import check_shape, outer, to_torch
 
 __all__ = ["NormalizationKernels"]
@@ -27,7 +28,7 @@ def _to_wide_floats(request: Request) -> str | None:
     return None if otype in _WRITES else f"writes float32, bfloat16 and float16, and otype is {otype}"
 
 
-class NormalizationKernels(Normalization):
+class NormalizationKernels(Normalization, Prim):
     @requires(_to_wide_floats)
     def layernorm_fwd(
         self,
@@ -48,15 +49,17 @@ class NormalizationKernels(Normalization):
             check_norm_parameter(bias, x, "bias of layernorm_fwd")
         mu, rsigma = _statistic(x), _statistic(x)
         write = partial(native.norm_fwd, x, gamma, bias, mu, rsigma, eps, zero_centered_gamma)
-        return [produce(write, x.shape, to_torch(otype), quantizer, ln_out), mu, rsigma]
+        return [produce(write, x.shape, to_torch(otype), quantizer, ln_out, x), mu, rsigma]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
-        dz, x, gamma = plain(dz), plain(x), plain(gamma)
-        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
-        check_norm_statistic(mu, x, "mu of layernorm_bwd")
-        dx, dgamma, dbeta = torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
-        native.norm_bwd(dz, x, mu.contiguous(), rsigma.contiguous(), gamma, zero_centered_gamma, dx, dgamma, dbeta)
-        return [dx, dgamma, dbeta]
+        return _layernorm_backward(plain(dz), plain(x), None, mu, rsigma, plain(gamma), zero_centered_gamma, "layernorm_bwd")
+
+    def prim_layernorm_bwd_add(
+        self, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        function, x, add = "prim.layernorm_bwd_add", plain(x), plain(add)
+        check_shape(add, x.shape, f"add of {function}")
+        return _layernorm_backward(plain(dz), x, add, mu, rsigma, plain(gamma), zero_centered_gamma, function)
 
     @requires(_to_wide_floats)
     def rmsnorm_fwd(
@@ -66,7 +69,7 @@ class NormalizationKernels(Normalization):
         check_norm_parameter(gamma, x, "weight of rmsnorm_fwd")
         rsigma = _statistic(x)
         write = partial(native.norm_fwd, x, gamma, None, None, rsigma, eps, zero_centered_gamma)
-        return [produce(write, x.shape, to_torch(otype), quantizer, ln_out), None, rsigma]
+        return [produce(write, x.shape, to_torch(otype), quantizer, ln_out, x), None, rsigma]
 
     def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         return _rmsnorm_backward(plain(dz), plain(x), None, rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd")
@@ -75,6 +78,16 @@ class NormalizationKernels(Normalization):
         x, add = plain(x), plain(add)
         check_shape(add, x.shape, "add of rmsnorm_bwd_add")
         return _rmsnorm_backward(plain(dz), x, add, rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd_add")
+
+
+def _layernorm_backward(
+    dz: Tensor, x: Tensor, add: Tensor | None, mu: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str
+) -> list[Tensor]:
+    check_norm_backward(dz, x, rsigma, gamma, function)
+    check_norm_statistic(mu, x, f"mu of {function}")
+    dx, dgamma, dbeta = torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
+    native.norm_bwd(dz, x, mu.contiguous(), rsigma.contiguous(), gamma, zero_centered, dx, dgamma, dbeta, add)
+    return [dx, dgamma, dbeta]
 
 
 def _rmsnorm_backward(
@@ -87,4 +100,5 @@ def _rmsnorm_backward(
 
 
 def _statistic(x: Tensor) -> Tensor:
-    return torch.empty(outer(x.shape), dtype=torch.float32)
+    rows = outer(x.shape)
+    return x.new_empty(rows) if x.dtype is torch.float32 else torch.empty(rows, dtype=torch.float32)

@@ -12,26 +12,37 @@ from torch import Tensor
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.cpu.quantize import check_output, quantize_tensor, write_delayed
+from fusible.tex.dispatch import inner
 from fusible.tex.protocol import check_shape, scaling
 
 __all__ = ["produce"]
 
+_quantize = inner("quantize")
 
-def produce(write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, quantizer: Any, out: Any = None) -> Any:
-    """The result of a kernel as ``dtype``, or quantized; into ``out``, where given.
 
-    ``write(dst, dtype, dst_transposed, scale, amax, accumulate_amax)`` runs the kernel. Under delayed scaling it writes codes from fp32; under
-    current scaling it writes ``dtype`` first, since the scale follows from the result.
+def produce(
+    write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, quantizer: Any, out: Any = None, like: Tensor | None = None
+) -> Any:
+    """The result of a kernel as ``dtype``, or quantized; into ``out``, where given. ``like``: a contiguous tensor of the result's ``shape``, of which
+    another is made for less than half of what a shape and a dtype cost.
+
+    ``write(dst, dtype, dst_transposed, scale, amax, accumulate_amax)`` runs the kernel. Under delayed scaling it writes codes from fp32; under any
+    other it writes ``dtype`` first, since the scales follow from the result, and FP8 blocks, MXFP8 and NVFP4 are left to who quantizes to them.
     """
     if quantizer is None:
+        if out is None and like is not None and like.dtype is dtype:
+            y = torch.empty_like(like)
+            write(y, dtype, None, 1.0, None, False)
+            return y
         return _plain(write, shape, dtype, out)
-    if out is not None:
+    how = scaling(quantizer)
+    if out is not None and how in ("delayed", "current"):
         check_output(out, shape)
-    if scaling(quantizer) == "delayed":
+    if how == "delayed":
         return write_delayed(write, shape, dtype, quantizer, out)
     rounded = _scratch(shape, dtype)
     write(rounded, dtype, None, 1.0, None, False)
-    return quantize_tensor(rounded, quantizer, out)
+    return quantize_tensor(rounded, quantizer, out) if how == "current" else _quantize(rounded, quantizer, out, None)
 
 
 _LARGE, _KEPT = 2**20, 2**26

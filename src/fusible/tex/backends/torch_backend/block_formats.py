@@ -31,7 +31,7 @@ def quantize_blocks(
 
     Written are the copies that the quantizer asks for and those that ``output`` has. Raises before anything is written.
     """
-    check_block_quantizer(quantizer, x.dtype)
+    check_block_quantizer(quantizer)
     check_block_shape(quantizer, x.shape)
     rowwise, columnwise = usages(quantizer)
     if output is not None:
@@ -48,7 +48,7 @@ def quantize_blocks(
 
 def empty_blocks(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
     """A tensor of unspecified values with the copies that ``quantizer`` asks for."""
-    check_block_quantizer(quantizer, torch.bfloat16)
+    check_block_quantizer(quantizer)
     check_block_shape(quantizer, shape)
     specs = buffer_specs(quantizer, shape, *usages(quantizer))
     buffers = {name: torch.empty(size, dtype=stored, device=device, pin_memory=pin_memory) for name, (size, stored) in specs.items()}

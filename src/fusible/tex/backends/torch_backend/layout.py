@@ -133,7 +133,7 @@ def _ends(sizes: Tensor, function: str) -> Tensor:
 def _offsets(ends: Tensor, stride: int, out: Tensor) -> Tensor:
     zeros = out.numel() - ends.numel()
     out[:zeros].zero_()
-    out[zeros:].copy_(ends * stride)
+    torch.mul(ends, stride, out=out[zeros:])
     return out
 
 

@@ -80,13 +80,13 @@ def encode_e2m1_stochastically(x: Tensor, random: Tensor) -> Tensor:
         code -= (size < value).view(torch.uint8)
     lower = decode_e2m1(code)
     # The distance to the next value is a power of two, and the difference is exact, so that the quotient is.
-    step = torch.where(lower < 2, 0.5, torch.where(lower < 4, 1.0, 2.0))
-    up = (random < size.sub_(lower).div_(step)) & (lower < E2M1_MAX)
+    size.sub_(lower).div_(torch.where(lower < 4, 1.0, 2.0).masked_fill_(lower < 2, 0.5))
+    up = (random < size).logical_and_(code < 7)
     return code.add_(up.view(torch.uint8)).bitwise_or_(_sign_bit(x))
 
 
 def _sign_bit(x: Tensor) -> Tensor:
-    return (torch.signbit(x) & ~torch.isnan(x)).view(torch.uint8) << 3
+    return torch.signbit(x).logical_and_(x == x).view(torch.uint8).bitwise_left_shift_(3)  # none of NaN, which differs from itself
 
 
 def decode_e2m1(code: Tensor) -> Tensor:

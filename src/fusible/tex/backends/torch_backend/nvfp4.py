@@ -58,16 +58,15 @@ def nvfp4_copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor]) -> Iterat
     """Codes, two to a byte, and E4M3 scales of each copy that has an amax."""
     for way, amax in amaxes.items():
         source = x if way == "rowwise" else _column_source(x, quantizer)
-        codes, scales = _cast(source, amax, quantizer)
-        yield way, pack_nibbles(codes), scales.view(torch.uint8)
+        packed, scales = _cast(source, amax, quantizer)
+        yield way, packed, scales.view(torch.uint8)
 
 
 def _column_source(x: Tensor, quantizer: Any) -> Tensor:
-    """``x`` transposed, and transformed in groups of 16 where the quantizer asks for it: a product in fp32, rounded to ``x``'s dtype."""
-    turned = x.t().contiguous()
+    """``x`` transposed; where the quantizer asks for it, rounded to bfloat16 and transformed in groups of 16: a product in fp32, rounded again."""
     if not quantizer.with_rht:
-        return turned
-    return _transformed(turned.float(), quantizer.rht_matrix).to(x.dtype)
+        return x.t().contiguous()
+    return _transformed(x.t().to(torch.bfloat16).float().contiguous(), quantizer.rht_matrix).to(torch.bfloat16)
 
 
 def _transformed(x: Tensor, matrix: Tensor) -> Tensor:
@@ -97,7 +96,7 @@ def nvfp4_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo:
 
 
 def _cast(x: Tensor, amax: Tensor, quantizer: Any) -> tuple[Tensor, Tensor]:
-    """The codes of the lines ``x`` and the E4M3 scales of their blocks."""
+    """The codes of the lines ``x``, two to a byte, and the E4M3 scales of their blocks."""
     tiled, over6 = quantizer.with_2d_quantization, quantizer.nvfp4_use_4over6
     high = 16 if tiled else 1
     largest = block_amax(x, (high, 16))
@@ -105,17 +104,30 @@ def _cast(x: Tensor, amax: Tensor, quantizer: Any) -> tuple[Tensor, Tensor]:
     if over6:
         return _four_over_six(x, amax.view(-1, 1), scale, largest, high, quantizer)
     scales = _e4m3(largest * (scale * (1 / E2M1_MAX)))
-    scaled = scale_blocks_(x.to(torch.float32, copy=True), element_factor(scales.float(), scale), (high, 16))
-    return _codes(scaled, quantizer.stochastic_rounding), _lines(scales, high)
+    factors = element_factor(scales.float(), scale)
+    packed = torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8, device=x.device)
+    for part in _parts(x):
+        own = _of_blocks(factors, part, high)
+        packed[part] = pack_nibbles(_codes(x[part].to(torch.float32, copy=True), own, high, quantizer.stochastic_rounding))
+    return packed, _lines(scales, high)
 
 
-def _codes(scaled: Tensor, stochastic: bool) -> Tensor:
-    """The E2M1 codes of lines, some lines at a time: encoding holds several values per element."""
-    lines = max(scaled.shape[0] // 8, (1 << 16) // scaled.shape[1], 1)
-    codes = torch.empty(scaled.shape, dtype=torch.uint8, device=scaled.device)
-    for part, out in zip(scaled.split(lines), codes.split(lines), strict=True):
-        out.copy_(encode_e2m1_stochastically(part, torch.rand(part.shape, device=part.device)) if stochastic else encode_e2m1(part))
-    return codes
+def _parts(x: Tensor) -> Iterator[slice]:
+    """Some lines at a time, whole tiles, as encoding holds many values per element: an eighth of them, or the lines of 32 Ki elements if more."""
+    lines = -(-max(x.shape[0] // 8, (1 << 15) // x.shape[1], 1) // 16) * 16
+    for first in range(0, x.shape[0], lines):
+        yield slice(first, first + lines)
+
+
+def _of_blocks(numbers: Tensor, part: slice, high: int) -> Tensor:
+    """Those of the blocks in the lines ``part``, which are tiles of ``high`` lines."""
+    return numbers[part.start // high : part.stop // high]
+
+
+def _codes(x: Tensor, factors: Tensor, high: int, stochastic: bool) -> Tensor:
+    """The E2M1 codes of the fp32 lines ``x``, which are overwritten, times the factor of each block."""
+    scale_blocks_(x, factors, (high, 16))
+    return encode_e2m1_stochastically(x, torch.rand(x.shape, device=x.device)) if stochastic else encode_e2m1(x)
 
 
 def _e4m3(x: Tensor) -> Tensor:
@@ -128,14 +140,13 @@ def _lines(scales: Tensor, high: int) -> Tensor:
 
 
 def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
-    """Each block with its amax mapped to 6 or, where the error is less, to 4, some lines at a time (Cook et al. 2025, arXiv:2512.02010)."""
-    lines = -(-max(x.shape[0] // 8, (1 << 16) // x.shape[1], 1) // 16) * 16
-    codes, scales = (torch.empty(x.shape[0], width, dtype=torch.uint8, device=x.device) for width in (x.shape[1], largest.shape[1]))
-    for first in range(0, x.shape[0], lines):
-        part = slice(first, first + lines)
+    """Each block with its amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025, arXiv:2512.02010)."""
+    packed, scales = (torch.empty(x.shape[0], width, dtype=torch.uint8, device=x.device) for width in (x.shape[1] // 2, largest.shape[1]))
+    for part in _parts(x):
         own, by = (value if value.shape[0] == 1 else value[part] for value in (amax, scale))
-        codes[part], scales[part] = _better(x[part].float(), own, by, largest[part.start // high : part.stop // high], high, quantizer)
-    return codes, scales
+        codes, scales[part] = _better(x[part].float(), own, by, _of_blocks(largest, part, high), high, quantizer)
+        packed[part] = pack_nibbles(codes)
+    return packed, scales
 
 
 def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
@@ -144,7 +155,7 @@ def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, 
     candidates = []
     for stretch in (1.0, 1.5):
         scales = _e4m3(base * stretch)
-        codes = _codes(scale_blocks_(x.clone(), element_factor(scales.float(), scale), (high, 16)), False)
+        codes = _codes(x.clone(), element_factor(scales.float(), scale), high, False)
         scales = _lines(scales, high)
         candidates.append((codes, scales, _error(x, codes, scales.float(), amax, high, quantizer)))
     (six, scales_six, error_six), (four, scales_four, error_four) = candidates

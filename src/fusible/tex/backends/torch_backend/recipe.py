@@ -41,11 +41,8 @@ class RecipeKernels(Recipe):
 def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: Tensor, of_window: bool) -> None:
     last = torch.where(buffer != 0, buffer, history[0])
     seen = last != 0
+    amax = torch.where(seen, torch.cat((history[1:], last[None])).amax(0), 0.0) if of_window else last
     moved = torch.cat((torch.zeros_like(history[:1]), history[2:], last[None]))[: history.shape[0]]
-    amax = last
-    if of_window:
-        window = torch.cat((history[1:], last[None]))
-        amax = torch.where(seen, window.amax(0), 0.0)
     new = torch.div(largest, amax).clamp_max_(FLT_MAX)
     usable = (amax > 0).logical_and_(amax <= FLT_MAX)
     history.copy_(torch.where(seen, moved, history))
