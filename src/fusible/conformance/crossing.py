@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusible.quantized import BlockScaledStorage, Float8Tensor, Float8TensorStorage, GroupedTensorStorage, Quantizer
+from fusible.quantized import BlockScaledStorage, Float8Tensor, Float8TensorStorage, GroupedTensorStorage, QuantizedTensor, Quantizer
 
 __all__ = ["Crossing"]
 
@@ -56,8 +56,10 @@ class Crossing:
                 if isinstance(getattr(x, name, None), torch.Tensor):
                     setattr(twin, name, self.enter(getattr(x, name)))
             return twin
-        if isinstance(x, Float8Tensor | Float8TensorStorage):
+        if isinstance(x, Float8TensorStorage):
             return self._storage(x)
+        if isinstance(x, QuantizedTensor):
+            x = x.storage_without_autograd()  # whose device is that of its tensors
         if isinstance(x, _HOLDERS):
             return _with_attributes(copy(x), x, self.enter)
         return self.tensor(x)
@@ -94,7 +96,7 @@ class Crossing:
 
     def crossed(self, x: Any) -> bool:
         """Whether ``x`` is a tensor of the other side."""
-        return isinstance(x, torch.Tensor) and not isinstance(x, Float8Tensor)
+        return isinstance(x, torch.Tensor) and not isinstance(x, QuantizedTensor)
 
     def _write_back(self, original: Any, twin: Any) -> None:
         if self.crossed(twin):
@@ -121,7 +123,8 @@ class Crossing:
         if self.crossed(x):
             return self.left(x)
         if isinstance(x, _HOLDERS):
-            return _with_attributes(copy(x), x, self._result)
+            bare = x.storage_without_autograd() if isinstance(x, QuantizedTensor) else x
+            return _with_attributes(copy(bare), bare, self._result)
         if not isinstance(x, Float8TensorStorage):
             return x
         fields = {

@@ -8,7 +8,7 @@ import torch
 
 from fusible import lazy
 from fusible.conformance.crossing import FIELDS, Crossing
-from fusible.quantized import Float8Tensor, Float8TensorStorage
+from fusible.quantized import Float8TensorStorage, QuantizedTensor
 from fusible.tex.backends.xla.operands import _FROM_TORCH
 
 __all__ = ["RecordingCrossing"]
@@ -41,7 +41,7 @@ class RecordingCrossing(Crossing):
             if isinstance(twin, lazy.Tensor):
                 if self.changed(twin):
                     tensors[id(twin)] = twin
-            elif not isinstance(original, torch.Tensor) or isinstance(original, Float8Tensor):
+            elif not isinstance(original, torch.Tensor) or isinstance(original, QuantizedTensor):
                 self._collect([getattr(twin, name, None) for name in (*FIELDS, "amax")], tensors)
         if tensors:
             outputs = lazy.compile(lambda: list(tensors.values()))()

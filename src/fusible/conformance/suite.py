@@ -20,6 +20,9 @@ __all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_fo
 
 Call = Callable[..., Any]
 
+_OF_A_GROUP = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
+"""What takes several processes at once: the table's samples are calls of one."""
+
 
 class Verdict:
     """What may come of checking a function in a dtype. Only the last two say that something is wrong."""
@@ -52,9 +55,9 @@ class Agreement:
 
 
 def without_cases() -> list[str]:
-    """The declared functions that a backend of this package serves and the table has no record of."""
-    table = load()
-    return sorted(name for name, declaration in DECLARATIONS.items() if declaration.unserved is None and name not in table)
+    """The declared functions that a backend of this package serves and the table has no record of, those between processes excepted."""
+    known = load().keys() | _OF_A_GROUP
+    return sorted(name for name, declaration in DECLARATIONS.items() if declaration.unserved is None and name not in known)
 
 
 def crossing_for(backend: str, device: str | None = None) -> Callable[[], Crossing]:

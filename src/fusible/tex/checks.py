@@ -27,10 +27,12 @@ __all__ = [
     "check_norm_statistic",
     "check_probability",
     "check_rope",
+    "check_row_scales",
     "check_scale_update",
     "check_scores",
     "check_scores_gradient",
     "check_width_even",
+    "check_width_of_blocks",
     "refused_kind",
 ]
 
@@ -98,6 +100,20 @@ def check_width_even(x: Any, function: str) -> None:
     """Raise ``ShapeError`` unless the last dimension of a gated activation's input has two halves."""
     if x.shape[-1] % 2:
         raise ShapeError(expected("an even last dimension", of=f"the input of {function}", got=list(x.shape), do="pass both halves side by side"))
+
+
+def check_width_of_blocks(x: Any, interleave: int, function: str) -> None:
+    """Raise ``ShapeError`` unless the operands of a gate that alternate in blocks of ``interleave`` columns (0: do not) have whole blocks."""
+    if interleave and (interleave < 0 or x.shape[-1] % (2 * interleave)):
+        of, got = f"the input of {function} with glu_interleave_size {interleave}", list(x.shape)
+        raise ShapeError(expected(f"a multiple of {2 * interleave} columns", of=of, got=got, do="pass whole blocks of both operands"))
+
+
+def check_row_scales(act_scales: Any, x: Any, function: str) -> None:
+    """Raise ``ShapeError`` unless there is one scale per row of ``x``."""
+    if outer((*act_scales.shape, 1)) != outer(x.shape):
+        got = list(act_scales.shape)
+        raise ShapeError(expected(f"{list(x.shape[:-1])} scales", of=f"act_scales of {function}", got=got, do="pass one scale per row"))
 
 
 def check_norm_parameter(parameter: Any, x: Any, of: str) -> None:

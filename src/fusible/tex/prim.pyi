@@ -9,6 +9,15 @@ def add(
     b: Any,
     dtype: Any = None,
 ) -> Any: ...
+def all_gather(
+    x: Any,
+    group: Any = None,
+) -> Any: ...
+def all_reduce(
+    x: Any,
+    group: Any = None,
+    reduction: str = 'sum',
+) -> Any: ...
 def cast(
     x: Any,
     dtype: Any,
@@ -42,6 +51,24 @@ def full(
     dtype: Any,
     like: Any,
 ) -> Any: ...
+def layernorm_bwd_add(
+    dz: Any,
+    x: Any,
+    add: Any,
+    mu: Any,
+    rsigma: Any,
+    gamma: Any,
+    sm_margin: int,
+    zero_centered_gamma: bool,
+) -> list[Any]: ...
+def permute(
+    x: Any,
+    dims: Sequence[int],
+) -> Any: ...
+def reduce_scatter(
+    x: Any,
+    group: Any = None,
+) -> Any: ...
 def reshape(
     x: Any,
     shape: Sequence[int],
@@ -54,6 +81,11 @@ def rope_angles(
 ) -> Any: ...
 def row_sum(
     x: Any,
+    dtype: Any = None,
+) -> Any: ...
+def scale(
+    x: Any,
+    factor: float,
     dtype: Any = None,
 ) -> Any: ...
 def split(

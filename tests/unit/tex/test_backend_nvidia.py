@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fusible import tex
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor, GroupedTensorStorage, MXFP8Quantizer
 from fusible.tex.backends import nvidia
 from fusible.tex.backends.nvidia import native as finding
 from fusible.tex.registry import registry
@@ -47,6 +47,13 @@ class QuantizerOfTheirs:
         self.scale, self.amax, self.dtype, self.rowwise_usage, self.columnwise_usage = scale, amax, fp8_dtype, rowwise, columnwise
 
 
+class BlockOfTheirs:
+    internal = optimize_for_gemm = False
+
+    def __init__(self, fp8_dtype: Any, *, rowwise: bool = True, columnwise: bool = True) -> None:
+        self.dtype, self.rowwise_usage, self.columnwise_usage = fp8_dtype, rowwise, columnwise
+
+
 class StorageOfTheirs:
     def __init__(self, *, data: Any, fp8_scale_inv: Any, fp8_dtype: Any, fake_dtype: Any = None, data_transpose: Any = None, quantizer: Any = None):
         self._data, self._scale_inv, self._fp8_dtype, self.dtype = data, fp8_scale_inv, fp8_dtype, fake_dtype
@@ -62,7 +69,13 @@ class StorageOfTheirs:
         }  # fmt: skip
 
 
-for _class in (QuantizerOfTheirs, StorageOfTheirs):
+class GroupedOfTheirs(GroupedTensorStorage):
+    """Of the same constructor and attributes, and no ``get_metadata``."""
+
+    get_metadata: Any = None
+
+
+for _class in (QuantizerOfTheirs, StorageOfTheirs, GroupedOfTheirs, BlockOfTheirs):
     _class.__module__ = f"{PACKAGE}.tensor"
 
 
@@ -88,6 +101,18 @@ class Native(ModuleType):
         made._transpose, made._transpose_invalid = made._data.t().contiguous(), False
         return made
 
+    def group_quantize(self, tensor: Any, quantizer: Any, num_tensors: int, first_dims: Any, *rest: Any) -> Any:
+        assert type(quantizer) is BlockOfTheirs
+        data = torch.full((tensor.numel(),), 5, dtype=torch.uint8)
+        return GroupedOfTheirs(
+            tuple(tensor.shape), tensor.dtype, num_tensors=num_tensors, quantizer=quantizer, data=data, scale_inv=torch.ones(num_tensors),
+            first_dims=first_dims,
+        )  # fmt: skip
+
+    def group_requantize_inplace(self, grouped_x: Any, *rest: Any) -> None:
+        assert type(grouped_x) is GroupedOfTheirs and type(grouped_x.quantizer) is BlockOfTheirs
+        grouped_x.columnwise_data = grouped_x.rowwise_data + 1
+
     def get_fused_attn_backend(self, params: Any) -> tuple[Any, str]:
         self.calls.append((params,))
         return NativeBackend.NVTE_F16_arbitrary_seqlen, ""
@@ -107,7 +132,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setitem(sys.modules, "transformer_engine_torch_nv", module)
-    theirs = SimpleNamespace(Float8Quantizer=QuantizerOfTheirs, Float8TensorStorage=StorageOfTheirs)
+    theirs = SimpleNamespace(Float8Quantizer=QuantizerOfTheirs, Float8TensorStorage=StorageOfTheirs, MXFP8Quantizer=BlockOfTheirs)
+    theirs.tensor = SimpleNamespace(GroupedTensorStorage=GroupedOfTheirs)
     monkeypatch.setitem(sys.modules, PACKAGE, theirs)  # type: ignore[arg-type]
     monkeypatch.setattr(nvidia.NvidiaBackend, "DEVICES", frozenset({"cpu"}))
     registry.changed()
@@ -141,6 +167,21 @@ def test_quantizers_go_in_as_theirs_and_results_come_out_as_ours(native: Native)
     quantizer.amax = None
     tex.quantize(X, quantizer)
     assert quantizer.amax.item() == 9.0
+
+
+def test_grouped_tensors_come_out_as_ours_and_go_in_as_theirs(native: Native) -> None:
+    quantizer, sizes = MXFP8Quantizer(tex.DType.kFloat8E4M3), torch.tensor([0, 2])
+    made = tex.group_quantize(X, quantizer, 2, sizes)
+    assert type(made) is GroupedTensorStorage and made.quantizer is quantizer and made.first_dims is sizes
+    assert (made.rowwise_data == 5).all() and made.logical_shape == (2, 4) and made.num_tensors == 2 and made.fake_dtype is torch.float32
+    tex.group_requantize_inplace(made, quantizer, 2, sizes, tex.DType.kFloat32)
+    assert type(made) is GroupedTensorStorage and (made.columnwise_data == 6).all() and made.quantizer is quantizer
+
+
+def test_delayed_scaling_of_groups_is_left_to_others(native: Native) -> None:
+    quantizer = Float8Quantizer(torch.ones(2), None, tex.DType.kFloat8E4M3)
+    decision = tex.explain("group_quantize", X, quantizer, 2, torch.tensor([1, 1]))
+    assert decision.backend == "torch" and "no delayed scaling" in str(decision)
 
 
 def test_an_output_of_ours_is_written_and_returned(native: Native) -> None:

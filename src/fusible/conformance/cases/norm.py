@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, random, record, strided
+from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
 
 SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000))
 
@@ -87,21 +87,24 @@ def backward(x: Tensor, dz: Tensor, w: Tensor, zero_centered: bool, *, centered:
     return mu.detach().flatten(), rs.detach().flatten(), dx, dgamma, dbeta
 
 
-@record("layernorm_bwd")
-def layernorm_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for label, x, w, _, zero_centered, _ in cases(generator, dtype):
-        dz = random(generator, tuple(x.shape), dtype)
-        mu, rs, dx, dgamma, dbeta = backward(x, dz, w, zero_centered, centered=True)
-        size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
-        yield Sample(
-            label,
-            {"dz": dz, "x": x, "mu": mu.float(), "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered},
-            (
-                Output(0, dx, dtype, x.shape[-1], size),
-                Output(1, dgamma, w.dtype, rows, size),
-                Output(2, dbeta, w.dtype, rows, size),
-            ),
-        )
+def layernorm_backward(*, with_add: bool) -> Sampler:
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for label, x, w, _, zero_centered, _ in cases(generator, dtype):
+            dz = random(generator, tuple(x.shape), dtype)
+            mu, rs, dx, dgamma, dbeta = backward(x, dz, w, zero_centered, centered=True)
+            size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
+            arguments = {"dz": dz, "x": x, "mu": mu.float(), "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
+            if with_add:
+                arguments["add"] = random(generator, tuple(x.shape), dtype)
+                dx = dx + arguments["add"].double()
+            outputs = Output(0, dx, dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size), Output(2, dbeta, w.dtype, rows, size)
+            yield Sample(label, arguments, outputs)
+
+    return sample
+
+
+record("layernorm_bwd")(layernorm_backward(with_add=False))
+record("prim_layernorm_bwd_add")(layernorm_backward(with_add=True))
 
 
 @record("rmsnorm_bwd")

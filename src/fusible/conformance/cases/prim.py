@@ -19,6 +19,13 @@ def add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("same", {"a": a, "b": c}, (Output(None, a.double() + c.double(), dtype),))
 
 
+@record("prim_scale")
+def scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for x, factor in ((random(generator, (4, 6), dtype), 0.3), (strided(generator, (3, 5, 2), dtype), -2.5), (random(generator, (0, 3), dtype), 3.0)):
+        yield Sample(f"{list(x.shape)}", {"x": x, "factor": factor}, (Output(None, x.double() * factor, dtype),))
+        yield Sample(f"{list(x.shape)}-fp32", {"x": x, "factor": factor, "dtype": 4}, (Output(None, x.double() * factor, torch.float32),))
+
+
 @record("prim_row_sum")
 def row_sum(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for x in (
@@ -70,6 +77,13 @@ def moving(name: str, *calls: tuple[str, dict[str, object], Callable[[Tensor], o
 moving("prim_copy", ("[4, 6]", {}, torch.clone))
 moving("prim_reshape", ("[3, 8]", {"shape": (3, 8)}, lambda x: x.reshape(3, 8)), ("[2, -1]", {"shape": (2, -1)}, lambda x: x.reshape(2, -1)))
 moving("prim_split", ("columns", {"sizes": [1, 5], "dim": 1}, lambda x: (x[:, :1].contiguous(), x[:, 1:].contiguous())))
+
+
+@record("prim_permute")
+def permute(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape, dims in (((3, 4, 2, 5), (0, 2, 1, 3)), ((3, 4, 2), (-1, 0, 1)), ((0, 4, 2), (2, 1, 0))):
+        x = random(generator, shape, dtype)
+        yield Sample(f"{list(shape)}-{dims}", {"x": x, "dims": dims}, (Output(None, x.permute(dims).contiguous()),))
 
 
 @record("prim_concatenate")

@@ -132,8 +132,8 @@ class Grouped:
     ) -> Any:
         """The members of ``tensor``, quantized each by itself, as a grouped tensor whose logical shape is that of ``tensor`` flattened to a matrix.
 
-        With ``quantizer`` None the data stays as it is. With ``output``, that grouped tensor's buffers are written and it is returned; where
-        ``noop_flag[0] == 1``, nothing is written.
+        With ``quantizer`` None the data stays as it is. Under delayed scaling its ``scale`` and ``amax`` may have an entry for each member, ``[n]``.
+        With ``output``, that grouped tensor's buffers are written and it is returned; where ``noop_flag[0] == 1``, nothing is written.
         """
 
     @function("input")

@@ -22,6 +22,10 @@ class Prim:
         """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
 
     @function("x")
+    def prim_scale(self, x: Any, factor: float, dtype: Any = None) -> Any:
+        """``x * factor`` in fp32, rounded once to ``dtype`` (default: the dtype of ``x``)."""
+
+    @function("x")
     def prim_cast(self, x: Any, dtype: Any) -> Any:
         """``x`` rounded to nearest even in ``dtype``; the same tensor where it has that dtype."""
 
@@ -32,6 +36,10 @@ class Prim:
     @function("x")
     def prim_transpose(self, x: Any) -> Any:
         """``x.T`` of a matrix ``[rows, columns]``, contiguous."""
+
+    @function("x")
+    def prim_permute(self, x: Any, dims: Sequence[int]) -> Any:
+        """``x`` with its dimensions in the order ``dims``, contiguous. Raises ``ArgumentError`` where ``dims`` is no order of all of them."""
 
     @function("x")
     def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
@@ -75,3 +83,32 @@ class Prim:
     @function("dy")
     def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:
         """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""
+
+    @function("dz", "x", "add", "gamma")
+    def prim_layernorm_bwd_add(
+        self, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        """``layernorm_bwd`` with ``add`` (of ``x``'s shape) added to ``dx`` in fp32, before the one rounding: ``[dx, dgamma, dbeta]``."""
+
+    @function("x")
+    def prim_all_gather(self, x: Any, group: Any = None) -> Any:
+        """The tensors of all processes of ``group`` along the first dimension, in the order of their ranks: ``[n, ..] -> [processes * n, ..]``.
+
+        Any dtype, the same shape in every process. ``group``: an opaque value that says which processes (a ``torch.distributed.ProcessGroup``);
+        None: all of them. Like every collective, it is called by each process of the group. Of a group of one, the result is ``x``.
+        """
+
+    @function("x")
+    def prim_reduce_scatter(self, x: Any, group: Any = None) -> Any:
+        """The process's own part of the sum over ``group``: ``[processes * n, ..] -> [n, ..]``, of which rank r gets the r-th ``n`` rows.
+
+        The sum is made in the dtype of ``x``, in whatever order the group makes it. Raises ``ShapeError`` where the processes do not divide the first
+        dimension, before any of them has communicated.
+        """
+
+    @function("x")
+    def prim_all_reduce(self, x: Any, group: Any = None, reduction: str = "sum") -> Any:
+        """``x`` reduced over ``group``, element by element: ``"sum"`` and ``"max"`` in the dtype of ``x``, ``"mean"`` in fp32 with one rounding.
+
+        Raises ``ArgumentError`` for another reduction.
+        """

@@ -22,6 +22,7 @@ __all__ = ["NvidiaBackend"]
 _CLASSES = "transformer_engine.pytorch"
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _HALF_ALONE = ("dropout_fwd", "dropout_bwd")
+_GROUP_QUANTIZING = ("group_quantize", "bgrad_group_quantize")
 _QUANTIZERS = ("quantizer", "quantizer_list", "o_quantizer", "dqkv_quantizer")
 """The parameters that say how results are quantized."""
 
@@ -84,6 +85,10 @@ class NvidiaBackend(TEXBackendBase):
             for name, kind in request.kinds:
                 if isinstance(kind, tuple) and len(kind) == 2 and kind[1] not in _HALF and name != "mask":
                     return f"its native kernel reads float16 and bfloat16, and {name} is {kind[1]}"
+        if reason is None and request.function in _GROUP_QUANTIZING:
+            for name, kind in request.kinds:
+                if name == "quantizer" and isinstance(kind, tuple) and kind[0] == "delayed":
+                    return "its native kernel has no delayed scaling"
         return reason
 
 

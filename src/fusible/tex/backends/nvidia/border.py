@@ -16,6 +16,7 @@ import torch
 from fusible.errors import NotServedError, expected
 from fusible.tex import enums
 from fusible.tex.factories import build_quantized
+from fusible.tex.grouped_call import NVFP4_OPTIONS, build_grouped, is_grouped
 from fusible.tex.protocol import to_dtype
 
 __all__ = ["Crossing"]
@@ -29,7 +30,10 @@ _FIELDS = {"fp8_scale_inv": "scale_inv", "fake_dtype": "dtype"}
 
 _BUFFERS = ("_data", "_transpose", "_transpose_invalid", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", "_columnwise_data")
 _BUFFERS += ("_columnwise_scale_inv", "_amax_rowwise", "_amax_columnwise")
-"""What a call may replace in a quantized tensor, of any format."""
+_GROUPED = ("rowwise_data", "columnwise_data", "scale_inv", "columnwise_scale_inv", "amax", "columnwise_amax", "first_dims", "last_dims")
+_GROUPED += ("tensor_offsets",)
+_BUFFERS += _GROUPED
+"""What a call may replace in a quantized or grouped tensor, of any format."""
 
 _ENUM_PARAMETERS = {
     **dict.fromkeys(("otype", "output_dtype", "D_type", "fp8_dtype", "out_dtype", "q_dtype", "kv_dtype"), "DType"),
@@ -75,6 +79,8 @@ class Crossing:
             return SimpleNamespace(**{name: self.enter(item, "attn", name) for name, item in vars(value).items()})
         if hasattr(value, "rowwise_usage"):
             return self._once(value, self._quantizer)
+        if is_grouped(value):
+            return self._once(value, self._grouped)
         return self._once(value, self._storage) if hasattr(value, "get_metadata") else value
 
     def _once(self, value: Any, convert: Any) -> Any:
@@ -110,6 +116,12 @@ class Crossing:
             made._transpose_invalid = value._transpose_invalid
         return made
 
+    def _grouped(self, value: Any) -> Any:
+        cls = getattr(getattr(self._classes, "tensor", None), "GroupedTensorStorage", None)
+        if cls is None:
+            return value  # unquantized ones are read by their attributes
+        return cls(**{name: self.enter(item) if name == "quantizer" else item for name, item in value.get_metadata().items()})
+
     def leave(self, result: Any, quantizer: Any = None) -> Any:
         """A result of the native library as ours: the caller's own objects, with what the call changed in them, or new ones of ``quantizer``."""
         for original, twin in self._entered.values():
@@ -134,8 +146,21 @@ class Crossing:
         ours = getattr(enums, type(result).__name__, None)
         if ours is not None and isinstance(ours, type) and issubclass(ours, IntEnum):
             return ours(int(result))
-        if quantizer is None or type(quantizer).__module__.startswith(_PACKAGE) or not hasattr(result, "get_metadata"):
+        if quantizer is None or type(quantizer).__module__.startswith(_PACKAGE):
+            return result
+        if is_grouped(result):
+            return _ours(result, quantizer)
+        if not hasattr(result, "get_metadata"):
             return result
         fields = {_FIELDS.get(name, name): value for name, value in result.get_metadata().items() if name != "quantizer"}
         fields.setdefault("dtype", result.dtype)
         return build_quantized(quantizer, **{"shape": tuple(result.size()), **fields})
+
+
+def _ours(grouped: Any, quantizer: Any) -> Any:
+    """A new grouped tensor of the native library as one of the quantizer's room."""
+    fields = {name: getattr(grouped, name) for name in _GROUPED if name != "rowwise_data"}
+    options = {name: getattr(grouped, name) for name in NVFP4_OPTIONS}
+    described = {"shape": tuple(grouped.logical_shape), "dtype": grouped.fake_dtype, "num_tensors": grouped.num_tensors, "quantizer": quantizer}
+    swizzled = grouped._with_gemm_swizzled_scales
+    return build_grouped(quantizer, **described, data=grouped.rowwise_data, **fields, **options, with_gemm_swizzled_scales=swizzled)

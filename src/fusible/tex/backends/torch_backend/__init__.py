@@ -10,6 +10,7 @@ import torch
 
 from fusible.tex.backends.torch_backend.activation import ActivationKernels
 from fusible.tex.backends.torch_backend.attention import AttentionKernels
+from fusible.tex.backends.torch_backend.collectives import CollectiveKernels
 from fusible.tex.backends.torch_backend.context_parallel import ContextParallelKernels
 from fusible.tex.backends.torch_backend.dropout import DropoutKernels
 from fusible.tex.backends.torch_backend.gemm import GemmKernels
@@ -69,6 +70,7 @@ def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
 class TorchBackend(
     ActivationKernels,
     AttentionKernels,
+    CollectiveKernels,
     ContextParallelKernels,
     DropoutKernels,
     GemmKernels,

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import flat, plain
 from fusible.tex.backends.torch_backend.pointwise import GATES, POINTWISE, Pointwise
 from fusible.tex.backends.torch_backend.quantize import emit
-from fusible.tex.checks import check_gradient, check_width_even
+from fusible.tex.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
 from fusible.tex.interface.activation import Activation
 
 __all__ = ["ActivationKernels", "POINTWISE", "Pointwise", "scaled_gate"]
@@ -31,11 +30,9 @@ def _fp32(x: Tensor) -> Tensor:
 def _halves(x: Tensor, function: str, interleave: int = 0) -> tuple[Tensor, Tensor]:
     """The operands of a gate in fp32; with ``interleave`` k they alternate in blocks of k."""
     check_width_even(x, function)
+    check_width_of_blocks(x, interleave, function)
     width = x.shape[-1]
     if interleave:
-        if interleave < 0 or width % (2 * interleave):
-            of, got = f"the input of {function} with glu_interleave_size {interleave}", list(x.shape)
-            raise ShapeError(expected(f"a multiple of {2 * interleave} columns", of=of, got=got, do="pass whole blocks of both operands"))
         blocks = x.unflatten(-1, (width // (2 * interleave), 2, interleave))
         return _fp32(blocks[..., 0, :].flatten(-2)), _fp32(blocks[..., 1, :].flatten(-2))
     a, b = x.split(width // 2, -1) if width else (x, x)
@@ -119,9 +116,7 @@ def _gated_backward(name: str) -> Callable[..., Any]:
 
 def _row_scales(act_scales: Any, x: Tensor, function: str) -> Tensor:
     """``act_scales`` as an fp32 factor of each row of ``x``."""
-    if act_scales.numel() != x.shape[:-1].numel():
-        got = list(act_scales.shape)
-        raise ShapeError(expected(f"{list(x.shape[:-1])} scales", of=f"act_scales of {function}", got=got, do="pass one scale per row"))
+    check_row_scales(act_scales, x, function)
     return _fp32(act_scales).reshape((*x.shape[:-1], 1))
 
 

@@ -14,7 +14,7 @@ from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.fp8 import transpose_bytes
 from fusible.tex.backends.torch_backend.quantize import quantize_tensor
 from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, build_grouped, is_grouped, layout_of, member_fields
-from fusible.tex.protocol import usages
+from fusible.tex.protocol import scaling, usages
 
 __all__ = ["columnwise_fields", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
 
@@ -35,7 +35,7 @@ def quantize_group(
     found, fields = [], {"rowwise_data": x.reshape(-1)}
     if quantizer is not None:
         names, _ = member_fields(quantizer), usages(quantizer)
-        one = quantize or (lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype, None, noop))
+        one = quantize or _each_by(quantizer, count, noop)
         found = [one(piece, i) for i, piece in enumerate(pieces)]
         fields = _joined(found, names, layout)
     if output is not None:
@@ -53,6 +53,26 @@ def quantize_group(
         **{name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)},
         **{_BUFFERS.get(name, name): buffer for name, buffer in fields.items()},
     )
+
+
+def _each_by(quantizer: Any, count: int, noop: Tensor | None) -> _Quantize:
+    """How a member is quantized: all alike, or under delayed scaling each by its own of ``count`` scales, into its own of as many amaxes."""
+    scales = quantizer.scale.numel() if scaling(quantizer) == "delayed" else 1
+    if scales == 1:
+        return lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype, None, noop)
+    if scales != count:
+        raise ShapeError(expected(f"1 or {count} scales", of="a delayed quantizer of grouped tensors", got=scales, do="give one for each member"))
+    scale = quantizer.scale.view(-1)
+    if quantizer.amax is None:
+        quantizer.amax = torch.zeros_like(scale)
+    amax = quantizer.amax.view(-1)
+
+    def quantize(piece: Tensor, i: int) -> Any:
+        own = copy(quantizer)
+        own.scale, own.amax = scale[i : i + 1], amax[i : i + 1]
+        return quantize_tensor(piece, own, piece.dtype, None, noop)
+
+    return quantize
 
 
 def _joined(found: list[Any], names: dict[str, str], layout: GroupLayout) -> dict[str, Tensor]:

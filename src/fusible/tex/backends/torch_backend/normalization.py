@@ -12,12 +12,13 @@ from fusible.tex.backends.torch_backend.operands import flat, plain, write
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization
+from fusible.tex.interface.prim import Prim
 from fusible.tex.protocol import check_shape, is_quantized, to_torch
 
 __all__ = ["NormalizationKernels"]
 
 
-class NormalizationKernels(Normalization):
+class NormalizationKernels(Normalization, Prim):
     def layernorm_fwd(
         self,
         input: Any,
@@ -42,17 +43,17 @@ class NormalizationKernels(Normalization):
         return [_emit(y, quantizer, dtype, ln_out), mu.view(-1), rsigma.view(-1)]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
-        dz, x, gamma = plain(dz), plain(x), plain(gamma)
-        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
-        check_norm_statistic(mu, x, "mu of layernorm_bwd")
-        statistic = (*x.shape[:-1], 1)
-        g = _scale(gamma, zero_centered_gamma)
-        dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
-            _fp32(dz), _fp32(x), gamma.shape, mu.view(statistic), rsigma.view(statistic), g, g, [True, True, True]
-        )
-        if x.dtype is gamma.dtype is torch.float32:
-            return [dx, dgamma, dbeta]
-        return [dx.to(x.dtype), dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)]
+        x = plain(x)
+        dx, *rest = _layernorm_backward(plain(dz), x, mu, rsigma, plain(gamma), zero_centered_gamma, "layernorm_bwd")
+        return [dx.to(x.dtype), *rest]
+
+    def prim_layernorm_bwd_add(
+        self, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        function, x, add = "prim.layernorm_bwd_add", plain(x), plain(add)
+        check_shape(add, x.shape, f"add of {function}")
+        dx, *rest = _layernorm_backward(plain(dz), x, mu, rsigma, plain(gamma), zero_centered_gamma, function)
+        return [dx.add_(add).to(x.dtype), *rest]
 
     def rmsnorm_fwd(
         self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
@@ -73,6 +74,20 @@ class NormalizationKernels(Normalization):
         check_shape(add, x.shape, "add of rmsnorm_bwd_add")
         dx, dgamma = _rmsnorm_backward(plain(dz), plain(x), rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd_add")
         return [dx.add_(add).to(x.dtype), dgamma]
+
+
+def _layernorm_backward(
+    dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dx`` in fp32, ``dgamma`` and ``dbeta`` in gamma's dtype."""
+    check_norm_backward(dz, x, rsigma, gamma, function)
+    check_norm_statistic(mu, x, f"mu of {function}")
+    statistic = (*x.shape[:-1], 1)
+    g = _scale(gamma, zero_centered)
+    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
+        _fp32(dz), _fp32(x), gamma.shape, mu.view(statistic), rsigma.view(statistic), g, g, [True, True, True]
+    )
+    return dx, dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)
 
 
 def _rmsnorm_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> tuple[Tensor, Tensor]:

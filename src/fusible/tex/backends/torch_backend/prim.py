@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.dropout import check_probability
 from fusible.tex.backends.torch_backend.operands import flat
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
@@ -24,6 +24,9 @@ class PrimKernels(Prim):
             return torch.add(a, b)
         return torch.add(a.float(), b).to(target)
 
+    def prim_scale(self, x: Any, factor: float, dtype: Any = None) -> Any:
+        return torch.mul(x.float(), factor).to(x.dtype if dtype is None else to_torch(dtype))
+
     def prim_cast(self, x: Any, dtype: Any) -> Any:
         return x.to(to_torch(dtype))
 
@@ -34,6 +37,11 @@ class PrimKernels(Prim):
         if x.dim() != 2:
             raise ShapeError(expected("2 dimensions", of="the matrix of prim.transpose", got=list(x.shape), do="reshape it"))
         return x.t().contiguous()
+
+    def prim_permute(self, x: Any, dims: Sequence[int]) -> Any:
+        if sorted(dim % x.dim() if -x.dim() <= dim < x.dim() else dim for dim in dims) != list(range(x.dim())):
+            raise ArgumentError(expected(f"each of {x.dim()} dimensions once", of="dims of prim.permute", got=list(dims), do="name them all"))
+        return x.permute(*dims).contiguous()
 
     def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
         target = x.dtype if dtype is None else to_torch(dtype)

@@ -29,6 +29,7 @@ from fusible.tex.registry import registry
 
 __all__ = ["XlaBackend"]
 
+_COLLECTIVES = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
 _FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
 
 
@@ -59,6 +60,9 @@ class XlaBackend(
         if importlib.util.find_spec("jaxlib") is None:
             return "jaxlib, which compiles what is recorded, is not installed: pip install 'fusible[xla]'"
         return None
+
+    def lacks(self, function: str) -> str | None:
+        return "compiles programs of one process, and it takes those of a group" if function in _COLLECTIVES else super().lacks(function)
 
     def supports(self, request: Request) -> str | None:
         reason = super().supports(request)

@@ -1,85 +1,44 @@
-"""Activations on lazy tensors: one table of functions with their gradients, and what surrounds any of them."""
+"""Activations on lazy tensors: what surrounds any of the functions of ``pointwise``, forward and backward."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain, row_sum
+from fusible.tex.backends.xla.pointwise import GATES, POINTWISE
 from fusible.tex.backends.xla.quantize import emit
-from fusible.tex.checks import GATED, check_gradient, check_width_even
+from fusible.tex.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
 from fusible.tex.interface.activation import Activation
 
-__all__ = ["ActivationKernels", "POINTWISE"]
-
-_BETA = math.sqrt(2 / math.pi)
-_KAPPA = 0.044715
-
-
-def _gelu_gate(x: Tensor) -> Tensor:
-    return lazy.tanh((x * (x * x * _KAPPA + 1.0)) * _BETA)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return x * 0.5 * (_gelu_gate(x) + 1.0)
-
-
-def _dgelu(g: Tensor, x: Tensor) -> Tensor:
-    t = _gelu_gate(x)
-    inner = (x * x * (3 * _KAPPA) + 1.0) * _BETA
-    return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner)
-
-
-def _silu(x: Tensor) -> Tensor:
-    return x * lazy.sigmoid(x)
-
-
-def _dsilu(g: Tensor, x: Tensor) -> Tensor:
-    s = lazy.sigmoid(x)
-    return g * s * (x * (1.0 - s) + 1.0)
-
-
-def _dsigmoid(g: Tensor, x: Tensor) -> Tensor:
-    s = lazy.sigmoid(x)
-    return g * (1.0 - s) * s
-
-
-def _relu(x: Tensor) -> Tensor:
-    return lazy.maximum(x, 0.0)
-
-
-def _drelu(g: Tensor, x: Tensor) -> Tensor:
-    return lazy.where(x <= 0.0, 0.0, g)
-
-
-def _srelu(x: Tensor) -> Tensor:
-    y = _relu(x)
-    return y * y
-
-
-POINTWISE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "gelu": (_gelu, _dgelu),
-    "silu": (_silu, _dsilu),
-    "relu": (_relu, _drelu),
-    "qgelu": (lambda x: x * lazy.sigmoid(x * 1.702), lambda g, x: _dsilu(g, x * 1.702)),
-    "srelu": (_srelu, lambda g, x: g * (_relu(x) * 2.0)),
-    "sigmoid": (lazy.sigmoid, _dsigmoid),
-}
-"""``f`` and ``(g, x) -> g * f'(x)``, in fp32. With u = 1.702 x, ``qgelu(x) = silu(u) / 1.702``, so its derivative is that of silu at u."""
+__all__ = ["ActivationKernels"]
 
 
 def _finish(result: Tensor, quantizer: Any, dtype: lazy.dtype) -> Any:
     return lazy.cast(result, dtype) if quantizer is None else emit(result, quantizer, dtype)
 
 
-def _halves(x: Tensor, function: str) -> tuple[Tensor, Tensor]:
+def _halves(x: Tensor, function: str, interleave: int = 0) -> tuple[Tensor, Tensor]:
+    """The operands of a gate in fp32; with ``interleave`` k they alternate in blocks of k."""
     check_width_even(x, function)
-    width = x.shape[-1]
-    a, b = lazy.split(fp32(x), [width // 2, width // 2], -1)
-    return a, b
+    check_width_of_blocks(x, interleave, function)
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    if not interleave:
+        a, b = lazy.split(fp32(x), [half[-1], half[-1]], -1)
+        return a, b
+    a, b = lazy.split(fp32(lazy.reshape(x, (*x.shape[:-1], half[-1] // interleave, 2 * interleave))), [interleave, interleave], -1)
+    return lazy.reshape(a, half), lazy.reshape(b, half)
+
+
+def _side_by_side(da: Tensor, db: Tensor, interleave: int = 0) -> Tensor:
+    """The inverse of ``_halves``."""
+    if not interleave:
+        return lazy.concatenate([da, db], -1)
+    lead, half = da.shape[:-1], da.shape[-1]
+    blocks = [lazy.reshape(d, (*lead, half // interleave, interleave)) for d in (da, db)]
+    return lazy.reshape(lazy.concatenate(blocks, -1), (*lead, 2 * half))
 
 
 def _forward(name: str) -> Callable[..., Any]:
@@ -115,32 +74,57 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     return backward
 
 
-def _gated_forward(function: str) -> Callable[..., Any]:
-    f, _ = POINTWISE[GATED[function]]
+def _gated(name: str, input: Any, quantizer: Any, *options: float) -> Any:
+    x = plain(input)
+    return _finish(GATES[name][0](*_halves(x, name), *options), quantizer, x.dtype)
 
+
+def _gated_gradient(name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+    g, x = plain(grad), plain(fwd_input)
+    a, b = _halves(x, function)
+    check_gradient(g, a.shape, function)
+    return _finish(_side_by_side(*GATES[name][1](fp32(g), a, b, *options)), quantizer, x.dtype)
+
+
+def _gated_forward(name: str) -> Callable[..., Any]:
     def forward(self: Any, input: Any, quantizer: Any) -> Any:
-        x = plain(input)
-        a, b = _halves(x, function)
-        return _finish(f(a) * b, quantizer, x.dtype)
+        return _gated(name, input, quantizer)
 
     return forward
 
 
-def _gated_backward(function: str) -> Callable[..., Any]:
-    f, gradient = POINTWISE[GATED[function]]
-
+def _gated_backward(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
-        g, x = plain(grad), plain(fwd_input)
-        a, b = _halves(x, f"d{function}")
-        check_gradient(g, a.shape, f"d{function}")
-        g = fp32(g)
-        return _finish(lazy.concatenate([gradient(g * b, a), f(a) * g], -1), quantizer, x.dtype)
+        return _gated_gradient(name, f"d{name}", grad, fwd_input, quantizer)
 
     return backward
 
 
-def _clamp(x: Tensor, limit: float) -> Tensor:
-    return lazy.maximum(lazy.minimum(x, limit), -limit)
+def _row_scales(act_scales: Any, x: Tensor, function: str) -> Tensor:
+    """``act_scales`` as an fp32 factor of each row of ``x``."""
+    check_row_scales(act_scales, x, function)
+    return lazy.reshape(fp32(act_scales), (*x.shape[:-1], 1))
+
+
+def _scaled_gate(name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
+    x, function = plain(input), f"scaled_{name}"
+    scales = _row_scales(act_scales, x, function)
+    return _finish(GATES[name][0](*_halves(x, function, interleave), *options) * scales, quantizer, x.dtype)
+
+
+def _scales_gradient(g: Tensor, activated: Tensor, act_scales: Tensor) -> Tensor:
+    return lazy.cast(lazy.reshape(lazy.sum(activated * g, -1), act_scales.shape), act_scales.dtype)
+
+
+def _scaled_gate_gradient(
+    name: str, function: str, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, interleave: int, compute: bool, *options: float
+) -> tuple[Any, Tensor | None]:
+    g, x = plain(grad), plain(fwd_input)
+    scales, (a, b) = _row_scales(act_scales, x, function), _halves(x, function, interleave)
+    check_gradient(g, a.shape, function)
+    (f, gradient), g = GATES[name], fp32(g)
+    for_scales = _scales_gradient(g, f(a, b, *options), act_scales) if compute else None
+    return _finish(_side_by_side(*gradient(g * scales, a, b, *options), interleave), quantizer, x.dtype), for_scales
 
 
 class ActivationKernels(Activation):
@@ -157,37 +141,81 @@ class ActivationKernels(Activation):
     swiglu, dswiglu = _gated_forward("swiglu"), _gated_backward("swiglu")
 
     def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        x = plain(input)
-        a, b = _halves(x, "situglu")
-        gate = lazy.tanh(a / beta1) * beta1 * lazy.sigmoid(a)
-        return _finish(gate * (lazy.tanh(b / beta2) * beta2), quantizer, x.dtype)
+        return _gated("situglu", input, quantizer, beta1, beta2)
 
     def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        g, x = plain(grad), plain(fwd_input)
-        a, b = _halves(x, "dsituglu")
-        check_gradient(g, a.shape, "dsituglu")
-        g = fp32(g)
-        t, s, u = lazy.tanh(a / beta1), lazy.sigmoid(a), lazy.tanh(b / beta2)
-        da = g * ((1.0 - t * t) * s + t * beta1 * s * (1.0 - s)) * (u * beta2)
-        db = g * (1.0 - u * u) * (t * beta1 * s)
-        return _finish(lazy.concatenate([da, db], -1), quantizer, x.dtype)
+        return _gated_gradient("situglu", "dsituglu", grad, fwd_input, quantizer, beta1, beta2)
 
     def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-        x = plain(input)
-        a, b = _halves(x, "clamped_swiglu")
-        c = lazy.minimum(a, limit)
-        return _finish(lazy.sigmoid(c * alpha) * c * (_clamp(b, limit) + glu_linear_offset), quantizer, x.dtype)
+        return _gated("clamped_swiglu", input, quantizer, limit, alpha, glu_linear_offset)
 
     def clamped_dswiglu(
         self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
     ) -> Any:
+        return _gated_gradient("clamped_swiglu", "clamped_dswiglu", grad, fwd_input, quantizer, limit, alpha, glu_linear_offset)
+
+    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+        return _scaled_gate("swiglu", input, act_scales, quantizer, glu_interleave_size)
+
+    def scaled_dswiglu(
+        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True
+    ) -> Any:
+        return _scaled_gate_gradient("swiglu", "scaled_dswiglu", grad, fwd_input, act_scales, quantizer, glu_interleave_size, compute_scale_grad)
+
+    def scaled_situglu(
+        self, input: Any, act_scales: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0
+    ) -> Any:
+        return _scaled_gate("situglu", input, act_scales, quantizer, glu_interleave_size, beta1, beta2)
+
+    def scaled_dsituglu(
+        self,
+        grad: Any,
+        fwd_input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        beta1: float = 4.0,
+        beta2: float = 25.0,
+        glu_interleave_size: int = 0,
+        compute_scale_grad: bool = True,
+    ) -> Any:
+        size, options = glu_interleave_size, (beta1, beta2)
+        return _scaled_gate_gradient("situglu", "scaled_dsituglu", grad, fwd_input, act_scales, quantizer, size, compute_scale_grad, *options)
+
+    def scaled_clamped_swiglu(
+        self,
+        input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int = 0,
+    ) -> Any:
+        return _scaled_gate("clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, limit, alpha, glu_linear_offset)
+
+    def scaled_clamped_dswiglu(
+        self,
+        grad: Any,
+        fwd_input: Any,
+        act_scales: Any,
+        quantizer: Any,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int = 0,
+        compute_scale_grad: bool = True,
+    ) -> Any:
+        function, size, options = "scaled_clamped_dswiglu", glu_interleave_size, (limit, alpha, glu_linear_offset)
+        return _scaled_gate_gradient("clamped_swiglu", function, grad, fwd_input, act_scales, quantizer, size, compute_scale_grad, *options)
+
+    def scaled_srelu(self, input: Any, act_scales: Any, quantizer: Any) -> Any:
+        x = plain(input)
+        scales = _row_scales(act_scales, x, "scaled_srelu")
+        return _finish(POINTWISE["srelu"][0](fp32(x)) * scales, quantizer, x.dtype)
+
+    def scaled_dsrelu(self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
         g, x = plain(grad), plain(fwd_input)
-        a, b = _halves(x, "clamped_dswiglu")
-        check_gradient(g, a.shape, "clamped_dswiglu")
-        g = fp32(g)
-        c = lazy.minimum(a, limit)
-        s = lazy.sigmoid(c * alpha)
-        up = _clamp(b, limit) + glu_linear_offset
-        da = lazy.where(a <= limit, g * up * (s + c * alpha * s * (1.0 - s)), 0.0)
-        db = lazy.where(lazy.abs(b) <= limit, g * c * s, 0.0)
-        return _finish(lazy.concatenate([da, db], -1), quantizer, x.dtype)
+        check_gradient(g, x.shape, "scaled_dsrelu")
+        scales, (f, gradient), point, g = _row_scales(act_scales, x, "scaled_dsrelu"), POINTWISE["srelu"], fp32(x), fp32(g)
+        for_scales = _scales_gradient(g, f(point), act_scales) if compute_scale_grad else None
+        return _finish(gradient(g * scales, point), quantizer, x.dtype), for_scales

@@ -7,9 +7,9 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.activation import POINTWISE
 from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_sum, to_lazy
+from fusible.tex.backends.xla.pointwise import POINTWISE
 from fusible.tex.backends.xla.quantize import emit, quantize_tensor
 from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM

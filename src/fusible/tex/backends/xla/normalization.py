@@ -11,12 +11,13 @@ from fusible.tex.backends.xla.operands import fp32, plain, row_sum, to_lazy, wri
 from fusible.tex.backends.xla.quantize import emit
 from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization
+from fusible.tex.interface.prim import Prim
 from fusible.tex.protocol import check_shape, is_quantized, outer
 
 __all__ = ["NormalizationKernels"]
 
 
-class NormalizationKernels(Normalization):
+class NormalizationKernels(Normalization, Prim):
     def layernorm_fwd(
         self,
         input: Any,
@@ -42,14 +43,17 @@ class NormalizationKernels(Normalization):
         return [_emit(y, quantizer, to_lazy(otype), ln_out), _statistic(mu), _statistic(rsigma)]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
-        dz, x, gamma = plain(dz), plain(x), plain(gamma)
-        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
-        check_norm_statistic(mu, x, "mu of layernorm_bwd")
-        rs = _per_row(rsigma, x)
-        xh, g = (fp32(x) - _per_row(mu, x)) * rs, fp32(dz)
-        dy = g * _scale(gamma, zero_centered_gamma)
-        dx = (dy - _mean(dy) - xh * _mean(dy * xh)) * rs
-        return [lazy.cast(dx, x.dtype), lazy.cast(row_sum(g * xh), gamma.dtype), lazy.cast(row_sum(g), gamma.dtype)]
+        x = plain(x)
+        dx, *rest = _layernorm_backward(plain(dz), x, mu, rsigma, plain(gamma), zero_centered_gamma, "layernorm_bwd")
+        return [lazy.cast(dx, x.dtype), *rest]
+
+    def prim_layernorm_bwd_add(
+        self, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
+        function, x, add = "prim.layernorm_bwd_add", plain(x), plain(add)
+        check_shape(add, x.shape, f"add of {function}")
+        dx, *rest = _layernorm_backward(plain(dz), x, mu, rsigma, plain(gamma), zero_centered_gamma, function)
+        return [lazy.cast(dx + fp32(add), x.dtype), *rest]
 
     def rmsnorm_fwd(
         self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
@@ -71,6 +75,19 @@ class NormalizationKernels(Normalization):
         check_shape(add, x.shape, "add of rmsnorm_bwd_add")
         dx, dgamma = _rmsnorm_backward(plain(dz), x, rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd_add")
         return [lazy.cast(dx + fp32(add), x.dtype), dgamma]
+
+
+def _layernorm_backward(
+    dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dx`` in fp32, ``dgamma`` and ``dbeta`` in gamma's dtype."""
+    check_norm_backward(dz, x, rsigma, gamma, function)
+    check_norm_statistic(mu, x, f"mu of {function}")
+    rs = _per_row(rsigma, x)
+    xh, g = (fp32(x) - _per_row(mu, x)) * rs, fp32(dz)
+    dy = g * _scale(gamma, zero_centered)
+    dx = (dy - _mean(dy) - xh * _mean(dy * xh)) * rs
+    return dx, lazy.cast(row_sum(g * xh), gamma.dtype), lazy.cast(row_sum(g), gamma.dtype)
 
 
 def _rmsnorm_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> tuple[Tensor, Tensor]:

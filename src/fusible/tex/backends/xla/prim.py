@@ -25,6 +25,9 @@ class PrimKernels(Prim):
             return a + b
         return lazy.cast(fp32(a) + fp32(b), target)
 
+    def prim_scale(self, x: Any, factor: float, dtype: Any = None) -> Any:
+        return lazy.cast(fp32(x) * factor, x.dtype if dtype is None else to_lazy(dtype))
+
     def prim_cast(self, x: Any, dtype: Any) -> Any:
         return lazy.cast(x, to_lazy(dtype))
 
@@ -35,6 +38,9 @@ class PrimKernels(Prim):
         if x.ndim != 2:
             raise ShapeError(expected("2 dimensions", of="the matrix of prim.transpose", got=list(x.shape), do="reshape it"))
         return lazy.transpose(x)
+
+    def prim_permute(self, x: Any, dims: Sequence[int]) -> Any:
+        return lazy.permute(x, *dims)
 
     def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
         return lazy.cast(row_sum(x), x.dtype if dtype is None else to_lazy(dtype))

@@ -1,0 +1,68 @@
+"""Primitives between the processes of a group, by ``torch.distributed``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.tex.interface.prim import Prim
+
+__all__ = ["CollectiveKernels"]
+
+# Newer releases of torch have renamed the two, and warn of the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_REDUCTIONS = ("sum", "max", "mean")
+
+
+class CollectiveKernels(Prim):
+    def prim_all_gather(self, x: Any, group: Any = None) -> Any:
+        size = _size(group, "prim.all_gather")
+        _check_rows(x, "prim.all_gather")
+        if size == 1:
+            return x
+        whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
+        _all_gather(whole, x.contiguous(), group=group)
+        return whole
+
+    def prim_reduce_scatter(self, x: Any, group: Any = None) -> Any:
+        size = _size(group, "prim.reduce_scatter")
+        _check_rows(x, "prim.reduce_scatter")
+        if x.shape[0] % size:
+            of, do = "x of prim.reduce_scatter", f"give a multiple of {size}, the processes of the group"
+            raise ShapeError(expected(f"a first dimension that {size} divides", of=of, got=list(x.shape), do=do))
+        if size == 1:
+            return x
+        part = x.new_empty((x.shape[0] // size, *x.shape[1:]))
+        _reduce_scatter(part, x.contiguous(), group=group)
+        return part
+
+    def prim_all_reduce(self, x: Any, group: Any = None, reduction: str = "sum") -> Any:
+        if reduction not in _REDUCTIONS:
+            of = "the reduction of prim.all_reduce"
+            raise ArgumentError(expected(f"one of {', '.join(_REDUCTIONS)}", of=of, got=repr(reduction), do="name one of these"))
+        size = _size(group, "prim.all_reduce")
+        if size == 1:
+            return x
+        result = x.to(torch.float32 if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
+        dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM, group=group)
+        return result.div_(size).to(x.dtype) if reduction == "mean" else result
+
+
+def _size(group: Any, of: str) -> int:
+    """The number of processes in a group. Raises ``ArgumentError`` where there is none, or this one is not in it."""
+    if not dist.is_available() or not dist.is_initialized():
+        do = "call torch.distributed.init_process_group first"
+        raise ArgumentError(expected("processes that know one another", of=of, got="no process group", do=do))
+    size = dist.get_world_size(group)
+    if size < 1:
+        raise ArgumentError(expected("a group that this process belongs to", of=of, got="another", do="call it in the processes of the group alone"))
+    return size
+
+
+def _check_rows(x: Any, of: str) -> None:
+    if not x.dim():
+        raise ShapeError(expected("at least 1 dimension", of=f"x of {of}", got=list(x.shape), do="reshape it"))
