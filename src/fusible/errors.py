@@ -15,6 +15,8 @@ __all__ = [
     "ForkError",
     "FusibleError",
     "KnobError",
+    "MissingModuleError",
+    "MissingNameError",
     "NotServedError",
     "ShapeError",
     "expected",
@@ -64,3 +66,11 @@ class CheckpointError(FusibleError, ValueError, RuntimeError):
 
 class KnobError(FusibleError, ValueError):
     """An environment variable has a value that cannot be read."""
+
+
+class MissingModuleError(FusibleError, ModuleNotFoundError):
+    """A module was imported by another package's name, under which Fusible has none."""
+
+
+class MissingNameError(FusibleError, AttributeError):
+    """Another package's module, as Fusible shows it, has no such name."""

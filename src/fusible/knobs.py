@@ -85,7 +85,14 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _upper_of(*allowed: str) -> Callable[[str], str]:
+    parse = _one_of(*(name.lower() for name in allowed))
+    return lambda text: parse(text).upper()
+
+
 _SWITCH = "1, true, yes, on, 0, false, no or off"
+_SCOPES = ("none", "weights", "activations", "all")
+_SCOPE = "none, weights, activations or all"
 
 TE_BACKEND = Knob("TE_BACKEND", str.lower, "", "a backend's name", "forces a tex backend for every call that it serves")
 TE_PLUGIN = Knob("TE_PLUGIN", str.lower, "", "a backend's name", "the same as TE_BACKEND, which wins where both are set")
@@ -107,4 +114,35 @@ FUSIBLE_CPU_LEVEL = Knob(
 )
 FUSIBLE_NUM_THREADS = Knob(
     "FUSIBLE_NUM_THREADS", int, 0, "a number of threads", "threads of the native kernels; default (0): torch's own number"
+)
+
+NVTE_BACKWARD_OVERRIDE = Knob(
+    "NVTE_BACKWARD_OVERRIDE",
+    _one_of("high_precision", "dequantized"),
+    None,
+    "high_precision or dequantized",
+    "the default of a recipe's backward_override: what the backward pass computes from; default: from quantized operands",
+)
+NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES = Knob(
+    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", _switch, False, _SWITCH, "the default of Float8CurrentScaling's use_power_2_scales"
+)
+NVTE_FP8_BLOCK_SCALING_FP32_SCALES = Knob(
+    "NVTE_FP8_BLOCK_SCALING_FP32_SCALES", _switch, False, _SWITCH, "the default of Float8BlockScaling's use_f32_scales"
+)
+NVTE_NVFP4_DISABLE_RHT = Knob("NVTE_NVFP4_DISABLE_RHT", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's disable_rht")
+NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING = Knob(
+    "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's disable_stochastic_rounding"
+)
+NVTE_NVFP4_DISABLE_2D_QUANTIZATION = Knob(
+    "NVTE_NVFP4_DISABLE_2D_QUANTIZATION", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's disable_2d_quantization"
+)
+NVTE_NVFP4_ROW_SCALED_ACTIVATION = Knob(
+    "NVTE_NVFP4_ROW_SCALED_ACTIVATION", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's row_scaled_activation"
+)
+NVTE_NVFP4_4OVER6 = Knob("NVTE_NVFP4_4OVER6", _one_of(*_SCOPES), "none", _SCOPE, "the default of NVFP4BlockScaling's nvfp4_4over6")
+NVTE_NVFP4_4OVER6_E4M3_USE_256 = Knob(
+    "NVTE_NVFP4_4OVER6_E4M3_USE_256", _one_of(*_SCOPES), "all", _SCOPE, "the default of NVFP4BlockScaling's nvfp4_4over6_e4m3_use_256"
+)
+NVTE_NVFP4_4OVER6_ERR_MODE = Knob(
+    "NVTE_NVFP4_4OVER6_ERR_MODE", _upper_of("MAE", "MSE"), "MAE", "MAE or MSE", "the default of NVFP4BlockScaling's nvfp4_4over6_err_mode"
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.quantized.block_storage import BlockScaledStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage
 from fusible.quantized.quantizer import Quantizer
+from fusible.quantized.saving import register_saved
+from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
 from fusible.tex import DType
 from fusible.tex.block_layout import BLOCK_FORMATS, is_tiled, scale_shape
 from fusible.tex.protocol import a_buffer, format_of, fp8_format, outer, scaling, transposed_shape
@@ -38,6 +39,9 @@ class BlockScalingQuantizer(Quantizer):
         length, shape = BLOCK_FORMATS[scaling(self)].length, tuple(inp.shape)
         return len(shape) >= 2 and not shape[-1] % length and not outer(shape) % length
 
+    def is_requantization_safe(self) -> bool:
+        return True
+
 
 class Float8BlockQuantizer(BlockScalingQuantizer):
     """FP8 with fp32 scales, one per 1x128 block (``block_scaling_dim`` 1) or 128x128 tile (2).
@@ -46,6 +50,8 @@ class Float8BlockQuantizer(BlockScalingQuantizer):
     """
 
     block_len = 128
+
+    _RECIPE = "Float8BlockScaling"
 
     def __init__(
         self,
@@ -69,6 +75,8 @@ class Float8BlockQuantizer(BlockScalingQuantizer):
 class MXFP8Quantizer(BlockScalingQuantizer):
     """FP8 with a power of two per 32 elements, or per 32x32 tile with ``with_2d_quantization``."""
 
+    _RECIPE = "MXFP8BlockScaling"
+
     def __init__(self, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, with_2d_quantization: bool = False) -> None:
         super().__init__(rowwise=rowwise, columnwise=columnwise)
         self.dtype = fp8_format(fp8_dtype)
@@ -83,6 +91,8 @@ class NVFP4Quantizer(BlockScalingQuantizer):
     block's amax to 6 or to 4, whichever errs less by ``nvfp4_4over6_err_mode``, with scales up to ``nvfp4_e4m3_max``; ``with_amax_reduction`` takes
     the amax's maximum over ``amax_reduction_group``.
     """
+
+    _RECIPE = "NVFP4BlockScaling"
 
     def __init__(
         self,
@@ -123,6 +133,17 @@ class NVFP4Quantizer(BlockScalingQuantizer):
         self.rht_matrix_random_sign_mask_t = sum(1 << i for i, sign in enumerate(_SIGNS) if sign < 0) if with_random_sign_mask else 0
         self.rht_matrix = rht_matrix(with_random_sign_mask)
 
+    @property
+    def with_random_sign_mask(self) -> bool:
+        """Whether the rows of the Hadamard matrix have the signs of the mask."""
+        return self.rht_matrix_random_sign_mask_t != 0
+
+    def is_quantizable(self, inp: Any) -> bool:
+        return not self.row_scaled_nvfp4 and super().is_quantizable(inp)
+
+    def is_requantization_safe(self) -> bool:
+        return not self.stochastic_rounding
+
     @staticmethod
     def convert_shape_for_fp4(shape: Sequence[int]) -> tuple[int, ...]:
         """``[..., 2 n] -> [..., n]``: the shape of packed elements."""
@@ -145,18 +166,20 @@ def _storage_kind(storage: Any) -> tuple[Any, ...]:
     return name, device, storage._fp4_dtype if name == "nvfp4" else storage._fp8_dtype
 
 
-def _factory(storage_class: Callable[..., BlockScaledStorage]) -> Any:
-    def make(quantizer: Any, *, shape: Any, dtype: Any, **fields: Any) -> BlockScaledStorage:
-        return storage_class(**fields, quantizer=quantizer, fake_dtype=dtype)
+def _factory(tensor_class: Any) -> Any:
+    storage_class = tensor_class._STORAGE
+
+    def make(quantizer: Any, *, shape: Any, dtype: Any, **fields: Any) -> Any:
+        if quantizer.internal:
+            return storage_class(**fields, quantizer=quantizer, fake_dtype=dtype)
+        return tensor_class(tuple(shape), dtype, **fields, quantizer=quantizer)
 
     return make
 
 
-for _class, _storage in (
-    (Float8BlockQuantizer, Float8BlockwiseQTensorStorage),
-    (MXFP8Quantizer, MXFP8TensorStorage),
-    (NVFP4Quantizer, NVFP4TensorStorage),
-):
-    tex.register_factory(_class, _factory(_storage))
+for _class, _tensor in ((Float8BlockQuantizer, Float8BlockwiseQTensor), (MXFP8Quantizer, MXFP8Tensor), (NVFP4Quantizer, NVFP4Tensor)):
+    tex.register_factory(_class, _factory(_tensor))
     tex.register_kind(_class, _quantizer_kind)
-    tex.register_kind(_storage, _storage_kind)
+    tex.register_kind(_tensor._STORAGE, _storage_kind)
+    tex.register_kind(_tensor, _storage_kind)
+    register_saved(_class)

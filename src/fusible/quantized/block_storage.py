@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, ShapeError, expected
-from fusible.quantized.storage import QuantizedTensorStorage
+from fusible.errors import ArgumentError, expected
+from fusible.quantized.storage import FieldStorage, wrong_buffer
 from fusible.tex import DType
-from fusible.tex.block_layout import data_shape, scale_shape, used_scales
-from fusible.tex.protocol import format_of, logical_shape, outer
+from fusible.tex.block_layout import BLOCK_FORMATS, data_shape, scale_shape, used_scales
+from fusible.tex.protocol import logical_shape, outer
 
 __all__ = ["BlockScaledStorage", "Float8BlockwiseQTensorStorage", "MXFP8TensorStorage", "NVFP4TensorStorage"]
 
 
-class BlockScaledStorage(QuantizedTensorStorage):
-    """A row-wise and a column-wise copy, each of data (uint8) and of the scales of its blocks; at least one of the copies is there.
+def _fields(*names: str) -> dict[str, str]:
+    return {name: f"_{name}" for name in names}
 
-    A subclass names its tensors, in the order in which they are saved, and its options; both are the names of its constructor's arguments, and its
-    attributes with an underscore before.
-    """
 
-    _TENSORS: ClassVar[tuple[str, ...]] = ("rowwise_data", "columnwise_data", "rowwise_scale_inv", "columnwise_scale_inv")
-    _OPTIONS: ClassVar[tuple[str, ...]] = ()
+class BlockScaledStorage(FieldStorage):
+    """A row-wise and a column-wise copy, each of data (uint8) and of the scales of its blocks; at least one of the copies is there."""
+
+    _FORMAT: ClassVar[str]
+    _TENSORS = _fields("rowwise_data", "columnwise_data", "rowwise_scale_inv", "columnwise_scale_inv")
 
     _rowwise_data: Any
     _rowwise_scale_inv: Any
@@ -43,23 +42,10 @@ class BlockScaledStorage(QuantizedTensorStorage):
     def shape(self) -> torch.Size:
         return torch.Size(logical_shape(self))
 
-    @property
-    def dtype(self) -> Any:
-        return self._dtype
-
-    @property
-    def device(self) -> Any:
-        return next(tensor for tensor in self.get_data_tensors() if tensor is not None).device
-
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
     def get_usages(self) -> dict[str, bool]:
-        """Which copies are there: ``{"rowwise": ..., "columnwise": ...}``."""
         return {"rowwise": self._rowwise_data is not None, "columnwise": self._columnwise_data is not None}
 
     def get_data_tensors(self) -> tuple[Any, Any]:
-        """The row-wise and the column-wise data."""
         return self._rowwise_data, self._columnwise_data
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
@@ -70,7 +56,7 @@ class BlockScaledStorage(QuantizedTensorStorage):
         has = self.get_usages()
         asked = {"rowwise": rowwise_usage, "columnwise": columnwise_usage}
         wanted = {way: has[way] if asked[way] is None else asked[way] for way in has}
-        of = f"a tensor of {format_of(self)}"
+        of = f"a tensor of {self._FORMAT}"
         if not any(wanted.values()):
             raise ArgumentError(expected("at least one usage", of=of, got="neither row-wise nor column-wise", do="keep one"))
         for way in has:
@@ -93,60 +79,95 @@ class BlockScaledStorage(QuantizedTensorStorage):
     def _make_columnwise(self) -> None:
         raise NotImplementedError
 
-    def dequantize(self, *, dtype: Any = None) -> Any:
-        """The values in ``dtype`` (default: the nominal dtype)."""
-        return tex.dequantize(self, dtype if dtype is not None else self._dtype)
-
-    def quantize_(self, tensor: Any, *, noop_flag: Any = None) -> Self:
-        """Overwrite the data with ``tensor``, quantized by this storage's quantizer."""
-        tex.quantize(tensor, self._quantizer, self, noop_flag)
-        return self
-
-    def copy_from_storage(self, src: Self) -> None:
-        """Copy the buffers that both have. Raises ``ArgumentError`` where ``src`` has another class or other options."""
-        if type(src) is not type(self) or any(getattr(src, f"_{name}") != getattr(self, f"_{name}") for name in self._OPTIONS):
-            raise ArgumentError(expected(f"a {self!r}", of="copy_from_storage", got=repr(src), do="quantize by the same quantizer"))
-        for name in self._TENSORS:
-            mine, other = getattr(self, f"_{name}"), getattr(src, f"_{name}")
-            if mine is not None and other is not None:
-                mine.copy_(other)
-
-    def view(self, *shape: Any) -> Any:
-        """The same data with other leading dimensions. Raises ``ShapeError`` for another last dimension or number of elements."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else tuple(shape)
-        have, known = self.shape, math.prod(size for size in wanted if size != -1)
-        if -1 in wanted:
-            wanted = tuple(have.numel() // max(known, 1) if size == -1 else size for size in wanted)
-        if math.prod(wanted) != have.numel() or not wanted or wanted[-1] != have[-1]:
-            of = f"a view of a tensor of {format_of(self)} {list(have)}"
-            raise ShapeError(expected("the same last dimension and number of elements", of=of, got=list(wanted), do="dequantize it first"))
+    def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
+        have = self.shape
+        if torch.Size(shape).numel() != have.numel() or not shape or shape[-1] != have[-1]:
+            return None
         fields = self.get_metadata()
         for way in ("rowwise", "columnwise"):
             if fields[f"{way}_data"] is not None:
-                fields[f"{way}_data"] = fields[f"{way}_data"].view(data_shape(format_of(self), wanted, way == "columnwise"))
-        return type(self)(**fields)
+                fields[f"{way}_data"] = fields[f"{way}_data"].view(data_shape(self._FORMAT, shape, way == "columnwise"))
+        return fields
 
-    def get_metadata(self) -> dict[str, Any]:
-        """The fields, as the constructor takes them."""
-        fields = {name: getattr(self, f"_{name}") for name in (*self._TENSORS, *self._OPTIONS)}
-        return {**fields, "quantizer": self._quantizer, "fake_dtype": self._dtype}
+    def _fits(self, shape: Sequence[int]) -> bool:
+        length, _, whole, _ = BLOCK_FORMATS[self._FORMAT]
+        return len(shape) > 0 and not (whole and (shape[-1] % length or outer(shape) % length))
 
-    def prepare_for_saving(self) -> tuple[list[Any], Self]:
-        """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
-        tensors = [getattr(self, f"_{name}") for name in self._TENSORS]
-        self.clear()
-        return tensors, self
+    def _row_step(self) -> int:
+        """Whole blocks: but 1x128 blocks lie within their rows."""
+        return BLOCK_FORMATS[self._FORMAT].length
 
-    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
-        """Take this storage's tensors from the front of ``tensors`` and return the rest."""
-        for name, tensor in zip(self._TENSORS, tensors, strict=False):
-            setattr(self, f"_{name}", tensor)
-        return tensors[len(self._TENSORS) :]
+    @property
+    def _gathered_ways(self) -> tuple[str, ...]:
+        """The copies that are gathered: the column-wise one is made of the row-wise one where it can be."""
+        has = self.get_usages()
+        return tuple(way for way in has if has[way] and not (way == "columnwise" and has["rowwise"] and self._tiled))
 
-    def clear(self) -> None:
-        """Drop the tensors."""
-        for name in self._TENSORS:
-            setattr(self, f"_{name}", None)
+    def fsdp_buffer_fields(self) -> tuple[str, ...]:
+        return tuple(f"_{way}_{part}" for way in self._gathered_ways for part in ("data", "scale_inv"))
+
+    def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(buffers, meta)``: of each copy the data and the scales with the rows first. Raises ``ArgumentError`` where blocks would be cut."""
+        shape = tuple(self.shape)
+        if getattr(self, "_with_gemm_swizzled_scales", False):
+            do = "quantize without optimize_for_gemm"
+            raise ArgumentError(expected("scales in the order of their blocks", of=f"rows of {self._FORMAT}", got="the order of products", do=do))
+        if len(shape) < 2 or outer(shape) % self._row_step():
+            wanted = f"a multiple of {self._row_step()} rows"
+            raise ArgumentError(expected(wanted, of=f"a shard of {self._FORMAT}", got=list(shape), do="divide it at whole blocks"))
+        buffers: list[Any] = []
+        for way in self._gathered_ways:
+            data, second = getattr(self, f"_{way}_data"), self._rows_second(way)
+            turned = way == "columnwise" and BLOCK_FORMATS[self._FORMAT].transposed
+            buffers.append(data.view(shape[-1], -1).t().contiguous() if turned else data)
+            lines, blocks = used_scales(self._FORMAT, shape, way == "columnwise", self._scales_tiled)
+            scales = getattr(self, f"_{way}_scale_inv")[:lines, :blocks]
+            buffers.append((scales.t() if second else scales).contiguous())
+        kept = {name: getattr(self, f"_{name}") for name in self._TENSORS if name.startswith("amax") and getattr(self, f"_{name}") is not None}
+        return tuple(buffers), {"field_names": self.fsdp_buffer_fields(), "inner": shape[1:], "kept": kept}
+
+    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        held, inner = dict(zip(meta["field_names"], buffers, strict=True)), meta["inner"]
+        ways = [name.split("_")[1] for name in meta["field_names"] if name.endswith("data")]
+        first = held[f"_{ways[0]}_data"]
+        per_row = inner[-1] // (2 if self._FORMAT == "nvfp4" else 1)
+        shape = (first.numel() // (per_row * outer(inner)), *inner)
+        fields: dict[str, Any] = dict(meta["kept"])
+        for way in ways:
+            columnwise = way == "columnwise"
+            data, scales = held[f"_{way}_data"], held[f"_{way}_scale_inv"]
+            turned = columnwise and BLOCK_FORMATS[self._FORMAT].transposed
+            data = data.t().contiguous() if turned else data
+            scales = scales.t() if self._rows_second(way) else scales
+            padded = scales.new_zeros(scale_shape(self._FORMAT, shape, columnwise, self._scales_tiled))
+            padded[: scales.shape[0], : scales.shape[1]] = scales
+            fields[f"{way}_data"] = data.view(data_shape(self._FORMAT, shape, columnwise))
+            fields[f"{way}_scale_inv"] = padded
+        return shape, fields
+
+    @property
+    def _scales_tiled(self) -> bool:
+        """Whether the scales are stored one for a tile: those of the other formats are repeated for each row of a tile."""
+        return False
+
+    def _rows_second(self, way: str) -> bool:
+        """Whether the second dimension of the scales runs along the tensor's rows."""
+        if self._FORMAT == "block":
+            return self._scales_tiled == (way == "columnwise")
+        return self._FORMAT == "nvfp4" and way == "columnwise"
+
+    def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
+        wanted: dict[str, tuple[Sequence[int], torch.dtype]] = {}
+        if not self._fits(shape):
+            return f"blocks that do not fill {list(shape)}"
+        for way in ("rowwise", "columnwise"):
+            if (getattr(self, f"_{way}_data") is None) != (getattr(self, f"_{way}_scale_inv") is None):
+                return f"{way} data or scales alone"
+            columnwise = way == "columnwise"
+            wanted[f"{way}_data"] = data_shape(self._FORMAT, shape, columnwise), torch.uint8
+            scale_dtype = BLOCK_FORMATS[self._FORMAT].scale_dtype
+            wanted[f"{way}_scale_inv"] = scale_shape(self._FORMAT, shape, columnwise, self._scales_tiled), scale_dtype
+        return wrong_buffer(self, wanted) or ("no data" if not any(self.get_usages().values()) else None)
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={getattr(self, f'_{name}')!r}" for name in self._OPTIONS)
@@ -162,6 +183,7 @@ class Float8BlockwiseQTensorStorage(BlockScaledStorage):
     padded to a multiple of 4.
     """
 
+    _FORMAT = "block"
     _OPTIONS = ("fp8_dtype", "is_2D_scaled")
 
     _fp8_dtype: Any
@@ -187,6 +209,13 @@ class Float8BlockwiseQTensorStorage(BlockScaledStorage):
     def _tiled(self) -> bool:
         return self._is_2D_scaled
 
+    @property
+    def _scales_tiled(self) -> bool:
+        return self._is_2D_scaled
+
+    def _row_step(self) -> int:
+        return 1 if not self._is_2D_scaled and self._columnwise_data is None else super()._row_step()
+
     def _make_columnwise(self) -> None:
         rows, columns = used_scales("block", self.shape, False, True)
         scales = self._rowwise_scale_inv
@@ -204,6 +233,7 @@ class MXFP8TensorStorage(BlockScaledStorage):
     ``_with_gemm_swizzled_scales`` they lie in the order that tensor cores read.
     """
 
+    _FORMAT = "mxfp8"
     _OPTIONS = ("fp8_dtype", "with_gemm_swizzled_scales")
 
     _fp8_dtype: Any
@@ -235,7 +265,8 @@ class NVFP4TensorStorage(BlockScaledStorage):
     448, or 256 where ``_nvfp4_use_4over6`` says so.
     """
 
-    _TENSORS = (*BlockScaledStorage._TENSORS, "amax_rowwise", "amax_columnwise")
+    _FORMAT = "nvfp4"
+    _TENSORS = BlockScaledStorage._TENSORS | _fields("amax_rowwise", "amax_columnwise")
     _OPTIONS = ("fp4_dtype", "with_gemm_swizzled_scales", "row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
 
     _amax_rowwise: Any
@@ -273,6 +304,21 @@ class NVFP4TensorStorage(BlockScaledStorage):
     def _tiled(self) -> bool:
         quantizer = self._quantizer
         return quantizer is not None and quantizer.with_2d_quantization and not quantizer.with_rht and not self._with_gemm_swizzled_scales
+
+    def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As for the other formats; but amaxes of rows divide as the rows do, and those of columns are only known of the whole."""
+        if self._row_scaled_nvfp4:
+            do = "dequantize it, or quantize with one amax"
+            raise ArgumentError(expected("one amax", of="rows of nvfp4", got="one amax per row", do=do))
+        return super().fsdp_extract_buffers()
+
+    def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
+        wanted: dict[str, tuple[Sequence[int], torch.dtype]] = {}
+        for way, lines in (("rowwise", outer(shape)), ("columnwise", shape[-1] if shape else 0)):
+            if (getattr(self, f"_{way}_data") is None) != (getattr(self, f"_amax_{way}") is None):
+                return f"{way} data or amax alone"
+            wanted[f"amax_{way}"] = (lines if self._row_scaled_nvfp4 else 1,), torch.float32
+        return super()._check_buffers(shape) or wrong_buffer(self, wanted)
 
     def _make_columnwise(self) -> None:
         rows, columns = outer(self.shape), self.shape[-1]

@@ -14,9 +14,9 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.tex.grouped_call import layout_of_grouped, members, register_grouped_factory
 from fusible.tex.protocol import scaling
 
-__all__ = ["GroupedTensorStorage"]
+__all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
 
-_BUFFERS = (
+GROUPED_BUFFERS = (
     "rowwise_data",
     "columnwise_data",
     "scale_inv",
@@ -28,6 +28,8 @@ _BUFFERS = (
     "last_dims",
     "tensor_offsets",
 )
+_ARGUMENTS = {"rowwise_data": "data"}
+"""The buffers whose argument has another name."""
 
 
 class GroupedTensorStorage:
@@ -122,8 +124,16 @@ class GroupedTensorStorage:
         """The nominal dtype."""
         return self.fake_dtype
 
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.logical_shape)
+
     def size(self, dim: int | None = None) -> Any:
         return self.logical_shape if dim is None else self.logical_shape[dim]
+
+    def get_usages(self) -> dict[str, bool]:
+        """Which copies are there: ``{"rowwise": ..., "columnwise": ...}``."""
+        return {"rowwise": self.rowwise_data is not None, "columnwise": self.columnwise_data is not None}
 
     def has_data(self) -> bool:
         return self.rowwise_data is not None
@@ -176,7 +186,7 @@ class GroupedTensorStorage:
             if self.quantizer is None:
                 member.copy_(tensor)
             else:
-                self.quantizer.update_quantized(tensor, member, noop_flag=noop_flag)
+                member.quantize_(tensor, noop_flag=noop_flag)  # by the copies that there are, whichever the quantizer asks for
         return tuple(found)
 
     def copy(self) -> GroupedTensorStorage:
@@ -187,24 +197,32 @@ class GroupedTensorStorage:
 
     def get_data_tensors(self) -> tuple[Any, ...]:
         """Every tensor field, in the order in which it is saved."""
-        return tuple(getattr(self, name) for name in _BUFFERS)
+        return tuple(getattr(self, name) for name in GROUPED_BUFFERS)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The fields, as the constructor takes them; of the members' shapes those that the host was given, and never what it read of a tensor."""
+        fields = {_ARGUMENTS.get(name, name): getattr(self, name) for name in GROUPED_BUFFERS}
+        options = {name: getattr(self, name) for name in ("num_tensors", "quantizer", "row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")}
+        shapes = self.tensor_shapes if self.all_same_shape() else None
+        swizzled = self._with_gemm_swizzled_scales
+        return {"shape": self.logical_shape, "dtype": self.fake_dtype, "shapes": shapes, "with_gemm_swizzled_scales": swizzled, **fields, **options}
 
     def prepare_for_saving(self) -> tuple[list[Any], GroupedTensorStorage]:
         """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
         tensors = [*self.get_data_tensors()]
-        self.restore_from_saved([None] * len(_BUFFERS))
+        self.restore_from_saved([None] * len(GROUPED_BUFFERS))
         self.quantized_tensors = None
         return tensors, self
 
     def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
         """Take this storage's tensors from the front of ``tensors`` and return the rest."""
-        for name, tensor in zip(_BUFFERS, tensors, strict=False):
+        for name, tensor in zip(GROUPED_BUFFERS, tensors, strict=False):
             setattr(self, name, tensor)
-        return tensors[len(_BUFFERS) :]
+        return tensors[len(GROUPED_BUFFERS) :]
 
     def clear(self) -> None:
         """Drop everything."""
-        self.restore_from_saved([None] * len(_BUFFERS))
+        self.restore_from_saved([None] * len(GROUPED_BUFFERS))
         self.logical_shape, self.num_tensors, self.tensor_shapes = (0, 0), 0, []
         self.quantizer = self.quantized_tensors = None
         self.offsets = self.scale_inv_offsets = self.columnwise_scale_inv_offsets = None
@@ -221,7 +239,8 @@ def _make_grouped(like: Any, /, **fields: Any) -> GroupedTensorStorage:
     return GroupedTensorStorage(fields.pop("shape"), fields.pop("dtype"), **fields)
 
 
-def _kind(x: GroupedTensorStorage) -> tuple[Any, ...]:
+def kind_of_grouped(x: GroupedTensorStorage) -> tuple[Any, ...]:
+    """What dispatch sees of a grouped tensor."""
     held = x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
     device = held.device.type if isinstance(held, torch.Tensor) else "lazy"
     return "grouped", scaling(x.quantizer), device, x.fake_dtype
@@ -229,4 +248,4 @@ def _kind(x: GroupedTensorStorage) -> tuple[Any, ...]:
 
 for _class in (Quantizer, type(None)):
     register_grouped_factory(_class, _make_grouped)
-tex.register_kind(GroupedTensorStorage, _kind)
+tex.register_kind(GroupedTensorStorage, kind_of_grouped)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from copy import copy
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, ClassVar, Self
 
 import torch
 
 from fusible import tex
-from fusible.errors import DTypeError, expected
+from fusible.errors import DTypeError, NotServedError, expected
+from fusible.quantized import block_recipes, recipe
 from fusible.quantized.formats import FP8_MAX
-from fusible.quantized.storage import Float8TensorStorage
-from fusible.quantized.tensor import Float8Tensor
+from fusible.quantized.saving import register_saved
+from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage
+from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
 
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer"]
@@ -22,28 +24,66 @@ class Quantizer:
     """Base of all quantizers.
 
     ``rowwise_usage`` and ``columnwise_usage`` say which copies to make; ``internal`` asks for the bare storage instead of a ``torch.Tensor``.
+
+    A custom quantizer is a subclass whose property ``custom`` is True, and which overrides ``quantize_impl`` (or ``quantize``) and, to be written to,
+    ``update_quantized``. It makes a ``QuantizedTensorStorage`` that has ``data``, ``scale``, ``data_t``, ``scale_t`` and ``original_shape``.
     """
 
     internal: bool = False
     optimize_for_gemm: bool = False
 
+    _RECIPE: ClassVar[str] = ""
+
     def __init__(self, *, rowwise: bool = True, columnwise: bool = True) -> None:
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
 
-    def quantize(self, tensor: Any, *, out: Any = None) -> Any:
-        """``tensor`` quantized into a new quantized tensor, or into ``out``."""
-        return tex.quantize(tensor, self, out, None)
+    @property
+    def custom(self) -> bool:
+        """Whether this is a user's quantizer, which no backend of tex knows."""
+        return False
 
-    __call__ = quantize
+    def quantize(self, tensor: Any, *, out: Any = None, dtype: Any = None) -> Any:
+        """``tensor`` quantized into a new quantized tensor, or into ``out``. Differentiable: the gradient passes through.
+
+        ``dtype`` is for subclasses that can be asked for another nominal dtype.
+        """
+        if isinstance(tensor, QuantizedTensorStorage):
+            tensor = tensor.dequantize()
+        if out is not None:
+            return self.update_quantized(tensor, out)
+        if not self.internal and isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+            return _Quantize.apply(tensor, self)
+        return self.quantize_impl(tensor)
+
+    def __call__(self, tensor: Any, *, out: Any = None) -> Any:
+        """``quantize``."""
+        return self.quantize(tensor) if out is None else self.quantize(tensor, out=out)
+
+    def quantize_impl(self, tensor: Any) -> Any:
+        """``tensor`` quantized into a new quantized tensor."""
+        self._refuse_custom("quantize_impl")
+        return tex.quantize(tensor, self, None, None)
+
+    def multi_quantize(self, list_of_tensors: Iterable[Any]) -> list[Any]:
+        """Each tensor quantized."""
+        return [self.quantize(tensor) for tensor in list_of_tensors]
 
     def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
         """Quantize ``src`` into ``dst``; nothing is written where ``noop_flag[0] == 1``."""
+        self._refuse_custom("update_quantized")
         return tex.quantize(src, self, dst, noop_flag)
 
-    def make_empty(self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", pin_memory: bool = False) -> Any:
+    def make_empty(
+        self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", requires_grad: bool = False, pin_memory: bool = False
+    ) -> Any:
         """A quantized tensor of unspecified values."""
-        return tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device(device), pin_memory)
+        self._refuse_custom("make_empty")
+        made = tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device(device), pin_memory)
+        return made.requires_grad_(True) if requires_grad else made
+
+    def calibrate(self, tensor: Any) -> None:
+        """Update this quantizer's state as quantizing ``tensor`` would. It has none, unless a subclass says so."""
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Change which copies are made; None leaves one as it is."""
@@ -52,13 +92,63 @@ class Quantizer:
         if columnwise is not None:
             self.columnwise_usage = columnwise
 
-    def copy(self) -> Quantizer:
+    def get_usages(self) -> dict[str, bool]:
+        """Which copies are made: ``{"rowwise": ..., "columnwise": ...}``."""
+        return {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
+
+    def with_usages(self, *, rowwise: bool, columnwise: bool) -> Self:
+        """A quantizer like this one that makes these copies, as a ``torch.Tensor``: itself where it does; where both are False, the usages stay."""
+        usages = {"rowwise": rowwise, "columnwise": columnwise} if rowwise or columnwise else self.get_usages()
+        if usages == self.get_usages() and not self.internal:
+            return self
+        other = self.copy()
+        other.set_usage(**usages)
+        other.internal = False
+        return other
+
+    def is_quantizable(self, inp: Any) -> bool:
+        """Whether ``inp`` can be quantized as it lies, and its shards gathered after that."""
+        return True
+
+    def is_requantization_safe(self) -> bool:
+        """Whether quantizing a tensor again gives the same values: not where there is state, or chance."""
+        return False
+
+    def supports_only_rowwise_all_gather(self) -> bool:
+        """Whether column-wise data cannot be gathered."""
+        return False
+
+    def _get_compatible_recipe(self) -> type[Any] | None:
+        """The class of recipes that make this quantizer, or None."""
+        return getattr(recipe, self._RECIPE, None) or getattr(block_recipes, self._RECIPE, None)
+
+    def _refuse_custom(self, method: str) -> None:
+        if self.custom:
+            do = "override it"
+            raise NotServedError(expected(f"a {method} of its own", of=f"the custom quantizer {type(self).__name__}", got="none", do=do))
+
+    def copy(self) -> Self:
         """A quantizer with the same options, sharing the same scale and amax."""
         return copy(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = memo[id(self)] = copy(self)
+        for name, value in vars(self).items():
+            if name != "amax_reduction_group":  # a process group is not data
+                setattr(other, name, deepcopy(value, memo))
+        return other
+
+    def quantizes_like(self, other: Any) -> bool:
+        """Whether ``other`` gives the same values, whichever copies each makes."""
+        if self is other or type(self) is not type(other):
+            return self is other
+        keys = self._value_key(), other._value_key()
+        return None not in keys and self.with_usages(rowwise=True, columnwise=True) == other.with_usages(rowwise=True, columnwise=True)
+
     def _value_key(self) -> Hashable:
         """What makes two quantizers of one class the same; None where each is itself, having state of its own."""
-        return tuple((name, _hashable(value)) for name, value in sorted(vars(self).items()))
+        options = {"internal": self.internal, "optimize_for_gemm": self.optimize_for_gemm, **vars(self)}
+        return tuple((name, _hashable(value)) for name, value in sorted(options.items()))
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -72,6 +162,16 @@ class Quantizer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({DType(getattr(self, 'dtype', 0)).name}, rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage})"
+
+
+class _Quantize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, quantizer: Quantizer) -> Any:
+        return quantizer.quantize_impl(tensor.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
 
 
 def _hashable(value: Any) -> Hashable:
@@ -99,6 +199,19 @@ class Float8Quantizer(Quantizer):
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
         self.internal = internal
+
+    _RECIPE = "DelayedScaling"
+
+    def calibrate(self, tensor: torch.Tensor) -> None:
+        """Record the amax of ``tensor``."""
+        seen = tensor.detach().abs().amax().to(torch.float32).reshape(1)
+        if self.amax is None:
+            self.amax = seen
+        else:
+            self.amax.copy_(torch.maximum(self.amax, seen))
+
+    def supports_only_rowwise_all_gather(self) -> bool:
+        return True
 
     def _value_key(self) -> None:
         return None
@@ -134,6 +247,14 @@ class Float8CurrentScalingQuantizer(Quantizer):
         self.amax_epsilon = amax_epsilon
         self.internal = internal
 
+    _RECIPE = "Float8CurrentScaling"
+
+    def is_requantization_safe(self) -> bool:
+        return True
+
+    def supports_only_rowwise_all_gather(self) -> bool:
+        return True
+
 
 def _make_float8(quantizer: Quantizer, *, shape: Any, dtype: Any, data: Any, data_transpose: Any, scale_inv: Any, fp8_dtype: Any) -> Any:
     fields = {"data": data, "data_transpose": data_transpose, "fp8_scale_inv": scale_inv, "fp8_dtype": DType(fp8_dtype), "quantizer": quantizer}
@@ -159,3 +280,4 @@ for _class, _scaling in ((Float8Quantizer, "delayed"), (Float8CurrentScalingQuan
     tex.register_kind(_class, _kind(_scaling))
 for _class in (Float8TensorStorage, Float8Tensor):
     tex.register_kind(_class, _storage_kind)
+register_saved(Float8Quantizer, Float8CurrentScalingQuantizer)

@@ -1,61 +1,114 @@
-"""Recipes: how the pipeline scales and quantizes. Values: two recipes with the same options are the same recipe.
+"""Recipes: how tensors are scaled and quantized. Values: two recipes with the same options are the same recipe.
 
-Names and defaults are those of ``transformer_engine.common.recipe``.
+Names and defaults are those of ``transformer_engine.common.recipe``; the defaults that it takes from the environment are read when a recipe is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from enum import Enum
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar
 
+from fusible import knobs
 from fusible.errors import ArgumentError, expected
 from fusible.quantized.formats import Format
+from fusible.quantized.options import MMParams, Options, QParams, from_knob, from_others
 
-__all__ = ["DelayedScaling", "Float8CurrentScaling", "HighPrecision", "MMParams", "QParams", "Recipe"]
-
-
-@dataclass(frozen=True)
-class MMParams:
-    """Options of a matrix product: ``use_split_accumulator`` accumulates in full fp32 (every backend here does anyway)."""
-
-    use_split_accumulator: bool = True
-
-
-@dataclass(frozen=True)
-class QParams:
-    """Options of a quantization: scales rounded down to powers of two, and a lower bound of amax."""
-
-    power_2_scale: bool = False
-    amax_epsilon: float = 0.0
+__all__ = ["CustomRecipe", "DelayedScaling", "Float8CurrentScaling", "HighPrecision", "ParametrizedRecipe", "Recipe"]
 
 
 @dataclass(frozen=True, repr=False)
-class Recipe:
-    """Base of all recipes."""
+class Recipe(Options):
+    """Base of all recipes.
 
-    def delayed(self) -> bool:
-        return isinstance(self, DelayedScaling)
+    ``fp8_dpa``: attention on 8-bit operands; ``fp8_mha``: nor are they widened between attention and the linear layers around it.
+    ``backward_override``: None for a backward pass on quantized operands, ``"high_precision"`` for one on the original operands, ``"dequantized"``
+    for one on the values of the quantized ones.
+    """
 
-    def float8_current_scaling(self) -> bool:
-        return isinstance(self, Float8CurrentScaling)
+    scaling: ClassVar[str] = ""
+    """What kind of recipe it is; what the predicates tell by. They may be asked of the class, too."""
 
-    def float8_per_tensor_scaling(self) -> bool:
-        return self.delayed() or self.float8_current_scaling()
+    _: KW_ONLY
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = from_knob(knobs.NVTE_BACKWARD_OVERRIDE)
 
-    def high_precision(self) -> bool:
-        return isinstance(self, HighPrecision)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_one_of("backward_override", None, "high_precision", "dequantized")
 
-    def __repr__(self) -> str:
-        """The class and the options that differ from the defaults."""
-        plain = type(self)()
-        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)}
-        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in changed.items())})"
+    @classmethod
+    def delayed(cls) -> bool:
+        return cls.scaling == "delayed"
+
+    @classmethod
+    def float8_current_scaling(cls) -> bool:
+        return cls.scaling == "current"
+
+    @classmethod
+    def float8_per_tensor_scaling(cls) -> bool:
+        return cls.delayed() or cls.float8_current_scaling()
+
+    @classmethod
+    def float8_block_scaling(cls) -> bool:
+        return cls.scaling == "block"
+
+    @classmethod
+    def mxfp8(cls) -> bool:
+        return cls.scaling == "mxfp8"
+
+    @classmethod
+    def nvfp4(cls) -> bool:
+        return cls.scaling == "nvfp4"
+
+    @classmethod
+    def custom(cls) -> bool:
+        return cls.scaling == "custom"
+
+    @classmethod
+    def high_precision(cls) -> bool:
+        return cls.scaling == "high_precision"
+
+    def _check_8_bits(self) -> None:
+        self._check_one_of("fp8_format", Format.E4M3, Format.E5M2, Format.HYBRID)
 
 
-def _short(value: object) -> str:
-    return str(value) if isinstance(value, Enum) else repr(value)
+@dataclass(frozen=True, repr=False)
+class ParametrizedRecipe(Recipe):
+    """A recipe that has ``QParams`` for forward inputs, for weights and for gradients.
+
+    Those that are given say all of their tensors' options; those that are not (None) follow from the recipe's other options.
+    """
+
+    _QPARAMS: ClassVar[tuple[str, str, str]] = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
+    _TAKES: ClassVar[tuple[str, ...]] = ("power_2_scale", "amax_epsilon")
+
+    _derived: Mapping[str, QParams] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
+    """Those that were not given. ``dataclasses.replace`` hands them on with the rest, by which they are known and follow from the new options."""
+
+    def qparams(self, tensor_type: str) -> QParams:
+        """The parameters by which a tensor of that type (``QuantizerRole.tensor_type``) is quantized."""
+        inp, weight, grad = self._QPARAMS
+        return getattr(self, weight if tensor_type == "weight" else grad if tensor_type.startswith("grad") else inp)
+
+    def _derive(self, *defaults: QParams) -> None:
+        """Fill in what was not given, in the order of ``_QPARAMS``; what was given must be options that the recipe takes."""
+        derived = {
+            name: default
+            for name, default in zip(self._QPARAMS, defaults, strict=True)
+            if getattr(self, name) is None or getattr(self, name) is self._derived.get(name)
+        }
+        for name, value in (*derived.items(), ("_derived", derived)):
+            object.__setattr__(self, name, value)
+        plain = QParams()
+        for name in self._QPARAMS:
+            idle = [option for option, value in vars(getattr(self, name)).items() if option not in self._TAKES and value != getattr(plain, option)]
+            if idle:
+                raise self._unfit(name, f"none but {' and '.join(self._TAKES)}", f"leave {idle[0]} out")
+
+    def _follows(self, name: str) -> bool:
+        return name in self._derived
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,13 +118,17 @@ class HighPrecision(Recipe):
     ``lowest`` is ``"bfloat16"``, ``"float16"`` or ``"float32"``, or None for the input's own precision.
     """
 
+    scaling: ClassVar[str] = "high_precision"
+
     lowest: str | None = None
+    backward_override: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lowest not in (None, "bfloat16", "float16", "float32"):
-            raise ArgumentError(
-                expected("bfloat16, float16, float32 or None", of="HighPrecision.lowest", got=repr(self.lowest), do="name one of these")
-            )
+            raise self._unfit("lowest", "bfloat16, float16, float32 or None", "name one of these")
+        for name, value in (("fp8_dpa", False), ("fp8_mha", False), ("backward_override", None)):
+            self._check_one_of(name, value)
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,8 +137,10 @@ class DelayedScaling(Recipe):
 
     ``scale = fp8_max * 2**-margin / amax`` where ``amax`` is taken over a window of ``amax_history_len`` iterations (``"max"``), is the latest one
     (``"most_recent"``), or what ``amax_compute_algo(amax_history [window, n]) -> [n]`` gives. ``scaling_factor_compute_algo(amax, scale, fp8_max,
-    recipe) -> scale`` replaces the formula. A non-finite amax never enters the history.
+    recipe) -> scale`` replaces the formula. A non-finite amax never enters the history. ``backward_override`` must be None.
     """
+
+    scaling: ClassVar[str] = "delayed"
 
     margin: float = 0
     fp8_format: Format = Format.HYBRID
@@ -91,32 +150,61 @@ class DelayedScaling(Recipe):
     reduce_amax: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_8_bits()
+        if self.backward_override is not None:
+            raise self._unfit("backward_override", "None", f"give None, or unset {knobs.NVTE_BACKWARD_OVERRIDE.name}")
         if self.amax_history_len < 1:
-            raise ArgumentError(
-                expected("at least 1", of="DelayedScaling.amax_history_len", got=self.amax_history_len, do="give the window's length")
-            )
+            raise self._unfit("amax_history_len", "at least 1", "give the window's length")
         if not callable(self.amax_compute_algo) and self.amax_compute_algo not in ("max", "most_recent"):
-            raise ArgumentError(
-                expected(
-                    "'max', 'most_recent' or a function", of="DelayedScaling.amax_compute_algo", got=repr(self.amax_compute_algo), do="name one"
-                )
-            )
+            raise self._unfit("amax_compute_algo", "'max', 'most_recent' or a function", "name one")
+        if self.scaling_factor_compute_algo is not None and not callable(self.scaling_factor_compute_algo):
+            raise self._unfit("scaling_factor_compute_algo", "a function or None", "give one of the two")
 
 
 @dataclass(frozen=True, repr=False)
-class Float8CurrentScaling(Recipe):
-    """Per-tensor scaling by the tensor's own largest absolute value: ``scale = fp8_max / amax``, stateless."""
+class Float8CurrentScaling(ParametrizedRecipe):
+    """Per-tensor scaling by the tensor's own largest absolute value: ``scale = fp8_max / amax``, stateless.
 
-    use_power_2_scales: bool = False
+    ``use_power_2_scales`` rounds scales down to powers of two; ``fp8_quant_*`` say so, and a lower bound of amax, per kind of tensor.
+    """
+
+    scaling: ClassVar[str] = "current"
+
+    use_power_2_scales: bool = from_knob(knobs.NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES)
     fp8_format: Format = Format.HYBRID
-    fp8_quant_fwd_inp: QParams | None = None
-    fp8_quant_fwd_weight: QParams | None = None
-    fp8_quant_bwd_grad: QParams | None = None
+    fp8_quant_fwd_inp: QParams = from_others()
+    fp8_quant_fwd_weight: QParams = from_others()
+    fp8_quant_bwd_grad: QParams = from_others()
     fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
     fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
 
     def __post_init__(self) -> None:
-        for name in ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, QParams(power_2_scale=self.use_power_2_scales))
+        super().__post_init__()
+        self._check_8_bits()
+        self._derive(*[QParams(power_2_scale=self.use_power_2_scales)] * 3)
+
+
+@dataclass(frozen=True, repr=False)
+class CustomRecipe(Recipe):
+    """Quantization by a function: ``qfactory(role) -> Quantizer | DelayedScalingRequest | None``; None leaves a tensor in high precision.
+
+    Recipes are the same where their factories are: give a function that was made once. ``quantization_alignment`` is the number that rows of grouped
+    operations are padded to a multiple of, at least what any quantizer of the factory asks for. ``fp8_format`` says nothing about quantization.
+    """
+
+    scaling: ClassVar[str] = "custom"
+
+    qfactory: Callable[..., Any]
+    fp8_format: Format = Format.HYBRID
+    quantization_alignment: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.qfactory) or not isinstance(self.qfactory, Hashable):
+            raise ArgumentError(
+                expected("a hashable function of a QuantizerRole", of="CustomRecipe.qfactory", got=repr(self.qfactory), do="give one")
+            )
+        if self.quantization_alignment < 1:
+            raise self._unfit("quantization_alignment", "at least 1", "give the number of rows")

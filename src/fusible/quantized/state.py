@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fusible import tex
+from fusible.errors import CheckpointError, expected
 from fusible.quantized.formats import FP8_MAX
 from fusible.quantized.recipe import DelayedScaling
 from fusible.tex import DType
@@ -75,6 +76,29 @@ class ScalingState:
         filler = torch.zeros(window - 1 - len(kept), len(self.slots), device=self.scale.device)
         return ScalingState(self.slots, self.fp8_dtype, self.scale, torch.cat([running, filler, kept]))
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What there is to save, copied to the CPU: the scales, the amaxes and the code of the format."""
+        held = {"scale": self.scale, "amax_history": self.amax_history, "fp8_dtype": torch.tensor([int(self.fp8_dtype)])}
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in held.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], slots: tuple[str, ...], direction: str) -> ScalingState:
+        """The state that ``tensors`` gave. Raises ``CheckpointError`` unless it can be worked with; ``direction`` names it there."""
+        scale, history, dtype = (tensors.get(field) for field in ("scale", "amax_history", "fp8_dtype"))
+        if scale is None or history is None or dtype is None or scale.shape != (len(slots),):
+            got = "none" if scale is None or history is None or dtype is None else ", ".join(map(str, scale.shape)) or "a scalar"
+            raise _unusable(f"{len(slots)} {direction} scales", got, "load it into the model it was saved from")
+        if history.dim() != 2 or not len(history) or history.shape[1:] != scale.shape:
+            raise _unusable(f"{direction} amaxes [window, {len(slots)}]", f"shape {list(history.shape)}")
+        for values, least in ((scale, 2.0**-149), (history, 0.0)):
+            if values.dtype != torch.float32 or not (values.isfinite().all() and (values >= least).all()):
+                got = str(values.dtype) if values.dtype != torch.float32 else f"values from {values.min().item():g} to {values.max().item():g}"
+                raise _unusable(f"finite fp32 {direction} scales above 0 and amaxes of at least 0", got)
+        code = dtype.tolist()
+        if len(dtype.shape) != 1 or len(code) != 1 or code[0] not in FP8_MAX:
+            raise _unusable("the code of an 8-bit format", f"{code}")
+        return cls(slots, DType(code[0]), scale, history)
+
     def to(self, device: torch.device) -> ScalingState:
         """The state on another device; itself where it is there."""
         return self if self.scale.device == device else ScalingState(self.slots, self.fp8_dtype, self.scale.to(device), self.amax_history.to(device))
@@ -82,6 +106,10 @@ class ScalingState:
     def formatted(self, fp8_dtype: DType) -> ScalingState:
         """The state for another 8-bit format; scales follow it from the next iteration on."""
         return self if self.fp8_dtype == fp8_dtype else ScalingState(self.slots, fp8_dtype, self.scale, self.amax_history)
+
+
+def _unusable(what: str, got: str, do: str = "use an intact checkpoint") -> CheckpointError:
+    return CheckpointError(expected(what, of="a saved scaling state", got=got, do=do))
 
 
 def _advance_by_functions(

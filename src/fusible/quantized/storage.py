@@ -2,32 +2,260 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex import DType
 
-__all__ = ["Float8TensorStorage", "QuantizedTensorStorage"]
+__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "kind_of"]
 
 
 class QuantizedTensorStorage:
-    """Base of the bare storages: ``_dtype`` is the nominal (unquantized) dtype, ``_quantizer`` what made the data."""
+    """Base of the bare storages: ``_dtype`` is the nominal (unquantized) dtype, ``_quantizer`` what made the data.
+
+    A custom quantizer's storage may derive from it directly, and have the fields it likes; those of this package derive from ``FieldStorage``.
+    """
 
     _dtype: Any
     _quantizer: Any
 
+    def quantize_(self, tensor: Any, *, noop_flag: Any = None) -> Self:
+        """Overwrite the copies that there are with ``tensor``, quantized by this tensor's quantizer; nothing where ``noop_flag[0] == 1``."""
+        if isinstance(tensor, QuantizedTensorStorage):
+            tensor = tensor.dequantize()
+        self._get_quantizer().with_usages(**self.get_usages()).update_quantized(tensor, self, noop_flag=noop_flag)
+        return self
 
-class Float8TensorStorage(QuantizedTensorStorage):
+    def update_quantizer(self, quantizer: Any) -> None:
+        """Quantize by ``quantizer`` from now on; warns where that is another one."""
+        if self._quantizer is None:
+            raise ArgumentError(expected("a quantizer", of=type(self).__name__, got=None, do="quantize a tensor anew"))
+        if self._quantizer is not quantizer:
+            warnings.warn(f"the quantizer of a {type(self).__name__} is replaced: what is written to it next may have other values", stacklevel=2)
+            self._quantizer = quantizer
+
+    def operand(self, columnwise: bool) -> Any:
+        """What a matrix product reads of this tensor, row-wise or column-wise: itself, or a tensor within."""
+        return self
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The fields, as the constructor takes them."""
+        raise NotImplementedError
+
+    def get_usages(self) -> dict[str, bool]:
+        """Which copies are there: ``{"rowwise": ..., "columnwise": ...}``."""
+        raise NotImplementedError
+
+    def dequantize(self, *, dtype: Any = None) -> Any:
+        """The values in ``dtype`` (default: the nominal dtype)."""
+        raise NotImplementedError
+
+    def _get_quantizer(self) -> Any:
+        if self._quantizer is None:
+            raise ArgumentError(expected("a quantizer", of=f"a {type(self).__name__} that is written to", got=None, do="quantize a tensor anew"))
+        return self._quantizer
+
+
+class FieldStorage(QuantizedTensorStorage):
+    """A storage that declares its fields once: from the declaration follow saving, copying, moving, flattening and checkpoints.
+
+    ``_TENSORS``: the tensors, in the order in which they are saved, by argument of the constructor and attribute. ``_OPTIONS``: the arguments that
+    say how they are to be read; their attributes have an underscore before. ``_PARTS``: storages within, like ``_TENSORS``.
+    """
+
+    _TENSORS: ClassVar[dict[str, str]] = {}
+    _OPTIONS: ClassVar[tuple[str, ...]] = ()
+    _PARTS: ClassVar[dict[str, str]] = {}
+
+    @property
+    def shape(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> Any:
+        return self._dtype
+
+    @property
+    def device(self) -> Any:
+        return next(tensor for tensor in self.get_data_tensors() if tensor is not None).device
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def get_data_tensors(self) -> tuple[Any, ...]:
+        """The row-wise and the column-wise data."""
+        raise NotImplementedError
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Make or drop the row-wise and the column-wise copy; None leaves one as it is."""
+        raise NotImplementedError
+
+    def dequantize(self, *, dtype: Any = None) -> Any:
+        """The values in ``dtype`` (default: the nominal dtype)."""
+        return self._dequantized(dtype if dtype is not None else self._dtype)
+
+    def _dequantized(self, dtype: Any) -> Any:
+        return tex.dequantize(self, dtype)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The fields, as the constructor takes them."""
+        held = {name: getattr(self, attribute) for name, attribute in (self._TENSORS | self._PARTS).items()}
+        options = {name: getattr(self, f"_{name}") for name in self._OPTIONS}
+        return {**held, **options, "quantizer": self._quantizer, "fake_dtype": self._dtype}
+
+    def prepare_for_saving(self) -> tuple[list[Any], Self]:
+        """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
+        tensors = [getattr(self, attribute) for attribute in self._TENSORS.values()]
+        for attribute in self._TENSORS.values():
+            setattr(self, attribute, None)
+        return tensors, self
+
+    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
+        """Take this storage's tensors from the front of ``tensors`` and return the rest."""
+        for attribute, tensor in zip(self._TENSORS.values(), tensors, strict=False):
+            setattr(self, attribute, tensor)
+        return tensors[len(self._TENSORS) :]
+
+    def clear(self) -> None:
+        """Drop the tensors."""
+        for attribute in self._TENSORS.values():
+            setattr(self, attribute, None)
+
+    def copy_from_storage(self, src: Any) -> None:
+        """Copy the buffers that both have. Raises ``ArgumentError`` where ``src`` has another format or other options."""
+        if not self._same_format(src):
+            raise ArgumentError(expected(f"the format and options of {self!r}", of="copy_from_storage", got=repr(src), do="quantize it likewise"))
+        for attribute in self._TENSORS.values():
+            mine, other = getattr(self, attribute), getattr(src, attribute)
+            if mine is not None and other is not None:
+                mine.copy_(other)
+
+    def _same_format(self, other: Any) -> bool:
+        """Whether the buffers of ``other`` are to be read like those of ``self``."""
+        return (
+            isinstance(other, FieldStorage)
+            and (self._TENSORS, self._OPTIONS) == (other._TENSORS, other._OPTIONS)
+            and all(getattr(other, f"_{name}") == getattr(self, f"_{name}") for name in self._OPTIONS)
+        )
+
+    def _takes_bytes_of(self, other: Any) -> bool:
+        """Whether copying buffers gives ``self`` what quantizing the same values would have given: all of its copies are there, made alike."""
+        if not self._same_format(other) or tuple(other.shape) != tuple(self.shape):
+            return False
+        pairs = [(getattr(self, attribute), getattr(other, attribute)) for attribute in self._TENSORS.values()]
+        if any(mine is not None and (theirs is None or mine.shape != theirs.shape) for mine, theirs in pairs):
+            return False
+        return self._quantizer is None or other._quantizer is None or self._quantizer.quantizes_like(other._quantizer)
+
+    def _mapped(self, move: Callable[[Any], Any], quantizer: Callable[[Any], Any] = lambda quantizer: quantizer) -> dict[str, Any]:
+        """``get_metadata`` with every tensor moved by ``move``, and the quantizer by ``quantizer``."""
+        fields = self.get_metadata()
+        moved = {name: move(fields[name]) for name in self._TENSORS if fields[name] is not None}
+        return {**fields, **moved, "quantizer": quantizer(fields["quantizer"])}
+
+    def view(self, *shape: Any) -> Any:
+        """The same data with another shape. Raises ``ShapeError`` where the format cannot be read so."""
+        wanted = resolved(tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape, self.shape)
+        fields = self._viewed(wanted)
+        if fields is None:
+            of = f"a view of a tensor of {kind_of(self)} {list(self.shape)}"
+            raise ShapeError(expected("the same last dimension and number of elements", of=of, got=list(wanted), do="dequantize it first"))
+        return type(self)(**fields)
+
+    def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
+        """The fields of a view of ``shape``, or None where there is none that is quantized."""
+        return None
+
+    def _fits(self, shape: Sequence[int]) -> bool:
+        """Whether a tensor of ``shape`` can have this format."""
+        return True
+
+    def _row_step(self) -> int:
+        """The number of rows at whose multiples the data can be divided."""
+        return 1
+
+    def fsdp_buffer_fields(self) -> tuple[str, ...]:
+        """The attributes that are gathered from the shards of a tensor; a copy that others can be made of is gathered alone."""
+        raise NotImplementedError
+
+    def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(buffers, meta)``: buffers whose first dimension divides as the tensor's first dimension does, without padding."""
+        raise NotImplementedError
+
+    def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
+        """Take buffers that were gathered along their first dimensions, or divided along them; copies that were not among them are dropped."""
+        _, fields = self._of_rows(gathered, meta)
+        for name, attribute in self._TENSORS.items():
+            setattr(self, attribute, fields.get(name))
+
+    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """The shape and the tensors, by argument, of a tensor with the rows ``buffers``: the inverse of ``fsdp_extract_buffers``."""
+        raise NotImplementedError
+
+    def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
+        """Why the tensors cannot be those of a tensor of ``shape``, or None."""
+        return None
+
+    def __tensor_flatten__(self) -> tuple[list[str], dict[str, Any]]:
+        """The attributes that are tensors, and what else makes this tensor."""
+        attributes = [name for name in (*self._TENSORS.values(), *self._PARTS.values()) if getattr(self, name) is not None]
+        fields = self.get_metadata()
+        others = {name: value for name, value in fields.items() if name not in self._TENSORS and name not in self._PARTS}
+        is_tensor = isinstance(self, torch.Tensor)
+        requires_grad = is_tensor and self.requires_grad
+        return attributes, {"cls": type(self), "is_tensor": is_tensor, "requires_grad": requires_grad, "nontensor_kwargs": others}
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors: dict[str, Any], ctx: dict[str, Any], outer_size: Any, outer_stride: Any) -> Any:
+        """The tensor that was flattened, of other inner tensors."""
+        cls, others = ctx["cls"], ctx["nontensor_kwargs"]
+        held = {name: inner_tensors.get(attribute) for name, attribute in (cls._TENSORS | cls._PARTS).items()}
+        if not ctx["is_tensor"]:
+            return cls(**held, **others)
+        return cls(tuple(outer_size), others["fake_dtype"], requires_grad=ctx["requires_grad"], stride=outer_stride, **held, **others)
+
+    def __copy__(self) -> Self:
+        return type(self)(**self.get_metadata())
+
+
+def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` with the size that -1 stands for in a view of a tensor of shape ``have``."""
+    wanted = tuple(shape)
+    if -1 not in wanted:
+        return wanted
+    known, elements = 1, 1
+    for size in wanted:
+        known *= size if size != -1 else 1
+    for size in have:
+        elements *= size
+    return tuple(elements // max(known, 1) if size == -1 else size for size in wanted)
+
+
+def kind_of(storage: Any) -> str:
+    """The name of a storage's format, for messages."""
+    return type(storage).__name__.removesuffix("Storage")
+
+
+class Float8TensorStorage(FieldStorage):
     """One scale for the whole tensor: value = ``_data`` read as ``_fp8_dtype``, times ``_scale_inv``.
 
     ``_data``: uint8, the tensor's shape, row-wise; ``_transpose``: uint8 ``[last, *leading]``, column-wise; at least one of them is there.
     ``_scale_inv``: fp32 ``[1]``. The fields are real tensors of any device, or lazy ones.
     """
 
-    __slots__ = ("_data", "_dtype", "_fp8_dtype", "_quantizer", "_scale_inv", "_transpose", "_transpose_invalid")
+    _TENSORS = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
+    _OPTIONS = ("fp8_dtype",)
 
+    _data: Any
+    _transpose: Any
+    _transpose_invalid: bool
     _scale_inv: Any
+    _fp8_dtype: Any
 
     def __init__(
         self,
@@ -56,19 +284,14 @@ class Float8TensorStorage(QuantizedTensorStorage):
         return (*leading, last)
 
     @property
-    def dtype(self) -> Any:
-        return self._dtype
-
-    @property
     def device(self) -> Any:
         return self._scale_inv.device
 
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
-
     def get_usages(self) -> dict[str, bool]:
-        """Which copies are there: ``{"rowwise": ..., "columnwise": ...}``."""
         return {"rowwise": self._data is not None, "columnwise": self._transpose is not None and not self._transpose_invalid}
+
+    def get_data_tensors(self) -> tuple[Any, Any]:
+        return self._data, self._transpose
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         """Make or drop the row-wise and the column-wise copy; None leaves one as it is. The last copy cannot be dropped."""
@@ -87,39 +310,66 @@ class Float8TensorStorage(QuantizedTensorStorage):
         if not columnwise:
             self._transpose, self._transpose_invalid = None, True
 
-    def dequantize(self, *, dtype: Any = None) -> Any:
-        """The values in ``dtype`` (default: the nominal dtype)."""
-        return tex.dequantize(self, dtype if dtype is not None else self._dtype)
-
     def get_metadata(self) -> dict[str, Any]:
-        """The fields, as the constructor takes them."""
-        return {
-            "data": self._data,
-            "data_transpose": self._transpose,
-            "fp8_scale_inv": self._scale_inv,
-            "fp8_dtype": self._fp8_dtype,
-            "quantizer": self._quantizer,
-            "fake_dtype": self._dtype,
-        }
-
-    def prepare_for_saving(self) -> tuple[list[Any], Float8TensorStorage]:
-        """``([data, transpose, scale_inv], self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
-        tensors = [self._data, self._transpose, self._scale_inv]
-        self._data = self._transpose = self._scale_inv = None
-        return tensors, self
-
-    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
-        """Take this storage's tensors from the front of ``tensors`` and return the rest."""
-        self._data, self._transpose, self._scale_inv, *rest = tensors
-        return rest
+        """The fields, as the constructor takes them: without a transpose that is out of date."""
+        fields = super().get_metadata()
+        return {**fields, "data_transpose": None} if self._transpose_invalid else fields
 
     def clear(self) -> None:
         """Drop the data."""
         self._data = self._transpose = None
         self._transpose_invalid = True
 
+    def copy_from_storage(self, src: Any) -> None:
+        super().copy_from_storage(src)
+        if self._transpose is not None:
+            self._transpose_invalid = not src.get_usages()["columnwise"]
+
+    def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
+        # One scale serves every shape; but the transpose of another last dimension is another one, and a tensor's copies must not fall apart.
+        fields, have = self.get_metadata(), self.shape
+        same_last = bool(shape) and bool(have) and shape[-1] == have[-1]
+        if torch.Size(shape).numel() != torch.Size(have).numel() or (fields["data_transpose"] is not None and not same_last):
+            return None
+        if fields["data"] is not None:
+            fields["data"] = fields["data"].view(shape)
+        if fields["data_transpose"] is not None:
+            fields["data_transpose"] = fields["data_transpose"].view((*shape[-1:], *shape[:-1]))
+        return fields
+
+    def fsdp_buffer_fields(self) -> tuple[str, ...]:
+        return ("_data",) if self._data is not None else ("_transpose",)
+
+    def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        names = self.fsdp_buffer_fields()
+        buffer = self._data if names == ("_data",) else self._transpose.movedim(0, -1).contiguous()
+        return (buffer,), {"field_names": names, "kept": {"fp8_scale_inv": self._scale_inv}}
+
+    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        (buffer,) = buffers
+        rowwise = meta["field_names"] == ("_data",)
+        held = {"data": buffer} if rowwise else {"data_transpose": buffer.movedim(-1, 0).contiguous()}
+        return tuple(buffer.shape), {**held, **meta["kept"]}
+
+    def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
+        super().fsdp_assign_gathered(gathered, meta)
+        self._transpose_invalid = self._transpose is None
+
+    def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
+        wanted = {"data": (shape, torch.uint8), "data_transpose": ((*shape[-1:], *shape[:-1]), torch.uint8), "fp8_scale_inv": ((1,), torch.float32)}
+        return wrong_buffer(self, wanted) or ("no data" if self._data is None and self._transpose is None else None)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._fp8_dtype.name.removeprefix('kFloat8')}, shape={list(self.shape)}, dtype={self._dtype})"
+
+
+def wrong_buffer(storage: FieldStorage, wanted: dict[str, tuple[Sequence[int], torch.dtype]]) -> str | None:
+    """The first of a storage's tensors that has not its shape and type, in words; None where all have."""
+    for name, (shape, dtype) in wanted.items():
+        held = getattr(storage, storage._TENSORS[name])
+        if held is not None and (tuple(held.shape) != tuple(shape) or held.dtype is not dtype):
+            return f"{name} of {held.dtype} {list(held.shape)}, not {dtype} {list(shape)}"
+    return None
 
 
 def _untransposed(transpose: Any, fp8_dtype: DType) -> Any:

@@ -2,131 +2,374 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from fusible.quantized.storage import Float8TensorStorage
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.quantized.saving import rebuild, reduced
+from fusible.quantized.storage import FieldStorage, resolved
 
-__all__ = ["Float8Tensor", "QuantizedTensor"]
+__all__ = ["QuantizedTensor"]
 
 _aten = torch.ops.aten
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_OF_STORAGE: dict[Any, Any] = {}
 
 
 class QuantizedTensor(torch.Tensor):
-    """Base of the quantized tensors: any operation that does not know the format sees the dequantized values."""
+    """Base of the quantized tensors: a ``torch.Tensor`` of a nominal dtype over the fields of a storage, which a subclass names as its other base.
 
-    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        raise NotImplementedError
+    ``detach``, ``clone``, ``.to(device)``, ``new_empty``, ``empty_like``, ``new_zeros``, rows cut at whole blocks, and views that keep the last
+    dimension are quantized, without loss; a view and ``detach`` share the buffers, a part of the rows is a copy. ``copy_`` from a tensor of the same
+    format and options copies bytes, else it quantizes. An operation that writes dequantizes, computes and quantizes again; so optimizers work, whose
+    moments (``zeros_like``) are not quantized. Every other operation sees the dequantized values; so what looks like a view is then none, and
+    writing to it changes nothing here. A copy (row-wise, column-wise) that one of two tensors sharing buffers has dropped is not written by it.
+    """
 
-    def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> QuantizedTensor:
-        raise NotImplementedError
+    _STORAGE: ClassVar[Any] = None
+    _dtype: torch.dtype
+    _quantizer: Any
+
+    # What the storage brings.
+    _TENSORS: ClassVar[Any]
+    _OPTIONS: ClassVar[Any]
+    _dequantized: Any
+    _fits: Any
+    _mapped: Any
+    _of_rows: Any
+    _row_step: Any
+    fsdp_extract_buffers: Any
+    get_metadata: Any
+    get_usages: Any
+    quantize_: Any
+    update_usage: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_STORAGE" not in vars(cls):
+            cls._STORAGE = next((base for base in cls.__mro__ if issubclass(base, FieldStorage) and not issubclass(base, torch.Tensor)), None)
+            _OF_STORAGE.setdefault(cls._STORAGE, cls)
+
+    def __new__(
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        requires_grad: bool = False,
+        device: Any = None,
+        stride: Any = None,
+        fake_dtype: Any = None,
+        **fields: Any,
+    ) -> Self:
+        if fake_dtype is not None and fake_dtype is not dtype:
+            raise ArgumentError(expected(f"{dtype}", of=f"fake_dtype of a {cls.__name__}", got=fake_dtype, do="pass the same as dtype"))
+        if device is None:
+            device = next(field.device for field in fields.values() if isinstance(field, (torch.Tensor, FieldStorage)))
+        strides: dict[str, Any] = {} if stride is None else {"strides": tuple(stride)}
+        return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device, requires_grad=requires_grad, **strides)
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        requires_grad: bool = False,
+        device: Any = None,
+        stride: Any = None,
+        fake_dtype: Any = None,
+        **fields: Any,
+    ) -> None:
+        self._STORAGE.__init__(self, fake_dtype=dtype, **fields)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _aten.detach.default:
-            return args[0]._like(requires_grad=False)
-        if func is _aten.clone.default:
-            return args[0]._copied()
-        if func is _aten.copy_.default and isinstance(args[0], QuantizedTensor):
-            source = args[1].dequantize() if isinstance(args[1], QuantizedTensor) else args[1]
-            return args[0].quantize_(source)
-        written = [a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info is not None and s.alias_info.is_write]
-        plain = {id(t): t.dequantize() for t in _quantized_in((args, kwargs))}
-        result = func(*tree_map(lambda a: plain.get(id(a), a), args), **tree_map(lambda a: plain.get(id(a), a), kwargs))
-        for tensor in written:
-            if isinstance(tensor, QuantizedTensor):
-                tensor.quantize_(plain[id(tensor)])
-        if written and isinstance(written[0], QuantizedTensor):
-            return written[0]
-        return result
-
-    def _like(self, *, requires_grad: bool) -> QuantizedTensor:
-        raise NotImplementedError
-
-    def _copied(self) -> QuantizedTensor:
-        raise NotImplementedError
-
-
-def _quantized_in(tree: Any) -> list[QuantizedTensor]:
-    leaves, _ = tree_flatten(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, QuantizedTensor)]
-
-
-class Float8Tensor(QuantizedTensor):
-    """A ``torch.Tensor`` of a nominal dtype whose data is 8-bit with one scale (see ``Float8TensorStorage`` for the fields)."""
-
-    _data: torch.Tensor | None
-    _transpose: torch.Tensor | None
-    _transpose_invalid: bool
-    _scale_inv: torch.Tensor
-    _quantizer: Any
-    _fp8_dtype: Any
-    _dtype: torch.dtype
-
-    @staticmethod
-    def __new__(
-        cls,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        *,
-        data: torch.Tensor | None,
-        fp8_scale_inv: torch.Tensor,
-        fp8_dtype: Any,
-        data_transpose: torch.Tensor | None = None,
-        quantizer: Any = None,
-        requires_grad: bool = False,
-    ) -> Float8Tensor:
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=fp8_scale_inv.device, requires_grad=requires_grad)
-        self._data = data
-        self._transpose = data_transpose
-        self._transpose_invalid = data_transpose is None
-        self._scale_inv = fp8_scale_inv
-        self._fp8_dtype = fp8_dtype
-        self._quantizer = quantizer
-        self._dtype = dtype
-        return self
-
-    get_usages = Float8TensorStorage.get_usages
-    update_usage = Float8TensorStorage.update_usage
-    get_metadata = Float8TensorStorage.get_metadata
+        handler = _HANDLERS.get(func)
+        if func is _aten.copy_.default and not isinstance(args[0], QuantizedTensor):
+            into, source, *options = args
+            return into.copy_(source._dequantized(into.dtype if into.dtype in _FLOATS else source.dtype), *options)
+        if handler is not None and isinstance(args[0], QuantizedTensor):
+            result = handler(func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return _on_values(func, args, kwargs)
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The values in ``dtype`` (default: the nominal dtype). Differentiable: the gradient passes through."""
-        return _Dequantize.apply(self, dtype if dtype is not None else self._dtype)  # pyright: ignore[reportReturnType]
+        dtype = dtype if dtype is not None else self._dtype
+        if self.requires_grad and torch.is_grad_enabled():
+            return _Dequantize.apply(self, dtype)  # pyright: ignore[reportReturnType]
+        return self._dequantized(dtype)
 
-    def quantize_(self, tensor: torch.Tensor, *, noop_flag: torch.Tensor | None = None) -> Float8Tensor:
-        """Overwrite this tensor's data with ``tensor``, quantized by this tensor's quantizer."""
-        self._quantizer.update_quantized(tensor, self, noop_flag=noop_flag)
-        return self
+    @staticmethod
+    def over(storage: Any, dtype: torch.dtype) -> QuantizedTensor:
+        """The tensor of a nominal ``dtype`` over the fields of a bare storage. Raises ``ArgumentError`` for a storage that has no tensor."""
+        found = _OF_STORAGE.get(type(storage))
+        if found is None:
+            do = "quantize with internal=False"
+            raise ArgumentError(expected("a storage of a format that has a tensor", of="QuantizedTensor.over", got=type(storage).__name__, do=do))
+        return found(tuple(storage.shape), dtype, **{**storage.get_metadata(), "fake_dtype": dtype})
 
-    def storage_without_autograd(self) -> Float8TensorStorage:
+    def storage_without_autograd(self) -> Any:
         """The same data as a bare storage."""
-        return Float8TensorStorage(**self.get_metadata())
+        return self._STORAGE(**self.get_metadata())
 
-    def _like(self, *, requires_grad: bool) -> Float8Tensor:
-        fields = self.get_metadata()
-        dtype = fields.pop("fake_dtype")
-        return Float8Tensor(tuple(self.shape), dtype, requires_grad=requires_grad, **fields)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """An empty storage: the bytes lie in the inner tensors."""
+        return torch.UntypedStorage(0, device=self.device)
 
-    def _copied(self) -> Float8Tensor:
-        fields = {name: field.clone() if isinstance(field, torch.Tensor) else field for name, field in self.get_metadata().items()}
-        dtype = fields.pop("fake_dtype")
-        return Float8Tensor(tuple(self.shape), dtype, **fields)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    @property
+    def data(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """This tensor without its history. Assigning a tensor of the same class takes over its fields; any other is quantized into this one."""
+        return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return f"Float8Tensor({self._fp8_dtype.name.removeprefix('kFloat8')}, data={self.dequantize()})"
+    @data.setter
+    def data(self, tensor: torch.Tensor) -> None:
+        if type(tensor) is type(self):
+            torch.Tensor.data.__set__(self, tensor)  # pyright: ignore[reportAttributeAccessIssue]
+            self._adopt(tensor.get_metadata())
+        elif tuple(tensor.shape) != tuple(self.shape):
+            raise ShapeError(expected(str(list(self.shape)), of=f"data of a {type(self).__name__}", got=list(tensor.shape), do="pass that shape"))
+        else:
+            with torch.no_grad():
+                self.quantize_(tensor)
+
+    def _adopt(self, fields: dict[str, Any]) -> None:
+        self._STORAGE.__init__(self, **fields)
+
+    def _made(self, shape: Sequence[int], fields: dict[str, Any], *, requires_grad: bool = False, **options: Any) -> Self:
+        """A tensor of this class with other fields."""
+        return type(self)(shape, fields["fake_dtype"], requires_grad=requires_grad, **fields, **options)  # pyright: ignore[reportCallIssue]
+
+    def _like(self, *, requires_grad: bool) -> Self:
+        return self._made(self.shape, self.get_metadata(), requires_grad=requires_grad, device=self.device)
+
+    @classmethod
+    def make_like(cls, tensor: Any, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, requires_grad: bool = False) -> Any:
+        """A tensor over the same fields as ``tensor``, perhaps of another nominal shape or dtype."""
+        fields = tensor.get_metadata()
+        return tensor._made(shape or tensor.shape, {**fields, "fake_dtype": dtype or tensor.dtype}, requires_grad=requires_grad, device=tensor.device)
+
+    def __copy__(self) -> Self:
+        return self._like(requires_grad=self.requires_grad)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            got = "a result of differentiable operations"
+            raise ArgumentError(expected("a leaf", of=f"deepcopy of a {type(self).__name__}", got=got, do="detach it first"))
+        fields = self._mapped(lambda tensor: deepcopy(tensor, memo), lambda quantizer: deepcopy(quantizer, memo))
+        copied = memo[id(self)] = self._made(self.shape, fields, requires_grad=self.requires_grad, device=self.device)
+        for name, value in vars(self).items():
+            if name not in vars(copied):
+                setattr(copied, name, deepcopy(value, memo))
+        if self.grad is not None:
+            copied.grad = deepcopy(self.grad, memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Plain tensors and JSON: so ``torch.load(weights_only=True)`` reads it. Raises ``CheckpointError`` for a quantizer that JSON cannot tell."""
+        return rebuild, reduced(self)
+
+    def _empty(self, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+        """A tensor of this format with unspecified values, or NotImplemented where ``shape`` or ``dtype`` cannot have it."""
+        dtype, device = dtype or self.dtype, device or self.device
+        if self._quantizer is None or dtype not in _FLOATS or not self._fits(shape):
+            return NotImplemented
+        quantizer = self._quantizer.with_usages(**self.get_usages())
+        made = quantizer.make_empty(shape, dtype=dtype, device=device, pin_memory=bool(pin_memory))
+        made._quantizer = self._quantizer
+        return made
+
+    def _rows(self, start: int, stop: int) -> Any:
+        """Rows ``start`` to ``stop`` of the first dimension: this tensor, a quantized copy, or None where blocks would be cut."""
+        first, *inner = self.shape
+        if start == 0 and stop == first:
+            return self._like(requires_grad=False)
+        step, per_index = self._row_step(), torch.Size(inner[:-1]).numel()
+        if start >= stop or not inner or any(rows * per_index % step for rows in (start, stop, first)):
+            return None
+        try:
+            buffers, meta = self.fsdp_extract_buffers()
+        except ArgumentError:
+            return None  # scales in the order of a product, or of rows that divide otherwise: then the values divide
+        parts = [buffer[start * len(buffer) // first : stop * len(buffer) // first].clone() for buffer in buffers]
+        shape, fields = self._of_rows(parts, meta)
+        return self._gathered(shape, fields, self.dtype, self._quantizer, self.get_usages())
+
+    def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: Any, quantizer: Any, usages: dict[str, bool]) -> Self:
+        """The tensor of rows that were gathered or divided, with the copies that ``usages`` says."""
+        absent = dict.fromkeys(self._TENSORS)
+        fields = {**self.get_metadata(), **absent, **fields, "quantizer": quantizer, "fake_dtype": dtype}
+        made = self._made(shape, fields)
+        made.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
+        return made
+
+    def fsdp_pre_all_gather(self, mesh: Any, orig_size: Any, contiguous_orig_stride: Any, module: Any, mp_policy: Any) -> tuple[Any, Any]:
+        """``(buffers, metadata)`` of this shard, for FSDP2: the quantized bytes are gathered, and what the shards are written with is quantized by a
+        common amax, where the quantizer can take one.
+        """
+        quantizer = self._quantizer
+        if mesh is not None and hasattr(quantizer, "with_amax_reduction") and not quantizer.with_amax_reduction:
+            self._quantizer = quantizer.copy()
+            self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
+        buffers, meta = self.fsdp_extract_buffers()
+        return buffers, (meta, self.get_usages())
+
+    def fsdp_post_all_gather(
+        self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where there is one."""
+        meta, usages = metadata
+        if out is None:
+            shape, fields = self._of_rows(all_gather_outputs, meta)
+            out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
+        else:
+            out.fsdp_assign_gathered(all_gather_outputs, meta)
+            out.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
+        return out, all_gather_outputs
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        element = next((getattr(self, f"_{name}") for name in self._OPTIONS if name in ("fp8_dtype", "fp4_dtype")), None)
+        told = f"{element.name.removeprefix('kFloat8').removeprefix('kFloat4')}, " if element is not None else ""
+        return f"{type(self).__name__}({told}data={self._dequantized(self.dtype)})"
 
 
 class _Dequantize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Float8Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return tensor.storage_without_autograd().dequantize(dtype=dtype)
+    def forward(ctx: Any, tensor: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+        return tensor._dequantized(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return grads[0], None
+
+
+def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation on the dequantized values, and quantize what it wrote."""
+    quantized = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, QuantizedTensor)}
+    plain = {key: tensor._dequantized(tensor.dtype) for key, tensor in quantized.items()}
+    result = func(*tree_map(lambda a: plain.get(id(a), a), args), **tree_map(lambda a: plain.get(id(a), a), kwargs))
+    if not func._schema.is_mutable:
+        return result
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written = args[place] if place < len(args) else kwargs.get(argument.name)
+            for leaf in tree_leaves(written):
+                if isinstance(leaf, QuantizedTensor):
+                    leaf.quantize_(plain[id(leaf)])
+    originals = {id(values): quantized[key] for key, values in plain.items()}
+    return tree_map(lambda r: originals.get(id(r), r), result)
+
+
+def _detach(func: Any, x: Any) -> Any:
+    return x._like(requires_grad=False)
+
+
+def _clone(func: Any, x: Any, *, memory_format: Any = None) -> Any:
+    return x._made(x.shape, x._mapped(torch.clone), device=x.device)
+
+
+def _copy(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
+    if isinstance(source, QuantizedTensor) and x._takes_bytes_of(source):
+        x.copy_from_storage(source)
+    else:
+        # What copy_ takes is more than what a quantizer takes: any device, any type, any shape that expands.
+        values = source._dequantized(source.dtype) if isinstance(source, QuantizedTensor) else source
+        values = values.to(device=x.device, dtype=values.dtype if values.dtype in _FLOATS else x.dtype, non_blocking=non_blocking)
+        x.quantize_(values if tuple(values.shape) == tuple(x.shape) else values.expand(x.shape))
+    return x
+
+
+def _to_copy(func: Any, x: Any, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, pin_memory: bool = False, **layout: Any) -> Any:
+    if dtype is not None and dtype is not x.dtype:
+        return x._dequantized(dtype if dtype in _FLOATS else x.dtype).to(dtype=dtype, device=device, non_blocking=non_blocking)
+    device = x.device if device is None else torch.device(device)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = tensor.to(device=device, non_blocking=non_blocking, copy=True)
+        return moved.pin_memory() if pin_memory else moved
+
+    return x._made(x.shape, x._mapped(move), device=device)
+
+
+def _new_empty(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+    return x._empty(size, dtype, device, pin_memory)
+
+
+def _empty_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
+    return x._empty(x.shape, dtype, device, pin_memory)
+
+
+def _new_zeros(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+    made = x._empty(size, dtype, device, pin_memory)
+    return made if made is NotImplemented else made.quantize_(torch.zeros(made.shape, dtype=made.dtype, device=made.device))
+
+
+def _zeros_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, **layout: Any) -> Any:
+    return torch.zeros(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def _view(func: Any, x: Any, size: Any, *strides: Any) -> Any:
+    shape = resolved(size, x.shape)
+    fields = x._viewed(shape)
+    return NotImplemented if fields is None else x._made(shape, fields, device=x.device)
+
+
+def _expand(func: Any, x: Any, size: Any, *, implicit: bool = False) -> Any:
+    same = len(size) == x.dim() and all(wanted in (-1, have) for wanted, have in zip(size, x.shape, strict=True))
+    return x._like(requires_grad=False) if same else NotImplemented
+
+
+def _as_strided(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    same = tuple(size) == tuple(x.shape) and tuple(stride) == x.stride() and not storage_offset
+    return x._like(requires_grad=False) if same else NotImplemented
+
+
+def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    length = x.shape[dim]
+    begin, stop, _ = slice(start, end).indices(length)
+    whole = (begin, stop, step) == (0, length, 1)
+    part = x._like(requires_grad=False) if whole else x._rows(begin, stop) if dim in (0, -x.dim()) and step == 1 else None
+    return NotImplemented if part is None else part
+
+
+def _split(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
+    starts = range(0, x.shape[0], split_size) if dim in (0, -x.dim()) and split_size else []
+    parts = [x._rows(start, min(start + split_size, x.shape[0])) for start in starts]
+    return parts if parts and all(part is not None for part in parts) else NotImplemented
+
+
+def _of_buffer(func: Any, x: Any, *args: Any) -> Any:
+    results = [func(tensor, *args) for tensor in x.get_data_tensors() if tensor is not None]
+    return results[0] if results else NotImplemented
+
+
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    _aten.detach.default: _detach,
+    _aten.alias.default: _detach,
+    _aten.clone.default: _clone,
+    _aten.copy_.default: _copy,
+    _aten._to_copy.default: _to_copy,
+    _aten.new_empty.default: _new_empty,
+    _aten.empty_like.default: _empty_like,
+    _aten.new_zeros.default: _new_zeros,
+    _aten.zeros_like.default: _zeros_like,
+    _aten.view.default: _view,
+    _aten._unsafe_view.default: _view,
+    _aten._reshape_alias.default: _view,
+    _aten.expand.default: _expand,
+    _aten.as_strided.default: _as_strided,
+    _aten.slice.Tensor: _slice,
+    _aten.split.Tensor: _split,
+    _aten.is_pinned.default: _of_buffer,
+    _aten.record_stream.default: _of_buffer,
+}
+"""The operations that know the formats: each gives its result, or NotImplemented where it must see the values."""

@@ -144,7 +144,7 @@ def test_tiles_of_nvfp4_are_turned(shape: tuple[int, ...]) -> None:
 
 @EVERY_FORMAT
 def test_saving_takes_the_tensors_out_and_puts_them_back(make: Any) -> None:
-    t = make()(normal(32, 32))
+    t = make()(normal(32, 32)).storage_without_autograd()
     values, fields = t.dequantize(), t.get_metadata()
     tensors, same = t.prepare_for_saving()
     assert same is t and len(tensors) == len(t._TENSORS) and t.get_usages() == {"rowwise": False, "columnwise": False}
@@ -178,7 +178,7 @@ def test_values_and_updates(make: Any) -> None:
 
 @EVERY_FORMAT
 def test_views_have_other_leading_dimensions(make: Any) -> None:
-    t = make()(normal(64, 32))
+    t = make()(normal(64, 32)).storage_without_autograd()
     for shape in ((2, 32, 32), [4, 16, 32], (2, -1, 32)):
         v = t.view(shape)
         whole = tuple(32 if size == -1 else size for size in shape)

@@ -81,6 +81,20 @@ def test_a_columnwise_copy_made_later_does_not_go_stale() -> None:
     assert torch.equal(q.dequantize(), values + 1)
 
 
+def test_a_transpose_that_is_out_of_date_is_none() -> None:
+    q, values = _quantized(3, 5, columnwise=True)
+    q._quantizer.set_usage(columnwise=False)
+    q._quantizer.update_quantized(values + 1, q)
+    assert q._transpose is not None and q.get_usages() == {"rowwise": True, "columnwise": False}
+    for same in (q.detach(), q.clone(), q.storage_without_autograd()):
+        assert same.get_usages() == {"rowwise": True, "columnwise": False} and same._transpose is None
+    other, _ = _quantized(3, 5, columnwise=True)
+    other._quantizer = q._quantizer
+    other.copy_(q)
+    other.update_usage(rowwise_usage=False, columnwise_usage=True)
+    assert torch.equal(other.dequantize(), values + 1)
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5), (0, 5), (7,)])
 def test_usages_can_be_exchanged(shape: tuple[int, ...]) -> None:
     q, values = _quantized(*shape)

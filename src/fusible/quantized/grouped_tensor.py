@@ -1,0 +1,158 @@
+"""Grouped tensors that are torch tensors: the weights of all experts as one parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+
+from fusible import tex
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kind_of_grouped
+from fusible.quantized.tensor import QuantizedTensor
+from fusible.tex.grouped_call import layout_of_grouped
+
+__all__ = ["GroupedTensor"]
+
+_ARGUMENTS = {"rowwise_data": "data"}
+_OPTIONS = ("offsets", "scale_inv_offsets", "columnwise_scale_inv_offsets")
+_FLAGS = ("row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
+
+
+class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
+    """A ``torch.Tensor`` over the buffers of a grouped tensor; arguments are those of ``GroupedTensorStorage``.
+
+    Its shape is ``[num_tensors, *member]`` where ``shapes`` says that all members have one shape, else ``[rows, columns]`` of all stacked. Operations
+    see the values so arranged, dequantized where there is a quantizer; what they write goes to the members. Members of different widths have no such
+    arrangement: only ``split_into_quantized_tensors`` reads them. Neither FSDP2 nor checkpoints take a grouped tensor; they take its members.
+    """
+
+    _STORAGE = GroupedTensorStorage
+
+    def __new__(
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        shapes: Sequence[Sequence[int]] | None = None,
+        requires_grad: bool = False,
+        stride: Any = None,
+        device: Any = None,
+        **fields: Any,
+    ) -> Self:
+        if shapes and all(tuple(member) == tuple(shapes[0]) for member in shapes):
+            shape = (len(shapes), *shapes[0])
+        if device is None:
+            device = next(field.device for field in fields.values() if isinstance(field, torch.Tensor))
+        return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device, requires_grad=requires_grad)
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False, stride: Any = None, **fields: Any) -> None:
+        fields.pop("device", None)
+        GroupedTensorStorage.__init__(self, shape, dtype, **fields)
+
+    @classmethod
+    def from_storage(cls, storage: GroupedTensorStorage, *, requires_grad: bool = False) -> Self:
+        """A tensor over the buffers of ``storage``."""
+        return cls(storage.logical_shape, storage.fake_dtype, requires_grad=requires_grad, **_fields(storage))
+
+    @property
+    def _dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.fake_dtype
+
+    @property
+    def _quantizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.quantizer
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The fields, as the constructor takes them beside shape and dtype."""
+        return _fields(self)
+
+    def storage_without_autograd(self) -> GroupedTensorStorage:
+        """The same buffers as a bare storage."""
+        return GroupedTensorStorage(self.logical_shape, self.fake_dtype, **_fields(self))
+
+    def copy(self) -> Self:
+        """Another tensor over the same buffers."""
+        return self._like(requires_grad=self.requires_grad)
+
+    def quantize_(self, tensor: torch.Tensor, *, noop_flag: Any = None) -> Self:
+        """Overwrite all members with ``tensor``, of this tensor's shape."""
+        shapes = self._arranged()
+        if tuple(tensor.shape) != tuple(self.shape):
+            raise ShapeError(expected(str(list(self.shape)), of="what is written to a GroupedTensor", got=list(tensor.shape), do="pass that shape"))
+        flat = tensor.detach().reshape(-1)
+        parts = flat.split([math.prod(shape) for shape in shapes])
+        self.quantize([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], noop_flag)
+        return self
+
+    def _arranged(self) -> tuple[tuple[int, ...], ...]:
+        """The members' shapes, where their values lie one after the other in this tensor's shape."""
+        layout = layout_of_grouped(self)
+        if len({shape[1:] for shape in layout.shapes}) > 1:
+            of, do = "a GroupedTensor in an operation", "use split_into_quantized_tensors"
+            raise ShapeError(expected("members of one width", of=of, got=[list(shape) for shape in layout.shapes], do=do))
+        return layout.shapes if self.tensor_shapes is None else tuple(self.tensor_shapes)
+
+    def _dequantized(self, dtype: Any) -> Any:
+        self._arranged()
+        if self.quantizer is None and self.tensor_offsets is None:
+            return self.rowwise_data.detach()[: math.prod(self.shape)].view(self.shape).to(dtype)
+        members = self.split_into_quantized_tensors()
+        values = [member if self.quantizer is None else member.dequantize(dtype=dtype) for member in members]
+        return torch.cat([value.reshape(-1) for value in values]).view(self.shape).to(dtype)
+
+    def _mapped(self, move: Callable[[Any], Any], quantizer: Callable[[Any], Any] = lambda quantizer: quantizer) -> dict[str, Any]:
+        fields = _fields(self)
+        moved = {name: move(value) for name, value in fields.items() if isinstance(value, torch.Tensor)}
+        return {**fields, **moved, "quantizer": quantizer(self.quantizer)}
+
+    def _made(self, shape: Sequence[int], fields: dict[str, Any], *, requires_grad: bool = False, **options: Any) -> Self:
+        return type(self)(self.logical_shape, self.fake_dtype, requires_grad=requires_grad, **fields, **options)
+
+    def _adopt(self, fields: dict[str, Any]) -> None:
+        GroupedTensorStorage.__init__(self, self.logical_shape, self.fake_dtype, **fields)
+
+    def _takes_bytes_of(self, other: Any) -> bool:
+        if not isinstance(other, GroupedTensor) or layout_of_grouped(self) != layout_of_grouped(other):
+            return False
+        like = other.quantizer is None if self.quantizer is None else self.quantizer.quantizes_like(other.quantizer)
+        return like and all(mine is None or (theirs is not None and mine.shape == theirs.shape) for mine, theirs in self._pairs(other))
+
+    def copy_from_storage(self, src: Any) -> None:
+        """Copy the buffers that both have. Raises ``ArgumentError`` where ``src`` has other members or another format."""
+        if not self._takes_bytes_of(src):
+            raise ArgumentError(expected(f"members like those of {self!r}", of="copy_from_storage", got=repr(src), do="quantize them likewise"))
+        for mine, theirs in self._pairs(src):
+            if mine is not None:
+                mine.copy_(theirs)
+
+    def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
+        return list(zip(self.get_data_tensors(), other.get_data_tensors(), strict=True))
+
+    def _viewed(self, shape: tuple[int, ...]) -> None:
+        return None
+
+    def _empty(self, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+        return NotImplemented
+
+    def _rows(self, start: int, stop: int) -> Any:
+        return None
+
+    def fsdp_extract_buffers(self) -> Any:
+        """Refused: the members of a shard would be cut."""
+        raise ArgumentError(expected("tensors of their own", of="FSDP2", got="a GroupedTensor", do="register its members as parameters"))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return GroupedTensorStorage.__repr__(self)
+
+
+def _fields(x: GroupedTensorStorage) -> dict[str, Any]:
+    fields: dict[str, Any] = {_ARGUMENTS.get(name, name): getattr(x, name) for name in GROUPED_BUFFERS}
+    fields |= {name: getattr(x, name) for name in (*_OPTIONS, *_FLAGS)}
+    fields["with_gemm_swizzled_scales"] = x._with_gemm_swizzled_scales
+    return {**fields, "num_tensors": x.num_tensors, "shapes": x.tensor_shapes, "quantizer": x.quantizer}
+
+
+tex.register_kind(GroupedTensor, kind_of_grouped)

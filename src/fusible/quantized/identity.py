@@ -1,0 +1,129 @@
+"""Tensors that are kept as they are, where a quantizer is asked for: unquantized directions and operands among quantized ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.errors import DTypeError, ShapeError, expected
+from fusible.quantized.quantizer import Quantizer
+from fusible.quantized.saving import register_saved
+from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage
+from fusible.quantized.tensor import QuantizedTensor
+
+__all__ = ["IdentityQuantizer", "IdentityTensor", "IdentityTensorStorage"]
+
+
+class IdentityTensorStorage(FieldStorage):
+    """``_hp_data``: the tensor itself, in the nominal dtype; it serves row-wise and column-wise."""
+
+    _TENSORS = {"hp_data": "_hp_data"}
+
+    _hp_data: Any
+
+    def __init__(self, *, hp_data: Any, fake_dtype: Any = None, quantizer: Any = None) -> None:
+        self._hp_data = hp_data
+        self._dtype = fake_dtype if fake_dtype is not None else hp_data.dtype if hp_data is not None else torch.float32
+        self._quantizer = quantizer
+
+    @property
+    def shape(self) -> Any:
+        return self._hp_data.shape
+
+    def get_usages(self) -> dict[str, bool]:
+        return dict.fromkeys(("rowwise", "columnwise"), self._hp_data is not None)
+
+    def get_data_tensors(self) -> tuple[Any, Any]:
+        return self._hp_data, None
+
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        """Nothing: the one tensor serves both usages."""
+
+    def operand(self, columnwise: bool) -> Any:
+        return self._hp_data
+
+    def _dequantized(self, dtype: Any) -> Any:
+        # A tensor object of its own: autograd writes on what a function returns.
+        return self._hp_data.detach().to(dtype)
+
+    def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
+        return {**self.get_metadata(), "hp_data": self._hp_data.view(shape)} if torch.Size(shape).numel() == self._hp_data.numel() else None
+
+    def fsdp_buffer_fields(self) -> tuple[str, ...]:
+        return ("_hp_data",)
+
+    def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self._hp_data,), {"field_names": self.fsdp_buffer_fields()}
+
+    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
+        return tuple(buffers[0].shape), {"hp_data": buffers[0]}
+
+    def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
+        if self._hp_data is None or tuple(self._hp_data.shape) != shape or self._hp_data.dtype is not self._dtype:
+            return "no data" if self._hp_data is None else f"hp_data of {self._hp_data.dtype} {list(self._hp_data.shape)}"
+        return None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._dtype}, {self._hp_data})"
+
+
+class IdentityTensor(QuantizedTensor, IdentityTensorStorage):
+    """An unquantized tensor in the place of a quantized one: ``IdentityTensor(shape, dtype, *, hp_data, quantizer=None, requires_grad=False)``."""
+
+
+class IdentityQuantizer(Quantizer):
+    """Keeps tensors as they are, or casts them to ``dtype``."""
+
+    _RECIPE = "CustomRecipe"
+
+    def __init__(self, *, dtype: torch.dtype | None = None, rowwise: bool = True, columnwise: bool = True) -> None:
+        super().__init__(rowwise=rowwise, columnwise=columnwise)
+        self.dtype = dtype
+
+    def _made(self, data: torch.Tensor) -> Any:
+        if self.internal:
+            return IdentityTensorStorage(hp_data=data, quantizer=self)
+        return IdentityTensor(data.shape, data.dtype, hp_data=data, quantizer=self)
+
+    def quantize_impl(self, tensor: torch.Tensor) -> Any:
+        """``tensor`` itself within a tensor of this kind; cast, or laid out row after row, where it is not so."""
+        return self._made(tensor.detach().to(self.dtype or tensor.dtype).contiguous())
+
+    def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
+        if not isinstance(dst, IdentityTensorStorage):
+            got = type(dst).__qualname__
+            raise DTypeError(expected("an IdentityTensorStorage", of="what an IdentityQuantizer writes to", got=got, do="pass one"))
+        values = (src.dequantize() if isinstance(src, QuantizedTensorStorage) else src).detach()
+        held = dst._hp_data
+        if tuple(values.shape) != tuple(held.shape):
+            raise ShapeError(expected(str(list(held.shape)), of="the tensor quantized into output", got=list(values.shape), do="pass that shape"))
+        values = values.to(held.dtype)
+        held.copy_(values if noop_flag is None else torch.where(noop_flag == 1, held, values))
+        return dst
+
+    def make_empty(
+        self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", requires_grad: bool = False, pin_memory: bool = False
+    ) -> Any:
+        made = self._made(torch.empty(tuple(shape), dtype=self.dtype or dtype, device=device, pin_memory=pin_memory))
+        return made.requires_grad_(True) if requires_grad else made
+
+    def is_requantization_safe(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"IdentityQuantizer({self.dtype}, rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage})"
+
+
+def _kind(storage: Any) -> tuple[Any, ...]:
+    held = storage._hp_data
+    return "identity", "cpu" if held is None else held.device.type, storage._dtype
+
+
+# No backend serves these kinds: a product reads the operand within, and everything else the values.
+tex.register_kind(IdentityTensorStorage, _kind)
+tex.register_kind(IdentityTensor, _kind)
+tex.register_kind(IdentityQuantizer, lambda quantizer: ("identity", quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage))
+register_saved(IdentityTensorStorage, IdentityTensor, IdentityQuantizer)

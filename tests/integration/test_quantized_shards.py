@@ -1,0 +1,89 @@
+"""Quantized parameters under FSDP2: the bytes are gathered, and the shards are quantized by common amaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from fusible.quantized import (
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    HybridQuantizer,
+    IdentityQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from fusible.tex import DType
+
+E4M3, RATE, WORLD = DType.kFloat8E4M3, 2.0**-4, 2
+MAKERS: dict[str, Callable[[], Quantizer]] = {
+    "delayed": lambda: Float8Quantizer(torch.tensor([16.0]), torch.zeros(1), E4M3),
+    "current": lambda: Float8CurrentScalingQuantizer(E4M3),
+    "columnwise": lambda: Float8CurrentScalingQuantizer(E4M3, rowwise=False),
+    "block-1d": lambda: Float8BlockQuantizer(E4M3, block_scaling_dim=1),
+    "block-2d": lambda: Float8BlockQuantizer(E4M3),
+    "mxfp8": lambda: MXFP8Quantizer(E4M3),
+    "nvfp4": lambda: NVFP4Quantizer(),
+    "hybrid": lambda: HybridQuantizer(rowwise_quantizer=Float8CurrentScalingQuantizer(E4M3), columnwise_quantizer=MXFP8Quantizer(E4M3)),
+    "identity": lambda: IdentityQuantizer(),
+}
+
+
+def quantized(make: Callable[[], Quantizer], values: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return make()(values)
+
+
+def train(make: Callable[[], Quantizer], rank: int) -> None:
+    """Two steps; before each, the gathered weight is exactly what one process would have quantized."""
+    layer = torch.nn.Linear(64, 256, bias=False)
+    smaller_below = torch.linspace(1, 0.1, 256).view(256, 1)  # so the shards have amaxes of their own
+    whole = quantized(make, torch.linspace(-3, 2, 256 * 64).view(256, 64).sin() * smaller_below)
+    layer.weight = torch.nn.Parameter(whole)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (WORLD,)))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=RATE)
+    gathered: list[tuple[type, torch.Tensor, Any]] = []
+
+    def look(module: Any, args: object, output: object) -> None:
+        weight = module.weight.detach()
+        gathered.append((type(weight), weight.dequantize().clone(), weight.clone()))
+
+    layer.register_forward_hook(look)
+    for step in range(2):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        layer(x).square().mean().backward()
+        kind, values, weight = gathered.pop()
+        assert kind is type(whole) and weight.get_usages() == whole.get_usages()
+        for mine, wanted in zip(weight.get_data_tensors(), whole.get_data_tensors(), strict=True):
+            assert mine is wanted is None or torch.equal(mine, wanted)
+        assert torch.equal(values, whole.dequantize())
+        grad = layer.weight.grad
+        assert isinstance(grad, DTensor) and isinstance(layer.weight.to_local(), type(whole))
+        whole = quantized(make, torch.add(whole.dequantize(), grad.full_tensor(), alpha=-RATE))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def run(rank: int, path: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=WORLD)
+    try:
+        for make in MAKERS.values():
+            train(make, rank)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
+def test_shards_of_quantized_parameters_train_as_the_whole_would(tmp_path: Path) -> None:
+    multiprocessing.spawn(run, args=(str(tmp_path / "store"),), nprocs=WORLD)
