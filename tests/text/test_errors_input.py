@@ -143,9 +143,10 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("a slot", lambda: nvte.cast(make_nvte_tensor(torch.ones(2, 2)), QuantizedType(DType.Float8E4M3, "delayed", "0.x")), ArgumentError,
      "Expected a scale named '0.x' of the running pass, got none: run inside nvte.running(Pass)."),
     ("a quantized type", lambda: QuantizedType(DType.BFloat16, "current"), DTypeError,
-     "Expected an 8-bit element type of a QuantizedType, got bf16: use Float8E4M3 or Float8E5M2."),
+     "Expected an element type of 8 or 4 bits of a QuantizedType, got bf16: use Float8E4M3 or Float8E5M2."),
     ("a scaling", lambda: QuantizedType(DType.Float8E4M3, "delayed"), DTypeError,
-     "Expected 'delayed' with a slot, or 'current' without of a QuantizedType's scaling, got 'delayed' with slot '': give one of the two."),
+     "Expected 'delayed' with a slot, 'current', or another scaling with its quantizer of a QuantizedType's scaling, "
+     "got 'delayed' with slot '' and quantizer None: give one of these."),
     ("a quantizer's format", lambda: Float8Quantizer(torch.ones(1), torch.zeros(1), 6), DTypeError,
      "Expected kFloat8E4M3 or kFloat8E5M2 of a quantizer's fp8_dtype, got 6: name one of the two."),
     ("a tensor of float64", lambda: make_nvte_tensor(torch.zeros(2, dtype=torch.float64)), DTypeError,

@@ -106,17 +106,15 @@ forward
   13-15  MMT(weight e4m3[13.weight]) + Add + ResidualEnd  e4m3[13.x] -> bf16 -> bf16 -> bf16        mmt_add_residual_fwd_fused
 
 backward
-  15     ResidualEnd             bf16 -> bf16
-  11-14  Add + MMT + GELU + Add  bf16 -> e5m2[13.dy] -> bf16 -> bf16 -> e5m2[10.dy]  add_gelu_mmt_add_bwd_fused
-  10     MMT                     e5m2[10.dy] -> bf16
-  9      LayerNorm               bf16 -> bf16
-  8      ResidualBegin           bf16 -> bf16
-  7      ResidualEnd             bf16 -> bf16
-  5-6    Add + MMT               bf16 -> e5m2[5.dy] -> bf16                          mmt_add_bwd_fused
-  4      DotProductAttention     bf16 -> bf16
-  2-3    Add + MMT               bf16 -> e5m2[2.dy] -> bf16                          mmt_add_bwd_fused
-  1      LayerNorm               bf16 -> bf16
-  0      ResidualBegin           bf16 -> bf16
+  15     ResidualEnd                bf16 -> bf16
+  11-14  Add + MMT + GELU + Add     bf16 -> e5m2[13.dy] -> bf16 -> bf16 -> e5m2[10.dy]  add_gelu_mmt_add_bwd_fused
+  10     MMT                        e5m2[10.dy] -> bf16
+  8-9    LayerNorm + ResidualBegin  bf16 -> bf16 -> bf16                                make_extra_layernorm_bwd_fused
+  7      ResidualEnd                bf16 -> bf16
+  5-6    Add + MMT                  bf16 -> e5m2[5.dy] -> bf16                          mmt_add_bwd_fused
+  4      DotProductAttention        bf16 -> bf16
+  2-3    Add + MMT                  bf16 -> e5m2[2.dy] -> bf16                          mmt_add_bwd_fused
+  0-1    LayerNorm + ResidualBegin  bf16 -> bf16 -> bf16                                make_extra_layernorm_bwd_fused
 
 inference
   0      ResidualBegin                                    bf16 -> bf16
@@ -144,17 +142,15 @@ forward
   13-15  MMT(weight e4m3[current]) + Add + ResidualEnd  e4m3[current] -> bf16 -> bf16 -> bf16           mmt_add_residual_fwd_fused
 
 backward
-  15     ResidualEnd             bf16 -> bf16
-  11-14  Add + MMT + GELU + Add  bf16 -> e5m2[current] -> bf16 -> bf16 -> e5m2[current]  add_gelu_mmt_add_bwd_fused
-  10     MMT                     e5m2[current] -> bf16
-  9      LayerNorm               bf16 -> bf16
-  8      ResidualBegin           bf16 -> bf16
-  7      ResidualEnd             bf16 -> bf16
-  5-6    Add + MMT               bf16 -> e5m2[current] -> bf16                           mmt_add_bwd_fused
-  4      DotProductAttention     bf16 -> bf16
-  2-3    Add + MMT               bf16 -> e5m2[current] -> bf16                           mmt_add_bwd_fused
-  1      LayerNorm               bf16 -> bf16
-  0      ResidualBegin           bf16 -> bf16
+  15     ResidualEnd                bf16 -> bf16
+  11-14  Add + MMT + GELU + Add     bf16 -> e5m2[current] -> bf16 -> bf16 -> e5m2[current]  add_gelu_mmt_add_bwd_fused
+  10     MMT                        e5m2[current] -> bf16
+  8-9    LayerNorm + ResidualBegin  bf16 -> bf16 -> bf16                                    make_extra_layernorm_bwd_fused
+  7      ResidualEnd                bf16 -> bf16
+  5-6    Add + MMT                  bf16 -> e5m2[current] -> bf16                           mmt_add_bwd_fused
+  4      DotProductAttention        bf16 -> bf16
+  2-3    Add + MMT                  bf16 -> e5m2[current] -> bf16                           mmt_add_bwd_fused
+  0-1    LayerNorm + ResidualBegin  bf16 -> bf16 -> bf16                                    make_extra_layernorm_bwd_fused
 
 inference
   0      ResidualBegin                                  bf16 -> bf16
@@ -182,17 +178,15 @@ forward
   13-15  MMT(weight bf16) + Add + ResidualEnd  bf16 -> bf16 -> bf16 -> bf16  mmt_add_residual_fwd_fused
 
 backward
-  15     ResidualEnd             bf16 -> bf16
-  11-14  Add + MMT + GELU + Add  bf16 -> bf16 -> bf16 -> bf16 -> bf16  add_gelu_mmt_add_bwd_fused
-  10     MMT                     bf16 -> bf16
-  9      LayerNorm               bf16 -> bf16
-  8      ResidualBegin           bf16 -> bf16
-  7      ResidualEnd             bf16 -> bf16
-  5-6    Add + MMT               bf16 -> bf16 -> bf16                  mmt_add_bwd_fused
-  4      DotProductAttention     bf16 -> bf16
-  2-3    Add + MMT               bf16 -> bf16 -> bf16                  mmt_add_bwd_fused
-  1      LayerNorm               bf16 -> bf16
-  0      ResidualBegin           bf16 -> bf16
+  15     ResidualEnd                bf16 -> bf16
+  11-14  Add + MMT + GELU + Add     bf16 -> bf16 -> bf16 -> bf16 -> bf16  add_gelu_mmt_add_bwd_fused
+  10     MMT                        bf16 -> bf16
+  8-9    LayerNorm + ResidualBegin  bf16 -> bf16 -> bf16                  make_extra_layernorm_bwd_fused
+  7      ResidualEnd                bf16 -> bf16
+  5-6    Add + MMT                  bf16 -> bf16 -> bf16                  mmt_add_bwd_fused
+  4      DotProductAttention        bf16 -> bf16
+  2-3    Add + MMT                  bf16 -> bf16 -> bf16                  mmt_add_bwd_fused
+  0-1    LayerNorm + ResidualBegin  bf16 -> bf16 -> bf16                  make_extra_layernorm_bwd_fused
 
 inference
   0      ResidualBegin                         bf16 -> bf16

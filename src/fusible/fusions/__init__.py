@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from fusible.fusions.add_activation import add_gelu_bwd_fused, add_qgelu_bwd_fused, add_relu_bwd_fused, add_silu_bwd_fused, add_srelu_bwd_fused
 from fusible.fusions.gelu_mmt import add_gelu_mmt_add_bwd_fused, gelu_mmt_bwd_fused
+from fusible.fusions.make_extra import (
+    make_extra_layernorm_bwd_fused,
+    make_extra_mmt_add_bwd_fused,
+    make_extra_mmt_bwd_fused,
+    make_extra_rmsnorm_bwd_fused,
+)
 from fusible.fusions.mmt_add import (
     mmt_add_add_fwd_fused,
     mmt_add_add_inf_fused,
@@ -31,6 +37,13 @@ from fusible.fusions.mmt_gelu import (
     mmt_gelu_residual_fwd_fused,
     mmt_gelu_residual_inf_fused,
 )
+from fusible.fusions.mmt_scale import (
+    mmt_add_scale_extra_fwd_fused,
+    mmt_add_scale_extra_inf_fused,
+    mmt_scale_bwd_fused,
+    mmt_scale_extra_fwd_fused,
+    mmt_scale_extra_inf_fused,
+)
 from fusible.fusions.registry import (
     Fusion,
     epoch,
@@ -51,6 +64,10 @@ __all__ = [
     "add_srelu_bwd_fused",
     "epoch",
     "gelu_mmt_bwd_fused",
+    "make_extra_layernorm_bwd_fused",
+    "make_extra_mmt_add_bwd_fused",
+    "make_extra_mmt_bwd_fused",
+    "make_extra_rmsnorm_bwd_fused",
     "mmt_add_add_fwd_fused",
     "mmt_add_add_inf_fused",
     "mmt_add_bwd_fused",
@@ -65,6 +82,8 @@ __all__ = [
     "mmt_add_inf_fused",
     "mmt_add_residual_fwd_fused",
     "mmt_add_residual_inf_fused",
+    "mmt_add_scale_extra_fwd_fused",
+    "mmt_add_scale_extra_inf_fused",
     "mmt_geglu_bwd_fused",
     "mmt_gelu_add_fwd_fused",
     "mmt_gelu_add_inf_fused",
@@ -74,6 +93,9 @@ __all__ = [
     "mmt_gelu_residual_inf_fused",
     "mmt_residual_fwd_fused",
     "mmt_residual_inf_fused",
+    "mmt_scale_bwd_fused",
+    "mmt_scale_extra_fwd_fused",
+    "mmt_scale_extra_inf_fused",
     "register_fusion_backward",
     "register_fusion_forward",
     "register_fusion_inference",

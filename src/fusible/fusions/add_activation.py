@@ -16,7 +16,7 @@ def _backward(word: ActivationBiasBackward, add: Add, act: Activation, add_ctx: 
         d, _ = act.backward(act_ctx, dy)
         dx, add_grads = add.backward(add_ctx, d)
         return dx, (add_grads, [])
-    dx, dbias = word(dy, act_ctx["x"], add.dx_dtype, add.dbias_dtype)
+    dx, dbias = word(dy, act.saved(act_ctx), add.dx_dtype, add.dbias_dtype)
     return dx, ([dbias], [])
 
 

@@ -23,6 +23,13 @@ def _all_quantized(types: tuple[nvte.Type | None, ...]) -> bool:
     return all(type is not None and is_quantized_type(type) for type in types)
 
 
+def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:
+    """The input of the GELU: the widest tensor of all, and done with, so that the context lets it go."""
+    x = gelu.saved(ctx)
+    del ctx["x"]
+    return x
+
+
 @register_fusion_backward
 def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor):
     """``(dy @ weight) * gelu'(x)``, rounded once: the gradient between the two is never written."""
@@ -32,7 +39,7 @@ def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context
         dx, gelu_grads = gelu.backward(gelu_ctx, d)
         return dx, (gelu_grads, mmt_grads)
     dy = nvte.cast_checked(dy, mmt.dy_dtype)
-    dx = nvte.matmul_dgelu(dy, mmt_ctx["weight"], gelu_ctx.pop("x"), gelu.dx_dtype)  # the widest tensor of all, and done with
+    dx = nvte.matmul_dgelu(dy, mmt.operand(mmt_ctx["weight"]), _taken(gelu, gelu_ctx), gelu.dx_dtype)
     return dx, ([], [mmt.dweight(mmt_ctx, dy) if mmt.wants("weight") else None])
 
 
@@ -57,5 +64,5 @@ def add_gelu_mmt_add_bwd_fused(
     d, add2_grads = add2.backward(add2_ctx, nvte.cast_checked(dy, add2.dy_dtype))
     assert d is not None
     d = nvte.cast_checked(d, mmt.dy_dtype)
-    dx, dbias = nvte.matmul_dbias_dgelu(d, mmt_ctx["weight"], gelu_ctx.pop("x"), add1.dx_dtype, add1.dbias_dtype)
+    dx, dbias = nvte.matmul_dbias_dgelu(d, mmt.operand(mmt_ctx["weight"]), _taken(gelu, gelu_ctx), add1.dx_dtype, add1.dbias_dtype)
     return dx, ([dbias], [], [mmt.dweight(mmt_ctx, d) if mmt.wants("weight") else None], add2_grads)

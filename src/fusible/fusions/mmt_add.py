@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fusible import nvte
 from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
 from fusible.nvte import is_quantized_type
-from fusible.ops import MMT, Add, Context, ResidualEnd
+from fusible.ops import MMT, Add, AddExtra, Context, ResidualEnd
 
 __all__ = [
     "mmt_add_add_fwd_fused",
@@ -25,6 +27,11 @@ def bias_of(add: Add) -> nvte.Tensor:
     return nvte.cast_checked(add.bias, add.bias_dtype)
 
 
+def extra_of(end: AddExtra, sides: Mapping[str, nvte.Tensor], mmt: MMT, x: nvte.Tensor) -> nvte.Tensor:
+    """What joins after the product of ``x``."""
+    return end.extra(sides, (*x.shape[:-1], mmt.weight.shape[0]))
+
+
 @register_fusion_inference
 def mmt_add_inf_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
     """``x @ weight.T + bias``, rounded once."""
@@ -41,48 +48,52 @@ def mmt_add_fwd_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, 
 @register_fusion_backward
 def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor):
     """The weight's product sums the bias gradient too; an 8-bit gradient is summed while it is quantized, before it loses precision."""
+    return mmt_add_backward(mmt, add, mmt_ctx, add_ctx, dy)
+
+
+def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None):
+    """``mmt_add_bwd_fused``, with ``addend`` added to dx before it is rounded."""
     dy = nvte.cast_checked(dy, add.dy_dtype)
     quantized = any(type is not None and is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
     if quantized or not (add.wants("bias") and mmt.wants("weight")) or mmt.dweight_so_far is not None:
         d, add_grads = add.backward(add_ctx, dy)
         assert d is not None
-        dx, mmt_grads = mmt.backward(mmt_ctx, d)
+        dx, mmt_grads = mmt.backward(mmt_ctx, d, addend)
         return dx, (mmt_grads, add_grads)
     dy = nvte.cast_checked(nvte.cast_checked(dy, add.dx_dtype), mmt.dy_dtype)
-    dweight, dbias = nvte.transpose_matmul_dbias(dy, mmt_ctx["x"], mmt.dweight_dtype, add.dbias_dtype)
-    dx = nvte.matmul(dy, mmt_ctx["weight"], mmt.dx_dtype) if mmt.wants("x") else None
-    return dx, ([dweight], [dbias])
+    dweight, dbias = nvte.transpose_matmul_dbias(dy, mmt.operand(mmt_ctx["x"]), mmt.dweight_dtype, add.dbias_dtype)
+    return mmt.dx(mmt_ctx, dy, addend), ([dweight], [dbias])
 
 
 @register_fusion_inference
-def mmt_add_residual_inf_fused(mmt: MMT, add: Add, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor) -> nvte.Tensor:
-    """``x @ weight.T + bias + residual``, summed in fp32 and rounded once."""
-    return nvte.matmul_transpose_add_add(*mmt.operands(x), bias_of(add), residual, end.y_dtype)
+def mmt_add_residual_inf_fused(mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
+    """``x @ weight.T + bias + extra``, summed in fp32 and rounded once."""
+    return nvte.matmul_transpose_add_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype)
 
 
 @register_fusion_forward
 def mmt_add_residual_fwd_fused(
-    mmt: MMT, add: Add, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+    mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
-    """``x @ weight.T + bias + residual``, summed in fp32 and rounded once."""
+    """``x @ weight.T + bias + extra``, summed in fp32 and rounded once."""
     x, weight = mmt.operands(x)
-    y = nvte.matmul_transpose_add_add(x, weight, bias_of(add), residual, end.y_dtype)
+    y = nvte.matmul_transpose_add_add(x, weight, bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype)
     return y, (mmt.context(x, weight), {}, {})
 
 
 @register_fusion_inference
-def mmt_residual_inf_fused(mmt: MMT, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor) -> nvte.Tensor:
-    """``x @ weight.T + residual``, summed in fp32 and rounded once."""
-    return nvte.matmul_transpose_add_add(*mmt.operands(x), None, residual, end.y_dtype)
+def mmt_residual_inf_fused(mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
+    """``x @ weight.T + extra``, summed in fp32 and rounded once."""
+    return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype)
 
 
 @register_fusion_forward
 def mmt_residual_fwd_fused(
-    mmt: MMT, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+    mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context]]:
-    """``x @ weight.T + residual``, summed in fp32 and rounded once."""
+    """``x @ weight.T + extra``, summed in fp32 and rounded once."""
     x, weight = mmt.operands(x)
-    return nvte.matmul_transpose_add_add(x, weight, None, residual, end.y_dtype), (mmt.context(x, weight), {})
+    return nvte.matmul_transpose_add_add(x, weight, None, extra_of(end, sides, mmt, x), end.y_dtype), (mmt.context(x, weight), {})
 
 
 @register_fusion_inference

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
-from fusible.fusions.mmt_add import bias_of
+from fusible.fusions.mmt_add import bias_of, extra_of
 from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
 from fusible.nvte import DType, element
-from fusible.ops import GELU, MMT, Add, Context, GeGLU, ResidualEnd
+from fusible.ops import GELU, MMT, Add, AddExtra, Context, GeGLU, ResidualEnd
 
 __all__ = [
     "mmt_add_gelu_add_fwd_fused",
@@ -43,7 +43,7 @@ def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tenso
     """``gelu(x @ weight.T)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_gelu(x, weight, gelu.y_dtype, _pre_type(gelu, mmt))
-    return y, (mmt.context(x, weight), {"x": pre})
+    return y, (mmt.context(x, weight), gelu.context(pre))
 
 
 @register_fusion_inference
@@ -57,7 +57,7 @@ def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> tu
     """``gelu(x @ weight.T + bias)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_add_gelu(x, weight, bias_of(add), gelu.y_dtype, _pre_type(gelu, add))
-    return y, (mmt.context(x, weight), {}, {"x": pre})
+    return y, (mmt.context(x, weight), {}, gelu.context(pre))
 
 
 @register_fusion_backward
@@ -80,23 +80,23 @@ def mmt_gelu_add_fwd_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> tu
     """``gelu(x @ weight.T) + bias``; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_gelu_add(x, weight, bias_of(add), add.y_dtype, _pre_type(gelu, mmt))
-    return y, (mmt.context(x, weight), {"x": pre}, {})
+    return y, (mmt.context(x, weight), gelu.context(pre), {})
 
 
 @register_fusion_inference
-def mmt_gelu_residual_inf_fused(mmt: MMT, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T) + residual``."""
-    return nvte.matmul_transpose_gelu_add(*mmt.operands(x), residual, end.y_dtype, _pre_type(gelu, mmt))[0]
+def mmt_gelu_residual_inf_fused(mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
+    """``gelu(x @ weight.T) + extra``."""
+    return nvte.matmul_transpose_gelu_add(*mmt.operands(x), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, mmt))[0]
 
 
 @register_fusion_forward
 def mmt_gelu_residual_fwd_fused(
-    mmt: MMT, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+    mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
-    """``gelu(x @ weight.T) + residual``; its input is kept."""
+    """``gelu(x @ weight.T) + extra``; its input is kept."""
     x, weight = mmt.operands(x)
-    y, pre = nvte.matmul_transpose_gelu_add(x, weight, residual, end.y_dtype, _pre_type(gelu, mmt))
-    return y, (mmt.context(x, weight), {"x": pre}, {})
+    y, pre = nvte.matmul_transpose_gelu_add(x, weight, extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, mmt))
+    return y, (mmt.context(x, weight), gelu.context(pre), {})
 
 
 @register_fusion_inference
@@ -112,25 +112,25 @@ def mmt_add_gelu_add_fwd_fused(
     """``gelu(x @ weight.T + bias1) + bias2``; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add1), bias_of(add2), add2.y_dtype, _pre_type(gelu, add1))
-    return y, (mmt.context(x, weight), {}, {"x": pre}, {})
+    return y, (mmt.context(x, weight), {}, gelu.context(pre), {})
 
 
 @register_fusion_inference
 def mmt_add_gelu_residual_inf_fused(
-    mmt: MMT, add: Add, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+    mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> nvte.Tensor:
-    """``gelu(x @ weight.T + bias) + residual``."""
-    return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add), residual, end.y_dtype, _pre_type(gelu, add))[0]
+    """``gelu(x @ weight.T + bias) + extra``."""
+    return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, add))[0]
 
 
 @register_fusion_forward
 def mmt_add_gelu_residual_fwd_fused(
-    mmt: MMT, add: Add, gelu: GELU, end: ResidualEnd, x: nvte.Tensor, *, residual: nvte.Tensor
+    mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
-    """``gelu(x @ weight.T + bias) + residual``; its input is kept."""
+    """``gelu(x @ weight.T + bias) + extra``; its input is kept."""
     x, weight = mmt.operands(x)
-    y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add), residual, end.y_dtype, _pre_type(gelu, add))
-    return y, (mmt.context(x, weight), {}, {"x": pre}, {})
+    y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, add))
+    return y, (mmt.context(x, weight), {}, gelu.context(pre), {})
 
 
 @register_fusion_backward

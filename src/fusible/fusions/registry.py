@@ -45,6 +45,11 @@ class Fusion:
         """Whether it comes with the package."""
         return self.function.__module__.partition(".")[0] == "fusible"
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it is a caller's own code for one stretch of ops, not registered, which may compute elsewhere than by nvte's words."""
+        return not self.pattern
+
     def matches(self, ops: typing.Sequence[Op]) -> bool:
         """Whether ``ops``, as many as the pattern is long, are of its exact types and take side values of different names."""
         if not all(type(op) in allowed for op, allowed in zip(ops, self.pattern, strict=True)):
@@ -79,7 +84,8 @@ def registered(kind: PassKind) -> tuple[Fusion, ...]:
 def register_fusion_inference(function: F) -> F:
     """Register ``(a: A, b: B, ..., x: nvte.Tensor) -> y`` as the inference of ``A, B, ...``.
 
-    Side inputs of the ops are keyword-only parameters, here and in the other two passes.
+    Side inputs of the ops are keyword-only parameters, or ``**sides`` where an op is told their names, here and in forward; so are the gradients of
+    side outputs in backward.
     """
     return _register("inference", function)
 
@@ -120,7 +126,8 @@ def _register(kind: PassKind, function: F) -> F:
 
 def _pattern(kind: Literal["forward", "backward", "inference"], function: Callable[..., Any]) -> tuple[frozenset[type[Op]], ...]:
     hints = typing.get_type_hints(function)
-    positional = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    keywords = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+    positional = [p.name for p in inspect.signature(function).parameters.values() if p.kind not in keywords]
     pattern = []
     for name in positional:
         allowed = _op_types(hints.get(name))

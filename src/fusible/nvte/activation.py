@@ -16,6 +16,8 @@ from fusible.nvte.tensor import Tensor
 __all__ = [
     "cast_transpose_dbias_dgelu_checked",
     "cast_transpose_dgeglu_checked",
+    "clamped_dswiglu",
+    "clamped_swiglu",
     "dbias_dgelu",
     "dbias_dqgelu",
     "dbias_drelu",
@@ -29,6 +31,7 @@ __all__ = [
     "dreglu",
     "drelu",
     "dsilu",
+    "dsituglu",
     "dsreglu",
     "dsrelu",
     "dswiglu",
@@ -39,7 +42,16 @@ __all__ = [
     "qgelu",
     "reglu",
     "relu",
+    "scaled_clamped_dswiglu",
+    "scaled_clamped_swiglu",
+    "scaled_dsituglu",
+    "scaled_dsrelu",
+    "scaled_dswiglu",
+    "scaled_situglu",
+    "scaled_srelu",
+    "scaled_swiglu",
     "silu",
+    "situglu",
     "sreglu",
     "srelu",
     "swiglu",
@@ -47,11 +59,11 @@ __all__ = [
 
 
 class Activation(Protocol):
-    def __call__(self, x: Tensor, type: Type) -> Tensor: ...
+    def __call__(self, x: Tensor, type: Type, *options: float) -> Tensor: ...
 
 
 class ActivationBackward(Protocol):
-    def __call__(self, dy: Tensor, x: Tensor, type: Type) -> Tensor: ...
+    def __call__(self, dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor: ...
 
 
 class ActivationBiasBackward(Protocol):
@@ -70,18 +82,46 @@ def cast_transpose_dgeglu_checked(dy: Tensor, x: Tensor, type: Type) -> tuple[Te
     return dx, transpose(dx)
 
 
+class ScaledActivation(Protocol):
+    def __call__(self, x: Tensor, scales: Tensor, type: Type, *options: float) -> Tensor: ...
+
+
+class ScaledActivationBackward(Protocol):
+    def __call__(
+        self, dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
 def _pair(name: str, forward: Callable, backward: Callable) -> tuple[Activation, ActivationBackward]:
-    def word(x: Tensor, type: Type) -> Tensor:
+    def word(x: Tensor, type: Type, *options: float) -> Tensor:
         quantizer = quantizer_for(type)
-        return emit(forward(x.data, quantizer), type, quantizer)
+        return emit(forward(x.data, quantizer, *options), type, quantizer)
 
-    def dword(dy: Tensor, x: Tensor, type: Type) -> Tensor:
+    def dword(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
         quantizer = quantizer_for(type)
-        return emit(backward(dy.data, x.data, quantizer), type, quantizer)
+        return emit(backward(dy.data, x.data, quantizer, *options), type, quantizer)
 
-    word.__name__, dword.__name__ = name, f"d{name}"
-    word.__doc__ = f"``y = {name}(x)`` in ``type`` (see ``tex.{name}``)."
-    dword.__doc__ = f"``dx`` of ``{name}`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.d{name}``)."
+    word.__name__, dword.__name__ = name, backward.__name__
+    word.__doc__ = f"``y = {name}(x)`` in ``type``, with the further options of ``tex.{name}``."
+    dword.__doc__ = f"``dx`` of ``{name}`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.{backward.__name__}``)."
+    return word, dword
+
+
+def _scaled_pair(name: str, forward: Callable, backward: Callable) -> tuple[ScaledActivation, ScaledActivationBackward]:
+    def word(x: Tensor, scales: Tensor, type: Type, *options: float) -> Tensor:
+        quantizer = quantizer_for(type)
+        return emit(forward(x.data, scales.data, quantizer, *options), type, quantizer)
+
+    def dword(
+        dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        quantizer = quantizer_for(type)
+        dx, dscales = backward(dy.data, x.data, scales.data, quantizer, *options, scales_gradient)
+        return emit(dx, type, quantizer), Tensor(dscales, scales.type) if scales_gradient else None
+
+    word.__name__, dword.__name__ = name, backward.__name__
+    word.__doc__ = f"``y = {name}(x) * scales`` in ``type``, a scale per row, with the further options of ``tex.{name}``."
+    dword.__doc__ = f"``(dx, dscales)`` of ``{name}`` (see ``tex.{backward.__name__}``); None for the latter without ``scales_gradient``."
     return word, dword
 
 
@@ -107,6 +147,13 @@ qgeglu, dqgeglu = _pair("qgeglu", tex.qgeglu, tex.dqgeglu)
 reglu, dreglu = _pair("reglu", tex.reglu, tex.dreglu)
 sreglu, dsreglu = _pair("sreglu", tex.sreglu, tex.dsreglu)
 swiglu, dswiglu = _pair("swiglu", tex.swiglu, tex.dswiglu)
+situglu, dsituglu = _pair("situglu", tex.situglu, tex.dsituglu)
+clamped_swiglu, clamped_dswiglu = _pair("clamped_swiglu", tex.clamped_swiglu, tex.clamped_dswiglu)
+
+scaled_srelu, scaled_dsrelu = _scaled_pair("scaled_srelu", tex.scaled_srelu, tex.scaled_dsrelu)
+scaled_swiglu, scaled_dswiglu = _scaled_pair("scaled_swiglu", tex.scaled_swiglu, tex.scaled_dswiglu)
+scaled_situglu, scaled_dsituglu = _scaled_pair("scaled_situglu", tex.scaled_situglu, tex.scaled_dsituglu)
+scaled_clamped_swiglu, scaled_clamped_dswiglu = _scaled_pair("scaled_clamped_swiglu", tex.scaled_clamped_swiglu, tex.scaled_clamped_dswiglu)
 
 dbias_dgelu = _with_dbias("dgelu", tex.dbias_dgelu)
 dbias_dqgelu = _with_dbias("dqgelu", tex.dbias_dqgelu)

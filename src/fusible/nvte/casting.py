@@ -11,12 +11,13 @@ from typing import Any
 from fusible import tex
 from fusible.nvte.dtype import DType, QuantizedType, Type, is_quantized_type
 from fusible.nvte.execution import current_pass
-from fusible.nvte.frameworks import nvte_dtype
+from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype
 from fusible.nvte.tensor import Tensor
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
 
 __all__ = [
     "bgrad_cast",
+    "by_columns",
     "cast",
     "cast_checked",
     "cast_transpose",
@@ -26,6 +27,7 @@ __all__ = [
     "emit",
     "multi_cast_transpose",
     "multi_cast_transpose_checked",
+    "note_amax",
     "plain",
     "quantize",
     "quantizer_for",
@@ -34,22 +36,27 @@ __all__ = [
 
 
 def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
-    """The per-call descriptor by which tex quantizes into ``type``; None for an unquantized type. ``emit`` takes it back after the call."""
+    """The per-call descriptor by which tex quantizes into ``type``; None for an unquantized type, and for one that tex does not know. ``emit`` takes
+    it back after the call."""
     if not is_quantized_type(type):
         return None
     if isinstance(type, DType):
         return Float8CurrentScalingQuantizer(type, columnwise=columnwise, internal=True)
     if type.scaling == "delayed":
         return Float8Quantizer(current_pass().scale(type.slot), None, type.dtype, columnwise=columnwise, internal=True)
-    return Float8CurrentScalingQuantizer(
-        type.dtype, columnwise=columnwise, force_pow_2_scales=type.power_2_scale, amax_epsilon=type.amax_epsilon, internal=True
-    )
+    if type.applied:
+        return None
+    if not columnwise or type.columnwise:
+        return type.descriptor
+    descriptor = type.descriptor.copy()
+    descriptor.columnwise_usage = True
+    return descriptor
 
 
 def emit(data: Any, type: Type, quantizer: Any) -> Tensor:
     """Wrap what a tex call gave for ``type``: notes the amax that the call observed in the running pass, casts what is not yet of the type."""
     if quantizer is None:
-        return plain(data, type)  # type: ignore[arg-type]
+        return cast(Tensor(data, nvte_dtype(data.dtype)), type) if isinstance(type, QuantizedType) else plain(data, type)
     if isinstance(quantizer, Float8Quantizer):
         note_amax(type.slot, quantizer.amax)  # type: ignore[union-attr]
     return Tensor(data, type)
@@ -82,6 +89,8 @@ def quantize(x: Tensor, type: QuantizedType, scale: Any = None) -> tuple[Tensor,
 
 def dequantize(x: Tensor, dtype: DType) -> Tensor:
     """``value * scale_inv`` of a quantized tensor, rounded once to ``dtype``."""
+    if x.type.__class__ is QuantizedType and x.type.applied:  # type: ignore[union-attr]
+        return Tensor(x.data.dequantize(dtype=te_to_torch_dtype(dtype)), dtype)
     return Tensor(tex.dequantize(x.data, dtype), dtype)
 
 
@@ -94,6 +103,8 @@ def cast(x: Tensor, type: Type) -> Tensor:
     if not is_quantized_type(type):
         return Tensor(tex.prim.cast(x.data, type), type)
     quantizer = quantizer_for(type)
+    if quantizer is None:
+        return Tensor(type.descriptor.quantize(x.data), type)  # type: ignore[union-attr]
     return emit(tex.quantize(x.data, quantizer, None, None), type, quantizer)
 
 
@@ -102,6 +113,20 @@ def cast_checked(x: Tensor, type: Type | None) -> Tensor:
     if type is None or x.type == type or (x.dtype == type and is_quantized_type(x.type)):
         return x
     return cast(x, type)
+
+
+def by_columns(x: Tensor) -> Tensor:
+    """``x`` without the copy that is read along rows, where it has one along columns too: what a backward pass needs of an operand."""
+    type = x.type
+    if not isinstance(type, QuantizedType) or not (type.rowwise and type.columnwise):
+        return x
+    rows = _GROUPED_ROWS if isinstance(x.data, GroupedTensorStorage) else frozenset()
+    fields: dict[str, Any] = {name: None if "rowwise" in name or name in rows else value for name, value in x.data.get_metadata().items()}
+    return Tensor(x.data.__class__(**fields), type.read(rowwise=False, columnwise=True))
+
+
+_GROUPED_ROWS = frozenset({"data", "scale_inv", "amax"})
+"""The fields of a grouped tensor's row-wise copy."""
 
 
 def transpose(x: Tensor) -> Tensor:
@@ -143,8 +168,8 @@ def bgrad_cast(dy: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tenso
 
     Where ``dy`` is quantized by the same read, the sum is rounded to its dtype first, as tex gives it.
     """
-    if is_quantized_type(type) and not is_quantized_type(dy.type):
-        quantizer = quantizer_for(type)
+    quantizer = quantizer_for(type)
+    if quantizer is not None and not is_quantized_type(dy.type):
         sums, data = tex.bgrad_quantize(dy.data, quantizer)
         return emit(data, type, quantizer), plain(sums, dbias_type)
     decoded = dequantize(dy, DType.Float32) if is_quantized_type(dy.type) else dy

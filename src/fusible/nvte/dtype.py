@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 from fusible.errors import DTypeError, expected
+from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, IdentityQuantizer, Quantizer
+from fusible.tex.protocol import scaling
 
 __all__ = ["DType", "QuantizedType", "Type", "bit_width", "dtype_name", "element", "is_fp8", "is_quantized_type"]
 
@@ -22,6 +25,7 @@ class DType(IntEnum):
     BFloat16 = 6
     Float8E4M3 = 7
     Float8E5M2 = 8
+    Float4E2M1 = 10
 
     def __str__(self) -> str:
         return _NAMES[self]
@@ -36,40 +40,85 @@ _NAMES = {
     DType.BFloat16: "bf16",
     DType.Float8E4M3: "e4m3",
     DType.Float8E5M2: "e5m2",
+    DType.Float4E2M1: "e2m1",
 }
-_BITS = {DType.Int32: 32, DType.Int64: 64, DType.Float32: 32, DType.Float16: 16, DType.BFloat16: 16}
+_BITS = {DType.Int32: 32, DType.Int64: 64, DType.Float32: 32, DType.Float16: 16, DType.BFloat16: 16, DType.Float4E2M1: 4}
 _FP8 = frozenset({DType.Float8E4M3, DType.Float8E5M2})
+_LOW = _FP8 | {DType.Float4E2M1}
 
 
 @dataclass(frozen=True)
 class QuantizedType:
-    """An 8-bit element type together with how it is scaled.
+    """An element type of 8 or 4 bits together with how it is scaled, and which copies are made.
 
-    ``scaling`` is ``"delayed"`` (by the scale that the running pass holds under the name ``slot``) or ``"current"`` (by the tensor's own amax).
+    ``scaling`` is ``"delayed"`` (by the scale that the running pass holds under the name ``slot``) or what ``quantizer`` does: ``"current"``,
+    ``"block"``, ``"mxfp8"``, ``"nvfp4"``, or what no backend of tex knows: ``"hybrid"``, ``"identity"``, ``"custom"``. The quantizer is a template
+    and not called itself; under current scaling it may be left out. ``rowwise`` and ``columnwise`` say along which of its dimensions products read
+    the tensor: a tensor with one scale is read either way.
     """
 
     dtype: DType
     scaling: str
     slot: str = ""
-    power_2_scale: bool = False
-    amax_epsilon: float = 0.0
+    quantizer: Quantizer | None = None
+    rowwise: bool = True
+    columnwise: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in _FP8:
-            raise DTypeError(expected("an 8-bit element type", of="a QuantizedType", got=str(self.dtype), do="use Float8E4M3 or Float8E5M2"))
-        if self.scaling not in ("delayed", "current") or (self.scaling == "delayed") != bool(self.slot):
-            raise DTypeError(
-                expected(
-                    "'delayed' with a slot, or 'current' without",
-                    of="a QuantizedType's scaling",
-                    got=f"{self.scaling!r} with slot {self.slot!r}",
-                    do="give one of the two",
-                )
-            )
+        if self.dtype not in _LOW and not self.applied:
+            raise DTypeError(expected("an element type of 8 or 4 bits", of="a QuantizedType", got=str(self.dtype), do="use Float8E4M3 or Float8E5M2"))
+        if self.scaling == "current" and self.quantizer is None:
+            object.__setattr__(self, "quantizer", Float8CurrentScalingQuantizer(self.dtype))
+        if (self.scaling == "delayed") != bool(self.slot) or (self.scaling == "delayed") == (self.quantizer is not None):
+            got = f"{self.scaling!r} with slot {self.slot!r} and quantizer {self.quantizer!r}"
+            wanted = "'delayed' with a slot, 'current', or another scaling with its quantizer"
+            raise DTypeError(expected(wanted, of="a QuantizedType's scaling", got=got, do="give one of these"))
+
+    @classmethod
+    def of(cls, quantizer: Any) -> QuantizedType:
+        """The type of what a quantizer without a state of its own gives, with the copies that it makes."""
+        applied = "custom" if quantizer.custom else _APPLIED.get(type(quantizer))
+        if applied is not None:
+            return cls(DType.Byte, applied, quantizer=quantizer)
+        made = cls(DType(int(quantizer.dtype)), scaling(quantizer), quantizer=quantizer)
+        return made.read(rowwise=quantizer.rowwise_usage, columnwise=quantizer.columnwise_usage)
+
+    def read(self, *, rowwise: bool, columnwise: bool) -> QuantizedType:
+        """The type for products that read along these dimensions; itself where one copy serves both, or none is asked for."""
+        if self.scaling in ("delayed", "current") or self.applied or (rowwise, columnwise) in ((False, False), (self.rowwise, self.columnwise)):
+            return self
+        return replace(self, rowwise=rowwise, columnwise=columnwise)
+
+    @property
+    def applied(self) -> bool:
+        """Whether the quantizer itself is called, as none of tex's functions takes it. ``dtype`` says nothing then."""
+        return self.scaling in ("hybrid", "identity", "custom")
+
+    @cached_property
+    def descriptor(self) -> Quantizer:
+        """What tex quantizes by, of any scaling but delayed: the template, giving bare storages, with the copies of this type."""
+        assert self.quantizer is not None
+        descriptor = self.quantizer.copy()
+        descriptor.internal = True
+        if not self.applied:
+            descriptor.set_usage(rowwise=self.rowwise, columnwise=self.columnwise)
+        return descriptor
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.dtype, self.scaling, self.slot, self.quantizer, self.rowwise, self.columnwise))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{self.slot or self.scaling}]"
+        if self.applied:
+            return type(self.quantizer).__name__
+        ways = "" if self.rowwise and not self.columnwise else ", by columns" if not self.rowwise else ", both ways"
+        return f"{self.dtype}[{self.slot or self.scaling}{ways}]"
 
+
+_APPLIED: dict[type, str] = {HybridQuantizer: "hybrid", IdentityQuantizer: "identity"}
 
 Type: TypeAlias = DType | QuantizedType
 """What a tensor can be asked for: an element type, or one with its scaling. A bare 8-bit ``DType`` asks for current scaling."""
@@ -81,7 +130,7 @@ def element(type: Type) -> DType:
 
 
 def is_quantized_type(type: Type) -> bool:
-    """Whether tensors of ``type`` are 8-bit floating point with a scale."""
+    """Whether tensors of ``type`` are floats of 8 or 4 bits with a scale."""
     return type.__class__ is QuantizedType or type in _FP8
 
 

@@ -1,22 +1,45 @@
-"""Words for sums, copies and allocation."""
+"""Words for sums, products with a number, copies, the order of columns, and allocation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fusible import tex
+from fusible.errors import ShapeError, expected
 from fusible.nvte.casting import cast as _cast
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
 
-__all__ = ["add", "concatenate", "copy", "dbias", "empty", "empty_like", "multi_empty_share_metadata", "reshape", "split"]
+__all__ = [
+    "add",
+    "concatenate",
+    "copy",
+    "dbias",
+    "deinterleave",
+    "empty",
+    "empty_like",
+    "interleave",
+    "multi_empty_share_metadata",
+    "reshape",
+    "scale",
+    "split",
+    "zeros",
+]
 
 
 def add(a: Tensor, b: Tensor, type: Type) -> Tensor:
     """``a + b`` in fp32, rounded once to ``type``; shapes broadcast (a bias ``[columns]`` onto ``[rows, columns]``)."""
     from_type = type if not is_quantized_type(type) else DType.Float32
-    total = Tensor(tex.prim.add(a.data, b.data, from_type), from_type)
+    total = Tensor(tex.prim.add(_values(a), _values(b), from_type), from_type)
     return total if total.type == type else _cast(total, type)
+
+
+def scale(x: Tensor, factor: float, type: Type) -> Tensor:
+    """``x * factor`` in fp32, rounded once to ``type``."""
+    from_type = type if not is_quantized_type(type) else DType.Float32
+    product = Tensor(tex.prim.scale(_values(x), factor, from_type), from_type)
+    return product if product.type == type else _cast(product, type)
 
 
 def copy(x: Tensor) -> Tensor:
@@ -26,13 +49,39 @@ def copy(x: Tensor) -> Tensor:
 
 def dbias(dy: Tensor, type: DType) -> Tensor:
     """The gradient of a bias: ``[rows, columns] -> [columns]``, the sum over rows in fp32, rounded once to ``type``."""
-    data = tex.dequantize(dy.data, DType.Float32) if is_quantized_type(dy.type) else dy.data
-    return Tensor(tex.prim.row_sum(data, type), type)
+    return Tensor(tex.prim.row_sum(_values(dy), type), type)
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """``x`` (unquantized) with another shape."""
-    return Tensor(tex.prim.reshape(x.data, tuple(shape)), x.type)
+    """``x`` with another shape; a quantized one with another of the same last dimension."""
+    held, type_ = x.data, x.type
+    if not is_quantized_type(type_):
+        return Tensor(tex.prim.reshape(held, tuple(shape)), type_)
+    if (isinstance(type_, DType) or type_.scaling in ("delayed", "current")) and x.columnwise is None:  # bytes of any framework, and one scale
+        return Tensor(held.__class__(**{**held.get_metadata(), "data": tex.prim.reshape(held._data, tuple(shape))}), type_)
+    return Tensor(held.view(tuple(shape)), type_)
+
+
+def interleave(x: Tensor, size: int) -> Tensor:
+    """The two halves of each row, cut into blocks of ``size`` columns, by turns: ``[a0 a1 .. b0 b1 ..]`` as ``[a0 b0 a1 b1 ..]``."""
+    return _blocks_exchanged(x, 2, x.shape[-1] // (2 * size), size)
+
+
+def deinterleave(x: Tensor, size: int) -> Tensor:
+    """The inverse of ``interleave``: ``[a0 b0 a1 b1 ..]`` as ``[a0 a1 .. b0 b1 ..]``."""
+    return _blocks_exchanged(x, x.shape[-1] // (2 * size), 2, size)
+
+
+def _blocks_exchanged(x: Tensor, outer: int, inner: int, size: int) -> Tensor:
+    """Each row of ``x`` (unquantized), seen as ``[outer, inner, size]``, as ``[inner, outer, size]``."""
+    *leading, width = x.shape
+    if outer * inner * size != width:
+        of = f"a tensor that is interleaved in blocks of {size}"
+        raise ShapeError(expected(f"a multiple of {2 * size} columns", of=of, got=width, do="give whole blocks of both halves"))
+    first = len(leading)
+    blocks = tex.prim.reshape(x.data, (*leading, outer, inner, size))
+    exchanged = tex.prim.permute(blocks, (*range(first), first + 1, first, first + 2))
+    return Tensor(tex.prim.reshape(exchanged, x.shape), x.type)
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
@@ -52,6 +101,11 @@ def empty(shape: Sequence[int], type: Type, like: Tensor) -> Tensor:
     return _cast(Tensor(tex.prim.full(tuple(shape), 0.0, DType.Float32, _held(like)), DType.Float32), type)
 
 
+def zeros(shape: Sequence[int], type: DType, like: Tensor) -> Tensor:
+    """A tensor of zeros, of the framework and device of ``like``."""
+    return Tensor(tex.prim.full(tuple(shape), 0.0, type, _held(like)), type)
+
+
 def empty_like(x: Tensor) -> Tensor:
     """A tensor of unspecified values with the shape and type of ``x``."""
     return empty(x.shape, x.type, x)
@@ -60,6 +114,10 @@ def empty_like(x: Tensor) -> Tensor:
 def multi_empty_share_metadata(*shapes: Sequence[int], type: Type, like: Tensor) -> list[Tensor]:
     """Empty tensors of one type: quantized ones share the slot of their scale, as the copies of one tensor do."""
     return [empty(shape, type, like) for shape in shapes]
+
+
+def _values(x: Tensor) -> Any:
+    return tex.dequantize(x.data, DType.Float32) if is_quantized_type(x.type) else x.data
 
 
 def _held(x: Tensor) -> object:

@@ -21,10 +21,10 @@ class Pass:
     """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), and the ``amaxes`` by slot that quantization observed.
 
     ``caches``: of keys and values, by the position of their op. ``sums``: gradients so far of parameters, ``<position>.<name>``, to which the pass
-    adds. ``memo``: what several ops need and one has computed.
+    adds. ``memo``: what several ops need and one has computed. ``call``: what an op leaves in the forward of a call for its backward, beside tensors.
     """
 
-    __slots__ = ("amaxes", "caches", "kind", "memo", "scales", "sums")
+    __slots__ = ("amaxes", "caches", "call", "kind", "memo", "scales", "sums")
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class Pass:
         scales: Mapping[str, Any] | None = None,
         caches: Mapping[int, Any] | None = None,
         sums: Mapping[str, Any] | None = None,
+        call: dict[Any, Any] | None = None,
     ) -> None:
         self.kind: PassKind = kind
         self.scales = scales if scales is not None else {}
@@ -39,6 +40,7 @@ class Pass:
         self.sums = sums if sums is not None else {}
         self.amaxes: dict[str, Any] = {}
         self.memo: dict[Any, Any] | None = {}
+        self.call: dict[Any, Any] = call if call is not None else {}
 
     def scale(self, slot: str) -> Any:
         """The scale of a slot. Raises ``ArgumentError`` where the pass has none of that name."""

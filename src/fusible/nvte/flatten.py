@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from typing import Any, NamedTuple
 
-from fusible import tex
-from fusible.nvte.dtype import Type, element, is_quantized_type
+from fusible.nvte.dtype import Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
-from fusible.quantized import Float8TensorStorage
+from fusible.quantized import FieldStorage, Float8TensorStorage, GroupedTensorStorage, QuantizedTensor, QuantizedTensorStorage
 
-__all__ = ["Leaf", "flatten", "unflatten"]
+__all__ = ["Leaf", "STORAGES", "Shell", "StorageSpec", "flatten", "put_together", "take_apart", "unflatten"]
 
-Leaf = tuple[Type, bool]
-"""How one tensor was taken apart: its type, and whether a column-wise copy follows its data and scale."""
+
+STORAGES = (QuantizedTensorStorage, GroupedTensorStorage)
+"""What holds framework tensors, and says by ``get_metadata`` of what it can be made again."""
+
+
+class StorageSpec(NamedTuple):
+    """How a quantized storage was taken apart: its class, the fields that are tensors or storages themselves, and the other ones."""
+
+    make: type[QuantizedTensorStorage] | type[GroupedTensorStorage]
+    parts: tuple[tuple[str, StorageSpec | Shell | None], ...]
+    rest: dict[str, Any]
+
+
+class Shell(NamedTuple):
+    """A user's own storage, without its tensors."""
+
+    storage: Any
+    count: int
+
+
+Leaf = tuple[Type, StorageSpec | Shell | None]
+"""How one tensor was taken apart: its type, and its storage where it is quantized."""
+
+
+def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[list[Any], StorageSpec | Shell]:
+    """The framework tensors in a storage, and what ``put_together`` needs beside them."""
+    if type(storage) is Float8TensorStorage:  # the most frequent one
+        names = _FLOAT8 if storage._transpose is None else _FLOAT8_BOTH
+        leaves = [storage._data, storage._scale_inv] if storage._transpose is None else [storage._data, storage._scale_inv, storage._transpose]
+        return leaves, StorageSpec(Float8TensorStorage, names, {"fp8_dtype": storage._fp8_dtype, "fake_dtype": storage._dtype})
+    if not isinstance(storage, (FieldStorage, GroupedTensorStorage)):
+        tensors, shell = copy(storage).prepare_for_saving()  # pyright: ignore[reportAttributeAccessIssue]
+        return list(tensors), Shell(shell, len(tensors))
+    leaves: list[Any] = []
+    parts: list[tuple[str, StorageSpec | Shell | None]] = []
+    rest: dict[str, Any] = {}
+    for name, value in storage.get_metadata().items():
+        if isinstance(value, STORAGES):
+            inner, spec = take_apart(value.storage_without_autograd() if isinstance(value, QuantizedTensor) else value)
+            leaves += inner
+            parts.append((name, spec))
+        elif hasattr(value, "shape"):
+            leaves.append(value)
+            parts.append((name, None))
+        else:
+            rest[name] = value
+    return leaves, StorageSpec(type(storage), tuple(parts), rest)
+
+
+_FLOAT8: tuple[tuple[str, None], ...] = (("data", None), ("fp8_scale_inv", None))
+_FLOAT8_BOTH = (*_FLOAT8, ("data_transpose", None))
+
+
+def put_together(leaves: Iterator[Any], spec: StorageSpec | Shell) -> Any:
+    """The inverse of ``take_apart``: takes its tensors, which may be another framework's, from ``leaves``."""
+    if isinstance(spec, Shell):
+        storage = copy(spec.storage)
+        storage.restore_from_saved([next(leaves) for _ in range(spec.count)])
+        return storage
+    fields = {name: next(leaves) if inner is None else put_together(leaves, inner) for name, inner in spec.parts}
+    return spec.make(**fields, **spec.rest)
 
 
 def flatten(tensors: Iterable[Tensor]) -> tuple[list[Any], list[Leaf]]:
@@ -23,28 +82,16 @@ def flatten(tensors: Iterable[Tensor]) -> tuple[list[Any], list[Leaf]]:
     for tensor in tensors:
         data = tensor.data
         if is_quantized_type(tensor.type):
-            copied = data._transpose is not None
-            leaves += [data._data, data._scale_inv, data._transpose] if copied else [data._data, data._scale_inv]
-            spec.append((tensor.type, copied))
+            parts, storage = take_apart(data)
+            leaves += parts
+            spec.append((tensor.type, storage))
         else:
             leaves.append(data)
-            spec.append((tensor.type, False))
+            spec.append((tensor.type, None))
     return leaves, spec
 
 
 def unflatten(leaves: Sequence[Any], spec: Iterable[Leaf]) -> list[Tensor]:
     """The inverse of ``flatten``; the leaves may be tensors of another framework."""
-    tensors: list[Tensor] = []
-    place = 0
-    for type, copied in spec:
-        if is_quantized_type(type):
-            data, scale_inv = leaves[place], leaves[place + 1]
-            transpose = leaves[place + 2] if copied else None
-            place += 3 if copied else 2
-            fp8_dtype = tex.DType(element(type))
-            storage = Float8TensorStorage(data=data, fp8_scale_inv=scale_inv, fp8_dtype=fp8_dtype, data_transpose=transpose)
-            tensors.append(Tensor(storage, type))
-        else:
-            tensors.append(Tensor(leaves[place], type))
-            place += 1
-    return tensors
+    values = iter(leaves)
+    return [Tensor(next(values) if storage is None else put_together(values, storage), type) for type, storage in spec]

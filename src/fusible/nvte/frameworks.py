@@ -50,5 +50,7 @@ def torch_to_te_dtype(dtype: torch.dtype) -> DType:
 
 
 def te_to_torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of an element type."""
+    """The torch dtype of an element type. Raises ``DTypeError`` for E2M1, of which torch holds pairs alone."""
+    if dtype not in _BACK:
+        raise DTypeError(expected("an element type of whole bytes", of="te_to_torch_dtype", got=str(dtype), do="dequantize the tensor"))
     return _BACK[dtype]

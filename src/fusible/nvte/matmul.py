@@ -10,11 +10,13 @@ from typing import Any
 from fusible import tex
 from fusible.nvte.casting import cast_checked, emit, plain, quantizer_for
 from fusible.nvte.dtype import DType, Type, is_quantized_type
-from fusible.nvte.elementwise import add
+from fusible.nvte.elementwise import add, dbias
+from fusible.nvte.operands import custom_product, read
 from fusible.nvte.tensor import Tensor
 
 __all__ = [
     "matmul",
+    "matmul_add",
     "matmul_dbias_dgelu",
     "matmul_dgelu",
     "matmul_transpose",
@@ -40,9 +42,9 @@ def matmul_transpose_add(x: Tensor, weight: Tensor, bias: Tensor, type: Type) ->
     return _gemm(weight, True, x, False, type, bias=bias)[0]
 
 
-def matmul_transpose_add_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, type: Type) -> Tensor:
-    """``x @ weight.T + bias + residual`` with ``residual [tokens, N]``, summed in fp32 and rounded once."""
-    return _gemm(weight, True, x, False, type, bias=bias, addend=residual)[0]
+def matmul_transpose_add_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, type: Type, alpha: float = 1.0) -> Tensor:
+    """``alpha * x @ weight.T + bias + residual`` with ``residual [tokens, N]``, summed in fp32 and rounded once."""
+    return _gemm(weight, True, x, False, type, bias=bias, addend=residual, alpha=alpha)[0]
 
 
 def matmul_transpose_gelu(x: Tensor, weight: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
@@ -71,9 +73,14 @@ def matmul_transpose_add_gelu_add(
     return add(y, addend, type), pre
 
 
-def matmul(dy: Tensor, weight: Tensor, type: Type) -> Tensor:
-    """``dy @ weight``: ``[tokens, N], [N, K] -> [tokens, K]``."""
-    return _gemm(weight, False, dy, False, type, grad=True)[0]
+def matmul(dy: Tensor, weight: Tensor, type: Type, alpha: float = 1.0) -> Tensor:
+    """``alpha * dy @ weight``: ``[tokens, N], [N, K] -> [tokens, K]``."""
+    return _gemm(weight, False, dy, False, type, grad=True, alpha=alpha)[0]
+
+
+def matmul_add(dy: Tensor, weight: Tensor, addend: Tensor, type: Type) -> Tensor:
+    """``dy @ weight + addend`` with ``addend [tokens, K]``, summed in fp32 and rounded once."""
+    return _gemm(weight, False, dy, False, type, grad=True, addend=addend)[0]
 
 
 def matmul_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type) -> Tensor:
@@ -91,30 +98,38 @@ def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, flag: Tensor | N
     """``flag``, any tensor, asks for the bias gradient."""
     quantizer = quantizer_for(type)
     out_type: DType = pre.dtype if is_quantized_type(type) else type  # type: ignore[assignment]
+    product = custom_product(weight, False, dy, False, out_type)
+    if product is not None:
+        d = Tensor(tex.dgelu(product.data, pre.data, None), out_type)
+        return cast_checked(d, type), dbias(d, pre.dtype).data if flag is not None else None
     bias = flag.data if flag is not None else None
     result = tex.generic_gemm(
-        weight.data, False, dy.data, False, None, quantizer, out_type, bias, pre.dtype, True, pre.data, True, None, 0, False, True
+        read(weight, True), False, read(dy, False), False, None, quantizer, out_type, bias, pre.dtype, True, pre.data, True, None, 0, False, True
     )
-    return emit(result[0], type, quantizer) if quantizer is not None else Tensor(result[0], out_type), result[1]
+    return emit(result[0], type, quantizer) if is_quantized_type(type) else Tensor(result[0], out_type), result[1]
 
 
-def transpose_matmul(dy: Tensor, x: Tensor, type: Type) -> Tensor:
-    """``dy.T @ x``: ``[tokens, N], [tokens, K] -> [N, K]``."""
-    return _gemm(x, False, dy, True, type, grad=True)[0]
+def transpose_matmul(dy: Tensor, x: Tensor, type: Type, alpha: float = 1.0) -> Tensor:
+    """``alpha * dy.T @ x``: ``[tokens, N], [tokens, K] -> [N, K]``."""
+    return _gemm(x, False, dy, True, type, grad=True, alpha=alpha)[0]
 
 
-def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor) -> Tensor:
-    """``dy.T @ x + addend`` in the type of ``addend [N, K]``, summed in fp32. The addend is used up: its memory may be the result's."""
+def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor, alpha: float = 1.0) -> Tensor:
+    """``alpha * dy.T @ x + addend`` in the type of ``addend [N, K]``, summed in fp32. The addend is used up: its memory may be the result's."""
+    product = custom_product(x, False, dy, True, addend.type, alpha)  # type: ignore[arg-type]
+    if product is not None:
+        return add(product, addend, addend.type)
     result = tex.generic_gemm(
-        x.data, False, dy.data, True, addend.data, None, addend.type, None, addend.type, False, None, True, None, 0, True, True
-    )
+        read(x, True), False, read(dy, True), True, addend.data, None, addend.type, None, addend.type, False, None, True, None, 0, True, True,
+        alpha=alpha,
+    )  # fmt: skip
     return Tensor(result[0], addend.type)
 
 
 def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:
-    """``(dy.T @ x, dbias)`` of unquantized operands, with ``dbias [N]`` the sum of ``dy`` over rows from the same read."""
+    """``(dy.T @ x, dbias)`` of an unquantized ``dy``, with ``dbias [N]`` the sum of ``dy`` over rows from the same read."""
     result = tex.generic_gemm(
-        x.data, False, dy.data, True, None, None, type, dy.data, dbias_type, False, None, True, None, 0, False, True
+        read(x, True), False, dy.data, True, None, None, type, dy.data, dbias_type, False, None, True, None, 0, False, True
     )
     return Tensor(result[0], type), plain(result[1], dbias_type)
 
@@ -131,20 +146,34 @@ def _gemm(
     grad: bool = False,
     addend: Tensor | None = None,
     pre_type: DType = DType.BFloat16,
+    alpha: float = 1.0,
 ) -> tuple[Tensor, Any]:
-    """``op(b) @ op(a)`` with its epilogue; the second value is the input of gelu in ``pre_type``, or None."""
+    """``alpha * op(b) @ op(a)`` with its epilogue; the second value is the input of gelu in ``pre_type``, or None."""
     quantizer = quantizer_for(type)
     out_type: DType = type if not is_quantized_type(type) else pre_type if gelu else DType.Float32  # type: ignore[assignment]
     into = None
     if addend is not None:
         into, quantizer = tex.prim.copy(tex.prim.cast(addend.data, out_type)), None
+    product = custom_product(a, trans_a, b, trans_b, out_type, alpha)
+    if product is not None:
+        return _finished(product, type, bias, gelu, addend, pre_type)
     bias_data = bias.data if bias is not None else None
     bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
     result = tex.generic_gemm(
-        a.data, trans_a, b.data, trans_b, into, quantizer, out_type, bias_data, bias_type, gelu, None, grad, None, 0, addend is not None, True
-    )
+        read(a, not trans_a), trans_a, read(b, trans_b), trans_b, into, quantizer, out_type, bias_data, bias_type, gelu, None, grad, None, 0,
+        addend is not None, True, alpha=alpha,
+    )  # fmt: skip
     if addend is not None:
         y = cast_checked(Tensor(result[0], out_type), type)
     else:
-        y = emit(result[0], type, quantizer) if quantizer is not None else Tensor(result[0], out_type)
+        y = emit(result[0], type, quantizer) if is_quantized_type(type) else Tensor(result[0], out_type)
     return y, plain(result[2], pre_type) if gelu else None
+
+
+def _finished(product: Tensor, type: Type, bias: Tensor | None, gelu: bool, addend: Tensor | None, pre_type: DType) -> tuple[Tensor, Any]:
+    """The epilogue of ``_gemm``, step by step."""
+    z = product if bias is None else add(product, bias, product.type)
+    if gelu:
+        pre = cast_checked(z, pre_type)
+        return cast_checked(Tensor(tex.gelu(pre.data, None), pre_type), type), pre
+    return cast_checked(z if addend is None else add(z, addend, z.type), type), None

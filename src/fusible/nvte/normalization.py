@@ -7,7 +7,7 @@ from fusible.nvte.casting import cast_checked, emit, quantizer_for
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
 
-__all__ = ["dlayernorm", "drmsnorm", "layernorm", "rmsnorm"]
+__all__ = ["dl2norm", "dlayernorm", "dlayernorm_add", "drmsnorm", "drmsnorm_add", "l2norm", "layernorm", "rmsnorm"]
 
 
 def layernorm(
@@ -40,6 +40,42 @@ def drmsnorm(dy: Tensor, x: Tensor, rsigma: Tensor, weight: Tensor, zero_centere
     """``(dx, dweight)`` of ``rmsnorm``; the latter in the type of ``weight``."""
     dx, dweight = tex.rmsnorm_bwd(dy.data, x.data, rsigma.data, weight.data, 0, zero_centered_gamma)
     return _as(dx, x, type), Tensor(dweight, weight.type)
+
+
+def dlayernorm_add(
+    dy: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, weight: Tensor, zero_centered_gamma: bool, addend: Tensor, type: Type
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``dlayernorm`` with ``addend`` (of ``x``'s shape) added to ``dx`` in fp32, before it is rounded."""
+    dx, dweight, dbias = tex.prim.layernorm_bwd_add(
+        dy.data, x.data, addend.data, mu.data, rsigma.data, weight.data, 0, zero_centered_gamma
+    )
+    return _as(dx, x, type), Tensor(dweight, weight.type), Tensor(dbias, weight.type)
+
+
+def drmsnorm_add(
+    dy: Tensor, x: Tensor, rsigma: Tensor, weight: Tensor, zero_centered_gamma: bool, addend: Tensor, type: Type
+) -> tuple[Tensor, Tensor]:
+    """``drmsnorm`` with ``addend`` (of ``x``'s shape) added to ``dx`` in fp32, before it is rounded."""
+    dx, dweight = tex.rmsnorm_bwd_add(dy.data, x.data, addend.data, rsigma.data, weight.data, 0, zero_centered_gamma)
+    return _as(dx, x, type), Tensor(dweight, weight.type)
+
+
+def l2norm(x: Tensor, eps: float, type: Type) -> tuple[Tensor, Tensor]:
+    """``y = x / sqrt(sum(x^2) + eps)`` over the last dimension; ``(y, rsigma [rows])``, the latter for ``dl2norm``.
+
+    With ``n`` columns it is the RMS norm of ``weight = 1 / sqrt(n)`` and ``eps / n``, by whose kernels it is computed.
+    """
+    return rmsnorm(x, _l2_weight(x), eps / max(1, x.shape[-1]), False, type)
+
+
+def dl2norm(dy: Tensor, x: Tensor, rsigma: Tensor, type: Type) -> Tensor:
+    """``dx`` of ``l2norm``."""
+    return drmsnorm(dy, x, rsigma, _l2_weight(x), False, type)[0]
+
+
+def _l2_weight(x: Tensor) -> Tensor:
+    width = x.shape[-1]
+    return Tensor(tex.prim.full((width,), max(1, width) ** -0.5, DType.Float32, x.data), DType.Float32)
 
 
 def _unquantized(type: Type) -> DType:

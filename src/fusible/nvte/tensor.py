@@ -6,7 +6,7 @@ from typing import Any
 
 from fusible.nvte.dtype import DType, QuantizedType, Type, element
 from fusible.nvte.frameworks import nvte_dtype
-from fusible.quantized import Float8TensorStorage
+from fusible.quantized import Float8TensorStorage, QuantizedTensorStorage
 
 __all__ = ["Tensor", "make_nvte_tensor"]
 
@@ -59,9 +59,11 @@ _set_type = Tensor.type.__set__  # type: ignore[attr-defined]
 
 
 def make_nvte_tensor(data: Any) -> Tensor:
-    """Wrap a tensor of a framework (``torch.Tensor``, lazy tensor) or a Float8 storage, without copying."""
+    """Wrap a tensor of a framework (``torch.Tensor``, lazy tensor) or a quantized storage, without copying."""
     if isinstance(data, Tensor):
         return data
     if isinstance(data, Float8TensorStorage):
         return Tensor(data, QuantizedType(DType(int(data._fp8_dtype)), "current"))
+    if isinstance(data, QuantizedTensorStorage):
+        return Tensor(data, QuantizedType.of(data._quantizer).read(**data.get_usages()))
     return Tensor(data, nvte_dtype(data.dtype))

@@ -51,6 +51,6 @@ class Add(Op):
             return nvte.cast_checked(dy, self.dx_dtype), [None]
         return None, [nvte.dbias(dy, self.dbias_dtype) if self.wants("bias") else None]
 
-    def width(self, width: int) -> int:
+    def width(self, width: int | None) -> int | None:
         check_width(self, self.bias.shape[0], width)
         return width

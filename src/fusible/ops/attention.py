@@ -102,7 +102,7 @@ class DotProductAttention(Op):
         dx = nvte.concatenate([nvte.reshape(d, (tokens, d.shape[1] * self.head_width)) for d in (dq, dk, dv)], dim=1)
         return nvte.cast_checked(dx, self.dx_dtype), []
 
-    def width(self, width: int) -> int:
+    def width(self, width: int | None) -> int | None:
         check_width(self, (self.heads + 2 * self.groups) * self.head_width, width)
         return self.heads * self.head_width
 

@@ -38,6 +38,10 @@ class Dropout(Op):
         return self.training and self.p > 0
 
     @property
+    def transparent(self) -> bool:
+        return not self.drops
+
+    @property
     def given(self) -> tuple[str, ...]:
         return ("seed",) if self.drops else ()
 
@@ -46,7 +50,10 @@ class Dropout(Op):
         if seed is None:
             return nvte.cast_checked(x, self.y_dtype), {}
         y, mask = nvte.dropout(x, self.p, seed, self.position, self.y_dtype)
-        return y, {"mask": mask}
+        return y, self.context(mask)
+
+    def context(self, mask: nvte.Tensor) -> Context:
+        return {"mask": mask}
 
     def backward(self, ctx: Context, dy: nvte.Tensor, *, seed: nvte.Tensor | None = None) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         dy = nvte.cast_checked(dy, self.dy_dtype)

@@ -14,6 +14,7 @@ class MMT(Op):
 
     quantizes_y = True
     quantizes_dx = True
+    overridable = True
 
     def __init__(
         self,
@@ -40,16 +41,31 @@ class MMT(Op):
 
     def operands(self, x: nvte.Tensor) -> tuple[nvte.Tensor, nvte.Tensor]:
         """``x`` and the weight in the types of the product."""
+        if self.override == "high_precision":
+            memo = nvte.current_pass().memo
+            assert memo is not None
+            memo["operands", self.position] = x, self.weight
         return nvte.cast_checked(x, self.x_dtype), nvte.cast_checked(self.weight, self.weight_dtype)
 
     def context(self, x: nvte.Tensor, weight: nvte.Tensor) -> Context:
-        """What backward needs of the operands: x for dweight, the weight for dx."""
+        """What backward needs of the operands: x for dweight, the weight for dx. Under an ``override``, what they were made of, or their values."""
+        if self.override == "high_precision":
+            memo = nvte.current_pass().memo
+            assert memo is not None
+            x, weight = memo.pop(("operands", self.position))
         ctx: Context = {}
         if self.wants("weight"):
-            ctx["x"] = x
+            ctx["x"] = nvte.by_columns(x)
         if self.wants("x"):
-            ctx["weight"] = weight
+            ctx["weight"] = nvte.by_columns(weight)
         return ctx
+
+    @property
+    def reads(self) -> dict[str, tuple[bool, bool]]:
+        x, weight = self.wants("x"), self.wants("weight")
+        if self.override is not None:
+            return {"x": (True, False), "weight": (True, False)}
+        return {"x": (True, weight), "weight": (True, x), "dy": (x, weight)}
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         x, weight = self.operands(x)
@@ -58,23 +74,38 @@ class MMT(Op):
     def inference(self, x: nvte.Tensor) -> nvte.Tensor:
         return nvte.matmul_transpose(*self.operands(x), self.y_dtype)
 
-    def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
+    def backward(
+        self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None
+    ) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
+        """``addend [tokens, K]``: added to dx before it is rounded."""
         dy = nvte.cast_checked(dy, self.dy_dtype)
-        dx = nvte.matmul(dy, ctx["weight"], self.dx_dtype) if self.wants("x") else None
-        return dx, [self.dweight(ctx, dy) if self.wants("weight") else None]
+        return self.dx(ctx, dy, addend), [self.dweight(ctx, dy) if self.wants("weight") else None]
 
-    def dweight(self, ctx: Context, dy: nvte.Tensor) -> nvte.Tensor:
-        """``dy.T @ x``, added to what the running pass has of it already, where it has something."""
+    def dx(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> nvte.Tensor | None:
+        """``dy @ weight + addend``, where anyone needs it."""
+        if not self.wants("x"):
+            return None
+        weight = self.operand(ctx["weight"])
+        if addend is None:
+            return nvte.matmul(dy, weight, self.dx_dtype)
+        return nvte.matmul_add(dy, weight, addend, self.dx_dtype)
+
+    def operand(self, x: nvte.Tensor) -> nvte.Tensor:
+        """An operand of the forward product as backward's products take it: its values under an ``override``."""
+        return nvte.dequantize(x, self.activation) if self.override is not None and nvte.is_quantized_type(x.type) else x
+
+    def dweight(self, ctx: Context, dy: nvte.Tensor, alpha: float = 1.0) -> nvte.Tensor:
+        """``alpha * dy.T @ x``, added to what the running pass has of it already, where it has something."""
         so_far = self.dweight_so_far
         if so_far is None:
-            return nvte.transpose_matmul(dy, ctx["x"], self.dweight_dtype)
-        return nvte.transpose_matmul_add(dy, ctx["x"], so_far)
+            return nvte.transpose_matmul(dy, self.operand(ctx["x"]), self.dweight_dtype, alpha)
+        return nvte.transpose_matmul_add(dy, self.operand(ctx["x"]), so_far, alpha)
 
     @property
     def dweight_so_far(self) -> nvte.Tensor | None:
         return nvte.current_pass().sums.get(f"{self.position}.weight")
 
-    def width(self, width: int) -> int:
+    def width(self, width: int | None) -> int | None:
         columns, expects = self.weight.shape
         check_width(self, expects, width)
         return columns

@@ -1,12 +1,14 @@
-"""``LayerNorm`` and ``RMSNorm``."""
+"""``LayerNorm``, ``RMSNorm`` and ``L2Normalization``."""
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from fusible import nvte
 from fusible.nvte import DType
-from fusible.ops.op import Context, Op, check_width
+from fusible.ops.op import Context, Op, OpTypes, check_width
 
-__all__ = ["LayerNorm", "RMSNorm"]
+__all__ = ["L2Normalization", "LayerNorm", "RMSNorm"]
 
 
 class _Norm(Op):
@@ -33,7 +35,7 @@ class _Norm(Op):
         self.y_dtype = y_dtype
         self.dx_dtype = dx_dtype
 
-    def width(self, width: int) -> int:
+    def width(self, width: int | None) -> int | None:
         check_width(self, self.weight.shape[0], width)
         return width
 
@@ -83,7 +85,10 @@ class LayerNorm(_Norm):
         weight = nvte.cast_checked(self.weight, self.weight_dtype)
         bias = nvte.cast_checked(self.bias, self.bias_dtype)
         y, mu, rsigma = nvte.layernorm(x, weight, bias, self.eps, self.zero_centered_gamma, self.y_dtype)
-        return y, {"x": x, "weight": weight, "mu": mu, "rsigma": rsigma}
+        return y, self.context(x, weight, mu, rsigma)
+
+    def context(self, x: nvte.Tensor, weight: nvte.Tensor, mu: nvte.Tensor, rsigma: nvte.Tensor) -> Context:
+        return {"x": x, "weight": weight, "mu": mu, "rsigma": rsigma}
 
     def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         dy = nvte.cast_checked(dy, self.dy_dtype)
@@ -130,9 +135,40 @@ class RMSNorm(_Norm):
         x = nvte.cast_checked(x, self.x_dtype)
         weight = nvte.cast_checked(self.weight, self.weight_dtype)
         y, rsigma = nvte.rmsnorm(x, weight, self.eps, self.zero_centered_gamma, self.y_dtype)
-        return y, {"x": x, "weight": weight, "rsigma": rsigma}
+        return y, self.context(x, weight, rsigma)
+
+    def context(self, x: nvte.Tensor, weight: nvte.Tensor, rsigma: nvte.Tensor) -> Context:
+        return {"x": x, "weight": weight, "rsigma": rsigma}
 
     def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         dy = nvte.cast_checked(dy, self.dy_dtype)
         dx, dweight = nvte.drmsnorm(dy, ctx["x"], ctx["rsigma"], ctx["weight"], self.zero_centered_gamma, self.dx_dtype)
         return dx, [dweight]
+
+
+class L2Normalization(Op):
+    """``y = x / sqrt(sum(x^2) + eps)`` over the columns: rows of length 1."""
+
+    quantizes_y = True
+    x_dtype = DType.BFloat16
+    dy_dtype = DType.BFloat16
+    y_dtype = DType.Float8E4M3
+
+    def __init__(self, *, eps: float = 1e-6, **types: Unpack[OpTypes]) -> None:
+        super().__init__(**types)
+        self.eps = eps
+
+    def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        x = nvte.cast_checked(x, self.x_dtype)
+        y, rsigma = nvte.l2norm(x, self.eps, self.y_dtype)
+        return y, self.context(x, rsigma)
+
+    def context(self, x: nvte.Tensor, rsigma: nvte.Tensor) -> Context:
+        return {"x": x, "rsigma": rsigma}
+
+    def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
+        dy = nvte.cast_checked(dy, self.dy_dtype)
+        return nvte.dl2norm(dy, ctx["x"], ctx["rsigma"], self.dx_dtype), []
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps:g}"

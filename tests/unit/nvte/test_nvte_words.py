@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusible import nvte
-from fusible.errors import ArgumentError, DTypeError
+from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.nvte import DType, QuantizedType
 
 CURRENT = QuantizedType(DType.Float8E4M3, "current")
@@ -60,7 +60,7 @@ def test_a_tensor_is_immutable_and_copies_like_a_value() -> None:
 
 
 def test_types_refuse_what_means_nothing() -> None:
-    with pytest.raises(DTypeError, match="8-bit element type"):
+    with pytest.raises(DTypeError, match="element type of 8 or 4 bits"):
         QuantizedType(DType.Float32, "current")
     with pytest.raises(DTypeError, match="'delayed' with a slot"):
         QuantizedType(DType.Float8E4M3, "delayed")
@@ -69,7 +69,9 @@ def test_types_refuse_what_means_nothing() -> None:
     with pytest.raises(ArgumentError, match="a scale named '1.x' of the running pass, got none"):
         nvte.cast(nvte.make_nvte_tensor(X), QuantizedType(DType.Float8E4M3, "delayed", "1.x"))
     assert (nvte.dtype_name(DType.BFloat16), nvte.bit_width(DType.Float8E5M2), nvte.bit_width(DType.BFloat16)) == ("BFloat16", 8, 16)
-    assert all(nvte.torch_to_te_dtype(nvte.te_to_torch_dtype(dtype)) is dtype for dtype in DType)
+    assert all(nvte.torch_to_te_dtype(nvte.te_to_torch_dtype(dtype)) is dtype for dtype in DType if dtype is not DType.Float4E2M1)
+    with pytest.raises(DTypeError, match="whole bytes of te_to_torch_dtype, got e2m1"):
+        nvte.te_to_torch_dtype(DType.Float4E2M1)
 
 
 def test_a_pass_is_seen_by_words_and_ends() -> None:
@@ -78,3 +80,36 @@ def test_a_pass_is_seen_by_words_and_ends() -> None:
         assert nvte.pass_() == "backward"
         nvte.cast(nvte.make_nvte_tensor(X), QuantizedType(DType.Float8E5M2, "delayed", "1.dy"))
     assert nvte.pass_() == "inference" and state.amaxes["1.dy"].item() == X.abs().max().item()
+
+
+def test_interleaving_halves_by_blocks_and_back() -> None:
+    x = nvte.make_nvte_tensor(torch.arange(24).view(2, 12).to(torch.float16))
+    by_turns = nvte.interleave(x, 3)
+    assert by_turns.data[0].tolist() == [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]
+    for tensor in (x, nvte.reshape(x, (1, 2, 12)), nvte.reshape(x, (24,))):
+        for size in (1, 2, 3, 6):
+            assert torch.equal(nvte.deinterleave(nvte.interleave(tensor, size), size).data, tensor.data)
+    for word in (nvte.interleave, nvte.deinterleave):
+        with pytest.raises(ShapeError, match="a multiple of 10 columns of a tensor that is interleaved in blocks of 5, got 12"):
+            word(x, 5)
+
+
+@pytest.mark.parametrize("type", [DType.Float32, DType.BFloat16, CURRENT], ids=str)
+def test_sums_and_multiples_of_8_bit_tensors_are_those_of_their_values(type: nvte.Type) -> None:
+    narrow = nvte.cast(nvte.make_nvte_tensor(X), CURRENT)
+    wide = nvte.dequantize(narrow, DType.Float32)
+    for one, other in (
+        (nvte.add(narrow, narrow, type), nvte.add(wide, wide, type)),
+        (nvte.scale(narrow, -0.3, type), nvte.scale(wide, -0.3, type)),
+    ):
+        assert one.type == other.type == type and torch.equal(values(one), values(other))
+
+
+def test_the_l2_norm_of_a_row_is_1_and_of_zeros_0() -> None:
+    x = nvte.make_nvte_tensor(torch.cat([X, torch.zeros(1, 7)]))
+    y, rsigma = nvte.l2norm(x, 1e-6, DType.Float32)
+    norms = y.data.double().square().sum(-1)
+    # The sum of 7 squares, a root, a product: each to 2^-23; eps takes 1e-6 of a sum that is about 7.
+    assert rsigma.shape == (6,) and (norms[:-1] - 1).abs().max() < 1e-6 and norms[-1] == 0
+    assert torch.equal(nvte.dl2norm(y, nvte.make_nvte_tensor(torch.zeros(6, 7)), rsigma, DType.Float32).data.isfinite(), torch.ones(6, 7).bool())
+    assert nvte.l2norm(nvte.make_nvte_tensor(torch.zeros(3, 0)), 1e-6, DType.Float32)[0].shape == (3, 0)

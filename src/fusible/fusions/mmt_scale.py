@@ -1,0 +1,73 @@
+"""A linear layer and a constant factor: the product takes the factor, and adds what joins after it."""
+
+from __future__ import annotations
+
+from fusible import nvte
+from fusible.fusions.mmt_add import bias_of, extra_of
+from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
+from fusible.nvte import DType, is_quantized_type
+from fusible.ops import MMT, Add, AddExtra, ConstantScale, Context, ResidualEnd
+
+__all__ = [
+    "mmt_add_scale_extra_fwd_fused",
+    "mmt_add_scale_extra_inf_fused",
+    "mmt_scale_bwd_fused",
+    "mmt_scale_extra_fwd_fused",
+    "mmt_scale_extra_inf_fused",
+]
+
+
+@register_fusion_inference
+def mmt_scale_extra_inf_fused(
+    mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
+) -> nvte.Tensor:
+    """``scale * x @ weight.T + extra``, summed in fp32 and rounded once."""
+    return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
+
+
+@register_fusion_forward
+def mmt_scale_extra_fwd_fused(
+    mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+    """``scale * x @ weight.T + extra``, summed in fp32 and rounded once."""
+    x, weight = mmt.operands(x)
+    y = nvte.matmul_transpose_add_add(x, weight, None, extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
+    return y, (mmt.context(x, weight), {}, {})
+
+
+@register_fusion_inference
+def mmt_add_scale_extra_inf_fused(
+    mmt: MMT, add: Add, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
+) -> nvte.Tensor:
+    """``scale * x @ weight.T + scale * bias + extra``, summed in fp32 and rounded once."""
+    return nvte.matmul_transpose_add_add(*mmt.operands(x), _scaled_bias(add, scale), extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
+
+
+@register_fusion_forward
+def mmt_add_scale_extra_fwd_fused(
+    mmt: MMT, add: Add, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
+) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
+    """``scale * x @ weight.T + scale * bias + extra``, summed in fp32 and rounded once."""
+    x, weight = mmt.operands(x)
+    y = nvte.matmul_transpose_add_add(x, weight, _scaled_bias(add, scale), extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
+    return y, (mmt.context(x, weight), {}, {}, {})
+
+
+def _scaled_bias(add: Add, scale: ConstantScale) -> nvte.Tensor:
+    """The factor of a product is not its bias's."""
+    return nvte.scale(bias_of(add), scale.scale, DType.Float32)
+
+
+@register_fusion_backward
+def mmt_scale_bwd_fused(mmt: MMT, scale: ConstantScale, mmt_ctx: Context, scale_ctx: Context, dy: nvte.Tensor):
+    """Both products take the factor, and the scaled gradient is never written.
+
+    A gradient that is to be 8-bit is scaled first: the amax that its scaling observes is that of the scaled one.
+    """
+    if mmt.dy_dtype is not None and is_quantized_type(mmt.dy_dtype):
+        d, _ = scale.backward(scale_ctx, dy)
+        dx, mmt_grads = mmt.backward(mmt_ctx, d)
+        return dx, (mmt_grads, [])
+    dy = nvte.cast_checked(nvte.cast_checked(dy, scale.dy_dtype), mmt.dy_dtype)
+    dx = nvte.matmul(dy, mmt.operand(mmt_ctx["weight"]), mmt.dx_dtype, scale.scale) if mmt.wants("x") else None
+    return dx, ([mmt.dweight(mmt_ctx, dy, scale.scale) if mmt.wants("weight") else None], [])

@@ -1,0 +1,102 @@
+"""Words between the processes of a group. Each is called by every process of it; ``group`` is opaque and hashable, None: all processes.
+
+Of a tensor that processes share by rows, rank r has the r-th part. One with a single scale is gathered in 8 bits: every process quantizes its rows by
+the same scale, so that the bytes of all are those of the whole. Current scaling takes the group's largest amax for it (``over``); under delayed
+scaling the scales are the same where what was observed is (``share_amax``). One in MXFP8 is gathered in 8 bits where no block of it lies in several
+processes (``has_own_blocks``). Any other is gathered first, and quantized then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fusible import tex
+from fusible.nvte.dtype import DType, QuantizedType, Type
+from fusible.nvte.execution import current_pass
+from fusible.nvte.tensor import Tensor
+from fusible.quantized import Float8TensorStorage, MXFP8TensorStorage
+from fusible.tex.block_layout import BLOCK_FORMATS, scale_shape, used_scales
+from fusible.tex.protocol import outer
+
+__all__ = ["all_gather", "all_reduce", "has_own_blocks", "over", "reduce_scatter", "share_amax"]
+
+
+def all_gather(x: Tensor, group: Any, *, rowwise: bool = True, columnwise: bool = True) -> Tensor:
+    """The rows of all processes: ``[tokens / processes, ..] -> [tokens, ..]``.
+
+    ``x`` is unquantized, or has one scale, the same in all of them, or is in MXFP8 and ``has_own_blocks``: then of its two copies those that are
+    there and asked for are gathered.
+    """
+    if not isinstance(x.type, QuantizedType):
+        return Tensor(tex.prim.all_gather(x.data, group), x.type)
+    held = x.data
+    if isinstance(held, MXFP8TensorStorage):
+        return _gathered_blocks(x, group, {"rowwise": rowwise and x.type.rowwise, "columnwise": columnwise and x.type.columnwise})
+    assert isinstance(held, Float8TensorStorage), "what has blocks in several processes is gathered before it is quantized"
+    fields = {**held.get_metadata(), "data": tex.prim.all_gather(held._data, group), "data_transpose": None}
+    return Tensor(Float8TensorStorage(**fields), x.type)
+
+
+def has_own_blocks(shape: Sequence[int], type: Type | None) -> bool:
+    """Whether rows ``shape`` of one process can be quantized to ``type`` alone, and be ``all_gather``ed so: each block lies in one process."""
+    if not isinstance(type, QuantizedType) or type.scaling != "mxfp8":
+        return False
+    assert type.quantizer is not None
+    return outer(shape) % BLOCK_FORMATS["mxfp8"].length == 0 and not type.quantizer.optimize_for_gemm
+
+
+def _gathered_blocks(x: Tensor, group: Any, copies: dict[str, bool]) -> Tensor:
+    fields = x.data.get_metadata()
+    for way, asked in copies.items():
+        data, scales = fields[f"{way}_data"], fields[f"{way}_scale_inv"]
+        fields[f"{way}_data"] = fields[f"{way}_scale_inv"] = None
+        if asked:
+            fields[f"{way}_data"] = whole = tex.prim.all_gather(data, group)
+            used = used_scales("mxfp8", data.shape, way == "columnwise", False)[0]
+            gathered = tex.prim.all_gather(_lines(scales, used), group)
+            fields[f"{way}_scale_inv"] = _lines(gathered, scale_shape("mxfp8", whole.shape, way == "columnwise", False)[0])
+    return Tensor(MXFP8TensorStorage(**fields), x.type.read(**copies))  # type: ignore[union-attr]
+
+
+def _lines(x: Any, count: int) -> Any:
+    """The first ``count`` lines of a matrix, of zeros where it has fewer."""
+    have, width = x.shape
+    if have > count:
+        return tex.prim.split(x, [count, have - count], 0)[0]
+    return tex.prim.concatenate([x, tex.prim.full((count - have, width), 0, DType.Byte, x)], 0) if have < count else x
+
+
+def reduce_scatter(x: Tensor, group: Any) -> Tensor:
+    """The process's own rows of the sum over the group: ``[tokens, ..] -> [tokens / processes, ..]``; ``x`` is unquantized."""
+    return Tensor(tex.prim.reduce_scatter(x.data, group), x.type)
+
+
+def all_reduce(x: Tensor, group: Any, reduction: str = "sum") -> Tensor:
+    """The sum, ``"max"`` or ``"mean"`` of ``x``, unquantized, over the group, in every process of it."""
+    return Tensor(tex.prim.all_reduce(x.data, group, reduction), x.type)
+
+
+def over(type: Type | None, group: Any) -> Type | None:
+    """The type in which each process quantizes rows of one tensor, for ``all_gather``, where the tensor is asked for in ``type``.
+
+    None where blocks of several processes may be one block of the whole: such a tensor is gathered first.
+    """
+    if type in (DType.Float8E4M3, DType.Float8E5M2):
+        type = QuantizedType(type, "current")  # type: ignore[arg-type]
+    if not isinstance(type, QuantizedType) or type.scaling == "delayed":
+        return type
+    if type.scaling != "current":
+        return None
+    assert type.quantizer is not None
+    quantizer: Any = type.quantizer.copy()
+    quantizer.with_amax_reduction, quantizer.amax_reduction_group = True, group
+    return replace(type, quantizer=quantizer)
+
+
+def share_amax(type: Type | None, group: Any) -> None:
+    """Let the amax that the running pass has observed for ``type``, under delayed scaling, be the group's largest."""
+    state = current_pass()
+    if isinstance(type, QuantizedType) and type.slot in state.amaxes and state.kind != "inference":
+        state.amaxes[type.slot] = tex.prim.all_reduce(state.amaxes[type.slot], group, "max")

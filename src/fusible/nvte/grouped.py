@@ -1,0 +1,201 @@
+"""Words for many products at once: the experts of a mixture, each with rows of its own.
+
+A *grouped* tensor is a matrix whose rows are divided: group ``i`` has the ``sizes[i]`` rows after those of the groups before it; rows beyond the last
+group belong to nobody. It has the type of its first group; under delayed scaling each has a slot, and so a scale, of its own. The sizes stay where
+they are: no word reads them, so a pass is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible import tex
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.nvte.casting import cast_checked, note_amax, plain, quantizer_for
+from fusible.nvte.dtype import DType, QuantizedType, Type, bit_width, is_quantized_type
+from fusible.nvte.elementwise import concatenate, reshape, split
+from fusible.nvte.execution import current_pass
+from fusible.nvte.tensor import Tensor
+from fusible.quantized import Float8Quantizer, GroupedTensorStorage
+
+__all__ = [
+    "check_sizes",
+    "grouped_bgrad_cast",
+    "grouped_cast",
+    "grouped_dbias_scaled",
+    "grouped_dscales",
+    "grouped_matmul",
+    "grouped_matmul_transpose",
+    "grouped_transpose_matmul",
+    "grouped_transpose_matmul_add",
+    "stack",
+    "unstack",
+]
+
+
+def check_sizes(sizes: Tensor, groups: int, of: str) -> None:
+    """Raise ``DTypeError`` or ``ShapeError`` unless ``sizes`` are integers ``[groups]``; ``of`` names who takes them."""
+    if sizes.dtype not in (DType.Int32, DType.Int64):
+        raise DTypeError(expected("int32 or int64", of=f"the split sizes of {of}", got=str(sizes.dtype), do="cast them"))
+    if sizes.shape != (groups,):
+        raise ShapeError(expected(f"shape [{groups}]", of=f"the split sizes of {of}", got=list(sizes.shape), do="give the rows of each group"))
+
+
+def grouped_cast(x: Tensor, sizes: Tensor, types: Sequence[Type]) -> Tensor:
+    """``x [rows, columns]`` divided by ``sizes``, each group in its type; the amaxes are noted in the running pass.
+
+    The types differ in nothing but their slots. Raises ``ArgumentError`` for others, and ``ShapeError`` where a group does not consist of whole
+    blocks and the format asks for that.
+    """
+    if not is_quantized_type(types[0]):
+        return _view(cast_checked(x, types[0]), *_division(x, sizes, x.shape[1]))
+    quantizer, (first_dims, offsets) = _quantizer_for(types), _division(x, sizes, x.shape[1])
+    data = tex.group_quantize(x.data, quantizer, len(types), first_dims, None, offsets, None, None)
+    return _emit(data, types, quantizer)
+
+
+def grouped_bgrad_cast(dy: Tensor, sizes: Tensor, types: Sequence[Type], dbias_type: DType) -> tuple[Tensor, Tensor]:
+    """``(grouped_cast(dy), dbias)`` with ``dbias [groups, columns]`` the sums of ``dy`` over each group's rows in fp32.
+
+    Where ``dy`` is quantized by the same read, they are rounded to its dtype first, as tex gives them.
+    """
+    first_dims, offsets = _division(dy, sizes, dy.shape[1])
+    if not is_quantized_type(types[0]):
+        y = cast_checked(dy, types[0])
+        wide = dy if bit_width(dy.dtype) >= bit_width(dbias_type) else cast_checked(dy, dbias_type)
+        sums = tex.bgrad_group_quantize(wide.data, None, len(types), first_dims, None, offsets)[1]
+        return _view(y, first_dims, offsets), plain(sums, dbias_type)
+    quantizer = _quantizer_for(types)
+    data, sums = tex.bgrad_group_quantize(dy.data, quantizer, len(types), first_dims, None, offsets)
+    return _emit(data, types, quantizer), plain(sums, dbias_type)
+
+
+def grouped_matmul_transpose(
+    x: Tensor, weights: Sequence[Tensor], type: DType, bias: Tensor | None = None, bias_scale: Tensor | None = None
+) -> Tensor:
+    """``x_i @ weights[i].T + bias[i]`` for every group: ``[rows, K], groups of [N, K] -> [rows, N]``; 0 in rows that belong to nobody.
+
+    ``bias``: ``[groups, N]``; each row takes it times its entry of ``bias_scale [rows]``, where given.
+    """
+    scale = tex.prim.reshape(tex.prim.cast(bias_scale.data, DType.Float32), (x.shape[0],)) if bias_scale is not None else None
+    return _by_weight(weights, True, x, weights[0].shape[0], type, _rows_of(bias) if bias is not None else None, scale)
+
+
+def grouped_matmul(dy: Tensor, weights: Sequence[Tensor], type: DType) -> Tensor:
+    """``dy_i @ weights[i]`` for every group: ``[rows, N], groups of [N, K] -> [rows, K]``; 0 in rows that belong to nobody."""
+    return _by_weight(weights, False, dy, weights[0].shape[1], type)
+
+
+def grouped_transpose_matmul(dy: Tensor, x: Tensor, type: DType) -> Tensor:
+    """``dy_i.T @ x_i`` for every group: ``[rows, N], [rows, K] -> [groups, N, K]``; 0 for an empty group."""
+    shape = dy.data.num_tensors, dy.shape[1], x.shape[1]
+    out = Tensor(tex.prim.empty(shape, type, _buffer(x)), type)
+    _into(dy, x, unstack(out), 0.0)
+    return out
+
+
+def grouped_transpose_matmul_add(dy: Tensor, x: Tensor, addends: Sequence[Tensor]) -> Sequence[Tensor]:
+    """``dy_i.T @ x_i + addends[i]`` for every group, in the type of ``addends``, ``[N, K]`` each. They are used up: the results lie there."""
+    _into(dy, x, addends, 1.0)
+    return addends
+
+
+def grouped_dbias_scaled(dy: Tensor, sizes: Tensor, bias_scale: Tensor, type: DType) -> Tensor:
+    """``sum_r bias_scale[r] * dy[r]`` over each group's rows: ``[rows, N], [rows] -> [groups, N]``, summed in fp32 and rounded once to ``type``."""
+    scale = Tensor(tex.prim.reshape(tex.prim.cast(bias_scale.data, DType.Float32), (dy.shape[0], 1)), DType.Float32)
+    groups = sizes.shape[0]
+    sums = grouped_transpose_matmul(grouped_cast(dy, sizes, [dy.type] * groups), grouped_cast(scale, sizes, [scale.type] * groups), DType.Float32)
+    return plain(tex.prim.reshape(sums.data, (groups, dy.shape[1])), type)
+
+
+def grouped_dscales(dy: Tensor, sizes: Tensor, bias: Tensor, type: DType) -> Tensor:
+    """``dy[r] . bias[i]`` for each row of group ``i``: ``[rows, N], [groups, N] -> [rows]``, summed in fp32 and rounded once to ``type``."""
+    groups = sizes.shape[0]
+    products = _by_weight(split(bias, [1] * groups, 0), True, grouped_cast(dy, sizes, [dy.type] * groups), 1, DType.Float32)
+    return plain(tex.prim.reshape(products.data, (dy.shape[0],)), type)
+
+
+def stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape and (unquantized) type as one, ``[count, *shape]``."""
+    return concatenate([reshape(x, (1, *x.shape)) for x in tensors], 0)
+
+
+def unstack(x: Tensor) -> list[Tensor]:
+    """The parts of an (unquantized) tensor along its first dimension, which they lack; they share its memory."""
+    return [reshape(part, x.shape[1:]) for part in split(x, [1] * x.shape[0], 0)]
+
+
+def _division(x: Tensor, sizes: Tensor, columns: int) -> tuple[Any, Any]:
+    """The sizes and the offsets of a grouped tensor of ``columns``, where ``x`` lies."""
+    first_dims, (offsets,) = tex.splits_to_offsets_multi(
+        sizes.data, x.data.device, strides=[columns], include_leading_zero=[True], dtypes=[DType.Int64]
+    )
+    return first_dims, offsets
+
+
+def _view(x: Tensor, first_dims: Any, offsets: Any) -> Tensor:
+    """The unquantized matrix ``x`` as a grouped tensor of the same memory."""
+    rows, columns = x.shape
+    flat = tex.prim.reshape(x.data, (rows * columns,))
+    described = {"num_tensors": first_dims.shape[0], "first_dims": first_dims, "tensor_offsets": offsets}
+    return Tensor(GroupedTensorStorage(x.shape, x.data.dtype, data=flat, **described), x.type)
+
+
+def _quantizer_for(types: Sequence[Type]) -> Any:
+    """The descriptor by which tex quantizes all groups; under delayed scaling it has a scale for each."""
+    first = types[0]
+    if not all(_alike(type, first) for type in types):
+        of, do = "the groups of one grouped tensor", "let the recipe give all groups the same quantizer"
+        raise ArgumentError(expected("one quantizer", of=of, got=", ".join(map(str, dict.fromkeys(types))), do=do))
+    if not _is_delayed(first):
+        return quantizer_for(first)
+    scale = tex.prim.concatenate([current_pass().scale(type.slot) for type in types], 0)  # type: ignore[union-attr]
+    return Float8Quantizer(scale, None, first.dtype, columnwise=False, internal=True)  # type: ignore[union-attr]
+
+
+def _is_delayed(type: Type) -> bool:
+    return isinstance(type, QuantizedType) and type.scaling == "delayed"
+
+
+def _alike(a: Type, b: Type) -> bool:
+    return a == b or (_is_delayed(a) and _is_delayed(b) and a.dtype == b.dtype)  # type: ignore[union-attr]
+
+
+def _emit(data: Any, types: Sequence[Any], quantizer: Any) -> Tensor:
+    if isinstance(quantizer, Float8Quantizer):
+        for type, amax in zip(types, tex.prim.split(quantizer.amax, [1] * len(types), 0), strict=True):
+            note_amax(type.slot, amax)
+    return Tensor(data, types[0])
+
+
+def _by_weight(weights: Sequence[Tensor], transpose: bool, x: Tensor, columns: int, type: DType, bias: Any = None, bias_scale: Any = None) -> Tensor:
+    """``x_i @ op(weights[i])``, in zeros, so that rows of nobody have a value."""
+    held = _buffer(x)
+    out = Tensor(tex.prim.full((x.shape[0], columns), 0.0, type, held), type)
+    place = _view(out, x.data.first_dims, tex.splits_to_offsets(x.data.first_dims, columns))
+    alpha, beta = (tex.prim.full((1,), value, DType.Float32, held) for value in (1.0, 0.0))
+    matrices = [weight.data for weight in weights]
+    tex.te_general_grouped_gemm_for_discrete_in(matrices, transpose, x.data, False, place.data, bias, bias_scale, alpha, beta, None, None, True, 0)
+    return out
+
+
+def _into(dy: Tensor, x: Tensor, places: Sequence[Tensor], beta: float) -> None:
+    """``dy_i.T @ x_i + beta * places[i]``, written to ``places``."""
+    held = _buffer(x)
+    factors = [tex.prim.full((1,), value, DType.Float32, held) for value in (1.0, beta)]
+    matrices = [place.data for place in places]
+    tex.te_general_grouped_gemm_for_discrete_out(x.data, False, dy.data, True, matrices, None, None, factors[0], factors[1], None, None, True, 0)
+
+
+def _rows_of(bias: Tensor) -> GroupedTensorStorage:
+    """``bias [groups, N]`` as a grouped tensor of one row each."""
+    groups, columns = bias.shape
+    flat = tex.prim.reshape(bias.data, (groups * columns,))
+    return GroupedTensorStorage((groups * columns, 1), bias.data.dtype, num_tensors=groups, shapes=[(columns,)] * groups, data=flat)
+
+
+def _buffer(x: Tensor) -> Any:
+    """A tensor of the framework and device of a grouped one."""
+    held = x.data
+    return held.rowwise_data if held.rowwise_data is not None else held.columnwise_data

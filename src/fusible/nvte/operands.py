@@ -1,0 +1,50 @@
+"""What matrix products read of their operands, and products of what a user's own quantizer made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible import tex
+from fusible.errors import DTypeError, expected
+from fusible.nvte.dtype import DType, QuantizedType
+from fusible.nvte.frameworks import te_to_torch_dtype
+from fusible.nvte.tensor import Tensor
+from fusible.quantized import GEMMParams, GEMMType
+
+__all__ = ["custom_product", "is_custom", "read"]
+
+
+def read(x: Tensor, columnwise: bool) -> Any:
+    """What tex is given of an operand that is read along its columns, or along its rows."""
+    type = x.type
+    return x.data.operand(columnwise) if type.__class__ is QuantizedType and type.applied else x.data  # type: ignore[union-attr]
+
+
+def is_custom(x: Tensor) -> bool:
+    """Whether a user's own quantizer made ``x``."""
+    return x.type.__class__ is QuantizedType and x.type.scaling == "custom"  # type: ignore[union-attr]
+
+
+def custom_product(a: Tensor, trans_a: bool, b: Tensor, trans_b: bool, type: DType, alpha: float = 1.0) -> Tensor | None:
+    """``alpha * op(b) @ op(a)`` by the quantizer's own ``qgemm``, which takes both operands with their product's dimension last; None where no user's
+    quantizer made them.
+
+    Raises ``DTypeError`` where one made the one operand alone.
+    """
+    if not (is_custom(a) or is_custom(b)):
+        return None
+    if not (is_custom(a) and is_custom(b)):
+        do = "quantize both by quantizers of your own, or neither"
+        raise DTypeError(expected("two operands of custom quantizers", of="a matrix product", got=f"{b!r} and {a!r}", do=do))
+    kind = GEMMType.WGRAD if trans_b else GEMMType.FPROP if trans_a else GEMMType.DGRAD
+    (x, x_scale), (w, w_scale) = _along(b.data, trans_b), _along(a.data, not trans_a)
+    out_dtype = te_to_torch_dtype(type)
+    params = GEMMParams(out_dtype=out_dtype)
+    y = b.data._quantizer.qgemm(x, w, params, out_dtype, x_scale, w_scale, None, gemm_type=kind, qresult_x=b.data, qresult_w=a.data)
+    if not trans_b:
+        y = y.view(*b.shape[:-1], y.shape[-1])
+    return Tensor(tex.prim.scale(y, alpha, type) if alpha != 1.0 else tex.prim.cast(y, type), type)
+
+
+def _along(data: Any, columnwise: bool) -> tuple[Any, Any]:
+    return (data.data_t, data.scale_t) if columnwise else (data.data, data.scale)

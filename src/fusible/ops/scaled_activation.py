@@ -1,0 +1,129 @@
+"""Activations times a scale per row, which comes as a side input: what weighs the experts of a mixture between their two linear layers."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from fusible import nvte
+from fusible.nvte import DType
+from fusible.nvte.activation import ScaledActivation as ScaledWord
+from fusible.nvte.activation import ScaledActivationBackward as ScaledBackward
+from fusible.ops.activation import half_width
+from fusible.ops.op import Context, Op, OpTypes
+from fusible.ops.swiglu import check_interleave, check_positive
+
+__all__ = ["ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU"]
+
+
+class _Scaled(Op):
+    """``y = activation(x) * s`` with ``s [rows]``, the side input named ``scales``; one rounding, after the product.
+
+    ``ds`` is each row's sum of ``dy * activation(x)``, in the type of ``s``.
+    """
+
+    word: ClassVar[ScaledWord]
+    dword: ClassVar[ScaledBackward]
+    quantizes_y = True
+    quantizes_dx = True
+    x_dtype = DType.BFloat16
+    dy_dtype = DType.BFloat16
+    y_dtype = DType.Float8E4M3
+    dx_dtype = DType.Float8E5M2
+
+    def __init__(self, scales: str, **types: Unpack[OpTypes]) -> None:
+        super().__init__(**types)
+        self.side_inputs = (scales,)
+
+    @property
+    def scales(self) -> str:
+        return self.side_inputs[0]
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        """What the words take beside tensors and the type."""
+        return ()
+
+    def forward(self, x: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        x, scales = nvte.cast_checked(x, self.x_dtype), sides[self.scales]
+        return self.word(x, scales, self.y_dtype, *self.options), self.context(x, scales)
+
+    def context(self, x: nvte.Tensor, scales: nvte.Tensor) -> Context:
+        return {"x": x, "scales": scales}
+
+    def backward(self, ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor], dict[str, nvte.Tensor | None]]:
+        dy, wanted = nvte.cast_checked(dy, self.dy_dtype), self.wants(self.scales)
+        dx, dscales = self.dword(dy, ctx["x"], ctx["scales"], self.dx_dtype, *self.options, scales_gradient=wanted)
+        return dx, [], {self.scales: dscales}
+
+    def extra_repr(self) -> str:
+        return self.scales
+
+
+class ScaledSReLU(_Scaled):
+    """``max(x, 0)^2 * s``."""
+
+    word = staticmethod(nvte.scaled_srelu)
+    dword = staticmethod(nvte.scaled_dsrelu)
+
+
+class _ScaledGate(_Scaled):
+    """``glu_interleave_size``: as in ``SwiGLU``."""
+
+    def __init__(self, scales: str, *, glu_interleave_size: int | None = None, **types: Unpack[OpTypes]) -> None:
+        super().__init__(scales, **types)
+        self.glu_interleave_size = check_interleave(self, glu_interleave_size)
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        return (self.glu_interleave_size or 0,)
+
+    def width(self, width: int | None) -> int | None:
+        return half_width(self, width, self.glu_interleave_size or 1)
+
+
+class ScaledSwiGLU(_ScaledGate):
+    """``swiglu(x) * s``."""
+
+    word = staticmethod(nvte.scaled_swiglu)
+    dword = staticmethod(nvte.scaled_dswiglu)
+
+
+class ScaledSiTUGLU(_ScaledGate):
+    """``situglu(x) * s``, of ``SiTUGLU``."""
+
+    word = staticmethod(nvte.scaled_situglu)
+    dword = staticmethod(nvte.scaled_dsituglu)
+
+    def __init__(
+        self, scales: str, *, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int | None = None, **types: Unpack[OpTypes]
+    ) -> None:
+        super().__init__(scales, glu_interleave_size=glu_interleave_size, **types)
+        self.beta1, self.beta2 = check_positive(self, "beta1", beta1), check_positive(self, "beta2", beta2)
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        return self.beta1, self.beta2, *super().options
+
+
+class ScaledClampedQGeGLU(_ScaledGate):
+    """``clamped_swiglu(x) * s``, of ``ClampedSwiGLU``."""
+
+    word = staticmethod(nvte.scaled_clamped_swiglu)
+    dword = staticmethod(nvte.scaled_clamped_dswiglu)
+
+    def __init__(
+        self,
+        scales: str,
+        *,
+        limit: float = 7.0,
+        alpha: float = 1.702,
+        glu_linear_offset: float = 1.0,
+        glu_interleave_size: int | None = None,
+        **types: Unpack[OpTypes],
+    ) -> None:
+        super().__init__(scales, glu_interleave_size=glu_interleave_size, **types)
+        self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        return self.limit, self.alpha, self.glu_linear_offset, *super().options
