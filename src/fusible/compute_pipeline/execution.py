@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +16,24 @@ __all__ = ["BackwardResult", "ForwardResult", "quantize_args", "run_backward", "
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """``contexts``: one per op of the segment, empty where backward will not come by. ``amaxes``: by slot, fp32 ``[1]``."""
+    """``contexts``: one per op of the segment, empty where backward will not come by. ``amaxes``: by slot, fp32 ``[1]``. ``outputs``: the side values
+    that the caller gets."""
 
     y: Tensor
     contexts: list[Context]
     amaxes: Mapping[str, Any]
+    outputs: list[Tensor]
 
 
 @dataclass(frozen=True)
 class BackwardResult:
-    """``grads``: one list per op of the segment, in the order of its ``args``; None for what nobody wants."""
+    """``grads``: one list per op of the segment, in the order of its ``args``; None for what nobody wants. ``side_grads``: of the side values that
+    the caller gave."""
 
     dx: Tensor | None
     grads: list[list[Tensor | None]]
     amaxes: Mapping[str, Any]
+    side_grads: list[Tensor | None]
 
 
 def quantize_args(args: Sequence[Tensor], types: Sequence[Type], scales: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
@@ -49,44 +53,51 @@ def run_forward(
     args: Sequence[Tensor],
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
+    extra: Sequence[Tensor] = (),
+    call: dict[Any, Any] | None = None,
 ) -> ForwardResult:
-    """The forward pass of a segment; ``args``: its ops' parameters one after another, in the plan's ``arg_types``."""
+    """The forward pass of a segment; ``args``: its ops' parameters one after another, in the plan's ``arg_types``. ``extra``: the side values that
+    the caller gives, in the order of the request. ``call``: of ``nvte.Pass``."""
     start = segment.start
     ops = _with_args(plan, start, segment.stop, args)
     contexts: list[Context] = [_EMPTY] * len(ops)
     first = segment.backward[0].start if segment.backward else segment.stop
-    sides: dict[str, list[Any]] = {}
-    state = Pass("forward", scales)
+    sides = _sides_of((name for name, _ in plan.request.sides), extra)
+    state = Pass("forward", scales, call=call)
     former = set_execution_state(state)
     try:
         for group in segment.forward:
-            x, ctxs = _forward(group, ops[group.start - start : group.stop - start], x, sides, given)
+            x, ctxs = forward_group(group, ops[group.start - start : group.stop - start], x, sides, given)
             for i, ctx in enumerate(ctxs, group.start):
                 if i >= first:
                     contexts[i - start] = ctx
     finally:
         set_execution_state(former)
-    return ForwardResult(x, contexts, state.amaxes)
+    return ForwardResult(x, contexts, state.amaxes, [sides[name].pop() for name in plan.request.outputs])
 
 
 def run_inference(
-    plan: Plan, x: Tensor, args: Sequence[Tensor], given: Mapping[str, Any], scales: Mapping[str, Any], caches: Mapping[int, KVCache] | None = None
-) -> Tensor:
-    """The inference pass of the whole plan. ``caches``: of the ops that go on from one, by position; they are used up."""
+    plan: Plan,
+    x: Tensor,
+    args: Sequence[Tensor],
+    given: Mapping[str, Any],
+    scales: Mapping[str, Any],
+    caches: Mapping[int, KVCache] | None = None,
+    extra: Sequence[Tensor] = (),
+    call: dict[Any, Any] | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The inference pass of the whole plan: y, and the side values that the caller gets. ``caches``: of the ops that go on from one, by position;
+    they are used up. ``extra``: the side values that the caller gives."""
     ops = _with_args(plan, 0, len(plan.ops), args)
-    sides: dict[str, list[Any]] = {}
-    former = set_execution_state(Pass("inference", scales, caches))
+    sides = _sides_of((name for name, _ in plan.request.sides), extra)
+    former = set_execution_state(Pass("inference", scales, caches, call=call))
     try:
         for group in plan.inference:
             members = ops[group.start : group.stop]
-            if group.side_outputs:
-                x, _ = _forward(group, members, x, sides, given)
-                continue
-            values = _values(group.side_inputs, group.given, sides, given)
-            x = group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
+            x = infer_group(group, members, x, sides, given)
     finally:
         set_execution_state(former)
-    return x
+    return x, [sides[name].pop() for name in plan.request.outputs]
 
 
 def run_backward(
@@ -97,27 +108,30 @@ def run_backward(
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
     sums: Mapping[str, Tensor] | None = None,
+    extra: Sequence[Tensor] = (),
+    call: dict[Any, Any] | None = None,
 ) -> BackwardResult:
-    """The backward pass of a segment.
+    """The backward pass of a segment. ``extra``: the gradients of the side values that the caller got.
 
     Used up are ``contexts``, which is emptied from its end, so that each goes when it has been used, and ``sums``: gradients so far, by the plan's
     ``arg_slots``, to which those of this pass are added.
     """
     start = segment.start
     grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
-    sides: dict[str, list[Any]] = {}
+    sides = _sides_of(plan.request.outputs, extra)
     d: Tensor | None = dy
-    state = Pass("backward", scales, sums=sums)
+    state = Pass("backward", scales, sums=sums, call=call)
     former = set_execution_state(state)
     try:
         for group in reversed(segment.backward):
             assert d is not None
             ctxs = contexts[group.start - start :]
             del contexts[group.start - start :]
-            d, grads[group.start - start : group.stop - start] = _backward(group, plan.ops[group.start : group.stop], ctxs, d, sides, given)
+            d, grads[group.start - start : group.stop - start] = backward_group(group, plan.ops[group.start : group.stop], ctxs, d, sides, given)
     finally:
         set_execution_state(former)
-    return BackwardResult(d, grads, state.amaxes)
+    side_grads = [sides[name].pop() if sides.get(name) else None for name, _ in plan.request.sides]
+    return BackwardResult(d, grads, state.amaxes, side_grads)
 
 
 _EMPTY: Context = {}
@@ -132,9 +146,10 @@ def _with_args(plan: Plan, start: int, stop: int, args: Sequence[Tensor]) -> lis
     return ops
 
 
-def _forward(
+def forward_group(
     group: Group, members: Sequence[Op], x: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]
 ) -> tuple[Tensor, Sequence[Context]]:
+    """y and the contexts of a group's forward; side values are taken from ``sides``, and put there."""
     values = _values(group.side_inputs, group.given, sides, given)
     if group.fusion is not None:
         result = group.fusion.function(*members, x, **values)
@@ -145,9 +160,10 @@ def _forward(
     return result[0], result[1] if group.fusion is not None else (result[1],)
 
 
-def _backward(
+def backward_group(
     group: Group, members: Sequence[Op], ctxs: Sequence[Context], dy: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]
 ) -> tuple[Tensor | None, Sequence[Any]]:
+    """dx and, per op, the gradients of its parameters."""
     values = _values(group.side_outputs, group.given, sides, given)
     if group.fusion is not None:
         result = group.fusion.function(*members, *ctxs, dy, **values)
@@ -158,16 +174,29 @@ def _backward(
     return result[0], result[1] if group.fusion is not None else (result[1],)
 
 
+def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]) -> Tensor:
+    """y of a group's inference."""
+    if group.side_outputs:
+        return forward_group(group, members, x, sides, given)[0]
+    values = _values(group.side_inputs, group.given, sides, given)
+    return group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
+
+
+def _sides_of(names: Iterable[str], values: Iterable[Tensor]) -> dict[str, list[Any]]:
+    return {name: [value] for name, value in zip(names, values, strict=True)}
+
+
 _NOTHING: dict[str, Any] = {}
 
 
 def _values(names: Sequence[str], given_names: Sequence[str], sides: dict[str, list[Any]], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The side values that a group takes (the latest of each name), and the values of the whole call."""
+    """The side values that a group takes (the latest of each name; None for a gradient that nobody gave), and the values of the whole call."""
     if not names and not given_names:
         return _NOTHING
-    return {**{name: sides[name].pop() for name in names}, **{name: given[name] for name in given_names}}
+    return {**{name: sides[name].pop() if sides.get(name) else None for name in names}, **{name: given[name] for name in given_names}}
 
 
 def _put(values: Mapping[str, Any], sides: dict[str, list[Any]]) -> None:
     for name, value in values.items():
-        sides.setdefault(name, []).append(value)
+        if value is not None:
+            sides.setdefault(name, []).append(value)

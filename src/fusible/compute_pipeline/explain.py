@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
 
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan
-from fusible.nvte import Type
+from fusible.fusions import Fusion, registered
+from fusible.nvte import PassKind, QuantizedType, Type
 from fusible.ops import Op
 
-__all__ = ["describe"]
+__all__ = ["describe", "describe_misses", "describe_quantizers"]
 
 
 def describe(plan: Plan) -> str:
@@ -25,6 +27,60 @@ def describe(plan: Plan) -> str:
     lines += _section("backward", plan.ops, tuple(reversed(plan.backward)), backward, reverse=True)
     lines += _section("inference", plan.ops, plan.inference, forward)
     return "\n".join(lines)
+
+
+def describe_quantizers(plan: Plan) -> str:
+    """What is quantized, and how: a line for each input, weight and gradient that a quantizer makes."""
+    rows = []
+    for op in plan.ops:
+        for name in (*op.forward_names, *op.backward_names):
+            type = getattr(op, f"{name}_dtype", None)
+            if isinstance(type, QuantizedType) and not _passed_on(plan, op, name):
+                how = f"delayed scaling to {type.dtype}" if type.scaling == "delayed" else repr(type.descriptor)
+                rows.append(f"  {op.position}.{name}  {how}")
+    return "\n".join(["quantizers", *rows] if rows else ["quantizers: none"])
+
+
+def _passed_on(plan: Plan, op: Op, name: str) -> bool:
+    """Whether a transparent op takes what it takes for its neighbour, who has the quantizer."""
+    neighbour = op.position + {"x": 1, "dy": -1}.get(name, 0)
+    same = 0 <= neighbour < len(plan.ops) and getattr(plan.ops[neighbour], f"{name}_dtype") == getattr(op, f"{name}_dtype")
+    return op.transparent and name in ("x", "dy") and same
+
+
+def describe_misses(plan: Plan) -> str:
+    """Which fusions matched all but the last of their ops, and what stood there; and which matched where another one is."""
+    lines = []
+    passes: tuple[tuple[PassKind, tuple[Group, ...]], ...] = (("forward", plan.forward), ("backward", plan.backward))
+    for kind, groups in passes:
+        fused = {i: group for group in groups if group.fusion is not None for i in range(group.start, group.stop)}
+        chosen = {(group.start, group.stop, group.fusion) for group in groups}
+        for fusion in registered(kind):
+            lines += [f"  {kind}: {line}" for line in _missed(plan.ops, fusion, fused, chosen)]
+    return "\n".join(["fusions that did not match", *lines] if lines else ["fusions that did not match: none came near"])
+
+
+def _missed(ops: Sequence[Op], fusion: Fusion, fused: Mapping[int, Group], chosen: Container[Any]) -> Iterator[str]:
+    length = len(fusion.pattern)
+    for start in range(len(ops)):
+        window = ops[start : start + length]
+        if (start, start + length, fusion) in chosen or any(type(op) not in fusion.pattern[i] for i, op in enumerate(window[: length - 1])):
+            continue
+        names = " + ".join(op.title for op in window[: length - 1])
+        places = str(start) if length == 2 else f"{start}-{start + length - 2}"
+        wanted = " or ".join(sorted(t.__name__ for t in fusion.pattern[-1]))
+        if len(window) < length:
+            if len(window) == length - 1 and start not in fused:
+                yield f"{fusion.name} at {places} ({names}): it wants {wanted} next, and that is the end"
+        elif type(window[-1]) not in fusion.pattern[-1]:
+            if start not in fused:
+                yield f"{fusion.name} at {places} ({names}): it wants {wanted} next, and {start + length - 1} is {window[-1]!r}"
+        else:
+            other = next((fused[i] for i in range(start, start + length) if i in fused), None)
+            what = f"{other.fusion.name} has {other.start}-{other.stop - 1}" if other and other.fusion else "side values of one name meet in it"
+            users = other is not None and other.fusion is not None and not other.fusion.pattern
+            if other is None or users or other.stop - other.start < length or (other.start, other.stop) == (start, start + length):
+                yield f"{fusion.name} at {start}-{start + length - 1}: {what}"
 
 
 def _edge(came: Type, asked: Type | None) -> str:
@@ -52,14 +108,14 @@ def _backward_edges(plan: Plan) -> list[str]:
 def _name(op: Op) -> str:
     types = [getattr(op, f"{name}_dtype", None) for name in op.arg_names]
     shown = ", ".join(f"{name} {type}" for name, type in zip(op.arg_names, types, strict=True) if type is not None)
-    return f"{type(op).__name__}({shown})" if shown else type(op).__name__
+    return f"{op.title}({shown})" if shown else op.title
 
 
 def _section(title: str, ops: Sequence[Op], groups: Sequence[Group], edges: Sequence[str], *, reverse: bool = False) -> list[str]:
     rows = []
     for group in groups:
         members, passed = ops[group.start : group.stop], edges[group.start : group.stop + 1]
-        names = [type(op).__name__ if reverse else _name(op) for op in members]
+        names = [op.title if reverse else _name(op) for op in members]
         if reverse:
             names, passed = names[::-1], passed[::-1]
         places = str(group.start) if group.stop == group.start + 1 else f"{group.start}-{group.stop - 1}"

@@ -11,11 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.compute_pipeline.request import PlanRequest
+from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Type, bit_width, element, is_quantized_type
 from fusible.ops import Op
-from fusible.quantized import DelayedScaling, Float8CurrentScaling, HighPrecision
+from fusible.quantized import (
+    CustomRecipe,
+    DelayedScaling,
+    DelayedScalingRequest,
+    HighPrecision,
+    IdentityQuantizer,
+    QuantizerRole,
+    Recipe,
+    quantizer_for_role,
+)
 
-__all__ = ["StateLayout", "activation_type", "infer_types", "state_layout"]
+__all__ = ["StateLayout", "activation_type", "delayed_recipe", "infer_types", "state_layout"]
 
 _LOWEST = {"bfloat16": DType.BFloat16, "float16": DType.Float16, "float32": DType.Float32}
 
@@ -40,14 +50,12 @@ def _asks_for_fp8(op: Op, name: str) -> bool:
     return request is not None and is_quantized_type(request)
 
 
-def _forward_inputs(op: Op) -> tuple[str, ...]:
-    return ("x", *op.arg_names)
-
-
 def state_layout(ops: Sequence[Op]) -> StateLayout:
     """One slot for each input that asks for 8 bits, named ``<position>.<input>``: it depends on the ops alone, never on the order of calls."""
-    forward = tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in _forward_inputs(op) if _asks_for_fp8(op, name))
-    backward = tuple(f"{i}.dy" for i, op in enumerate(ops) if _asks_for_fp8(op, "dy"))
+    forward, backward = (
+        tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in getattr(op, names) if _asks_for_fp8(op, name))
+        for names in ("forward_names", "backward_names")
+    )
     return StateLayout(forward, backward)
 
 
@@ -63,43 +71,90 @@ def infer_types(ops: Sequence[Op], request: PlanRequest) -> list[dict[str, Any]]
     """Per op, the resolved value of each of its ``*_dtype`` attributes."""
     activation = activation_type(request)
     resolved = [_resolve_inputs(op, i, request, activation) for i, op in enumerate(ops)]
+    _look_through(ops, resolved)
     for i, op in enumerate(ops):
-        consumer = resolved[i + 1]["x_dtype"] if i + 1 < len(ops) else None
-        resolved[i]["y_dtype"] = _emitted(op.y_dtype, consumer, op.quantizes_y, activation)
-        consumer = resolved[i - 1]["dy_dtype"] if i > 0 else None
-        resolved[i]["dx_dtype"] = _emitted(op.dx_dtype, consumer, op.quantizes_dx, activation)
+        consumer = resolved[i]["x_dtype"] if op.transparent else _taken(resolved[i + 1]) if i + 1 < len(ops) else None
+        resolved[i]["y_dtype"] = _emitted(op.y_dtype, consumer, op.quantizes_y or op.transparent, activation)
+        consumer = resolved[i]["dy_dtype"] if op.transparent else resolved[i - 1]["dy_dtype"] if i > 0 else None
+        resolved[i]["dx_dtype"] = _emitted(op.dx_dtype, consumer, op.quantizes_dx or op.transparent, activation)
     return resolved
 
 
+def _taken(types: dict[str, Any]) -> Type | None:
+    """What an op is best handed as its x: not yet in 8 bits where its backward wants it as it was."""
+    return None if types["override"] == "high_precision" else types["x_dtype"]
+
+
+def _check_overridable(op: Op, override: str) -> None:
+    if not op.overridable:
+        do = "leave backward_override at None"
+        raise ArgumentError(expected("a layer of one process and one weight", of=f"backward_override={override!r}", got=repr(op), do=do))
+
+
+def _look_through(ops: Sequence[Op], resolved: list[dict[str, Any]]) -> None:
+    """A transparent op takes what the op behind it asks for in 8 bits, so that its producer writes that."""
+    for name, places, step in (("x_dtype", range(len(ops) - 2, -1, -1), 1), ("dy_dtype", range(1, len(ops)), -1)):
+        for i in places:
+            asked = _taken(resolved[i + step]) if name == "x_dtype" else resolved[i + step][name]
+            if ops[i].transparent and asked is not None and is_quantized_type(asked):
+                resolved[i][name] = asked
+
+
 def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DType) -> dict[str, Any]:
-    types: dict[str, Any] = {}
-    for name in (*_forward_inputs(op), "dy"):
+    override = request.recipe.backward_override if request.recipe is not None else None
+    types: dict[str, Any] = {"activation": activation, "override": override, "x_dtype": None, "dy_dtype": None}
+    for name in (*op.forward_names, *op.backward_names):
         wanted: Type | None = getattr(op, f"{name}_dtype", None)
-        types[f"{name}_dtype"] = None if wanted is None else _resolve(wanted, f"{position}.{name}", name, request, activation)
+        if override is not None and name in op.backward_names and wanted is not None and is_quantized_type(wanted):
+            _check_overridable(op, override)
+            wanted = activation
+        role = _role(op, name)
+        types[f"{name}_dtype"] = None if wanted is None else _resolve(wanted, f"{position}.{name}", role, request, activation)
     for name, (held, _) in zip(op.arg_names, request.args[position], strict=True):
         if is_quantized_type(held):
             types[f"{name}_dtype"] = held  # a parameter that is held in 8 bits stays in them, whatever the recipe
-        types[f"d{name}_dtype"] = element(held)
-    return types
+        types[f"d{name}_dtype"] = activation if is_quantized_type(held) else element(held)
+    held_so = {name for name, (held, _) in zip(op.arg_names, request.args[position], strict=True) if is_quantized_type(held)}
+    for name, (rowwise, columnwise) in op.with_(override=override).reads.items():
+        type = types[f"{name}_dtype"]
+        if isinstance(type, QuantizedType) and name not in held_so:
+            types[f"{name}_dtype"] = type.read(rowwise=rowwise, columnwise=columnwise)
+    return op.resolved(types)
 
 
-def _resolve(wanted: Type, slot: str, name: str, request: PlanRequest, activation: DType) -> Type:
+_ROLES = {"x": QuantizerRole("linear", "input"), "dy": QuantizerRole("linear", "grad_output")}
+_WEIGHT, _GRAD_INPUT = QuantizerRole("linear", "weight"), QuantizerRole("linear", "grad_input")
+
+
+def _role(op: Op, name: str) -> QuantizerRole:
+    return op.roles.get(name) or _ROLES.get(name) or (_WEIGHT if name in op.forward_names else _GRAD_INPUT)
+
+
+def _resolve(wanted: Type, slot: str, role: QuantizerRole, request: PlanRequest, activation: DType) -> Type:
     if not is_quantized_type(wanted):
         return _widened(element(wanted), activation)
-    recipe = request.recipe
-    if isinstance(recipe, DelayedScaling):
-        return QuantizedType(_format(recipe, name), "delayed", slot)
-    if isinstance(recipe, Float8CurrentScaling):
-        options = {"x": recipe.fp8_quant_fwd_inp, "dy": recipe.fp8_quant_bwd_grad}.get(name, recipe.fp8_quant_fwd_weight)
-        assert options is not None
-        return QuantizedType(
-            _format(recipe, name), "current", power_2_scale=options.power_2_scale, amax_epsilon=options.amax_epsilon
-        )
-    return activation
+    if request.recipe is None:
+        return activation
+    quantizer = quantizer_for_role(request.recipe, role)
+    if quantizer is None or (isinstance(quantizer, IdentityQuantizer) and quantizer.dtype is None):
+        return activation
+    if isinstance(quantizer, DelayedScalingRequest):
+        backward = role.tensor_type.startswith("grad")
+        return QuantizedType(DType(int(quantizer.fp8_format.backward if backward else quantizer.fp8_format.forward)), "delayed", slot)
+    return QuantizedType.of(quantizer)
 
 
-def _format(recipe: DelayedScaling | Float8CurrentScaling, name: str) -> DType:
-    return DType(int(recipe.fp8_format.backward if name == "dy" else recipe.fp8_format.forward))
+def delayed_recipe(ops: Sequence[Op], recipe: Recipe | None) -> DelayedScaling | None:
+    """The options of the delayed scaling that some tensor of the ops is under, or None. Raises ``ArgumentError`` where a factory gives several."""
+    if recipe is None or not isinstance(recipe, CustomRecipe):
+        return recipe if isinstance(recipe, DelayedScaling) else None
+    roles = [_role(op, name) for op in ops for name in (*op.forward_names, *op.backward_names) if _asks_for_fp8(op, name)]
+    made = [request for role in roles if isinstance(request := quantizer_for_role(recipe, role), DelayedScalingRequest)]
+    found = {request.recipe() for request in made}
+    if len(found) > 1:
+        got, do = " and ".join(map(repr, found)), "give the same options to every tensor under delayed scaling"
+        raise ArgumentError(expected("one delayed scaling", of="a pipeline's CustomRecipe", got=got, do=do))
+    return next(iter(found), None)
 
 
 def _emitted(asked: Type, consumer: Type | None, can_quantize: bool, activation: DType) -> Type:

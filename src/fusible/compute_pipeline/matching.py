@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.ops import Op
 
-__all__ = ["Group", "group_ops"]
+__all__ = ["Group", "group_ops", "needs_backward", "outer_sides"]
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ops ``[start, stop)`` of a pipeline that one call executes: a fusion's, or a single op's own pass."""
+    """The ops ``[start, stop)`` of a pipeline that one call executes: a fusion's, or a single op's own pass.
+
+    ``side_inputs`` and ``side_outputs``: of the group as a whole, without the values that one of its ops gives and a later one takes.
+    """
 
     start: int
     stop: int
@@ -24,16 +28,49 @@ class Group:
 
     @classmethod
     def of(cls, ops: Sequence[Op], start: int, stop: int, fusion: Fusion | None) -> Group:
-        """The group of ``ops[start:stop]`` with the side values that its ops name."""
+        """The group of ``ops[start:stop]``. Raises ``ArgumentError`` where two side values of one name would meet in a call of it."""
         members = ops[start:stop]
-        sides = [tuple(dict.fromkeys(name for op in members for name in getattr(op, kind))) for kind in ("side_inputs", "side_outputs", "given")]
-        return cls(start, stop, fusion, *sides)
+        sides = [tuple(name for names in of_op for name in names) for of_op in outer_sides(members)]
+        for names in sides:
+            if len(set(names)) < len(names):
+                of = f"the side values of {' + '.join(type(op).__name__ for op in members)} as one operation"
+                raise ArgumentError(expected("different names", of=of, got=", ".join(names), do="put fewer of them together"))
+        return cls(start, stop, fusion, *sides, given=tuple(dict.fromkeys(name for op in members for name in op.given)))
 
 
-def group_ops(ops: Sequence[Op], fusions: Iterable[Fusion], start: int = 0) -> tuple[Group, ...]:
-    """Cover ``ops[start:]``: the longest patterns first, each at its leftmost places, exact op types; what is left stands alone."""
+def outer_sides(ops: Sequence[Op]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Per op, the side inputs that none of ``ops`` before it gives, and the side outputs that none of ``ops`` after it takes."""
+    inputs: list[tuple[str, ...]] = []
+    open_: list[tuple[int, str]] = []
+    for i, op in enumerate(ops):
+        outer = []
+        for name in op.side_inputs:
+            made = next((entry for entry in reversed(open_) if entry[1] == name), None)
+            if made is None:
+                outer.append(name)
+            else:
+                open_.remove(made)
+        inputs.append(tuple(outer))
+        open_ += [(i, name) for name in op.side_outputs]
+    return inputs, [tuple(name for maker, name in open_ if maker == i) for i in range(len(ops))]
+
+
+def needs_backward(op: Op) -> bool:
+    """Whether anyone needs a gradient that the op's backward gives."""
+    return any(op.wants(name) for name in ("x", *op.arg_names, *op.side_inputs))
+
+
+def group_ops(
+    ops: Sequence[Op], fusions: Iterable[Fusion], start: int = 0, given: Iterable[tuple[int, int, Fusion]] = ()
+) -> tuple[Group, ...]:
+    """Cover ``ops[start:]``: the ``given`` groups, then the longest patterns first, each at its leftmost places, exact op types; what is left stands
+    alone. A given group that begins before ``start`` is kept whole."""
     taken: dict[int, Group] = {}
     free = [i >= start for i in range(len(ops))]
+    for first, stop, fusion in given:
+        if stop > start:
+            taken[first] = Group.of(ops, first, stop, fusion)
+            free[first:stop] = [False] * (stop - first)
     for fusion in fusions:
         length = len(fusion.pattern)
         place = start

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fusible.compute_pipeline.inference import StateLayout, activation_type, infer_types, state_layout
-from fusible.compute_pipeline.matching import Group, group_ops
+from fusible.compute_pipeline.inference import StateLayout, activation_type, delayed_recipe, infer_types, state_layout
+from fusible.compute_pipeline.matching import Group, group_ops, needs_backward
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import registered
 from fusible.nvte import DType, QuantizedType, Type, is_quantized_type
 from fusible.ops import Op
+from fusible.quantized import DelayedScaling
 
 __all__ = ["Plan", "QuantizedArg", "Segment", "build_plan"]
 
@@ -58,6 +59,8 @@ class Plan:
     """The type of each parameter of all ops, as the passes take it."""
     quantized_args: tuple[QuantizedArg, ...]
     """The parameters that passes take in an 8-bit type: quantized before a pass, unless they are held so."""
+    plain_args: list[tuple[Type, None]]
+    """How ``nvte.flatten`` takes the parameters apart where none is in 8 bits."""
     activation: DType
     forward: tuple[Group, ...]
     backward: tuple[Group, ...]
@@ -65,24 +68,32 @@ class Plan:
     segments: tuple[Segment, ...]
     given: tuple[str, ...]
     state: StateLayout
+    delayed: DelayedScaling | None
+    """The options of the delayed scaling that the state belongs to."""
     caches: tuple[tuple[int, int, int], ...]
     """``(position, groups, width)`` of each op that can go on from a cache of keys and values."""
     uncached: Op | None
     """The first op that looks at whole sequences and cannot, if there is one."""
-    out_width: int
+    out_width: int | None
+    """The columns of y; None where they are not known before the call."""
+    foreign: bool
+    """Whether it computes elsewhere than by nvte's words, or has effects: it cannot be replayed or compiled."""
 
 
 def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
     """Resolve the types, fuse each pass, cut segments. Raises ``ShapeError`` for a width that the ops cannot take."""
-    width = request.width
+    widths: list[int | None] = [request.width]
     for op in ops:
-        width = op.width(width)
-    bound = _bind(ops, request)
-    _check_sides(bound)
-    state = state_layout(ops) if request.recipe is not None and request.recipe.delayed() else StateLayout((), ())
-    first = next((i for i, op in enumerate(bound) if _needs_backward(op, request, i)), len(bound))
-    forward = group_ops(bound, registered("forward"))
-    backward = group_ops(bound, registered("backward"), start=first)
+        widths.append(op.width(widths[-1]))
+    bound = _bind(ops, request, widths)
+    _check_sides(bound, request)
+    delayed = delayed_recipe(ops, request.recipe)
+    state = state_layout(ops) if delayed is not None else StateLayout((), ())
+    first = next((i for i, op in enumerate(bound) if needs_backward(op)), len(bound))
+    forward, backward, inference = (
+        group_ops(bound, registered(kind), first if kind == "backward" else 0, (entry for entry in request.fused if entry[2].kind == kind))
+        for kind in ("forward", "backward", "inference")
+    )
     arg_types, quantized_args = _arg_types(bound, request)
     return Plan(
         request=request,
@@ -91,30 +102,34 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         arg_slots=tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in op.arg_names),
         arg_types=arg_types,
         quantized_args=quantized_args,
+        plain_args=[(type, None) for type in arg_types],
         activation=activation_type(request),
         forward=forward,
         backward=backward,
-        inference=group_ops(bound, registered("inference")),
-        segments=_segments(bound, forward, backward, state, request.whole),
+        inference=inference,
+        segments=_segments(bound, forward, backward, state, request.whole or bool(request.sides or request.outputs)),
         given=_given(bound),
         state=state,
+        delayed=delayed,
         caches=tuple((op.position, *op.cached) for op in bound if op.cached),
         uncached=next((op for op in bound if "sequences" in op.given and not op.cached), None),
-        out_width=width,
+        out_width=widths[-1],
+        foreign=any(fusion.foreign for _, _, fusion in request.fused) or any(op.foreign or op.effects for op in bound),
     )
 
 
-def _bind(ops: Sequence[Op], request: PlanRequest) -> tuple[Op, ...]:
-    types = infer_types(ops, request)
-    needed = request.x_grad
-    bound = []
+def _bind(ops: Sequence[Op], request: PlanRequest, widths: Sequence[int | None]) -> tuple[Op, ...]:
+    needed, sides = request.x_grad, dict(request.sides)
+    marked = []
     for i, op in enumerate(ops):
         unwanted = {name for name, (_, grad) in zip(op.arg_names, request.args[i], strict=True) if not grad}
+        unwanted.update(name for name in op.side_inputs if not sides.get(name, needed))
         if not needed:
             unwanted.add("x")
-        needed = needed or any(grad for _, grad in request.args[i])
-        bound.append(op.with_(**types[i], unwanted=frozenset(unwanted), training=request.training[i], position=i))
-    return tuple(bound)
+        needed = needed or any(grad for _, grad in request.args[i]) or any(sides.get(name, False) for name in op.side_inputs)
+        sides.update(dict.fromkeys(op.side_outputs, needed))
+        marked.append(op.with_(unwanted=frozenset(unwanted), training=request.training[i], position=i, x_width=widths[i]))
+    return tuple(op.with_(**types) for op, types in zip(marked, infer_types(marked, request), strict=True))
 
 
 def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...], tuple[QuantizedArg, ...]]:
@@ -123,19 +138,15 @@ def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...
     for op, args in zip(ops, request.args, strict=True):
         for name, (held, _) in zip(op.arg_names, args, strict=True):
             asked = getattr(op, f"{name}_dtype", None)
-            if isinstance(asked, QuantizedType):
+            if isinstance(asked, QuantizedType) and op.override != "high_precision":
                 quantized.append(QuantizedArg(len(types), asked))
                 held = asked
             types.append(held)
     return tuple(types), tuple(quantized)
 
 
-def _needs_backward(op: Op, request: PlanRequest, position: int) -> bool:
-    return op.wants("x") or any(grad for _, grad in request.args[position])
-
-
-def _check_sides(ops: Sequence[Op]) -> None:
-    open_: list[str] = []
+def _check_sides(ops: Sequence[Op], request: PlanRequest) -> None:
+    open_ = [name for name, _ in request.sides]
     for op in ops:
         for name in op.side_inputs:
             if name not in open_:
@@ -144,6 +155,10 @@ def _check_sides(ops: Sequence[Op]) -> None:
                 )
             _remove_last(open_, name)
         open_ += op.side_outputs
+    for name in request.outputs:
+        if name not in open_:
+            raise ArgumentError(expected("a side output", of="what a pipeline returns", got=repr(name), do="name one that no later op takes"))
+        _remove_last(open_, name)
     if open_:
         raise ArgumentError(expected("a later op that takes it", of=f"the side output {open_[-1]!r}", got="none", do="close what was begun"))
 

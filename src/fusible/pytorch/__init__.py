@@ -31,13 +31,25 @@ from fusible.pytorch.modules import (
     SReLU,
     SwiGLU,
 )
-from fusible.quantized import DelayedScaling, Float8CurrentScaling, Format, HighPrecision, Recipe
+from fusible.quantized import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    Format,
+    HighPrecision,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    Recipe,
+)
 
 __all__ = [
     "BaseModule",
+    "CustomRecipe",
     "DelayedScaling",
     "DotProductAttention",
     "Dropout",
+    "Float8BlockScaling",
     "Float8CurrentScaling",
     "Format",
     "GELU",
@@ -48,8 +60,10 @@ __all__ = [
     "KVCache",
     "LayerNorm",
     "Linear",
+    "MXFP8BlockScaling",
     "MultiHeadedSelfAttention",
     "MultiQuerySelfAttention",
+    "NVFP4BlockScaling",
     "ParameterInitMethod",
     "QGELU",
     "QGeGLU",

@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import fields
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from fusible.errors import DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.quantized import DelayedScaling, Recipe
 
-__all__ = ["OUTSIDE", "autocast", "current_autocast"]
+__all__ = ["OUTSIDE", "autocast", "autocast_of", "current_autocast", "trace_constant"]
 
 _local = threading.local()
+_lock = threading.Lock()
+_keys: dict[tuple[Recipe | None, Any], str] = {}
+_autocasts: dict[str, autocast] = {}
+_DEFAULT = DelayedScaling()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def trace_constant(function: F) -> F:
+    """Let ``torch.compile`` call ``function`` when it traces, and take the result for a constant: ``torch.compiler.assume_constant_result``, which
+    brings the compiler to everyone who imports the caller."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@trace_constant
+def _key_of(recipe: Recipe | None, group: Any) -> str:
+    """A name for the recipe and the group, by value."""
+    if recipe is not None and not all(field.name in vars(recipe) for field in fields(recipe)):
+        got, do = "one made inside a function that torch.compile traces", "make it outside"
+        raise ArgumentError(expected("a recipe with its options", of="autocast", got=got, do=do))
+    key = _keys.get((recipe, group))
+    if key is None:
+        with _lock:
+            key = _keys.setdefault((recipe, group), f"{recipe} {len(_keys)}")
+    return key
 
 
 class autocast:
@@ -20,13 +48,16 @@ class autocast:
     ``enabled=False`` switches quantization off; ``recipe`` defaults to ``DelayedScaling()``. ``amax_reduction_group``: the processes over which
     delayed scaling takes the maximum of its amaxes, where ``recipe.reduce_amax``. Contexts nest, per thread. Raises ``DTypeError`` for anything but a
     recipe.
+
+    Inside a function that ``torch.compile`` traces it holds for what is called in it; the recipe itself must come from outside of the function.
     """
 
     def __init__(self, enabled: bool = True, recipe: Recipe | None = None, *, amax_reduction_group: Any = None) -> None:
         if recipe is not None and not isinstance(recipe, Recipe):
             raise DTypeError(expected("a recipe", of="autocast", got=repr(recipe), do="give e.g. fusible.DelayedScaling() or Float8CurrentScaling()"))
-        self.recipe: Recipe | None = (recipe if recipe is not None else DelayedScaling()) if enabled else None
+        self.recipe: Recipe | None = (recipe if recipe is not None else _DEFAULT) if enabled else None
         self.amax_reduction_group = amax_reduction_group
+        self.key = _key_of(self.recipe, amax_reduction_group)
         self._former: list[autocast | None] = []
 
     def __enter__(self) -> autocast:
@@ -45,3 +76,12 @@ OUTSIDE = autocast(enabled=False)
 def current_autocast() -> autocast:
     """The innermost ``autocast`` of this thread."""
     return getattr(_local, "current", None) or OUTSIDE
+
+
+def autocast_of(key: str) -> autocast:
+    """An ``autocast`` that has that ``key``."""
+    found = _autocasts.get(key)
+    if found is None:
+        recipe, group = next(pair for pair, known in _keys.copy().items() if known == key)
+        found = _autocasts[key] = autocast(recipe is not None, recipe, amax_reduction_group=group)
+    return found

@@ -13,7 +13,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, BackendError, expected
 from fusible.pytorch.replay import Listing, Replay, apart
 
-__all__ = ["EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
+__all__ = ["DIRECT", "EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
 
 Program = Callable[[list[Any]], tuple[list[Any], Any]]
 """A pass as a function of a list of framework tensors, which it may empty: the resulting tensors, and what is known of them without running it."""
@@ -79,6 +79,21 @@ class EagerExecutor:
         self._replays[key] = replay
         while len(self._replays) > _KEPT:
             self._replays.popitem(last=False)
+
+
+class _Direct:
+    """Runs a program as it stands, each time."""
+
+    name = "eager"
+    whole = False
+    in_place = True
+
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        return program(inputs)
+
+
+DIRECT = _Direct()
+"""For programs that compute elsewhere than by tex."""
 
 
 def _xla() -> Executor:

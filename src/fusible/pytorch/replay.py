@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fusible import tex
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
+from fusible import nvte, tex
+from fusible.quantized import Float8Quantizer, Float8TensorStorage, Quantizer
 
 __all__ = ["Listing", "Replay", "apart"]
 
-_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, Enum)
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, Enum, getattr(torch.distributed, "ProcessGroup", Enum))
 
 
 class _Unreplayable(Exception):
@@ -146,7 +146,7 @@ class Listing:
 
     def _add(self, call: tex.Heard) -> None:
         """List one call, and register what can be reached from its result and from the quantizers it was given."""
-        if not all(isinstance(value, _CONSTANTS) for value in call.kwargs.values()):
+        if not all(_is_constant(value) for value in call.kwargs.values()):
             raise _Unreplayable
         sources = tuple(self._place(arg) for arg in call.args)
         method = partial(call.method, **call.kwargs) if call.kwargs else call.method
@@ -168,6 +168,8 @@ class Listing:
             inner = [(itemgetter(i), part) for i, part in enumerate(result)]
         elif isinstance(result, Float8TensorStorage):
             inner = [(_field(name), getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
+        elif isinstance(result, nvte.STORAGES):
+            inner = [(_part(name), part) for name, part in result.get_metadata().items() if name != "quantizer"]
         else:
             return
         for get, part in inner:
@@ -188,7 +190,7 @@ class Listing:
             place = self._new(value)
             self._steps[step] = self._steps[step]._replace(parts=(*self._steps[step].parts, (part, place)))
             return place
-        if isinstance(value, _CONSTANTS) or (isinstance(value, tuple) and all(isinstance(v, _CONSTANTS) for v in value)):
+        if isinstance(value, _CONSTANTS) or (isinstance(value, tuple) and _is_constant(value)):
             return self._constant(value)
         return self._assembled(value)
 
@@ -199,11 +201,11 @@ class Listing:
         elif isinstance(value, Float8Quantizer):
             make = partial(_make_delayed, value.dtype, value.rowwise_usage, value.columnwise_usage, value.internal)
             parts = [value.scale]
-        elif isinstance(value, Float8CurrentScalingQuantizer) and not value.with_amax_reduction:
-            return self._constant(value)
-        elif isinstance(value, Float8TensorStorage):
-            make = partial(_make_storage, value._fp8_dtype, value._dtype)
-            parts = [value._data, value._scale_inv, value._transpose]
+        elif isinstance(value, Quantizer) and value._value_key() is not None:
+            return self._constant(value)  # it has no state
+        elif isinstance(value, nvte.STORAGES):
+            parts, spec = nvte.take_apart(value)
+            make = partial(_make_storage, spec)
         else:
             raise _Unreplayable
         return self._step(make, tuple(self._place(part) for part in parts), value)
@@ -226,6 +228,11 @@ class Listing:
         return [step._replace(done=tuple(ending.get(i, ()))) for i, step in enumerate(self._steps)]
 
 
+def _is_constant(value: Any) -> bool:
+    """Whether a value is the same for every run: a constant, or a list of such."""
+    return isinstance(value, _CONSTANTS) or (isinstance(value, (list, tuple)) and all(isinstance(v, _CONSTANTS) for v in value))
+
+
 def _field(name: str) -> Callable[[Any], Any]:
     return lambda storage: getattr(storage, name)
 
@@ -246,5 +253,9 @@ def _make_delayed(dtype: Any, rowwise: bool, columnwise: bool, internal: bool, s
     return Float8Quantizer(scale, None, dtype, rowwise=rowwise, columnwise=columnwise, internal=internal)
 
 
-def _make_storage(fp8_dtype: Any, dtype: Any, data: Any, scale_inv: Any, transpose: Any) -> Float8TensorStorage:
-    return Float8TensorStorage(data=data, fp8_scale_inv=scale_inv, fp8_dtype=fp8_dtype, data_transpose=transpose, fake_dtype=dtype)
+def _part(name: str) -> Callable[[Any], Any]:
+    return lambda storage: storage.get_metadata()[name]
+
+
+def _make_storage(spec: nvte.StorageSpec | nvte.Shell, *parts: Any) -> Any:
+    return nvte.put_together(iter(parts), spec)

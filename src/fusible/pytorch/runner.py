@@ -15,12 +15,13 @@ from fusible.ops import Op
 from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
-from fusible.pytorch.executors import Executor, make_executor
+from fusible.pytorch.executors import DIRECT, Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
-from fusible.pytorch.weights import QuantizedWeights, held_type
+from fusible.pytorch.weights import PLAIN, QuantizedWeights, held_type
+from fusible.quantized import QuantizedTensor
 
-__all__ = ["BoundOp", "PipelineRunner"]
+__all__ = ["BoundOp", "PipelineRunner", "draw_seed"]
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -36,8 +37,15 @@ class BoundOp(NamedTuple):
 class PipelineRunner:
     """Runs a list of ops on torch tensors, owns their scaling state, and hands parameters in at each call."""
 
-    def __init__(self, bound: Sequence[BoundOp], executor: str = "eager") -> None:
+    batched = True
+    """Whether an input is read as a batch of sequences (``read_batch``)."""
+
+    def __init__(
+        self, bound: Sequence[BoundOp], executor: str = "eager", *, sides: tuple[str, ...] = (), outputs: tuple[str, ...] = ()
+    ) -> None:
+        """``sides`` and ``outputs``: the names of the side values that come from the caller, and that go to it."""
         self.bound = tuple(bound)
+        self.sides, self.outputs = sides, outputs
         self.pipeline = ComputePipeline([b.op for b in bound])
         self.scaling = ScalingOwner(self.pipeline.state)
         self.executor: Executor = make_executor(executor)
@@ -52,31 +60,107 @@ class PipelineRunner:
     def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``."""
         batch = read_batch(x, seq_lens, cache is not None)
+        return batch.restore(self.run(batch.x, (), {}, batch, cache)[0])
+
+    def run(
+        self,
+        x: torch.Tensor,
+        extra: Sequence[torch.Tensor],
+        notes: dict[Any, Any],
+        batch: Batch | None = None,
+        cache: KVCache | None = None,
+    ) -> Sequence[torch.Tensor]:
+        """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``notes``: of ``Call``. ``batch``: how the rows of
+        ``x`` are sequences, for ops that look at it."""
+        if isinstance(x, QuantizedTensor):
+            x = x.dequantize()
+        if extra:
+            extra = [value.dequantize() if isinstance(value, QuantizedTensor) else value for value in extra]
         repeated = torch._C._current_graph_task_id() != -1
         context = self._context_of_call(repeated)
-        args = self._parameters()
-        with_grad = torch.is_grad_enabled() and (batch.x.requires_grad or any(arg.requires_grad for arg in args))
-        plan = self.plan(batch.x, args, context, with_grad)
-        given = Given.of(_given(plan, batch)) if plan.given else NOTHING_GIVEN
+        args = self.parameters()
+        with_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *args, *extra))
+        plan = self.plan(x, args, context, with_grad, extra)
         if not with_grad:
-            snapshot = self._snapshot(plan, context, batch.x.device, inference=True)
-            caches = self._caches(plan, batch, cache) if cache is not None else None
-            params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-            return batch.restore(infer(plan, self.executor, batch.x, params, given, snapshot, caches))
+            return self.infer(plan, context, x, args, batch, None, extra, notes, cache)
         if cache is not None:
             got = "a call that records gradients"
             raise ArgumentError(expected("torch.no_grad()", of="a call with a cache", got=got, do="call the model inside it"))
-        snapshot = self._snapshot(plan, context, batch.x.device, repeated=repeated)
-        return batch.restore(self._train(plan, batch.x, args, given, snapshot))
+        call = self.begin(plan, context, x, args, batch, None, notes)
+        y: Any = x
+        for index, segment in enumerate(plan.segments):
+            y = PipelineFunction.apply(call, index, y, *args[segment.args], *extra)
+        self.commit(call)
+        return y if isinstance(y, tuple) else (y,)
 
-    def _caches(self, plan: Plan, batch: Batch, cache: KVCache) -> dict[int, nvte.KVCache] | None:
+    def infer(
+        self,
+        plan: Plan,
+        context: autocast,
+        x: torch.Tensor,
+        args: Sequence[torch.Tensor],
+        batch: Batch | None,
+        seed: torch.Tensor | None,
+        extra: Sequence[torch.Tensor],
+        notes: dict[Any, Any],
+        cache: KVCache | None = None,
+    ) -> Sequence[torch.Tensor]:
+        """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
+        given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        self.before_forward(plan, False)
+        executor = self._executor_of(plan)
+        snapshot = self._snapshot(plan, context, x.device, inference=True)
+        caches = self._caches(plan, batch, cache) if cache is not None else None
+        params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
+        return infer(plan, executor, x, params, given, snapshot, caches, extra, notes)
+
+    def begin(
+        self,
+        plan: Plan,
+        context: autocast,
+        x: torch.Tensor,
+        args: Sequence[torch.Tensor],
+        batch: Batch | None,
+        seed: torch.Tensor | None,
+        notes: dict[Any, Any],
+    ) -> Call:
+        """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
+        given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        self.before_forward(plan, True)
+        executor = self._executor_of(plan)
+        snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
+        params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
+        return Call(plan, params, executor, given, self.scaling, snapshot, self.main_grads(args), amaxes, notes=notes)
+
+    def commit(self, call: Call) -> None:
+        """All segments of a call have been run: what they saw is observed."""
+        if call.snapshot is not None:
+            self.scaling.commit_forward(call.snapshot, call.amaxes)
+
+    def before_forward(self, plan: Plan, with_grad: bool) -> None:
+        """Called when a plan is about to run."""
+
+    def fused(self, recipe: Any) -> tuple[tuple[int, int, Any], ...]:
+        """What the caller has fused itself, of ``PlanRequest``."""
+        return ()
+
+    def _executor_of(self, plan: Plan) -> Executor:
+        if not plan.foreign:
+            return self.executor
+        if not self.executor.in_place:
+            got = ", ".join(repr(op) for op in plan.ops if op.foreign) or "operations of the caller's own"
+            of = f"what the executor {self.executor.name!r} runs"
+            raise ArgumentError(expected("operations of ours", of=of, got=got, do="compile no part that is written in plain torch"))
+        return DIRECT
+
+    def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
         if plan.uncached is not None:
             raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(plan.uncached), do="call it on whole sequences"))
         if plan.caches and not self.executor.in_place:
             wanted, got = "the executor 'eager' (others cannot write in place)", repr(self.executor.name)
             raise ArgumentError(expected(wanted, of="a call with a cache", got=got, do="compile no part of the model"))
-        return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch.seq_lens is not None else None
+        return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch is not None and batch.seq_lens is not None else None
 
     def _context_of_call(self, repeated: bool) -> autocast:
         """The ``autocast`` in force. Activation checkpointing repeats a forward from within backward, mostly outside: then the latest call's."""
@@ -86,19 +170,23 @@ class PipelineRunner:
         self._context = context
         return context
 
-    def plan(self, x: torch.Tensor, args: Sequence[torch.Tensor], context: autocast, with_grad: bool) -> Plan:
-        """The plan for an input ``[tokens, hidden]``. Raises before anything is run where the input does not fit the modules."""
+    def plan(
+        self, x: torch.Tensor, args: Sequence[torch.Tensor], context: autocast, with_grad: bool, extra: Sequence[torch.Tensor] = ()
+    ) -> Plan:
+        """The plan for an input ``[*, width]``. Raises before anything is run where the input does not fit the modules."""
         key = (
             context.recipe,
             x.dtype,
             x.shape[-1],
             x.device,
             with_grad and x.requires_grad,
-            tuple([(held_type(arg), with_grad and arg.requires_grad) for arg in args]),
+            tuple([(arg.dtype if arg.__class__ in PLAIN else held_type(arg), with_grad and arg.requires_grad) for arg in args]),
             args[0].device if args else None,
             tuple([module.training for module in self._modules]),
             self.executor.whole,
             fusion_epoch(),
+            tuple([with_grad and value.requires_grad for value in extra]),
+            self.fused(context.recipe),
         )
         plan = self._plans.get(key)
         if plan is None:
@@ -107,7 +195,7 @@ class PipelineRunner:
 
     def _request(
         self, x: torch.Tensor, args: Sequence[torch.Tensor], recipe: Any, dtype: Any, width: int, device: Any, x_grad: bool,
-        signatures: Any, _: Any, training: tuple[bool, ...], whole: bool, fusions: int,
+        signatures: Any, _: Any, training: tuple[bool, ...], whole: bool, fusions: int, sides: tuple[bool, ...], fused: tuple[Any, ...],
     ) -> PlanRequest:  # fmt: skip
         if dtype not in _ACTIVATIONS:
             raise DTypeError(expected("fp32, fp16 or bf16", of="a module's input", got=str(dtype).removeprefix("torch."), do="cast it"))
@@ -116,49 +204,48 @@ class PipelineRunner:
                 raise ArgumentError(
                     expected(f"a tensor on {arg.device}, where the parameters are", of="a module's input", got=str(device), do="move one of them")
                 )
-        types = iter(signatures)
+        types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, signatures, strict=True)])
         arg_types = tuple(tuple(next(types) for _ in b.parameters) for b in self.bound)
-        return PlanRequest(recipe, nvte_dtype(dtype), width, x_grad, arg_types, training, whole, fusions)
+        named = tuple(zip(self.sides, sides, strict=True))
+        return PlanRequest(recipe, nvte_dtype(dtype), width, x_grad, arg_types, training, whole, fusions, named, self.outputs, fused)
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         """The three passes of the plan that a training call on ``x`` would use, as text."""
         batch = read_batch(x, seq_lens)
-        return describe(self.plan(batch.x, self._parameters(), current_autocast(), with_grad=True))
+        return describe(self.plan(batch.x, self.parameters(), current_autocast(), with_grad=True))
 
-    def out_width(self, width: int) -> int:
-        """The width of the output for an input of ``width`` columns."""
+    def out_width(self, width: int) -> int | None:
+        """The width of the output for an input of ``width`` columns; None where it is not known before a call."""
+        result: int | None = width
         for op in self.pipeline.ops:
-            width = op.width(width)
-        return width
+            result = op.width(result)
+        return result
 
-    def _parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
+        """The tensors behind the ops' ``args``, as the modules hold them now."""
         return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
 
-    def _main_grads(self, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def main_grads(self, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Where the gradients of parameters are to be added up, by their places."""
         found = {place: getattr(args[place], "main_grad", None) for place in self._accumulating if args[place].requires_grad}
         return {place: main_grad for place, main_grad in found.items() if main_grad is not None}
 
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:
-        if not plan.state:
+        if plan.delayed is None or not plan.state:
             return None
-        return self.scaling.snapshot(context.recipe, device, context.amax_reduction_group, **kind)  # pyright: ignore[reportArgumentType]
-
-    def _train(self, plan: Plan, x: torch.Tensor, args: Sequence[torch.Tensor], given: Given, snapshot: Snapshot | None) -> torch.Tensor:
-        params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
-        call = Call(plan, params, self.executor, given, self.scaling, snapshot, self._main_grads(args), amaxes)
-        for index, segment in enumerate(plan.segments):
-            x = PipelineFunction.apply(call, index, x, *args[segment.args])  # pyright: ignore[reportAssignmentType]
-        if snapshot is not None:
-            self.scaling.commit_forward(snapshot, call.amaxes)
-        return x
+        return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)
 
 
-def _given(plan: Plan, batch: Batch) -> dict[str, Any]:
-    """The values of the whole call that the plan's ops take: ``seed`` is drawn from torch's default generator."""
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """int64 ``[1]``, drawn from torch's default generator."""
+    return torch.randint(2**62, (1,)).to(device)
+
+
+def _given(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: torch.Tensor | None) -> dict[str, Any]:
+    """The values of the whole call that the plan's ops take. ``seed``: None where it is yet to be drawn."""
     given: dict[str, Any] = {}
     if "sequences" in plan.given:
-        given["sequences"] = batch.sequences()
+        given["sequences"] = (batch or read_batch(x.reshape(-1, x.shape[-1]), None)).sequences()
     if "seed" in plan.given:
-        given["seed"] = Tensor(torch.randint(2**62, (1,)).to(batch.x.device), DType.Int64)
+        given["seed"] = Tensor(draw_seed(x.device) if seed is None else seed, DType.Int64)
     return given

@@ -19,8 +19,7 @@ from safetensors.torch import save as save_tensors
 
 from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
-from fusible.quantized import FP8_MAX, DelayedScaling, ScalingState
-from fusible.tex import DType
+from fusible.quantized import DelayedScaling, ScalingState
 
 __all__ = ["ScalingOwner", "Snapshot"]
 
@@ -36,7 +35,7 @@ class Snapshot:
     @cached_property
     def scales(self) -> dict[str, torch.Tensor]:
         """The scales by slot, fp32 ``[1]`` each."""
-        return {slot: scale for state in (self.forward, self.backward) for slot, scale in zip(state.slots, state.scale.split(1), strict=True)}
+        return {slot: state.scale[i : i + 1] for state in (self.forward, self.backward) for i, slot in enumerate(state.slots)}
 
 
 class ScalingOwner:
@@ -106,7 +105,7 @@ class ScalingOwner:
         if current is None or (known is not None and known[0] is current and known[3] is snapshot):
             return snapshot.backward
         observed = current.backward.amax_history[0]
-        return snapshot.backward.observe(dict(zip(current.backward.slots, observed.split(1), strict=True)))
+        return snapshot.backward.observe({slot: observed[i : i + 1] for i, slot in enumerate(current.backward.slots)})
 
     def commit_backward(self, amaxes: Mapping[str, torch.Tensor]) -> None:
         """A backward has succeeded: its amaxes are observed in the running iteration."""
@@ -137,9 +136,7 @@ class ScalingOwner:
             tensors: dict[str, torch.Tensor] = {}
             for name in ("forward", "backward"):
                 state: ScalingState = getattr(self._current, name)
-                tensors[f"{name}.scale"] = state.scale.cpu().contiguous()
-                tensors[f"{name}.amax_history"] = state.amax_history.cpu().contiguous()
-                tensors[f"{name}.fp8_dtype"] = torch.tensor([int(state.fp8_dtype)])
+                tensors |= {f"{name}.{field}": tensor for field, tensor in state.tensors().items()}
             tensors["open"] = torch.tensor([self._open])
             return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
 
@@ -169,30 +166,10 @@ class ScalingOwner:
             ) from None
         read: dict[str, Any] = {}
         for name, slots in (("forward", self.layout.forward), ("backward", self.layout.backward)):
-            read[name] = _checked(tensors, name, slots)
+            held = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+            read[name] = ScalingState.from_tensors(held, slots, name)
         read["open"] = bool(tensors.get("open", torch.zeros(1)).any())
         return read
-
-
-def _checked(tensors: Mapping[str, torch.Tensor], name: str, slots: tuple[str, ...]) -> ScalingState:
-    """One direction of a saved state. Raises ``CheckpointError`` unless it can be worked with."""
-    scale, history, dtype = (tensors.get(f"{name}.{field}") for field in ("scale", "amax_history", "fp8_dtype"))
-    if scale is None or history is None or dtype is None or scale.shape != (len(slots),):
-        got = "none" if scale is None or history is None or dtype is None else ", ".join(map(str, scale.shape)) or "a scalar"
-        do = "load it into the model it was saved from"
-        raise CheckpointError(expected(f"{len(slots)} {name} scales", of="a saved scaling state", got=got, do=do))
-    if history.dim() != 2 or not len(history) or history.shape[1:] != scale.shape:
-        got, do = f"shape {list(history.shape)}", "use an intact checkpoint"
-        raise CheckpointError(expected(f"{name} amaxes [window, {len(slots)}]", of="a saved scaling state", got=got, do=do))
-    for values, least in ((scale, 2.0**-149), (history, 0.0)):
-        if values.dtype != torch.float32 or not (values.isfinite().all() and (values >= least).all()):
-            got = str(values.dtype) if values.dtype != torch.float32 else f"values from {values.min().item():g} to {values.max().item():g}"
-            do = "use an intact checkpoint"
-            raise CheckpointError(expected(f"finite fp32 {name} scales above 0 and amaxes of at least 0", of="a saved scaling state", got=got, do=do))
-    code = dtype.tolist()
-    if len(dtype.shape) != 1 or len(code) != 1 or code[0] not in FP8_MAX:
-        raise CheckpointError(expected("the code of an 8-bit format", of="a saved scaling state", got=f"{code}", do="use an intact checkpoint"))
-    return ScalingState(slots, DType(code[0]), scale, history)
 
 
 def _advance(current: Snapshot, recipe: DelayedScaling, group: Any) -> Snapshot:

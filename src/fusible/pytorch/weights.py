@@ -13,11 +13,12 @@ from fusible.compute_pipeline import Plan, QuantizedArg, quantize_args
 from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_tensor, nvte_dtype, unflatten
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import Snapshot
-from fusible.quantized import Float8Tensor, Float8TensorStorage
+from fusible.quantized import Float8Tensor, Float8TensorStorage, QuantizedTensor
 
-__all__ = ["QuantizedWeights", "held_type"]
+__all__ = ["PLAIN", "QuantizedWeights", "held_type"]
 
-_PLAIN = (torch.nn.Parameter, torch.Tensor)
+PLAIN = (torch.nn.Parameter, torch.Tensor)
+"""Classes of parameters that are held as they are."""
 _steps = 0
 
 
@@ -32,9 +33,12 @@ register_optimizer_step_post_hook(_count_step)
 
 def held_type(parameter: torch.Tensor) -> Type:
     """The type that a parameter is held in."""
-    if type(parameter) in _PLAIN or not isinstance(parameter, Float8Tensor):
+    if type(parameter) in PLAIN or not isinstance(parameter, QuantizedTensor):
         return nvte_dtype(parameter.dtype)
-    return QuantizedType(DType(int(parameter._fp8_dtype)), "current")
+    if isinstance(parameter, Float8Tensor):
+        return QuantizedType(DType(int(parameter._fp8_dtype)), "current")
+    storage = parameter.storage_without_autograd()
+    return QuantizedType.of(storage._quantizer).read(**storage.get_usages())
 
 
 class _Held(NamedTuple):
@@ -60,14 +64,15 @@ class QuantizedWeights:
 
     def prepare(
         self, plan: Plan, args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
-    ) -> tuple[list[Tensor], dict[str, torch.Tensor]]:
-        """The parameters in the plan's ``arg_types``, and by slot the amaxes of those that are quantized by delayed scaling.
+    ) -> tuple[Sequence[Any], dict[str, torch.Tensor]]:
+        """The parameters as ``Tensor``s in the plan's ``arg_types``, and by slot the amaxes of those that are quantized by delayed scaling. Where the
+        plan wants none in 8 bits they are ``args``.
 
         A parameter that has not changed keeps the copy, and so the scale, that it was given when it last did.
         """
-        params = [Tensor(arg, type) for arg, type in zip(args, plan.arg_types, strict=True)]
         if not plan.quantized_args:
-            return params, {}
+            return args, {}
+        params = [Tensor(arg, type) for arg, type in zip(args, plan.arg_types, strict=True)]
         held = self._held
         stale: dict[QuantizedArg, Hashable] = {}
         for arg in plan.quantized_args:
@@ -90,8 +95,8 @@ def _state_of(parameter: torch.Tensor) -> Hashable | None:
     """What changes when a parameter does; None where that cannot be told."""
     if parameter.is_inference():
         return None
-    if isinstance(parameter, Float8Tensor):
-        return id(parameter._data), id(parameter._scale_inv)
+    if isinstance(parameter, QuantizedTensor):
+        return tuple(id(value) for value in parameter.get_metadata().values())
     steps = _steps if parameter.requires_grad else 0
     return parameter.data_ptr(), parameter._version, steps
 
@@ -101,7 +106,7 @@ def _take(
 ) -> dict[QuantizedArg, _Held]:
     """The 8-bit copies of the parameters in ``stale``; one that is held in 8 bits is its own."""
     parameters = {arg: args[arg.place] for arg in stale}
-    taken = {arg: _as_it_is(parameter) for arg, parameter in parameters.items() if isinstance(parameter, Float8Tensor)}
+    taken = {arg: _as_it_is(parameter) for arg, parameter in parameters.items() if isinstance(parameter, QuantizedTensor)}
     amaxes: Mapping[str, torch.Tensor] = {}
     chosen = [arg for arg in stale if arg not in taken]
     if chosen:
@@ -110,8 +115,10 @@ def _take(
     return {arg: _Held(weakref.ref(parameters[arg]), state, taken[arg], amaxes.get(arg.type.slot)) for arg, state in stale.items()}
 
 
-def _as_it_is(parameter: Float8Tensor) -> Tensor:
-    """Its rows; a transposed copy may come and go, and the passes' programs are made for one or the other."""
+def _as_it_is(parameter: QuantizedTensor) -> Tensor:
+    """Its copies; of one scaled as a whole its rows, as a transposed copy may come and go, and the passes' programs are made for one or the other."""
+    if not isinstance(parameter, Float8Tensor):
+        return Tensor(parameter.storage_without_autograd(), held_type(parameter))
     parameter.update_usage(rowwise_usage=True)
     fields = {**parameter.get_metadata(), "data_transpose": None}
     return Tensor(Float8TensorStorage(**fields), held_type(parameter))

@@ -5,11 +5,30 @@ from __future__ import annotations
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest
+from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, run_backward, run_forward
 from fusible.fusions import epoch, register_fusion_inference, unregister_fusion
 from fusible.nvte import DType, QuantizedType, make_nvte_tensor
-from fusible.ops import GELU, MMT, Add, DotProductAttention, Dropout, GeGLU, LayerNorm, Op, ReLU, ResidualBegin, ResidualEnd
-from fusible.quantized import DelayedScaling, Float8CurrentScaling, Format, HighPrecision, QParams, Recipe
+from fusible.ops import (
+    GELU,
+    MMT,
+    Add,
+    AddExtra,
+    ConstantScale,
+    DotProductAttention,
+    Dropout,
+    GeGLU,
+    Identity,
+    LayerNorm,
+    MakeExtra,
+    Op,
+    Quantize,
+    ReLU,
+    Reshape,
+    ResidualBegin,
+    ResidualEnd,
+    RMSNorm,
+)
+from fusible.quantized import DelayedScaling, Float8CurrentScaling, Float8CurrentScalingQuantizer, Format, HighPrecision, QParams, Recipe
 
 WIDTH = 6
 E4M3, E5M2, BF16, FP32 = DType.Float8E4M3, DType.Float8E5M2, DType.BFloat16, DType.Float32
@@ -71,7 +90,8 @@ def test_types_follow_the_recipe() -> None:
     options = QParams(power_2_scale=True, amax_epsilon=0.5)
     p = plan(mmt(), recipe=Float8CurrentScaling(fp8_quant_fwd_weight=options))
     assert p.ops[0].x_dtype == QuantizedType(E4M3, "current") and not p.state
-    assert p.ops[0].weight_dtype == QuantizedType(E4M3, "current", power_2_scale=True, amax_epsilon=0.5)  # type: ignore[attr-defined]
+    quantizer = Float8CurrentScalingQuantizer(E4M3, force_pow_2_scales=True, amax_epsilon=0.5)
+    assert p.ops[0].weight_dtype == QuantizedType.of(quantizer)  # type: ignore[attr-defined]
     assert plan(mmt()).ops[0].x_dtype is BF16
 
 
@@ -159,3 +179,95 @@ def test_a_plan_is_made_once_per_request() -> None:
     equal = [request._replace(recipe=DelayedScaling(margin=request.recipe.margin) if request.recipe else None) for request in requests]
     again = [pipeline.plan(request) for request in equal]
     assert all(a is b for a, b in zip(again, made, strict=True)) and pipeline.plans_built == len(requests)
+
+
+def test_a_quantize_has_a_type_of_its_own_where_nobody_asks_for_8_bits() -> None:
+    p = plan(GELU(), Quantize(backward=True), add(), recipe=DelayedScaling())
+    assert [op.y_dtype for op in p.ops] == [delayed(E4M3, "1.x"), delayed(E4M3, "1.x"), BF16]
+    assert [op.dx_dtype for op in p.ops] == [BF16, delayed(E5M2, "1.dy"), delayed(E5M2, "1.dy")]
+    assert p.state.forward == ("1.x",) and p.state.backward == ("1.dy",)
+    alone = plan(Quantize(), recipe=Float8CurrentScaling()).ops[0]
+    assert alone.y_dtype == QuantizedType(E4M3, "current") and alone.dx_dtype is BF16
+    off = plan(Quantize(forward=False), GELU(), recipe=DelayedScaling()).ops[0]
+    assert off.y_dtype is BF16 and off.x_dtype is None and plan(Quantize(backward=True)).ops[0].y_dtype is BF16
+
+
+def test_a_producer_writes_8_bits_through_transparent_ops() -> None:
+    for between in ([Identity()], [Quantize(backward=True)], [Identity(), Quantize(), Identity()]):
+        p = plan(norm(), *between, mmt(), recipe=DelayedScaling())
+        slot = f"{len(between) + 1}.x"
+        assert {op.y_dtype for op in p.ops[:-1]} == {delayed(E4M3, slot)}
+        p = plan(mmt(), *between, add(), recipe=DelayedScaling())
+        assert {op.dx_dtype for op in p.ops[1:]} == {delayed(E5M2, "0.dy")}
+
+
+def test_what_a_transparent_op_passes_is_quantized_once() -> None:
+    """By the scale of whom it is for; the amax is observed there alone."""
+    x = make_nvte_tensor(torch.randn(3, WIDTH))
+    ops = [LayerNorm(*(make_nvte_tensor(torch.randn(WIDTH)) for _ in range(2))), MMT(make_nvte_tensor(torch.randn(WIDTH, WIDTH)))]
+    results = []
+    for members, slots in ((ops, ("1.x", "1.weight")), ([ops[0], Identity(), Quantize(), ops[1]], ("3.x", "3.weight"))):
+        p = plan(*members, recipe=DelayedScaling(), activation=FP32)
+        scales = dict.fromkeys(p.state.forward, torch.tensor([20.0]))
+        result = run_forward(p, p.segments[0], x, [arg for op in members for arg in op.args], {}, scales)
+        assert set(result.amaxes) == set(slots)
+        results.append((result.y.data, *(result.amaxes[slot] for slot in slots)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_width_may_be_unknown_before_the_call() -> None:
+    assert plan(mmt(), Reshape((2, -1)), GELU(), add(), mmt(), ConstantScale(2.0)).out_width == WIDTH
+    assert plan(Reshape((2, -1)), GELU(), Identity()).out_width is None
+
+
+def test_extras_of_several_names_do_not_mix() -> None:
+    members = [MakeExtra("a"), MakeExtra("b"), ReLU(), AddExtra("a"), ConstantScale(3.0), AddExtra("b")]
+    p = plan(*members, activation=FP32)
+    x = make_nvte_tensor(torch.tensor([[1.0, -2.0]]))
+    result = run_forward(p, p.segments[0], x, [], {}, {})
+    assert result.y.data.tolist() == [[7.0, -8.0]]
+    back = run_backward(p, p.segments[0], result.contexts, make_nvte_tensor(torch.ones(1, 2)), {}, {})
+    assert back.dx is not None and back.dx.data.tolist() == [[7.0, 4.0]]
+
+
+def test_extras_and_factors_are_fused_with_products_and_norms() -> None:
+    p = plan(MakeExtra("a"), mmt(), add(), ConstantScale(2.0), AddExtra("a"))
+    assert names(p.forward) == ["", "mmt_add_scale_extra_fwd_fused"]
+    assert names(p.inference) == ["", "mmt_add_scale_extra_inf_fused"]
+    assert names(p.backward) == ["make_extra_mmt_add_bwd_fused", "", ""]
+    p = plan(MakeExtra("a"), norm(), mmt(), ConstantScale(2.0), AddExtra("a"))
+    assert names(p.backward) == ["make_extra_layernorm_bwd_fused", "mmt_scale_bwd_fused", ""]
+    assert names(plan(ResidualBegin(), mmt(), ResidualEnd()).backward) == ["make_extra_mmt_bwd_fused", ""]
+
+
+def test_a_scaled_gradient_is_added_to_what_there_is_of_it() -> None:
+    weight, so_far = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+    members = MMT(make_nvte_tensor(weight)), ConstantScale(-0.5)
+    p = plan(*members, activation=FP32)
+    assert names(p.backward) == ["mmt_scale_bwd_fused"]
+    x, dy = torch.randn(3, WIDTH), torch.randn(3, WIDTH)
+    result = run_forward(p, p.segments[0], make_nvte_tensor(x), members[0].args, {}, {})
+    wanted = so_far - 0.5 * dy.T @ x
+    back = run_backward(p, p.segments[0], result.contexts, make_nvte_tensor(dy), {}, {}, {"0.weight": make_nvte_tensor(so_far.clone())})
+    # Sums of 3 products and two more terms, all below 2^4.
+    (found,) = (grad for grads in back.grads for grad in grads)
+    assert found is not None and (found.data - wanted).abs().max() < 16 * 5 * torch.finfo(torch.float32).eps
+
+
+def test_an_extra_that_nobody_differentiates_leaves_the_gradient_as_it_is() -> None:
+    for follows in ([norm()], [RMSNorm(make_nvte_tensor(torch.zeros(WIDTH)))], [mmt()], [mmt(), add()]):
+        members = [
+            op.with_(**{name: make_nvte_tensor(torch.randn(getattr(op, name).shape)) for name in op.arg_names})
+            for op in follows
+        ]
+        x, dy, args = make_nvte_tensor(torch.randn(3, WIDTH)), make_nvte_tensor(torch.randn(3, WIDTH)), [arg for op in members for arg in op.args]
+        alone, begun = plan(*members, activation=FP32), plan(MakeExtra("a"), *members, AddExtra("a"), activation=FP32)
+        result = run_forward(alone, alone.segments[0], x, args, {}, {})
+        contexts = [dict(ctx) for ctx in result.contexts]
+        wanted = run_backward(alone, alone.segments[0], result.contexts, dy, {}, {})
+        fusion = begun.backward[0].fusion
+        assert fusion is not None and len(fusion.pattern) == len(members) + 1
+        dx, grads = fusion.function(*begun.ops[:-1], {}, *contexts, dy, a=None)
+        assert wanted.dx is not None and torch.equal(dx.data, wanted.dx.data) and list(map(len, grads)) == [0, *(len(op.args) for op in members)]
+        with_extra, _ = fusion.function(*begun.ops[:-1], {}, *contexts, dy, a=x)
+        assert (with_extra.data - (wanted.dx.data + x.data)).abs().max() < 16 * WIDTH * torch.finfo(torch.float32).eps

@@ -11,6 +11,7 @@ from torch import nn
 from fusible.errors import ArgumentError, CheckpointError, expected
 from fusible.nvte import Tensor
 from fusible.ops import Op
+from fusible.pytorch.compiled import handle_of, holders_of, traced_call
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.runner import BoundOp, PipelineRunner
@@ -37,6 +38,7 @@ class BaseModule(nn.Module):
         self._executor = "eager"
         self._runners: dict[tuple[int, ...], PipelineRunner] = {}
         self._loaded_states: dict[str, torch.Tensor] = {}
+        self._handle = handle_of(self)
 
     def _names(self, op: Op) -> tuple[str, ...]:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -47,6 +49,11 @@ class BaseModule(nn.Module):
                 "assign them as nn.Parameter before calling BaseModule.__init__."
             )
         return tuple(names[id(arg.data)] for arg in op.args)
+
+    @property
+    def open(self) -> bool:
+        """Whether its ops can be part of an enclosing pipeline: nothing inside has to be called on its own."""
+        return True
 
     def bound_ops(self) -> Iterator[BoundOp]:
         """The module's ops, in order, with the parameters behind them."""
@@ -68,7 +75,13 @@ class BaseModule(nn.Module):
         self._bound = tuple(bound._replace(op=changed) if bound.op is op else bound for bound in self._bound)
 
     def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return traced_call(self, 0, holders_of(self.bound_ops()), x, seq_lens=seq_lens, cache=cache)[0]
         return self._runner()(x, seq_lens, cache)
+
+    def pipeline(self, part: int) -> PipelineRunner:
+        """The ``part``-th of the pipelines that a call of the module, as it now stands, goes through."""
+        return self._runner()
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         """What a training call on ``x`` would do: the fused passes and the type on every edge, under the ``autocast`` in force."""
@@ -90,11 +103,14 @@ class BaseModule(nn.Module):
         key = tuple(id(b.op) for b in bound)
         runner = self._runners.get(key)
         if runner is None:
-            runner = self._runners[key] = PipelineRunner(bound, self._executor)
+            runner = self._runners[key] = self._new_runner(bound)
             saved = self._loaded_states.pop(self._state_names().get(key, ""), None) if self._loaded_states else None
             if saved is not None:
                 runner.scaling.load(saved)
         return runner
+
+    def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
+        return PipelineRunner(bound, self._executor)
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         """The lists of ops that the module, as it now stands, runs as pipelines of its own; in order."""
@@ -134,10 +150,12 @@ class BaseModule(nn.Module):
         destination.update({f"{prefix}{name}": saved for name, saved in self._saved_states().items()})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *options: Any, **more: Any) -> Any:
-        """As ``nn.Module.load_state_dict``, with the scaling states of the module and all inside it checked before anything is written."""
+        """As ``nn.Module.load_state_dict``, with everything checked before anything is written: the scaling states of the module and all inside it,
+        the shapes, and, where ``strict``, the names. Raises ``CheckpointError``, which is a ``RuntimeError`` as torch's own."""
         for name, module in self.named_modules():
             if isinstance(module, BaseModule):
                 module._read_states(dict(state_dict), f"{name}." if name else "")
+        _check_fits(self, state_dict, strict=more.get("strict", options[0] if options else True))
         return super().load_state_dict(state_dict, *options, **more)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -150,6 +168,10 @@ class BaseModule(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runners": {}, "_loaded_states": self._saved_states()}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._handle = handle_of(self)
+
     def _show_ops(self) -> str:
         return " -> ".join(type(b.op).__name__ for b in self.bound_ops())
 
@@ -157,6 +179,26 @@ class BaseModule(nn.Module):
         text = super().__repr__()
         ops = self._show_ops() if not self._modules else ""
         return f"{text}: {ops}" if ops and ops != type(self).__name__ else text
+
+
+def _check_fits(model: BaseModule, state_dict: Mapping[str, Any], strict: bool) -> None:
+    """Refuse another model's parameters, of which torch would load those that fit before it says so. What modules rename as they load is theirs."""
+    loading = nn.Module._load_from_state_dict, BaseModule._load_from_state_dict
+    if any(module._load_state_dict_pre_hooks or type(module)._load_from_state_dict not in loading for module in model.modules()):
+        return
+    own = model.state_dict(keep_vars=True)
+    wrong = ""
+    for name in (*own, *state_dict):
+        if _STATE in name.split("."):
+            continue
+        if name not in own or name not in state_dict:
+            wrong = wrong or (f"one {'without' if name in own else 'with'} {name!r}" if strict else "")
+        elif isinstance(own[name], torch.Tensor) and isinstance(state_dict[name], torch.Tensor) and own[name].shape != state_dict[name].shape:
+            wrong = f"{list(state_dict[name].shape)} for {name!r}, which has {list(own[name].shape)}"
+            break
+    if wrong:
+        do = "load it into the model it was saved from"
+        raise CheckpointError(expected("the names and shapes of its parameters", of=f"a checkpoint of {type(model).__name__}", got=wrong, do=do))
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 from fusible import ops
 from fusible.nvte import make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+from fusible.pytorch.quantized_init import as_parameter
 
 __all__ = ["Linear"]
 
@@ -43,7 +44,7 @@ class Linear(BaseModule):
         self.accumulating_parameters = ("weight",) if accumulate_into_main_grad else ()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device)))
+        self.weight = as_parameter(nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device))))
         if bias:
             init = bias_init_method or self._default_bias_init_method
             self.bias = nn.Parameter(init(torch.empty(out_features, dtype=param_dtype, device=device)))

@@ -12,14 +12,15 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import DTypeError, expected
+from fusible.pytorch.compiled import holders_of, traced_call
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
-__all__ = ["Residual", "Sequential"]
+__all__ = ["Arrangement", "Container", "Residual", "Sequential", "is_open"]
 
 
-class _Container(BaseModule):
+class Container(BaseModule):
     """Children in order. A child whose ops join the pipeline is *open*: it is one of ours and nobody has hooked it; any other is called as it is."""
 
     def __init__(self, *modules: Any) -> None:
@@ -36,7 +37,7 @@ class _Container(BaseModule):
     @property
     def open(self) -> bool:
         """Whether this container's ops can be part of an enclosing pipeline."""
-        return all(_is_open(child) for child in self._chain())
+        return all(is_open(child) for child in self._chain())
 
     def _chain(self) -> Iterator[nn.Module]:
         """The modules in order; one that stands at several places comes at each."""
@@ -61,14 +62,13 @@ class _Container(BaseModule):
         return self._chain()
 
 
-def _is_open(module: nn.Module) -> bool:
-    if not isinstance(module, BaseModule) or has_hooks(module):
-        return False
-    return module.open if isinstance(module, _Container) else True
+def is_open(module: nn.Module) -> bool:
+    """Whether a module's ops join the pipeline around it: it is one of ours, and nobody has hooked it."""
+    return isinstance(module, BaseModule) and not has_hooks(module) and module.open
 
 
 @dataclass(frozen=True, eq=False)
-class _Arrangement:
+class Arrangement:
     """What a container calls, one after another, and what that follows from: the modules in it and in the containers inside, none of them hooked."""
 
     parts: list[PipelineRunner | nn.Module]
@@ -76,7 +76,7 @@ class _Arrangement:
     children: tuple[tuple[Mapping[str, Any], tuple[Any, ...]], ...]
 
     @classmethod
-    def of(cls, container: nn.Module, parts: list[Any]) -> _Arrangement:
+    def of(cls, container: nn.Module, parts: list[Any]) -> Arrangement:
         inside = list(container.modules())
         hooks = tuple(hooks for module in inside[1:] for hooks in hooks_of(module))
         return cls(parts, hooks, tuple((module._modules, tuple(module._modules.values())) for module in inside if module._modules))
@@ -86,23 +86,39 @@ class _Arrangement:
         return not any(self.hooks) and all(tuple(now.values()) == then for now, then in self.children)
 
 
-class Sequential(_Container):
+class Sequential(Container):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: one fused pipeline of all its modules' ops, nested ones included.
 
     A module that is none of Fusible's, or that has hooks, is called between two pipelines. Scaling state of nested modules lives here, with the
     outermost Sequential that is called.
     """
 
-    _arrangement: _Arrangement | None = None
+    _arrangement: Arrangement | None = None
 
     def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return self._traced(x, seq_lens, cache)
+        for part in self._arranged():
+            x = part(x, seq_lens, cache) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
+        return x
+
+    def _arranged(self) -> list[Any]:
         arrangement = self._arrangement
         if arrangement is None or not arrangement.holds():
             runners = [self._runner(part) if isinstance(part, tuple) else part for part in self._parts()]
-            arrangement = _Arrangement.of(self, runners)
+            arrangement = Arrangement.of(self, runners)
             self._arrangement = arrangement if arrangement.holds() else None
-        for part in arrangement.parts:
-            x = part(x, seq_lens, cache) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
+        return arrangement.parts
+
+    def pipeline(self, part: int) -> PipelineRunner:
+        return self._arranged()[part]
+
+    def _traced(self, x: torch.Tensor, seq_lens: torch.Tensor | None, cache: KVCache | None) -> torch.Tensor:
+        for index, part in enumerate(self._parts()):
+            if isinstance(part, tuple):
+                x = traced_call(self, index, holders_of(part), x, seq_lens=seq_lens, cache=cache)[0]
+            else:
+                x = part(x, seq_lens, cache) if isinstance(part, BaseModule) else part(x)
         return x
 
     def forget_plans(self) -> None:
@@ -118,7 +134,11 @@ class Sequential(_Container):
             if isinstance(part, tuple):
                 runner = self._runner(part)
                 texts.append(runner.explain(x, seq_lens))
-                x = x.new_empty((*x.shape[:-1], runner.out_width(x.shape[-1])))
+                width = runner.out_width(x.shape[-1])
+                if width is None:
+                    texts.append("what follows is not explained: the width of its input is not known before a call")
+                    break
+                x = x.new_empty((*x.shape[:-1], width))
             elif isinstance(part, BaseModule):
                 texts.append(f"{type(part).__name__}, called with its hooks\n{part.explain(x, seq_lens)}")
             else:
@@ -147,7 +167,7 @@ class Sequential(_Container):
         parts: list[Any] = []
         run: list[BoundOp] = []
         for child in self._chain():
-            if _is_open(child):
+            if is_open(child):
                 assert isinstance(child, BaseModule)
                 run.extend(child.bound_ops())
             elif isinstance(child, Sequential) and not has_hooks(child):
@@ -172,7 +192,7 @@ class Sequential(_Container):
         return super()._runner(bound)
 
 
-class Residual(_Container):
+class Residual(Container):
     """``y = x + body(x)`` with the body a chain of modules: ``Residual(LayerNorm(h), Linear(h, h))``."""
 
     def __init__(self, *modules: Any) -> None:

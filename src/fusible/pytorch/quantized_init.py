@@ -1,0 +1,62 @@
+"""``quantized_model_init``: parameters that are made quantized, and stay so."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible.errors import DTypeError, expected
+from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8CurrentScalingQuantizer, Recipe, quantizer_for_role
+from fusible.quantized import QuantizerRole as Role
+
+__all__ = ["as_parameter", "quantized_model_init"]
+
+_local = threading.local()
+_WEIGHT = Role("linear", "weight")
+
+
+class quantized_model_init:
+    """``with quantized_model_init(recipe=MXFP8BlockScaling()): model = Linear(...)``: weights of products are held as ``recipe`` quantizes them.
+
+    No copy in high precision is kept, unless ``preserve_high_precision_init_val``: then each has one on the CPU, which
+    ``weight.get_high_precision_init_val()`` gives and ``weight.clear_high_precision_init_val()`` lets go. ``recipe`` defaults to
+    ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made. Contexts nest, per thread.
+    """
+
+    def __init__(self, enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False) -> None:
+        if recipe is not None and not isinstance(recipe, Recipe):
+            raise DTypeError(expected("a recipe", of="quantized_model_init", got=repr(recipe), do="give e.g. fusible.MXFP8BlockScaling()"))
+        self.recipe: Recipe | None = (recipe if recipe is not None else DelayedScaling()) if enabled else None
+        self.preserve_high_precision_init_val = preserve_high_precision_init_val
+        self._former: list[quantized_model_init | None] = []
+
+    def __enter__(self) -> quantized_model_init:
+        self._former.append(getattr(_local, "current", None))
+        _local.current = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _local.current = self._former.pop()
+
+
+def as_parameter(weight: torch.Tensor, role: Role = _WEIGHT) -> nn.Parameter:
+    """A parameter of the values of ``weight``: quantized where a ``quantized_model_init`` is open and its recipe quantizes ``role``."""
+    context: quantized_model_init | None = getattr(_local, "current", None)
+    if context is None or context.recipe is None:
+        return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+    quantizer: Any = quantizer_for_role(context.recipe, role)
+    if isinstance(quantizer, DelayedScalingRequest):
+        quantizer = Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, weight.device)
+    if quantizer is None:
+        return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+    values = weight.detach()
+    parameter = nn.Parameter(quantizer(values))
+    if context.preserve_high_precision_init_val:
+        parameter._high_precision_init_val = values.cpu()  # type: ignore[attr-defined]
+        parameter.get_high_precision_init_val = lambda: getattr(parameter, "_high_precision_init_val", None)  # type: ignore[attr-defined]
+        parameter.clear_high_precision_init_val = lambda: vars(parameter).pop("_high_precision_init_val", None)  # type: ignore[attr-defined]
+    return parameter

@@ -1,0 +1,119 @@
+"""``torch.compile`` of pipelines: extra tensors, what is refused while tracing, and what is noticed when it runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compiled_models import (
+    DELAYED,
+    WIDTH,
+    block,
+    compiled_by,
+    fresh_compiler,  # noqa: F401
+    operations,
+    outside,
+    same,
+    tokens,
+)
+from torch import Tensor, nn
+
+import fusible
+from fusible import nvte
+from fusible.errors import ArgumentError
+from fusible.ops import Op
+from fusible.pytorch import ops
+from fusible.quantized import DelayedScaling
+
+# from within inductor
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+
+
+class Sum(Op):
+    """``y = x + side``."""
+
+    def forward(self, x: nvte.Tensor, **sides: nvte.Tensor) -> Any:
+        (side,) = sides.values()
+        return nvte.add(x, side, self.y_dtype), {}
+
+    def backward(self, ctx: Any, dy: nvte.Tensor) -> Any:
+        return dy, [], dict.fromkeys(self.side_inputs, dy)
+
+
+class AddExtra(ops.BasicOperation):
+    num_extra_inputs = 1
+
+    def make_op(self) -> Op:
+        return Sum()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_extra_inputs_come_in_and_their_gradients_go_out(asked: bool) -> None:
+    model = operations(AddExtra(), ops.Linear(WIDTH, 8), nn.Tanh(), ops.Linear(8, WIDTH), AddExtra())
+    twin = copy.deepcopy(model)
+    call, _ = compiled_by("aot_eager", twin)
+    results = []
+    for run in (model, call):
+        inputs = [tokens(seed).requires_grad_(asked or seed == 0) for seed in range(3)]
+        y = outside(DELAYED, run)(*inputs)
+        y.float().square().sum().backward()
+        assert all((x.grad is not None) is x.requires_grad for x in inputs)
+        results.append([y, *(x.grad for x in inputs if x.grad is not None)])
+    assert same(*results)
+    assert same([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])  # type: ignore[misc]
+
+
+class Doubled(ops.BasicOperation):
+    def op_forward(self, ctx: Any, input_: Tensor, **_: Any) -> Tensor:
+        return input_ * 2
+
+    def op_backward(self, ctx: Any, grad_output: Tensor) -> Any:
+        return grad_output * 2, ()
+
+
+def with_main_grad() -> nn.Module:
+    model = fusible.Sequential(fusible.Linear(WIDTH, WIDTH, accumulate_into_main_grad=True))
+    model[0].weight.main_grad = torch.zeros(WIDTH, WIDTH)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "message"),
+    [
+        (lambda: operations(Doubled()), nn.Module.__call__, "Expected operations of ours of what torch.compile can trace, got Doubled"),
+        (with_main_grad, nn.Module.__call__, "Expected gradients that autograd sums up"),
+        (block, lambda model, x: model(x, cache=fusible.KVCache(1, 8)), "KVCache"),
+        (operations, lambda model, x: model(x, op_kwargs={0: {"a": 1}}), "keyword arguments"),
+        (block, lambda model, x: model(x[..., :5]), "Expected 32 columns"),
+        (block, lambda model, x: model(x.double()), "Expected fp32, fp16 or bf16"),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_when_it_is_traced(
+    make: Callable[[], nn.Module], call: Callable[[nn.Module, Tensor], Tensor], message: str
+) -> None:
+    model = make()
+    with pytest.raises(Exception, match=message):
+        compiled_by("aot_eager", lambda x: call(model, x))[0](tokens(0))
+
+
+def test_a_recipe_must_come_from_outside_of_the_compiled_function() -> None:
+    model = block()
+
+    def call(x: Tensor) -> Tensor:
+        with fusible.autocast(recipe=DelayedScaling(amax_history_len=5)):
+            return model(x)
+
+    with pytest.raises(Exception, match=r"recipe=DelayedScaling\(amax_history_len=5\)"):
+        compiled_by("aot_eager", call)[0](tokens(0))
+
+
+def test_a_parameter_that_is_written_to_before_backward_is_noticed() -> None:
+    model = fusible.Sequential(fusible.Linear(WIDTH, WIDTH), fusible.GELU(), fusible.Linear(WIDTH, WIDTH))
+    y = compiled_by("aot_eager", model)[0](tokens(0, dtype=torch.float32))
+    with torch.no_grad():
+        model[2].weight.add_(1)
+    with pytest.raises(ArgumentError, match="Expected parameters as they were"):
+        y.float().sum().backward()
