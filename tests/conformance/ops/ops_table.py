@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,8 @@ class Record:
     length: int = 1
     roundings: int = 1
     sequences: bool = False
+    sides: Sequence[str] = ()
+    """Side inputs: one value per row. The reference finds them among the parameters."""
 
     def shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         sizes = {"in": width, "out": OUT}
@@ -53,6 +56,18 @@ OUT = 10
 TABLE: dict[str, Record] = {}
 RECORD_OF: dict[type[Op], Record] = {}
 """For a single op type, the record that makes it."""
+
+
+SIDED: dict[str, Record] = {}
+"""The ops whose side inputs come from outside of the pipeline: no plan has them alone."""
+
+
+class Made(BaseModule):
+    """A module of ops without parameters."""
+
+    def __init__(self, *made: Op) -> None:
+        torch.nn.Module.__init__(self)
+        super().__init__(*made)
 
 
 def enter(record: Record, op: type[Op] | None = None) -> None:
@@ -94,6 +109,96 @@ for _name, _function in _PLAIN.items():
 for _name, _function in _GATED.items():
     _op, _module = getattr(ops, _name), getattr(modules, _name)
     enter(Record(_name, lambda p, w, op=_op: [op()], lambda w, d, m=_module: m(), _gated(_function), width=10), _op)
+
+
+def _situglu(x: Tensor, beta1: float = 4.0, beta2: float = 25.0) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return beta1 * torch.tanh(a / beta1) * torch.sigmoid(a) * beta2 * torch.tanh(b / beta2)
+
+
+def _clamped_swiglu(x: Tensor, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    a = a.clamp(max=limit)
+    return a * torch.sigmoid(alpha * a) * (b.clamp(-limit, limit) + glu_linear_offset)
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return F.silu(a) * b
+
+
+def _apart(x: Tensor, size: int) -> Tensor:
+    """``[a0 b0 a1 b1 ..]`` in blocks of ``size`` columns as ``[a0 a1 .. b0 b1 ..]``."""
+    blocks = x.split(size, dim=-1)
+    return torch.cat([*blocks[::2], *blocks[1::2]], dim=-1)
+
+
+def _in_blocks(x: Tensor, parameters: Params, lengths: Sequence[int], *, gate: Callable[..., Tensor], size: int | None, options: Any) -> Tensor:
+    return gate(x if size is None else _apart(x, size), **options)
+
+
+def _scaled(x: Tensor, parameters: Params, lengths: Sequence[int], **how: Any) -> Tensor:
+    return _in_blocks(x, parameters, lengths, **how) * parameters["3.scales"][..., None]
+
+
+_SITU, _CLAMP = {"beta1": 1.5, "beta2": 2.0}, {"limit": 0.75, "alpha": 1.25, "glu_linear_offset": 0.5}
+_BLOCK_GATES: tuple[tuple[str, str, Callable[..., Tensor], dict[str, float]], ...] = (
+    ("SwiGLU", "ScaledSwiGLU", _swiglu, {}),
+    ("SiTUGLU", "ScaledSiTUGLU", _situglu, _SITU),
+    ("ClampedSwiGLU", "ScaledClampedQGeGLU", _clamped_swiglu, _CLAMP),
+)
+for _name, _scaled_name, _function, _options in _BLOCK_GATES:
+    for _size, _chosen in ((None, {}), (1, {}), (3, _options)):
+        _suffix = f"-blocks of {_size}" if _size else ""
+        _make = partial(getattr(ops, _name), glu_interleave_size=_size, **_chosen)
+        _how = {"gate": _function, "size": _size, "options": _chosen}
+        if _suffix or _name not in TABLE:
+            enter(
+                Record(
+                    _name + _suffix, lambda p, w, m=_make: [m()], lambda w, d, m=_make: Made(m()), partial(_in_blocks, **_how), width=12
+                )
+            )
+        _make = partial(getattr(ops, _scaled_name), "3.scales", glu_interleave_size=_size, **_chosen)
+        SIDED[_scaled_name + _suffix] = Record(
+            _scaled_name + _suffix,
+            lambda p, w, m=_make: [m()],
+            lambda w, d, m=_make: Made(m()),
+            partial(_scaled, **_how),
+            width=12,
+            length=12,
+            sides=("3.scales",),
+        )
+SIDED["ScaledSReLU"] = Record(
+    "ScaledSReLU",
+    lambda p, w: [ops.ScaledSReLU("3.scales")],
+    lambda w, d: Made(ops.ScaledSReLU("3.scales")),
+    partial(_scaled, gate=_srelu, size=None, options={}),
+    width=12,
+    length=12,
+    sides=("3.scales",),
+)
+
+
+def _enter_made(name: str, make: Callable[[], Sequence[Op]], reference: Callable[[Tensor], Tensor], op: type[Op] | None = None, **rest: Any) -> None:
+    enter(Record(name, lambda p, w: make(), lambda w, d: Made(*make()), _plain(reference), **rest), op)
+
+
+_enter_made("ConstantScale", lambda: [ops.ConstantScale(-0.3)], lambda x: -0.3 * x, ops.ConstantScale)
+_enter_made("Identity", lambda: [ops.Identity()], lambda x: x, ops.Identity)
+_enter_made("Quantize-off", lambda: [ops.Quantize(), ops.Quantize(forward=False, backward=True)], lambda x: x)
+_enter_made("Reshape", lambda: [ops.Reshape((-1, 7))], lambda x: x, ops.Reshape)
+_enter_made("L2Normalization", lambda: [ops.L2Normalization()], lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), length=7)
+_enter_made(
+    "L2Normalization-eps", lambda: [ops.L2Normalization(eps=0.5)], lambda x: x / (x.square().sum(-1, keepdim=True) + 0.5).sqrt(), length=7
+)
+_enter_made(
+    "extras",
+    lambda: [ops.MakeExtra("a"), ops.MakeExtra("1.b"), ops.SiLU(), ops.AddExtra("a"), ops.ConstantScale(2.0), ops.AddExtra("1.b")],
+    lambda x: 2 * (F.silu(x) + x) + x,
+    roundings=4,
+)
+for _op in (ops.MakeExtra, ops.AddExtra):
+    RECORD_OF[_op] = Record(_op.__name__, lambda p, w, op=_op: [op("2.extra")], lambda w, d: Made(), lambda x, p, lengths: x)
 
 
 def _norm(x: Tensor, parameters: Params, lengths: Sequence[int], *, eps: float, centre: bool, zero_centered: bool) -> Tensor:

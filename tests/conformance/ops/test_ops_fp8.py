@@ -33,7 +33,8 @@ def own_scale(x: Tensor, format_: str, power_of_two: bool) -> np.float32:
     return np.float32(2.0 ** np.floor(np.log2(np.float64(scale)))) if power_of_two else scale
 
 
-CURRENT = [(Float8CurrentScaling(fp8_format=f, use_power_2_scales=p), p) for f in Format for p in (False, True)]
+FP8_FORMATS = [Format.E4M3, Format.E5M2, Format.HYBRID]
+CURRENT = [(Float8CurrentScaling(fp8_format=f, use_power_2_scales=p), p) for f in FP8_FORMATS for p in (False, True)]
 
 
 def formats(format_: Format) -> tuple[str, str]:
@@ -65,7 +66,7 @@ def test_a_linear_layer_is_exact_on_its_8_bit_operands(recipe: Float8CurrentScal
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("format_", list(Format), ids=lambda f: f.name)
+@pytest.mark.parametrize("format_", FP8_FORMATS, ids=lambda f: f.name)
 def test_a_linear_layer_follows_its_delayed_scales(format_: Format, dtype: torch.dtype) -> None:
     """Each step quantizes by the amaxes of the steps before it: of growing inputs some values saturate. The weight changes as if optimized; one that
     did not would keep the scale of when it last did."""

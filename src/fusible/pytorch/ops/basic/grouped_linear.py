@@ -1,0 +1,170 @@
+"""``GroupedLinear``: the linear layers of many groups of rows, as the experts of a mixture are."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.nvte import Tensor, make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch.ops.op import BasicOperation
+from fusible.quantized import QuantizerRole
+
+__all__ = ["GroupedLinear"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class GroupedLinear(BasicOperation):
+    """``y_i = x_i @ weight_i.T + bias_i`` for each of ``num_groups`` groups of rows of ``x [*, in_features]``.
+
+    Extra inputs: ``split_sizes``, int32 or int64 ``[num_groups]``, the rows of each group, one group after the other, any of them 0; and with
+    ``bias`` and ``scale_bias``, a number for each row by which its bias is multiplied. The sizes may lie on any device and are not read by the host,
+    unless a backend does. Rows beyond the last group belong to nobody: there the output and the gradient of the input are 0. Each group is quantized
+    by itself; under MXFP8 it has a multiple of 32 rows, under NVFP4 of 16.
+
+    Parameters: ``weight0``, ``weight1``, ... of ``[out_features, in_features]``, or with ``single_grouped_weight`` one ``weight [num_groups,
+    out_features, in_features]``; ``bias0``, ... of ``[out_features]``, or with ``single_grouped_bias`` one ``bias [num_groups, out_features]``. The
+    weight as one parameter is quantized anew at every call, the others when they have changed.
+
+    ``accumulate_into_main_grad``: the products that give the weights' gradients add them to their ``main_grad``, and ``grad`` stays as it is.
+    ``delay_wgrad_compute``: backward leaves those products to ``backward_dw``.
+    """
+
+    num_extra_inputs = 1
+
+    weight: nn.Parameter
+    weight0: nn.Parameter
+    bias: nn.Parameter
+    bias0: nn.Parameter
+
+    def __init__(
+        self,
+        num_groups: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        rng_state_tracker_function: Callable[[], Any] | None = None,
+        accumulate_into_main_grad: bool = False,
+        single_grouped_weight: bool = False,
+        single_grouped_bias: bool = False,
+        delay_wgrad_compute: bool = False,
+        scale_bias: bool = False,
+    ) -> None:
+        for name, size in (("num_groups", num_groups), ("in_features", in_features), ("out_features", out_features)):
+            if size < 1:
+                raise ArgumentError(expected("a positive number", of=f"{name} of GroupedLinear", got=size, do="pass at least 1"))
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in _DTYPES:
+            raise DTypeError(expected("float32, float16 or bfloat16", of="the dtype of GroupedLinear", got=dtype, do="pass one of these"))
+        self.num_extra_inputs = 2 if bias and scale_bias else 1  # read by the constructor
+        super().__init__()
+        self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features
+        self.use_bias, self.scale_bias = bias, bias and scale_bias
+        self.single_grouped_weight, self.single_grouped_bias = single_grouped_weight, single_grouped_bias
+        self.accumulate_into_main_grad, self.delay_wgrad_compute = accumulate_into_main_grad, delay_wgrad_compute
+        self._rng_state_tracker_function = rng_state_tracker_function
+        self._hooks: list[Callable[[], Any]] = []
+        self._deferred: deque[tuple[ops.GroupedMMT, Tensor, Tensor]] = deque()
+        self._weight_names = self._register("weight", single_grouped_weight, (out_features, in_features), device, dtype)
+        self._bias_names = self._register("bias", single_grouped_bias, (out_features,), device, dtype) if bias else ()
+        # The engine adds to the main_grad of these; delayed products do so themselves.
+        self.accumulating_parameters = self._weight_names if accumulate_into_main_grad and not delay_wgrad_compute else ()
+        if not self._on_meta():
+            self.reset_parameters()
+        self._mark_weights()
+
+    def _register(self, name: str, single: bool, shape: tuple[int, ...], device: Any, dtype: torch.dtype) -> tuple[str, ...]:
+        sizes = {name: (self.num_groups, *shape)} if single else {f"{name}{i}": shape for i in range(self.num_groups)}
+        for own, size in sizes.items():
+            self.register_parameter(own, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
+        return tuple(sizes)
+
+    def _on_meta(self) -> bool:
+        return any(parameter.is_meta for parameter in self.parameters())
+
+    def _mark_weights(self) -> None:
+        """Delayed gradients are no business of what is hooked to backward."""
+        if self.delay_wgrad_compute:
+            for name in self._weight_names:
+                getattr(self, name).skip_backward_post_hook = True
+
+    @property
+    def has_bias(self) -> bool:
+        return self.use_bias
+
+    def reset_parameters(self) -> None:
+        """Draw the weights, group after group, uniform in ``+-1/sqrt(in_features)``; biases are 0. What is on the meta device is made first."""
+        for name, parameter in list(self._parameters.items()):
+            if parameter is not None and parameter.is_meta:
+                self._parameters[name] = nn.Parameter(torch.empty_like(parameter, device=torch.get_default_device()))
+        tracker = self._rng_state_tracker_function
+        with torch.no_grad():
+            for name in self._weight_names:
+                weight = getattr(self, name)
+                for part in weight if weight.dim() == 3 else (weight,):
+                    with tracker().fork() if tracker is not None else nullcontext():
+                        nn.init.kaiming_uniform_(part, a=math.sqrt(5.0))
+            for name in self._bias_names:
+                nn.init.zeros_(getattr(self, name))
+        self._mark_weights()
+
+    def pre_first_fuser_forward(self) -> None:
+        if self._on_meta():
+            self.reset_parameters()
+
+    def make_op(self) -> Op:
+        weights, biases = ([make_nvte_tensor(getattr(self, name)) for name in names] for names in (self._weight_names, self._bias_names))
+        deferred = self._defer if self.delay_wgrad_compute else None
+        return ops.GroupedMMT(self.num_groups, weights, biases, scale_bias=self.scale_bias, deferred=deferred)
+
+    def num_quantizers(self, mode: str) -> int:
+        return 2 * self.num_groups if mode == "forward" else self.num_groups
+
+    def get_quantizer_roles(self, mode: str) -> list[QuantizerRole]:
+        names = ("input", "weight") if mode == "forward" else ("grad_output",)
+        return [QuantizerRole("grouped_linear", name) for _ in range(self.num_groups) for name in names]
+
+    def need_backward_dw(self) -> bool:
+        """Whether ``backward_dw`` must be called for the weights' gradients."""
+        return self.delay_wgrad_compute
+
+    def backward_dw(self) -> None:
+        """The delayed gradients of the weights of the earliest backward that waits for them, added to their ``grad`` or ``main_grad``.
+
+        Then the hooks that ``register_wgrad_accumulation_and_reduce_hooks`` took are called. Does nothing where no backward waits.
+        """
+        if not self._deferred:
+            return
+        op, x, dy = self._deferred.popleft()
+        weights = {name: self._parameters[name] for name in self._weight_names}
+        sums = {name: getattr(weight, "main_grad", None) for name, weight in weights.items() if self.accumulate_into_main_grad}
+        slots = {f"{op.position}.{name}": make_nvte_tensor(total) for name, total in sums.items() if total is not None and op.wants(name)}
+        with torch.no_grad():
+            for (name, weight), grad in zip(weights.items(), op.dweights(x, dy, slots), strict=True):
+                if grad is None or f"{op.position}.{name}" in slots or weight is None:
+                    continue
+                weight.grad = grad.data if weight.grad is None else weight.grad + grad.data
+        for hook in self._hooks:
+            hook()
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, wgrad_accumulation_and_reduce_hook: Callable[[], Any]) -> None:
+        """Call a function after each ``backward_dw``: a data-parallel wrapper reduces gradients there."""
+        self._hooks.append(wgrad_accumulation_and_reduce_hook)
+
+    def _defer(self, op: ops.GroupedMMT, x: Tensor, dy: Tensor) -> None:
+        self._deferred.append((op, x, dy))
+
+    def extra_repr(self) -> str:
+        return f"num_groups={self.num_groups}, in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"

@@ -1,0 +1,76 @@
+"""``LayerNorm`` and ``RMSNorm`` over the last dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.nvte import make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch.ops.op import BasicOperation
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+
+class _Normalization(BasicOperation):
+    """``sm_margin`` is taken for compatibility: it reserves multiprocessors of a GPU, and changes no number."""
+
+    _names: tuple[str, ...]
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int],
+        *,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        sm_margin: int | dict[str, int] = 0,
+    ) -> None:
+        super().__init__()
+        self.eps, self.zero_centered_gamma, self.sm_margin = eps, zero_centered_gamma, sm_margin
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        for name in self._names:
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        if not self.weight.is_meta:
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """A scale of 1 and a shift of 0. What is on the meta device is made first, on the default device."""
+        for name in self._names:
+            parameter: Any = self._parameters[name]
+            if parameter.is_meta:
+                parameter = self._parameters[name] = nn.Parameter(torch.empty_like(parameter, device=torch.get_default_device()))
+            nn.init.constant_(parameter, 1.0 if name == "weight" and not self.zero_centered_gamma else 0.0)
+
+    def pre_first_fuser_forward(self) -> None:
+        if self.weight.is_meta:
+            self.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+
+
+class LayerNorm(_Normalization):
+    """Layer normalization: ``weight`` and ``bias`` of ``normalized_shape`` (see ``ops.LayerNorm``)."""
+
+    _names = ("weight", "bias")
+
+    def make_op(self) -> Op:
+        weight, bias = make_nvte_tensor(self.weight), make_nvte_tensor(self.bias)
+        return ops.LayerNorm(weight, bias, eps=self.eps, zero_centered_gamma=self.zero_centered_gamma)
+
+
+class RMSNorm(_Normalization):
+    """Root-mean-square normalization: ``weight`` of ``normalized_shape`` (see ``ops.RMSNorm``)."""
+
+    _names = ("weight",)
+
+    def make_op(self) -> Op:
+        return ops.RMSNorm(make_nvte_tensor(self.weight), eps=self.eps, zero_centered_gamma=self.zero_centered_gamma)

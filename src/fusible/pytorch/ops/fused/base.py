@@ -1,0 +1,124 @@
+"""What the fused operations share: they name a sequence of basic operations, and adapt the engine's fused passes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from fusible.compute_pipeline import group_ops
+from fusible.errors import ArgumentError, expected
+from fusible.fusions import registered
+from fusible.ops import MMT
+from fusible.pytorch.ops.adapter import OperationContext
+from fusible.pytorch.ops.basic import BasicLinear
+from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
+from fusible.pytorch.ops.own import run_backward, run_forward
+from fusible.quantized import Quantizer
+
+__all__ = ["Adapted", "AdaptedBackward", "AdaptedForward", "Part", "replaced"]
+
+
+class Part(NamedTuple):
+    """A place in a sequence: the argument that names it, the classes that may stand there, and whether it may be left out."""
+
+    name: str
+    classes: tuple[type, ...]
+    optional: bool = False
+
+    def fits(self, op: object) -> bool:
+        """Whether the operation may stand there; a linear layer only where its product is all that it does."""
+        return isinstance(op, self.classes) and (not isinstance(op, BasicLinear) or type(op.entry.op) is MMT)
+
+
+class Adapted(FusedOperation):
+    """A fused operation of ``parts``. Its arithmetic is that of the fused passes in ``fusible.fusions`` which the engine finds for their ops.
+
+    In a ``Sequential`` a plan calls those passes by itself, so that placing or registering one costs no more than leaving the choice to the engine.
+    ``fuser_forward`` and ``fuser_backward`` are for code that calls, or overrides, them.
+    """
+
+    parts: ClassVar[tuple[Part, ...]]
+
+    def __init__(self, **operations: BasicOperation | None) -> None:
+        """Raises ``ArgumentError`` for an operation that cannot stand in its place."""
+        for part in self.parts:
+            op = operations[part.name]
+            if not part.fits(op) and not (op is None and part.optional):
+                wanted = " or ".join([*(each.__name__ for each in part.classes), *(["None"] if part.optional else [])])
+                of, do = f"{part.name} of {type(self).__name__}", "give one, and none that communicates with other processes"
+                raise ArgumentError(expected(wanted, of=of, got=type(op).__name__, do=do))
+        super().__init__([op for part in self.parts if (op := operations[part.name]) is not None])
+
+    @property
+    def adapts(self) -> tuple[bool, bool]:
+        own = type(self)
+        forward = own.fuser_forward is AdaptedForward.fuser_forward
+        return forward, own.fuser_backward is AdaptedBackward.fuser_backward
+
+
+class AdaptedForward(Adapted):
+    """A fused forward; the backward is that of the basic operations."""
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
+        return run_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs, next_op_input_quantizer)
+
+
+class AdaptedBackward(Adapted):
+    """A fused backward; the forward is that of the basic operations."""
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
+        return run_backward(basic_op_ctxs, grad_output, basic_op_grad_extra_outputs)
+
+
+def replaced(fused: type[Adapted], ops: Sequence[FusibleOperation], *, always: bool = False) -> list[FusibleOperation]:
+    """``ops`` with every sequence of at least two that fits ``fused`` put together, from the left, the longest first.
+
+    Unless ``always``, only where the engine has a fused pass for some of them.
+    """
+    result: list[FusibleOperation] = []
+    left = list(ops)
+    while left:
+        readings = (found for found in _readings(fused.parts, left) if len(found) > 1)
+        chosen = next((found for found in readings if always or _gains(fused, list(found.values()))), None)
+        if chosen is None:
+            result.append(left.pop(0))
+            continue
+        result.append(fused(**{part.name: chosen.get(part.name) for part in fused.parts}))
+        del left[: len(chosen)]
+    return result
+
+
+def _readings(parts: Sequence[Part], ops: Sequence[FusibleOperation]) -> Iterable[dict[str, BasicOperation]]:
+    """The ways in which the first of ``ops`` are the parts, the longest first."""
+    if not parts:
+        yield {}
+        return
+    part, *rest = parts
+    if ops and part.fits(ops[0]):
+        op: Any = ops[0]
+        for found in _readings(rest, ops[1:]):
+            yield {part.name: op, **found}
+    if part.optional:
+        yield from _readings(rest, ops)
+
+
+def _gains(fused: type[Adapted], ops: Sequence[BasicOperation]) -> bool:
+    kind = "forward" if issubclass(fused, AdaptedForward) else "backward"
+    return any(group.fusion is not None for group in group_ops([op.entry.op for op in ops], registered(kind)))

@@ -1,0 +1,47 @@
+"""``ForwardLinearBiasActivation``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible.pytorch.ops import basic
+from fusible.pytorch.ops.basic import BasicLinear, Bias
+from fusible.pytorch.ops.fused.base import AdaptedForward, Part, replaced
+from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+
+__all__ = ["ForwardLinearBiasActivation"]
+
+_ACTIVATIONS = (
+    basic.GELU,
+    basic.QGELU,
+    basic.ReLU,
+    basic.SiLU,
+    basic.SReLU,
+    basic.GLU,
+    basic.GEGLU,
+    basic.QGEGLU,
+    basic.ReGLU,
+    basic.SReGLU,
+    basic.SwiGLU,
+    basic.SiTUGLU,
+    basic.ClampedSwiGLU,
+)
+
+
+class ForwardLinearBiasActivation(AdaptedForward):
+    """Forward ``y = activation(x @ weight.T + bias)``, with bias and activation both optional.
+
+    The product adds the bias, and applies a GELU too, before anything is rounded. Another activation reads the rounded sum, and its own kernel writes
+    ``y`` in the quantized type that the operation after it asks for. ``x [*, in_features]``, ``y [*, out_features]``, half as wide after a gated
+    activation.
+    """
+
+    parts = (Part("linear", (BasicLinear,)), Part("bias", (Bias,), optional=True), Part("activation", _ACTIVATIONS, optional=True))
+
+    def __init__(self, *, linear: BasicLinear, bias: Bias | None, activation: BasicOperation | None = None) -> None:
+        super().__init__(linear=linear, bias=bias, activation=activation)
+
+    @staticmethod
+    def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
+        """``ops`` with each ``BasicLinear + Bias [+ activation]`` and ``BasicLinear + GELU`` put together."""
+        return replaced(ForwardLinearBiasActivation, ops)

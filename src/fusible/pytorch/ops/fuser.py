@@ -1,0 +1,258 @@
+"""``OperationFuser``: a list of operations as one pipeline, with the tensors that pass beside its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from fusible.compute_pipeline import Plan, describe, describe_misses, describe_quantizers, fusion_epoch, group_ops
+from fusible.errors import ArgumentError, expected
+from fusible.fusions import Fusion, registered
+from fusible.nvte import PassKind, Tensor, make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch.autocast import autocast
+from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.ops.adapter import fused_backward, fused_forward
+from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
+from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
+from fusible.pytorch.runner import BoundOp, PipelineRunner
+from fusible.quantized import Recipe
+
+__all__ = ["OperationFuser"]
+
+
+class OperationFuser(PipelineRunner):
+    """Runs operations as one pipeline: the plans, the autograd node and the scaling state are those of ``fusible.Sequential``.
+
+    ``fuser(x, *extra_inputs, basic_op_kwargs=None)``: the extra inputs of all its operations in order, but for those that a channel feeds; keyword
+    arguments for each basic operation's ``op_forward``. Returns ``y``, or a tuple of it and the extra outputs. Raises ``ArgumentError`` for channels
+    that do not match, and for a wrong number of extra inputs.
+    """
+
+    batched = False
+
+    def __init__(self, ops: Sequence[BaseModule], *, executor: str = "eager") -> None:
+        self.operations = tuple(part for op in ops for part in _operations(op))
+        self.basic_ops = tuple(basic for op in self.operations for basic in op.basic_operations())
+        routing = _route(self.basic_ops)
+        entries = [basic.entry for basic in self.basic_ops]
+        bound = [entry._replace(op=entry.op.with_(**sides)) for entry, sides in zip(entries, routing.sides, strict=True)]
+        super().__init__(bound, executor, sides=routing.inputs, outputs=routing.outputs)
+        own = FusibleOperation.pre_fuser_forward
+        self._prepared = [(i, op) for i, op in enumerate(self.basic_ops) if type(op).pre_fuser_forward is not own]
+        self._first = True
+        self._fused: tuple[tuple[Any, ...], tuple[tuple[int, int, Fusion], ...]] | None = None
+
+    @property
+    def num_extra_inputs(self) -> int:
+        return len(self.sides)
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: torch.Tensor, *extra_inputs: torch.Tensor, basic_op_kwargs: Sequence[dict[str, Any]] | None = None
+    ) -> Any:
+        if len(extra_inputs) != len(self.sides):
+            of = f"a call of {', '.join(type(op).__name__ for op in self.operations)}"
+            do = "give one for each extra input that no channel feeds"
+            raise ArgumentError(expected(f"{len(self.sides)} extra inputs", of=of, got=len(extra_inputs), do=do))
+        if self._first:
+            for op in self.basic_ops:
+                op.pre_first_fuser_forward()
+            self._first = False
+        notes: dict[Any, Any] = {}
+        for position, kwargs in enumerate(basic_op_kwargs or ()):
+            if kwargs:
+                if not self.bound[position].op.foreign:
+                    got = ", ".join(kwargs)
+                    of = f"{type(self.basic_ops[position]).__name__}.op_forward"
+                    raise ArgumentError(expected("no keyword arguments", of=of, got=got, do="leave them out"))
+                notes["kwargs", position] = kwargs
+        outputs = self.run(x, extra_inputs, notes)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def explain(self, x: torch.Tensor | None = None, recipe: Recipe | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What a training call would do under a recipe: the fused passes with the type on every edge, the quantizers, what each registered fusion put
+        together, and why others did not match.
+
+        ``x``: an input like those to come; by default one of the type of the first parameter.
+        """
+        args = self.parameters()
+        if x is None:
+            like = args[0] if args else torch.empty(0)
+            x = torch.empty(0, self._width(), dtype=like.dtype, device=like.device, requires_grad=True)
+        sides = [x] * len(self.sides)
+        plan = self.plan(x, args, autocast(enabled=recipe is not None, recipe=recipe), True, sides)
+        asked: list[str] = []
+        _fuse(self.operations, self.pipeline.ops, recipe, asked.append)
+        registered = ["\n".join(["registered fusions", *asked])] if asked else []
+        return "\n\n".join([describe(plan), describe_quantizers(plan), *registered, describe_misses(plan)])
+
+    def _width(self) -> int:
+        """The columns of an input, as the first operation with a parameter tells."""
+        for op in self.pipeline.ops:
+            for arg in op.args:
+                return arg.shape[-1]
+        return 1
+
+    def fused(self, recipe: Recipe | None) -> tuple[tuple[int, int, Fusion], ...]:
+        """The stretches that registered fusions, and operations that the user has placed, put together under a recipe."""
+        seen = (recipe, registration_epoch(), fusion_epoch())
+        known = self._fused  # read once: another thread may follow another recipe
+        if known is None or known[0] != seen:
+            for op in self.basic_ops:
+                op.reset_recipe_state(recipe=recipe)
+            known = self._fused = seen, _fuse(self.operations, self.pipeline.ops, recipe)
+        return known[1]
+
+    def before_forward(self, plan: Plan, with_grad: bool) -> None:
+        if self._prepared:
+            first = plan.backward[0].start if with_grad and plan.backward else len(plan.ops)
+            for position, op in self._prepared:
+                op.pre_fuser_forward(requires_grad=position >= first)
+
+    def resolved(self, x: Any, extra: Sequence[torch.Tensor] = ()) -> list[Op]:
+        """The ops of the operations as they are resolved for an input and extra inputs without neighbours, with their parameters."""
+        args = self.parameters()
+        plan = self.plan(x, args, self._context_of_call(False), torch.is_grad_enabled(), extra)
+        params, _ = self._weights.prepare(plan, args, None, self.executor)
+        values = iter([param if isinstance(param, Tensor) else make_nvte_tensor(param) for param in params])
+        return [op.with_(**{name: next(values) for name in names}) for op, names in zip(plan.ops, plan.arg_names, strict=True)]
+
+
+class _OpOf(BasicOperation):
+    """One op of a module that is no operation itself, so that it can stand among operations."""
+
+    def __init__(self, entry: BoundOp) -> None:
+        super().__init__()
+        self._given = entry
+
+    @property
+    def entry(self) -> BoundOp:
+        return self._given
+
+    def _get_name(self) -> str:
+        return type(self._given.op).__name__
+
+
+def _operations(module: BaseModule) -> list[FusibleOperation]:
+    return [module] if isinstance(module, FusibleOperation) else [_OpOf(entry) for entry in module.bound_ops()]
+
+
+class _Routing(NamedTuple):
+    sides: list[dict[str, Any]]
+    """Per basic operation: what its op is to be called with."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _route(ops: Sequence[BasicOperation]) -> _Routing:
+    """Name every tensor that passes beside the input: by caller and place, or by channel and consumer."""
+    consumers: dict[str, list[str]] = {}
+    makers: dict[str, int] = {}
+    for position, op in enumerate(ops):
+        for channel in op._extra_output_channels:
+            if channel is not None and channel in makers:
+                raise ArgumentError(expected("one producer", of=f"the channel {channel!r}", got="several", do="give each extra output its own"))
+            if channel is not None:
+                makers[channel] = position
+    inputs: list[str] = []
+    taken: list[tuple[str, ...]] = []
+    for position, op in enumerate(ops):
+        names = []
+        for index, channel in enumerate(op._extra_input_channels):
+            if channel is None:
+                names.append(f"input_{position}_{index}")
+                inputs.append(names[-1])
+                continue
+            if makers.get(channel, position) >= position:
+                got = "none" if channel not in makers else "a later one"
+                of = f"the channel {channel!r} that {type(op).__name__} reads"
+                raise ArgumentError(expected("an earlier operation that gives it", of=of, got=got, do="bind an extra output before it"))
+            names.append(f"channel_{channel}_{len(consumers.setdefault(channel, []))}")
+            consumers[channel].append(names[-1])
+        taken.append(tuple(names))
+    outputs: list[str] = []
+    sides: list[dict[str, Any]] = []
+    for position, op in enumerate(ops):
+        routes = []
+        for index, channel in enumerate(op._extra_output_channels):
+            names = list(consumers.get(channel or "", ()))
+            if op._extra_output_to_caller[index]:
+                names.append(f"output_{position}_{index}")
+                outputs.append(names[-1])
+            routes.append(tuple(names))
+        given = tuple(name for names in routes for name in names)
+        has_extras = op.num_extra_inputs or op.num_extra_outputs
+        sides.append({"side_inputs": taken[position], "side_outputs": given, "routes": tuple(routes)} if has_extras else {})
+    return _Routing(sides, tuple(inputs), tuple(outputs))
+
+
+def _fuse(
+    operations: Sequence[FusibleOperation], ops: Sequence[Op], recipe: Recipe | None, note: Callable[[str], Any] = str
+) -> tuple[tuple[int, int, Fusion], ...]:
+    """Joint fusions first, on the basic operations and those that the user has fused; forward and backward each go on from there. ``ops``: the basic
+    operations' own. ``note`` gets a line for each fusion that is asked."""
+    start = [part for op in operations for part in ([op] if isinstance(op, FusedOperation) and any(op.fuses) else op.basic_operations())]
+    joint = _applied("forward_backward", start, recipe, note)
+    found: list[tuple[int, int, Fusion]] = []
+    passes: tuple[Kind, ...] = ("forward", "backward")
+    for backward, kind in enumerate(passes):
+        # What fuses the other pass alone is no operation in this one.
+        parts = [part for op in joint for part in (op.basic_operations() if isinstance(op, FusedOperation) and not op.fuses[backward] else [op])]
+        position = 0
+        for op in _applied(kind, parts, recipe, note):
+            count = len(list(op.basic_operations()))
+            if isinstance(op, FusedOperation) and op.fuses[backward]:
+                members = ops[position : position + count]
+                kinds: tuple[PassKind, ...] = ("backward",) if backward else ("forward", "inference")
+                for each in kinds:
+                    found += [(position + start, position + stop, fusion) for start, stop, fusion in _steps(op, each, members, op.adapts[backward])]
+            position += count
+    return tuple(found)
+
+
+def _steps(op: FusedOperation, kind: PassKind, members: Sequence[Op], adapts: bool) -> list[tuple[int, int, Fusion]]:
+    """What a fused operation does in a pass: a call of its own code, or the fused passes that it adapts, which can be replayed and compiled."""
+    if adapts:
+        return [(group.start, group.stop, group.fusion) for group in group_ops(members, registered(kind)) if group.fusion is not None]
+    return [(0, len(members), Fusion(kind, _pass_of(op, kind, len(members)), ()))]
+
+
+def _applied(kind: Kind, ops: Sequence[FusibleOperation], recipe: Recipe | None, note: Callable[[str], Any]) -> list[FusibleOperation]:
+    now = list(ops)
+    for function in fusions(kind):
+        result = list(function(list(now), recipe=recipe))
+        basic = [id(part) for op in result for part in op.basic_operations()]
+        if basic != [id(part) for op in now for part in op.basic_operations()]:
+            of, do = f"what the fusion {function.__qualname__} returns", "put operations together, and leave none out"
+            raise ArgumentError(expected("the basic operations that it was given, in their order", of=of, got="others", do=do))
+        note(f"  {kind}: {function.__name__}: {_what_is_new(now, result)}")
+        now = result
+    return now
+
+
+def _what_is_new(before: Sequence[FusibleOperation], after: Sequence[FusibleOperation]) -> str:
+    known, position, found = {id(op) for op in before}, 0, []
+    for op in after:
+        last = position + len(list(op.basic_operations())) - 1
+        if id(op) not in known:
+            found.append(f"{type(op).__name__} at {position}" + (f"-{last}" if last > position else ""))
+        position = last + 1
+    return ", ".join(found) or f"nothing among {', '.join(op._get_name() for op in before)}"
+
+
+def _pass_of(op: FusedOperation, kind: str, count: int) -> Callable[..., Any]:
+    def forward(*values: Any, **sides: Any) -> Any:
+        return fused_forward(op, values[:count], values[count], sides)
+
+    def inference(*values: Any, **sides: Any) -> Any:
+        result = forward(*values, **sides)
+        return result if len(result) > 2 else result[0]
+
+    def backward(*values: Any, **sides: Any) -> Any:
+        return fused_backward(op, values[:count], values[count : 2 * count], values[2 * count], sides)
+
+    chosen = {"forward": forward, "inference": inference, "backward": backward}[kind]
+    chosen.__name__ = type(op).__name__
+    return chosen

@@ -1,0 +1,63 @@
+"""``Linear``: a linear layer as a fused operation of its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fusible.pytorch.ops.basic import AllReduce, BasicLinear, Bias, ReduceScatter
+from fusible.pytorch.ops.basic.parallel import TensorParallel, share
+from fusible.pytorch.ops.op import BasicOperation, FusedOperation
+
+__all__ = ["Linear"]
+
+
+class Linear(FusedOperation):
+    """``y = x @ weight.T + bias``: ``BasicLinear`` and ``Bias``. ``weight`` and ``bias`` are theirs; a state dict has ``basic_ops.0.weight`` and
+    ``basic_ops.1.bias``.
+
+    ``tensor_parallel_mode="column"``: each process has a part of the columns of ``y``, of the rows of ``weight`` and of ``bias``.
+    ``"row"``: each has a part of the columns of ``x`` and ``weight``, and a ``bias [out_features]`` of its own, and what they make is summed, so that
+    the layer's bias is the sum of theirs. Then ``AllReduce``, or with ``sequence_parallel`` ``ReduceScatter``, is a part too. Other options are
+    ``BasicLinear``'s, ``userbuffers_options`` excepted.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        tensor_parallel_mode: str | None = None,
+        tensor_parallel_group: Any = None,
+        sequence_parallel: bool = False,
+        rng_state_tracker_function: Any = None,
+        accumulate_into_main_grad: bool = False,
+    ) -> None:
+        parallel = TensorParallel.of(tensor_parallel_mode, tensor_parallel_group, sequence_parallel, "Linear")
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        shared = {"tensor_parallel": parallel.mode is not None, "tensor_parallel_group": parallel.group}
+        own = {"accumulate_into_main_grad": accumulate_into_main_grad, "rng_state_tracker_function": rng_state_tracker_function}
+        parts: list[BasicOperation]
+        if parallel.mode == "row":
+            parts = [BasicLinear(share(in_features, parallel.size, "Linear's in_features"), out_features, **own, **options)]
+            parts += [Bias(out_features * parallel.size, **shared, **options)] if bias else []
+            parts.append(ReduceScatter(parallel.group) if parallel.sequence else AllReduce(parallel.group, reduce_in_backward=False))
+        else:
+            mode, group, _, sequence = parallel
+            split = {"tensor_parallel_mode": mode, "tensor_parallel_group": group, "sequence_parallel": sequence}
+            parts = [BasicLinear(in_features, out_features, **split, **own, **options)]
+            parts += [Bias(out_features, **shared, **options)] if bias else []
+        super().__init__(parts)
+        self.in_features, self.out_features, self._has_bias = in_features, out_features, bias
+
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        return self.basic_ops[0].weight  # pyright: ignore[reportReturnType]
+
+    @property
+    def bias(self) -> torch.nn.Parameter | None:
+        return self.basic_ops[1].bias if self._has_bias else None  # pyright: ignore[reportReturnType]

@@ -1,0 +1,400 @@
+"""The classes that operations are written against: ``OperationContext``, ``FusibleOperation``, ``BasicOperation``, ``FusedOperation``.
+
+A *basic* operation holds parameters and gives one forward and one backward. A *fused* operation stands for several basic ones, in one pass or in
+both, and holds nothing. Names, signatures and contracts are those of ``transformer_engine.pytorch.ops.op``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fusible.errors import ArgumentError, expected
+from fusible.ops import Op
+from fusible.pytorch.compiled import holders_of, traced_call
+from fusible.pytorch.modules.base import BaseModule, has_hooks
+from fusible.pytorch.ops.adapter import OperationContext, TorchOperation
+from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
+from fusible.pytorch.runner import BoundOp
+from fusible.quantized import QuantizedTensor, QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
+
+__all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext", "maybe_dequantize", "traced_operations"]
+
+Mode = Literal["forward", "backward"]
+
+
+class FusibleOperation(BaseModule):
+    """Base of all operations: a ``torch.nn.Module`` that a fuser can run together with its neighbours."""
+
+    @property
+    @abstractmethod
+    def is_fused_op(self) -> bool:
+        """Whether the operation stands for several basic ones."""
+
+    @abstractmethod
+    def basic_operations(self) -> Iterator[BasicOperation]:
+        """The basic operations that it consists of, in order; a basic one is its own."""
+
+    def pre_first_fuser_forward(self) -> None:
+        """Called once, before the first forward: the place to make parameters that were left on the meta device."""
+
+    def pre_fuser_forward(self, *, requires_grad: bool) -> None:
+        """Called before each forward; ``requires_grad``: whether backward will come by."""
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        """How the operation wants its input quantized; None for not at all."""
+        return None
+
+    def get_grad_output_quantizer(self) -> Quantizer | None:
+        """How the operation wants the gradient of its output quantized; None for not at all."""
+        return None
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
+        """``(output, extra outputs of each basic operation)``. The lists have an entry for each basic operation.
+
+        ``next_op_input_quantizer`` says how the next operation would quantize the output: to hand it over quantized so is allowed, not asked for.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no fused forward")
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
+        """``(gradient of the input, gradients of each basic operation's parameters, gradients of its extra inputs)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no fused backward")
+
+    def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The operation on its own; ``kwargs`` go to its ``op_forward``. Returns the output, or a tuple of it and the extra outputs."""
+        if torch.compiler.is_compiling():
+            return traced_operations(self, 0, [self], input, extra_inputs, kwargs)
+        return self._fuser()(input, *extra_inputs, basic_op_kwargs=[kwargs for _ in self.basic_operations()])
+
+    def _fuser(self) -> Any:
+        """What runs the operation alone; kept, so that plans are made once."""
+        return self._runner()
+
+    def _new_runner(self, bound: tuple[BoundOp, ...]) -> Any:
+        # The fuser is built upon operations, and an operation runs alone by a fuser.
+        from fusible.pytorch.ops.fuser import OperationFuser
+
+        return OperationFuser([self], executor=self._executor)
+
+
+class BasicOperation(FusibleOperation):
+    """An operation with a forward and a backward of its own. A subclass calls ``super().__init__()`` first and may then assign parameters.
+
+    ``num_extra_inputs``, ``num_extra_outputs``: tensors that it takes beside its input, and gives beside its output. An operation that has any
+    overrides ``fuser_forward`` and ``fuser_backward``; any other ``op_forward`` and ``op_backward``.
+    """
+
+    num_extra_inputs: int = 0
+    num_extra_outputs: int = 0
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        super().__init__()
+        self._entry: BoundOp | None = None
+        self._quantizers: dict[str, list[Quantizer | None]] | None = None
+        self._recipe: Recipe | None = None
+        self._extra_input_channels: list[str | None] = [None] * self.num_extra_inputs
+        self._extra_output_channels: list[str | None] = [None] * self.num_extra_outputs
+        self._extra_output_to_caller: list[bool] = [True] * self.num_extra_outputs
+
+    @property
+    def is_fused_op(self) -> bool:
+        return False
+
+    def basic_operations(self) -> Iterator[BasicOperation]:
+        yield self
+
+    def make_op(self) -> Op:
+        """The entry of a plan that does the operation's arithmetic. By default its own ``op_forward`` and ``op_backward``."""
+        return TorchOperation(self)
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        yield self.entry
+
+    def own_ops(self) -> tuple[BoundOp, ...]:
+        return (self.entry,)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The names of the parameters that it has."""
+        return tuple(name for name, parameter in self._parameters.items() if parameter is not None)
+
+    @property
+    def entry(self) -> BoundOp:
+        """The operation as a pipeline takes it; made anew when it has other parameters."""
+        names = self.parameter_names
+        if self._entry is None or self._entry.parameters != names:
+            _check_not_rewritten(type(self))
+            self._entry = BoundOp(self.make_op(), self, names)
+        return self._entry
+
+    def num_quantizers(self, mode: Mode) -> int:
+        """How many tensors the operation quantizes in a pass; in forward the first is its input, in backward the gradient of its output."""
+        return 0
+
+    def get_quantizer_roles(self, mode: Mode) -> list[QuantizerRole] | None:
+        """What the quantized tensors of a pass are, for recipes that ask; None: by position (input, weight, output; grad_output, grad_input)."""
+        return None
+
+    def reset_recipe_state(self, *, recipe: Recipe | None) -> None:
+        """Make the quantizers that ``recipe`` asks for, anew where it is another recipe than before; None drops them."""
+        if recipe is None or (self._quantizers is not None and recipe == self._recipe):
+            self._quantizers, self._recipe = (None, None) if recipe is None else (self._quantizers, recipe)
+            return
+        made: dict[str, list[Quantizer | None]] = {}
+        for mode in ("forward", "backward"):
+            count = self.num_quantizers(mode)
+            roles = self.get_quantizer_roles(mode)
+            made[mode] = RecipeState.create(recipe, mode=mode, num_quantizers=count, roles=roles).make_quantizers() if count else []
+        self._quantizers, self._recipe = made, recipe
+
+    def get_quantizer(self, mode: Mode, index: int) -> Quantizer | None:
+        """The quantizer of a pass's ``index``-th tensor under the recipe in force; None where nothing is quantized."""
+        if not 0 <= index < self.num_quantizers(mode):
+            of = f"{type(self).__name__}.get_quantizer({mode!r}, index)"
+            raise ArgumentError(expected(f"an index below {self.num_quantizers(mode)}", of=of, got=index, do="name a quantizer that it has"))
+        return None if self._quantizers is None else self._quantizers[mode][index]
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        return self.get_quantizer("forward", 0) if self.num_quantizers("forward") else None
+
+    def get_grad_output_quantizer(self) -> Quantizer | None:
+        return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
+
+    def set_extra_input_channel(self, index: int, channel: str | None) -> BasicOperation:
+        """Take an extra input from an earlier operation's extra output of that channel, in the same fuser, and not from the caller; None undoes it.
+
+        Fusers made before keep what they have. Returns the operation. Raises ``ArgumentError``.
+        """
+        _check_channel(self, "input", index, self.num_extra_inputs, channel)
+        self._extra_input_channels[index] = channel
+        self.forget_plans()
+        return self
+
+    def set_extra_output_channel(self, index: int, channel: str | None, *, output_to_caller: bool = True) -> BasicOperation:
+        """Hand an extra output to later operations of the same fuser as ``channel``, and to the caller where ``output_to_caller``; None undoes it."""
+        _check_channel(self, "output", index, self.num_extra_outputs, channel)
+        self._extra_output_channels[index] = channel
+        self._extra_output_to_caller[index] = output_to_caller or channel is None
+        self.forget_plans()
+        return self
+
+    def op_forward(
+        self,
+        ctx: OperationContext,
+        input_: torch.Tensor,
+        *,
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """The output for an input. Saves in ``ctx`` what ``op_backward`` needs. See ``fuser_forward`` for the quantizers."""
+        if type(self).make_op is BasicOperation.make_op:
+            raise NotImplementedError(f"{type(self).__name__} overrides neither op_forward nor make_op")
+        return run_forward(self, [ctx], input_, [()], next_op_input_quantizer)[0]
+
+    def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> Any:
+        """``(gradient of the input, gradients of the parameters)``, or the gradient of the input alone where there are no parameters."""
+        if type(self).make_op is BasicOperation.make_op:
+            raise NotImplementedError(f"{type(self).__name__} overrides neither op_backward nor make_op")
+        grad_input, grads, _ = run_backward([ctx], grad_output, [()])
+        return grad_input, grads[0]
+
+    def save_for_backward(self, ctx: OperationContext, **tensors: torch.Tensor | QuantizedTensorStorage) -> None:
+        """Leave in ``ctx`` what the operation's own backward needs: for a ``fuser_forward`` that computes the output of an operation of ours itself.
+
+        The names are those of the parameters of its op's ``context``: ``x`` of ``BasicLinear`` and of an activation, ``x, mu, rsigma`` of
+        ``LayerNorm``, ``x, rsigma`` of ``RMSNorm``; none of ``Bias``, ``ConstantScale`` and other operations whose backward needs nothing, for which
+        nothing need be left. Tensors ``[*, columns]`` are cast, or quantized, as the op would have; what is quantized already is taken as it is.
+        The operation's parameters need not be given. To be called in forward, once. Raises ``ArgumentError`` for other names.
+        """
+        save_by_name(self, ctx, tensors)
+
+    def saved_for_backward(self, ctx: OperationContext) -> dict[str, Any]:
+        """What the operation's own forward left in ``ctx``, by those names: for a ``fuser_backward`` that computes the gradients of an operation of
+        ours itself. What no gradient needs is not there; what is quantized can be read by ``maybe_dequantize``. Raises ``ArgumentError``."""
+        return saved_by_name(self, ctx)
+
+    @property
+    def _ours(self) -> bool:
+        """Whether its passes are those of an op, with the extra tensors that it takes and gives."""
+        own = type(self)
+        return own.make_op is not BasicOperation.make_op and own.op_forward is BasicOperation.op_forward
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
+        if self._ours:
+            return run_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs, next_op_input_quantizer)
+        _check_overrides(self, "fuser_forward")
+        output = self.op_forward(
+            basic_op_ctxs[0],
+            input_,
+            prev_op_grad_output_quantizer=prev_op_grad_output_quantizer,
+            next_op_input_quantizer=next_op_input_quantizer,
+            **basic_op_kwargs[0],
+        )
+        return output, [()]
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
+        if self._ours:
+            return run_backward(basic_op_ctxs, grad_output, basic_op_grad_extra_outputs)
+        _check_overrides(self, "fuser_backward")
+        result = self.op_backward(basic_op_ctxs[0], grad_output)
+        grad_input, grad_params = result if isinstance(result, tuple) else (result, ())
+        return grad_input, [grad_params], [()]
+
+
+class FusedOperation(FusibleOperation):
+    """Several basic operations as one: it overrides ``fuser_forward``, ``fuser_backward`` or both, and holds no parameters beside theirs.
+
+    One that overrides a single pass must leave, and find, in each basic operation's context what that operation's own passes leave and find. It
+    calls their ``op_forward`` or ``fuser_forward`` with that context, or computes itself and says so by ``BasicOperation.save_for_backward`` (in
+    backward: reads ``BasicOperation.saved_for_backward``). One that overrides both may use ``ctx.save_for_backward`` and ``ctx.saved_tensors``.
+
+    An extra tensor that a channel carries from one of its basic operations to another passes inside: its place in ``basic_op_extra_inputs`` and in
+    ``basic_op_grad_extra_outputs`` holds None, and what is returned for it is not looked at.
+    """
+
+    def __init__(self, basic_ops: Iterable[BasicOperation]) -> None:
+        nn.Module.__init__(self)
+        self.basic_ops = nn.ModuleList(basic_ops)
+        if not len(self.basic_ops):
+            raise ArgumentError(expected("at least one basic operation", of=type(self).__name__, got="none", do="give those that it stands for"))
+        super().__init__()
+
+    @property
+    def is_fused_op(self) -> bool:
+        return True
+
+    def basic_operations(self) -> Iterator[BasicOperation]:
+        yield from self.basic_ops  # pyright: ignore[reportReturnType]
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        for op in self.basic_operations():
+            yield op.entry
+
+    def own_ops(self) -> tuple[BoundOp, ...]:
+        return ()
+
+    @property
+    def open(self) -> bool:
+        return any(self.fuses) or not any(has_hooks(op) for op in self.basic_operations())
+
+    def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
+        if self.open:
+            return super().forward(input, *extra_inputs, **kwargs)
+        y, left, outputs = input, list(extra_inputs), []
+        for op in self.basic_operations():  # one by one, so that hooks fire
+            count = op.num_extra_inputs
+            result = op(y, *left[:count], **kwargs)
+            del left[:count]
+            y, *more = result if isinstance(result, tuple) else (result,)
+            outputs += more
+        return (y, *outputs) if outputs else y
+
+    @property
+    def fuses(self) -> tuple[bool, bool]:
+        """Whether the forward, and whether the backward, is the operation's own."""
+        own = type(self)
+        return own.fuser_forward is not FusibleOperation.fuser_forward, own.fuser_backward is not FusibleOperation.fuser_backward
+
+    @property
+    def adapts(self) -> tuple[bool, bool]:
+        """Whether the forward, and the backward, are the engine's fused passes of its basic operations, which a plan calls by itself."""
+        return False, False
+
+    def pre_first_fuser_forward(self) -> None:
+        for op in self.basic_operations():
+            op.pre_first_fuser_forward()
+
+    def pre_fuser_forward(self, *, requires_grad: bool) -> None:
+        for op in self.basic_operations():
+            op.pre_fuser_forward(requires_grad=requires_grad)
+
+    def get_input_quantizer(self) -> Quantizer | None:
+        return next(self.basic_operations()).get_input_quantizer()
+
+    def get_grad_output_quantizer(self) -> Quantizer | None:
+        return list(self.basic_operations())[-1].get_grad_output_quantizer()
+
+
+def _check_not_rewritten(cls: type[BasicOperation]) -> None:
+    """A plan runs the op that a class makes, and would pass by what a subclass has written in torch."""
+    maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
+    if maker is BasicOperation:
+        return
+    for base in cls.__mro__[: cls.__mro__.index(maker)]:
+        for name in ("op_forward", "op_backward", "fuser_forward", "fuser_backward"):
+            if name in vars(base):
+                do = f"derive from BasicOperation, and hold a {maker.__name__} inside"
+                raise ArgumentError(expected("its op alone", of=f"{cls.__name__}, a {maker.__name__}", got=f"{name} of its own", do=do))
+
+
+def _check_channel(op: BasicOperation, side: str, index: int, count: int, channel: str | None) -> None:
+    of = f"{type(op).__name__}.set_extra_{side}_channel"
+    if not 0 <= index < count:
+        raise ArgumentError(expected(f"an index below {count}, the number of extra {side}s", of=of, got=index, do="name one that there is"))
+    if channel is not None and (not isinstance(channel, str) or not channel):
+        raise ArgumentError(expected("a name or None", of=of, got=repr(channel), do="give a string that is not empty"))
+
+
+def _check_overrides(op: BasicOperation, name: str) -> None:
+    if op.num_extra_inputs or op.num_extra_outputs:
+        extra = f"{op.num_extra_inputs} extra inputs and {op.num_extra_outputs} extra outputs"
+        raise NotImplementedError(f"{type(op).__name__} has {extra}, so it must override {name}")
+
+
+def traced_operations(
+    module: BaseModule, part: int, modules: Iterable[BaseModule], x: torch.Tensor, extra: Sequence[torch.Tensor], kwargs: Mapping[Any, Any]
+) -> torch.Tensor:
+    """``traced_call`` of the fuser of ``modules``. Raises ``ArgumentError`` for keyword arguments."""
+    if kwargs:
+        do = "leave them out, or the operation out of the compiled part"
+        raise ArgumentError(expected("no keyword arguments of operations", of="a call that torch.compile traces", got="some", do=do))
+    holders: list[tuple[nn.Module, Sequence[str]]] = []
+    for each in modules:
+        if isinstance(each, FusibleOperation):
+            holders += [(op, op.parameter_names) for op in each.basic_operations()]
+        else:
+            holders += holders_of(each.bound_ops())
+    return traced_call(module, part, holders, x, extra)[0]
+
+
+def maybe_dequantize(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A plain tensor of the values of ``tensor``, which may be quantized, in ``dtype`` (default: its own)."""
+    if isinstance(tensor, (QuantizedTensor, QuantizedTensorStorage)):
+        return tensor.dequantize(dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)

@@ -1,0 +1,121 @@
+"""Operations of ours within code that is written in torch: their passes on torch tensors, and what they leave in a context, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusible import nvte
+from fusible.compute_pipeline import outer_sides, run_stretch, run_stretch_backward
+from fusible.errors import ArgumentError, expected
+from fusible.nvte import QuantizedType, Tensor, make_nvte_tensor, pass_
+from fusible.ops import Op
+from fusible.pytorch.ops.adapter import OperationContext, context_names, routes_of, wrapped
+
+if TYPE_CHECKING:
+    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+
+__all__ = ["run_backward", "run_forward", "save_by_name", "saved_by_name"]
+
+
+def run_forward(
+    module: FusibleOperation, ctxs: Sequence[OperationContext], input_: Any, extra_inputs: Sequence[Iterable[Any]], quantizer: Any
+) -> tuple[Any, list[tuple[Any, ...]]]:
+    """``(output, extra outputs of each basic operation)``, by the engine's fused passes where it has some for these operations.
+
+    The output is quantized where ``quantizer`` is given and the plan foresaw it. Extra tensors that one of the operations gives to another pass
+    inside; they are None in ``extra_inputs`` and in what is returned.
+    """
+    extra = [tuple(values) for values in extra_inputs]
+    ops = _resolved(module, ctxs, input_, extra)
+    if quantizer is None and isinstance(ops[-1].y_dtype, QuantizedType):
+        ops[-1] = ops[-1].with_(y_dtype=ops[-1].activation)
+    inference = pass_() == "inference" and not any(ctx.requires_grad for ctx in ctxs)
+    sides = [_named(module, op, outer, values) for op, outer, values in zip(ops, outer_sides(ops)[0], extra, strict=True)]
+    y, contexts, outputs = run_stretch(ops, wrapped(input_, ops[0].x_dtype), sides, _given(ctxs), inference=inference)
+    for ctx, tensors in zip(ctxs, contexts, strict=True):
+        ctx._tensors = tensors
+    found = zip(ops, outputs, strict=True)
+    return y.data, [tuple(_first(values, route) for route in routes_of(op)) for op, values in found]
+
+
+def run_backward(
+    ctxs: Sequence[OperationContext], grad_output: Any, grad_extra_outputs: Sequence[Iterable[Any]]
+) -> tuple[Any, list[list[Any]], list[tuple[Any, ...]]]:
+    """``(gradient of the input, of each operation's parameters, of its extra inputs)``, of what forward left in the contexts."""
+    ops, contexts = [], []
+    for ctx in ctxs:
+        assert ctx._op is not None and ctx._tensors is not None, "a backward without a forward"
+        ops.append(ctx._op)
+        contexts.append(ctx._tensors)
+        ctx._let_go()
+    sides = []
+    for op, outer, values in zip(ops, outer_sides(ops)[1], grad_extra_outputs, strict=True):
+        names = [next((name for name in route if name in outer), "") for route in routes_of(op)]
+        sides.append({name: make_nvte_tensor(grad) for name, grad in zip(names, values, strict=False) if name and grad is not None})
+    dx, grads, found = run_stretch_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _given(ctxs))
+    extra = [tuple(_data(values.get(name)) for name in op.side_inputs) for op, values in zip(ops, found, strict=True)]
+    return _data(dx), [[_data(grad) for grad in of_op] for of_op in grads], extra
+
+
+def save_by_name(module: BasicOperation, ctx: OperationContext, tensors: dict[str, Any]) -> None:
+    """Of ``BasicOperation.save_for_backward``."""
+    op = ctx._op
+    names = () if op is None else context_names(type(op))
+    of = f"{type(module).__name__}.save_for_backward"
+    if op is None:
+        do = "call ctx.save_for_backward(*tensors)"
+        raise ArgumentError(expected("a context that a fuser gave, of an operation of ours", of=of, got="another", do=do))
+    own = {name: getattr(op, name) for name in op.arg_names if name in names}
+    parameters = dict(zip(op.arg_names, module.parameters(recurse=False), strict=True))
+    given = {name: value for name, value in tensors.items() if value is not parameters.get(name)}
+    missing = [name for name in names if name not in given and name not in own]
+    if missing or not given.keys() <= set(names):
+        wanted = ", ".join(name for name in names if name not in own) or "no tensors"
+        raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
+    made = {name: nvte.cast_checked(wrapped(value, _type(op, name)), _type(op, name)) for name, value in given.items()}
+    ctx._tensors = op.context(**{**own, **made})
+
+
+def saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, Any]:
+    """Of ``BasicOperation.saved_for_backward``."""
+    if ctx._op is None or ctx._tensors is None:
+        of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"
+        raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
+    return {name: tensor.data for name, tensor in ctx._tensors.items()}
+
+
+def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:
+    if any(ctx._op is None for ctx in ctxs):
+        for ctx, op in zip(ctxs, module._fuser().resolved(x, [value for values in extra for value in values if value is not None]), strict=True):
+            ctx._op = op
+    ops = [ctx._op for ctx in ctxs if ctx._op is not None]
+    for op, ctx in zip(ops, ctxs, strict=True):
+        if op.given and not ctx._given:
+            of, wanted = f"{op!r} outside of a pipeline", f"nothing but its input (it takes {', '.join(op.given)})"
+            raise ArgumentError(expected(wanted, of=of, got="a call of its own", do="call it in a Sequential, or by a fused operation in one"))
+    return ops
+
+
+def _named(module: FusibleOperation, op: Op, outer: Sequence[str], values: tuple[Any, ...]) -> dict[str, Tensor]:
+    there = {name: value for name, value in zip(op.side_inputs, values, strict=False) if value is not None}
+    if len(values) != len(op.side_inputs) or not set(outer) <= there.keys():
+        of, do = f"{op!r} in {type(module).__name__}.fuser_forward", "give them as basic_op_extra_inputs"
+        raise ArgumentError(expected(f"{len(op.side_inputs)} extra inputs", of=of, got=len(there), do=do))
+    return {name: make_nvte_tensor(there[name]) for name in outer}
+
+
+def _given(ctxs: Sequence[OperationContext]) -> dict[str, Any]:
+    return {name: value for ctx in ctxs for name, value in ctx._given.items()}
+
+
+def _type(op: Op, name: str) -> nvte.Type | None:
+    return getattr(op, f"{name}_dtype", None)
+
+
+def _first(values: dict[str, Tensor], route: Sequence[str]) -> Any:
+    return next((values[name].data for name in route if name in values), None)
+
+
+def _data(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.data

@@ -1,0 +1,206 @@
+"""``Sequential``: operations and other modules one after another, fused where operations stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible.errors import ArgumentError, expected
+from fusible.pytorch.modules.base import BaseModule, has_hooks
+from fusible.pytorch.modules.sequential import Arrangement, Container, is_open
+from fusible.pytorch.ops.fuser import OperationFuser
+from fusible.pytorch.ops.op import BasicOperation, FusibleOperation, traced_operations
+from fusible.pytorch.runner import BoundOp
+from fusible.quantized import Recipe
+
+__all__ = ["Sequential"]
+
+
+class Sequential(Container):
+    """``Sequential(*modules)`` or ``Sequential({name: module})``: as ``nn.Sequential``, with operations fused and extra tensors passed along.
+
+    ``forward(x, *extra_inputs, op_kwargs=None)``: the extra inputs of its operations, in order; ``op_kwargs[operation or index]``: keyword arguments
+    for that operation's ``op_forward``. Returns ``y``, or a tuple of it and the extra outputs in order. Nested Sequentials, and Fusible's own
+    modules, join the pipeline. A module that is none of these, or that has hooks, is called on its own.
+    """
+
+    _arrangement: Arrangement | None = None
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: torch.Tensor, *extra_inputs: torch.Tensor, op_kwargs: Mapping[Any, dict[str, Any]] | None = None
+    ) -> Any:
+        if torch.compiler.is_compiling():
+            return self._traced(x, extra_inputs, op_kwargs or {})
+        parts = self._arranged()
+        kwargs = self._kwargs_by_operation(op_kwargs) if op_kwargs else {}
+        wanted = sum(_extra_inputs(part) for part in parts)
+        if wanted != len(extra_inputs):
+            do = "give one for each extra input that no channel feeds"
+            raise ArgumentError(expected(f"{wanted} extra inputs", of="a call of a Sequential", got=len(extra_inputs), do=do))
+        y: Any = x
+        left = list(extra_inputs)
+        extra_outputs: list[torch.Tensor] = []
+        for part in parts:
+            count = _extra_inputs(part)
+            taken, left = left[:count], left[count:]
+            if isinstance(part, OperationFuser):
+                y = part(y, *taken, basic_op_kwargs=[kwargs.get(id(op), {}) for op in part.basic_ops] if kwargs else None)
+            else:
+                y = part(y, *taken, **kwargs.get(id(part), {}))
+            if isinstance(y, tuple) and isinstance(part, (OperationFuser, FusibleOperation)):
+                y, *more = y
+                extra_outputs += more
+        return (y, *extra_outputs) if extra_outputs else y
+
+    def _traced(self, x: Any, extra_inputs: Sequence[torch.Tensor], op_kwargs: Mapping[Any, Any]) -> Any:
+        left = list(extra_inputs)
+        for index, part in enumerate(self._parts()):
+            if not isinstance(part, list):
+                x = part(x)
+                continue
+            operations = [op for module in part if isinstance(module, FusibleOperation) for op in module.basic_operations()]
+            count = sum(channel is None for op in operations for channel in op._extra_input_channels)
+            x = traced_operations(self, index, part, x, left[:count], op_kwargs)
+            left = left[count:]
+        return x
+
+    def pipeline(self, part: int) -> OperationFuser:
+        return self._arranged()[part]
+
+    def _arranged(self) -> list[Any]:
+        arrangement = self._arrangement
+        if arrangement is None or not arrangement.holds():
+            parts = [self._fuser_of(part) if isinstance(part, list) else part for part in self._parts()]
+            arrangement = Arrangement.of(self, parts)
+            self._arrangement = arrangement if arrangement.holds() else None
+        return arrangement.parts
+
+    def _parts(self) -> list[Any]:
+        """Runs of modules whose ops join one pipeline, as lists; other modules as themselves."""
+        parts: list[Any] = []
+        for child in self._chain():
+            if isinstance(child, Sequential) and not has_hooks(child):
+                inner = child._parts()
+            else:
+                inner = [[child]] if is_open(child) else [child]
+            for part in inner:
+                if isinstance(part, list) and parts and isinstance(parts[-1], list):
+                    parts[-1] += part
+                else:
+                    parts.append(part)
+        return parts
+
+    @property
+    def open(self) -> bool:
+        return all(is_open(child) for child in self._chain())
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        for child in self._chain():
+            assert isinstance(child, BaseModule)
+            yield from child.bound_ops()
+
+    def _pipelines(self) -> list[tuple[BoundOp, ...]]:
+        return [_bound(part) for part in self._parts() if isinstance(part, list)]
+
+    def _fuser_of(self, modules: Sequence[BaseModule]) -> OperationFuser:
+        runner = self._runner(_bound(modules))
+        assert isinstance(runner, OperationFuser)
+        return runner
+
+    def _new_runner(self, bound: tuple[BoundOp, ...]) -> OperationFuser:
+        modules = next(part for part in self._parts() if isinstance(part, list) and _bound(part) == bound)
+        return OperationFuser(modules, executor=self._executor)
+
+    def forget_plans(self) -> None:
+        super().forget_plans()
+        self._arrangement = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_arrangement": None}
+
+    def _kwargs_by_operation(self, op_kwargs: Mapping[Any, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        children = list(self._chain())
+        found: dict[int, dict[str, Any]] = {}
+        for key, kwargs in op_kwargs.items():
+            op = children[key] if isinstance(key, int) and -len(children) <= key < len(children) else key
+            if not isinstance(op, BasicOperation) or not any(op is known for known in self.modules()):
+                of, do = "a key of op_kwargs", "name one of the Sequential's own"
+                raise ArgumentError(expected("a basic operation in the Sequential, or its index", of=of, got=repr(key), do=do))
+            found[id(op)] = kwargs
+        return found
+
+    def explain(self, x: torch.Tensor | None = None, *, recipe: Recipe | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What a training call would do under a recipe, group by group: the operations, the fused passes, the type on every edge, the quantizers, and
+        which fusions nearly matched and why they did not. ``x``: an input for the first group, where its operations do not tell its shape."""
+        texts = []
+        parts = self._arranged()
+        for number, part in enumerate(parts, 1):
+            heading = f"group {number} of {len(parts)}: "
+            if isinstance(part, OperationFuser):
+                names = ", ".join(op._get_name() for op in part.basic_ops)
+                texts.append(f"{heading}{names}\n{part.explain(x if number == 1 else None, recipe)}")
+            else:
+                texts.append(f"{heading}{type(part).__name__}, called on its own")
+        return "\n\n".join(texts)
+
+    def append(self, module: nn.Module) -> Sequential:
+        """Add a module at the end."""
+        return self.insert(len(self), module)
+
+    def extend(self, modules: Iterable[nn.Module]) -> Sequential:
+        """Add modules at the end."""
+        for module in modules:
+            self.append(module)
+        return self
+
+    def insert(self, index: int, module: nn.Module) -> Sequential:
+        """Put a module before the one at ``index``."""
+        children = list(self._modules.values())
+        children.insert(index, module)
+        return self._renumbered(children)
+
+    def pop(self, index: int | slice = -1) -> nn.Module:
+        """Take a module, or a Sequential of several, out."""
+        taken = self[index]
+        del self[index]
+        return taken
+
+    def __getitem__(self, index: int | slice) -> Any:
+        items = list(self._modules.items())
+        return Sequential(dict(items[index])) if isinstance(index, slice) else items[index][1]
+
+    def __setitem__(self, index: int, module: nn.Module) -> None:
+        self._modules[list(self._modules)[index]] = module
+
+    def __delitem__(self, index: int | slice) -> None:
+        children = list(self._modules.values())
+        del children[index]
+        self._renumbered(children)
+
+    def __add__(self, modules: Iterable[nn.Module]) -> Sequential:
+        return Sequential(*self, *modules)
+
+    def __iadd__(self, modules: Iterable[nn.Module]) -> Sequential:
+        return self.extend(modules)
+
+    def _renumbered(self, children: Sequence[nn.Module | None]) -> Sequential:
+        """The same Sequential of other children: a number that is taken by order, or the name that one had."""
+        names = {id(child): name for name, child in self._modules.items() if not name.isdigit()}
+        items = [(names.get(id(child), str(i)), child) for i, child in enumerate(children)]
+        self._modules.clear()
+        for name, child in items:
+            self.add_module(name, child)
+        return self
+
+
+def _bound(modules: Iterable[BaseModule]) -> tuple[BoundOp, ...]:
+    return tuple(bound for module in modules for bound in module.bound_ops())
+
+
+def _extra_inputs(part: Any) -> int:
+    if isinstance(part, OperationFuser):
+        return part.num_extra_inputs
+    return sum(op.num_extra_inputs for op in part.basic_operations()) if isinstance(part, FusibleOperation) else 0

@@ -1,0 +1,150 @@
+"""Channels: extra outputs that go to extra inputs of later operations of the same fuser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from quantization_error import RECIPES
+from torch import Tensor
+
+from fusible import autocast
+from fusible.errors import ArgumentError
+from fusible.pytorch import ops
+from fusible.pytorch.ops import BasicOperation
+
+
+def gives(channel: str | None = "a", *, to_caller: bool = False) -> ops.MakeExtraOutput:
+    op = ops.MakeExtraOutput()
+    op.set_extra_output_channel(0, channel, output_to_caller=to_caller)
+    return op
+
+
+def takes(channel: str | None = "a") -> ops.AddExtraInput:
+    op = ops.AddExtraInput()
+    op.set_extra_input_channel(0, channel)
+    return op
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def test_a_residual_goes_by_a_channel() -> None:
+    x = leaf(5, 8)
+    y = ops.Sequential(gives(), ops.ConstantScale(3.0), takes())(x)
+    y.backward(torch.ones(5, 8))
+    torch.testing.assert_close(y, 4 * x)
+    torch.testing.assert_close(x.grad, torch.full((5, 8), 4.0))
+
+
+def test_a_channel_has_any_number_of_consumers_and_the_caller() -> None:
+    x = leaf(5, 8)
+    y, extra = ops.Sequential(gives(to_caller=True), ops.ConstantScale(3.0), takes(), ops.ConstantScale(2.0), takes(), takes())(x)
+    torch.testing.assert_close(y, 10 * x)
+    assert torch.equal(extra, x)
+    torch.autograd.backward([y, extra], [torch.ones(5, 8), torch.full((5, 8), 0.5)])
+    torch.testing.assert_close(x.grad, torch.full((5, 8), 10.5))
+
+
+def test_channels_cross_and_pass_beside_extra_tensors_of_the_caller() -> None:
+    x, extra = leaf(5, 8), leaf(5, 8).detach().mul(0.3).requires_grad_()
+    model = ops.Sequential(gives("a"), ops.ConstantScale(2.0), gives("b"), takes("a"), ops.AddExtraInput(), takes("b"), ops.MakeExtraOutput())
+    y, out = model(x, extra)
+    torch.testing.assert_close(y, 5 * x + extra)
+    assert torch.equal(y, out)
+    (y.sum() + out.sum()).backward()
+    torch.testing.assert_close(x.grad, torch.full((5, 8), 10.0))
+    torch.testing.assert_close(extra.grad, torch.full((5, 8), 2.0))
+
+
+def test_a_channel_that_nobody_reads_is_dropped() -> None:
+    x = leaf(5, 8)
+    y = ops.Sequential(gives(), ops.ConstantScale(3.0))(x)
+    assert isinstance(y, Tensor)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((5, 8), 3.0))
+
+
+def test_none_gives_a_tensor_back_to_the_caller() -> None:
+    first, last = gives(), takes()
+    model, x = ops.Sequential(first, ops.ConstantScale(3.0), last), leaf(5, 8)
+    assert isinstance(model(x), Tensor)
+    first.set_extra_output_channel(0, None)
+    last.set_extra_input_channel(0, None)
+    y, extra = ops.Sequential(first, ops.ConstantScale(3.0), last)(x, 10 * x)
+    torch.testing.assert_close(y, 13 * x)
+    assert torch.equal(extra, x)
+
+
+def test_alone_an_operation_has_its_channels_still() -> None:
+    """A call of one operation does not settle them: it may go into a Sequential afterwards."""
+    op, x = ops.AddExtraInput(), leaf(5, 8)
+    torch.testing.assert_close(op(x, x), 2 * x)
+    op.set_extra_input_channel(0, "a")
+    torch.testing.assert_close(ops.Sequential(gives(), ops.ConstantScale(2.0), op)(x), 3 * x)
+    with pytest.raises(ArgumentError, match="an earlier operation that gives it of the channel 'a' that AddExtraInput reads, got none"):
+        op(x)
+
+
+@pytest.mark.parametrize("recipe", [None, *RECIPES.values()], ids=["none", *RECIPES])
+def test_channels_under_every_recipe(recipe: object) -> None:
+    """What goes around the layers is not quantized."""
+    torch.manual_seed(1)
+    model = ops.Sequential(gives(), ops.RMSNorm(64), ops.Linear(64, 128), ops.SwiGLU(), ops.Linear(64, 64), takes())
+    with torch.no_grad():
+        for parameter in model[-2].parameters():  # type: ignore[union-attr]
+            parameter.zero_()
+    for _ in range(3):
+        x = torch.randn(32, 64, requires_grad=True)
+        with autocast(enabled=recipe is not None, recipe=recipe):  # type: ignore[arg-type]
+            y = model(x)
+        y.backward(torch.full_like(y, 0.5))
+        assert torch.equal(y, x) and torch.equal(x.grad, torch.full_like(x, 0.5))  # type: ignore[arg-type]
+
+
+WRONG: list[tuple[Callable[[], list[BasicOperation]], str]] = [
+    (lambda: [takes()], "an earlier operation that gives it of the channel 'a' that AddExtraInput reads, got none"),
+    (lambda: [takes(), gives()], "of the channel 'a' that AddExtraInput reads, got a later one"),
+    (lambda: [gives(), gives(), takes()], "one producer of the channel 'a', got several"),
+    (lambda: [gives("b"), takes("a")], "of the channel 'a' that AddExtraInput reads, got none"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG, ids=range(len(WRONG)))
+def test_channels_that_do_not_match_are_refused(make: Callable[[], list[BasicOperation]], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        ops.Sequential(*make())(leaf(2, 4))
+    with pytest.raises(ArgumentError, match=message):
+        ops.OperationFuser(make())
+
+
+def test_a_channel_does_not_reach_another_fuser() -> None:
+    model = ops.Sequential(gives(), torch.nn.ReLU(), takes())
+    with pytest.raises(ArgumentError, match="an earlier operation that gives it of the channel 'a'"):
+        model(leaf(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.AddExtraInput().set_extra_input_channel(1, "a"), "an index below 1, the number of extra inputs of AddExtraInput"),
+        (lambda: ops.AddExtraInput().set_extra_input_channel(-1, "a"), "an index below 1"),
+        (lambda: ops.MakeExtraOutput().set_extra_output_channel(1, "a"), "an index below 1, the number of extra outputs of MakeExtraOutput"),
+        (lambda: ops.GELU().set_extra_output_channel(0, "a"), "an index below 0"),
+        (lambda: ops.AddExtraInput().set_extra_input_channel(0, ""), "a name or None of AddExtraInput.set_extra_input_channel, got ''"),
+        (lambda: ops.AddExtraInput().set_extra_input_channel(0, 3), "a name or None of AddExtraInput.set_extra_input_channel, got 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_channel_that_cannot_be_bound_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_another_number_of_extra_inputs_is_refused(count: int) -> None:
+    x = leaf(2, 4)
+    for call in (ops.AddExtraInput(), ops.Sequential(ops.Identity(), ops.AddExtraInput())):
+        with pytest.raises(ArgumentError, match=f"1 extra inputs of a call of .*, got {count}"):
+            call(x, *[x] * count)
