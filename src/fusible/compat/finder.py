@@ -1,7 +1,7 @@
 """How names are made to lead to modules: one finder on ``sys.meta_path``, driven by tables.
 
-A name is *another name* of a module that exists, a *package* made here to hold such names, or a module of another package that something is
-done *around*: before its code runs and after.
+A name is *another name* of a module that exists, a *package* made here to show names of other modules, or a module of another package that something
+is done *around*: before its code runs and after.
 """
 
 from __future__ import annotations
@@ -14,23 +14,58 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
-__all__ = ["Around", "Names", "alias_submodules", "found_elsewhere"]
+from fusible.errors import MissingModuleError, MissingNameError, expected
+
+__all__ = ["Around", "Names", "Shown", "alias_submodules", "found_elsewhere"]
 
 Around = Callable[[ModuleType], AbstractContextManager[None]]
 """A context that a module's code runs in; what it does after its ``yield`` sees the finished module."""
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a package that is made here shows, looked up when it is asked for: ``names`` (None: all public ones) of the modules ``of``, each of the
+    first that has it, and the packages and modules below it.
+
+    ``about`` says in a few words what is there, for the error of a name that is not; without it, the error lists the names. ``apart``: another
+    package of the same name may have it among its modules; without it, it is there only where the package above it was made here too.
+    """
+
+    of: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = ()
+    about: str = ""
+    apart: bool = False
+
+    def public(self) -> list[str]:
+        """The names that are there."""
+        if self.names is None:
+            return sorted({name for source in self.of for name in importlib.import_module(source).__all__})
+        return sorted(name for name in self.names if self.find(name) is not None)
+
+    def find(self, name: str) -> ModuleType | None:
+        """The module that has ``name``, or None."""
+        if self.names is not None and name not in self.names:
+            return None
+        for source in self.of:
+            module = importlib.import_module(source)
+            if hasattr(module, name) if self.names is not None else name in module.__all__:
+                return module
+        return None
+
+
 @dataclass(eq=False)
 class Names(importlib.abc.MetaPathFinder):
-    """A finder for ``aliases`` (name: the module it stands for), ``packages`` (name: the module whose ``__all__`` it shows, or None for an empty
-    one) and ``around`` (name: what to do around the module that the other finders find).
+    """A finder for ``aliases`` (name: the module it stands for), ``packages`` (name: what it shows) and ``around`` (name: what to do around the
+    module that the other finders find).
 
-    What is really installed keeps its name, unless that is among ``forced``. ``made`` are the names of the modules made so far.
+    What is really installed keeps its name, unless that is among ``forced``. ``made`` are the names of the modules made so far. What a made package
+    lacks is told by ``MissingNameError`` for an attribute, by ``MissingModuleError`` for an import.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    packages: Mapping[str, str | None] = field(default_factory=dict)
+    packages: Mapping[str, Shown] = field(default_factory=dict)
     around: Mapping[str, Around] = field(default_factory=dict)
     forced: frozenset[str] = frozenset()
     made: list[str] = field(default_factory=list)
@@ -39,15 +74,44 @@ class Names(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if not any(fullname in names for names in (self.aliases, self.packages, self.around)):
+            parent, _, name = fullname.rpartition(".")
+            if parent in self.packages and parent in self.made:  # where nobody else looks
+                raise MissingModuleError(self._missing(parent, name), name=parent)
             return None
         spec = None if fullname in self.forced else found_elsewhere(fullname, path)
         if spec is None and fullname in self.aliases:
             return importlib.machinery.ModuleSpec(fullname, _Alias(self, self.aliases[fullname]))
-        if spec is None and fullname in self.packages:
+        if spec is None and fullname in self.packages and self._may_make(fullname):
             return importlib.machinery.ModuleSpec(fullname, _Package(self, self.packages[fullname]), is_package=True)
         if spec is not None and spec.loader is not None and fullname in self.around:
             spec.loader = _Within(spec.loader, self.around[fullname])  # pyright: ignore[reportArgumentType]
         return spec
+
+    def _may_make(self, fullname: str) -> bool:
+        parent = fullname.rpartition(".")[0]
+        return not parent or self.packages[fullname].apart or parent in self.made
+
+    def below(self, package: str) -> list[str]:
+        """The modules that the tables have directly below a package."""
+        found = {name.rpartition(".") for name in (*self.packages, *self.aliases)}
+        return sorted(name for parent, _, name in found if parent == package)
+
+    def look_up(self, package: str, name: str) -> Any:
+        """What a made package has by that name."""
+        if name.startswith("__"):  # asked by Python itself, of every module
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in self.below(package):
+            return importlib.import_module(f"{package}.{name}")
+        source = self.packages[package].find(name)
+        if source is None:
+            raise MissingNameError(self._missing(package, name), name=name)
+        return getattr(source, name)
+
+    def _missing(self, package: str, name: str) -> str:
+        shown = self.packages[package]
+        there = shown.about or ", ".join([*shown.public(), *self.below(package)])
+        do = "use one, or install NVIDIA's Python package for the rest"
+        return expected(f"one of {there}", of=f"{package} as Fusible has it", got=name, do=do)
 
     def forget(self) -> None:
         """Take the modules that this finder made out of ``sys.modules``, and the names by which their packages hold them."""
@@ -101,17 +165,28 @@ class _Alias(importlib.abc.Loader):
 
 
 class _Package(importlib.abc.Loader):
-    """A package without a file, which shows the public names of ``shown`` but those that submodules of it have."""
+    """A package without a file. Its names are looked up when they are asked for, so that making it imports nothing."""
 
-    def __init__(self, names: Names, shown: str | None) -> None:
+    def __init__(self, names: Names, shown: Shown) -> None:
         self._names, self._shown = names, shown
 
     def exec_module(self, module: ModuleType) -> None:
-        self._names.made.append(module.__name__)
-        if self._shown is not None:
-            source = importlib.import_module(self._shown)
-            shown = [name for name in source.__all__ if f"{module.__name__}.{name}" not in self._names.aliases]
-            vars(module).update({name: getattr(source, name) for name in shown}, __all__=shown, __doc__=source.__doc__)
+        names, shown, package = self._names, self._shown, module.__name__
+        names.made.append(package)
+
+        def look_up(name: str) -> Any:
+            if name == "__all__":
+                return shown.public()
+            value = names.look_up(package, name)
+            setattr(module, name, value)
+            return value
+
+        about = f": {shown.about}" if shown.about else ""
+        vars(module).update(
+            __doc__=f"Names of Transformer Engine that lead to Fusible{about}.",
+            __getattr__=look_up,
+            __dir__=lambda: sorted({*vars(module), *shown.public(), *names.below(package)}),
+        )
 
 
 class _Within(importlib.abc.Loader):

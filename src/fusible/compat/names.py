@@ -1,17 +1,19 @@
-"""``install`` and ``uninstall``: the names by which scripts import Transformer Engine's kernels, leading to ``fusible.tex``."""
+"""``install`` and ``uninstall``: the names by which scripts import Transformer Engine, leading to Fusible."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from fusible.compat.finder import Names, found_elsewhere
+from fusible.compat import te_names
+from fusible.compat.finder import Names, Shown, found_elsewhere
 from fusible.compat.nvidia_package import AROUND, adapt_loaded
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["install", "installed", "uninstall"]
 
 _NATIVE = "transformer_engine_torch"
+_PACKAGE = "transformer_engine"
 _TEX = "fusible.tex"
 _ALIASES = {
     "transformer_engine_fl_torch": _TEX,
@@ -21,29 +23,38 @@ _ALIASES = {
     "transformer_engine.plugins.tex_interface.registry": "fusible.tex.management",
     "transformer_engine.plugins.tex_interface.backends": "fusible.tex.backends",
 }
-_PACKAGES = {"transformer_engine": None, "transformer_engine.plugins": None, "transformer_engine.plugins.tex_interface": _TEX}
+_PACKAGES = {
+    **te_names.PACKAGES,
+    "transformer_engine.plugins": Shown(apart=True),
+    "transformer_engine.plugins.tex_interface": Shown((_TEX,), None, "the public names of fusible.tex", apart=True),
+}
 
 _names: Names | None = None
 
 
-def install(*, replace: bool = False) -> None:
-    """Let the names of Transformer Engine's kernels lead to ``fusible.tex``, until ``uninstall``; a second call changes nothing.
+def install(*, replace: bool = False, replace_package: bool = False) -> None:
+    """Let the names of Transformer Engine lead to Fusible, until ``uninstall``; a second call changes nothing.
 
     ``transformer_engine_torch``, ``transformer_engine.plugins.tex``, ``transformer_engine.plugins.transformer_engine_fl_torch`` and
-    ``transformer_engine.plugins.tex_interface`` with ``base``, ``registry`` and ``backends``. A package that is really installed under one of these
-    names keeps it; with ``replace``, ``transformer_engine_torch`` is Fusible's even where NVIDIA's own is there. Where ``transformer_engine_torch``
-    is Fusible's and NVIDIA's Python package ``transformer_engine`` is installed, that package runs on it.
+    ``transformer_engine.plugins.tex_interface`` with ``base``, ``registry`` and ``backends`` lead to ``fusible.tex``. What is really installed under
+    one of these names keeps it; with ``replace``, ``transformer_engine_torch`` is Fusible's even where NVIDIA's own is there. Where
+    ``transformer_engine_torch`` is Fusible's and NVIDIA's Python package ``transformer_engine`` is installed, that package runs on it.
 
-    Raises ``ArgumentError`` where another ``transformer_engine_torch`` is in use already.
+    Where that package is not installed, or with ``replace_package``, its names for what Fusible has lead to Fusible's own:
+    ``transformer_engine.pytorch.ops``, recipes, autocast, quantizers and quantized tensors. They are looked up when they are asked for.
+
+    Raises ``ArgumentError`` where another ``transformer_engine_torch``, or the package that is to be replaced, is in use already.
     """
     global _names
     if _names is not None:
         return
     ours = replace or not _native_is_there()
-    if ours and _NATIVE in sys.modules:
-        do = "call fusible.compat.install() before importing it"
-        raise ArgumentError(expected("no transformer_engine_torch", of="the modules imported so far", got="one", do=do))
-    _names = Names({**_ALIASES, _NATIVE: _TEX}, _PACKAGES, AROUND, frozenset({_NATIVE})) if ours else Names(_ALIASES, _PACKAGES)
+    for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)):
+        if taken and name in sys.modules:
+            do = "call fusible.compat.install() before importing it"
+            raise ArgumentError(expected(f"no {name}", of="the modules imported so far", got="one", do=do))
+    forced = frozenset(name for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)) if taken)
+    _names = Names({**_ALIASES, _NATIVE: _TEX}, _PACKAGES, AROUND, forced) if ours else Names(_ALIASES, _PACKAGES, forced=forced)
     sys.meta_path.insert(0, _names)
     if ours:
         adapt_loaded()
@@ -67,6 +78,6 @@ def _native_is_there() -> bool:
     """Whether NVIDIA's compiled extension is installed: as a module of its own, or within the Python package."""
     if found_elsewhere(_NATIVE) is not None:
         return True
-    package = found_elsewhere("transformer_engine")
+    package = found_elsewhere(_PACKAGE)
     folders = [Path(folder) for folder in package.submodule_search_locations or ()] if package is not None else []
     return any(path.is_file() for folder in folders for place in (folder, folder / "wheel_lib") for path in place.glob(f"{_NATIVE}*.so"))

@@ -19,7 +19,7 @@ from fusible import knobs, tex
 from fusible.compat.finder import Around
 from fusible.compat.nvidia_tensors import register_classes
 
-__all__ = ["AROUND", "adapt_loaded"]
+__all__ = ["AROUND", "SUPPORT", "adapt_loaded", "support"]
 
 
 @contextmanager
@@ -69,19 +69,20 @@ def _around_storage(function: str) -> Around:
 def _around_quantization(module: ModuleType) -> Iterator[None]:
     """A format is supported where a tex backend quantizes to it, whatever the device."""
     yield
-    for name, quantizer in _SUPPORT.items():
+    for name, quantizer in SUPPORT.items():
         setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
 
 
 def _asking_tex(quantizer_class: str) -> Callable[[], tuple[bool, str]]:
-    def support() -> tuple[bool, str]:
-        quantizers = importlib.import_module("transformer_engine.pytorch.tensor")
-        quantizer = getattr(quantizers, quantizer_class)(**_OPTIONS.get(quantizer_class, {"fp8_dtype": tex.DType.kFloat8E4M3}), **_BOTH)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        decision = tex.explain("quantize", torch.empty(0, dtype=torch.bfloat16, device=device), quantizer)
-        return decision.backend is not None, "" if decision.backend is not None else str(decision)
+    return lambda: support(importlib.import_module("transformer_engine.pytorch.tensor"), quantizer_class)
 
-    return support
+
+def support(quantizers: ModuleType, quantizer_class: str) -> tuple[bool, str]:
+    """Whether a backend of tex quantizes by a class of ``quantizers``, and why not."""
+    quantizer = getattr(quantizers, quantizer_class)(**_OPTIONS.get(quantizer_class, {"fp8_dtype": tex.DType.kFloat8E4M3}), **_BOTH)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    decision = tex.explain("quantize", torch.empty(0, dtype=torch.bfloat16, device=device), quantizer)
+    return decision.backend is not None, "" if decision.backend is not None else str(decision)
 
 
 _BOTH = {"rowwise": True, "columnwise": True}
@@ -89,12 +90,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "Float8CurrentScalingQuantizer": {"fp8_dtype": tex.DType.kFloat8E4M3, "device": "cpu"},
     "NVFP4Quantizer": {},
 }
-_SUPPORT = {
+SUPPORT = {
     "fp8": "Float8CurrentScalingQuantizer",
     "fp8_block_scaling": "Float8BlockQuantizer",
     "mxfp8": "MXFP8Quantizer",
     "nvfp4": "NVFP4Quantizer",
 }
+"""By the format in the names of NVIDIA's functions: the quantizer that is asked about."""
 
 AROUND: dict[str, Around] = {
     "transformer_engine.common": _around_common,

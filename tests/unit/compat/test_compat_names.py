@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from te_names_hidden import hide
 
 import fusible
 from fusible import compat, tex
-from fusible.compat import finder, names
+from fusible.compat import finder
 from fusible.errors import ArgumentError
 from fusible.tex import management
 from fusible.tex.interface.declare import DECLARATIONS
@@ -21,17 +22,9 @@ from fusible.tex.interface.declare import DECLARATIONS
 FUNCTIONS = [name for name in DECLARATIONS if not name.startswith("prim_")]
 
 
-def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without NVIDIA's package."""
-    for module in (finder, names):
-        monkeypatch.setattr(module, "found_elsewhere", lambda name, path=None: None)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("transformer_engine", "transformer_engine_torch")]:
-        monkeypatch.delitem(sys.modules, name)
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    nothing_else(monkeypatch)
+    hide(monkeypatch)
     compat.install()
     yield
     compat.uninstall()
@@ -108,7 +101,7 @@ def test_the_grouped_mlp_is_a_submodule() -> None:
 
 
 def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    nothing_else(monkeypatch)
+    hide(monkeypatch)
     path, modules = list(sys.meta_path), set(sys.modules)
     assert not compat.installed()
     compat.install()

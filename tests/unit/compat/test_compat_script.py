@@ -90,12 +90,27 @@ def test_the_scripts_own_exit_passes(tmp_path: Path) -> None:
     assert left.value.code == 7
 
 
+def test_an_installed_package_is_replaced_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "transformer_engine").mkdir()
+    (tmp_path / "transformer_engine" / "__init__.py").write_text("print('theirs')\n")
+    path = tmp_path / "script.py"
+    path.write_text("import transformer_engine.pytorch.ops as ops\nprint(ops.Bias.__module__.partition('.')[0])\n")
+    assert main(["run", "--replace-package", str(path)]) == 0
+    compat.uninstall()
+    assert main(["run", str(path)]) == 1
+    assert capfd.readouterr().out == "fusible\ntheirs\n"
+    del sys.modules["transformer_engine"]  # the made-up one
+
+
 def test_a_missing_script_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="Expected a Python file of fusible run, got .*nothing.py: name the script to run."):
-        run_script(argparse.Namespace(script=str(tmp_path / "nothing.py"), args=[], device=None, replace=False))
+        run_script(argparse.Namespace(script=str(tmp_path / "nothing.py"), args=[], device=None, replace=False, replace_package=False))
     assert not compat.installed()
 
 
 def test_its_options_end_where_the_script_begins() -> None:
-    options, unknown = _parser(all_commands()).parse_known_args(["run", "--replace", "--device", "cpu", "a.py", "--replace", "-h"])
-    assert (options.replace, options.device, options.script, options.args, unknown) == (True, "cpu", "a.py", ["--replace", "-h"], [])
+    options, unknown = _parser(all_commands()).parse_known_args(["run", "--replace", "--device", "cpu", "a.py", "--replace-package", "-h"])
+    assert (options.replace, options.replace_package, options.device, options.script) == (True, False, "cpu", "a.py")
+    assert (options.args, unknown) == (["--replace-package", "-h"], [])

@@ -10,12 +10,14 @@ __all__ = ["COMMAND"]
 
 _DESCRIPTION = """\
 Runs a script that was written for Transformer Engine as it is: transformer_engine_torch and the other names of its kernels lead to Fusible, and
-NVIDIA's Python package, where it is installed, runs on them. With --device cpu, what the script asks of a GPU is done by the CPU."""
+NVIDIA's Python package, where it is installed, runs on them. Where it is not, its fusible operations, recipes and quantized tensors are Fusible's
+own. With --device cpu, what the script asks of a GPU is done by the CPU."""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu"], default=None, help="serve requests for CUDA by this device (default: leave them)")
     parser.add_argument("--replace", action="store_true", help="take the place of NVIDIA's own kernels where they are installed")
+    parser.add_argument("--replace-package", action="store_true", help="take the place of NVIDIA's Python package where it is installed")
     parser.add_argument("script", metavar="SCRIPT", help="the script's file")
     parser.add_argument("args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
 

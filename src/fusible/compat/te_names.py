@@ -1,0 +1,126 @@
+"""What the names of NVIDIA's Python package lead to where that package is not installed: its fusible operations, recipes, quantizers and tensors."""
+
+from __future__ import annotations
+
+from fusible.compat.finder import Shown
+
+__all__ = ["PACKAGES"]
+
+_TE = "transformer_engine"
+_OPS = "fusible.pytorch.ops"
+_QUANTIZED = "fusible.quantized"
+_STATE = "fusible.compat.te_quantization"
+
+
+def _shown(of: str | tuple[str, ...], names: str, about: str = "") -> Shown:
+    return Shown((of,) if isinstance(of, str) else of, tuple(names.split()), about)
+
+
+def _all(of: dict[str, str], *but: str) -> str:
+    return " ".join(names for file, names in of.items() if file not in but)
+
+
+_BASIC = {
+    "activation": "GEGLU GELU GLU QGEGLU QGELU ReGLU ReLU SReGLU SReLU ScaledSReLU ScaledTanhSReLU SiLU",
+    "add_extra_input": "AddExtraInput",
+    "all_gather": "AllGather",
+    "all_reduce": "AllReduce",
+    "basic_linear": "BasicLinear",
+    "bias": "Bias",
+    "constant_scale": "ConstantScale",
+    "dropout": "Dropout",
+    "grouped_linear": "GroupedLinear is_op_fuser_grouped_tensor_path_supported",
+    "identity": "Identity",
+    "l2normalization": "L2Normalization",
+    "layer_norm": "LayerNorm",
+    "make_extra_output": "MakeExtraOutput",
+    "quantize": "Quantize",
+    "reduce_scatter": "ReduceScatter",
+    "reshape": "Reshape",
+    "rmsnorm": "RMSNorm",
+    "swiglu": "ClampedSwiGLU ScaledClampedQGeGLU ScaledSiTUGLU ScaledSwiGLU SiTUGLU SwiGLU",
+}
+_FUSED = {
+    "backward_activation_bias": "BackwardActivationBias",
+    "backward_add_rmsnorm": "BackwardAddRMSNorm",
+    "backward_linear_add": "BackwardLinearAdd",
+    "backward_linear_scale": "BackwardLinearScale",
+    "forward_linear_bias_activation": "ForwardLinearBiasActivation",
+    "forward_linear_bias_add": "ForwardLinearBiasAdd",
+    "forward_linear_scale_add": "ForwardLinearScaleAdd",
+    "grouped_mlp": "GroupedMLP_CuTeGEMMGLU GroupedMLP_CuTeGEMMUnary",
+    "userbuffers_backward_linear": "UserbuffersBackwardLinear",
+    "userbuffers_forward_linear": "UserbuffersForwardLinear",
+}
+"""By NVIDIA's file: its public names."""
+
+_REGISTER = "register_backward_fusion register_forward_backward_fusion register_forward_fusion"
+_CLASSES = "BasicOperation FusedOperation FusibleOperation"
+
+_OPERATIONS = {
+    "": _shown(_OPS, f"{_all(_BASIC)} {_REGISTER} {_CLASSES} Linear Sequential", "operations, fusions, Linear and Sequential"),
+    ".op": _shown(_OPS, f"{_CLASSES} OperationContext"),
+    ".fuser": _shown(_OPS, f"{_REGISTER} OperationFuser"),
+    ".linear": _shown(_OPS, "Linear"),
+    ".sequential": _shown(_OPS, "Sequential"),
+    "._common": _shown((_OPS, _QUANTIZED), "is_quantized_tensor maybe_dequantize"),
+    ".basic": _shown(_OPS, _all(_BASIC), "operations on one tensor"),
+    **{f".basic.{file}": _shown(_OPS, names) for file, names in _BASIC.items()},
+    ".fused": _shown(f"{_OPS}.fused", _all(_FUSED)),
+    **{f".fused.{file}": _shown(f"{_OPS}.fused", names) for file, names in _FUSED.items()},
+}
+
+_SAVING = "prepare_for_saving restore_from_func_ctx restore_from_saved"
+_BASES = "QuantizedTensor QuantizedTensorStorage Quantizer"
+_TENSORS = {
+    "float8": "Float8Tensor Float8Quantizer Float8CurrentScalingQuantizer",
+    "mxfp8": "MXFP8Tensor MXFP8Quantizer",
+    "float8_blockwise": "Float8BlockwiseQTensor Float8BlockQuantizer",
+    "nvfp4": "NVFP4Tensor NVFP4Quantizer",
+    "hybrid": "HybridQuantizedTensor HybridQuantizer",
+    "identity": "IdentityTensor IdentityQuantizer",
+    "grouped": "GroupedTensor",
+}
+_STORAGES = {file: f"{names.split()[0]}Storage" for file, names in _TENSORS.items()}
+"""By the part of NVIDIA's files' names before ``_tensor`` and ``_tensor_storage``."""
+
+_QUANTIZED_TENSORS = {
+    "": _shown(_QUANTIZED, f"{_BASES} {_SAVING} {_all(_TENSORS)} {_all(_STORAGES)}", "quantizers, quantized tensors and their storages"),
+    ".storage": _shown(_QUANTIZED, _all(_STORAGES, "hybrid", "identity")),
+    **{f".{file}_tensor": _shown(_QUANTIZED, names) for file, names in _TENSORS.items()},
+    **{f".storage.{file}_tensor_storage": _shown(_QUANTIZED, name) for file, name in _STORAGES.items()},
+}
+
+_RECIPES = "CustomRecipe DelayedScaling Float8BlockScaling Float8CurrentScaling Format MXFP8BlockScaling NVFP4BlockScaling Recipe"
+_CONTEXTS = "fp8_autocast fp8_model_init"
+_SUPPORT = "get_default_recipe is_fp8_available is_fp8_block_scaling_available is_mxfp8_available is_nvfp4_available"
+_ROLES = "DelayedScalingRequest QuantizerRequest QuantizerRole"
+_FP8 = f"{_CONTEXTS} {_RECIPES} FP8GlobalStateManager RecipeState"
+_QUANTIZATION = f"{_FP8} {_SUPPORT} {_ROLES} autocast get_align_size_for_quantization quantized_model_init"
+_GLU = "deinterleave_glu_tensor interleave_glu_tensor"
+_CONSTANTS = "DType FP8BwdTensorIdx FP8FwdTensorIdx MXFP8_BLOCK_SCALING_SIZE NVFP4_BLOCK_SCALING_SIZE TE_DType TE_DType_To_Torch"
+_TOP = (
+    f"autocast quantized_model_init {_CONTEXTS} {_SUPPORT} {_ROLES} "
+    f"{_BASES} {_SAVING} {_all(_TENSORS, 'grouped')} {_all(_STORAGES, 'grouped')} {_GLU} DType"
+)
+
+_MODULES = {
+    "": Shown(),
+    ".common": Shown(),
+    ".common.recipe": _shown(_QUANTIZED, f"{_RECIPES} MMParams QParams"),
+    ".pytorch": _shown(
+        (_STATE, _QUANTIZED, _OPS, "fusible.tex.enums"), _TOP, "ops, autocast, quantized_model_init, quantizers and quantized tensors"
+    ),
+    **{f".pytorch.ops{name}": shown for name, shown in _OPERATIONS.items()},
+    ".pytorch.quantization": _shown((_STATE, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
+    ".pytorch.fp8": _shown((_STATE, _QUANTIZED), _FP8),
+    ".pytorch.quantized_tensor": _shown(_QUANTIZED, f"{_BASES} {_SAVING}"),
+    **{f".pytorch.tensor{name}": shown for name, shown in _QUANTIZED_TENSORS.items()},
+    ".pytorch.float8_tensor": _shown(_QUANTIZED, "Float8Tensor"),
+    ".pytorch.constants": _shown("fusible.compat.te_constants", _CONSTANTS),
+    ".pytorch.utils": _shown(_OPS, _GLU),
+}
+
+PACKAGES = {_TE + name: shown for name, shown in _MODULES.items()}
+"""By name: the module's names, and where they are looked up. NVIDIA's names are all listed of what Fusible has a counterpart of; those that it lacks
+are missing with a sentence."""

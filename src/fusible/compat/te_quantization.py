@@ -1,0 +1,104 @@
+"""What ``transformer_engine.pytorch.quantization`` has with signatures of its own: contexts, questions of support, and what is in force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible import pytorch, quantized
+from fusible.compat.nvidia_package import SUPPORT, support
+from fusible.errors import NotServedError, expected
+from fusible.pytorch.autocast import current_autocast
+from fusible.pytorch.quantized_init import quantized_model_init
+from fusible.quantized import DelayedScaling, Recipe
+
+__all__ = [
+    "FP8GlobalStateManager",
+    "autocast",
+    "fp8_autocast",
+    "fp8_model_init",
+    "get_default_recipe",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
+    "quantized_model_init",
+]
+
+fp8_model_init = quantized_model_init
+
+
+class autocast(pytorch.autocast):
+    """``fusible.autocast`` with the order of arguments that scripts know.
+
+    Raises ``NotServedError`` for ``calibrating``: Fusible collects no statistics of passes that are not quantized.
+    """
+
+    def __init__(self, enabled: bool = True, calibrating: bool = False, recipe: Recipe | None = None, amax_reduction_group: Any = None) -> None:
+        if calibrating:
+            do = "quantize from the first step, or take a recipe without state"
+            raise NotServedError(expected("calibrating=False", of="autocast", got=calibrating, do=do))
+        super().__init__(enabled, recipe, amax_reduction_group=amax_reduction_group)
+
+
+def fp8_autocast(enabled: bool = True, calibrating: bool = False, fp8_recipe: Recipe | None = None, fp8_group: Any = None) -> autocast:
+    """``autocast`` by its former name and arguments."""
+    return autocast(enabled, calibrating, fp8_recipe, fp8_group)
+
+
+def get_default_recipe() -> Recipe:
+    """The recipe of an ``autocast`` that is given none."""
+    return DelayedScaling()
+
+
+def is_fp8_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """Whether tensors can be quantized by ``DelayedScaling`` and ``Float8CurrentScaling``; ``return_reason``: ``(answer, why not)``."""
+    return _available("fp8", return_reason)
+
+
+def is_mxfp8_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """As ``is_fp8_available``, by ``MXFP8BlockScaling``."""
+    return _available("mxfp8", return_reason)
+
+
+def is_fp8_block_scaling_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """As ``is_fp8_available``, by ``Float8BlockScaling``."""
+    return _available("fp8_block_scaling", return_reason)
+
+
+def is_nvfp4_available(return_reason: bool = False) -> bool | tuple[bool, str]:
+    """As ``is_fp8_available``, by ``NVFP4BlockScaling``."""
+    return _available("nvfp4", return_reason)
+
+
+def _available(name: str, return_reason: bool) -> bool | tuple[bool, str]:
+    answer = support(quantized, SUPPORT[name])
+    return answer if return_reason else answer[0]
+
+
+class FP8GlobalStateManager:
+    """What is in force in this thread, by the questions that operations ask. It cannot be changed here: use ``autocast``."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Whether an ``autocast`` with a recipe is open."""
+        return current_autocast().recipe is not None
+
+    @staticmethod
+    def get_fp8_recipe() -> Recipe:
+        """Its recipe, or the default one."""
+        return current_autocast().recipe or get_default_recipe()
+
+    @staticmethod
+    def get_fp8_group() -> Any:
+        """The group over which it reduces amaxes, or None."""
+        return current_autocast().amax_reduction_group
+
+    @staticmethod
+    def is_fp8_calibration() -> bool:
+        """False: see ``autocast``."""
+        return False
+
+    is_fp8_available = staticmethod(lambda: support(quantized, SUPPORT["fp8"]))
+    is_mxfp8_available = staticmethod(lambda: support(quantized, SUPPORT["mxfp8"]))
+    is_fp8_block_scaling_available = staticmethod(lambda: support(quantized, SUPPORT["fp8_block_scaling"]))
+    is_nvfp4_available = staticmethod(lambda: support(quantized, SUPPORT["nvfp4"]))
