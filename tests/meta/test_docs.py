@@ -18,6 +18,8 @@ from fusible.cli.main import _parser
 
 NAMES = [page.relative_to(ROOT).as_posix() for page in pages()]
 LANGUAGES = {"", "cpp", "python", "sh", "text"}
+PRINTED = {"docs/ops.md"}
+"""The pages whose text blocks are lines that their code prints."""
 SHELL = [pytest.param(name, block.text, id=f"{name}:{block.line}") for name in NAMES for block in blocks(ROOT / name) if block.language == "sh"]
 
 
@@ -35,6 +37,8 @@ def test_the_python_of_a_page_runs_in_order(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(ROOT / "tests" / "doc_pages.py"), str(ROOT / name)]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
+    shown = [line for block in blocks(ROOT / name) if block.language == "text" and name in PRINTED for line in block.text.splitlines()]
+    assert [line for line in shown if line not in done.stdout.splitlines()] == []
 
 
 def test_the_guide_needs_no_compiler(tmp_path: Path) -> None:
