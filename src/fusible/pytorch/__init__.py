@@ -31,6 +31,7 @@ from fusible.pytorch.modules import (
     SReLU,
     SwiGLU,
 )
+from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,
@@ -80,5 +81,6 @@ __all__ = [
     "autocast",
     "parameter_bytes",
     "quantize_parameters",
+    "quantized_model_init",
     "register_executor",
 ]

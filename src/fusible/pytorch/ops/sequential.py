@@ -35,6 +35,8 @@ class Sequential(Container):
         if torch.compiler.is_compiling():
             return self._traced(x, extra_inputs, op_kwargs or {})
         parts = self._arranged()
+        if len(parts) == 1 and not extra_inputs and not op_kwargs and isinstance(parts[0], OperationFuser):
+            return parts[0](x)
         kwargs = self._kwargs_by_operation(op_kwargs) if op_kwargs else {}
         wanted = sum(_extra_inputs(part) for part in parts)
         if wanted != len(extra_inputs):
