@@ -77,7 +77,7 @@ def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any
 
 
 def _inside(data: Any) -> nvte.Tensor:
-    """What a caller gives to a pass; a quantized tensor by its storage, as passes know it."""
+    """A gradient that comes from outside; a quantized one by its storage, as passes know it."""
     return make_nvte_tensor(data.storage_without_autograd() if isinstance(data, QuantizedTensor) else data)
 
 
@@ -116,9 +116,9 @@ class Call:
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
             end = 1 + len(args) + len(names)
             values = _put_together(names, key, leaves[1 + len(args) : end])
-            sides = [_inside(leaf) for leaf in leaves[end : end + len(extra)]]
+            sides = [make_nvte_tensor(leaf) for leaf in leaves[end : end + len(extra)]]
             held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-            x_ = _inside(leaves[0])
+            x_ = make_nvte_tensor(leaves[0])
             result = run_forward(plan, segment, x_, unflatten(leaves[1 : 1 + len(args)], arg_spec), values, held, sides, notes)
             saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
             y, y_spec = flatten([result.y])
@@ -226,7 +226,7 @@ def infer(
         held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
         before = 1 + len(args) + len(names)
         cache = _cache_of(cache_key, leaves[before : before + len(cached)])
-        sides = [_inside(leaf) for leaf in leaves[before + len(cached) : before + len(cached) + len(extra)]]
+        sides = [make_nvte_tensor(leaf) for leaf in leaves[before + len(cached) : before + len(cached) + len(extra)]]
         params = unflatten(leaves[1 : 1 + len(args)], arg_spec)
         y, outputs = run_inference(plan, make_nvte_tensor(leaves[0]), params, values, held, cache, sides, notes)
         leaves_of_y, spec = flatten([y])

@@ -93,7 +93,7 @@ def _key(problem: Problem) -> Any:
     A, B, D = problem.A, problem.B, problem.D
     if problem.bias is not None or not problem.bare or not (A.is_cpu and B.is_cpu and D.is_cpu):
         return None
-    return A.shape, B.shape, D.shape
+    return A.shape, B.shape, D.shape, A.dtype
 
 
 def new_outputs(A: Sequence[Any], transa: bool, B: Sequence[Any], transb: bool, dtype: torch.dtype) -> list[Tensor]:
