@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.protocol import format_of, is_quantized, logical_shape, outer, scaling
 
-__all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input"]
+__all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input", "gemm_shape"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class GemmShape(NamedTuple):
         return not (self.rows and self.columns and self.depth)
 
 
-def _gemm_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> GemmShape:
+def gemm_shape(a: Sequence[int], trans_a: bool, b: Sequence[int], trans_b: bool) -> GemmShape:
     """The shape rules of ``generic_gemm``; raises ``ShapeError`` where the contracted dimensions differ."""
     if len(a) < 1 or len(b) < 1:
         raise ShapeError(expected("at least one dimension", of="A and B of generic_gemm", got=f"{list(a)} and {list(b)}", do="pass matrices"))
@@ -83,7 +83,7 @@ class GemmTypes(Generic[T]):
         self, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, accumulate: bool, alpha: float, beta: Any
     ) -> GemmJob[T]:
         """The call as a job. Raises ``ShapeError``, ``DTypeError`` or ``ArgumentError`` for what does not fit together."""
-        shape = _gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
+        shape = gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
         factor = _check_beta(accumulate, beta, D is not None)
         types = self.nominal(A), self.nominal(B)
         for name, dtype in zip("AB", types, strict=True):

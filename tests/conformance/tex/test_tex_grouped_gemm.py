@@ -332,3 +332,28 @@ def test_groups_that_do_not_fit_are_refused(runner: Runner) -> None:
 
 def test_no_workspace_is_needed() -> None:
     assert REFERENCE("get_grouped_gemm_setup_workspace_size", num_tensors=64) == 0
+
+
+@LISTS
+@TYPES
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("lie", ["stacked", "every other", "backwards", "apart"])
+def test_alike_experts_agree_however_their_matrices_lie(runner: Runner, layout: str, dtype: torch.dtype, lie: str) -> None:
+    """Those that lie evenly in one storage may be one batched product; the memory between them is neither read nor written."""
+    rows, experts = 6, 4
+
+    def lay(*shape: int, seed: int) -> tuple[list[Tensor], Tensor]:
+        stack = values((2 * experts, *shape), dtype, seed)
+        matrices = list({"every other": stack[::2]}.get(lie, stack[:experts]))
+        if lie == "apart":
+            matrices = [matrix.clone() for matrix in matrices]
+        return matrices[::-1] if lie == "backwards" else matrices, stack
+
+    shapes = {"TN": ((N, K), (rows, K), (rows, N)), "NN": ((N, K), (rows, N), (rows, K)), "NT": ((rows, K), (rows, N), (N, K))}[layout]
+    (A, _), (B, _), (D, around) = (lay(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    between = around[1::2] if lie == "every other" else around[experts:]
+    before = between.clone()
+    grouped_gemm(runner, layout, A, B, D, m_splits=[rows] * experts)
+    for got, product in zip(D, exact(layout, A, B), strict=True):
+        close(got, product, dtype, max(rows, N, K), 30.0)
+    assert torch.equal(between, before)
