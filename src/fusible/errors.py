@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointError",
     "CompileError",
     "DTypeError",
+    "ExecutionError",
     "ForkError",
     "FusibleError",
     "KnobError",
@@ -29,7 +30,14 @@ def expected(what: str, *, of: str, got: object, do: str) -> str:
 
 
 class FusibleError(Exception):
-    """Base of every exception that Fusible raises on purpose."""
+    """Base of every exception that Fusible raises on purpose.
+
+    ``argument`` names the parameter that is wrong, where the raiser knows it: what shows the user's line then points at it. ``located`` says
+    that the message begins with that line.
+    """
+
+    argument: str | None = None
+    located: bool = False
 
 
 class ArgumentError(FusibleError, ValueError):
@@ -54,6 +62,10 @@ class NotServedError(FusibleError, NotImplementedError):
 
 class CompileError(FusibleError, RuntimeError):
     """Lowering or compiling a recorded program failed."""
+
+
+class ExecutionError(FusibleError, RuntimeError):
+    """A compiled program failed while it ran."""
 
 
 class ForkError(FusibleError, RuntimeError):

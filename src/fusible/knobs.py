@@ -146,3 +146,23 @@ NVTE_NVFP4_4OVER6_E4M3_USE_256 = Knob(
 NVTE_NVFP4_4OVER6_ERR_MODE = Knob(
     "NVTE_NVFP4_4OVER6_ERR_MODE", _upper_of("MAE", "MSE"), "MAE", "MAE or MSE", "the default of NVFP4BlockScaling's nvfp4_4over6_err_mode"
 )
+FUSIBLE_LAZY_ENGINE = Knob(
+    "FUSIBLE_LAZY_ENGINE", str.lower, "pjrt", "pjrt or iree", "the default of fusible.lazy's config.engine: what compiles and runs recorded programs"
+)
+FUSIBLE_LAZY_VERBOSITY = Knob(
+    "FUSIBLE_LAZY_VERBOSITY",
+    _names,
+    ("warning",),
+    "a comma-separated list of levels and channels",
+    "the default of fusible.lazy's logger.verbosity: verbose, info, warning or error, and trace, flat_ir, mlir, ir, timing",
+)
+FUSIBLE_LAZY_CACHE_DIR = Knob(
+    "FUSIBLE_LAZY_CACHE_DIR", str, None, "a directory", "the default of fusible.lazy's config.timing_cache_file_path: where engine binaries are kept"
+)
+FUSIBLE_LAZY_ERRORS = Knob(
+    "FUSIBLE_LAZY_ERRORS",
+    _names,
+    (),
+    "a comma-separated list of flat_ir, diagnostic",
+    "the default of fusible.lazy's config.extra_error_information: what errors of compilation show besides the user's line",
+)

@@ -3,16 +3,61 @@
 Nothing here imports torch, and jaxlib is loaded at the first lowering.
 """
 
+from fusible.lazy.config import config
 from fusible.lazy.device import device
-from fusible.lazy.dtypes import bfloat16, bool, dtype, float8, float8e5m2, float16, float32, float64, int8, int32, int64, uint8, uint32, uint64
+from fusible.lazy.dtypes import (
+    bfloat16,
+    bool,
+    dtype,
+    float8,
+    float8e5m2,
+    float16,
+    float32,
+    float64,
+    floating,
+    int4,
+    int8,
+    int16,
+    int32,
+    int64,
+    integer,
+    uint8,
+    uint32,
+    uint64,
+)
 from fusible.lazy.flat_ir.flat_ir import FlatIR
+from fusible.lazy.frontend.dimension import DimensionSize
+from fusible.lazy.frontend.ops.agreement import allclose, equal
 from fusible.lazy.frontend.ops.arange import arange
-from fusible.lazy.frontend.ops.reductions import mean, softmax
+from fusible.lazy.frontend.ops.products import outer, repeat
+from fusible.lazy.frontend.ops.random import manual_seed, rand, randn
+from fusible.lazy.frontend.ops.reductions import mean, softmax, var
 from fusible.lazy.frontend.ops.shaping import flatten, split, squeeze, stack, unsqueeze
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.runtime.executable import Executable, InputInfo, compile
+from fusible.lazy.logger import logger
+from fusible.lazy.modules import (
+    BatchNorm,
+    Conv,
+    ConvTranspose,
+    DefaultParameter,
+    Embedding,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    Sequential,
+    UninitializedError,
+)
+from fusible.lazy.runtime.compile import compile
+from fusible.lazy.runtime.executable import Executable
+from fusible.lazy.runtime.input_info import Bounds, DimensionInputInfo, InputInfo, NamedDimension
 from fusible.lazy.runtime.output import Output
+from fusible.lazy.runtime.plugins import register_plugin
+from fusible.lazy.runtime.stream import Stream, default_stream
 from fusible.lazy.stablehlo.module import StableHLO
+from fusible.lazy.trace.ops import comparison as _comparison  # noqa: F401 - the operators of Tensor
+from fusible.lazy.trace.ops import convolution as _convolution  # noqa: F401 - declared, for modules to call
 from fusible.lazy.trace.ops.argreduce import argmax, argmin
 from fusible.lazy.trace.ops.binary import (
     add,
@@ -20,11 +65,13 @@ from fusible.lazy.trace.ops.binary import (
     bitwise_or,
     bitwise_xor,
     div,
+    floor_div,
     logical_and,
     logical_or,
     logical_xor,
     maximum,
     minimum,
+    mod,
     mul,
     pow,
     shift_left,
@@ -33,38 +80,82 @@ from fusible.lazy.trace.ops.binary import (
 )
 from fusible.lazy.trace.ops.bitcast import bitcast
 from fusible.lazy.trace.ops.cast import cast
-from fusible.lazy.trace.ops.comparison import equal, greater, greater_equal, less, less_equal, not_equal
 from fusible.lazy.trace.ops.concatenate import concatenate
+from fusible.lazy.trace.ops.copy import copy
 from fusible.lazy.trace.ops.cumsum import cumsum
 from fusible.lazy.trace.ops.expand import broadcast_to, expand
 from fusible.lazy.trace.ops.fill import full, full_like, ones, ones_like, zeros, zeros_like
 from fusible.lazy.trace.ops.gather import gather
-from fusible.lazy.trace.ops.iota import iota
+from fusible.lazy.trace.ops.iota import iota, iota_like
 from fusible.lazy.trace.ops.matmul import dot_general, matmul
 from fusible.lazy.trace.ops.pad import pad
 from fusible.lazy.trace.ops.permute import permute, transpose
+from fusible.lazy.trace.ops.plugin import plugin
+from fusible.lazy.trace.ops.pooling import avgpool, maxpool
+from fusible.lazy.trace.ops.quantize import dequantize, quantize
 from fusible.lazy.trace.ops.reduce import all, any, max, min, prod, sum
 from fusible.lazy.trace.ops.reshape import reshape
+from fusible.lazy.trace.ops.resize import resize
 from fusible.lazy.trace.ops.slice import flip
-from fusible.lazy.trace.ops.unary import abs, bitwise_not, cos, exp, floor, is_finite, log, logical_not, neg, rsqrt, sigmoid, sign, sin, sqrt, tanh
-from fusible.lazy.trace.ops.where import where
+from fusible.lazy.trace.ops.topk import topk
+from fusible.lazy.trace.ops.triangle import tril, triu
+from fusible.lazy.trace.ops.unary import (
+    abs,
+    bitwise_not,
+    cos,
+    exp,
+    floor,
+    gelu,
+    is_finite,
+    log,
+    logical_not,
+    neg,
+    relu,
+    rsqrt,
+    sigmoid,
+    sign,
+    silu,
+    sin,
+    sqrt,
+    tanh,
+)
+from fusible.lazy.trace.ops.where import masked_fill, where
 from fusible.lazy.trace.trace import Trace
 
 __all__ = [
+    "BatchNorm",
+    "Bounds",
+    "Conv",
+    "ConvTranspose",
+    "DefaultParameter",
+    "DimensionInputInfo",
+    "DimensionSize",
+    "Embedding",
     "Executable",
     "FlatIR",
+    "GroupNorm",
     "InputInfo",
+    "InstanceNorm",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "NamedDimension",
     "Output",
+    "Sequential",
     "StableHLO",
+    "Stream",
     "Tensor",
     "Trace",
+    "UninitializedError",
     "abs",
     "add",
     "all",
+    "allclose",
     "any",
     "arange",
     "argmax",
     "argmin",
+    "avgpool",
     "bfloat16",
     "bitcast",
     "bitwise_and",
@@ -76,8 +167,12 @@ __all__ = [
     "cast",
     "compile",
     "concatenate",
+    "config",
+    "copy",
     "cos",
     "cumsum",
+    "default_stream",
+    "dequantize",
     "device",
     "div",
     "dot_general",
@@ -92,45 +187,62 @@ __all__ = [
     "float64",
     "float8",
     "float8e5m2",
+    "floating",
     "floor",
+    "floor_div",
     "full",
     "full_like",
     "gather",
-    "greater",
-    "greater_equal",
+    "gelu",
+    "int16",
     "int32",
+    "int4",
     "int64",
     "int8",
+    "integer",
     "iota",
+    "iota_like",
     "is_finite",
-    "less",
-    "less_equal",
     "log",
+    "logger",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
+    "manual_seed",
+    "masked_fill",
     "matmul",
     "max",
     "maximum",
+    "maxpool",
     "mean",
     "min",
     "minimum",
+    "mod",
     "mul",
     "neg",
-    "not_equal",
     "ones",
     "ones_like",
+    "outer",
     "pad",
     "permute",
+    "plugin",
     "pow",
     "prod",
+    "quantize",
+    "rand",
+    "randn",
+    "register_plugin",
+    "relu",
+    "repeat",
     "reshape",
+    "resize",
     "rsqrt",
     "shift_left",
     "shift_right_logical",
     "sigmoid",
     "sign",
+    "silu",
     "sin",
     "softmax",
     "split",
@@ -140,11 +252,15 @@ __all__ = [
     "sub",
     "sum",
     "tanh",
+    "topk",
     "transpose",
+    "tril",
+    "triu",
     "uint32",
     "uint64",
     "uint8",
     "unsqueeze",
+    "var",
     "where",
     "zeros",
     "zeros_like",

@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from fusible.errors import ArgumentError, expected
+from fusible.lazy.locate import shows_user
 
 __all__ = ["device"]
 
 
-@dataclass(frozen=True)
 class device:
-    """A logical device, ``device("gpu:0")`` or ``device("cpu")``; only index 0 exists.
+    """A logical device, ``device("gpu:0")`` or ``device("cpu")``; only index 0 exists. Equal devices are one object.
 
     ``gpu:0`` is the default accelerator of the execution engine. Where that engine has none it is backed by the host, so a program
     means the same on every machine, and its tensors are host memory (``Tensor.__dlpack_device__`` says so).
     """
 
-    name: str = "gpu:0"
+    __slots__ = ("kind",)
 
-    def __post_init__(self) -> None:
-        kind, _, index = self.name.partition(":")
+    index = 0
+    kind: str
+    _known: ClassVar[dict[str, device]] = {}
+
+    @shows_user
+    def __new__(cls, name: str = "gpu:0") -> Self:
+        kind, _, index = name.partition(":") if isinstance(name, str) else (None, "", "")
         if kind not in ("cpu", "gpu") or index not in ("", "0"):
-            raise ArgumentError(expected('"cpu", "gpu" or "gpu:0"', of="a device", got=repr(self.name), do="name one of these"))
-        object.__setattr__(self, "name", f"{kind}:0")
+            raise ArgumentError(expected('"cpu", "gpu" or "gpu:0"', of="a device", got=repr(name), do="name one of these"))
+        if kind not in cls._known:
+            made = super().__new__(cls)
+            made.kind = kind
+            cls._known[kind] = made
+        return cls._known[kind]  # type: ignore[return-value]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:0"
+
+    @property
+    def backed_by(self) -> str:
+        """What memory and processor the device really is: the host, for the engine that is there."""
+        return "host"
 
     def __str__(self) -> str:
         return self.name
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f'device("{self.name}", backed by the {self.backed_by})'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return device, (self.name,)
 
 
 DEFAULT = device("gpu:0")

@@ -9,9 +9,10 @@ from typing import Any
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import dtype
 
-__all__ = ["Shape", "print_attributes", "print_type"]
+__all__ = ["Shape", "print_attributes", "print_type", "printed_fields"]
 
 Shape = tuple[int, ...]
+"""The sizes of a tensor. While a function with dynamic dimensions is compiled, some are ``fusible.lazy.dims.Size``, which compute as ints do."""
 
 
 def print_type(shape: Shape, dtype: dtype, device: device) -> str:
@@ -22,9 +23,10 @@ def print_type(shape: Shape, dtype: dtype, device: device) -> str:
 
 def print_attributes(op: Any, hidden: frozenset[str]) -> list[str]:
     """``name=value`` for every field of an operation's dataclass that is not hidden, in order."""
-    return [f"{name}={getattr(op, name)}" for name in _printed(type(op), hidden)]
+    return [f"{name}={getattr(op, name)}" for name in printed_fields(type(op), hidden)]
 
 
 @cache
-def _printed(kind: type, hidden: frozenset[str]) -> tuple[str, ...]:
+def printed_fields(kind: type, hidden: frozenset[str]) -> tuple[str, ...]:
+    """The fields of an operation's dataclass that are printed, in order."""
     return tuple(f.name for f in fields(kind) if f.name not in hidden)

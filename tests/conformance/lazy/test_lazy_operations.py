@@ -42,6 +42,11 @@ def test_agrees_with_numpy(op: Op, of: lazy.dtype) -> None:
 def _agree(op: Op, of: lazy.dtype, operands: list[np.ndarray], got: np.ndarray, want: np.ndarray) -> None:
     if not lazy.dtypes.from_numpy(got.dtype).is_floating:
         assert got.dtype == want.dtype
+        if got.dtype == lazy.int4.numpy:
+            got, want = got.astype(np.int8), want.astype(np.int8)
+        if lazy.dtypes.from_numpy(got.dtype).is_float8:
+            number = ~(np.isnan(got.astype(np.float32)) & np.isnan(want.astype(np.float32)))
+            got, want = got[number], want[number]
         assert np.array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{got.itemsize}"))
         return
     with np.errstate(all="ignore"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fusible.lazy.flat_ir.dynamic import make_dynamic
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
@@ -26,12 +27,14 @@ def lower_trace(trace: Trace) -> FlatIR:
             outputs = [tensors[t] for t in op.outputs]
             op.to_flat_ir([tensors[t] for t in op.inputs], outputs)
             _inline(op, [tensors[t] for t in op.inputs], outputs, ops, counter)
-    return FlatIR([tensors[t] for t in [*trace.inputs, *stored]], ops, [tensors[t] for t in trace.outputs])
+    flat = FlatIR([tensors[t] for t in [*trace.inputs, *stored]], ops, [tensors[t] for t in trace.outputs])
+    return make_dynamic(flat, {size: tensors[t] for size, t in trace.sizes.items()}, counter)
 
 
 def _inline(op: TraceOp, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor], ops: list[FlatIROp], counter: list[int]) -> None:
     """Append the operations between ``inputs`` and ``outputs``, operands first, and name the tensors that lowering introduced."""
     boundary = {id(t) for t in inputs}
+    label, origin = type(op).__name__.lower(), len(ops)
     done: set[int] = set()
     stack: list[tuple[FlatIRTensor, bool]] = [(t, False) for t in reversed(outputs)]
     while stack:
@@ -47,7 +50,8 @@ def _inline(op: TraceOp, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]
             stack.extend((t, False) for t in reversed(producer.inputs))
             continue
         done.add(id(producer))
-        producer.label = type(op).__name__.lower()
+        producer.label = label
+        producer.origin = origin
         for out in producer.outputs:
             if not out.name:
                 counter[0] += 1

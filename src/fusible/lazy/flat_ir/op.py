@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.printing import Shape, print_attributes
+from fusible.lazy.printing import Shape, print_attributes, printed_fields
 
 if TYPE_CHECKING:
     from fusible.lazy.stablehlo.mlir import Mlir
 
-__all__ = ["FLAT_OPS", "FlatIROp", "emit"]
+__all__ = ["FLAT_OPS", "FlatIROp", "emit", "frozen"]
 
 FLAT_OPS: dict[str, type[FlatIROp]] = {}
 """Every concrete FlatIR operation by its printed name."""
@@ -24,14 +27,18 @@ class FlatIROp:
     """One StableHLO operation. Constructing it binds it: it becomes the producer of its outputs.
 
     A subclass is a dataclass whose further fields are its attributes, and defines ``to_mlir``, always one StableHLO operation.
-    ``label`` names the trace operation that it came from; ``source`` the user's line; both are set when it is inlined.
+    ``label`` names the trace operation that it came from, and ``origin`` counts these; both are set when it is inlined.
     """
 
-    HIDDEN: ClassVar[frozenset[str]] = frozenset({"inputs", "label", "outputs"})
+    HIDDEN: ClassVar[frozenset[str]] = frozenset({"inputs", "label", "origin", "outputs"})
+
+    is_pure: ClassVar[bool] = True
+    """Whether equal operands give equal results and nothing else happens: only such operations are merged, folded and dropped."""
 
     inputs: list[FlatIRTensor]
     outputs: list[FlatIRTensor]
     label: str = field(default="", init=False)
+    origin: int = field(default=-1, init=False)
 
     def __init_subclass__(cls) -> None:
         FLAT_OPS[cls.__name__] = cls
@@ -43,8 +50,12 @@ class FlatIROp:
             out.producer = self
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        """Build the StableHLO operation on ``operands`` and return its result value."""
+        """Build the StableHLO operation on ``operands`` and return its result value, or a list of them."""
         raise NotImplementedError
+
+    def key(self) -> tuple[object, ...]:
+        """The attributes by value: operations of one class with equal keys on the same operands compute the same."""
+        return tuple([frozen(getattr(self, name)) for name in printed_fields(type(self), self.HIDDEN)])
 
     def check(self) -> str | None:
         """What is wrong with the operand and output types, or nothing."""
@@ -56,6 +67,22 @@ class FlatIROp:
     def __str__(self) -> str:
         left = ", ".join(map(str, self.outputs))
         return f"{left} = {type(self).__name__}({', '.join([*(t.name for t in self.inputs), *self.attributes()])})"
+
+
+def frozen(value: Any) -> object:
+    """An attribute as something hashable: floats bit for bit, lists and arrays by their elements. What has no hash is equal to itself alone."""
+    kind = type(value)
+    if kind is int or kind is str:
+        return value
+    if kind is float:
+        return struct.pack("=d", value)
+    if kind is list or kind is tuple:
+        return tuple([frozen(v) for v in value])
+    if kind is dict:
+        return tuple([(name, frozen(v)) for name, v in value.items()])
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    return value if value.__hash__ is not None else id(value)
 
 
 def emit(op: type[FlatIROp], inputs: Sequence[FlatIRTensor], shape: Shape, out_dtype: dtype, reason: str, **attributes: Any) -> FlatIRTensor:

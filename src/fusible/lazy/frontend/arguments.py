@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike, size_of
+from fusible.lazy.printing import Shape
 
 __all__ = ["as_shape", "normalize_dim", "normalize_dims"]
 
 
-def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape given as an int or a sequence of ints; raises ``ShapeError`` for a negative size."""
-    dims = (shape,) if isinstance(shape, numbers.Integral) else shape
+def as_shape(shape: Any) -> Shape:
+    """A shape given as a size or a sequence of sizes (ints, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one."""
+    alone = size_of(shape)
     try:
-        dims = tuple(int(d.__index__()) for d in dims)
+        dims = (alone,) if alone is not None else tuple(map(_as_size, shape))
     except (TypeError, AttributeError):
         raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=repr(shape), do="pass for instance (2, 3)")) from None
-    if any(d < 0 for d in dims):
+    if any(d < 0 if type(d) is int else not holds(d, ">=", 0, "a shape") for d in dims):
         raise ShapeError(expected("sizes of at least 0", of="a shape", got=str(dims), do="pass the sizes explicitly"))
-    return dims
+    return dims  # type: ignore[return-value] - see Shape
+
+
+def _as_size(given: Any) -> SizeLike:
+    found = size_of(given)
+    return int(given.__index__()) if found is None else found
 
 
 def normalize_dim(dim: Any, ndim: int, what: str) -> int:

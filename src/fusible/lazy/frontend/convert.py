@@ -9,8 +9,9 @@ import numpy as np
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.frontend.dimension import DimensionSize, as_value
 from fusible.lazy.frontend.tensor import Tensor, record
-from fusible.lazy.trace.ops.fill import Fill, literal
+from fusible.lazy.trace.ops import fill
 
 __all__ = ["TensorLike", "as_tensor", "promote", "scalar"]
 
@@ -24,11 +25,13 @@ def is_scalar(value: object) -> bool:
 
 def scalar(value: Any, of: dtype) -> Tensor:
     """A 0-dimensional literal; raises ``DTypeError`` where ``of`` cannot hold the kind of number (a fraction in an integer)."""
-    return record(Fill(literal(value, of), (), of))
+    return record(fill.Fill(fill.literal(value, of), (), of))
 
 
 def as_tensor(value: TensorLike, like: dtype | None = None) -> Tensor:
-    """``value`` as a tensor: itself, a literal of dtype ``like``, or stored data."""
+    """``value`` as a tensor: itself, a literal or a size as dtype ``like``, or stored data."""
+    if isinstance(value, DimensionSize):
+        return as_value(value, like or dtypes.int32)
     if isinstance(value, Tensor):
         return value
     if is_scalar(value):
@@ -38,10 +41,10 @@ def as_tensor(value: TensorLike, like: dtype | None = None) -> Tensor:
 
 
 def promote(*values: TensorLike) -> list[Tensor]:
-    """Operands as tensors, where Python numbers adopt the dtype of the first tensor among them."""
-    like = next((v.dtype for v in values if isinstance(v, Tensor)), None)
-    if like is None and not all(map(is_scalar, values)):
-        like = next(t.dtype for t in map(as_tensor, values) if t is not None)
+    """Operands as tensors, where Python numbers and sizes adopt the dtype of the first tensor among them."""
+    like = next((v.dtype for v in values if isinstance(v, Tensor) and not isinstance(v, DimensionSize)), None)
+    if like is None and not all(is_scalar(v) or isinstance(v, DimensionSize) for v in values):
+        like = next(as_tensor(v).dtype for v in values if not isinstance(v, DimensionSize))
     if like is None:
         kinds = [as_tensor(v).dtype for v in values]
         like = next((k for k in (dtypes.float32, dtypes.int32) if k in kinds), dtypes.bool)

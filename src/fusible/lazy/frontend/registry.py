@@ -39,8 +39,9 @@ TENSOR_METHOD_REGISTRY = _Registry()
 
 
 class TensorMeta(type):
-    """The class of ``Tensor``: reads the registry, so that methods need no mention in the class."""
+    """The class of ``Tensor``: reads the registry, so that methods need no mention in the class. A subclass inherits, and may override, them."""
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> None:
         super().__init__(name, bases, namespace)
-        TENSOR_METHOD_REGISTRY.attach(cls)
+        if not any(isinstance(base, TensorMeta) for base in bases):
+            TENSOR_METHOD_REGISTRY.attach(cls)

@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from fusible.errors import CompileError, expected
-from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
+from fusible.lazy.config import config
 from fusible.lazy.runtime import pjrt
+from fusible.lazy.runtime.compiler import compile_trace, notify
+from fusible.lazy.runtime.engine import Program
 from fusible.lazy.runtime.host import Array
 from fusible.lazy.source import describe
 from fusible.lazy.trace.ops.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
 
-__all__ = ["CACHE", "ProgramCache", "evaluate", "program_of"]
+__all__ = ["CACHE", "ProgramCache", "evaluate", "program_of", "settle"]
+
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 class ProgramCache:
-    """Compiled programs by the printed form of their trace, least recently used first; safe under threads."""
+    """Compiled programs by the key of their trace, least recently used first; safe under threads."""
 
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
         self.compiled = 0
         self._lock = threading.Lock()
-        self._programs: OrderedDict[str, pjrt.Program] = OrderedDict()
+        self._programs: OrderedDict[object, Program] = OrderedDict()
 
-    def get(self, trace: Trace) -> pjrt.Program:
-        """The program of ``trace``, compiled unless one that prints alike is there."""
-        key = str(trace)
+    def get(self, trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE) -> Program:
+        """The program of ``trace``, compiled unless one of an equal key is there."""
+        key = (config.engine, level, trace.key(), *aliases.items())
         with self._lock:
             found = self._programs.get(key)
             if found is not None:
                 self._programs.move_to_end(key)
                 return found
-        program = compile_trace(trace)
+        program = compile_trace(trace, level, aliases)
         with self._lock:
             self.compiled += 1
             self._programs[key] = program
@@ -53,32 +59,40 @@ class ProgramCache:
 CACHE = ProgramCache()
 
 
-def compile_trace(trace: Trace) -> pjrt.Program:
-    """Lower ``trace`` through FlatIR and StableHLO, and compile it."""
-    flat = trace.to_flat_ir().run(*DEFAULT_PASSES)
-    types = [[(t.shape, t.dtype) for t in tensors] for tensors in (flat.inputs, flat.outputs)]
-    return pjrt.compile_module(flat.to_stablehlo().bytecode, *types)
+def program_of(trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE, kind: str = "compilation") -> Program:
+    """The cached program of ``trace``; raises ``CompileError`` where it reads an argument of another function being compiled.
 
-
-def program_of(trace: Trace) -> pjrt.Program:
-    """The cached program of ``trace``; raises ``CompileError`` where it reads an argument of another function being compiled."""
+    ``kind`` is "compilation" or "evaluation": what is told to those who watch, and an evaluation leaves the cache where ``config`` says so.
+    """
     pjrt.check_process()
     if trace.tracers:
         got = f"one that depends on the argument made at {describe(trace.tracers[0].source)} of a function being compiled"
         raise CompileError(
             expected("tensors with values", of="an evaluation", got=got, do="return it from the function instead of using its value inside")
         )
-    return CACHE.get(trace)
+    notify(kind, trace)
+    if kind == "compilation" or config.use_cache_in_eager_mode:
+        return CACHE.get(trace, level, aliases)
+    return compile_trace(trace, level, aliases)
+
+
+def settle(tensor: TraceTensor) -> Storage:
+    """Compute a recorded tensor, which becomes a stored one, as do the other outputs of its operation.
+
+    Together, so that no program finds some outputs of an operation stored and others to be computed.
+    """
+    producer = tensor.producer
+    if isinstance(producer, Storage):
+        return producer
+    trace = Trace(producer.outputs)
+    buffers = program_of(trace, kind="evaluation").launch([storage.placed() for storage in trace.storages])
+    for output, buffer in zip(producer.outputs, buffers, strict=True):
+        stored = Storage(output.shape, output.dtype, buffer=buffer)
+        stored.bind((), (output,))
+        output.producer = stored
+    return tensor.producer  # type: ignore[return-value]
 
 
 def evaluate(tensor: TraceTensor) -> Array:
     """The value of a recorded tensor, which becomes a stored one."""
-    producer = tensor.producer
-    if isinstance(producer, Storage):
-        return producer.data
-    trace = Trace([tensor])
-    value = program_of(trace)([storage.data for storage in trace.storages])[0]
-    stored = Storage(tensor.shape, tensor.dtype, value)
-    stored.bind((), (tensor,))
-    tensor.producer = stored
-    return value
+    return settle(tensor).data

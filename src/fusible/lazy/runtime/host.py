@@ -88,35 +88,42 @@ def _integers(address: int, count: int) -> tuple[int, ...]:
     return struct.unpack(f"={count}q", ctypes.string_at(address, 8 * count)) if count else ()
 
 
-def from_dlpack(data: Any) -> Array:
-    """The numpy array that shares the memory of a DLPack exporter on the host; a strided one is copied.
+def from_dlpack(data: Any, strided: bool = True, name: str | None = None) -> Array:
+    """The numpy array that shares the memory of a DLPack exporter on the host; a strided one is copied, or refused without ``strided``.
 
-    numpy's own importer knows neither bfloat16 nor float8, so the capsule is read here. It is never marked as consumed: its
-    destructor frees the exporter's memory when the array dies. Raises ``ArgumentError`` for memory that the host cannot read and
-    ``DTypeError`` for an element type that has no lazy dtype.
+    ``name`` is what errors call it.
+
+    numpy's own importer knows neither bfloat16 nor float8, so the capsule is read here. It is never marked as consumed: its destructor frees
+    the exporter's memory when the array dies. Raises ``ArgumentError`` for memory that the host cannot read and ``DTypeError`` for an element
+    type that has no lazy dtype.
     """
+    of_what = name or f"a {type(data).__name__}"
     try:
         capsule = data.__dlpack__()
     except (RuntimeError, BufferError) as error:
-        raise ArgumentError(
-            expected("an exporter that gives its memory", of=f"a {type(data).__name__}", got=str(error), do="detach it or copy it to the host first")
-        ) from error
+        do = "detach it or copy it to the host first"
+        raise ArgumentError(expected("an exporter that gives its memory", of=of_what, got=str(error), do=do)) from error
     record = ctypes.string_at(_capsule_pointer(capsule, b"dltensor"), _DLTENSOR.size)
     data_address, device_type, _, ndim, code, bits, lanes, shape_address, strides_address, offset = _DLTENSOR.unpack(record)
     if device_type not in _HOST_KINDS:
-        raise ArgumentError(
-            expected("host memory", of=f"a {type(data).__name__}", got=f"DLPack device type {device_type}", do="move it to the CPU first")
-        )
+        raise ArgumentError(expected("host memory", of=of_what, got=f"DLPack device type {device_type}", do="move it to the CPU first"))
     of = BY_DLPACK.get((code, bits))
     if of is None or lanes != 1:
         got = f"DLPack type code {code} of {bits} bits"
-        raise DTypeError(expected("an element type with a lazy dtype", of=f"a {type(data).__name__}", got=got, do="convert it first"))
+        raise DTypeError(expected("an element type with a lazy dtype", of=of_what, got=got, do="convert it first"))
     address = data_address + offset
     shape = _integers(shape_address, ndim)
     strides = _integers(strides_address, ndim) if ndim and strides_address else None
     if strides is None or 0 in shape or _is_contiguous(shape, strides):
         return view(address, shape, of.numpy, capsule)
+    if not strided:
+        raise _not_contiguous(of_what, strides)
     return _strided(address, shape, strides, of.numpy, capsule)
+
+
+def _not_contiguous(what: str, strides: object) -> ArgumentError:
+    do = "make it contiguous first, which copies it"
+    return ArgumentError(expected("contiguous memory", of=what, got=f"strides {strides}", do=do))
 
 
 def _strided(address: int, shape: tuple[int, ...], strides: tuple[int, ...], of: np.dtype[Any], owner: object) -> Array:
@@ -133,32 +140,38 @@ def export(array: Array) -> Any:
 
     numpy exports no bfloat16 and no float8: those go out as unsigned integers, whose type code is then corrected in the capsule.
     """
-    if BY_NUMPY[array.dtype].dlpack_code in _NUMPY_CODES:
+    of = BY_NUMPY[array.dtype]
+    if of.bits < 8:
+        raise DTypeError(expected("elements of whole bytes", of="a DLPack export", got=of, do="dequantize it, or cast it to int8 first"))
+    if of.dlpack_code in _NUMPY_CODES:
         return array.__dlpack__()
     capsule = array.view(f"u{array.itemsize}").__dlpack__()
-    ctypes.c_uint8.from_address(_capsule_pointer(capsule, b"dltensor") + _CODE_OFFSET).value = BY_NUMPY[array.dtype].dlpack_code
+    ctypes.c_uint8.from_address(_capsule_pointer(capsule, b"dltensor") + _CODE_OFFSET).value = of.dlpack_code
     return capsule
 
 
-def read(data: Any, of: np.dtype[Any] | None = None) -> Array:
+def read(data: Any, of: np.dtype[Any] | None = None, strided: bool = True, name: str | None = None) -> Array:
     """The host array of numpy data or of a DLPack exporter: its own memory where that is contiguous, a copy otherwise.
+
+    Without ``strided`` memory that is not contiguous is refused. ``name`` is what errors call the data.
 
     ``of`` is the dtype that the caller expects: where numpy has it, numpy's own importer is tried first, being faster.
     """
     if isinstance(data, np.ndarray):
         if data.dtype not in BY_NUMPY:
             got = str(data.dtype)
-            raise DTypeError(expected("an element type with a lazy dtype", of="a numpy array", got=got, do="convert it first"))
+            raise DTypeError(expected("an element type with a lazy dtype", of=name or "a numpy array", got=got, do="convert it first"))
+        if not data.flags.c_contiguous and not strided:
+            raise _not_contiguous(name or "a numpy array", data.strides)
         return data if data.flags.c_contiguous else aligned(data)
     if not hasattr(data, "__dlpack__"):
-        raise ArgumentError(
-            expected("a lazy tensor, a numpy array or an object with __dlpack__", of="tensor data", got=type(data).__name__, do="convert it first")
-        )
+        wanted, got = "a lazy tensor, a numpy array or an object with __dlpack__", type(data).__name__
+        raise ArgumentError(expected(wanted, of=name or "tensor data", got=got, do="convert it first"))
     if of is not None and BY_NUMPY[of].dlpack_code in _NUMPY_CODES:
         try:
             array = np.from_dlpack(data)
         except (AttributeError, BufferError, RuntimeError, TypeError):
-            return from_dlpack(data)
+            return from_dlpack(data, strided, name)
         if array.dtype in BY_NUMPY and array.flags.c_contiguous:
             return array
-    return from_dlpack(data)
+    return from_dlpack(data, strided, name)

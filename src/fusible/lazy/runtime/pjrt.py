@@ -1,12 +1,17 @@
 """The one file that touches jaxlib's unpublished names: MLIR contexts, compilation and execution by PJRT.
 
-Names used, none of which jaxlib promises to keep (measured to work from 0.8.3 to 0.10.2):
+Names used, none of which jaxlib promises to keep (all measured to be there in 0.8.0, 0.8.2, 0.8.3 and 0.10.2):
 
 * ``jaxlib.mlir.ir``, ``jaxlib.mlir.dialects.{func, stablehlo, chlo}``, ``jaxlib.mlir._mlir_libs._jax_mlir_ext.register_dialects``
+* ``jaxlib.mlir.dialects.stablehlo``: ``register_dialect``, ``serialize_portable_artifact``, ``get_current_version``
 * ``jaxlib.xla_client``: ``make_cpu_client``, ``DeviceList``, ``CompileOptions``, ``SingleDeviceSharding``, ``HloSharding``,
-  ``batched_device_put``, ``array_result_handler``, ``XlaRuntimeError``
-* methods: ``Client.compile_and_load``, ``LoadedExecutable.execute_sharded``, ``ExecuteResults.consume_with_handlers``,
-  ``ArrayImpl.{block_until_ready, unsafe_buffer_pointer}``
+  ``batched_device_put``, ``array_result_handler``, ``register_custom_call_target``; ``jaxlib.version.__version__``
+* methods: ``Client.{compile_and_load, serialize_executable, deserialize_executable}``, ``LoadedExecutable.execute_sharded``,
+  ``ExecuteResults.consume_with_handlers``, ``ArrayImpl.{block_until_ready, unsafe_buffer_pointer}``
+* ``jaxlib.mlir.passmanager.PassManager``, and of the StableHLO bindings ``register_stablehlo_passes``, ``deserialize_portable_artifact``,
+  ``get_version_from_compatibility_requirement``
+
+``tests/conformance/lazy/test_lazy_engine.py`` asks each of them for what is needed here; ``make test-jaxlib VERSION=...`` runs it on another jaxlib.
 
 The client is synchronous: a call runs in the caller's thread (with XLA's thread pool beneath) and returns when its results are ready and
 its operands are no longer read. That also saves a hop between threads (5 us a call against 15 us).
@@ -16,19 +21,40 @@ XLA's kernels flush float32 (and bfloat16) subnormals to zero in arithmetic; its
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import math
 import os
+import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fusible.errors import CompileError, ForkError, expected
+from fusible.errors import ExecutionError, ForkError, expected
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.printing import Shape
+from fusible.lazy.runtime import engine as engines
+from fusible.lazy.runtime.engine import EngineRefusal, Types
 from fusible.lazy.runtime.host import ALIGNMENT, aligned, pointer, view
 
-__all__ = ["Program", "check_process", "compile_module", "mlir_context", "mlir_modules"]
+__all__ = [
+    "PJRT",
+    "Program",
+    "check_process",
+    "compile_module",
+    "host_view",
+    "mlir_context",
+    "mlir_modules",
+    "pass_manager",
+    "place",
+    "register_target",
+]
+
+_MOST = 3
+"""XLA's own level of optimisation."""
 
 _OPTIONS: list[tuple[str, bool]] = [("xla_allow_excess_precision", False)]
 """Without this XLA drops roundings to a narrower type (it keeps a chain of bf16 additions in float32)."""
@@ -38,7 +64,7 @@ class _Engine(NamedTuple):
     """The client, its one device, and what placing and taking arrays needs."""
 
     client: Any
-    device: Any
+    sole: list[Any]
     devices: Any
     sharding: Any
     put: Any
@@ -100,6 +126,14 @@ def mlir_modules() -> tuple[Any, Any, Any]:
     return ir, stablehlo, func
 
 
+def pass_manager() -> Any:
+    """The bindings' ``PassManager``, with the StableHLO passes registered."""
+    from jaxlib.mlir.passmanager import PassManager
+
+    _load()[2].register_stablehlo_passes()
+    return PassManager
+
+
 def mlir_context() -> Any:
     """A new MLIR context with the StableHLO dialect registered."""
     _, ir, stablehlo, _, chlo, ext = _load()
@@ -112,6 +146,21 @@ def mlir_context() -> Any:
     stablehlo.register_dialect(context)
     chlo.register_dialect(context)
     return context
+
+
+_TYPED = 1
+"""The version of the foreign-function interface whose handlers declare the types that they take."""
+
+
+def register_target(name: str, handler: Any) -> None:
+    """Let custom calls of ``name`` run ``handler``, a capsule of an XLA FFI handler. XLA keeps it for the life of the process."""
+    _load()[0].register_custom_call_target(name, handler, "cpu", api_version=_TYPED)
+
+
+def _options(more: Sequence[tuple[str, int]] = ()) -> Any:
+    options = _load()[0].CompileOptions()
+    options.env_option_overrides = [*_OPTIONS, *more]
+    return options
 
 
 def _engine() -> _Engine:
@@ -128,67 +177,126 @@ def _engine() -> _Engine:
 
             client = xla.make_cpu_client(asynchronous=False)
             device = client.devices()[0]
-            options = xla.CompileOptions()
-            options.env_option_overrides = list(_OPTIONS)
-            _STATE.engine = _Engine(
-                client, device, xla.DeviceList((device,)), _Sharding(device), xla.batched_device_put, xla.array_result_handler, options
-            )
+            devices, sharding = xla.DeviceList((device,)), _Sharding(device)
+            _STATE.engine = _Engine(client, [device], devices, sharding, xla.batched_device_put, xla.array_result_handler, _options())
         return _STATE.engine
 
 
+@functools.lru_cache(maxsize=4096)
 def _aval(shape: Shape, of: dtype) -> _Aval:
-    return _Aval(shape, of.numpy, len(shape), int(np.prod(shape, dtype=np.int64)))
+    return _Aval(shape, of.numpy, len(shape), math.prod(shape))
+
+def _tells_failures(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, which raises ``ExecutionError`` where a handler that the program calls fails, or refuses its operands."""
+
+    @functools.wraps(run)
+    def call(*args: Any) -> Any:
+        try:
+            return run(*args)
+        except ForkError:
+            raise
+        except RuntimeError as error:
+            reason, do = " ".join(str(error).split()), "pass the plugins that it calls what they take"
+            raise ExecutionError(expected("a run without failure", of="a compiled program", got=reason, do=do)) from error
+
+    return call
 
 
-class Program:
-    """A compiled module. Calling it runs it on host arrays and returns host arrays that it alone owns.
+def place(array: np.ndarray[Any, Any], of: dtype) -> Any:
+    """The engine's buffer of a C-contiguous array; it shares the memory of ``array``, and keeps it, where that is aligned to 64 bytes."""
+    engine = _STATE.engine or _engine()
+    if _STATE.forked:
+        check_process()
+    if pointer(array) % ALIGNMENT:
+        array = aligned(array)
+    return engine.put(_aval(array.shape, of), engine.sharding, [array], engine.sole, True, enable_x64=True)
 
-    PJRT checks nothing but byte sizes, so ``__call__`` trusts its caller for dtypes and shapes: ``Executable`` checks them. Every array
-    must be C-contiguous; one that is not aligned to 64 bytes is copied first.
-    """
 
-    def __init__(self, module: bytes, inputs: Sequence[tuple[Shape, dtype]], outputs: Sequence[tuple[Shape, dtype]]) -> None:
+def host_view(buffer: Any, shape: Shape, of: dtype) -> np.ndarray[Any, Any]:
+    """The writable array that shares the memory of a buffer, and keeps it. Of int4, which the engine packs by two, it is a copy."""
+    if of.bits < 8:
+        count = math.prod(shape)
+        packed = view(buffer.unsafe_buffer_pointer(), ((count + 1) // 2,), np.dtype(np.uint8), buffer)
+        nibbles = np.stack([packed << 4, packed & 0xF0], 1).view(np.int8).reshape(-1)[:count] >> 4
+        return aligned(nibbles.astype(of.numpy).reshape(shape))
+    return view(buffer.unsafe_buffer_pointer(), shape, of.numpy, buffer)
+
+
+class Program(engines.Program):
+    """A program loaded by XLA. An array that is not aligned to 64 bytes is copied before a call, others are read in place."""
+
+    def __init__(self, load: Callable[[_Engine], Any], inputs: Types, outputs: Types, binary: bytes | None = None) -> None:
         self._engine = engine = _engine()
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self._in = [_aval(*of) for of in inputs]
-        self._devices = [engine.device]
+        self._binary = binary
         self._handlers = [engine.handler(_aval(*of), engine.sharding, True, True) for of in outputs]
         try:
-            self._loaded = engine.client.compile_and_load(module, engine.devices, engine.options)
+            self._loaded = load(engine)
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise CompileError(
-                expected("a module that XLA compiles", of="a recorded program", got=reason, do="simplify the program, or report it")
-            ) from error
+            raise EngineRefusal("a module that XLA compiles", str(error)) from error
 
     def put(self, index: int, array: np.ndarray[Any, Any]) -> Any:
-        """The device's array for input ``index``; it shares the memory of ``array``, which must outlive it, where that is aligned."""
-        if pointer(array) % ALIGNMENT:
-            array = aligned(array)
-        engine = self._engine
-        return engine.put(self._in[index], engine.sharding, [array], self._devices, True, enable_x64=True)
+        """The engine's buffer for input ``index``: ``place`` with its dtype."""
+        return place(array, self.inputs[index][1])
 
-    def run(self, arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-        """Run on the device's arrays (of ``put``), and wait. The results are writable host arrays."""
+    def fetch(self, index: int, buffer: Any) -> np.ndarray[Any, Any]:
+        return host_view(buffer, *self.outputs[index])
+
+    @_tells_failures
+    def execute(self, buffers: Sequence[Any]) -> list[Any]:
         if _STATE.forked:
             check_process()
-        results = self._loaded.execute_sharded(list(arrays)).consume_with_handlers(self._handlers)
-        host = []
-        for result, (shape, of) in zip(results, self.outputs, strict=True):
+        results = self._loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+        for result in results:
             result.block_until_ready()
-            host.append(view(result.unsafe_buffer_pointer(), shape, of.numpy, result))
-        return host
+        return results
 
-    def __call__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        if _STATE.forked:
-            check_process()
-        return self.run([self.put(i, array) for i, array in enumerate(arrays)])
+    def serialize(self) -> bytes:
+        """See ``engine``. A binary that was loaded is given back as it was: the engine keeps only a part of it."""
+        return self._engine.client.serialize_executable(self._loaded) if self._binary is None else self._binary
 
 
-def compile_module(module: bytes, inputs: Sequence[tuple[Shape, dtype]], outputs: Sequence[tuple[Shape, dtype]]) -> Program:
+class PJRT(engines.Engine):
+    """XLA for the CPU, from jaxlib."""
+
+    NAME = "pjrt"
+    ARTIFACT = "bytecode"
+
+    def unavailable(self) -> str | None:
+        return None if importlib.util.find_spec("jaxlib") else "jaxlib is not installed: pip install 'fusible[xla]'"
+
+    def fingerprint(self) -> str:
+        """The version of jaxlib, the options, and the processor: XLA compiles for the instructions that it finds."""
+        version = importlib.import_module("jaxlib.version").__version__
+        return f"jaxlib {version} {_OPTIONS} {platform.machine()} {_cpu_flags()}"
+
+    def compile(self, artifact: bytes, inputs: Types, outputs: Types, level: int = _MOST) -> Program:
+        """See ``Engine``. ``artifact`` may be bytecode or portable. Raises ``ForkError`` in a forked child of a process that has executed."""
+
+        def load(engine: _Engine) -> Any:
+            options = engine.options if level >= _MOST else _options([("xla_backend_optimization_level", level)])
+            return engine.client.compile_and_load(artifact, engine.devices, options)
+
+        return Program(load, inputs, outputs)
+
+    def load(self, binary: bytes, inputs: Types, outputs: Types) -> Program:
+        return Program(lambda engine: engine.client.deserialize_executable(binary, engine.devices, engine.options), inputs, outputs, binary)
+
+
+@functools.cache
+def _cpu_flags() -> str:
+    """The instruction sets of this processor, where the system tells them."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next((line.split(":", 1)[1].strip() for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return platform.processor()
+
+
+def compile_module(module: bytes, inputs: Types, outputs: Types, level: int = 3) -> Program:
     """Compile the MLIR bytecode of a StableHLO module whose ``main`` has these inputs and outputs.
 
     Raises ``CompileError`` where XLA refuses it, and ``ForkError`` in a forked child.
     """
-    return Program(module, inputs, outputs)
+    return PJRT().compile(module, inputs, outputs, level)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import dtype, int4
+from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.printing import Shape
 from fusible.lazy.runtime import pjrt
+from fusible.lazy.source import place_of
+from fusible.lazy.stablehlo.diagnostics import location_name
 
-__all__ = ["LOCK", "Mlir", "get"]
+__all__ = ["LOCK", "Mlir", "get", "portable"]
 
 LOCK = threading.RLock()
 """Held while a module is built: one context serves all threads."""
 
 _MLIR: list[Mlir] = []
+
+_MAX_TYPES = 4096
+"""Tensor types that are remembered: a process that sees new shapes for ever must not keep all of them."""
 
 
 class Mlir:
@@ -27,6 +34,8 @@ class Mlir:
         self.ir, self.hlo, self.func = pjrt.mlir_modules()
         self.context = pjrt.mlir_context()
         self._elements: dict[dtype, Any] = {}
+        self._types: dict[tuple[Shape, dtype], Any] = {}
+        self._unknown = self.ir.ShapedType.get_dynamic_size()
 
     def element(self, of: dtype) -> Any:
         """The MLIR type of an element type."""
@@ -35,8 +44,19 @@ class Mlir:
         return self._elements[of]
 
     def type(self, of: FlatIRTensor) -> Any:
-        """The ranked tensor type of a value."""
-        return self.ir.RankedTensorType.get(of.shape, self.element(of.dtype))
+        """The ranked tensor type of a value; ``?`` for a size that a call determines."""
+        key = of.shape, of.dtype
+        found = self._types.get(key)
+        if found is None:
+            found = self.ir.RankedTensorType.get([n if type(n) is int else self._unknown for n in of.shape], self.element(of.dtype))
+            if len(self._types) < _MAX_TYPES:
+                self._types[key] = found
+        return found
+
+    def location(self, op: FlatIROp) -> Any:
+        """``"label:operands->results"("file":line:column)``: what a diagnostic of the engine is mapped back by."""
+        place = place_of(op.outputs[0].source)
+        return self.ir.Location.name(location_name(op), self.ir.Location.file(place.file, place.line, place.column + 1))
 
     def i64(self, value: int) -> Any:
         return self.ir.IntegerAttr.get(self.ir.IntegerType.get_signless(64), value)
@@ -44,20 +64,37 @@ class Mlir:
     def ints(self, values: Sequence[int]) -> Any:
         return self.ir.DenseI64ArrayAttr.get(list(values))
 
+    def attributes(self, values: Mapping[str, int]) -> Any:
+        """A dictionary of 32-bit integers."""
+        i32 = self.ir.IntegerType.get_signless(32)
+        return self.ir.DictAttr.get({name: self.ir.IntegerAttr.get(i32, value) for name, value in values.items()})
+
     def pairs(self, values: Sequence[tuple[int, int]]) -> Any:
         """An ``[n, 2]`` integer attribute, as paddings are given."""
         return self.ir.DenseIntElementsAttr.get(np.array(values, np.int64).reshape(-1, 2))
 
-    def splat(self, value: float | bool, of: dtype) -> Any:
-        """The scalar literal ``value``, rounded to ``of``."""
-        kind = self.ir.RankedTensorType.get((), self.element(of))
-        if of.kind == "bool":
-            return self.ir.DenseElementsAttr.get_splat(kind, self.ir.BoolAttr.get(bool(value)))
-        with np.errstate(all="ignore"):
-            bits = np.array(value).astype(of.numpy)
+    def gather_numbers(self, out: FlatIRTensor, index: FlatIRTensor, dim: int) -> Any:
+        """How a gather of ``index`` along ``dim`` names dimensions."""
+        return self.hlo.GatherDimensionNumbers.get(
+            offset_dims=[d for d in range(len(out.shape)) if not dim <= d < dim + len(index.shape)],
+            collapsed_slice_dims=[dim],
+            operand_batching_dims=[],
+            start_indices_batching_dims=[],
+            start_index_map=[dim],
+            index_vector_dim=len(index.shape),
+        )
+
+    def dense(self, array: np.ndarray[Any, Any], of: dtype) -> Any:
+        """The literal ``array``; the bindings take the bits of floats, and of bools and int4 one attribute each."""
+        kind = self.ir.RankedTensorType.get(array.shape, self.element(of))
+        if of.kind == "bool" or of is int4:
+            element = self.element(of)
+            each = [self.ir.BoolAttr.get(n) if of.kind == "bool" else self.ir.IntegerAttr.get(element, int(n)) for n in array.ravel().tolist()]
+            dense = self.ir.DenseElementsAttr
+            return dense.get_splat(kind, each[0]) if array.shape == () else dense.get(each, kind)
         if of.kind in ("float", "float8"):
-            bits = bits.view(f"u{of.itemsize}")
-        return self.ir.DenseElementsAttr.get(bits, type=kind)
+            array = array.view(f"u{array.itemsize}")
+        return self.ir.DenseElementsAttr.get(np.ascontiguousarray(array).reshape(array.shape), type=kind)
 
 
 def get() -> Mlir:
@@ -66,3 +103,16 @@ def get() -> Mlir:
         if not _MLIR:
             _MLIR.append(Mlir())
         return _MLIR[0]
+
+
+def portable(bytecode: bytes) -> bytes:
+    """The portable artifact of a module's bytecode, in the version that readers of the last 12 weeks have.
+
+    The bindings turn the module that they are given into one, so it is read afresh.
+    """
+    with LOCK:
+        mlir = get()
+        with mlir.context:
+            module = mlir.ir.Module.parse(bytecode)
+            version = mlir.hlo.get_version_from_compatibility_requirement(mlir.hlo.StablehloCompatibilityRequirement.WEEK_12)
+            return mlir.hlo.serialize_portable_artifact(module, version)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from fusible.errors import CompileError, expected
+from fusible.lazy.dims import is_static
 from fusible.lazy.flat_ir.op import FlatIROp
-from fusible.lazy.source import describe
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.stablehlo import mlir as bindings
+from fusible.lazy.stablehlo.diagnostics import VALID, op_refusal, refusal
 
 if TYPE_CHECKING:
     from fusible.lazy.flat_ir.flat_ir import FlatIR
@@ -18,7 +20,7 @@ __all__ = ["StableHLO", "build_module"]
 
 
 class StableHLO:
-    """A StableHLO module with one function ``main``. ``str`` is its numbered printed form, ``text`` and ``bytecode`` the MLIR."""
+    """A StableHLO module whose entry is ``main``. ``str`` is its numbered printed form, ``text`` and ``bytecode`` the MLIR."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -32,63 +34,76 @@ class StableHLO:
         return stream.getvalue()
 
     @cached_property
+    def portable(self) -> bytes:
+        """The portable artifact (VHLO bytecode), which other versions of StableHLO and other engines read."""
+        return bindings.portable(self.bytecode)
+
+    @cached_property
     def text(self) -> str:
         with bindings.LOCK:
             return str(self.module)
+
+    @cached_property
+    def located_text(self) -> str:
+        """The text with a location behind every operation."""
+        with bindings.LOCK:
+            return self.module.operation.get_asm(enable_debug_info=True, use_local_scope=True)
 
     def __str__(self) -> str:
         lines = self.text.split("\n")
         return "\n".join(["==== StableHLO IR ====", *(f"{i}: {line}".rstrip() for i, line in enumerate(lines, 1))])
 
 
-def build_module(flat: FlatIR) -> StableHLO:
-    """The verified module of ``flat``. Every operation's location carries its tensors' names and the user's line."""
+def build_module(flat: FlatIR, aliases: Mapping[int, int]) -> StableHLO:
+    """The verified module of ``flat``. Every operation's location carries its tensors' names and the user's line.
+
+    ``aliases``: by input whose memory may be overwritten, the output that takes it. Raises ``CompileError`` that begins with the user's line where
+    an operation is refused.
+    """
     with bindings.LOCK:
         mlir = bindings.get()
         ir = mlir.ir
         with mlir.context, ir.Location.unknown():
             module = ir.Module.create()
             with ir.InsertionPoint(module.body):
-                main = mlir.func.FuncOp("main", ([mlir.type(t) for t in flat.inputs], [mlir.type(t) for t in flat.outputs]))
-                block = main.add_entry_block()
-                values = dict(zip(flat.inputs, block.arguments, strict=True))
-                with ir.InsertionPoint(block):
-                    for op in flat.ops:
-                        values[op.outputs[0]] = _build(mlir, op, [values[t] for t in op.inputs])
-                    mlir.func.ReturnOp([values[t] for t in flat.outputs])
-            _verify(mlir, module, flat)
+                main = _add_function(mlir, "main", flat.inputs, flat.ops, flat.outputs)
+                if aliases:
+                    main.arg_attrs = [mlir.attributes({"tf.aliasing_output": aliases[i]} if i in aliases else {}) for i in range(len(flat.inputs))]
+                for function in flat.functions:
+                    _add_function(mlir, function.name, function.inputs, function.ops, function.outputs, visibility="private")
+            try:
+                module.operation.verify()
+            except ir.MLIRError as error:
+                raise refusal(flat, error, VALID) from error
             return StableHLO(module)
 
 
-def _build(mlir: bindings.Mlir, op: FlatIROp, operands: list[Any]) -> Any:
-    out = op.outputs[0]
-    names = f"{op.label}:{','.join(t.name for t in op.inputs)}->{out.name}"
-    file, line = out.source
-    with mlir.ir.Location.name(names, mlir.ir.Location.file(file, line, 0)):
-        try:
-            value = op.to_mlir(mlir, operands)
-        except (mlir.ir.MLIRError, ValueError, TypeError) as error:
-            raise _refused(op, error) from error
-    if value.type != mlir.type(out):
-        raise _refused(op, f"its result is {value.type}")
-    return value
+def _add_function(
+    mlir: bindings.Mlir, name: str, inputs: list[FlatIRTensor], ops: list[FlatIROp], outputs: list[FlatIRTensor], visibility: str | None = None
+) -> Any:
+    ir = mlir.ir
+    function = mlir.func.FuncOp(name, ([mlir.type(t) for t in inputs], [mlir.type(t) for t in outputs]), visibility=visibility)
+    block = function.add_entry_block()
+    values: dict[FlatIRTensor, Any] = dict(zip(inputs, block.arguments, strict=True))
+    refusals = (ir.MLIRError, ValueError, TypeError)
+    with ir.InsertionPoint(block):
+        for op in ops:
+            with mlir.location(op):
+                try:
+                    made = op.to_mlir(mlir, [values[t] for t in op.inputs])
+                except refusals as error:
+                    raise op_refusal(op, error) from error
+            results = made if isinstance(made, list | tuple) else (made,)
+            for out, value in zip(op.outputs, results, strict=True):
+                if value.type != mlir.type(out) and (is_static(out.shape) or not _agrees(value.type, mlir.type(out))):
+                    raise op_refusal(op, f"its result is {value.type} where {out} was recorded")
+                values[out] = value
+        mlir.func.ReturnOp([values[t] for t in outputs])
+    return function
 
 
-def _verify(mlir: bindings.Mlir, module: Any, flat: FlatIR) -> None:
-    try:
-        module.operation.verify()
-    except mlir.ir.MLIRError as error:
-        text = str(error)
-        named = [op for op in flat.ops if f'->{op.outputs[0].name}"' in text]
-        raise (_refused(named[0], error) if named else CompileError(_sentence("a recorded program", error))) from error
-
-
-def _refused(op: FlatIROp, why: object) -> CompileError:
-    out = op.outputs[0]
-    made = f", a tensor introduced to {out.reason_details}," if out.reason_details else ""
-    return CompileError(_sentence(f"{op.label} recorded at {describe(out.source)} ({type(op).__name__}{made})", why))
-
-
-def _sentence(what: str, why: object) -> str:
-    reason = " ".join(str(why).split())
-    return expected("a valid StableHLO operation", of=what, got=reason, do="change the operation at that line, or report this program")
+def _agrees(made: Any, wanted: Any) -> bool:
+    """Whether two types differ only in what they know about sizes."""
+    if made.element_type != wanted.element_type or made.rank != wanted.rank:
+        return False
+    return all(a.is_dynamic_dim(d) or b.is_dynamic_dim(d) or a.shape[d] == b.shape[d] for a, b in [(made, wanted)] for d in range(made.rank))

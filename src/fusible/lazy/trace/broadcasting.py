@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusible.errors import DTypeError, ShapeError, expected
+from fusible.lazy.assumptions import holds
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.tensor import TraceTensor
 
@@ -19,11 +20,14 @@ def same_dtype(what: str, *tensors: TraceTensor) -> None:
 
 
 def broadcast_shapes(what: str, *tensors: TraceTensor) -> Shape:
-    """The shape of the result by numpy's rules; raises ``ShapeError`` where sizes differ and neither is 1."""
+    """The shape of the result by numpy's rules; raises ``ShapeError`` where sizes differ and neither is 1.
+
+    A size that only a call determines is taken not to be 1: two of them, or one and another number, have to be equal in each call.
+    """
     shape = tensors[0].shape
     for t in tensors[1:]:
         if t.shape != shape:
-            joined = _broadcast(shape, t.shape)
+            joined = _broadcast(shape, t.shape, what)
             if joined is None:
                 got = " and ".join(map(str, tensors))
                 raise ShapeError(
@@ -35,7 +39,7 @@ def broadcast_shapes(what: str, *tensors: TraceTensor) -> Shape:
     return shape
 
 
-def _broadcast(a: Shape, b: Shape) -> Shape | None:
+def _broadcast(a: Shape, b: Shape, what: str) -> Shape | None:
     if len(a) < len(b):
         a, b = b, a
     lead = len(a) - len(b)
@@ -43,6 +47,6 @@ def _broadcast(a: Shape, b: Shape) -> Shape | None:
     for i, n in enumerate(b):
         if a[lead + i] == 1:
             out[lead + i] = n
-        elif n not in (1, a[lead + i]):
+        elif n not in (1, a[lead + i]) and not holds(a[lead + i], "==", n, f"the operands of {what}"):
             return None
     return tuple(out)

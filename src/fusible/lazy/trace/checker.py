@@ -21,7 +21,7 @@ def check_trace(trace: Trace) -> Trace:
             wrong = "an operand is made before its use"
         elif any(t in known for t in op.outputs):
             wrong = "a tensor is made once"
-        elif [(t.shape, t.dtype) for t in op.outputs] != [op.infer(*op.inputs)]:
+        elif [(t.shape, t.dtype) for t in op.outputs] != op.infer_all(*op.inputs):
             wrong = "an output has the type that its operation infers"
         if wrong:
             got = f"{op.describe([trace.names.get(t, '?') for t in op.inputs])}"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fusible.lazy.device import device
 from fusible.lazy.dtypes import dtype
-from fusible.lazy.printing import Shape, print_attributes
+from fusible.lazy.printing import Shape, print_attributes, printed_fields
 from fusible.lazy.trace.tensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ TRACE_OPS: dict[str, type[TraceOp]] = {}
 class TraceOp:
     """One operation. A subclass is a dataclass whose fields are its attributes; its printed form falls out of them.
 
-    A subclass defines ``infer(*inputs) -> (shape, dtype)``, which refuses illegal operands with an error, and
-    ``to_flat_ir(inputs, outputs)``, which constructs FlatIR operations that bind ``outputs``.
+    A subclass defines ``infer(*inputs) -> (shape, dtype)``, which refuses illegal operands with an error (``infer_all`` where it has several
+    outputs), and ``to_flat_ir(inputs, outputs)``, which constructs FlatIR operations that bind ``outputs``.
     """
 
     HIDDEN: ClassVar[frozenset[str]] = frozenset()
@@ -32,6 +33,9 @@ class TraceOp:
 
     is_input: ClassVar[bool] = False
     """Whether the operation is an input of the program (and lowers to nothing)."""
+
+    places: ClassVar[bool] = False
+    """Whether the operation says where its output lives, whatever its operands do."""
 
     inputs = ()
     outputs = ()
@@ -42,6 +46,18 @@ class TraceOp:
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         """The shape and dtype of the output; raises ``ShapeError`` or ``DTypeError`` for illegal inputs."""
         raise NotImplementedError
+
+    def infer_all(self, *inputs: TraceTensor) -> list[tuple[Shape, dtype]]:
+        """``infer`` for every output."""
+        return [self.infer(*inputs)]
+
+    def place(self, common: device) -> device:
+        """Where the output lives, given where the operands do."""
+        return common
+
+    def key(self) -> tuple[object, ...]:
+        """The attributes by value: operations of one class with equal keys compute the same. Floats by their spelling (-0.0 is not 0.0)."""
+        return tuple([repr(v) if type(v) is float else v for v in [getattr(self, name) for name in printed_fields(type(self), self.HIDDEN)]])
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         """Construct the FlatIR operations that compute ``outputs`` from ``inputs``."""

@@ -18,7 +18,7 @@ __all__ = ["TraceTensor"]
 class TraceTensor:
     """A value of the implicit graph: its shape, dtype and device, the operation that makes it, and the user's line."""
 
-    __slots__ = ("device", "dtype", "producer", "shape", "source")
+    __slots__ = ("device", "dtype", "name", "producer", "shape", "source")
 
     def __init__(self, shape: Shape, dtype: dtype, device: device, producer: TraceOp, source: Source) -> None:
         self.shape = shape
@@ -26,7 +26,9 @@ class TraceTensor:
         self.device = device
         self.producer = producer
         self.source = source
+        self.name: str | None = None
 
     def __str__(self) -> str:
         """``float32 [2, 3] (made at file:line)``: how an error names it."""
-        return f"{self.dtype} {list(self.shape)} (made at {describe(self.source)})"
+        name = f" {self.name!r}" if self.name else ""
+        return f"{self.dtype} {list(self.shape)}{name} (made at {describe(self.source)})"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fusible.lazy.dims import Symbol, symbols
 from fusible.lazy.flat_ir.lower import lower_trace
 from fusible.lazy.printing import print_type
 from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.ops.storage import Input, Storage
+from fusible.lazy.trace.ops.storage import DimensionInput, Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Trace:
     ``Trace(outputs)`` takes lazy tensors (or their trace tensors); ``inputs`` are the arguments of a function being compiled, in order.
     ``str(trace)`` is its printed form, in which tensors are named ``t0``, ``t1``, ... in the order of computation, so two
     programs that record the same operations print alike. ``storages`` are the stored tensors that it reads: inputs of the program,
-    never part of it.
+    never part of it; ``sizes`` the arguments that are sizes.
     """
 
     def __init__(self, outputs: Iterable[Any], inputs: Sequence[Any] = ()) -> None:
@@ -36,6 +37,9 @@ class Trace:
         self.ops = [*strangers, *computed]
         self.tracers: list[TraceTensor] = [op.outputs[0] for op in strangers]
         self.storages: list[Storage] = [op for op in computed if isinstance(op, Storage)]
+        self.sizes: dict[Symbol, TraceTensor] = {
+            size: t for t in self.inputs if isinstance(t.producer, DimensionInput) for size in symbols(t.producer.expression)
+        }
         self.names: dict[TraceTensor, str] = {}
         for tensor in [*self.inputs, *(out for op in self.ops for out in op.outputs)]:
             self.names[tensor] = f"t{len(self.names)}"
@@ -51,6 +55,19 @@ class Trace:
 
     def _typed(self, tensor: TraceTensor) -> str:
         return f"    {self.names[tensor]}: {print_type(tensor.shape, tensor.dtype, tensor.device)}"
+
+    def key(self) -> tuple[object, ...]:
+        """What the program is, apart from names, sources and stored values: equal keys are one compiled program."""
+        number: dict[TraceTensor, int] = {}
+        for tensor in self.inputs:
+            number[tensor] = len(number)
+        parts: list[object] = [len(number), *[(t.shape, t.dtype) for t in self.inputs]]
+        for op in self.ops:
+            parts.append((op.__class__, op.key(), *[number[t] for t in op.inputs]))
+            for out in op.outputs:
+                number[out] = len(number)
+        parts.append(tuple([number[t] for t in self.outputs]))
+        return tuple(parts)
 
     def to_flat_ir(self) -> FlatIR:
         """The FlatIR of this trace, before any pass."""

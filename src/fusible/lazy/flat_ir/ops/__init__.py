@@ -2,7 +2,18 @@
 
 from fusible.lazy.flat_ir.ops.constant import ConstantOp, IotaOp, constant
 from fusible.lazy.flat_ir.ops.convert import BitcastConvertOp, ConvertOp
+from fusible.lazy.flat_ir.ops.convolution import ConvolutionOp
+from fusible.lazy.flat_ir.ops.custom_call import CustomCallOp
 from fusible.lazy.flat_ir.ops.dot import DotOp
+from fusible.lazy.flat_ir.ops.dynamic import (
+    DynamicBroadcastOp,
+    DynamicGatherOp,
+    DynamicIotaOp,
+    DynamicPadOp,
+    DynamicReshapeOp,
+    DynamicSliceOp,
+    GetDimensionSizeOp,
+)
 from fusible.lazy.flat_ir.ops.elementwise import (
     AbsOp,
     AddOp,
@@ -23,6 +34,8 @@ from fusible.lazy.flat_ir.ops.elementwise import (
     NotOp,
     OrOp,
     PowOp,
+    RemainderOp,
+    RoundNearestEvenOp,
     RsqrtOp,
     SelectOp,
     ShiftLeftOp,
@@ -37,6 +50,7 @@ from fusible.lazy.flat_ir.ops.elementwise import (
 from fusible.lazy.flat_ir.ops.gather import GatherOp
 from fusible.lazy.flat_ir.ops.reduce import ReduceOp, ReduceWindowOp
 from fusible.lazy.flat_ir.ops.shape import BroadcastOp, ConcatenateOp, FlipOp, PadOp, ReshapeOp, SliceOp, TransposeOp, broadcast
+from fusible.lazy.flat_ir.ops.sort import SortOp
 
 __all__ = [
     "AbsOp",
@@ -49,13 +63,22 @@ __all__ = [
     "ConcatenateOp",
     "ConstantOp",
     "ConvertOp",
+    "ConvolutionOp",
     "CosineOp",
+    "CustomCallOp",
     "DivideOp",
     "DotOp",
+    "DynamicBroadcastOp",
+    "DynamicGatherOp",
+    "DynamicIotaOp",
+    "DynamicPadOp",
+    "DynamicReshapeOp",
+    "DynamicSliceOp",
     "ExpOp",
     "FlipOp",
     "FloorOp",
     "GatherOp",
+    "GetDimensionSizeOp",
     "IotaOp",
     "IsFiniteOp",
     "LogOp",
@@ -70,7 +93,9 @@ __all__ = [
     "PowOp",
     "ReduceOp",
     "ReduceWindowOp",
+    "RemainderOp",
     "ReshapeOp",
+    "RoundNearestEvenOp",
     "RsqrtOp",
     "SelectOp",
     "ShiftLeftOp",
@@ -78,6 +103,7 @@ __all__ = [
     "SignOp",
     "SineOp",
     "SliceOp",
+    "SortOp",
     "SqrtOp",
     "SubtractOp",
     "TanhOp",

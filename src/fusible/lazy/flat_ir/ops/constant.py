@@ -6,30 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.printing import Shape
 
 if TYPE_CHECKING:
     from fusible.lazy.stablehlo.mlir import Mlir
 
-__all__ = ["ConstantOp", "IotaOp", "constant"]
+__all__ = ["ConstantOp", "IotaOp", "constant", "rounded"]
 
 
 @dataclass(eq=False)
 class ConstantOp(FlatIROp):
-    """A scalar literal (stablehlo.constant)."""
+    """A literal (stablehlo.constant): a number, or nested lists of them where a pass made a small tensor."""
 
-    data: float | int | bool
+    data: float | int | bool | list[Any]
     dtype: dtype
     device: device = DEFAULT
 
+    def array(self) -> np.ndarray[Any, Any]:
+        """The literal rounded to its dtype."""
+        return rounded(self.data, self.dtype, self.outputs[0].shape)
+
+    def key(self) -> tuple[object, ...]:
+        return self.dtype, self.array().tobytes()
+
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.constant(mlir.splat(self.data, self.dtype))
+        return mlir.hlo.constant(mlir.dense(self.array(), self.dtype))
 
     def check(self) -> str | None:
-        return None if self.outputs[0].shape == () and self.outputs[0].dtype is self.dtype else "a constant is a scalar of its dtype"
+        out = self.outputs[0]
+        return None if np.shape(self.data) == out.shape and out.dtype is self.dtype else "a constant has the shape of its data and its dtype"
 
 
 @dataclass(eq=False)
@@ -40,6 +51,12 @@ class IotaOp(FlatIROp):
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
         return mlir.hlo.iota(mlir.type(self.outputs[0]), mlir.i64(self.dim))
+
+
+def rounded(data: Any, of: dtype, shape: Shape = ()) -> np.ndarray[Any, Any]:
+    """Numbers as an array of ``of``, rounded to nearest even; integers by way of no float."""
+    with np.errstate(all="ignore"):
+        return np.array(data, object if of.is_integer else None).astype(of.numpy).reshape(shape)
 
 
 def constant(value: float | bool, dtype: dtype, reason: str) -> FlatIRTensor:

@@ -100,6 +100,16 @@ class PowOp(ElementwiseOp):
     HLO = "power"
 
 
+class RemainderOp(ElementwiseOp):
+    """The remainder of truncating division: it has the sign of the dividend."""
+
+    HLO = "remainder"
+
+
+class RoundNearestEvenOp(ElementwiseOp):
+    HLO = "round_nearest_even"
+
+
 class RsqrtOp(ElementwiseOp):
     HLO = "rsqrt"
 

@@ -22,15 +22,5 @@ class GatherOp(FlatIROp):
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
         x, index = self.inputs
-        rank = len(self.outputs[0].shape)
-        offset = [d for d in range(rank) if not self.dim <= d < self.dim + len(index.shape)]
-        numbers = mlir.hlo.GatherDimensionNumbers.get(
-            offset_dims=offset,
-            collapsed_slice_dims=[self.dim],
-            operand_batching_dims=[],
-            start_indices_batching_dims=[],
-            start_index_map=[self.dim],
-            index_vector_dim=len(index.shape),
-        )
         sizes = [1 if d == self.dim else n for d, n in enumerate(x.shape)]
-        return mlir.hlo.gather(operands[0], operands[1], numbers, mlir.ints(sizes))
+        return mlir.hlo.gather(operands[0], operands[1], mlir.gather_numbers(self.outputs[0], index, self.dim), mlir.ints(sizes))

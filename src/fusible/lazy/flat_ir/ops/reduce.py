@@ -41,14 +41,20 @@ class ReduceOp(FlatIROp):
 
 @dataclass(eq=False)
 class ReduceWindowOp(FlatIROp):
-    """A sliding reduction with stride 1 and ``padding`` before and after each dimension (stablehlo.reduce_window)."""
+    """A sliding reduction with ``padding`` before and after each dimension, and a ``stride`` (1 where none is given) (stablehlo.reduce_window)."""
 
     kind: str
     window: list[int]
     padding: list[tuple[int, int]]
+    stride: list[int] | None = None
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
         op = mlir.hlo.ReduceWindowOp(
-            [mlir.type(self.outputs[0])], [operands[0]], [operands[1]], mlir.ints(self.window), padding=mlir.pairs(self.padding)
+            [mlir.type(self.outputs[0])],
+            [operands[0]],
+            [operands[1]],
+            mlir.ints(self.window),
+            window_strides=mlir.ints(self.stride or [1] * len(self.window)),
+            padding=mlir.pairs(self.padding),
         )
         return _fill_body(mlir, op, self.kind, mlir.type(self.inputs[1]))

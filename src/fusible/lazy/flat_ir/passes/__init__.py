@@ -1,16 +1,42 @@
 """Named passes, each from one valid FlatIR to another that computes the same."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.passes.common_subexpression import common_subexpression
+from fusible.lazy.flat_ir.passes.constant_deduplication import constant_deduplication
+from fusible.lazy.flat_ir.passes.constant_folding import constant_folding
 from fusible.lazy.flat_ir.passes.dead_code import dead_code
+from fusible.lazy.flat_ir.passes.function_deduplication import function_deduplication
 
-__all__ = ["DEFAULT_PASSES", "PASSES", "Pass", "common_subexpression", "dead_code"]
+__all__ = [
+    "DEFAULT_PASSES",
+    "PASSES",
+    "Pass",
+    "common_subexpression",
+    "constant_deduplication",
+    "constant_folding",
+    "dead_code",
+    "function_deduplication",
+]
 
-Pass = Callable[[FlatIR], FlatIR]
 
-PASSES: dict[str, Pass] = {"common-subexpression": common_subexpression, "dead-code": dead_code}
-"""Every pass by its name."""
+class Pass(Protocol):
+    """A function of one program to another, which leaves the first as it is; its name with hyphens is the pass's."""
 
-DEFAULT_PASSES: tuple[Pass, ...] = (common_subexpression, dead_code)
+    __name__: str
+
+    def __call__(self, flat: FlatIR, /) -> FlatIR: ...
+
+
+PASSES: dict[str, Pass] = {
+    "function-deduplication": function_deduplication,
+    "constant-folding": constant_folding,
+    "constant-deduplication": constant_deduplication,
+    "common-subexpression": common_subexpression,
+    "dead-code": dead_code,
+}
+"""Every pass by its name, in an order in which they may run."""
+
+DEFAULT_PASSES: tuple[Pass, ...] = (constant_folding, common_subexpression, dead_code)
+"""What every program goes through. Merging common subexpressions merges constants too."""

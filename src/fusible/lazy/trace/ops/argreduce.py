@@ -6,14 +6,15 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, ShapeError, expected
+from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dim
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -38,8 +39,6 @@ class ArgReduce(TraceOp):
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
         name = self.kind.name.lower()
-        if not (x.dtype.is_floating or x.dtype.is_integer):
-            raise DTypeError(expected("a floating or integer dtype", of=f"the operand of {name}", got=x, do="cast it first"))
         if not x.shape[self.dim]:
             raise ShapeError(expected("at least one element", of=f"the dimension of {name}", got=x, do="search another dimension"))
         return (*x.shape[: self.dim], *x.shape[self.dim + 1 :]), dtypes.int32
@@ -62,22 +61,24 @@ class ArgReduce(TraceOp):
         flat.ReduceOp([found, end], [out], kind="min", dims=[self.dim])
 
 
-def _search(kind: ArgReduce.Kind, x: TensorLike, dim: int | None, keepdim: bool) -> Tensor:
-    x = as_tensor(x)
+def _search(kind: ArgReduce.Kind, input: Tensor, dim: int | None, keepdim: bool) -> Tensor:
     flatten = dim is None
-    index = record(ArgReduce(kind, 0 if flatten else normalize_dim(dim, x.ndim, kind.name.lower())), reshape(x, (-1,)) if flatten else x)
+    found = 0 if flatten else normalize_dim(dim, input.ndim, kind.name.lower())
+    index = record(ArgReduce(kind, found), reshape(input, (-1,)) if flatten else input)
     if not keepdim:
         return index
-    return reshape(index, [1 if flatten or d == normalize_dim(dim, x.ndim, "argmax") else n for d, n in enumerate(x.shape)])
+    return reshape(index, [1 if flatten or d == found else n for d, n in enumerate(input.shape)])
 
 
 @TENSOR_METHOD_REGISTRY("argmax")
-def argmax(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The int32 index of the first largest element along ``dim`` (of the flat tensor without one); the first NaN where there is one."""
-    return _search(ArgReduce.Kind.ARGMAX, x, dim, keepdim)
+@constrained(input="T1", returns="int32", T1=NUMBERS)
+def argmax(input: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index of the first largest element along ``dim`` (of the flat tensor without one); the first NaN where there is one."""
+    return _search(ArgReduce.Kind.ARGMAX, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("argmin")
-def argmin(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The int32 index of the first smallest element along ``dim`` (of the flat tensor without one); the first NaN where there is one."""
-    return _search(ArgReduce.Kind.ARGMIN, x, dim, keepdim)
+@constrained(input="T1", returns="int32", T1=NUMBERS)
+def argmin(input: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index of the first smallest element along ``dim`` (of the flat tensor without one); the first NaN where there is one."""
+    return _search(ArgReduce.Kind.ARGMIN, input, dim, keepdim)

@@ -6,17 +6,18 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import FLOATS, INTEGERS, dtype
+from fusible.lazy.dtypes import ALL, COMPUTED, INTEGERS, NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, promote
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes, same_dtype
+from fusible.lazy.trace.broadcasting import broadcast_shapes
+from fusible.lazy.trace.lowering.convert import Body, compute_in, single, stored_as
+from fusible.lazy.trace.lowering.division import divide, floor_divide, modulo
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
@@ -27,11 +28,13 @@ __all__ = [
     "bitwise_or",
     "bitwise_xor",
     "div",
+    "floor_div",
     "logical_and",
     "logical_or",
     "logical_xor",
     "maximum",
     "minimum",
+    "mod",
     "mul",
     "pow",
     "shift_left",
@@ -49,6 +52,8 @@ class BinaryElementwise(TraceOp):
         SUB = enum.auto()
         MUL = enum.auto()
         DIV = enum.auto()
+        FLOOR_DIV = enum.auto()
+        MOD = enum.auto()
         POW = enum.auto()
         MAXIMUM = enum.auto()
         MINIMUM = enum.auto()
@@ -62,187 +67,222 @@ class BinaryElementwise(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         a, b = inputs
-        allowed = _TABLE[self.kind][1]
-        same_dtype(self.kind.name.lower(), a, b)
-        if a.dtype not in allowed:
-            names = ", ".join(name for name, of in dtypes.DTYPES.items() if of in allowed)
-            raise DTypeError(expected(f"a dtype among {names}", of=f"the operands of {self.kind.name.lower()}", got=a, do="cast them first"))
         return broadcast_shapes(self.kind.name.lower(), a, b), a.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         shape = outputs[0].shape
         operands = [flat.broadcast(t, shape, "expand an operand to the shape of the result") for t in inputs]
-        _TABLE[self.kind][0](operands, list(outputs))
+        of = inputs[0].dtype
+        wide = single(of) if self.kind in _SEVERAL else stored_as(of)
+        compute_in(wide, _TABLE[self.kind], operands, outputs[0])
 
 
 _Kind = BinaryElementwise.Kind
-_NUMBERS = FLOATS | INTEGERS
-_ALL = _NUMBERS | {dtypes.bool}
+_STORED = ALL - {dtypes.bool}
 _BITS = INTEGERS | {dtypes.bool}
-_TABLE: dict[BinaryElementwise.Kind, tuple[type[FlatIROp], frozenset[dtype]]] = {
-    _Kind.ADD: (flat.AddOp, _NUMBERS),
-    _Kind.SUB: (flat.SubtractOp, _NUMBERS),
-    _Kind.MUL: (flat.MulOp, _NUMBERS),
-    _Kind.DIV: (flat.DivideOp, FLOATS),
-    _Kind.POW: (flat.PowOp, _NUMBERS),
-    _Kind.MAXIMUM: (flat.MaxOp, _ALL),
-    _Kind.MINIMUM: (flat.MinOp, _ALL),
-    _Kind.AND: (flat.AndOp, _BITS),
-    _Kind.OR: (flat.OrOp, _BITS),
-    _Kind.XOR: (flat.XorOp, _BITS),
-    _Kind.SHIFT_LEFT: (flat.ShiftLeftOp, INTEGERS),
-    _Kind.SHIFT_RIGHT_LOGICAL: (flat.ShiftRightLogicalOp, INTEGERS),
+_SEVERAL = (_Kind.FLOOR_DIV, _Kind.MOD)
+"""What takes several operations, so that 16-bit floats are computed in float32."""
+_TABLE: dict[BinaryElementwise.Kind, Body] = {
+    _Kind.ADD: flat.AddOp,
+    _Kind.SUB: flat.SubtractOp,
+    _Kind.MUL: flat.MulOp,
+    _Kind.DIV: divide,
+    _Kind.FLOOR_DIV: floor_divide,
+    _Kind.MOD: modulo,
+    _Kind.POW: flat.PowOp,
+    _Kind.MAXIMUM: flat.MaxOp,
+    _Kind.MINIMUM: flat.MinOp,
+    _Kind.AND: flat.AndOp,
+    _Kind.OR: flat.OrOp,
+    _Kind.XOR: flat.XorOp,
+    _Kind.SHIFT_LEFT: flat.ShiftLeftOp,
+    _Kind.SHIFT_RIGHT_LOGICAL: flat.ShiftRightLogicalOp,
 }
 
 
-def _binary(kind: BinaryElementwise.Kind, a: TensorLike, b: TensorLike) -> Tensor:
-    if type(a) is not Tensor or type(b) is not Tensor:
-        a, b = promote(a, b)
-    return record(BinaryElementwise(kind), a, b)
-
-
 @TENSOR_METHOD_REGISTRY("add", "__add__")
-def add(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a + b``; integers wrap around."""
-    return _binary(_Kind.ADD, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=COMPUTED)
+def add(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs + rhs``; integers wrap around."""
+    return record(BinaryElementwise(_Kind.ADD), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("sub", "__sub__")
-def sub(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a - b``; integers wrap around."""
-    return _binary(_Kind.SUB, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+def sub(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs - rhs``; integers wrap around."""
+    return record(BinaryElementwise(_Kind.SUB), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("mul", "__mul__")
-def mul(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a * b``; integers wrap around."""
-    return _binary(_Kind.MUL, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=COMPUTED)
+def mul(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs * rhs``; integers wrap around."""
+    return record(BinaryElementwise(_Kind.MUL), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("div", "__truediv__")
-def div(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a / b`` of floats."""
-    return _binary(_Kind.DIV, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+def div(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs / rhs``. Integers give an integer: the quotient truncated toward zero, and 0 where ``rhs`` is 0."""
+    return record(BinaryElementwise(_Kind.DIV), lhs, rhs)
+
+
+@TENSOR_METHOD_REGISTRY("floor_div", "__floordiv__")
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=_STORED)
+def floor_div(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs // rhs``: the quotient rounded toward minus infinity, by Python's rule also for floats: ``lhs - lhs % rhs`` divided by ``rhs``.
+
+    Integers give 0 where ``rhs`` is 0.
+    """
+    return record(BinaryElementwise(_Kind.FLOOR_DIV), lhs, rhs)
+
+
+@TENSOR_METHOD_REGISTRY("mod", "__mod__")
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+def mod(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs % rhs``: the remainder with the sign of ``rhs``, as Python's and numpy's. Where ``rhs`` is 0, integers give 0 and floats NaN."""
+    return record(BinaryElementwise(_Kind.MOD), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("pow", "__pow__")
-def pow(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a ** b``."""
-    return _binary(_Kind.POW, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+def pow(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs ** rhs``."""
+    return record(BinaryElementwise(_Kind.POW), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("maximum")
-def maximum(a: TensorLike, b: TensorLike) -> Tensor:
-    """The larger of ``a`` and ``b``; NaN where either is NaN."""
-    return _binary(_Kind.MAXIMUM, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=ALL)
+def maximum(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """The larger of ``lhs`` and ``rhs``; NaN where either is NaN."""
+    return record(BinaryElementwise(_Kind.MAXIMUM), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("minimum")
-def minimum(a: TensorLike, b: TensorLike) -> Tensor:
-    """The smaller of ``a`` and ``b``; NaN where either is NaN."""
-    return _binary(_Kind.MINIMUM, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=ALL)
+def minimum(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """The smaller of ``lhs`` and ``rhs``; NaN where either is NaN."""
+    return record(BinaryElementwise(_Kind.MINIMUM), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("bitwise_and", "__and__")
-def bitwise_and(a: TensorLike, b: TensorLike) -> Tensor:
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=_BITS)
+def bitwise_and(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """Bitwise and of integers or bools."""
-    return _binary(_Kind.AND, a, b)
+    return record(BinaryElementwise(_Kind.AND), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("bitwise_or", "__or__")
-def bitwise_or(a: TensorLike, b: TensorLike) -> Tensor:
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=_BITS)
+def bitwise_or(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """Bitwise or of integers or bools."""
-    return _binary(_Kind.OR, a, b)
+    return record(BinaryElementwise(_Kind.OR), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("bitwise_xor", "__xor__")
-def bitwise_xor(a: TensorLike, b: TensorLike) -> Tensor:
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=_BITS)
+def bitwise_xor(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """Bitwise exclusive or of integers or bools."""
-    return _binary(_Kind.XOR, a, b)
+    return record(BinaryElementwise(_Kind.XOR), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("shift_left", "__lshift__")
-def shift_left(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a << b`` of integers; 0 where ``b`` is at least the width."""
-    return _binary(_Kind.SHIFT_LEFT, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=INTEGERS)
+def shift_left(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs << rhs`` of integers; 0 where ``rhs`` is at least the width."""
+    return record(BinaryElementwise(_Kind.SHIFT_LEFT), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("shift_right_logical")
-def shift_right_logical(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a >> b`` of integers, filling with zeros whatever the sign; 0 where ``b`` is at least the width."""
-    return _binary(_Kind.SHIFT_RIGHT_LOGICAL, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=INTEGERS)
+def shift_right_logical(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs >> rhs`` of integers, filling with zeros whatever the sign; 0 where ``rhs`` is at least the width."""
+    return record(BinaryElementwise(_Kind.SHIFT_RIGHT_LOGICAL), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__radd__")
-def _radd(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.ADD, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=COMPUTED)
+def _radd(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.ADD), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rsub__")
-def _rsub(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.SUB, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+def _rsub(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.SUB), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rmul__")
-def _rmul(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.MUL, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=COMPUTED)
+def _rmul(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.MUL), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rtruediv__")
-def _rdiv(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.DIV, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+def _rdiv(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.DIV), lhs, rhs)
+
+
+@TENSOR_METHOD_REGISTRY("__rfloordiv__")
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=_STORED)
+def _rfloor_div(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.FLOOR_DIV), lhs, rhs)
+
+
+@TENSOR_METHOD_REGISTRY("__rmod__")
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+def _rmod(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.MOD), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rpow__")
-def _rpow(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.POW, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+def _rpow(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.POW), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rand__")
-def _rbitwise_and(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.AND, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=_BITS)
+def _rbitwise_and(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.AND), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__ror__")
-def _rbitwise_or(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.OR, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=_BITS)
+def _rbitwise_or(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.OR), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rxor__")
-def _rbitwise_xor(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.XOR, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=_BITS)
+def _rbitwise_xor(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.XOR), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rlshift__")
-def _rshift_left(b: TensorLike, a: TensorLike) -> Tensor:
-    return _binary(_Kind.SHIFT_LEFT, a, b)
-
-
-def _logical(kind: BinaryElementwise.Kind, a: TensorLike, b: TensorLike) -> Tensor:
-    for t in (a, b):
-        if isinstance(t, Tensor) and t.dtype is not dtypes.bool:
-            name = f"logical_{kind.name.lower()}"
-            raise DTypeError(
-                expected(
-                    "bool tensors", of=f"the operands of {name}", got=t.trace_tensor, do=f"compare them first, or use bitwise_{kind.name.lower()}"
-                )
-            )
-    return _binary(kind, a, b)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=INTEGERS)
+def _rshift_left(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return record(BinaryElementwise(_Kind.SHIFT_LEFT), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("logical_and")
-def logical_and(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a and b`` of bool tensors; raises ``DTypeError`` for others."""
-    return _logical(_Kind.AND, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1={dtypes.bool})
+def logical_and(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs and rhs`` of bool tensors."""
+    return record(BinaryElementwise(_Kind.AND), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("logical_or")
-def logical_or(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a or b`` of bool tensors; raises ``DTypeError`` for others."""
-    return _logical(_Kind.OR, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1={dtypes.bool})
+def logical_or(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs or rhs`` of bool tensors."""
+    return record(BinaryElementwise(_Kind.OR), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("logical_xor")
-def logical_xor(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a xor b`` of bool tensors; raises ``DTypeError`` for others."""
-    return _logical(_Kind.XOR, a, b)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1={dtypes.bool})
+def logical_xor(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs xor rhs`` of bool tensors."""
+    return record(BinaryElementwise(_Kind.XOR), lhs, rhs)

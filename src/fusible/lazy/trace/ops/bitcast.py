@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import check_dtype
+from fusible.lazy.dtypes import ALL
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -18,6 +18,9 @@ from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Bitcast", "bitcast"]
+
+_WHOLE = ALL - {dtypes.bool, dtypes.int4}
+_UNEQUAL = [{"T1": a, "T2": b} for a in dtypes.DTYPES.values() for b in dtypes.DTYPES.values() if a.itemsize != b.itemsize]
 
 
 @dataclass(eq=False)
@@ -27,18 +30,14 @@ class Bitcast(TraceOp):
     dtype: dtypes.dtype
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtypes.dtype]:
-        (x,) = inputs
-        if x.dtype.itemsize != self.dtype.itemsize or dtypes.bool in (x.dtype, self.dtype):
-            width = f"a dtype of {8 * self.dtype.itemsize} bits other than bool"
-            raise DTypeError(expected(width, of=f"the operand of a bitcast to {self.dtype}", got=x, do="use cast to convert the values"))
-        return x.shape, self.dtype
+        return inputs[0].shape, self.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         flat.BitcastConvertOp(list(inputs), list(outputs))
 
 
 @TENSOR_METHOD_REGISTRY("bitcast")
-def bitcast(x: TensorLike, dtype: dtypes.dtype) -> Tensor:
-    """``x`` read as elements of ``dtype``, which has the same width: uint8 as float8, float32 as uint32. Raises ``DTypeError`` else."""
-    x = as_tensor(x)
-    return x if x.dtype is check_dtype(dtype) else record(Bitcast(dtype), x)
+@constrained(input="T1", dtype="T2", returns="T2", T1=_WHOLE, T2=_WHOLE, exceptions=_UNEQUAL)
+def bitcast(input: TensorLike, dtype: dtypes.dtype) -> Tensor:
+    """``input`` read as elements of ``dtype``, which has the same width: uint8 as float8, float32 as uint32."""
+    return input if input.dtype is dtype else record(Bitcast(dtype), input)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, promote
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes, same_dtype
+from fusible.lazy.trace.broadcasting import broadcast_shapes
+from fusible.lazy.trace.lowering.convert import compute_in, stored_as
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["Comparison", "equal", "greater", "greater_equal", "less", "less_equal", "not_equal"]
+__all__ = ["Comparison", "eq", "ge", "gt", "le", "lt", "ne"]
 
 
 @dataclass(eq=False)
@@ -38,63 +41,62 @@ class Comparison(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         a, b = inputs
-        same_dtype("a comparison", a, b)
         return broadcast_shapes("a comparison", a, b), dtypes.bool
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         shape = outputs[0].shape
         operands = [flat.broadcast(t, shape, "expand an operand to the shape of the result") for t in inputs]
-        flat.CompareOp(operands, list(outputs), direction=self.kind.name)
+        compute_in(stored_as(inputs[0].dtype), partial(flat.CompareOp, direction=self.kind.name), operands, outputs[0])
 
 
 _Kind = Comparison.Kind
 
 
-def _compare(kind: Comparison.Kind, a: TensorLike, b: TensorLike) -> Tensor:
-    if type(a) is not Tensor or type(b) is not Tensor:
-        a, b = promote(a, b)
-    return record(Comparison(kind), a, b)
-
-
 @TENSOR_METHOD_REGISTRY("__eq__")
-def _equal_operator(a: Tensor, b: Any) -> Any:
-    return NotImplemented if b is None or isinstance(b, str) else _compare(_Kind.EQ, a, b)
+def _eq_operator(lhs: Tensor, rhs: Any) -> Any:
+    return NotImplemented if rhs is None or isinstance(rhs, str) else eq(lhs, rhs)
 
 
-def equal(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a == b`` of every pair of elements, as bool."""
-    return _compare(_Kind.EQ, a, b)
+@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+def eq(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs == rhs`` of every pair of elements, as bool."""
+    return record(Comparison(_Kind.EQ), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__ne__")
-def _not_equal_operator(a: Tensor, b: Any) -> Any:
-    return NotImplemented if b is None or isinstance(b, str) else _compare(_Kind.NE, a, b)
+def _ne_operator(lhs: Tensor, rhs: Any) -> Any:
+    return NotImplemented if rhs is None or isinstance(rhs, str) else ne(lhs, rhs)
 
 
-def not_equal(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a != b`` of every pair of elements, as bool."""
-    return _compare(_Kind.NE, a, b)
+@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+def ne(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs != rhs`` of every pair of elements, as bool."""
+    return record(Comparison(_Kind.NE), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__lt__")
-def less(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a < b`` of every pair of elements, as bool."""
-    return _compare(_Kind.LT, a, b)
+@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+def lt(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs < rhs`` of every pair of elements, as bool."""
+    return record(Comparison(_Kind.LT), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__le__")
-def less_equal(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a <= b`` of every pair of elements, as bool."""
-    return _compare(_Kind.LE, a, b)
+@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+def le(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs <= rhs`` of every pair of elements, as bool."""
+    return record(Comparison(_Kind.LE), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__gt__")
-def greater(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a > b`` of every pair of elements, as bool."""
-    return _compare(_Kind.GT, a, b)
+@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+def gt(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs > rhs`` of every pair of elements, as bool."""
+    return record(Comparison(_Kind.GT), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__ge__")
-def greater_equal(a: TensorLike, b: TensorLike) -> Tensor:
-    """``a >= b`` of every pair of elements, as bool."""
-    return _compare(_Kind.GE, a, b)
+@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+def ge(lhs: TensorLike, rhs: TensorLike) -> Tensor:
+    """``lhs >= rhs`` of every pair of elements, as bool."""
+    return record(Comparison(_Kind.GE), lhs, rhs)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusible.errors import ArgumentError, ShapeError, expected
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dim
-from fusible.lazy.frontend.convert import TensorLike, promote
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import same_dtype
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
@@ -27,10 +28,10 @@ class Concatenate(TraceOp):
     dim: int
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
-        same_dtype("concatenate", *inputs)
         shapes = [t.shape for t in inputs]
-        rest = {(*s[: self.dim], *s[self.dim + 1 :]) for s in shapes}
-        if len(rest) != 1 or len({len(s) for s in shapes}) != 1:
+        rest = [(*s[: self.dim], *s[self.dim + 1 :]) for s in shapes]
+        agree = len({len(s) for s in shapes}) == 1 and all(s == rest[0] or _agree(rest[0], s) for s in rest)
+        if not agree:
             got = ", ".join(map(str, inputs))
             raise ShapeError(
                 expected(f"equal sizes except in dimension {self.dim}", of="the operands of concatenate", got=got, do="reshape or slice them")
@@ -42,9 +43,13 @@ class Concatenate(TraceOp):
         flat.ConcatenateOp(list(inputs), list(outputs), dim=self.dim)
 
 
-def concatenate(tensors: Sequence[TensorLike], dim: int = 0) -> Tensor:
+def _agree(a: Shape, b: Shape) -> bool:
+    return all(holds(n, "==", m, "concatenate") for n, m in zip(a, b, strict=True))
+
+
+@constrained(tensors="[T1]", returns="T1", T1=ALL)
+def concatenate(tensors: Sequence[TensorLike], dim: int) -> Tensor:
     """``tensors`` joined along ``dim``. Raises ``ShapeError`` where other sizes differ and ``ArgumentError`` for an empty sequence."""
     if not tensors:
         raise ArgumentError(expected("at least one tensor", of="concatenate", got="an empty sequence", do="pass the tensors to join"))
-    given = promote(*tensors)
-    return record(Concatenate(normalize_dim(dim, given[0].ndim, "concatenate")), *given)
+    return record(Concatenate(normalize_dim(dim, tensors[0].ndim, "concatenate")), *tensors)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dims import bounds
+from fusible.lazy.dtypes import NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dim
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -30,8 +31,6 @@ class CumSum(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        if not (x.dtype.is_floating or x.dtype.is_integer):
-            raise DTypeError(expected("a floating or integer dtype", of="the operand of cumsum", got=x, do="cast it first"))
         return x.shape, x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
@@ -43,7 +42,7 @@ class CumSum(TraceOp):
         if wide is not x.dtype:
             x = emit(flat.ConvertOp, [x], x.shape, wide, "accumulate in float32")
         start = flat.constant(0, wide, "start a running sum")
-        size = x.shape[self.dim]
+        size = bounds(x.shape[self.dim])[1]  # a window has a fixed size: where that of the dimension is unknown, the longest one does
         window = [size if d == self.dim else 1 for d in range(len(x.shape))]
         padding = [(size - 1 if d == self.dim else 0, 0) for d in range(len(x.shape))]
         if wide is out.dtype:
@@ -54,7 +53,7 @@ class CumSum(TraceOp):
 
 
 @TENSOR_METHOD_REGISTRY("cumsum")
-def cumsum(x: TensorLike, dim: int = -1) -> Tensor:
-    """Running sums along ``dim``, in the dtype of ``x``; 16-bit floats accumulate in float32, integers wrap around."""
-    x = as_tensor(x)
-    return record(CumSum(normalize_dim(dim, x.ndim, "cumsum")), x)
+@constrained(input="T1", returns="T1", T1=NUMBERS)
+def cumsum(input: TensorLike, dim: int) -> Tensor:
+    """Running sums along ``dim``, in the dtype of ``input``; 16-bit floats accumulate in float32, integers wrap around."""
+    return record(CumSum(normalize_dim(dim, input.ndim, "cumsum")), input)

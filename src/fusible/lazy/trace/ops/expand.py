@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ShapeError, expected
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -30,7 +32,7 @@ class Expand(TraceOp):
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
         lead = len(self.shape) - len(x.shape)
-        if lead < 0 or any(n not in (1, self.shape[lead + i]) for i, n in enumerate(x.shape)):
+        if lead < 0 or any(n not in (1, self.shape[lead + i]) and not holds(n, "==", self.shape[lead + i], "expand") for i, n in enumerate(x.shape)):
             raise ShapeError(
                 expected("sizes that repeat dimensions of size 1 only", of=f"the expansion of {x}", got=self.shape, do="keep its other sizes")
             )
@@ -42,17 +44,17 @@ class Expand(TraceOp):
 
 
 @TENSOR_METHOD_REGISTRY("broadcast_to")
-def broadcast_to(x: TensorLike, shape: Any) -> Tensor:
-    """``x`` repeated to ``shape`` by numpy's rules. Raises ``ShapeError`` where a size that is not 1 would change."""
-    x = as_tensor(x)
+@constrained(input="T1", returns="T1", T1=ALL)
+def broadcast_to(input: TensorLike, shape: Any) -> Tensor:
+    """``input`` repeated to ``shape`` by numpy's rules. Raises ``ShapeError`` where a size that is not 1 would change."""
     target = as_shape(shape)
-    return x if target == x.shape else record(Expand(target), x)
+    return input if target == input.trace_tensor.shape else record(Expand(target), input)
 
 
 @TENSOR_METHOD_REGISTRY("expand")
-def expand(x: TensorLike, *sizes: Any) -> Tensor:
+@constrained(input="T1", returns="T1", T1=ALL)
+def expand(input: TensorLike, sizes: Any) -> Tensor:
     """``broadcast_to`` where -1 keeps the size of a dimension."""
-    x = as_tensor(x)
-    given = list(sizes[0] if len(sizes) == 1 and not hasattr(sizes[0], "__index__") else sizes)
-    lead = len(given) - x.ndim
-    return broadcast_to(x, [x.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(given)])
+    given = [sizes] if hasattr(sizes, "__index__") else list(sizes)
+    lead = len(given) - input.ndim
+    return broadcast_to(input, [input.shape[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(given)])

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.lazy.dtypes import check_dtype, dtype, float32
+from fusible.lazy.dtypes import ALL, dtype, float32
 from fusible.lazy.flat_ir.ops import BroadcastOp, ConstantOp, constant
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -61,34 +62,40 @@ def literal(value: Any, of: dtype) -> float | int | bool:
     return int(value)
 
 
+@constrained(dtype="T1", returns="T1", T1=ALL)
 def full(shape: Shape | int, value: float | bool, dtype: dtype = float32) -> Tensor:
     """A tensor of ``shape`` whose every element is ``value``; a float8 saturates.
 
     Raises ``DTypeError`` where ``dtype`` cannot hold that kind of number, and ``ArgumentError`` where it is out of range.
     """
-    return record(Fill(literal(value, check_dtype(dtype)), as_shape(shape), dtype))
+    return record(Fill(literal(value, dtype), as_shape(shape), dtype))
 
 
-def full_like(x: Tensor, value: float | bool, dtype: dtype | None = None) -> Tensor:
-    """``full`` with the shape of ``x``, and its dtype where none is given."""
-    return full(x.shape, value, dtype or x.dtype)
+@constrained(input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
+def full_like(input: Tensor, value: float | bool, dtype: dtype | None = None) -> Tensor:
+    """``full`` with the shape of ``input``, and its dtype where none is given."""
+    return full(input.shape, value, dtype or input.dtype)
 
 
+@constrained(dtype="T1", returns="T1", T1=ALL)
 def zeros(shape: Shape | int, dtype: dtype = float32) -> Tensor:
     """A tensor of zeros (False for bool)."""
-    return full(shape, False if check_dtype(dtype).kind == "bool" else 0, dtype)
+    return full(shape, False if dtype.kind == "bool" else 0, dtype)
 
 
+@constrained(dtype="T1", returns="T1", T1=ALL)
 def ones(shape: Shape | int, dtype: dtype = float32) -> Tensor:
     """A tensor of ones (True for bool)."""
-    return full(shape, True if check_dtype(dtype).kind == "bool" else 1, dtype)
+    return full(shape, True if dtype.kind == "bool" else 1, dtype)
 
 
-def zeros_like(x: Tensor, dtype: dtype | None = None) -> Tensor:
-    """``zeros`` with the shape of ``x``, and its dtype where none is given."""
-    return zeros(x.shape, dtype or x.dtype)
+@constrained(input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
+def zeros_like(input: Tensor, dtype: dtype | None = None) -> Tensor:
+    """``zeros`` with the shape of ``input``, and its dtype where none is given."""
+    return zeros(input.shape, dtype or input.dtype)
 
 
-def ones_like(x: Tensor, dtype: dtype | None = None) -> Tensor:
-    """``ones`` with the shape of ``x``, and its dtype where none is given."""
-    return ones(x.shape, dtype or x.dtype)
+@constrained(input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
+def ones_like(input: Tensor, dtype: dtype | None = None) -> Tensor:
+    """``ones`` with the shape of ``input``, and its dtype where none is given."""
+    return ones(input.shape, dtype or input.dtype)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, ShapeError, expected
+from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dim
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -21,7 +22,7 @@ from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Gather", "gather"]
 
-_INDICES = (dtypes.int32, dtypes.int64, dtypes.uint32)
+_INDICES = frozenset({dtypes.int32, dtypes.int64, dtypes.uint32})
 
 
 @dataclass(eq=False)
@@ -32,8 +33,6 @@ class Gather(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         x, index = inputs
-        if index.dtype not in _INDICES:
-            raise DTypeError(expected("int32, int64 or uint32", of="the index of gather", got=index, do="cast it first"))
         if not x.shape[self.dim] and 0 not in index.shape:
             raise ShapeError(expected("a dimension with elements", of="gather", got=x, do="gather along another dimension"))
         return (*x.shape[: self.dim], *index.shape, *x.shape[self.dim + 1 :]), x.dtype
@@ -59,11 +58,11 @@ def _wrapped(index: FlatIRTensor, size: int) -> FlatIRTensor:
 
 
 @TENSOR_METHOD_REGISTRY("gather")
-def gather(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
-    """``x[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` stands in place of that dimension.
+@constrained(input="T1", index="T2", returns="T1", T1=ALL, T2=_INDICES)
+def gather(input: TensorLike, dim: int, index: TensorLike) -> Tensor:
+    """``input[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` stands in place of that dimension.
 
-    ``index`` is int32, int64 or uint32; a negative one counts from the end, and one out of bounds reads the nearest element (it is not
-    an error: values are not known when the operation is recorded).
+    A negative index counts from the end, and one out of bounds reads the nearest element (it is not an error: values are not known when the
+    operation is recorded).
     """
-    x = as_tensor(x)
-    return record(Gather(normalize_dim(dim, x.ndim, "gather")), x, as_tensor(index))
+    return record(Gather(normalize_dim(dim, input.ndim, "gather")), input, index)

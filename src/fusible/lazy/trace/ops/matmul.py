@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import check_dtype
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dtypes import FLOAT8S, NUMBERS, check_dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, promote
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained, located
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes, same_dtype
+from fusible.lazy.trace.broadcasting import broadcast_shapes
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.ops.reshape import reshape
 from fusible.lazy.trace.tensor import TraceTensor
@@ -27,12 +29,9 @@ Dims = tuple[int, ...]
 
 def _result(what: str, of: dtypes.dtype | None, a: TraceTensor, b: TraceTensor) -> dtypes.dtype:
     """The dtype of a product: ``of`` where it is given and of the operands' kind, else theirs (float32 for float8)."""
-    if not (a.dtype.is_float8 and b.dtype.is_float8):
-        same_dtype(what, a, b)
-    if a.dtype.kind == "bool":
-        raise DTypeError(expected("a numeric dtype", of=f"the operands of {what}", got=a, do="cast them first"))
     if of is None:
         return dtypes.float32 if a.dtype.is_float8 else a.dtype
+    check_dtype(of)
     if of.is_floating == a.dtype.is_integer or of.kind in ("bool", "float8"):
         got = f"{of} for operands of {a.dtype}"
         raise DTypeError(
@@ -66,7 +65,7 @@ class MatrixMultiplication(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtypes.dtype]:
         a, b = inputs
-        if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
+        if len(a.shape) < 2 or len(b.shape) < 2 or not holds(a.shape[-1], "==", b.shape[-2], "matmul"):
             got = f"{a} and {b}"
             raise ShapeError(
                 expected("shapes [..., m, k] and [..., k, n]", of="the operands of matmul", got=got, do="transpose or reshape one of them")
@@ -109,7 +108,7 @@ class DotGeneral(TraceOp):
                 raise ShapeError(expected("distinct dimensions of the operand, from 0", of="dot_general", got=got, do="name each dimension once"))
             free += [n for d, n in enumerate(t.shape) if d not in named]
         for left, right in (self.contracting, self.batch):
-            if [a.shape[d] for d in left] != [b.shape[d] for d in right]:
+            if len(left) != len(right) or not all(holds(a.shape[i], "==", b.shape[j], "dot_general") for i, j in zip(left, right, strict=True)):
                 got = f"dimensions {left} of {a} and {right} of {b}"
                 raise ShapeError(expected("equal sizes", of="the paired dimensions of dot_general", got=got, do="pair the dimensions in order"))
         return (*(a.shape[d] for d in self.batch[0]), *free), of
@@ -118,41 +117,41 @@ class DotGeneral(TraceOp):
         _dot(inputs[0], inputs[1], outputs[0], self.contracting, self.batch)
 
 
+_MULTIPLIED = NUMBERS | FLOAT8S
+
+
 @TENSOR_METHOD_REGISTRY("matmul", "__matmul__")
-def matmul(a: TensorLike, b: TensorLike, dtype: dtypes.dtype | None = None) -> Tensor:
+@constrained(lhs="T1", rhs="T1", T1=_MULTIPLIED, mixes=[FLOAT8S])
+def matmul(lhs: TensorLike, rhs: TensorLike, dtype: dtypes.dtype | None = None) -> Tensor:
     """The matrix product ``[..., m, k] @ [..., k, n] -> [..., m, n]`` by numpy's rules (a 1-dimensional operand is a row or a column).
 
     16-bit floats accumulate in float32 and round once. float8 operands (E4M3 and E5M2 may mix) decode exactly. ``dtype`` is that of the
     result; by default the operands', and float32 for float8. Integers accumulate in the dtype of the result, and wrap around. Raises
     ``ShapeError`` where the inner sizes differ and ``DTypeError`` for mixed or bool operands.
     """
-    a, b = promote(a, b)
-    if dtype is not None:
-        check_dtype(dtype)
-    left = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
-    right = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+    left = reshape(lhs, (1, *lhs.shape)) if lhs.ndim == 1 else lhs
+    right = reshape(rhs, (*rhs.shape, 1)) if rhs.ndim == 1 else rhs
     product = record(MatrixMultiplication(dtype), left, right)
-    if a.ndim != 1 and b.ndim != 1:
+    if lhs.ndim != 1 and rhs.ndim != 1:
         return product
     head = product.shape[:-2]
-    return reshape(product, (*head, *product.shape[-2:-1][: a.ndim != 1], *product.shape[-1:][: b.ndim != 1]))
+    return reshape(product, (*head, *product.shape[-2:-1][: lhs.ndim != 1], *product.shape[-1:][: rhs.ndim != 1]))
 
 
 @TENSOR_METHOD_REGISTRY("__rmatmul__")
-def _rmatmul(b: TensorLike, a: TensorLike) -> Tensor:
-    return matmul(a, b)
+@located
+def _rmatmul(rhs: TensorLike, lhs: TensorLike) -> Tensor:
+    return matmul(lhs, rhs)
 
 
+@constrained(lhs="T1", rhs="T1", T1=_MULTIPLIED, mixes=[FLOAT8S])
 def dot_general(
-    a: TensorLike, b: TensorLike, contracting: tuple[Dims, Dims], batch: tuple[Dims, Dims] = ((), ()), dtype: dtypes.dtype | None = None
+    lhs: TensorLike, rhs: TensorLike, contracting: tuple[Dims, Dims], batch: tuple[Dims, Dims] = ((), ()), dtype: dtypes.dtype | None = None
 ) -> Tensor:
-    """The contraction of ``a`` and ``b`` over paired dimensions: ``contracting=((a's,), (b's,))``, and ``batch`` alike.
+    """The contraction of ``lhs`` and ``rhs`` over paired dimensions: ``contracting=((lhs's,), (rhs's,))``, and ``batch`` alike.
 
-    The result has the batch dimensions, then what is left of ``a``, then of ``b``. ``contracting=((1,), (1,))`` is ``a @ b.T`` without a
-    transpose. Dtypes and accumulation are as for ``matmul``. Raises ``ShapeError`` where paired sizes differ.
+    The result has the batch dimensions, then what is left of ``lhs``, then of ``rhs``. ``contracting=((1,), (1,))`` is ``lhs @ rhs.T`` without
+    a transpose. Dtypes and accumulation are as for ``matmul``. Raises ``ShapeError`` where paired sizes differ.
     """
-    a, b = promote(a, b)
-    if dtype is not None:
-        check_dtype(dtype)
     pairs = [(tuple(left), tuple(right)) for left, right in (contracting, batch)]
-    return record(DotGeneral(pairs[0], pairs[1], dtype), a, b)
+    return record(DotGeneral(pairs[0], pairs[1], dtype), lhs, rhs)

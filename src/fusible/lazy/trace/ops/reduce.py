@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusible.errors import DTypeError, ShapeError, expected
+from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dims
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -42,14 +43,8 @@ class Reduce(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        name = self.kind.name.lower()
-        if self.kind in (self.Kind.ALL, self.Kind.ANY):
-            if x.dtype is not dtypes.bool:
-                raise DTypeError(expected("a bool tensor", of=f"the operand of {name}", got=x, do="compare it first"))
-        elif not (x.dtype.is_floating or x.dtype.is_integer):
-            raise DTypeError(expected("a floating or integer dtype", of=f"the operand of {name}", got=x, do="cast it first"))
         if self.kind in (self.Kind.MAX, self.Kind.MIN) and 0 in [x.shape[d] for d in self.dims]:
-            raise ShapeError(expected("at least one element", of=f"the dimensions of {name}", got=x, do="reduce another dimension"))
+            raise ShapeError(expected("at least one element", of=f"the dimensions of {self.kind.name.lower()}", got=x, do="reduce another dimension"))
         if self.keepdim:
             return tuple([1 if d in self.dims else n for d, n in enumerate(x.shape)]), x.dtype
         return tuple([n for d, n in enumerate(x.shape) if d not in self.dims]), x.dtype
@@ -87,45 +82,50 @@ def _initial(kind: Reduce.Kind, of: dtype) -> float | int | bool:
     }[kind]
 
 
-def _reduce(kind: Reduce.Kind, x: TensorLike, dim: Any, keepdim: bool) -> Tensor:
-    x = as_tensor(x)
-    return record(Reduce(kind, normalize_dims(dim, x.ndim, kind.name.lower()), keepdim), x)
+def _reduce(kind: Reduce.Kind, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    return record(Reduce(kind, normalize_dims(dim, input.ndim, kind.name.lower()), keepdim), input)
 
 
 @TENSOR_METHOD_REGISTRY("sum")
-def sum(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """The sum over ``dim`` (an int, a sequence, or all dimensions), in the dtype of ``x``.
+@constrained(input="T1", returns="T1", T1=NUMBERS)
+def sum(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """The sum over ``dim`` (an int, a sequence, or all dimensions), in the dtype of ``input``.
 
     16-bit floats accumulate in float32 and round once; integers wrap around (cast to a wider one first).
     """
-    return _reduce(Reduce.Kind.SUM, x, dim, keepdim)
+    return _reduce(Reduce.Kind.SUM, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("prod")
-def prod(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+@constrained(input="T1", returns="T1", T1=NUMBERS)
+def prod(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The product over ``dim``, accumulated as ``sum`` is."""
-    return _reduce(Reduce.Kind.PROD, x, dim, keepdim)
+    return _reduce(Reduce.Kind.PROD, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("max")
-def max(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+@constrained(input="T1", returns="T1", T1=NUMBERS)
+def max(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The largest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
-    return _reduce(Reduce.Kind.MAX, x, dim, keepdim)
+    return _reduce(Reduce.Kind.MAX, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("min")
-def min(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+@constrained(input="T1", returns="T1", T1=NUMBERS)
+def min(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The smallest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
-    return _reduce(Reduce.Kind.MIN, x, dim, keepdim)
+    return _reduce(Reduce.Kind.MIN, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("all")
-def all(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Whether every element of a bool tensor over ``dim`` is true."""
-    return _reduce(Reduce.Kind.ALL, x, dim, keepdim)
+@constrained(input="T1", returns="T1", T1={dtypes.bool})
+def all(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether every element over ``dim`` is true."""
+    return _reduce(Reduce.Kind.ALL, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("any")
-def any(x: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
-    """Whether some element of a bool tensor over ``dim`` is true."""
-    return _reduce(Reduce.Kind.ANY, x, dim, keepdim)
+@constrained(input="T1", returns="T1", T1={dtypes.bool})
+def any(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether some element over ``dim`` is true."""
+    return _reduce(Reduce.Kind.ANY, input, dim, keepdim)

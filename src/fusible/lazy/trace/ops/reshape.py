@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ShapeError, expected
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import bounds, product
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -30,7 +33,7 @@ class Reshape(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        if math.prod(self.shape) != math.prod(x.shape):
+        if math.prod(self.shape) != math.prod(x.shape) and not holds(math.prod(x.shape), "==", math.prod(self.shape), "reshape"):
             raise ShapeError(
                 expected(f"{math.prod(x.shape)} elements", of=f"the new shape of {x}", got=self.shape, do="pass sizes with that product, or one -1")
             )
@@ -41,22 +44,17 @@ class Reshape(TraceOp):
 
 
 @TENSOR_METHOD_REGISTRY("reshape")
-def reshape(x: TensorLike, *shape: Any) -> Tensor:
-    """``x`` in another shape with as many elements, in row-major order; one size may be -1. Raises ``ShapeError`` where none fits."""
-    x = as_tensor(x)
-    sizes = list(shape[0] if len(shape) == 1 and not hasattr(shape[0], "__index__") else shape)
+@constrained(input="T1", returns="T1", T1=ALL)
+def reshape(input: TensorLike, shape: Any) -> Tensor:
+    """``input`` in another shape with as many elements, in row-major order; one size may be -1. Raises ``ShapeError`` where none fits."""
+    sizes = [shape] if hasattr(shape, "__index__") else list(shape)
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     if len(unknown) == 1:
-        rest = math.prod(sizes[: unknown[0]]) * math.prod(sizes[unknown[0] + 1 :])
-        if rest <= 0 or x.size % rest:
-            raise ShapeError(
-                expected(
-                    "a size that -1 can stand for",
-                    of=f"the new shape of {x.trace_tensor}",
-                    got=tuple(sizes),
-                    do="pass sizes whose product divides its elements",
-                )
-            )
-        sizes[unknown[0]] = x.size // rest
+        rest = product([*sizes[: unknown[0]], *sizes[unknown[0] + 1 :]])
+        count = product(input.trace_tensor.shape)
+        if bounds(rest)[0] <= 0 or not holds(count % rest, "==", 0, "the elements that reshape divides"):
+            of, do = f"the new shape of {input.trace_tensor}", "pass sizes whose product divides its elements"
+            raise ShapeError(expected("a size that -1 can stand for", of=of, got=tuple(sizes), do=do))
+        sizes[unknown[0]] = count // rest
     target = as_shape(sizes)
-    return x if target == x.shape else record(Reshape(target), x)
+    return input if target == input.trace_tensor.shape else record(Reshape(target), input)

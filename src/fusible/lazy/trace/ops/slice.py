@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dims
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -30,7 +31,7 @@ class Slice(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         bounds = zip(self.start, self.limit, self.stride, strict=True)
-        return tuple([len(range(a, b, s)) for a, b, s in bounds]), inputs[0].dtype
+        return tuple([len(range(a, b, s)) if type(a) is type(b) is int else -((a - b) // s) for a, b, s in bounds]), inputs[0].dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         flat.SliceOp(list(inputs), list(outputs), start=list(self.start), limit=list(self.limit), stride=list(self.stride))
@@ -50,7 +51,7 @@ class Flip(TraceOp):
 
 
 @TENSOR_METHOD_REGISTRY("flip")
-def flip(x: TensorLike, dims: Any = None) -> Tensor:
-    """``x`` reversed along ``dims`` (an int, a sequence, or all of them)."""
-    x = as_tensor(x)
-    return record(Flip(normalize_dims(dims, x.ndim, "flip")), x)
+@constrained(input="T1", returns="T1", T1=ALL)
+def flip(input: TensorLike, dim: Any = None) -> Tensor:
+    """``input`` reversed along ``dim`` (an int, a sequence, or all of them)."""
+    return record(Flip(normalize_dims(dim, input.ndim, "flip")), input)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import FLOATS, INTEGERS, dtype
+from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp
+from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
+from fusible.lazy.trace.lowering.convert import Body, compute_in, single, splat, stored_as
+from fusible.lazy.trace.lowering.gaussian import erfc
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
@@ -26,13 +29,16 @@ __all__ = [
     "cos",
     "exp",
     "floor",
+    "gelu",
     "is_finite",
     "log",
     "logical_not",
     "neg",
+    "relu",
     "rsqrt",
     "sigmoid",
     "sign",
+    "silu",
     "sin",
     "sqrt",
     "tanh",
@@ -48,13 +54,16 @@ class UnaryElementwise(TraceOp):
         COS = enum.auto()
         EXP = enum.auto()
         FLOOR = enum.auto()
+        GELU = enum.auto()
         IS_FINITE = enum.auto()
         LOG = enum.auto()
         NEG = enum.auto()
         NOT = enum.auto()
+        RELU = enum.auto()
         RSQRT = enum.auto()
         SIGMOID = enum.auto()
         SIGN = enum.auto()
+        SILU = enum.auto()
         SIN = enum.auto()
         SQRT = enum.auto()
         TANH = enum.auto()
@@ -63,128 +72,180 @@ class UnaryElementwise(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        allowed = _TABLE[self.kind][1]
-        if x.dtype not in allowed:
-            names = ", ".join(name for name, of in dtypes.DTYPES.items() if of in allowed)
-            raise DTypeError(expected(f"a dtype among {names}", of=f"the operand of {self.kind.name.lower()}", got=x, do="cast it first"))
         return x.shape, dtypes.bool if self.kind is self.Kind.IS_FINITE else x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
-        _TABLE[self.kind][0](list(inputs), list(outputs))
+        of = inputs[0].dtype
+        compute_in(single(of) if self.kind in _SEVERAL else stored_as(of), _TABLE[self.kind], inputs, outputs[0])
+
+
+def _relu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    flat.MaxOp([*inputs, splat(0, inputs[0], "compare with zero")], outputs)
+
+
+def _silu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    (x,) = inputs
+    flat.MulOp([x, emit(flat.LogisticOp, [x], x.shape, x.dtype, "compute x * sigmoid(x)")], outputs)
+
+
+def _gelu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    """``x * (erfc(-x / sqrt(2)) / 2)``: what erf would cancel to nothing for negative ``x`` stays."""
+    (x,) = inputs
+    reason = "compute x * Phi(x)"
+    scaled = emit(flat.MulOp, [x, splat(-math.sqrt(0.5), x, reason)], x.shape, x.dtype, reason)
+    half = emit(flat.MulOp, [x, splat(0.5, x, reason)], x.shape, x.dtype, reason)
+    flat.MulOp([half, erfc(scaled)], outputs)
 
 
 _Kind = UnaryElementwise.Kind
-_SIGNED = FLOATS | {dtypes.int8, dtypes.int32, dtypes.int64}
-_TABLE: dict[UnaryElementwise.Kind, tuple[type[FlatIROp], frozenset[dtype]]] = {
-    _Kind.ABS: (flat.AbsOp, _SIGNED),
-    _Kind.COS: (flat.CosineOp, FLOATS),
-    _Kind.EXP: (flat.ExpOp, FLOATS),
-    _Kind.FLOOR: (flat.FloorOp, FLOATS),
-    _Kind.IS_FINITE: (flat.IsFiniteOp, FLOATS),
-    _Kind.LOG: (flat.LogOp, FLOATS),
-    _Kind.NEG: (flat.NegateOp, _SIGNED),
-    _Kind.NOT: (flat.NotOp, INTEGERS | {dtypes.bool}),
-    _Kind.RSQRT: (flat.RsqrtOp, FLOATS),
-    _Kind.SIGMOID: (flat.LogisticOp, FLOATS),
-    _Kind.SIGN: (flat.SignOp, _SIGNED),
-    _Kind.SIN: (flat.SineOp, FLOATS),
-    _Kind.SQRT: (flat.SqrtOp, FLOATS),
-    _Kind.TANH: (flat.TanhOp, FLOATS),
+_SIGNED = FLOATS | SIGNED
+_SEVERAL = (_Kind.GELU, _Kind.SILU)
+"""What takes several operations, so that 16-bit floats are computed in float32."""
+_TABLE: dict[UnaryElementwise.Kind, Body] = {
+    _Kind.ABS: flat.AbsOp,
+    _Kind.COS: flat.CosineOp,
+    _Kind.EXP: flat.ExpOp,
+    _Kind.FLOOR: flat.FloorOp,
+    _Kind.GELU: _gelu,
+    _Kind.IS_FINITE: flat.IsFiniteOp,
+    _Kind.LOG: flat.LogOp,
+    _Kind.NEG: flat.NegateOp,
+    _Kind.NOT: flat.NotOp,
+    _Kind.RELU: _relu,
+    _Kind.RSQRT: flat.RsqrtOp,
+    _Kind.SIGMOID: flat.LogisticOp,
+    _Kind.SIGN: flat.SignOp,
+    _Kind.SILU: _silu,
+    _Kind.SIN: flat.SineOp,
+    _Kind.SQRT: flat.SqrtOp,
+    _Kind.TANH: flat.TanhOp,
 }
 
 
-def _unary(kind: UnaryElementwise.Kind, x: TensorLike) -> Tensor:
-    return record(UnaryElementwise(kind), as_tensor(x))
-
-
 @TENSOR_METHOD_REGISTRY("abs", "__abs__")
-def abs(x: TensorLike) -> Tensor:
-    """``|x|`` of floats and signed integers."""
-    return _unary(_Kind.ABS, x)
+@constrained(input="T1", returns="T1", T1=_SIGNED)
+def abs(input: TensorLike) -> Tensor:
+    """``|input|`` of floats and signed integers."""
+    return record(UnaryElementwise(_Kind.ABS), input)
 
 
 @TENSOR_METHOD_REGISTRY("cos")
-def cos(x: TensorLike) -> Tensor:
-    """``cos(x)``, in radians."""
-    return _unary(_Kind.COS, x)
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def cos(input: TensorLike) -> Tensor:
+    """``cos(input)``, in radians."""
+    return record(UnaryElementwise(_Kind.COS), input)
 
 
 @TENSOR_METHOD_REGISTRY("exp")
-def exp(x: TensorLike) -> Tensor:
-    """``e ** x``."""
-    return _unary(_Kind.EXP, x)
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def exp(input: TensorLike) -> Tensor:
+    """``e ** input``."""
+    return record(UnaryElementwise(_Kind.EXP), input)
 
 
 @TENSOR_METHOD_REGISTRY("floor")
-def floor(x: TensorLike) -> Tensor:
-    """The largest integer not above ``x``, as a float."""
-    return _unary(_Kind.FLOOR, x)
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def floor(input: TensorLike) -> Tensor:
+    """The largest integer not above ``input``, as a float."""
+    return record(UnaryElementwise(_Kind.FLOOR), input)
+
+
+@TENSOR_METHOD_REGISTRY("gelu")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def gelu(input: TensorLike) -> Tensor:
+    """``x * Phi(x) = x / 2 * (1 + erf(x / sqrt(2)))``, where Phi is the standard normal distribution function (arXiv:1606.08415).
+
+    16-bit floats are computed in float32 and rounded once.
+    """
+    return record(UnaryElementwise(_Kind.GELU), input)
 
 
 @TENSOR_METHOD_REGISTRY("is_finite")
-def is_finite(x: TensorLike) -> Tensor:
-    """Whether ``x`` is neither infinite nor NaN, as bool."""
-    return _unary(_Kind.IS_FINITE, x)
+@constrained(input="T1", returns="bool", T1=FLOATS)
+def is_finite(input: TensorLike) -> Tensor:
+    """Whether ``input`` is neither infinite nor NaN, as bool."""
+    return record(UnaryElementwise(_Kind.IS_FINITE), input)
 
 
 @TENSOR_METHOD_REGISTRY("log")
-def log(x: TensorLike) -> Tensor:
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def log(input: TensorLike) -> Tensor:
     """The natural logarithm: NaN below 0, -inf at 0."""
-    return _unary(_Kind.LOG, x)
+    return record(UnaryElementwise(_Kind.LOG), input)
 
 
 @TENSOR_METHOD_REGISTRY("neg", "__neg__")
-def neg(x: TensorLike) -> Tensor:
-    """``-x`` of floats and signed integers."""
-    return _unary(_Kind.NEG, x)
+@constrained(input="T1", returns="T1", T1=_SIGNED)
+def neg(input: TensorLike) -> Tensor:
+    """``-input`` of floats and signed integers."""
+    return record(UnaryElementwise(_Kind.NEG), input)
+
+
+@TENSOR_METHOD_REGISTRY("relu")
+@constrained(input="T1", returns="T1", T1=ALL)
+def relu(input: TensorLike) -> Tensor:
+    """``max(input, 0)``; NaN stays NaN."""
+    return record(UnaryElementwise(_Kind.RELU), input)
 
 
 @TENSOR_METHOD_REGISTRY("rsqrt")
-def rsqrt(x: TensorLike) -> Tensor:
-    """``1 / sqrt(x)``."""
-    return _unary(_Kind.RSQRT, x)
+@constrained(input="T1", returns="T1", T1=FLOATS | FLOAT8S)
+def rsqrt(input: TensorLike) -> Tensor:
+    """``1 / sqrt(input)``."""
+    return record(UnaryElementwise(_Kind.RSQRT), input)
 
 
 @TENSOR_METHOD_REGISTRY("sigmoid")
-def sigmoid(x: TensorLike) -> Tensor:
-    """``1 / (1 + exp(-x))``."""
-    return _unary(_Kind.SIGMOID, x)
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def sigmoid(input: TensorLike) -> Tensor:
+    """``1 / (1 + exp(-input))``."""
+    return record(UnaryElementwise(_Kind.SIGMOID), input)
 
 
 @TENSOR_METHOD_REGISTRY("sign")
-def sign(x: TensorLike) -> Tensor:
+@constrained(input="T1", returns="T1", T1=_SIGNED)
+def sign(input: TensorLike) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
-    return _unary(_Kind.SIGN, x)
+    return record(UnaryElementwise(_Kind.SIGN), input)
+
+
+@TENSOR_METHOD_REGISTRY("silu")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def silu(input: TensorLike) -> Tensor:
+    """``x * sigmoid(x)``, also called swish. 16-bit floats are computed in float32 and rounded once."""
+    return record(UnaryElementwise(_Kind.SILU), input)
 
 
 @TENSOR_METHOD_REGISTRY("sin")
-def sin(x: TensorLike) -> Tensor:
-    """``sin(x)``, in radians."""
-    return _unary(_Kind.SIN, x)
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def sin(input: TensorLike) -> Tensor:
+    """``sin(input)``, in radians."""
+    return record(UnaryElementwise(_Kind.SIN), input)
 
 
 @TENSOR_METHOD_REGISTRY("sqrt")
-def sqrt(x: TensorLike) -> Tensor:
+@constrained(input="T1", returns="T1", T1=FLOATS | FLOAT8S)
+def sqrt(input: TensorLike) -> Tensor:
     """The square root: NaN below 0."""
-    return _unary(_Kind.SQRT, x)
+    return record(UnaryElementwise(_Kind.SQRT), input)
 
 
 @TENSOR_METHOD_REGISTRY("tanh")
-def tanh(x: TensorLike) -> Tensor:
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def tanh(input: TensorLike) -> Tensor:
     """The hyperbolic tangent."""
-    return _unary(_Kind.TANH, x)
+    return record(UnaryElementwise(_Kind.TANH), input)
 
 
 @TENSOR_METHOD_REGISTRY("logical_not")
-def logical_not(x: TensorLike) -> Tensor:
-    """``not x`` of a bool tensor; raises ``DTypeError`` for another."""
-    x = as_tensor(x)
-    if x.dtype is not dtypes.bool:
-        raise DTypeError(expected("a bool tensor", of="the operand of logical_not", got=x.trace_tensor, do="compare it first, or use bitwise_not"))
-    return _unary(_Kind.NOT, x)
+@constrained(input="T1", returns="T1", T1={dtypes.bool})
+def logical_not(input: TensorLike) -> Tensor:
+    """``not input`` of a bool tensor."""
+    return record(UnaryElementwise(_Kind.NOT), input)
 
 
 @TENSOR_METHOD_REGISTRY("bitwise_not", "__invert__")
-def bitwise_not(x: TensorLike) -> Tensor:
+@constrained(input="T1", returns="T1", T1=INTEGERS | {dtypes.bool})
+def bitwise_not(input: TensorLike) -> Tensor:
     """Every bit inverted, of integers or bool."""
-    return _unary(_Kind.NOT, x)
+    return record(UnaryElementwise(_Kind.NOT), input)

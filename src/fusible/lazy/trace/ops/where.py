@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusible.errors import DTypeError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.dtypes import dtype
+from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, as_tensor, promote
+from fusible.lazy.frontend.convert import TensorLike, scalar
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes, same_dtype
+from fusible.lazy.trace.broadcasting import broadcast_shapes
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["Where", "where"]
+__all__ = ["Where", "masked_fill", "where"]
 
 
 @dataclass(eq=False)
@@ -26,9 +27,6 @@ class Where(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         which, a, b = inputs
-        if which.dtype is not dtypes.bool:
-            raise DTypeError(expected("a bool tensor", of="the condition of where", got=which, do="compare it first"))
-        same_dtype("where", a, b)
         return broadcast_shapes("where", which, a, b), a.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
@@ -36,7 +34,17 @@ class Where(TraceOp):
         flat.SelectOp([flat.broadcast(t, shape, "expand an operand to the shape of the result") for t in inputs], list(outputs))
 
 
-def where(condition: TensorLike, a: TensorLike, b: TensorLike) -> Tensor:
-    """``a`` where ``condition`` (bool) is true, ``b`` elsewhere, with numpy's broadcasting; ``a`` and ``b`` have one dtype."""
-    a, b = promote(a, b)
-    return record(Where(), as_tensor(condition), a, b)
+@constrained(condition="T2", input="T1", other="T1", returns="T1", T1=ALL, T2={dtypes.bool})
+def where(condition: TensorLike, input: TensorLike, other: TensorLike) -> Tensor:
+    """``input`` where ``condition`` is true, ``other`` elsewhere, with numpy's broadcasting."""
+    return record(Where(), condition, input, other)
+
+
+@TENSOR_METHOD_REGISTRY("masked_fill")
+@constrained(input="T1", mask="T2", returns="T1", T1=ALL, T2={dtypes.bool})
+def masked_fill(input: TensorLike, mask: TensorLike, value: float | bool) -> Tensor:
+    """The number ``value`` where ``mask`` is true, ``input`` elsewhere, with numpy's broadcasting.
+
+    Raises ``DTypeError`` where the dtype of ``input`` cannot hold that kind of number, and ``ArgumentError`` where it is out of range.
+    """
+    return record(Where(), mask, scalar(value, input.dtype), input)

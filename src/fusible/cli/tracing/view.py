@@ -1,0 +1,109 @@
+"""How a program is shown: its three forms beside or below one another, each line of the script before what it recorded."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from fusible.errors import FusibleError
+from fusible.lazy import FlatIR, Trace
+from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
+from fusible.lazy.source import Source, place_of, user_frame
+
+__all__ = ["ProgramView", "SIDE_BY_SIDE"]
+
+SIDE_BY_SIDE = 150
+"""From this width on the three forms stand beside one another."""
+
+
+class ProgramView:
+    """Prints programs to ``console`` as they are asked for; with ``optimized``, the FlatIR and the module after the passes."""
+
+    def __init__(self, console: Console, *, optimized: bool = False) -> None:
+        self._console = console
+        self._optimized = optimized
+        self._seen: dict[object, str] = {}
+        self._counts = {"evaluation": 0, "compilation": 0}
+
+    def show(self, kind: str, trace: Trace) -> None:
+        """Print one program: a watcher for ``fusible.lazy.runtime.compiler.watching``."""
+        self._counts[kind] += 1
+        name = f"{kind} {self._counts[kind]}"
+        known = self._seen.setdefault(trace.key(), name)
+        self._console.print(Rule(Text(" ".join([name, *self._asked_for()])), align="left", characters="-"))
+        if known != name:
+            self._console.print(Text(f"the program of {known}"), soft_wrap=True)
+            return
+        flat = trace.to_flat_ir()
+        if self._optimized:
+            flat = flat.run(*DEFAULT_PASSES)
+        self._columns([_trace_lines(trace), _flat_lines(flat), _module_text(flat)])
+        for report in flat.report:
+            self._console.print(Text(str(report)), soft_wrap=True)
+
+    def summarize(self) -> None:
+        """Print how many programs there were."""
+        counts = ", ".join(f"{count} {kind}{'s' * (count != 1)}" for kind, count in self._counts.items())
+        self._console.print(Text(f"{counts}; {len(self._seen)} programs" if len(self._seen) != 1 else f"{counts}; 1 program"))
+
+    def _asked_for(self) -> list[str]:
+        """Where the user's program stands that asks for the value, which is no frame of Fusible's."""
+        frame = user_frame(sys._getframe(1))
+        while frame is not None and "fusible" + os.sep + "cli" + os.sep in frame.f_code.co_filename:
+            frame = user_frame(frame.f_back)
+        return [] if frame is None else ["at", _line((frame.f_code, frame.f_lasti))]
+
+    def _columns(self, texts: list[str]) -> None:
+        if self._console.width < SIDE_BY_SIDE:
+            for text in texts:
+                self._console.print(Text(text), soft_wrap=True)
+            return
+        table = Table.grid(padding=(0, 3, 0, 0), expand=True)
+        for _ in texts:
+            table.add_column(overflow="fold", ratio=1)
+        table.add_row(*map(Text, texts))
+        self._console.print(table)
+
+
+def _line(source: Source) -> str:
+    """``script.py:3: out.eval()``."""
+    place = place_of(source)
+    text = linecache.getline(place.file, place.line).strip()
+    return f"{os.path.basename(place.file)}:{place.line}" + (f": {text}" if text else "")
+
+
+def _annotated(lines: Iterable[tuple[str, Source | None]]) -> list[str]:
+    """Lines of an IR, with a comment before each run of them that one line of the script recorded."""
+    out: list[str] = []
+    current = ""
+    for line, source in lines:
+        recorded = "" if source is None else _line(source)
+        if recorded and recorded != current:
+            out.append(f"# {recorded}")
+        current = recorded
+        out.append(line)
+    return out
+
+
+def _trace_lines(trace: Trace) -> str:
+    sources = {", ".join(trace.names[out] for out in op.outputs): op.outputs[0].source for op in trace.ops}
+    return "\n".join(_annotated((line, sources.get(line.split(" = ")[0])) for line in str(trace).split("\n")))
+
+
+def _flat_lines(flat: FlatIR) -> str:
+    sources = {str(op): op.outputs[0].source for op in flat.ops}
+    return "\n".join(_annotated((line, sources.get(line)) for line in str(flat).split("\n")))
+
+
+def _module_text(flat: FlatIR) -> str:
+    try:
+        return str(flat.to_stablehlo())
+    except FusibleError as error:  # the script's own evaluation raises it next
+        return f"==== StableHLO IR ====\nrefused: {error}"

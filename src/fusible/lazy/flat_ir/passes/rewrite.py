@@ -1,0 +1,86 @@
+"""How a pass makes a program of another without writing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusible.lazy.flat_ir.flat_ir import Change, FlatIR
+from fusible.lazy.flat_ir.op import FlatIROp
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+
+__all__ = ["Rewrite", "fresh", "merge_equal", "rebuild"]
+
+
+def fresh(tensor: FlatIRTensor) -> FlatIRTensor:
+    """An unbound copy of a tensor."""
+    return FlatIRTensor(tensor.shape, tensor.dtype, name=tensor.name, device=tensor.device, source=tensor.source, reason=tensor.reason_details)
+
+
+def rebuild(op: FlatIROp, inputs: list[FlatIRTensor]) -> FlatIROp:
+    """``op`` on other operands, bound to fresh outputs."""
+    made = object.__new__(type(op))
+    made.__dict__.update(op.__dict__)
+    made.inputs = inputs
+    made.outputs = [fresh(t) for t in op.outputs]
+    for out in made.outputs:
+        out.producer = made
+    return made
+
+
+class Rewrite:
+    """A new program in the making, operation by operation. What does not change is shared with the old one; the rest is copied.
+
+    Inputs stay: they are the program's signature.
+    """
+
+    def __init__(self, flat: FlatIR) -> None:
+        self._flat = flat
+        self._now: dict[FlatIRTensor, FlatIRTensor] = {}
+        self.ops: list[FlatIROp] = []
+        self.changes: list[Change] = []
+
+    def now(self, tensor: FlatIRTensor) -> FlatIRTensor:
+        """What stands in the new program for a tensor of the old one."""
+        return self._now.get(tensor, tensor)
+
+    def operands(self, op: FlatIROp) -> list[FlatIRTensor]:
+        """The operands of an old operation in the new program."""
+        now = self._now
+        return [now.get(t, t) for t in op.inputs] if now else op.inputs
+
+    def keep(self, op: FlatIROp, operands: list[FlatIRTensor]) -> FlatIROp:
+        """Append ``op`` on ``operands``: itself where those are its own."""
+        if operands == op.inputs:
+            self.ops.append(op)
+            return op
+        made = rebuild(op, operands)
+        self.ops.append(made)
+        self._now.update(zip(op.outputs, made.outputs, strict=True))
+        return made
+
+    def replace(self, old: Sequence[FlatIRTensor], new: Sequence[FlatIRTensor], change: Change) -> None:
+        """Let ``new`` tensors of the new program stand for ``old`` ones."""
+        self._now.update(zip(old, new, strict=True))
+        self.changes.append(change)
+
+    def done(self) -> FlatIR:
+        return FlatIR(self._flat.inputs, self.ops, [self._now.get(t, t) for t in self._flat.outputs], changes=self.changes)
+
+
+def merge_equal(flat: FlatIR, only: type[FlatIROp] = FlatIROp) -> FlatIR:
+    """Keep the first of all pure operations of class ``only`` with equal keys, the same operands and the same output types."""
+    rewrite = Rewrite(flat)
+    seen: dict[tuple[object, ...], FlatIROp] = {}
+    for op in flat.ops:
+        operands = rewrite.operands(op)
+        if not op.is_pure or not isinstance(op, only):
+            rewrite.keep(op, operands)
+            continue
+        key = (op.__class__, op.key(), *operands, *[(t.shape, t.dtype) for t in op.outputs])
+        kept = seen.get(key)
+        if kept is None:
+            seen[key] = rewrite.keep(op, operands)
+        else:
+            names = [tuple([t.name for t in tensors]) for tensors in (op.outputs, kept.outputs)]
+            rewrite.replace(op.outputs, kept.outputs, Change("merged into", *names))
+    return rewrite.done()

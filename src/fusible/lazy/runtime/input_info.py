@@ -1,0 +1,148 @@
+"""What a compiled function is told about its runtime inputs: shapes with fixed or dynamic dimensions, and dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.lazy.dims import SizeLike, size_of, symbol
+from fusible.lazy.dtypes import check_dtype, dtype
+from fusible.lazy.locate import shows_user
+
+__all__ = ["Bounds", "DimensionInputInfo", "InputInfo", "NamedDimension", "Runtime"]
+
+
+C = TypeVar("C", bound=type)
+
+
+def _made_by_user(cls: C) -> C:
+    """A dataclass whose errors begin with the user's line (the generated ``__init__`` stands in no file of ours)."""
+    cls.__init__ = shows_user(cls.__init__)
+    return cls
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least, the most usual and the greatest value of a size, or of each size of a shape."""
+
+    min: Any
+    opt: Any
+    max: Any
+
+    def is_static(self) -> bool:
+        """Whether one value is left."""
+        return self.min == self.max
+
+    def __iter__(self) -> Any:
+        return iter((self.min, self.opt, self.max))
+
+
+@_made_by_user
+@dataclass(frozen=True)
+class NamedDimension:
+    """A dynamic dimension with a name: dimensions of one name are equal in every call. ``opt`` is what is compiled ahead."""
+
+    name: str
+    min: int
+    opt: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise DTypeError(expected("a text", of="the name of a dimension", got=repr(self.name), do='name it, for instance "batch"'))
+        for field, value in zip(("min", "opt", "max"), _ordered((self.min, self.opt, self.max), self.name), strict=True):
+            object.__setattr__(self, field, value)
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.min, self.opt, self.max)
+
+
+def _ordered(given: Any, what: str) -> tuple[int, int, int]:
+    """Three sizes ``min <= opt <= max``; raises ``ShapeError`` or ``DTypeError`` for anything else."""
+    sizes: list[Any] = [size_of(n) for n in given]
+    if len(sizes) != 3 or not all(type(n) is int for n in sizes):
+        got = repr(given)
+        raise DTypeError(expected("three ints (min, opt, max)", of=f"the bounds of {what}", got=got, do="pass for instance (1, 8, 32)"))
+    low, usual, high = sizes
+    if not 0 <= low <= usual <= high:
+        raise ShapeError(expected("0 <= min <= opt <= max", of=f"the bounds of {what}", got=f"({low}, {usual}, {high})", do="put them in this order"))
+    return low, usual, high
+
+
+def _dimension(given: Any) -> int | Bounds | NamedDimension:
+    if isinstance(given, NamedDimension):
+        return given
+    if isinstance(given, Bounds | tuple | list):
+        return Bounds(*_ordered(tuple(given), "a dynamic dimension"))
+    size = size_of(given)
+    if type(size) is not int:
+        do = "pass an int, (min, opt, max) or a NamedDimension"
+        raise DTypeError(expected("a size or its bounds", of="a dimension of InputInfo", got=repr(given), do=do))
+    if size < 0:
+        raise ShapeError(expected("a size of at least 0", of="a dimension of InputInfo", got=size, do="pass the size explicitly"))
+    return size
+
+
+@_made_by_user
+@dataclass(frozen=True)
+class InputInfo:
+    """The shape and dtype of a runtime input of a compiled function.
+
+    A dimension is an int, bounds ``(min, opt, max)`` of a dynamic size, or a ``NamedDimension``: ``InputInfo(((1, 8, 32), 64), float32)``. With
+    ``donate`` the results of a call may take over the memory of its argument: the tensor is used up, and says so when it is used again.
+    """
+
+    shape: tuple[Any, ...]
+    dtype: dtype
+    donate: bool = False
+
+    def __post_init__(self) -> None:
+        alone = size_of(self.shape)
+        if alone is None and not isinstance(self.shape, tuple | list):
+            raise DTypeError(expected("a sequence of dimensions", of="a shape", got=repr(self.shape), do="pass for instance (2, 3)"))
+        dimensions = tuple([_dimension(d) for d in (self.shape if alone is None else (alone,))])
+        object.__setattr__(self, "shape", dimensions)
+        check_dtype(self.dtype)
+
+    @property
+    def shape_bounds(self) -> Bounds:
+        """The least, the usual and the greatest shape."""
+        spans = [(d, d, d) if isinstance(d, int) else (d.min, d.opt, d.max) for d in self.shape]
+        return Bounds(*(tuple([span[i] for span in spans]) for i in range(3)))
+
+    def sizes(self, name: str, named: dict[str, NamedDimension]) -> tuple[SizeLike, ...]:
+        """The shape in which the argument ``name`` is recorded. ``named`` collects the named dimensions; raises where bounds disagree."""
+        return tuple([_size(d, f"{name}.{i}", named) for i, d in enumerate(self.shape)])
+
+
+def _size(given: int | Bounds | NamedDimension, name: str, named: dict[str, NamedDimension]) -> SizeLike:
+    if isinstance(given, int):
+        return given
+    if isinstance(given, NamedDimension):
+        first = named.setdefault(given.name, given)
+        if first != given:
+            got = f"{tuple(first.bounds)} and {tuple(given.bounds)}"
+            do = "give them another name, or the same bounds"
+            raise ArgumentError(expected("one set of bounds", of=f"the dimension {given.name!r}", got=got, do=do))
+        name = given.name
+    return symbol(name, given.min, given.opt, given.max)
+
+
+@_made_by_user
+@dataclass(frozen=True)
+class DimensionInputInfo:
+    """The bounds ``(min, opt, max)`` of a runtime input that is a size. The function is given a ``DimensionSize``; a call is given an int."""
+
+    value_bounds: Bounds
+
+    def __post_init__(self) -> None:
+        given = self.value_bounds
+        if not isinstance(given, Bounds | tuple | list):
+            raise DTypeError(expected("three ints (min, opt, max)", of="the bounds of a size", got=repr(given), do="pass for instance (1, 8, 32)"))
+        object.__setattr__(self, "value_bounds", Bounds(*_ordered(tuple(given), "a size")))
+
+
+Runtime = InputInfo | DimensionInputInfo
+"""What stands for a runtime input among the arguments of ``compile``."""

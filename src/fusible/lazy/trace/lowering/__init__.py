@@ -1,0 +1,1 @@
+"""FlatIR subgraphs that several trace operations lower to."""

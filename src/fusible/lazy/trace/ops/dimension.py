@@ -1,0 +1,30 @@
+"""A size as a value that tensors can be computed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.lazy.dims import SizeLike
+from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir.ops import ConstantOp
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["DimensionValue"]
+
+
+@dataclass(eq=False)
+class DimensionValue(TraceOp):
+    """A scalar of the value of a size; a constant of every specialised program."""
+
+    expression: SizeLike
+    dtype: dtype
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        return (), self.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        ConstantOp([], list(outputs), self.expression, self.dtype)  # type: ignore[arg-type] - see Shape

@@ -1,0 +1,230 @@
+"""Sampling at another resolution."""
+
+from __future__ import annotations
+
+import enum
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import FLOATS, dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import FlatIROp, emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.arguments import as_shape
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Resize", "resize"]
+
+_A = -0.75
+"""The free coefficient of the cubic convolution kernel (Keys, 1981)."""
+_RESIZED = FLOATS | {dtypes.int8, dtypes.uint8}
+
+
+@dataclass(eq=False)
+class Resize(TraceOp):
+    """``[*n]`` sampled at ``shape``. ``scales`` are the factors that the user gave; without them a dimension's factor is ``shape[d] / n[d]``."""
+
+    class Mode(enum.Enum):
+        NEAREST = "nearest"
+        LINEAR = "linear"
+        CUBIC = "cubic"
+
+    mode: Mode
+    shape: Shape
+    scales: tuple[float, ...] | None
+    align_corners: bool
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        (x,) = inputs
+        if any(n == 0 != m for n, m in zip(x.shape, self.shape, strict=True)):
+            raise ShapeError(expected("elements to sample", of="resize", got=f"{x} for shape {self.shape}", do="keep its empty dimensions"))
+        return self.shape, x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        x, out = inputs[0], outputs[0]
+        if 0 in out.shape:
+            flat.BroadcastOp([flat.constant(0, out.dtype, "fill a result without elements")], [out], broadcast_dim=[])
+            return
+        wide = x.dtype
+        if self.mode is not self.Mode.NEAREST and (wide.is_integer or wide.itemsize == 2):
+            wide = dtypes.float32
+            x = emit(flat.ConvertOp, [x], x.shape, wide, "interpolate in float32")
+        for dim, size in enumerate(self.shape):
+            if not self._is_kept(x.shape[dim], size, dim):
+                x = _SAMPLERS[self.mode](x, dim, size, self._source(x, dim, size))
+        if wide is not out.dtype:
+            _round(x, out)
+        else:
+            flat.ReshapeOp([x], [out])
+
+    def _is_kept(self, n: int, size: int, dim: int) -> bool:
+        return n == size and (self.mode is not self.Mode.CUBIC or self.align_corners or self.scales is None or self.scales[dim] == 1)
+
+    def _source(self, x: FlatIRTensor, dim: int, size: int) -> FlatIRTensor:
+        """Where in ``x`` each of ``size`` outputs lies along ``dim``, as a float.
+
+        ``i / scale`` for nearest; else ``(i + 1/2) / scale - 1/2``, or ``i (n - 1) / (size - 1)`` between aligned corners.
+        """
+        of = x.dtype if self.mode is not self.Mode.NEAREST else dtypes.float32
+        number = of.numpy.type
+        n = x.shape[dim]
+        i = emit(flat.IotaOp, [], (size,), of, _WHERE, dim=0)
+        if self.align_corners:
+            return _scaled(flat.MulOp, i, float(number(n - 1) / number(size - 1)) if size > 1 else 0.0)
+        ratio = float(number(n) / number(size) if self.scales is None else number(1 / self.scales[dim]))
+        if self.mode is self.Mode.NEAREST:
+            return _scaled(flat.MulOp, i, ratio)
+        source = _scaled(flat.SubtractOp, _scaled(flat.MulOp, _scaled(flat.AddOp, i, 0.5), ratio), 0.5)
+        return source if self.mode is self.Mode.CUBIC else _scaled(flat.MaxOp, source, 0.0)
+
+
+_WHERE = "find where each output samples its input"
+_WEIGH = "weigh the samples of an interpolation"
+
+
+def _scaled(op: type[FlatIROp], x: FlatIRTensor, value: float, reason: str = _WHERE) -> FlatIRTensor:
+    """``op(x, value)``."""
+    return emit(op, [x, flat.broadcast(flat.constant(value, x.dtype, reason), x.shape, reason)], x.shape, x.dtype, reason)
+
+
+def _read(x: FlatIRTensor, dim: int, position: FlatIRTensor, offset: int = 0) -> FlatIRTensor:
+    """``x`` at ``floor(position) + offset`` along ``dim``; the nearest element where that is outside."""
+    index = emit(flat.ConvertOp, [position], position.shape, dtypes.int32, _WHERE)
+    if offset:
+        index = _scaled(flat.AddOp, index, offset)
+    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    return emit(flat.GatherOp, [x, index], shape, x.dtype, "sample an input", dim=dim)
+
+
+def _weighted(samples: Sequence[FlatIRTensor], weights: Sequence[FlatIRTensor], dim: int) -> FlatIRTensor:
+    """The sum of ``samples``, each times its weights along ``dim``."""
+    total = None
+    for sample, weight in zip(samples, weights, strict=True):
+        spread = emit(flat.BroadcastOp, [weight], sample.shape, sample.dtype, _WEIGH, broadcast_dim=[dim])
+        term = emit(flat.MulOp, [sample, spread], sample.shape, sample.dtype, _WEIGH)
+        total = term if total is None else emit(flat.AddOp, [total, term], sample.shape, sample.dtype, _WEIGH)
+    assert total is not None
+    return total
+
+
+def _nearest(x: FlatIRTensor, dim: int, size: int, source: FlatIRTensor) -> FlatIRTensor:
+    return _read(x, dim, emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE))
+
+
+def _linear(x: FlatIRTensor, dim: int, size: int, source: FlatIRTensor) -> FlatIRTensor:
+    base = emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE)
+    after = emit(flat.SubtractOp, [source, base], (size,), source.dtype, _WEIGH)
+    before = _scaled(flat.AddOp, emit(flat.NegateOp, [after], (size,), after.dtype, _WEIGH), 1.0, _WEIGH)
+    return _weighted([_read(x, dim, base), _read(x, dim, base, 1)], [before, after], dim)
+
+
+def _cubic(x: FlatIRTensor, dim: int, size: int, source: FlatIRTensor) -> FlatIRTensor:
+    base = emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE)
+    after = emit(flat.SubtractOp, [source, base], (size,), source.dtype, _WEIGH)
+    before = _scaled(flat.AddOp, emit(flat.NegateOp, [after], (size,), after.dtype, _WEIGH), 1.0, _WEIGH)
+    far = (_A, -5 * _A, 8 * _A, -4 * _A)
+    near = (_A + 2, -(_A + 3), 0.0, 1.0)
+    weights = [
+        _polynomial(_scaled(flat.AddOp, after, 1.0, _WEIGH), far),
+        _polynomial(after, near),
+        _polynomial(before, near),
+        _polynomial(_scaled(flat.AddOp, before, 1.0, _WEIGH), far),
+    ]
+    return _weighted([_read(x, dim, base, offset) for offset in (-1, 0, 1, 2)], weights, dim)
+
+
+def _polynomial(t: FlatIRTensor, coefficients: Sequence[float]) -> FlatIRTensor:
+    """The polynomial of ``t`` with the coefficient of its highest power first, by Horner's rule."""
+    value = _scaled(flat.MulOp, t, coefficients[0], _WEIGH)
+    for coefficient in coefficients[1:-1]:
+        value = emit(flat.MulOp, [_scaled(flat.AddOp, value, coefficient, _WEIGH), t], t.shape, t.dtype, _WEIGH)
+    return _scaled(flat.AddOp, value, coefficients[-1], _WEIGH)
+
+
+_SAMPLERS: dict[Resize.Mode, Callable[[FlatIRTensor, int, int, FlatIRTensor], FlatIRTensor]] = {
+    Resize.Mode.NEAREST: _nearest,
+    Resize.Mode.LINEAR: _linear,
+    Resize.Mode.CUBIC: _cubic,
+}
+
+
+def _round(x: FlatIRTensor, out: FlatIRTensor) -> None:
+    """Bind ``out``: a float rounded once; an integer rounded to the nearest, halves up, within its range (cubic weights overshoot)."""
+    if not out.dtype.is_integer:
+        flat.ConvertOp([x], [out])
+        return
+    reason = "round to an integer"
+    nearest = emit(flat.FloorOp, [_scaled(flat.AddOp, x, 0.5, reason)], x.shape, x.dtype, reason)
+    low, high = (flat.broadcast(flat.constant(bound, x.dtype, reason), x.shape, reason) for bound in (out.dtype.min, out.dtype.max))
+    flat.ConvertOp([emit(flat.ClampOp, [low, nearest, high], x.shape, x.dtype, reason)], [out])
+
+
+@TENSOR_METHOD_REGISTRY("resize")
+@constrained(input="T1", returns="T1", T1=_RESIZED)
+def resize(
+    input: TensorLike,
+    output_shape: Sequence[int] | Sequence[float] | None = None,
+    mode: str = "linear",
+    align_corners: bool = False,
+    scales: Sequence[float] | None = None,
+) -> Tensor:
+    """``input`` sampled at ``output_shape``, or at ``scales`` times its shape (rounded down): one number for every dimension.
+
+    Two overloads: ``resize(input, output_shape, mode, align_corners)`` and ``resize(input, scales, mode, align_corners)``; by position,
+    numbers that are not all ints are scales. Output ``i`` of a dimension of ``n`` elements lies at ``(i + 1/2) / scale - 1/2``, or with
+    ``align_corners`` at ``i (n - 1) / (size - 1)``; ``"linear"`` weighs its two neighbours, ``"cubic"`` four (with the coefficient -0.75);
+    what is outside is the nearest element. ``"nearest"`` reads element ``floor(i / scale)``. A dimension that keeps its size is read as it is
+    (by ``"cubic"`` only where its scale is 1). As ``torch.nn.functional.interpolate`` without antialiasing. 16-bit floats and integers are computed
+    in float32 and rounded once.
+
+    Raises ``ArgumentError`` unless one of ``output_shape`` and ``scales`` is given, for an unknown mode, and for aligned corners of
+    ``"nearest"``; ``ShapeError`` for a wrong number of sizes.
+    """
+    if output_shape is not None and scales is None and not all(isinstance(n, numbers.Integral) or hasattr(n, "__index__") for n in output_shape):
+        output_shape, scales = None, output_shape
+    if (output_shape is None) == (scales is None):
+        got = "neither" if scales is None else "both"
+        raise ArgumentError(expected("either output_shape or scales", of="resize", got=got, do="pass one of them"))
+    if mode not in _MODES:
+        raise _wrong(f"one of {', '.join(map(repr, _MODES))}", "mode", mode)
+    if align_corners and mode == "nearest":
+        raise _wrong("False where mode is 'nearest'", "align_corners", align_corners)
+    factors = None if scales is None else _factors(scales, input.ndim)
+    if factors is not None:
+        sizes = tuple(int(n * f) for n, f in zip(input.shape, factors, strict=True))
+    else:
+        sizes = as_shape(output_shape)
+        if len(sizes) != input.ndim:
+            error = ShapeError(expected(f"{input.ndim} sizes", of="output_shape of resize", got=sizes, do="pass one for every dimension"))
+            error.argument = "output_shape"
+            raise error
+    return record(Resize(_MODES[mode], sizes, factors, bool(align_corners)), input)
+
+
+_MODES = {mode.value: mode for mode in (Resize.Mode.LINEAR, Resize.Mode.NEAREST, Resize.Mode.CUBIC)}
+
+
+def _factors(scales: Any, ndim: int) -> tuple[float, ...]:
+    """Scales as floats; raises ``ArgumentError`` unless they are one positive finite number per dimension."""
+    given = list(scales) if isinstance(scales, Sequence | np.ndarray) else [scales]
+    if len(given) != ndim or not all(isinstance(f, numbers.Real) and 0 < float(f) < float("inf") for f in given):
+        raise _wrong(f"{ndim} finite numbers above 0", "scales", scales)
+    return tuple(float(f) for f in given)
+
+
+def _wrong(wanted: str, argument: str, got: object) -> ArgumentError:
+    error = ArgumentError(expected(wanted, of=f"{argument} of resize", got=repr(got), do="pass that"))
+    error.argument = argument
+    return error

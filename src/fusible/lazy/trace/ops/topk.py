@@ -1,0 +1,63 @@
+"""The largest elements along a dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.errors import ArgumentError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import NUMBERS, dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.arguments import normalize_dim
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record_all
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["TopK", "topk"]
+
+
+@dataclass(eq=False)
+class TopK(TraceOp):
+    """The ``k`` largest elements along ``dim`` in descending order, and their indices; equal ones in their order, a NaN before all."""
+
+    k: int
+    dim: int
+
+    def infer_all(self, *inputs: TraceTensor) -> list[tuple[Shape, dtype]]:
+        (x,) = inputs
+        shape = (*x.shape[: self.dim], self.k, *x.shape[self.dim + 1 :])
+        return [(shape, x.dtype), (shape, dtypes.int32)]
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        x = inputs[0]
+        reason = "sort before the largest are taken"
+        positions = emit(flat.IotaOp, [], x.shape, dtypes.int32, reason, dim=self.dim)
+        ordered = [FlatIRTensor(x.shape, t.dtype, reason=reason) for t in (x, positions)]
+        flat.SortOp([x, positions], ordered, dim=self.dim)
+        rank = len(x.shape)
+        for whole, out in zip(ordered, outputs, strict=True):
+            flat.SliceOp([whole], [out], start=[0] * rank, limit=list(out.shape), stride=[1] * rank)
+
+
+@TENSOR_METHOD_REGISTRY("topk")
+@constrained(input="T1", returns=("T1", "int32"), T1=NUMBERS)
+def topk(input: TensorLike, k: int, dim: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest elements of ``input`` along ``dim`` in descending order, and their indices along it in int32.
+
+    NaN is larger than every number, and of equal elements the first comes first. Raises ``ArgumentError`` unless ``k`` is from 0 to the size of
+    the dimension.
+    """
+    at = normalize_dim(dim, input.ndim, "topk")
+    if not hasattr(k, "__index__") or not 0 <= k <= input.shape[at]:
+        error = ArgumentError(expected(f"an int from 0 to {input.shape[at]}", of="k of topk", got=repr(k), do="ask for no more than there are"))
+        error.argument = "k"
+        raise error
+    values, indices = record_all(TopK(k.__index__(), at), input)
+    return values, indices
