@@ -13,12 +13,12 @@ import torch
 
 from fusible.quantized import BlockScaledStorage, Float8Tensor, Float8TensorStorage, GroupedTensorStorage, QuantizedTensor, Quantizer
 
-__all__ = ["Crossing"]
+__all__ = ["Crossing", "FIELDS", "HOLDERS"]
 
 FIELDS = ("_data", "_transpose", "_scale_inv")
 """The tensors of a per-tensor FP8 tensor."""
 
-_HOLDERS = BlockScaledStorage, GroupedTensorStorage
+HOLDERS = BlockScaledStorage, GroupedTensorStorage
 """What holds tensors as attributes, which a call may replace."""
 
 
@@ -37,7 +37,7 @@ class Crossing:
             return {name: self.enter(value) for name, value in x.items()}
         if isinstance(x, list | tuple):
             return type(x)(self.enter(value) for value in x)
-        if not isinstance(x, (torch.Tensor, Float8TensorStorage, Quantizer, torch.device, *_HOLDERS)):
+        if not isinstance(x, (torch.Tensor, Float8TensorStorage, Quantizer, torch.device, *HOLDERS)):
             return x
         if id(x) not in self._entered:
             self._entered[id(x)] = (x, self.converted(x))
@@ -60,7 +60,7 @@ class Crossing:
             return self._storage(x)
         if isinstance(x, QuantizedTensor):
             x = x.storage_without_autograd()  # whose device is that of its tensors
-        if isinstance(x, _HOLDERS):
+        if isinstance(x, HOLDERS):
             return _with_attributes(copy(x), x, self.enter)
         return self.tensor(x)
 
@@ -106,7 +106,7 @@ class Crossing:
             for name in FIELDS:
                 setattr(original, name, self._result(getattr(twin, name)))
             original._transpose_invalid = twin._transpose_invalid
-        elif isinstance(twin, _HOLDERS):
+        elif isinstance(twin, HOLDERS):
             _with_attributes(original, twin, self._result)
         elif self.crossed(getattr(twin, "amax", None)) and self.changed(twin.amax):
             if original.amax is None:
@@ -122,7 +122,7 @@ class Crossing:
             return type(x)(self._result(value) for value in x)
         if self.crossed(x):
             return self.left(x)
-        if isinstance(x, _HOLDERS):
+        if isinstance(x, HOLDERS):
             bare = x.storage_without_autograd() if isinstance(x, QuantizedTensor) else x
             return _with_attributes(copy(bare), bare, self._result)
         if not isinstance(x, Float8TensorStorage):
@@ -131,12 +131,8 @@ class Crossing:
             "data": self._result(x._data), "data_transpose": self._result(x._transpose), "fp8_scale_inv": self._result(x._scale_inv),
             "fp8_dtype": x._fp8_dtype, "quantizer": self._result(x._quantizer),
         }  # fmt: skip
-        dtype = self.dtype(x._dtype)
-        return Float8TensorStorage(fake_dtype=dtype, **fields) if x._quantizer.internal else Float8Tensor(tuple(x.shape), dtype, **fields)
-
-    def dtype(self, dtype: Any) -> torch.dtype:
-        """A dtype of the other side as torch's."""
-        return dtype
+        bare = x._quantizer.internal
+        return Float8TensorStorage(fake_dtype=x._dtype, **fields) if bare else Float8Tensor(tuple(x.shape), x._dtype, **fields)
 
 
 def _with_attributes(into: Any, x: Any, move: Callable[[Any], Any]) -> Any:

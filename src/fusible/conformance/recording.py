@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from fusible import lazy
-from fusible.conformance.crossing import FIELDS, Crossing
+from fusible.conformance.crossing import FIELDS, HOLDERS, Crossing
 from fusible.quantized import Float8TensorStorage, QuantizedTensor
-from fusible.tex.backends.xla.operands import _FROM_TORCH
+from fusible.tex.backends.xla.dtypes import FROM_TORCH
 
 __all__ = ["RecordingCrossing"]
-
-_TO_TORCH = {of: dtype for dtype, of in _FROM_TORCH.items()}
 
 
 class RecordingCrossing(Crossing):
@@ -28,7 +26,7 @@ class RecordingCrossing(Crossing):
         return isinstance(x, torch.device)
 
     def tensor(self, x: torch.Tensor) -> Any:
-        if x.dtype not in _FROM_TORCH:
+        if x.dtype not in FROM_TORCH:
             return x
         tensor = lazy.Tensor(x.detach().clone(memory_format=torch.contiguous_format))
         self._former[id(tensor)] = tensor.trace_tensor
@@ -42,7 +40,7 @@ class RecordingCrossing(Crossing):
                 if self.changed(twin):
                     tensors[id(twin)] = twin
             elif not isinstance(original, torch.Tensor) or isinstance(original, QuantizedTensor):
-                self._collect([getattr(twin, name, None) for name in (*FIELDS, "amax")], tensors)
+                self._collect([twin, getattr(twin, "amax", None)], tensors)
         if tensors:
             outputs = lazy.compile(lambda: list(tensors.values()))()
             self._left = {key: torch.from_dlpack(output) for key, output in zip(tensors, outputs, strict=True)}
@@ -54,6 +52,8 @@ class RecordingCrossing(Crossing):
                 self._collect(value, into)
         elif isinstance(x, Float8TensorStorage):
             self._collect([getattr(x, name) for name in FIELDS], into)
+        elif isinstance(x, HOLDERS):
+            self._collect([*vars(x).values()], into)
         elif isinstance(x, lazy.Tensor):
             into[id(x)] = x
 
@@ -65,6 +65,3 @@ class RecordingCrossing(Crossing):
 
     def crossed(self, x: Any) -> bool:
         return isinstance(x, lazy.Tensor)
-
-    def dtype(self, dtype: Any) -> torch.dtype:
-        return _TO_TORCH[dtype]

@@ -7,7 +7,8 @@ them; the attributes of a tensor have an underscore before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -157,8 +158,8 @@ def check_block_shape(quantizer: Any, shape: Sequence[int]) -> None:
         raise ShapeError(expected(wanted, of=f"a tensor to quantize to {scaling(quantizer).upper()}", got=list(shape), do="pad it with zeros"))
 
 
-def check_block_output(output: Any, quantizer: Any, x: Any) -> None:
-    """Raise unless ``output`` is a tensor of ``quantizer``'s format into which ``x`` fits."""
+def check_block_output(output: Any, quantizer: Any, x: Any, stored: Callable[[torch.dtype], Any] = lambda dtype: dtype) -> None:
+    """Raise unless ``output`` is a tensor of ``quantizer``'s format into which ``x`` fits; ``stored`` gives the backend's value of a dtype."""
     name = scaling(quantizer)
     if format_of(output) != name:
         got = type(output).__qualname__
@@ -170,7 +171,8 @@ def check_block_output(output: Any, quantizer: Any, x: Any) -> None:
         held = getattr(output, f"_{buffer}")
         if held is None:
             continue
-        if held.numel() != torch.Size(wanted).numel() or (not buffer.endswith("data") and tuple(held.shape) != wanted) or held.dtype is not dtype:
+        size = math.prod(held.shape)
+        if size != math.prod(wanted) or (not buffer.endswith("data") and tuple(held.shape) != wanted) or held.dtype is not stored(dtype):
             got = f"{held.dtype} {list(held.shape)}"
             raise ShapeError(expected(f"{dtype} {list(wanted)}", of=f"{buffer} of the output", got=got, do="make it by quantizer.make_empty"))
         check_same_device(held, x, "output of quantize")

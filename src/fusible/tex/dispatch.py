@@ -134,7 +134,7 @@ _DEAF = _Deaf()
 def dispatcher(declaration: Declaration, local: Any = local) -> Callable[..., Any]:
     """The public function of ``declaration``."""
     name = declaration.name.removeprefix("prim_")
-    source, file = _source(declaration, name), f"<dispatcher of {declaration.name}>"
+    source, file = _source(declaration, name), f"{__file__}: the dispatcher of {declaration.name}"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     made: dict[str, Any] = {}
     exec(compile(source, file, "exec"), made)

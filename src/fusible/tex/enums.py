@@ -39,6 +39,11 @@ class DType(IntEnum):
     kFloat8E5M2 = 8
     kFloat4E2M1 = 10
 
+    @classmethod
+    def cast(cls, dtype: int) -> DType:
+        """The member of the value of ``dtype``: an integer, or a member of another such enumeration."""
+        return cls(int(dtype))
+
 
 class Float8BlockScaleTensorFormat(IntEnum):
     """How the scales of a block-scaled tensor lie: as a product reads them, or compact."""

@@ -61,6 +61,11 @@ def layernorm_bwd_add(
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
+def pad_groups(
+    x: Any,
+    sizes: Any,
+    multiple: int,
+) -> tuple[Any, Any]: ...
 def permute(
     x: Any,
     dims: Sequence[int],
@@ -95,4 +100,10 @@ def split(
 ) -> list[Any]: ...
 def transpose(
     x: Any,
+) -> Any: ...
+def unpad_groups(
+    x: Any,
+    sizes: Any,
+    multiple: int,
+    rows: int,
 ) -> Any: ...

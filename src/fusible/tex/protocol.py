@@ -6,7 +6,7 @@ Nothing here computes on a tensor, so that backends of real and of lazy tensors 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "logical_shape",
     "nominal",
     "outer",
+    "register_dtypes",
     "scaling",
     "to_dtype",
     "to_torch",
@@ -66,11 +67,21 @@ _TO_TORCH: dict[int, torch.dtype] = {
 _FROM_TORCH: dict[torch.dtype, int] = {dtype: value for value, dtype in _TO_TORCH.items()}
 
 
+_OF_FRAMEWORKS: dict[Any, torch.dtype] = {}
+
+
+def register_dtypes(dtypes: Mapping[Any, torch.dtype]) -> None:
+    """Let ``to_torch`` take the dtypes of another framework."""
+    _OF_FRAMEWORKS.update(dtypes)
+
+
 def to_torch(dtype: Any) -> torch.dtype:
-    """The torch dtype of a ``torch.dtype``, a ``DType`` (NVIDIA's or ours) or its integer value."""
+    """The torch dtype of a ``torch.dtype``, another framework's own, a ``DType`` (NVIDIA's or ours) or its integer value."""
     if type(dtype) is torch.dtype:
         return dtype
     try:
+        if dtype in _OF_FRAMEWORKS:
+            return _OF_FRAMEWORKS[dtype]
         return _TO_TORCH[int(dtype)]
     except (KeyError, TypeError, ValueError):
         raise DTypeError(expected("a torch.dtype, a tex.DType or its value", of="a tex call", got=repr(dtype), do="pass one of those")) from None

@@ -12,12 +12,11 @@ import torch.distributed
 from tex_backends import Runner, on_backends
 from torch import Tensor
 
-from fusible import lazy, tex
+from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8BlockQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend import number_formats
-from fusible.tex.operands import kind
 from fusible.tex.protocol import scaling
 
 E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
@@ -306,7 +305,7 @@ def test_stochastic_rounding_follows_torchs_generator(runner: Runner) -> None:
 
 
 @EVERY_FORMAT
-def test_the_other_backends_refuse_with_a_reason(runner: Runner, make: Any) -> None:
+def test_the_native_kernels_refuse_with_a_reason(runner: Runner, make: Any) -> None:
     x, quantizer = normal(32, 32), make()
     t = tex.quantize(x, quantizer, None, None)
     rest = [None, None, None, None, None, False, None, False, None, 0, False, False]
@@ -315,10 +314,6 @@ def test_the_other_backends_refuse_with_a_reason(runner: Runner, make: Any) -> N
         decision = tex.explain(function, *arguments)
         reasons = dict(decision.others)
         assert decision.backend == "torch" and f"is {scaling(quantizer)}" in reasons["cpu"]
-    for function in ("quantize", "gelu"):
-        request = tex.Request(function, (("tensor", ("lazy", lazy.float32)), ("quantizer", kind(quantizer))))
-        reason = tex.registry.find("xla").supports(request)
-        assert reason is not None and f"quantizer is {scaling(quantizer)}" in reason
 
 
 def test_a_hadamard_transform_is_of_the_tensor_in_bfloat16(runner: Runner) -> None:

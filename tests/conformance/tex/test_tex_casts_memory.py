@@ -32,10 +32,17 @@ def lists(*dtypes: torch.dtype) -> list[list[Tensor]]:
     return [[torch.ones(H, W, dtype=dtype), torch.ones(3, dtype=dtype)] for dtype in dtypes]
 
 
+_MXFP8 = {"_rowwise_data": None, "_columnwise_data": None, "_fp8_dtype": 7, "_with_gemm_swizzled_scales": False}
+
+
+class OfMXFP8(SimpleNamespace):
+    """A class answers once what the format of its tensors is."""
+
+
 def scales() -> list[Any]:
     """Tensors of nothing but scales, so that no data is in the budget."""
     ways = "_rowwise_scale_inv", "_columnwise_scale_inv"
-    return [SimpleNamespace(**{way: empty(H, W) for way in ways}, _with_gemm_swizzled_scales=False) for _ in range(2)]
+    return [OfMXFP8(**{way: empty(H, W) for way in ways}, **_MXFP8) for _ in range(2)]
 
 
 def fused_scale() -> dict[str, Any]:
@@ -120,7 +127,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "multi_tensor_transpose_to_bhsd": lambda: {"inputs": [fp32(H, 4, 16, 10)], "original_format": "sbhd"},
     "multi_tensor_pad_last_dim": lambda: {"inputs": [fp32(H, W - 1)], "alignment": 16},
     "multi_tensor_swizzle_scales_for_gemm_unchecked_": lambda: {
-        "tensors": [SimpleNamespace(_rowwise_scale_inv=empty(H, W), _with_gemm_swizzled_scales=False)],
+        "tensors": [OfMXFP8(_rowwise_scale_inv=empty(H, W), **_MXFP8)],
         "rowwise_usage": True, "columnwise_usage": True,
     },
     "multi_tensor_swizzle_scales_for_gemm_": lambda: {"tensors": scales(), "rowwise_usage": True, "columnwise_usage": True},

@@ -52,6 +52,14 @@ def test_reshape_shares_memory_where_it_can(runner: Runner) -> None:
     assert runner("prim_reshape", x=x, shape=(2, -1)).data_ptr() == x.data_ptr()
 
 
+@pytest.mark.parametrize("sizes", [[5, 4], [-1, 5]])
+def test_groups_of_more_rows_than_there_are_cannot_be_padded(runner: Runner, sizes: list[int]) -> None:
+    if runner.backend == "xla":
+        pytest.skip("sizes have no values while a program is recorded")
+    with pytest.raises(ShapeError, match="members within 8 rows of the sizes of prim.pad_groups"):
+        runner("prim_pad_groups", x=torch.zeros(8, 2), sizes=torch.tensor(sizes), multiple=4)
+
+
 def test_only_matrices_are_transposed(runner: Runner) -> None:
     with pytest.raises(ShapeError, match="2 dimensions"):
         runner("prim_transpose", x=torch.zeros(2, 2, 2))

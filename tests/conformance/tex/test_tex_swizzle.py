@@ -11,6 +11,8 @@ from tex_backends import Runner, on_backends
 from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError
+from fusible.quantized import MXFP8Quantizer, NVFP4Quantizer
+from fusible.tex import DType
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.block_layout import scale_shape as shape_of_scales
 from fusible.tex.grouped_call import layout_of_grouped
@@ -76,6 +78,14 @@ def test_padded_shapes() -> None:
     assert scale_shape((0, 32), False, False) == (0, 4)
 
 
+class OfMXFP8(SimpleNamespace):
+    """A class answers once what the format of its tensors is."""
+
+
+class OfNVFP4(SimpleNamespace):
+    pass
+
+
 def mxfp8(rows: int, columns: int, **changes: Any) -> SimpleNamespace:
     fields = {
         "_rowwise_data": torch.zeros(rows, columns, dtype=torch.uint8),
@@ -85,11 +95,11 @@ def mxfp8(rows: int, columns: int, **changes: Any) -> SimpleNamespace:
         "_fp8_dtype": 7,
         "_with_gemm_swizzled_scales": False,
     }
-    return SimpleNamespace(**{**fields, **changes})
+    return OfMXFP8(**{**fields, **changes})
 
 
 def nvfp4(rows: int, columns: int) -> SimpleNamespace:
-    return SimpleNamespace(
+    return OfNVFP4(
         _rowwise_data=torch.zeros(rows, columns // 2, dtype=torch.uint8),
         _columnwise_data=torch.zeros(columns, rows // 2, dtype=torch.uint8),
         _rowwise_scale_inv=scales(*scale_shape((rows, columns), True, False)),
@@ -168,7 +178,7 @@ def grouped(
         first_dims=torch.tensor(rows) if dims == "first" else None,
         last_dims=torch.tensor(columns) if dims == "last" else None,
         tensor_offsets=None,
-        quantizer=SimpleNamespace(with_rht=False) if four_bits else SimpleNamespace(),
+        quantizer=NVFP4Quantizer() if four_bits else MXFP8Quantizer(DType.kFloat8E4M3),
         _with_gemm_swizzled_scales=False,
         **{name: torch.cat([*(x.view(-1) for x in each), scales(spare)]) for name, each in matrices.items()},
     )

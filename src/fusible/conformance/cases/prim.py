@@ -86,6 +86,35 @@ def permute(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{list(shape)}-{dims}", {"x": x, "dims": dims}, (Output(None, x.permute(dims).contiguous()),))
 
 
+def _divided(x: Tensor, sizes: list[int], padded: list[int], total: int) -> Tensor:
+    """``x`` with its groups at the places of groups of other sizes."""
+    y, start, place = x.new_zeros(total, x.shape[1]), 0, 0
+    for size, room in zip(sizes, padded, strict=True):
+        count = min(size, room)
+        y[place : place + count] = x[start : start + count]
+        start, place = start + size, place + room
+    return y
+
+
+@record("prim_pad_groups")
+def pad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for label, sizes, padded in (("ragged", [3, 0, 5, 1], [4, 0, 8, 4]), ("whole", [4, 8, 0, 0], [4, 8, 0, 0]), ("empty", [0] * 4, [0] * 4)):
+        x, given = random(generator, (12, 3), dtype), torch.tensor(sizes)
+        outputs = (Output(0, _divided(x, sizes, padded, 24)), Output(1, torch.tensor(padded)))
+        yield Sample(label, {"x": x, "sizes": given, "multiple": 4}, outputs)
+    x = random(generator, (1, 3), dtype)  # with less rows than groups
+    outputs = (Output(0, _divided(x, [1], [4], 4)), Output(1, torch.tensor([4, 0, 0], dtype=torch.int32)))
+    yield Sample("one row", {"x": x, "sizes": torch.tensor([1, 0, 0], dtype=torch.int32), "multiple": 4}, outputs)
+
+
+@record("prim_unpad_groups")
+def unpad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for sizes, padded in (([3, 0, 5, 1], [4, 0, 8, 4]), ([4, 8, 0, 0], [4, 8, 0, 0]), ([0] * 4, [0] * 4)):
+        x = random(generator, (24, 3), dtype)
+        arguments = {"x": x, "sizes": torch.tensor(sizes), "multiple": 4, "rows": 12}
+        yield Sample(str(sizes), arguments, (Output(None, _divided(x, padded, sizes, 12)),))
+
+
 @record("prim_concatenate")
 def concatenate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for dim in (0, 1):

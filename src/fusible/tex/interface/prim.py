@@ -65,6 +65,19 @@ class Prim:
     def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
         """``x`` cut along ``dim`` into pieces of ``sizes``; the pieces may be views."""
 
+    @function("x")
+    def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
+        """``(padded, padded_sizes)``: after each group of rows of ``x [rows, columns]`` as many zeros as make its size a multiple of ``multiple``.
+
+        Group ``i`` has the ``sizes[i]`` rows (int32 or int64 ``[groups]``) after those of the groups before it; rows beyond the last group are left
+        out. ``padded`` has the rows that any division may need, ``rows + min(rows, groups) * (multiple - 1)`` rounded up to a multiple, zeros after
+        the last group. ``padded_sizes`` have the dtype of ``sizes``. Raises ``ShapeError`` where the groups have more rows than ``x``.
+        """
+
+    @function("x")
+    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+        """``[rows, columns]``: the rows that ``prim_pad_groups`` would have put into ``x``, where they were; 0 beyond the last group."""
+
     @function("like")
     def prim_rope_angles(self, positions: int, width: int, base: float, like: Any) -> Any:
         """Rotary angles ``p * base**(-2 i / width)`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.

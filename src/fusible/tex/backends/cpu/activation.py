@@ -12,7 +12,7 @@ from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.checks import check_gradient, check_width_even
-from fusible.tex.interface.activation import Activation
+from fusible.tex.gated import GatedActivations
 
 __all__ = ["ActivationKernels"]
 
@@ -59,44 +59,23 @@ def _dgated(grad: Any, x: Any, quantizer: Any, name: str, function: str, **param
     return produce(functools.partial(native.gated_activation_backward, name, g, x, **parameters), x.shape, x.dtype, quantizer)
 
 
-def _gated_forward(name: str) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
-        return _gated(input, quantizer, name)
-
-    return forward
-
-
-def _gated_backward(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
-        return _dgated(grad, fwd_input, quantizer, name, f"d{name}")
-
-    return backward
-
-
-class ActivationKernels(Activation):
+class ActivationKernels(GatedActivations):
     gelu, dgelu, dbias_dgelu = _forward("gelu"), _backward("gelu"), _backward_with_bias("gelu")
     silu, dsilu, dbias_dsilu = _forward("silu"), _backward("silu"), _backward_with_bias("silu")
     relu, drelu, dbias_drelu = _forward("relu"), _backward("relu"), _backward_with_bias("relu")
     qgelu, dqgelu, dbias_dqgelu = _forward("qgelu"), _backward("qgelu"), _backward_with_bias("qgelu")
     srelu, dsrelu, dbias_dsrelu = _forward("srelu"), _backward("srelu"), _backward_with_bias("srelu")
-    glu, dglu = _gated_forward("glu"), _gated_backward("glu")
-    geglu, dgeglu = _gated_forward("geglu"), _gated_backward("geglu")
-    qgeglu, dqgeglu = _gated_forward("qgeglu"), _gated_backward("qgeglu")
-    reglu, dreglu = _gated_forward("reglu"), _gated_backward("reglu")
-    sreglu, dsreglu = _gated_forward("sreglu"), _gated_backward("sreglu")
-    swiglu, dswiglu = _gated_forward("swiglu"), _gated_backward("swiglu")
 
-    def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        return _gated(input, quantizer, "situglu", beta1=beta1, beta2=beta2)
+    def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
+        return _gated(input, quantizer, name, **_named(name, options))
 
-    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        return _dgated(grad, fwd_input, quantizer, "situglu", "dsituglu", beta1=beta1, beta2=beta2)
+    def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+        return _dgated(grad, fwd_input, quantizer, name, function, **_named(name, options))
 
-    def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-        return _gated(input, quantizer, "clamped_swiglu", limit=limit, alpha=alpha, offset=glu_linear_offset)
 
-    def clamped_dswiglu(
-        self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
-    ) -> Any:
-        parameters = {"limit": limit, "alpha": alpha, "offset": glu_linear_offset}
-        return _dgated(grad, fwd_input, quantizer, "clamped_swiglu", "clamped_dswiglu", **parameters)
+_OPTIONS = {"situglu": ("beta1", "beta2"), "clamped_swiglu": ("limit", "alpha", "offset")}
+
+
+def _named(name: str, options: tuple[float, ...]) -> dict[str, float]:
+    """A gate's options as the kernels call them."""
+    return dict(zip(_OPTIONS[name], options, strict=True)) if options else {}

@@ -16,6 +16,7 @@ from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options, used_scales
 from fusible.tex.factories import build_quantized
 from fusible.tex.protocol import format_of, logical_shape, outer, scaling, usages
+from fusible.tex.seeds import draw_seeds
 
 __all__ = ["block_dense", "block_values", "empty_blocks", "mixed_transform", "quantize_blocks"]
 
@@ -66,6 +67,8 @@ def _encoded(
     """The buffers of ``x``, by name."""
     name, specs = scaling(quantizer), buffer_specs(quantizer, x.shape, rowwise, columnwise)
     if not x.numel():
+        if getattr(quantizer, "stochastic_rounding", False):
+            draw_seeds(rowwise + columnwise, x.device)  # as of any tensor: who records a program does not know which members are empty
         return {buffer: torch.zeros(size, dtype=stored, device=x.device) for buffer, (size, stored) in specs.items()}
     matrix = x.reshape(outer(x.shape), x.shape[-1])
     copies: Iterable[Copy]

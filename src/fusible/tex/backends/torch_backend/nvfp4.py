@@ -25,6 +25,8 @@ from fusible.tex.backends.torch_backend.number_formats import (
     pack_nibbles,
 )
 from fusible.tex.backends.torch_backend.nvfp4_scales import element_factor, global_scale
+from fusible.tex.backends.torch_backend.random import uniform
+from fusible.tex.seeds import draw_seeds
 
 __all__ = ["nvfp4_amaxes", "nvfp4_copies", "nvfp4_values", "transform_of"]
 
@@ -106,9 +108,11 @@ def _cast(x: Tensor, amax: Tensor, quantizer: Any) -> tuple[Tensor, Tensor]:
     scales = _e4m3(largest * (scale * (1 / E2M1_MAX)))
     factors = element_factor(scales.float(), scale)
     packed = torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8, device=x.device)
+    seed = draw_seeds(1, x.device) if quantizer.stochastic_rounding else None
     for part in _parts(x):
-        own = _of_blocks(factors, part, high)
-        packed[part] = pack_nibbles(_codes(x[part].to(torch.float32, copy=True), own, high, quantizer.stochastic_rounding))
+        lines = x[part].to(torch.float32, copy=True)
+        random = uniform(seed, part.start * x.shape[1], lines.shape) if seed is not None else None
+        packed[part] = pack_nibbles(_codes(lines, _of_blocks(factors, part, high), high, random))
     return packed, _lines(scales, high)
 
 
@@ -124,10 +128,10 @@ def _of_blocks(numbers: Tensor, part: slice, high: int) -> Tensor:
     return numbers[part.start // high : part.stop // high]
 
 
-def _codes(x: Tensor, factors: Tensor, high: int, stochastic: bool) -> Tensor:
-    """The E2M1 codes of the fp32 lines ``x``, which are overwritten, times the factor of each block."""
+def _codes(x: Tensor, factors: Tensor, high: int, random: Tensor | None = None) -> Tensor:
+    """The E2M1 codes of the fp32 lines ``x``, which are overwritten, times the factor of each block; by ``random`` rounded stochastically."""
     scale_blocks_(x, factors, (high, 16))
-    return encode_e2m1_stochastically(x, torch.rand(x.shape, device=x.device)) if stochastic else encode_e2m1(x)
+    return encode_e2m1(x) if random is None else encode_e2m1_stochastically(x, random)
 
 
 def _e4m3(x: Tensor) -> Tensor:
@@ -155,7 +159,7 @@ def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, 
     candidates = []
     for stretch in (1.0, 1.5):
         scales = _e4m3(base * stretch)
-        codes = _codes(x.clone(), element_factor(scales.float(), scale), high, False)
+        codes = _codes(x.clone(), element_factor(scales.float(), scale), high)
         scales = _lines(scales, high)
         candidates.append((codes, scales, _error(x, codes, scales.float(), amax, high, quantizer)))
     (six, scales_six, error_six), (four, scales_four, error_four) = candidates

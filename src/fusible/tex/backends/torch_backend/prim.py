@@ -62,6 +62,20 @@ class PrimKernels(Prim):
     def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
         return list(torch.split(x, list(sizes), dim))
 
+    def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
+        rows, padded = x.shape[0], _rounded_up(sizes, multiple)
+        if sizes.is_cpu and (int(sizes.sum()) > rows or bool((sizes < 0).any())):  # reading them elsewhere would wait for the device
+            of, got = "the sizes of prim.pad_groups", sizes.tolist()
+            raise ShapeError(expected(f"members within {rows} rows", of=of, got=got, do="divide the rows that there are"))
+        total = -(-(rows + min(rows, sizes.numel()) * (multiple - 1)) // multiple) * multiple
+        place, owned = _places(sizes, padded, rows)
+        y = x.new_zeros((total + 1, *x.shape[1:]))  # the last row takes those of nobody
+        return y.index_copy_(0, place.where(owned, total), x)[:total], padded.to(sizes.dtype)
+
+    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+        place, owned = _places(sizes, _rounded_up(sizes, multiple), rows)
+        return x.index_select(0, place.where(owned, 0)).masked_fill_(~owned[:, None], 0)
+
     def prim_rope_angles(self, positions: int, width: int, base: float, like: Any) -> Any:
         if width % 2:
             raise ShapeError(expected("an even width", of="prim.rope_angles", got=width, do="pass the rotated width of a head"))
@@ -84,6 +98,20 @@ class PrimKernels(Prim):
     def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:
         check_probability(probability, "prim.dropout_backward")
         return _scaled(dy, mask, probability)
+
+
+def _rounded_up(sizes: torch.Tensor, multiple: int) -> torch.Tensor:
+    return (sizes.long() + (multiple - 1)) // multiple * multiple
+
+
+def _places(sizes: torch.Tensor, padded: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each of ``rows`` rows its place when its group has ``padded`` rows, and whether it has a group; int64 and bool ``[rows]``."""
+    ends = sizes.long().cumsum(0)
+    row = torch.arange(rows, device=sizes.device)
+    group = torch.searchsorted(ends, row, right=True)
+    owned, group = group < sizes.numel(), group.clamp_(max=sizes.numel() - 1)
+    shift = (padded.cumsum(0) - padded) - (ends - sizes)
+    return row + shift[group], owned
 
 
 def _scaled(x: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.Tensor:

@@ -9,11 +9,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import DTypeError, expected
 from fusible.tex.backends.torch_backend.block_formats import empty_blocks, quantize_blocks
 from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.operands import dense, flat, plain
-from fusible.tex.block_layout import buffer_specs
 from fusible.tex.checks import PER_TENSOR
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.quantize import Quantize
@@ -30,6 +29,7 @@ from fusible.tex.protocol import (
     update_buffers,
     usages,
 )
+from fusible.tex.quantize_call import check_sections, given_amaxes, quantize_each
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
 
@@ -50,29 +50,19 @@ class QuantizeKernels(Quantize):
         return [bias_grad, input if quantizer is None else quantize_tensor(x, quantizer, x.dtype)]
 
     def multi_tensor_quantize(self, tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:
-        _check_pairs(tensor_list, quantizer_list, "multi_tensor_quantize")
-        return [x if quantizer is None else self.quantize(x, quantizer) for x, quantizer in zip(tensor_list, quantizer_list, strict=True)]
+        return quantize_each(self.quantize, tensor_list, quantizer_list, "multi_tensor_quantize")
 
     def split_quantize(
         self, tensor: Any, split_sections: Sequence[int], quantizer_list: Sequence[Any], disable_bulk_allocation: bool = False
     ) -> list[Any]:
         x, sections = plain(tensor), list(split_sections)
-        _check_pairs(sections, quantizer_list, "split_quantize")
-        rows = x.shape[0] if x.dim() else 0
-        if sum(sections) > rows or any(section < 0 for section in sections):
-            raise ShapeError(expected(f"sections of {rows} rows", of="split_quantize", got=sections, do="pass sections that add up to no more"))
-        parts = torch.split(x[: sum(sections)], sections)
-        return self.multi_tensor_quantize(parts, quantizer_list)
+        check_sections(sections, x, quantizer_list)
+        return self.multi_tensor_quantize(torch.split(x[: sum(sections)], sections), quantizer_list)
 
     def nvfp4_quantize_with_amax(self, tensor: Any, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> Any:
         x = plain(tensor)
-        if scaling(quantizer) != "nvfp4":
-            got = type(quantizer).__qualname__
-            raise DTypeError(expected("an NVFP4 quantizer", of="nvfp4_quantize_with_amax", got=got, do="call quantize"))
-        specs = buffer_specs(quantizer, x.shape, *usages(quantizer))
-        given = {"rowwise": rowwise_amax, "columnwise": columnwise_amax}
-        amaxes = {way: _given_amax(amax, specs[f"amax_{way}"][0], way) for way, amax in given.items() if f"amax_{way}" in specs}
-        return quantize_blocks(x, quantizer, x.dtype, amaxes=amaxes)
+        given = given_amaxes(x, quantizer, rowwise_amax, columnwise_amax)
+        return quantize_blocks(x, quantizer, x.dtype, amaxes={way: amax.reshape(shape).clone() for way, (amax, shape) in given.items()})
 
     def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
         kind = scaling(quantizer)
@@ -144,19 +134,6 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
         torch.maximum(former, amax if former.dim() else amax[0], out=former)
     else:
         former.copy_(torch.where(noop == 1, former, torch.maximum(former, amax)))
-
-
-def _check_pairs(tensors: Sequence[Any], quantizers: Sequence[Any], function: str) -> None:
-    if len(tensors) != len(quantizers):
-        got = f"{len(quantizers)} for {len(tensors)}"
-        raise ArgumentError(expected("a quantizer for each tensor", of=function, got=got, do="pass None where nothing is to be quantized"))
-
-
-def _given_amax(amax: Tensor, shape: tuple[int, ...], way: str) -> Tensor:
-    if amax.numel() != shape[0] or amax.dtype is not torch.float32:
-        got = f"{amax.dtype} {list(amax.shape)}"
-        raise ShapeError(expected(f"fp32 {list(shape)}", of=f"{way}_amax", got=got, do="pass the amax of what that copy is made of"))
-    return amax.reshape(shape).clone()
 
 
 def _check_output(output: Any, x: Tensor) -> None:

@@ -12,7 +12,8 @@ The word of ``(seed, counter)``, both 64-bit integers (arithmetic modulo 2^64, `
     x = rotate(x * x + y)
     word = (x * x + y + key) >>> 32                 Squares32, four rounds (Widynski 2020, arXiv:2004.06278)
 
-an integer in [0, 2^32). An element is kept by dropout of probability p where its word is at least ``floor(p * 2^32)``.
+an integer in [0, 2^32). An element is kept by dropout of probability p where its word is at least ``floor(p * 2^32)``; where rounding is stochastic,
+its number is that of the word's upper 24 bits, in units of 2^-24.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["drop_threshold", "keys", "words"]
+__all__ = ["drop_threshold", "keys", "uniform", "words"]
 
 
 def _signed(value: int) -> int:
@@ -58,3 +59,13 @@ def _rotate(x: Tensor) -> Tensor:
 def drop_threshold(probability: float) -> int:
     """Words below this are dropped: exactly ``probability`` of them, to 2^-32."""
     return int(probability * (1 << 32))
+
+
+def uniform(seed: Tensor, first: int, shape: torch.Size) -> Tensor:
+    """fp32 numbers in [0, 1), ``shape``: those of the counters from ``first`` on."""
+    found = torch.empty(shape, dtype=torch.float32, device=seed.device)
+    # In parts where it is large: a word takes many bytes to work out.
+    for part in found.view(-1).split(max(found.numel() // 32, 4096)):
+        torch.mul(words(seed, torch.arange(first, first + part.numel(), device=seed.device)) >> 8, 2.0**-24, out=part)
+        first += part.numel()
+    return found

@@ -12,10 +12,11 @@ from torch import Tensor
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.layout import addresses
 from fusible.tex.backends.torch_backend.scale_order import swizzle
-from fusible.tex.block_layout import scale_shape
+from fusible.tex.block_layout import BLOCK_FORMATS, scale_shape
 from fusible.tex.grouped_call import layout_of_grouped
 from fusible.tex.interface.swizzle import Swizzle
 from fusible.tex.layout_call import check_equal_lengths
+from fusible.tex.protocol import format_of, scaling
 
 __all__ = ["SwizzleKernels"]
 
@@ -75,19 +76,15 @@ def _put(tensor: Any, attributes: dict[str, Tensor]) -> None:
         setattr(tensor, name, value)
 
 
-def _is_nvfp4(holder: Any) -> bool:
-    """Whether a tensor or a quantizer is of NVFP4, whose column-wise scales are transposed already; otherwise it is of MXFP8."""
-    return hasattr(holder, "_fp4_dtype") or hasattr(holder, "with_rht")
-
-
-def _scale_shape(shape: Sequence[int], nvfp4: bool, columns: bool) -> tuple[int, int]:
-    return scale_shape("nvfp4" if nvfp4 else "mxfp8", shape, columns, False)
+def _turned(name: str, columns: bool) -> bool:
+    """Whether the scales of a copy are to be transposed first: column-wise ones, unless they lie so as their data does."""
+    return columns and not BLOCK_FORMATS[name].transposed
 
 
 def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[str, Tensor]:
     """The swizzled scales by attribute; where ``checked``, their shape must follow from that of the data."""
     found = {}
-    nvfp4 = _is_nvfp4(tensor)
+    form = format_of(tensor)
     for usage, wanted in zip(_USAGES, asked, strict=True):
         name, columns = f"_{usage}_scale_inv", usage == "columnwise"
         scale = getattr(tensor, name, None)
@@ -96,34 +93,34 @@ def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[s
         data = getattr(tensor, f"_{usage}_data", None)
         matrix = scale.view(-1, scale.shape[-1])
         if checked and data is not None:
-            shape = _scale_shape(_logical(data, nvfp4, columns), nvfp4, columns)
+            shape = scale_shape(form, _logical(data, form, columns), columns, False)
             if math.prod(shape) != scale.numel():
                 got = list(scale.shape)
                 raise ShapeError(expected(f"{list(shape)}", of=f"the {usage} scales of a tensor", got=got, do="pad them as its format says"))
             matrix = scale.view(shape)
-        found[name] = swizzle(matrix, columns and not nvfp4).view(scale.shape)
+        found[name] = swizzle(matrix, _turned(form, columns)).view(scale.shape)
     return found
 
 
-def _logical(data: Tensor, nvfp4: bool, columns: bool) -> tuple[int, int]:
+def _logical(data: Tensor, form: str, columns: bool) -> tuple[int, int]:
     """The matrix that the bytes stand for: NVFP4 packs two elements to a byte, and holds column-wise data transposed."""
-    rows, width = math.prod(data.shape[:-1]), data.shape[-1] * (2 if nvfp4 else 1)
-    return (width, rows) if nvfp4 and columns else (rows, width)
+    rows, width = math.prod(data.shape[:-1]), data.shape[-1] * (2 if form == "nvfp4" else 1)
+    return (width, rows) if columns and BLOCK_FORMATS[form].transposed else (rows, width)
 
 
 def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
-    nvfp4 = _is_nvfp4(tensor.quantizer)
+    form = scaling(tensor.quantizer)
     flat = scales.reshape(-1)
     if not columns and tensor.last_dims is None:
         # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart.
-        width = _scale_shape((0, tensor.logical_shape[-1]), nvfp4, False)[1]
+        width = scale_shape(form, (0, tensor.logical_shape[-1]), False, False)[1]
         if width and flat.numel() % (128 * width) == 0:
             return swizzle(flat.view(-1, width)).view(scales.shape)
-    shapes = [_scale_shape(shape, nvfp4, columns) for shape in layout_of_grouped(tensor).shapes]
+    shapes = [scale_shape(form, shape, columns, False) for shape in layout_of_grouped(tensor).shapes]
     sizes = [math.prod(shape) for shape in shapes]
     if sum(sizes) > flat.numel():
         got = flat.numel()
         raise ShapeError(expected(f"{sum(sizes)} scales", of="a grouped tensor of these members", got=got, do="allocate them as its format says"))
     parts = flat.split([*sizes, flat.numel() - sum(sizes)])
-    ordered = [swizzle(part.view(shape), columns and not nvfp4).view(-1) for part, shape in zip(parts, shapes, strict=False)]
+    ordered = [swizzle(part.view(shape), _turned(form, columns)).view(-1) for part, shape in zip(parts, shapes, strict=False)]
     return torch.cat([*ordered, parts[-1]]).view(scales.shape)

@@ -13,6 +13,8 @@ from fusible.tex.backends.xla.activation import ActivationKernels
 from fusible.tex.backends.xla.attention import AttentionKernels
 from fusible.tex.backends.xla.dropout import DropoutKernels
 from fusible.tex.backends.xla.gemm import GemmKernels
+from fusible.tex.backends.xla.grouped import GroupedKernels
+from fusible.tex.backends.xla.layout import LayoutKernels
 from fusible.tex.backends.xla.normalization import NormalizationKernels
 from fusible.tex.backends.xla.optimizer import OptimizerKernels
 from fusible.tex.backends.xla.prim import PrimKernels
@@ -21,7 +23,8 @@ from fusible.tex.backends.xla.recipe import RecipeKernels
 from fusible.tex.backends.xla.rope import RopeKernels
 from fusible.tex.backends.xla.softmax import SoftmaxKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
-from fusible.tex.checks import refused_kind
+from fusible.tex.block_layout import BLOCK_FORMATS
+from fusible.tex.checks import PER_TENSOR, refused_kind
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.operands import register_kind
@@ -30,6 +33,7 @@ from fusible.tex.registry import registry
 __all__ = ["XlaBackend"]
 
 _COLLECTIVES = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
+_FORMATS = PER_TENSOR | set(BLOCK_FORMATS)
 _FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
 
 
@@ -39,6 +43,8 @@ class XlaBackend(
     AttentionKernels,
     DropoutKernels,
     GemmKernels,
+    GroupedKernels,
+    LayoutKernels,
     NormalizationKernels,
     OptimizerKernels,
     PrimKernels,
@@ -68,7 +74,7 @@ class XlaBackend(
         reason = super().supports(request)
         if reason is None and "lazy" not in request.devices:
             reason = "serves tensors that record, and none is among the arguments"
-        return reason if reason is not None else refused_kind(request, _FLOATING)
+        return reason if reason is not None else refused_kind(request, _FLOATING, _FORMATS)
 
 
 def _kind(tensor: lazy.Tensor) -> tuple[str, lazy.dtype]:

@@ -11,7 +11,7 @@ from fusible.tex.backends.xla.operands import fp32, plain, row_sum
 from fusible.tex.backends.xla.pointwise import GATES, POINTWISE
 from fusible.tex.backends.xla.quantize import emit
 from fusible.tex.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
-from fusible.tex.interface.activation import Activation
+from fusible.tex.gated import ScaledActivations
 
 __all__ = ["ActivationKernels"]
 
@@ -74,139 +74,46 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     return backward
 
 
-def _gated(name: str, input: Any, quantizer: Any, *options: float) -> Any:
-    x = plain(input)
-    return _finish(GATES[name][0](*_halves(x, name), *options), quantizer, x.dtype)
-
-
-def _gated_gradient(name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
-    g, x = plain(grad), plain(fwd_input)
-    a, b = _halves(x, function)
-    check_gradient(g, a.shape, function)
-    return _finish(_side_by_side(*GATES[name][1](fp32(g), a, b, *options)), quantizer, x.dtype)
-
-
-def _gated_forward(name: str) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
-        return _gated(name, input, quantizer)
-
-    return forward
-
-
-def _gated_backward(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
-        return _gated_gradient(name, f"d{name}", grad, fwd_input, quantizer)
-
-    return backward
-
-
 def _row_scales(act_scales: Any, x: Tensor, function: str) -> Tensor:
     """``act_scales`` as an fp32 factor of each row of ``x``."""
     check_row_scales(act_scales, x, function)
     return lazy.reshape(fp32(act_scales), (*x.shape[:-1], 1))
 
 
-def _scaled_gate(name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
-    x, function = plain(input), f"scaled_{name}"
-    scales = _row_scales(act_scales, x, function)
-    return _finish(GATES[name][0](*_halves(x, function, interleave), *options) * scales, quantizer, x.dtype)
-
-
 def _scales_gradient(g: Tensor, activated: Tensor, act_scales: Tensor) -> Tensor:
     return lazy.cast(lazy.reshape(lazy.sum(activated * g, -1), act_scales.shape), act_scales.dtype)
 
 
-def _scaled_gate_gradient(
-    name: str, function: str, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, interleave: int, compute: bool, *options: float
-) -> tuple[Any, Tensor | None]:
-    g, x = plain(grad), plain(fwd_input)
-    scales, (a, b) = _row_scales(act_scales, x, function), _halves(x, function, interleave)
-    check_gradient(g, a.shape, function)
-    (f, gradient), g = GATES[name], fp32(g)
-    for_scales = _scales_gradient(g, f(a, b, *options), act_scales) if compute else None
-    return _finish(_side_by_side(*gradient(g * scales, a, b, *options), interleave), quantizer, x.dtype), for_scales
-
-
-class ActivationKernels(Activation):
+class ActivationKernels(ScaledActivations):
     gelu, dgelu, dbias_dgelu = _forward("gelu"), _backward("gelu"), _backward_with_bias("gelu")
     silu, dsilu, dbias_dsilu = _forward("silu"), _backward("silu"), _backward_with_bias("silu")
     relu, drelu, dbias_drelu = _forward("relu"), _backward("relu"), _backward_with_bias("relu")
     qgelu, dqgelu, dbias_dqgelu = _forward("qgelu"), _backward("qgelu"), _backward_with_bias("qgelu")
     srelu, dsrelu, dbias_dsrelu = _forward("srelu"), _backward("srelu"), _backward_with_bias("srelu")
-    glu, dglu = _gated_forward("glu"), _gated_backward("glu")
-    geglu, dgeglu = _gated_forward("geglu"), _gated_backward("geglu")
-    qgeglu, dqgeglu = _gated_forward("qgeglu"), _gated_backward("qgeglu")
-    reglu, dreglu = _gated_forward("reglu"), _gated_backward("reglu")
-    sreglu, dsreglu = _gated_forward("sreglu"), _gated_backward("sreglu")
-    swiglu, dswiglu = _gated_forward("swiglu"), _gated_backward("swiglu")
+    def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
+        x = plain(input)
+        return _finish(GATES[name][0](*_halves(x, name), *options), quantizer, x.dtype)
 
-    def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        return _gated("situglu", input, quantizer, beta1, beta2)
+    def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+        g, x = plain(grad), plain(fwd_input)
+        a, b = _halves(x, function)
+        check_gradient(g, a.shape, function)
+        return _finish(_side_by_side(*GATES[name][1](fp32(g), a, b, *options)), quantizer, x.dtype)
 
-    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        return _gated_gradient("situglu", "dsituglu", grad, fwd_input, quantizer, beta1, beta2)
+    def scaled_gate(self, name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
+        x, function = plain(input), f"scaled_{name}"
+        scales = _row_scales(act_scales, x, function)
+        return _finish(GATES[name][0](*_halves(x, function, interleave), *options) * scales, quantizer, x.dtype)
 
-    def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-        return _gated("clamped_swiglu", input, quantizer, limit, alpha, glu_linear_offset)
-
-    def clamped_dswiglu(
-        self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
-    ) -> Any:
-        return _gated_gradient("clamped_swiglu", "clamped_dswiglu", grad, fwd_input, quantizer, limit, alpha, glu_linear_offset)
-
-    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
-        return _scaled_gate("swiglu", input, act_scales, quantizer, glu_interleave_size)
-
-    def scaled_dswiglu(
-        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True
-    ) -> Any:
-        return _scaled_gate_gradient("swiglu", "scaled_dswiglu", grad, fwd_input, act_scales, quantizer, glu_interleave_size, compute_scale_grad)
-
-    def scaled_situglu(
-        self, input: Any, act_scales: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0
-    ) -> Any:
-        return _scaled_gate("situglu", input, act_scales, quantizer, glu_interleave_size, beta1, beta2)
-
-    def scaled_dsituglu(
-        self,
-        grad: Any,
-        fwd_input: Any,
-        act_scales: Any,
-        quantizer: Any,
-        beta1: float = 4.0,
-        beta2: float = 25.0,
-        glu_interleave_size: int = 0,
-        compute_scale_grad: bool = True,
-    ) -> Any:
-        size, options = glu_interleave_size, (beta1, beta2)
-        return _scaled_gate_gradient("situglu", "scaled_dsituglu", grad, fwd_input, act_scales, quantizer, size, compute_scale_grad, *options)
-
-    def scaled_clamped_swiglu(
-        self,
-        input: Any,
-        act_scales: Any,
-        quantizer: Any,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int = 0,
-    ) -> Any:
-        return _scaled_gate("clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, limit, alpha, glu_linear_offset)
-
-    def scaled_clamped_dswiglu(
-        self,
-        grad: Any,
-        fwd_input: Any,
-        act_scales: Any,
-        quantizer: Any,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int = 0,
-        compute_scale_grad: bool = True,
-    ) -> Any:
-        function, size, options = "scaled_clamped_dswiglu", glu_interleave_size, (limit, alpha, glu_linear_offset)
-        return _scaled_gate_gradient("clamped_swiglu", function, grad, fwd_input, act_scales, quantizer, size, compute_scale_grad, *options)
+    def scaled_gate_gradient(
+        self, name: str, function: str, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, interleave: int, compute: bool, *options: float
+    ) -> tuple[Any, Tensor | None]:
+        g, x = plain(grad), plain(fwd_input)
+        scales, (a, b) = _row_scales(act_scales, x, function), _halves(x, function, interleave)
+        check_gradient(g, a.shape, function)
+        (f, gradient), g = GATES[name], fp32(g)
+        for_scales = _scales_gradient(g, f(a, b, *options), act_scales) if compute else None
+        return _finish(_side_by_side(*gradient(g * scales, a, b, *options), interleave), quantizer, x.dtype), for_scales
 
     def scaled_srelu(self, input: Any, act_scales: Any, quantizer: Any) -> Any:
         x = plain(input)

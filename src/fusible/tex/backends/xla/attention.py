@@ -83,14 +83,14 @@ def _keys(x: Tensor, lay: Layout) -> Tensor:
     if lay.q != "THD" or lay.kv == "THD":
         return x
     b, g, s, d = x.shape
-    return lazy.reshape(lazy.permute(x, 1, 0, 2, 3), (1, g, b * s, d))
+    return lazy.reshape(lazy.permute(x, (1, 0, 2, 3)), (1, g, b * s, d))
 
 
 def _unkeys(x: Tensor, like: Tensor, lay: Layout, to: Layout) -> Tensor:
     """The inverse of ``_keys``, for a gradient of ``like`` in layout ``to``."""
     if lay.q == "THD" and lay.kv != "THD":
         b, g, s, d = heads_first(like, lay.kv).shape
-        x = lazy.permute(lazy.reshape(x, (g, b, s, d)), 1, 0, 2, 3)
+        x = lazy.permute(lazy.reshape(x, (g, b, s, d)), (1, 0, 2, 3))
     return from_heads_first(x, to.kv)
 
 

@@ -74,7 +74,7 @@ def _visible(sc: Scores) -> Tensor | None:
     end_offset = columns.length - rows.length
     found: list[Tensor] = [tokens.inside for tokens in (rows, columns) if tokens.inside is not None]
     if rows.apart:
-        found.append(lazy.equal(rows.sequence, columns.sequence))
+        found.append(rows.sequence == columns.sequence)
     if sc.mask in CAUSAL:
         found.append(j <= (i + end_offset if sc.mask in BOTTOM_RIGHT else i))
     left, right = sc.window
@@ -113,13 +113,13 @@ def forward(sc: Scores, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     largest = lazy.max(p, -1, keepdim=True)
     extra = sc.extra_logit()
     base = largest if extra is None else lazy.maximum(largest, extra)
-    base = lazy.where(lazy.equal(base, -_INFINITY), 0.0, base)
+    base = lazy.where(base == -_INFINITY, 0.0, base)
     p = lazy.exp(p - base)
     total = lazy.sum(p, -1, keepdim=True)
     if extra is not None:
         total = total + lazy.exp(extra - base)
     stats = lazy.log(total) + base
-    p = p / lazy.where(lazy.equal(total, 0.0), 1.0, total)
+    p = p / lazy.where(total == 0.0, 1.0, total)
     kept = _kept(sc, h)
     if kept is not None:
         p = p * kept
@@ -142,7 +142,7 @@ def backward(sc: Scores, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor,
     """The gradients of a problem that has queries and keys."""
     groups, h = k.shape[1], q.shape[1]
     q, k, v, o, do = (lazy.cast(x, lazy.float32) for x in (q, k, v, o, do))
-    stats = lazy.where(lazy.equal(stats, -_INFINITY), 0.0, stats)
+    stats = lazy.where(stats == -_INFINITY, 0.0, stats)
     p = lazy.exp(_scores(sc, q, k) - stats)
     kept = _kept(sc, h)
     dropped = p if kept is None else p * kept

@@ -43,5 +43,5 @@ class DropoutKernels(Dropout):
 def _kept(x: Tensor, mask: Tensor, probability: float) -> Tensor:
     """``x / (1 - probability)`` in fp32 where the mask has a 1, else 0."""
     bits = lazy.shift_right_logical(lazy.reshape(mask, (-1, 1)), lazy.iota((1, 8), 1, lazy.uint8)) & 1
-    keep = lazy.reshape(lazy.equal(bits, 1), x.shape)
+    keep = lazy.reshape(bits == 1, x.shape)
     return lazy.where(keep, fp32(x) * (1 / (1 - probability)), 0.0)

@@ -9,7 +9,18 @@ from fusible.lazy import Tensor
 from fusible.tex.enums import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
-__all__ = ["as_float8", "bits", "decode", "encode", "positive_and_finite", "scale_from_amax", "tensor_amax", "transpose_bytes"]
+__all__ = [
+    "as_float8",
+    "bits",
+    "decode",
+    "encode",
+    "magnitude",
+    "positive_and_finite",
+    "scale_from_amax",
+    "tensor_amax",
+    "transpose_bytes",
+    "unless",
+]
 
 _FORMATS = {DType.kFloat8E4M3: lazy.float8, DType.kFloat8E5M2: lazy.float8e5m2}
 _EXPONENT_BITS = 0xFF800000
@@ -17,8 +28,9 @@ _FLT_MAX_BITS = 0x7F7FFFFF
 
 
 def encode(x: Tensor, dtype: DType) -> Tensor:
-    """fp32 -> uint8: to nearest even, saturating (infinities too), NaN kept."""
-    return lazy.bitcast(lazy.cast(x, _FORMATS[dtype]), lazy.uint8)
+    """fp32 -> uint8: to nearest even, saturating (infinities too); NaN becomes 0x7F with its sign."""
+    data = lazy.bitcast(lazy.cast(x, _FORMATS[dtype]), lazy.uint8)
+    return data if dtype == DType.kFloat8E4M3 else lazy.where((data & 0x7F) > 0x7C, data | 0x7F, data)
 
 
 def as_float8(data: Tensor, fp8_dtype: Any) -> Tensor:
@@ -36,11 +48,16 @@ def bits(x: Tensor) -> Tensor:
     return lazy.bitcast(x, lazy.uint32)
 
 
+def magnitude(x: Tensor) -> Tensor:
+    """The bits of ``|x|`` in fp32, uint32: they order like the sizes, NaN last."""
+    return bits(lazy.cast(x, lazy.float32)) & 0x7FFFFFFF
+
+
 def tensor_amax(x: Tensor) -> Tensor:
     """``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
     if not x.size:
         return lazy.zeros((1,))
-    return lazy.reshape(lazy.cast(lazy.max(lazy.abs(x)), lazy.float32), (1,))
+    return lazy.bitcast(lazy.reshape(lazy.max(magnitude(x)), (1,)), lazy.float32)  # XLA's maximum of floats may lose a NaN
 
 
 def positive_and_finite(amax: Tensor) -> Tensor:
@@ -65,4 +82,9 @@ def scale_from_amax(amax: Tensor, dtype: DType, power_of_two: bool, epsilon: flo
 def transpose_bytes(data: Tensor) -> Tensor:
     """``[*leading, last] -> [last, *leading]``."""
     last = data.ndim - 1
-    return lazy.permute(data, last, *range(last))
+    return lazy.permute(data, (last, *range(last)))
+
+
+def unless(noop: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """``old`` where ``noop`` (one element) is 1, else ``new``."""
+    return lazy.where(lazy.reshape(noop, ()) == 1, old, new)

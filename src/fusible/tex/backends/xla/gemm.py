@@ -7,13 +7,15 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla.block_formats import block_values, mixed_transform
+from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import as_float8
-from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_sum, to_lazy
+from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_sum
 from fusible.tex.backends.xla.pointwise import POINTWISE
 from fusible.tex.backends.xla.quantize import emit, quantize_tensor
 from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import is_quantized, transposed
+from fusible.tex.protocol import format_of, is_quantized, transposed
 
 __all__ = ["GemmKernels"]
 
@@ -59,27 +61,43 @@ class GemmKernels(GEMM):
         return [_store(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
 
 
-def _operand(x: Any) -> tuple[Tensor, bool, Tensor | None]:
-    """``x`` as a matrix of what it holds, whether that is its transpose, and the factor still to be applied to it."""
-    if not is_quantized(x):
+def _operand(x: Any, along_rows: bool, undo: bool) -> tuple[Tensor, bool, Tensor | None]:
+    """``x`` as a matrix of what it holds, whether that is its transpose, and the factor still to be applied to it: fp32 ``[1]``, or one per line that
+    is not contracted.
+
+    ``along_rows``: whether the contracted dimension is the last of ``x``, so that its row-wise copy is multiplied; ``undo`` takes back a Hadamard
+    transform.
+    """
+    found = format_of(x)
+    if found == "none":
         return flat(x), False, None
+    if found != "float8":
+        matrix, factor = block_values(x, _copy(along_rows), undo)
+        return matrix, False, factor
     if x._data is not None:
         return flat(as_float8(x._data, x._fp8_dtype)), False, x._scale_inv
     data = as_float8(transposed(x), x._fp8_dtype)
     return lazy.reshape(data, (data.shape[0], -1)), True, x._scale_inv
 
 
+def _copy(along_rows: bool) -> str:
+    return "rowwise" if along_rows else "columnwise"
+
+
 def _product(job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> Tensor:
     """``alpha * op(B) @ op(A) + beta * D`` in fp32, a matrix."""
-    (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(A), _operand(B)
+    undo = mixed_transform(A, _copy(transA), B, _copy(not transB))
+    (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(A, transA, undo), _operand(B, not transB, undo)
     if a.dtype is not b.dtype and not (a.dtype.is_float8 and b.dtype.is_float8):
         a, b = fp32(a), fp32(b)
     contracting = ((0 if transB != b_lies else 1,), (1 if transA != a_lies else 0,))
     result = lazy.dot_general(b, a, contracting, dtype=lazy.float32)
-    if scale_a is not None and scale_b is not None:
+    if scale_a is not None and scale_b is not None and scale_a.size == scale_b.size == 1:
         result = result * (scale_a * scale_b)
-    elif scale_a is not None or scale_b is not None:
-        result = result * (scale_a if scale_b is None else scale_b)
+    else:
+        for scale, shape in ((scale_b, (-1, 1)), (scale_a, (1, -1))):
+            if scale is not None:
+                result = result * lazy.reshape(scale, shape)
     if job.alpha != 1.0:
         result = result * job.alpha
     return result + fp32(lazy.reshape(D, result.shape)) * job.beta if job.beta else result
@@ -129,6 +147,6 @@ def _store(job: _Job, result: Tensor, D: Any, quantizer: Any) -> Any:
     if quantizer is None:
         rounded = lazy.cast(result, job.dtype)
         return rounded if D is None else D.assign_(rounded)
-    if job.quantized:
+    if job.per_tensor:
         return emit(result, quantizer, job.dtype, D)
     return quantize_tensor(lazy.cast(result, job.dtype), quantizer, job.dtype, D)

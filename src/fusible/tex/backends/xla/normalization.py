@@ -7,7 +7,8 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.operands import fp32, plain, row_sum, to_lazy, write
+from fusible.tex.backends.xla.dtypes import to_lazy
+from fusible.tex.backends.xla.operands import fp32, plain, row_sum, write
 from fusible.tex.backends.xla.quantize import emit
 from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization

@@ -5,38 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla.block_formats import block_dense
+from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import decode
-from fusible.tex.protocol import is_quantized, to_torch, transposed
+from fusible.tex.protocol import format_of, is_quantized, transposed
 
-__all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "to_lazy", "write"]
-
-_FROM_TORCH: dict[torch.dtype, lazy.dtype] = {
-    torch.uint8: lazy.uint8,
-    torch.int32: lazy.int32,
-    torch.int64: lazy.int64,
-    torch.float32: lazy.float32,
-    torch.float16: lazy.float16,
-    torch.bfloat16: lazy.bfloat16,
-    torch.float8_e4m3fn: lazy.float8,
-    torch.float8_e5m2: lazy.float8e5m2,
-    torch.bool: lazy.bool,
-}
-
-
-def to_lazy(dtype: Any) -> lazy.dtype:
-    """The lazy dtype of a lazy dtype, a ``torch.dtype``, a ``DType`` (NVIDIA's or ours) or its integer value."""
-    if isinstance(dtype, lazy.dtype):
-        return dtype
-    found = _FROM_TORCH.get(to_torch(dtype))
-    if found is None:
-        raise DTypeError(expected("a type that lazy tensors have", of="a tex call on lazy tensors", got=repr(dtype), do="cast to another type"))
-    return found
-
+__all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "write"]
 
 def fp32(x: Tensor) -> Tensor:
     """``x`` in fp32."""
@@ -57,14 +34,16 @@ def nominal(x: Any) -> lazy.dtype:
 
 
 def dense(x: Any) -> Tensor:
-    """``data * scale_inv`` of a quantized tensor, in fp32."""
+    """The value of a quantized tensor of any format in fp32: ``data * scale_inv``."""
+    if format_of(x) != "float8":
+        return block_dense(x)
     if x._data is not None:
         return decode(x._data, x._fp8_dtype) * x._scale_inv
     data = transposed(x)
     if data is None:
         raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
     values = decode(data, x._fp8_dtype) * x._scale_inv
-    return lazy.permute(values, *range(1, values.ndim), 0)
+    return lazy.permute(values, (*range(1, values.ndim), 0))
 
 
 def flat(x: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ import numpy as np
 from fusible import lazy
 from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.dropout import check_probability
-from fusible.tex.backends.xla.operands import fp32, row_sum, to_lazy
+from fusible.tex.backends.xla.dtypes import to_lazy
+from fusible.tex.backends.xla.groups import pad_groups, unpad_groups
+from fusible.tex.backends.xla.operands import fp32, row_sum
 from fusible.tex.backends.xla.random import drop_threshold, words
+from fusible.tex.checks import check_probability
 from fusible.tex.interface.prim import Prim
 
 __all__ = ["PrimKernels"]
@@ -37,10 +39,10 @@ class PrimKernels(Prim):
     def prim_transpose(self, x: Any) -> Any:
         if x.ndim != 2:
             raise ShapeError(expected("2 dimensions", of="the matrix of prim.transpose", got=list(x.shape), do="reshape it"))
-        return lazy.transpose(x)
+        return lazy.transpose(x, -2, -1)
 
     def prim_permute(self, x: Any, dims: Sequence[int]) -> Any:
-        return lazy.permute(x, *dims)
+        return lazy.permute(x, dims)
 
     def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
         return lazy.cast(row_sum(x), x.dtype if dtype is None else to_lazy(dtype))
@@ -59,6 +61,12 @@ class PrimKernels(Prim):
 
     def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
         return lazy.split(x, list(sizes), dim)
+
+    def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
+        return pad_groups(x, sizes, multiple)
+
+    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+        return unpad_groups(x, sizes, multiple, rows)
 
     def prim_rope_angles(self, positions: int, width: int, base: float, like: Any) -> Any:
         """Computed here, in float64, and stored: a program reads the angles as a constant."""

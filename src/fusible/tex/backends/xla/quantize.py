@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fusible import lazy
 from fusible.errors import DTypeError, NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
-from fusible.tex.backends.xla.operands import dense, fp32, plain, row_sum, to_lazy
+from fusible.tex.backends.xla.block_formats import quantize_blocks
+from fusible.tex.backends.xla.dtypes import to_lazy
+from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes, unless
+from fusible.tex.backends.xla.number_formats import reciprocal
+from fusible.tex.backends.xla.operands import dense, fp32, plain, row_sum
+from fusible.tex.checks import PER_TENSOR
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.quantize import Quantize
-from fusible.tex.protocol import check_shape, fp8_format, is_quantized, logical_shape, scaling, update_buffers, usages
+from fusible.tex.protocol import check_shape, format_of, fp8_format, is_quantized, logical_shape, scaling, to_torch, update_buffers, usages
+from fusible.tex.quantize_call import check_sections, given_amaxes, quantize_each
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
 
@@ -31,12 +37,29 @@ class QuantizeKernels(Quantize):
         bias_grad = lazy.cast(row_sum(x), x.dtype)
         return [bias_grad, input if quantizer is None else quantize_tensor(x, quantizer, x.dtype)]
 
+    def multi_tensor_quantize(self, tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:
+        return quantize_each(self.quantize, tensor_list, quantizer_list, "multi_tensor_quantize")
+
+    def split_quantize(
+        self, tensor: Any, split_sections: Sequence[int], quantizer_list: Sequence[Any], disable_bulk_allocation: bool = False
+    ) -> list[Any]:
+        x, sections = plain(tensor), list(split_sections)
+        check_sections(sections, x, quantizer_list)
+        return self.multi_tensor_quantize(lazy.split(x[: sum(sections)], sections, 0), quantizer_list)
+
+    def nvfp4_quantize_with_amax(self, tensor: Any, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> Any:
+        x = plain(tensor)
+        given = given_amaxes(x, quantizer, rowwise_amax, columnwise_amax, lazy.float32)
+        return quantize_blocks(x, quantizer, x.dtype, amaxes={way: lazy.reshape(amax, shape) for way, (amax, shape) in given.items()})
+
 
 def quantize_tensor(x: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = None, noop: Tensor | None = None) -> Any:
     """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``."""
     kind = scaling(quantizer)
     if kind == "none":
         raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
+    if kind not in PER_TENSOR:
+        return quantize_blocks(x, quantizer, dtype, output, noop)
     if output is not None:
         _check_output(output, x)
     fp8 = fp8_format(quantizer.dtype)
@@ -51,14 +74,14 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = 
             )
         scale = scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
     data = encode(fp32(x) * scale, fp8)
-    scale_inv = 1.0 / scale
+    scale_inv = reciprocal(scale)
     if output is not None:
         return _fill(output, quantizer, data, scale_inv, noop)
     rowwise, columnwise = usages(quantizer)
     return build_quantized(
         quantizer,
         shape=x.shape,
-        dtype=dtype,
+        dtype=to_torch(dtype),
         data=data if rowwise else None,
         data_transpose=transpose_bytes(data) if columnwise else None,
         scale_inv=scale_inv,
@@ -79,15 +102,11 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
         quantizer.amax = amax
         return
     amax = lazy.maximum(former, lazy.reshape(amax, former.shape))
-    quantizer.amax = amax if noop is None else _unless(noop, former, amax)
-
-
-def _unless(noop: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    return lazy.where(lazy.equal(lazy.reshape(noop, ()), lazy.ones((), noop.dtype)), old, new)
+    quantizer.amax = amax if noop is None else unless(noop, former, amax)
 
 
 def _check_output(output: Any, x: Tensor) -> None:
-    if not is_quantized(output):
+    if format_of(output) != "float8":
         got = type(output).__qualname__
         raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="quantize into one that quantize gave"))
     shape = logical_shape(output)
@@ -99,7 +118,7 @@ def _fill(output: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, noop: Te
     def put(old: Tensor | None, new: Tensor) -> Tensor:
         if old is None:
             return new
-        return old.assign_(new if noop is None else _unless(noop, old, new))
+        return old.assign_(new if noop is None else unless(noop, old, new))
 
     update_buffers(output, quantizer, data, transpose_bytes, put)
     put(output._scale_inv, lazy.reshape(scale_inv, output._scale_inv.shape))

@@ -40,8 +40,8 @@ class RecipeKernels(Recipe):
 def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: float, of_window: bool) -> None:
     """On the bits of the amaxes, so that a subnormal one is seen."""
     past, now = bits(history), bits(buffer)
-    last = lazy.where(lazy.not_equal(now, 0), now, past[0])
-    seen = lazy.not_equal(last, 0)
+    last = lazy.where(now != 0, now, past[0])
+    seen = last != 0
     newest = last[None]
     moved = lazy.concatenate([lazy.zeros(newest.shape, lazy.uint32), past[2:], newest], 0)[: history.shape[0]]
     amax = last

@@ -27,7 +27,7 @@ class SoftmaxKernels(SoftmaxBySteps):
         elif causal:
             zero = _hidden(x)
             scores = lazy.where(zero, -float("inf"), scores)
-        y = lazy.softmax(scores)
+        y = lazy.softmax(scores, -1)
         return lazy.cast(y if zero is None else lazy.where(zero, 0.0, y), x.dtype)
 
     def softmax_backward(self, g: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:

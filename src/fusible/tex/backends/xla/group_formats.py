@@ -1,0 +1,185 @@
+"""Grouped lazy tensors: many in one, each quantized by itself, whose numbers of rows are not known when a call is recorded.
+
+So the buffers lie as those of one tensor: per-tensor FP8 as that of the logical shape, with a scale for each member; block-scaled formats as that of
+the members' rows in tiles of a block's length, so that each member begins with a block of its own, and its last block is completed with zeros.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from fusible import lazy
+from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
+from fusible.lazy import Tensor
+from fusible.tex.backends.xla.block_formats import block_values, quantize_blocks
+from fusible.tex.backends.xla.fp8 import decode, encode, magnitude, scale_from_amax, transpose_bytes
+from fusible.tex.backends.xla.groups import Groups, Tiles, groups
+from fusible.tex.backends.xla.number_formats import reciprocal
+from fusible.tex.backends.xla.nvfp4 import Random, column_source
+from fusible.tex.backends.xla.random import next_seed, uniform
+from fusible.tex.block_layout import BLOCK_FORMATS, buffer_specs, storage_options
+from fusible.tex.checks import PER_TENSOR
+from fusible.tex.factories import build_quantized
+from fusible.tex.grouped_call import NVFP4_OPTIONS, build_grouped, member_fields
+from fusible.tex.protocol import fp8_format, scaling, to_torch, usages
+
+__all__ = ["group_values", "groups_of", "quantize_group"]
+
+_BUFFERS = {"rowwise_data": "data"}
+"""The fields whose name differs between a grouped tensor and its constructor."""
+
+
+def groups_of(x: Any) -> Groups:
+    """The groups of a grouped tensor's rows. Raises ``NotServedError`` for members of different widths."""
+    if x.last_dims is not None:
+        raise NotServedError(expected("members of one width", of="a grouped lazy tensor", got="last_dims", do="group rows"))
+    return groups(x.logical_shape[0], x.num_tensors, x.first_dims)
+
+
+def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | None, tensor_offsets: Tensor | None) -> tuple[Any, Groups]:
+    """The matrix ``x`` as a grouped tensor, and its groups."""
+    if count < 1:
+        raise ArgumentError(expected("at least one member", of="a grouped tensor", got=count, do="pass num_tensors"))
+    if first_dims is None and x.shape[0] % count:
+        raise ShapeError(expected(f"a multiple of {count} rows", of="a grouped tensor of equal members", got=x.shape[0], do="pass first_dims"))
+    of = groups(x.shape[0], count, first_dims)
+    kind, dtype = scaling(quantizer), to_torch(x.dtype)
+    described = {"shape": x.shape, "dtype": dtype, "num_tensors": count, "first_dims": first_dims, "tensor_offsets": tensor_offsets}
+    fields: dict[str, Any] = {"data": lazy.reshape(x, (-1,))}
+    if kind in PER_TENSOR:
+        fields = _float8(x, quantizer, of)
+    elif kind != "none":
+        fields = _blocks(x, quantizer, of)
+    options = {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
+    return build_grouped(quantizer, quantizer=quantizer, **described, **options, **fields), of
+
+
+def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
+    fp8, rows = fp8_format(quantizer.dtype), lazy.cast(x, lazy.float32)
+    amax = lazy.bitcast(of.largest(lazy.max(magnitude(x), 1)), lazy.float32)
+    if scaling(quantizer) == "delayed":
+        scale = lazy.reshape(quantizer.scale, (-1,))
+        if scale.size not in (1, of.count):
+            do = "give one for each member"
+            raise ShapeError(expected(f"1 or {of.count} scales", of="a delayed quantizer of grouped tensors", got=scale.size, do=do))
+        if scale.size == 1:
+            amax = lazy.reshape(lazy.max(amax), (1,))
+        quantizer.amax = amax if quantizer.amax is None else lazy.maximum(quantizer.amax, lazy.reshape(amax, quantizer.amax.shape))
+        scale = lazy.broadcast_to(scale, (of.count,))
+    elif quantizer.with_amax_reduction:
+        do = "reduce amaxes outside of the program"
+        raise NotServedError(expected("no amax reduction", of="quantizing a lazy tensor", got="with_amax_reduction", do=do))
+    else:
+        scale = scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+    data = encode(rows * of.spread(scale)[:, None], fp8)
+    data = lazy.where(of.inside[:, None], data, lazy.zeros((1, 1), lazy.uint8))
+    (rowwise, columnwise), inverse = usages(quantizer), reciprocal(scale)
+    fields = {"data": data, "scale_inv": inverse} if rowwise else {}
+    return fields | ({"columnwise_data": transpose_bytes(data), "columnwise_scale_inv": inverse} if columnwise else {})
+
+
+def _tiles(of: Groups, kind: str) -> Tiles:
+    return of.tiles(BLOCK_FORMATS[kind].length)
+
+
+def _blocks(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
+    kind = scaling(quantizer)
+    tiles = _tiles(of, kind)
+    matrix = lazy.reshape(tiles.put(x), (tiles.rows, x.shape[1]))
+    plain = copy(quantizer)
+    plain.internal, plain.optimize_for_gemm = True, False
+    amaxes, per_group = None, {}
+    if kind == "nvfp4":
+        per_group = _amaxes(matrix, quantizer, of, tiles)
+        amaxes = {way: lazy.reshape(_per_row(amax, tiles), (-1, 1)) for way, amax in per_group.items()}
+        if "columnwise" in amaxes:  # whose lines are columns: a number for each block along them
+            amaxes["columnwise"] = lazy.reshape(lazy.gather(per_group["columnwise"], 0, tiles.group), (1, -1))
+    random = _random(matrix, quantizer, of, tiles) if getattr(quantizer, "stochastic_rounding", False) else None
+    whole = quantize_blocks(matrix, plain, x.dtype, amaxes=amaxes, random=random)
+    fields = {}
+    for field, attribute in member_fields(quantizer).items():
+        held = per_group.get("columnwise" if "columnwise" in field else "rowwise") if "amax" in field else getattr(whole, attribute)
+        if held is not None:
+            fields[_BUFFERS.get(field, field)] = lazy.reshape(held, (-1,))
+    return fields
+
+
+def _random(matrix: Tensor, quantizer: Any, of: Groups, tiles: Tiles) -> Random:
+    """Numbers of which each member draws those that it would draw by itself: for each of its copies under a seed of its own."""
+    ways = [way for way, asked in zip(("rowwise", "columnwise"), usages(quantizer), strict=True) if asked]
+    seeds: dict[str, list[Tensor]] = {way: [] for way in ways}
+    for _ in range(of.count):
+        for way in ways:
+            seeds[way].append(next_seed(matrix, "stochastic rounding"))
+
+    def numbers(way: str, lines: Tensor) -> Tensor:
+        seed = _per_row(lazy.concatenate(seeds[way], 0), tiles)
+        row = lazy.cast(lazy.reshape(tiles.position, (-1,)), lazy.uint64)
+        if way == "rowwise":
+            return uniform(seed[:, None], row[:, None] * lines.shape[1] + lazy.iota((1, lines.shape[1]), 1, lazy.uint64))
+        size = lazy.cast(_per_row(of.sizes, tiles), lazy.uint64)
+        return uniform(seed[None, :], lazy.iota((lines.shape[0], 1), 0, lazy.uint64) * size[None, :] + row[None, :])
+
+    return numbers
+
+
+def _per_row(numbers: Tensor, tiles: Tiles) -> Tensor:
+    """``[groups] -> [rows of the tiles]``."""
+    own = lazy.gather(numbers, 0, tiles.group)
+    return lazy.reshape(lazy.broadcast_to(own[:, None], (tiles.count, tiles.size)), (-1,))
+
+
+def _amaxes(matrix: Tensor, quantizer: Any, of: Groups, tiles: Tiles) -> dict[str, Tensor]:
+    """Of each copy the amax of each group, fp32 ``[groups]``."""
+    if quantizer.with_amax_reduction or quantizer.row_scaled_nvfp4:
+        got = "with_amax_reduction" if quantizer.with_amax_reduction else "row_scaled_nvfp4"
+        do = "let each member have an amax of its own"
+        raise NotServedError(expected("an amax for each member", of="quantizing a grouped lazy tensor", got=got, do=do))
+    sources = {"rowwise": lambda: matrix, "columnwise": lambda: lazy.transpose(column_source(matrix, quantizer), 0, 1)}
+    asked = [way for way, wanted in zip(sources, usages(quantizer), strict=True) if wanted]
+    found = {}
+    for way in asked:
+        blocks = lazy.reshape(magnitude(sources[way]()), (tiles.count, -1))
+        mine = lazy.iota((of.count, 1), 0, lazy.int32) == tiles.group[None, :]
+        largest = lazy.where(mine, lazy.max(blocks, 1)[None, :], lazy.zeros((1, 1), lazy.uint32))
+        found[way] = lazy.bitcast(lazy.max(largest, 1), lazy.float32)
+    return found
+
+
+def group_values(x: Any, way: str, of: Groups) -> Tensor:
+    """The values of a copy of the grouped tensor ``x`` in fp32 ``[rows, columns]``; those of nobody's rows mean nothing. Per-tensor FP8 and
+    unquantized data are read either way. Raises ``ArgumentError`` where ``x`` lacks that copy."""
+    rows, columns = x.logical_shape
+    kind = scaling(x.quantizer)
+    if kind == "none":
+        return lazy.cast(lazy.reshape(x.rowwise_data, (rows, columns)), lazy.float32)
+    if kind in PER_TENSOR:
+        stored = x.rowwise_data is not None
+        data = lazy.reshape(x.rowwise_data, (rows, columns)) if stored else lazy.transpose(lazy.reshape(x.columnwise_data, (columns, rows)), 0, 1)
+        scale_inv = x.scale_inv if stored else x.columnwise_scale_inv
+        return decode(data, x.quantizer.dtype) * of.spread(scale_inv)[:, None]
+    if getattr(x, f"{way}_data") is None:
+        do = "quantize it with that usage"
+        raise ArgumentError(expected(f"a {way} copy", of="a grouped tensor in a product", got="none", do=do))
+    tiles = _tiles(of, kind)
+    values, factor = block_values(_member(x, way, (tiles.rows, columns), tiles), way)
+    if factor is not None:
+        values = values * lazy.reshape(factor, (-1, 1))
+    return tiles.take(values)
+
+
+def _member(x: Any, way: str, shape: tuple[int, int], tiles: Tiles) -> Any:
+    """The copy of ``x`` as that of one tensor of ``shape``; amaxes are one per row."""
+    plain = copy(x.quantizer)
+    plain.internal, plain.optimize_for_gemm = True, False
+    plain.rowwise_usage, plain.columnwise_usage = way == "rowwise", way == "columnwise"
+    specs = buffer_specs(plain, shape, *usages(plain))
+    attributes = {attribute: field for field, attribute in member_fields(x.quantizer).items()}
+    fields = dict.fromkeys(f"{each}_{part}" for each in ("rowwise", "columnwise") for part in ("data", "scale_inv"))
+    if scaling(plain) == "nvfp4":
+        fields |= dict.fromkeys(("amax_rowwise", "amax_columnwise"))
+    for name, (size, _) in specs.items():
+        held = getattr(x, attributes[f"_{name}"])
+        fields[name] = _per_row(held, tiles) if name.startswith("amax") else lazy.reshape(held, size)
+    return build_quantized(plain, shape=shape, dtype=x.fake_dtype, **fields, **storage_options(plain))

@@ -1,0 +1,47 @@
+"""Offsets of groups, on lazy tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusible import lazy
+from fusible.errors import ShapeError, expected
+from fusible.lazy import Tensor
+from fusible.tex.backends.xla.dtypes import to_lazy
+from fusible.tex.interface.layout import Layout
+from fusible.tex.layout_call import check_equal_lengths
+
+__all__ = ["LayoutKernels"]
+
+
+class LayoutKernels(Layout):
+    def splits_to_offsets(self, first_dims: Any, logical_last_dim: int) -> Any:
+        return _offsets(_ends(first_dims, "splits_to_offsets"), logical_last_dim, True, lazy.int64)
+
+    def splits_to_offsets_multi(
+        self,
+        split_sizes: Any,
+        device: Any,
+        *,
+        strides: Sequence[int],
+        include_leading_zero: Sequence[bool],
+        dtypes: Sequence[Any],
+        bulk_allocate: bool = False,
+    ) -> tuple[Any, list[Any]]:
+        function = "splits_to_offsets_multi"
+        check_equal_lengths(function, strides, include_leading_zero, dtypes)
+        sizes = lazy.cast(split_sizes, lazy.int64)
+        ends = _ends(sizes, function)
+        return sizes, [_offsets(ends, *each[:2], to_lazy(each[2])) for each in zip(strides, include_leading_zero, dtypes, strict=True)]
+
+
+def _ends(sizes: Tensor, function: str) -> Tensor:
+    if sizes.ndim != 1:
+        raise ShapeError(expected("one dimension", of=f"the sizes of {function}", got=list(sizes.shape), do="pass one size for each group"))
+    return lazy.cumsum(lazy.cast(sizes, lazy.int64), 0)
+
+
+def _offsets(ends: Tensor, stride: int, leading_zero: bool, dtype: lazy.dtype) -> Tensor:
+    found = lazy.cast(ends * stride, dtype)
+    return lazy.concatenate([lazy.zeros((1,), dtype), found], 0) if leading_zero else found

@@ -1,0 +1,44 @@
+"""Seeds for kernels that round at random: each draws one for every tensor, and takes its numbers from the counter-based words under it.
+
+Eagerly, a seed comes from torch's default generator when the kernel runs. Who records a program supplies placeholders instead, and draws as many
+seeds at every run of it: so both draw the same, in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["draw_seeds", "supplied_seed", "supplying"]
+
+
+class _Local(threading.local):
+    supply: Callable[[], Any] | None = None
+
+
+_local = _Local()
+
+
+def draw_seeds(count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """``count`` seeds, int64, from torch's generator of the device."""
+    return torch.empty(count, dtype=torch.int64, device=device).random_()
+
+
+def supplied_seed() -> Any:
+    """The placeholder of the next seed (int64 ``[1]``) of the program that this thread records, or None where it records none."""
+    return None if _local.supply is None else _local.supply()
+
+
+@contextmanager
+def supplying(supply: Callable[[], Any]) -> Iterator[None]:
+    """Take seeds from ``supply`` while the context is open."""
+    former = _local.supply
+    _local.supply = supply
+    try:
+        yield
+    finally:
+        _local.supply = former
