@@ -31,6 +31,7 @@ from fusible.pytorch.modules import (
     SReLU,
     SwiGLU,
 )
+from fusible.pytorch.optimizers import FusedAdam, FusedSGD
 from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import (
     CustomRecipe,
@@ -53,6 +54,8 @@ __all__ = [
     "Float8BlockScaling",
     "Float8CurrentScaling",
     "Format",
+    "FusedAdam",
+    "FusedSGD",
     "GELU",
     "GLU",
     "GeGLU",

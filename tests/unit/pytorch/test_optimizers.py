@@ -1,0 +1,149 @@
+"""The fused optimizers against torch's, by both executors, and their state."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusible
+from fusible.errors import ArgumentError
+from fusible.pytorch import ops
+
+EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+EXECUTORS = pytest.mark.parametrize("executor", ["eager", "xla"])
+ADAM: list[dict[str, Any]] = [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.9), "eps": 1e-3}, {"weight_decay": 0.1, "adam_w_mode": False}]
+SGD: list[dict[str, Any]] = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+]
+
+
+def _parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((5, 3), (7,), (1,))]
+
+
+def _train(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], steps: int = 6, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(100 + step)
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+
+
+def _close(ours: list[nn.Parameter], theirs: list[nn.Parameter], steps: int = 6) -> None:
+    """Both round each step's few operations in fp32: some epsilons of the parameters and of what was added to them, a step."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() <= 16 * steps * EPS[torch.float32] * (b.abs().max() + 1)
+
+
+@EXECUTORS
+@pytest.mark.parametrize("options", ADAM, ids=str)
+def test_adam_is_torchs(options: dict[str, Any], executor: str) -> None:
+    ours, theirs = _parameters(), _parameters()
+    theirs_of = {name: value for name, value in options.items() if name != "adam_w_mode"}
+    other = torch.optim.AdamW(theirs, lr=0.1, **{"weight_decay": 0.0, **theirs_of})
+    if not options.get("adam_w_mode", True):
+        other = torch.optim.Adam(theirs, lr=0.1, **theirs_of)
+    _train(fusible.FusedAdam(ours, lr=0.1, executor=executor, **options), ours)
+    _train(other, theirs)
+    _close(ours, theirs)
+
+
+@EXECUTORS
+@pytest.mark.parametrize("options", SGD, ids=str)
+def test_sgd_is_torchs(options: dict[str, Any], executor: str) -> None:
+    ours, theirs = _parameters(), _parameters()
+    _train(fusible.FusedSGD(ours, lr=0.1, executor=executor, **options), ours)
+    _train(torch.optim.SGD(theirs, lr=0.1, **options), theirs)
+    _close(ours, theirs)
+
+
+def test_a_compiled_step_is_one_executable_for_all_rates_and_counts() -> None:
+    parameters = _parameters()
+    optimizer = fusible.FusedAdam(parameters, executor="xla")
+    _train(optimizer, parameters, steps=5)
+    assert optimizer._executor.compiled == 1  # type: ignore[attr-defined]
+
+
+@EXECUTORS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_master_weights_lose_no_small_step(dtype: torch.dtype, executor: str) -> None:
+    """Steps of a hundredth of the parameter's epsilon move the master weight, and with it at last the parameter."""
+    p = nn.Parameter(torch.ones(4, dtype=dtype))
+    optimizer = fusible.FusedSGD([p], lr=EPS[dtype] / 100, master_weights=True, executor=executor)
+    for _ in range(200):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    assert torch.equal(p, torch.full_like(p, 1 - 2 * EPS[dtype]))
+    assert optimizer.state[p]["master_param"].dtype is torch.float32
+
+
+@EXECUTORS
+def test_a_saved_optimizer_goes_on_as_if_never_stopped(executor: str) -> None:
+    whole = _parameters(torch.bfloat16)
+    _train(fusible.FusedAdam(whole, master_weights=True, executor=executor), whole, steps=6)
+    part = _parameters(torch.bfloat16)
+    optimizer = fusible.FusedAdam(part, master_weights=True, executor=executor)
+    _train(optimizer, part, steps=3)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    again = fusible.FusedAdam(part, master_weights=True, executor=executor)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    _train(again, part, steps=3, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(part, whole, strict=True))
+
+
+@EXECUTORS
+def test_a_step_makes_cached_quantized_weights_stale(executor: str) -> None:
+    torch.manual_seed(0)
+    model = fusible.Sequential(fusible.Linear(32, 32), fusible.GELU(), fusible.Linear(32, 32))
+    optimizer = fusible.FusedAdam(model.parameters(), lr=0.1, executor=executor)
+    x = torch.randn(32, 32)
+    with fusible.autocast(recipe=fusible.Float8CurrentScaling()):
+        before = model(x)
+        before.square().sum().backward()
+        optimizer.step()
+        after, fresh = model(x), copy.deepcopy(model)(x)
+    assert torch.equal(after, fresh) and not torch.equal(after, before)
+
+
+def test_quantized_parameters_are_stepped_by_their_master_weights() -> None:
+    torch.manual_seed(0)
+    with fusible.quantized_model_init(recipe=fusible.Float8CurrentScaling()):
+        model = ops.Sequential(ops.Linear(32, 32))
+    optimizer = fusible.FusedAdam(model.parameters(), lr=0.05)
+    x = torch.randn(32, 32)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        with fusible.autocast(recipe=fusible.Float8CurrentScaling()):
+            loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_illegal_options_and_gradients_are_refused_before_anything_is_written() -> None:
+    p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    with pytest.raises(ArgumentError, match="Expected a number of at least 0 of lr of FusedAdam, got -1"):
+        fusible.FusedAdam([p], lr=-1)
+    with pytest.raises(ArgumentError, match="betas of FusedAdam"):
+        fusible.FusedAdam([p], betas=(0.9, 1.0))
+    with pytest.raises(ArgumentError, match="FusedSGD with nesterov"):
+        fusible.FusedSGD([p], lr=0.1, nesterov=True)
+    optimizer = fusible.FusedSGD([p, q], lr=0.1)
+    p.grad, q.grad = torch.ones(3), torch.tensor([0.0, 1.0, 0.0]).to_sparse()
+    with pytest.raises(ArgumentError, match="Expected dense gradients of FusedSGD"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))
