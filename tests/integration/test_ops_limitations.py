@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fusible
 from fusible import tex
+from fusible.errors import ArgumentError
 from fusible.nvte import QuantizedType
 from fusible.pytorch import ops
 
@@ -35,15 +36,32 @@ def test_02_a_hint_crosses_what_leaves_the_rows_as_they_are(recipe: fusible.Reci
     norm, last = ops.LayerNorm(WIDTH), linear()
     wanted = step(ops.Sequential(norm, last), batch(), recipe)
     asleep = ops.Dropout(0.5).eval()
-    for between in ([ops.Identity()], [ops.Reshape((2, -1, WIDTH))], [ops.Dropout(0.0)], [asleep, ops.Reshape((-1, WIDTH)), ops.Identity()]):
+    several = [asleep, ops.Reshape((-1, WIDTH)), ops.Identity()]
+    for between in ([ops.Identity()], [ops.ConstantScale(1.0)], [ops.Reshape((2, -1, WIDTH))], [ops.Dropout(0.0)], several):
         model = ops.Sequential(norm, *between, last)
         assert all(isinstance(op.y_dtype, QuantizedType) for op in plan_of(model, recipe).ops[: len(between) + 1])
         got = step(model, batch(), recipe)
         assert same(got, wanted) and got[0].dim() == (3 if getattr(between[0], "_shape", ()) == (2, -1, WIDTH) else 2)
 
 
+@every_recipe
+def test_02_a_hint_crosses_a_power_of_two(recipe: fusible.Recipe) -> None:
+    """The product is that of the same norm with both parameters multiplied."""
+    norm, scaled, last = ops.LayerNorm(WIDTH), ops.LayerNorm(WIDTH), linear()
+    with torch.no_grad():
+        scaled.weight.mul_(0.25)
+    model = ops.Sequential(norm, ops.ConstantScale(0.25), last)
+    assert all(isinstance(op.y_dtype, QuantizedType) for op in plan_of(model, recipe).ops[:2])
+    # Before a second step a delayed scale is 1, of either tensor: then the outputs differ, and the histories of their gradients.
+    if isinstance(recipe, fusible.DelayedScaling):
+        recipe = fusible.DelayedScaling(amax_history_len=1)
+    steps = 3 if isinstance(recipe, fusible.DelayedScaling) else 1
+    got, wanted = ([step(each, batch(), recipe) for _ in range(steps)][-1] for each in (model, ops.Sequential(scaled, last)))
+    assert same(got[:2], wanted[:2])
+
+
 def test_02_a_hint_ends_where_the_values_are_wanted_unquantized_or_change() -> None:
-    for between in (ops.MakeExtraOutput(), ops.ConstantScale(2.0), ops.Dropout(0.5), ops.Reshape((-1, WIDTH // 2))):
+    for between in (ops.MakeExtraOutput(), ops.ConstantScale(3.0), ops.Dropout(0.5), ops.Reshape((-1, WIDTH // 2))):
         width = WIDTH // 2 if isinstance(between, ops.Reshape) else WIDTH
         model = ops.Sequential(ops.LayerNorm(WIDTH), between, ops.Linear(width, WIDTH))
         plan = plan_of(model, fusible.MXFP8BlockScaling())
@@ -117,6 +135,17 @@ def test_06_options_of_a_recipe_change_after_the_first_call() -> None:
         assert changed != [type_ for op in plan_of(model, one).ops for type_ in vars(op).values() if isinstance(type_, QuantizedType)]
 
 
+def test_06_options_of_an_operation_change_after_the_first_call() -> None:
+    norm = ops.LayerNorm(WIDTH)
+    model = ops.Sequential(norm, linear())
+    before = step(model, batch(), RECIPES[1])
+    norm.eps = 1.0
+    after = step(model, batch(), RECIPES[1])
+    assert same(after, step(ops.Sequential(*model), batch(), RECIPES[1])) and not same(after, before)
+    with pytest.raises(ArgumentError, match="by which it was made of in_features"):
+        model[1].in_features = 1
+
+
 def test_06_a_fusion_is_there_for_a_scope_and_by_priority() -> None:
     asked: list[str] = []
 
@@ -157,6 +186,14 @@ def test_07_a_replaced_parameter_or_module_is_used() -> None:
     assert torch.equal(model(batch()), wanted)
     model[0] = linear()
     assert not torch.equal(model(batch()), wanted)
+
+
+def test_07_a_linears_own_names_can_be_assigned() -> None:
+    model, other = ops.Sequential(linear(), ops.GELU()), linear()
+    model(batch())
+    model[0].weight, model[0].bias = other.weight, other.bias
+    assert torch.equal(model(batch()), ops.Sequential(other, ops.GELU())(batch()))
+    assert [name for name, _ in model[0].named_parameters()] == ["basic_ops.0.weight", "basic_ops.1.bias"]
 
 
 @every_recipe

@@ -97,6 +97,7 @@ _SUPPORT = "get_default_recipe is_fp8_available is_fp8_block_scaling_available i
 _ROLES = "DelayedScalingRequest QuantizerRequest QuantizerRole"
 _FP8 = f"{_CONTEXTS} {_RECIPES} FP8GlobalStateManager RecipeState"
 _QUANTIZATION = f"{_FP8} {_SUPPORT} {_ROLES} autocast get_align_size_for_quantization quantized_model_init"
+_SPEC = "TensorSpec to_tensor_spec"
 _GLU = "deinterleave_glu_tensor interleave_glu_tensor"
 _CONSTANTS = "DType FP8BwdTensorIdx FP8FwdTensorIdx MXFP8_BLOCK_SCALING_SIZE NVFP4_BLOCK_SCALING_SIZE TE_DType TE_DType_To_Torch"
 _TOP = (
@@ -116,6 +117,8 @@ _MODULES = {
     ".pytorch.fp8": _shown((_STATE, _QUANTIZED), _FP8),
     ".pytorch.quantized_tensor": _shown(_QUANTIZED, f"{_BASES} {_SAVING}"),
     **{f".pytorch.tensor{name}": shown for name, shown in _QUANTIZED_TENSORS.items()},
+    ".pytorch.dynamo": _shown(_QUANTIZED, _SPEC),
+    ".pytorch.dynamo.tensor_spec": _shown(_QUANTIZED, _SPEC),
     ".pytorch.float8_tensor": _shown(_QUANTIZED, "Float8Tensor"),
     ".pytorch.constants": _shown("fusible.compat.te_constants", _CONSTANTS),
     ".pytorch.utils": _shown(_OPS, _GLU),

@@ -8,7 +8,7 @@ from fusible import pytorch, quantized
 from fusible.compat.nvidia_package import SUPPORT, support
 from fusible.errors import NotServedError, expected
 from fusible.pytorch.autocast import current_autocast
-from fusible.pytorch.quantized_init import quantized_model_init
+from fusible.pytorch.quantized_init import current_model_init, quantized_model_init
 from fusible.quantized import DelayedScaling, Recipe
 
 __all__ = [
@@ -97,6 +97,18 @@ class FP8GlobalStateManager:
     def is_fp8_calibration() -> bool:
         """False: see ``autocast``."""
         return False
+
+    @staticmethod
+    def with_fp8_parameters() -> bool:
+        """Whether a ``quantized_model_init`` that is enabled is open."""
+        context = current_model_init()
+        return context is not None and context.recipe is not None
+
+    @staticmethod
+    def with_high_precision_init_val() -> bool:
+        """Whether it keeps the values that weights are quantized from."""
+        context = current_model_init()
+        return context is not None and context.recipe is not None and context.preserve_high_precision_init_val
 
     is_fp8_available = staticmethod(lambda: support(quantized, SUPPORT["fp8"]))
     is_mxfp8_available = staticmethod(lambda: support(quantized, SUPPORT["mxfp8"]))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.compute_pipeline.matching import Group
-from fusible.compute_pipeline.plan import Plan, Segment
-from fusible.nvte import KVCache, Pass, Tensor, Type, cast, set_execution_state
+from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
+from fusible.nvte import KVCache, Pass, Tensor, cast, grouped_cast_stack, set_execution_state
 from fusible.ops import Context, Op
 
 __all__ = ["BackwardResult", "ForwardResult", "quantize_args", "run_backward", "run_forward", "run_inference"]
@@ -36,12 +36,13 @@ class BackwardResult:
     side_grads: list[Tensor | None]
 
 
-def quantize_args(args: Sequence[Tensor], types: Sequence[Type], scales: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
+def quantize_args(values: Sequence[Tensor], args: Sequence[QuantizedArg], scales: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
     """Parameters in the 8-bit types in which passes take them, and the amaxes by slot."""
     state = Pass("forward", scales)
     former = set_execution_state(state)
     try:
-        return [cast(arg, type) for arg, type in zip(args, types, strict=True)], state.amaxes
+        pairs = zip(values, args, strict=True)
+        return [grouped_cast_stack(value, arg.parts) if arg.parts else cast(value, arg.type) for value, arg in pairs], state.amaxes
     finally:
         set_execution_state(former)
 

@@ -76,11 +76,16 @@ def _missed(ops: Sequence[Op], fusion: Fusion, fused: Mapping[int, Group], chose
             if start not in fused:
                 yield f"{fusion.name} at {places} ({names}): it wants {wanted} next, and {start + length - 1} is {window[-1]!r}"
         else:
-            other = next((fused[i] for i in range(start, start + length) if i in fused), None)
-            what = f"{other.fusion.name} has {other.start}-{other.stop - 1}" if other and other.fusion else "side values of one name meet in it"
-            users = other is not None and other.fusion is not None and not other.fusion.pattern
+            others = [fused[i] for i in range(start, start + length) if i in fused]
+            users = any(other.fusion is not None and other.fusion.foreign for other in others)
+            other = next((other for other in others if not users or (other.fusion is not None and other.fusion.foreign)), None)
+            what = f"{other.fusion.name} has {_places(other)}" if other and other.fusion else "side values of one name meet in it"
             if other is None or users or other.stop - other.start < length or (other.start, other.stop) == (start, start + length):
                 yield f"{fusion.name} at {start}-{start + length - 1}: {what}"
+
+
+def _places(group: Group) -> str:
+    return str(group.start) if group.stop == group.start + 1 else f"{group.start}-{group.stop - 1}"
 
 
 def _edge(came: Type, asked: Type | None) -> str:
@@ -118,7 +123,6 @@ def _section(title: str, ops: Sequence[Op], groups: Sequence[Group], edges: Sequ
         names = [op.title if reverse else _name(op) for op in members]
         if reverse:
             names, passed = names[::-1], passed[::-1]
-        places = str(group.start) if group.stop == group.start + 1 else f"{group.start}-{group.stop - 1}"
-        rows.append((places, " + ".join(names), " -> ".join(passed), group.fusion.name if group.fusion else ""))
+        rows.append((_places(group), " + ".join(names), " -> ".join(passed), group.fusion.name if group.fusion else ""))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return ["", title, *("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows)]

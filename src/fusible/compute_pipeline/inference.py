@@ -96,7 +96,7 @@ def _look_through(ops: Sequence[Op], resolved: list[dict[str, Any]]) -> None:
     for name, places, step in (("x_dtype", range(len(ops) - 2, -1, -1), 1), ("dy_dtype", range(1, len(ops)), -1)):
         for i in places:
             asked = _taken(resolved[i + step]) if name == "x_dtype" else resolved[i + step][name]
-            if ops[i].transparent and asked is not None and is_quantized_type(asked):
+            if ops[i].transparent and asked is not None and is_quantized_type(asked) and ops[i].passes(asked):
                 resolved[i][name] = asked
 
 

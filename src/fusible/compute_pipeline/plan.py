@@ -23,10 +23,17 @@ _SHORTEST_SEGMENT = 8
 
 @dataclass(frozen=True)
 class QuantizedArg:
-    """A parameter that the passes take in an 8-bit type: its place among the parameters of all ops, and the type."""
+    """A parameter that the passes take in an 8-bit type: its place among the parameters of all ops, and the type. ``parts``: the types of its parts
+    along the first dimension, where each is quantized by itself; the type is then that of the first."""
 
     place: int
     type: QuantizedType
+    parts: tuple[QuantizedType, ...] = ()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Of the scales that it is quantized by."""
+        return tuple(type.slot for type in self.parts or (self.type,) if type.slot)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,9 +144,10 @@ def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...
     quantized: list[QuantizedArg] = []
     for op, args in zip(ops, request.args, strict=True):
         for name, (held, _) in zip(op.arg_names, args, strict=True):
-            asked = getattr(op, f"{name}_dtype", None)
+            parts = tuple(getattr(op, f"{part}_dtype") for part in op.parts.get(name, ()))
+            asked = parts[0] if parts else getattr(op, f"{name}_dtype", None)
             if isinstance(asked, QuantizedType) and op.override != "high_precision":
-                quantized.append(QuantizedArg(len(types), asked))
+                quantized.append(QuantizedArg(len(types), asked, parts))
                 held = asked
             types.append(held)
     return tuple(types), tuple(quantized)

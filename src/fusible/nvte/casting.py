@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible import tex
+from fusible.errors import ArgumentError, expected
 from fusible.nvte.dtype import DType, QuantizedType, Type, is_quantized_type
 from fusible.nvte.execution import current_pass
 from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype
@@ -68,9 +69,12 @@ def plain(data: Any, type: DType) -> Tensor:
 
 
 def note_amax(slot: str, amax: Any) -> None:
-    """Leave an amax (fp32 ``[1]``) with the running pass."""
+    """Leave an amax (fp32 ``[1]``) with the running pass. Raises ``ArgumentError`` where the pass has one of that slot: code of the caller's may have
+    quantized by a neighbour's quantizer what it then handed on unquantized."""
     amaxes = current_pass().amaxes
-    assert slot not in amaxes, f"slot {slot} was quantized twice in one pass"
+    if slot in amaxes:
+        of, do = f"what is quantized by the scale {slot!r} in a pass", "hand on what was quantized, or do not quantize it"
+        raise ArgumentError(expected("one tensor", of=of, got="another", do=do))
     amaxes[slot] = amax
 
 

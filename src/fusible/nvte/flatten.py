@@ -38,7 +38,7 @@ Leaf = tuple[Type, StorageSpec | Shell | None]
 
 def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[list[Any], StorageSpec | Shell]:
     """The framework tensors in a storage, and what ``put_together`` needs beside them."""
-    if type(storage) is Float8TensorStorage:  # the most frequent one
+    if type(storage) is Float8TensorStorage and storage._data is not None:  # the most frequent one
         names = _FLOAT8 if storage._transpose is None else _FLOAT8_BOTH
         leaves = [storage._data, storage._scale_inv] if storage._transpose is None else [storage._data, storage._scale_inv, storage._transpose]
         return leaves, StorageSpec(Float8TensorStorage, names, {"fp8_dtype": storage._fp8_dtype, "fake_dtype": storage._dtype})

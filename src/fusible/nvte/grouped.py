@@ -7,8 +7,9 @@ they are: no word reads them, so a pass is the same for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
@@ -18,20 +19,29 @@ from fusible.nvte.elementwise import concatenate, reshape, split
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8Quantizer, GroupedTensorStorage
+from fusible.tex.block_layout import BLOCK_FORMATS
 
 __all__ = [
     "check_sizes",
     "grouped_bgrad_cast",
     "grouped_cast",
+    "grouped_cast_stack",
     "grouped_dbias_scaled",
     "grouped_dscales",
     "grouped_matmul",
     "grouped_matmul_transpose",
+    "grouped_pad",
     "grouped_transpose_matmul",
     "grouped_transpose_matmul_add",
+    "grouped_transpose_matmul_add_whole",
+    "grouped_unpad",
+    "rows_together",
     "stack",
     "unstack",
 ]
+
+
+Weights: TypeAlias = Sequence[Tensor] | Tensor
 
 
 def check_sizes(sizes: Tensor, groups: int, of: str) -> None:
@@ -40,6 +50,28 @@ def check_sizes(sizes: Tensor, groups: int, of: str) -> None:
         raise DTypeError(expected("int32 or int64", of=f"the split sizes of {of}", got=str(sizes.dtype), do="cast them"))
     if sizes.shape != (groups,):
         raise ShapeError(expected(f"shape [{groups}]", of=f"the split sizes of {of}", got=list(sizes.shape), do="give the rows of each group"))
+
+
+def rows_together(types: Sequence[Type]) -> int:
+    """What the rows of each group must be a multiple of, so that it can be quantized in any of ``types``."""
+    return max((_TOGETHER.get(type.scaling, 1) for type in types if isinstance(type, QuantizedType)), default=1)
+
+
+_TOGETHER = {name: form.length for name, form in BLOCK_FORMATS.items() if form.whole}
+
+
+def grouped_pad(x: Tensor, sizes: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
+    """``x [rows, columns]`` with zeros after each of its groups, and their sizes then: multiples of ``multiple``. What is divided anyhow comes as it
+    is where ``multiple`` is 1. The rows of the result depend on the shapes alone. Raises ``ShapeError`` where the groups have more rows than x."""
+    if multiple == 1:
+        return x, sizes
+    padded, padded_sizes = tex.prim.pad_groups(x.data, sizes.data, multiple)
+    return Tensor(padded, x.type), Tensor(padded_sizes, sizes.type)
+
+
+def grouped_unpad(x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Tensor:
+    """The inverse of ``grouped_pad``: ``[rows, columns]``, 0 in rows that belong to nobody. ``sizes``: those before."""
+    return x if multiple == 1 else Tensor(tex.prim.unpad_groups(x.data, sizes.data, multiple, rows), x.type)
 
 
 def grouped_cast(x: Tensor, sizes: Tensor, types: Sequence[Type]) -> Tensor:
@@ -53,6 +85,14 @@ def grouped_cast(x: Tensor, sizes: Tensor, types: Sequence[Type]) -> Tensor:
     quantizer, (first_dims, offsets) = _quantizer_for(types), _division(x, sizes, x.shape[1])
     data = tex.group_quantize(x.data, quantizer, len(types), first_dims, None, offsets, None, None)
     return _emit(data, types, quantizer)
+
+
+def grouped_cast_stack(x: Tensor, types: Sequence[Type]) -> Tensor:
+    """``x [groups, rows, columns]``, each matrix in its (quantized) type, as a grouped tensor; else as ``grouped_cast``."""
+    groups, rows, columns = x.shape
+    quantizer = _quantizer_for(types)
+    matrix = tex.prim.reshape(x.data, (groups * rows, columns))
+    return _emit(tex.group_quantize(matrix, quantizer, groups, None, None, None, None, None), types, quantizer)
 
 
 def grouped_bgrad_cast(dy: Tensor, sizes: Tensor, types: Sequence[Type], dbias_type: DType) -> tuple[Tensor, Tensor]:
@@ -72,33 +112,47 @@ def grouped_bgrad_cast(dy: Tensor, sizes: Tensor, types: Sequence[Type], dbias_t
 
 
 def grouped_matmul_transpose(
-    x: Tensor, weights: Sequence[Tensor], type: DType, bias: Tensor | None = None, bias_scale: Tensor | None = None
+    x: Tensor, weights: Weights, type: DType, bias: Tensor | None = None, bias_scale: Tensor | None = None
 ) -> Tensor:
     """``x_i @ weights[i].T + bias[i]`` for every group: ``[rows, K], groups of [N, K] -> [rows, N]``; 0 in rows that belong to nobody.
 
-    ``bias``: ``[groups, N]``; each row takes it times its entry of ``bias_scale [rows]``, where given.
+    ``weights``: of equal size, also as one grouped tensor. ``bias``: ``[groups, N]``; each row takes it times its entry of ``bias_scale [rows]``,
+    where given.
     """
     scale = tex.prim.reshape(tex.prim.cast(bias_scale.data, DType.Float32), (x.shape[0],)) if bias_scale is not None else None
-    return _by_weight(weights, True, x, weights[0].shape[0], type, _rows_of(bias) if bias is not None else None, scale)
+    return _by_weight(weights, True, x, _weight_shape(weights)[0], type, _rows_of(bias) if bias is not None else None, scale)
 
 
-def grouped_matmul(dy: Tensor, weights: Sequence[Tensor], type: DType) -> Tensor:
+def grouped_matmul(dy: Tensor, weights: Weights, type: DType) -> Tensor:
     """``dy_i @ weights[i]`` for every group: ``[rows, N], groups of [N, K] -> [rows, K]``; 0 in rows that belong to nobody."""
-    return _by_weight(weights, False, dy, weights[0].shape[1], type)
+    return _by_weight(weights, False, dy, _weight_shape(weights)[1], type)
+
+
+def _weight_shape(weights: Weights) -> tuple[int, ...]:
+    """The shape of each of the weights."""
+    if not isinstance(weights, Tensor):
+        return weights[0].shape
+    rows, columns = weights.data.logical_shape
+    return rows // weights.data.num_tensors, columns
 
 
 def grouped_transpose_matmul(dy: Tensor, x: Tensor, type: DType) -> Tensor:
     """``dy_i.T @ x_i`` for every group: ``[rows, N], [rows, K] -> [groups, N, K]``; 0 for an empty group."""
     shape = dy.data.num_tensors, dy.shape[1], x.shape[1]
-    out = Tensor(tex.prim.empty(shape, type, _buffer(x)), type)
-    _into(dy, x, unstack(out), 0.0)
-    return out
+    return _into_one(dy, x, tex.prim.empty((math.prod(shape),), type, _buffer(x)), shape, type, 0.0)
 
 
 def grouped_transpose_matmul_add(dy: Tensor, x: Tensor, addends: Sequence[Tensor]) -> Sequence[Tensor]:
     """``dy_i.T @ x_i + addends[i]`` for every group, in the type of ``addends``, ``[N, K]`` each. They are used up: the results lie there."""
-    _into(dy, x, addends, 1.0)
+    matrices = [addend.data for addend in addends]
+    tex.te_general_grouped_gemm_for_discrete_out(x.data, False, dy.data, True, matrices, None, None, *_factors(x, 1.0), None, None, True, 0)
     return addends
+
+
+def grouped_transpose_matmul_add_whole(dy: Tensor, x: Tensor, addend: Tensor) -> Tensor:
+    """``grouped_transpose_matmul_add`` of one tensor of ``[groups, N, K]``, which is used up: its memory may be the result's."""
+    shape = addend.shape
+    return _into_one(dy, x, tex.prim.reshape(addend.data, (math.prod(shape),)), shape, addend.dtype, 1.0)
 
 
 def grouped_dbias_scaled(dy: Tensor, sizes: Tensor, bias_scale: Tensor, type: DType) -> Tensor:
@@ -136,10 +190,12 @@ def _division(x: Tensor, sizes: Tensor, columns: int) -> tuple[Any, Any]:
 
 def _view(x: Tensor, first_dims: Any, offsets: Any) -> Tensor:
     """The unquantized matrix ``x`` as a grouped tensor of the same memory."""
-    rows, columns = x.shape
-    flat = tex.prim.reshape(x.data, (rows * columns,))
-    described = {"num_tensors": first_dims.shape[0], "first_dims": first_dims, "tensor_offsets": offsets}
-    return Tensor(GroupedTensorStorage(x.shape, x.data.dtype, data=flat, **described), x.type)
+    flat = tex.prim.reshape(x.data, (math.prod(x.shape),))
+    return Tensor(_grouped(flat, x.shape, first_dims, offsets), x.type)
+
+
+def _grouped(flat: Any, shape: tuple[int, ...], first_dims: Any, offsets: Any) -> GroupedTensorStorage:
+    return GroupedTensorStorage(shape, flat.dtype, data=flat, num_tensors=first_dims.shape[0], first_dims=first_dims, tensor_offsets=offsets)
 
 
 def _quantizer_for(types: Sequence[Type]) -> Any:
@@ -169,23 +225,28 @@ def _emit(data: Any, types: Sequence[Any], quantizer: Any) -> Tensor:
     return Tensor(data, types[0])
 
 
-def _by_weight(weights: Sequence[Tensor], transpose: bool, x: Tensor, columns: int, type: DType, bias: Any = None, bias_scale: Any = None) -> Tensor:
+def _by_weight(weights: Weights, transpose: bool, x: Tensor, columns: int, type: DType, bias: Any = None, bias_scale: Any = None) -> Tensor:
     """``x_i @ op(weights[i])``, in zeros, so that rows of nobody have a value."""
     held = _buffer(x)
-    out = Tensor(tex.prim.full((x.shape[0], columns), 0.0, type, held), type)
-    place = _view(out, x.data.first_dims, tex.splits_to_offsets(x.data.first_dims, columns))
-    alpha, beta = (tex.prim.full((1,), value, DType.Float32, held) for value in (1.0, 0.0))
-    matrices = [weight.data for weight in weights]
-    tex.te_general_grouped_gemm_for_discrete_in(matrices, transpose, x.data, False, place.data, bias, bias_scale, alpha, beta, None, None, True, 0)
-    return out
+    shape, first_dims = (x.shape[0], columns), x.data.first_dims
+    out = tex.prim.full((math.prod(shape),), 0.0, type, held)
+    place = _grouped(out, shape, first_dims, tex.splits_to_offsets(first_dims, columns))
+    matrices = weights.data if isinstance(weights, Tensor) else [weight.data for weight in weights]
+    tex.te_general_grouped_gemm_for_discrete_in(matrices, transpose, x.data, False, place, bias, bias_scale, *_factors(x, 0.0), None, None, True, 0)
+    return Tensor(tex.prim.reshape(out, shape), type)
 
 
-def _into(dy: Tensor, x: Tensor, places: Sequence[Tensor], beta: float) -> None:
-    """``dy_i.T @ x_i + beta * places[i]``, written to ``places``."""
-    held = _buffer(x)
-    factors = [tex.prim.full((1,), value, DType.Float32, held) for value in (1.0, beta)]
-    matrices = [place.data for place in places]
-    tex.te_general_grouped_gemm_for_discrete_out(x.data, False, dy.data, True, matrices, None, None, factors[0], factors[1], None, None, True, 0)
+def _into_one(dy: Tensor, x: Tensor, flat: Any, shape: tuple[int, ...], type: DType, beta: float) -> Tensor:
+    """``dy_i.T @ x_i + beta * D_i`` of every group, written to ``flat``, in which the D lie one after the other."""
+    groups, rows, columns = shape
+    place = GroupedTensorStorage((groups * rows, columns), flat.dtype, num_tensors=groups, shapes=[(rows, columns)] * groups, data=flat)
+    tex.te_general_grouped_gemm_for_grouped_tensor(x.data, False, dy.data, True, place, None, None, *_factors(x, beta), None, None, True, 0)
+    return Tensor(tex.prim.reshape(flat, shape), type)
+
+
+def _factors(x: Tensor, beta: float) -> tuple[Any, Any]:
+    """alpha and beta, where the grouped ``x`` lies."""
+    return tuple(tex.prim.full((1,), value, DType.Float32, _buffer(x)) for value in (1.0, beta))  # type: ignore[return-value]
 
 
 def _rows_of(bias: Tensor) -> GroupedTensorStorage:

@@ -15,17 +15,33 @@ __all__ = ["ConstantScale", "Identity", "Quantize", "Reshape"]
 
 
 class ConstantScale(Op):
-    """``y = scale * x``; ``dx = scale * dy``. Each in fp32 with one rounding."""
+    """``y = scale * x``; ``dx = scale * dy``. Each in fp32 with one rounding.
+
+    A power of two may come quantized and go quantized: its elements are those of the product, and their scales are multiplied.
+    """
 
     def __init__(self, scale: float, **types: Unpack[OpTypes]) -> None:
         super().__init__(**types)
         self.scale = float(scale)
+        self.exponent = nvte.exponent_of(self.scale)
+
+    @property
+    def transparent(self) -> bool:
+        return self.exponent is not None
+
+    def passes(self, type: nvte.Type) -> bool:
+        return nvte.is_rescalable(type)
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
-        return nvte.scale(nvte.cast_checked(x, self.x_dtype), self.scale, self.y_dtype), {}
+        return self._scaled(nvte.cast_checked(x, self.x_dtype), self.y_dtype), {}
 
     def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
-        return nvte.scale(nvte.cast_checked(dy, self.dy_dtype), self.scale, self.dx_dtype), []
+        return self._scaled(nvte.cast_checked(dy, self.dy_dtype), self.dx_dtype), []
+
+    def _scaled(self, x: nvte.Tensor, type: nvte.Type) -> nvte.Tensor:
+        if self.exponent is not None and x.type == type and self.passes(type):
+            return nvte.rescale(x, self.exponent)
+        return nvte.scale(x, self.scale, type)
 
     def extra_repr(self) -> str:
         return f"{self.scale:g}"

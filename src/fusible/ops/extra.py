@@ -14,13 +14,21 @@ __all__ = ["AddExtra", "MakeExtra"]
 
 
 class MakeExtra(Op):
-    """``y = x``, and ``x`` leaves as the side output ``name`` too; ``dx = dy`` + the gradient of that, if it has one."""
+    """``y = x``, and ``x`` leaves as the side output ``name`` too; ``dx = dy`` + the gradient of that, if it has one.
 
+    y is written in the 8-bit type that the next op asks for; what leaves stays as it came. Where nothing leaves, x may come in that type too.
+    """
+
+    quantizes_y = True
     x_dtype = DType.BFloat16
 
     def __init__(self, name: str, **types: Unpack[OpTypes]) -> None:
         super().__init__(**types)
         self.side_outputs = (name,)
+
+    @property
+    def transparent(self) -> bool:
+        return not self.side_outputs
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context, dict[str, nvte.Tensor]]:
         x = nvte.cast_checked(x, self.x_dtype)

@@ -21,8 +21,9 @@ class GroupedMMT(Op):
     ``scale_bias`` each row takes its bias times its entry of the second side input, which has one for every row. Rows beyond the last group belong to
     nobody: there ``y`` and ``dx`` are 0.
 
-    Every group is quantized by itself: the x, weight and dy of group ``i`` are named ``x<i>``, ``weight<i>`` and ``dy<i>``. ``deferred(op, x, dy)``,
-    where given, is handed what the gradients of the weights are made of (``dweights``), and backward gives none.
+    Every group is quantized by itself, with zeros after its rows where the format wants whole blocks (MXFP8: of 32, NVFP4: of 16): the x, weight and
+    dy of group ``i`` are named ``x<i>``, ``weight<i>`` and ``dy<i>``. ``deferred(op, x, dy)``, where given, is handed what the gradients of the
+    weights are made of (``dweights``), and backward gives none.
     """
 
     def __init__(
@@ -72,17 +73,20 @@ class GroupedMMT(Op):
     def forward(self, x: Tensor, **sides: Tensor) -> tuple[Tensor, Context]:
         sizes, *scales = (sides[name] for name in self.side_inputs)
         self._check(x, sizes, scales)
-        leading, x, types = x.shape[:-1], _matrix(x), self._types("x")
+        leading, x, types, multiple = x.shape[:-1], _matrix(x), self._types("x"), self._multiple
         if not nvte.is_quantized_type(types[0]):
             x = nvte.cast_checked(x, types[0])
-        grouped, weights = nvte.grouped_cast(x, sizes, types), self._weights()
+        grouped, weights = nvte.grouped_cast(*nvte.grouped_pad(x, sizes, multiple), types), self._weights()
         biases = [getattr(self, name) for name in self.bias_names]
-        y = nvte.grouped_matmul_transpose(grouped, weights, nvte.element(self.y_dtype), self._bias(biases) if biases else None, *scales)
+        factors = [nvte.grouped_pad(nvte.reshape(scale, (x.shape[0], 1)), sizes, multiple)[0] for scale in scales]
+        y = nvte.grouped_matmul_transpose(grouped, weights, nvte.element(self.y_dtype), self._bias(biases) if biases else None, *factors)
+        y = nvte.grouped_unpad(y, sizes, multiple, x.shape[0])
         ctx: Context = {"sizes": sizes}
         if self._wants_any(self.weight_names):
             ctx["x"] = nvte.by_columns(grouped) if nvte.is_quantized_type(types[0]) else x
         if self.wants("x"):
-            ctx.update({f"weight{i}": nvte.by_columns(weight) for i, weight in enumerate(weights)})
+            held = {"weight": weights} if isinstance(weights, Tensor) else {f"weight{i}": weight for i, weight in enumerate(weights)}
+            ctx.update({name: nvte.by_columns(weight) for name, weight in held.items()})
         if scales:
             ctx["scales"] = scales[0]
             if self.wants(self.side_inputs[1]):
@@ -95,12 +99,13 @@ class GroupedMMT(Op):
         grouped, dbias = self._read_dy(dy, ctx, wants_x or wants_weight)
         dx, dweights = None, [None] * len(self.weight_names)
         if grouped is not None and wants_x:
-            weights = [ctx[f"weight{i}"] for i in range(self.groups)]
-            dx = nvte.reshape(nvte.grouped_matmul(grouped, weights, nvte.element(self.dx_dtype)), (*leading, self.columns))
+            weights = ctx["weight"] if "weight" in ctx else [ctx[f"weight{i}"] for i in range(self.groups)]
+            dx = nvte.grouped_unpad(nvte.grouped_matmul(grouped, weights, nvte.element(self.dx_dtype)), sizes, self._multiple, dy.shape[0])
+            dx = nvte.reshape(dx, (*leading, self.columns))
         if grouped is not None and wants_weight:
             x = ctx["x"]
             if not nvte.is_quantized_type(x.type):
-                x = nvte.grouped_cast(x, sizes, [x.type] * self.groups)
+                x = nvte.grouped_cast(*nvte.grouped_pad(x, sizes, self._multiple), [x.type] * self.groups)
             if self.deferred is None:
                 dweights = self.dweights(x, grouped, nvte.current_pass().sums)
             else:
@@ -117,8 +122,7 @@ class GroupedMMT(Op):
             found = [whole] if self.whole_weight else [nvte.cast_checked(part, type) for part, type in zip(nvte.unstack(whole), types, strict=True)]
         elif self.whole_weight:
             assert so_far[0] is not None
-            found = [nvte.reshape(so_far[0], shape)]
-            nvte.grouped_transpose_matmul_add(dy, x, nvte.unstack(found[0]))
+            found = [nvte.grouped_transpose_matmul_add_whole(dy, x, nvte.reshape(so_far[0], shape))]
         else:
             zeros = [nvte.zeros(shape[1:], type, dy) if tensor is None else tensor for tensor, type in zip(so_far, types, strict=True)]
             found = nvte.grouped_transpose_matmul_add(dy, x, zeros)
@@ -142,31 +146,43 @@ class GroupedMMT(Op):
     def _types(self, name: str) -> list[nvte.Type]:
         return [getattr(self, f"{own}_dtype") for own in self._groups_of[name]]
 
+    @property
+    def _multiple(self) -> int:
+        """What the groups' rows are padded to, for the products of all passes: both operands of one have the same rows."""
+        return nvte.rows_together([*self._types("x"), *self._types("dy")])
+
     def _wants_any(self, names: Sequence[str]) -> bool:
         return any(map(self.wants, names))
 
-    def _weights(self) -> list[Tensor]:
-        """The weights of the groups in the types of the products. Those of a single parameter are quantized here, as the pipeline knows it whole."""
+    @property
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
+        return {"weight": self._groups_of["weight"]} if self.whole_weight else {}
+
+    def _weights(self) -> Sequence[Tensor] | Tensor:
+        """The weights of the groups in the types of the products."""
         types = self._types("weight")
+        if self.whole_weight and nvte.is_quantized_type(self.args[0].type):
+            return self.args[0]
         if not self.whole_weight:
             return [nvte.cast_checked(getattr(self, name), type) for name, type in zip(self.weight_names, types, strict=True)]
         if not nvte.is_quantized_type(types[0]):
             return nvte.unstack(nvte.cast_checked(self.args[0], types[0]))
-        return [nvte.cast_checked(part, type) for part, type in zip(nvte.unstack(self.args[0]), types, strict=True)]
+        return nvte.grouped_cast_stack(self.args[0], types)
 
     def _bias(self, biases: Sequence[Tensor]) -> Tensor:
         return biases[0] if len(biases[0].shape) == 2 else nvte.stack(biases)
 
     def _read_dy(self, dy: Tensor, ctx: Context, in_products: bool) -> tuple[Tensor | None, Tensor | None]:
         """``dy`` as products read it, where any does, and the biases' gradient, where any is wanted."""
-        sizes, types = ctx["sizes"], self._types("dy")
+        types, scales = self._types("dy"), ctx.get("scales")
+        padded, sizes = nvte.grouped_pad(dy, ctx["sizes"], self._multiple if in_products else 1)
         if not self._wants_any(self.bias_names):
-            return nvte.grouped_cast(dy, sizes, types) if in_products else None, None
+            return nvte.grouped_cast(padded, sizes, types) if in_products else None, None
         dbias_type = getattr(self, f"d{self.bias_names[0]}_dtype")
-        if self.scale_bias:
-            dbias = nvte.grouped_dbias_scaled(dy, sizes, ctx["scales"], dbias_type)
-            return nvte.grouped_cast(dy, sizes, types) if in_products else None, dbias
-        return nvte.grouped_bgrad_cast(dy, sizes, types if in_products else [dy.type] * self.groups, dbias_type)
+        if scales is not None:
+            dbias = nvte.grouped_dbias_scaled(dy, ctx["sizes"], scales, dbias_type)
+            return nvte.grouped_cast(padded, sizes, types) if in_products else None, dbias
+        return nvte.grouped_bgrad_cast(padded, sizes, types if in_products else [dy.type] * self.groups, dbias_type)
 
     def _dbiases(self, dbias: Tensor | None) -> list[Tensor | None]:
         if dbias is None or len(getattr(self, self.bias_names[0]).shape) == 2:

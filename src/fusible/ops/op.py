@@ -72,14 +72,20 @@ class Op(ABC):
     """A recipe's ``backward_override``: ``"high_precision"`` or ``"dequantized"``."""
     roles: Mapping[str, QuantizerRole] = {}
     """What the tensors are that it asks for in 8 bits, for recipes that look at it; by default those of a linear layer."""
+    parts: Mapping[str, tuple[str, ...]] = {}
+    """Of a parameter that passes take in 8 bits part by part along its first dimension, as a grouped tensor: the names by which its parts ask."""
     routes: tuple[tuple[str, ...], ...] = ()
     """For each of its extra outputs, in NVIDIA's sense, the side outputs that it goes to."""
 
     @property
     def transparent(self) -> bool:
-        """Whether y has the rows of x and dx those of dy, but for their types: then the op takes the 8-bit type that its neighbour asks for, and
-        passes it on."""
+        """Whether quantized rows of x are, as they are, those of y, and those of dy dx's, but perhaps for their scales: then the op takes the 8-bit
+        type that its neighbour asks for, and passes it on."""
         return False
+
+    def passes(self, type: nvte.Type) -> bool:
+        """Of a transparent op: whether it passes on what is quantized so."""
+        return True
 
     @property
     def forward_names(self) -> tuple[str, ...]:

@@ -51,11 +51,13 @@ def holders_of(bound: Iterable[BoundOp]) -> list[tuple[torch.nn.Module, Sequence
 
 
 @trace_constant
-def _begin(handle: str, part: int) -> str:
+def _begin(handle: str, part: int, changes: Sequence[int] = ()) -> str:
     """A name for a call that is being traced, by which the operators find its pipeline. A new one each time: two calls on one input are two calls,
-    and compilers keep programs on disk, where one of another process must not be taken for this one's."""
+    and compilers keep programs on disk, where one of another process must not be taken for this one's. ``changes``: of each op's module, for the
+    compiler to guard."""
     with no_dispatch():
         runner = _modules[handle].pipeline(part)
+        runner.look_again()
     name = uuid4().hex
     _traced[name] = runner
     return name
@@ -88,7 +90,7 @@ def traced_call(
     wanted = [t.requires_grad for t in (x, *args, *extra)] if torch.is_grad_enabled() else []  # pyright: ignore[reportOptionalMemberAccess]
     if True not in wanted:
         wanted = []
-    name = _begin(module._handle, part)
+    name = _begin(module._handle, part, [holder._changes for holder, _ in holders])  # pyright: ignore[reportArgumentType]
     seed = torch.ops.fusible.pipeline_seed(name, device=torch.device("cpu")).to(x.device) if _draws_seed(name, training) else None
     outputs = torch.ops.fusible.pipeline_forward(x, args, extra, seq_lens, seed, name, current_autocast().key, wanted)
     return outputs[:-1] if wanted else outputs

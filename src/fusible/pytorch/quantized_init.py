@@ -13,7 +13,7 @@ from fusible.errors import DTypeError, expected
 from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8CurrentScalingQuantizer, Recipe, quantizer_for_role
 from fusible.quantized import QuantizerRole as Role
 
-__all__ = ["as_parameter", "quantized_model_init"]
+__all__ = ["as_parameter", "current_model_init", "quantized_model_init"]
 
 _local = threading.local()
 _WEIGHT = Role("linear", "weight")
@@ -43,9 +43,14 @@ class quantized_model_init:
         _local.current = self._former.pop()
 
 
+def current_model_init() -> quantized_model_init | None:
+    """The innermost that is open in this thread."""
+    return getattr(_local, "current", None)
+
+
 def as_parameter(weight: torch.Tensor, role: Role = _WEIGHT) -> nn.Parameter:
     """A parameter of the values of ``weight``: quantized where a ``quantized_model_init`` is open and its recipe quantizes ``role``."""
-    context: quantized_model_init | None = getattr(_local, "current", None)
+    context = current_model_init()
     if context is None or context.recipe is None:
         return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     quantizer: Any = quantizer_for_role(context.recipe, role)

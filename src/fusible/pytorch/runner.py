@@ -21,7 +21,7 @@ from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.weights import PLAIN, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["BoundOp", "PipelineRunner", "draw_seed"]
+__all__ = ["BoundOp", "PipelineRunner", "draw_seed", "note_change"]
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -30,8 +30,22 @@ class BoundOp(NamedTuple):
     """An op, the module that it belongs to, and the module's names of the parameters behind ``op.args``."""
 
     op: Op
-    module: torch.nn.Module
+    module: Any
     parameters: tuple[str, ...]
+
+    @property
+    def key(self) -> int:
+        """What tells it from others: the module, where that may make its op anew, else the op."""
+        return id(self.module if self.module.remakes_op else self.op)
+
+
+_changes = 0
+
+
+def note_change() -> None:
+    """A module has made its op anew: pipelines that run it look at their modules before the next call."""
+    global _changes
+    _changes += 1
 
 
 class PipelineRunner:
@@ -44,18 +58,39 @@ class PipelineRunner:
         self, bound: Sequence[BoundOp], executor: str = "eager", *, sides: tuple[str, ...] = (), outputs: tuple[str, ...] = ()
     ) -> None:
         """``sides`` and ``outputs``: the names of the side values that come from the caller, and that go to it."""
-        self.bound = tuple(bound)
         self.sides, self.outputs = sides, outputs
-        self.pipeline = ComputePipeline([b.op for b in bound])
-        self.scaling = ScalingOwner(self.pipeline.state)
         self.executor: Executor = make_executor(executor)
+        self._weights = QuantizedWeights()
+        self._context = OUTSIDE
+        self._seen = _changes
+        self._take(tuple(bound))
+        self.scaling = ScalingOwner(self.pipeline.state)
+
+    def _take(self, entries: tuple[BoundOp, ...]) -> None:
+        """Run these from now on; ``bound`` is what the pipeline has of them."""
+        self._entries = entries
+        self.bound = self._placed(entries)
+        self.pipeline = ComputePipeline([b.op for b in self.bound])
         self._slots = tuple((module._parameters, name) for _, module, names in self.bound for name in names)
         self._modules = tuple(b.module for b in self.bound)
         owners = [(b.module, name) for b in self.bound for name in b.parameters]
         self._accumulating = [i for i, (module, name) in enumerate(owners) if name in getattr(module, "accumulating_parameters", ())]
-        self._weights = QuantizedWeights()
         self._plans: dict[Any, Plan] = {}
-        self._context = OUTSIDE
+        self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
+
+    def _placed(self, entries: tuple[BoundOp, ...]) -> tuple[BoundOp, ...]:
+        return entries
+
+    def look_again(self) -> None:
+        """Take the ops that modules have made anew, if any has. The scaling state stays, unless they quantize other tensors."""
+        if self._seen == _changes:
+            return
+        self._seen = _changes
+        entries = tuple(b.module.current(b) for b in self._entries)
+        if any(now is not then for now, then in zip(entries, self._entries, strict=True)):
+            self._take(entries)
+            if self.scaling.layout != self.pipeline.state:
+                self.scaling = ScalingOwner(self.pipeline.state)
 
     def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``."""
@@ -141,8 +176,8 @@ class PipelineRunner:
         """Called when a plan is about to run."""
 
     def fused(self, recipe: Any) -> tuple[tuple[int, int, Any], ...]:
-        """What the caller has fused itself, of ``PlanRequest``."""
-        return ()
+        """What the caller has fused itself, or written in torch, of ``PlanRequest``."""
+        return self._own_passes
 
     def _executor_of(self, plan: Plan) -> Executor:
         if not plan.foreign:
@@ -222,7 +257,8 @@ class PipelineRunner:
         return result
 
     def parameters(self) -> list[torch.Tensor]:
-        """The tensors behind the ops' ``args``, as the modules hold them now."""
+        """The tensors behind the ops' ``args``, as the modules hold them now. Every call begins with it."""
+        self.look_again()
         return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
 
     def main_grads(self, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:

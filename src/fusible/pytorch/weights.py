@@ -45,7 +45,7 @@ class _Held(NamedTuple):
     parameter: weakref.ref[torch.Tensor]
     state: Hashable
     tensor: Tensor
-    amax: torch.Tensor | None
+    amaxes: dict[str, torch.Tensor]
 
     def stands_for(self, parameter: torch.Tensor, state: Hashable) -> bool:
         return state is not None and self.parameter() is parameter and self.state == state
@@ -85,9 +85,7 @@ class QuantizedWeights:
         amaxes: dict[str, torch.Tensor] = {}
         for arg in plan.quantized_args:
             params[arg.place] = held[arg].tensor
-            amax = held[arg].amax
-            if amax is not None:
-                amaxes[arg.type.slot] = amax
+            amaxes.update(held[arg].amaxes)
         return params, amaxes
 
 
@@ -112,7 +110,8 @@ def _take(
     if chosen:
         tensors, amaxes = _quantize(plan, chosen, args, snapshot, executor)
         taken.update(zip(chosen, tensors, strict=True))
-    return {arg: _Held(weakref.ref(parameters[arg]), state, taken[arg], amaxes.get(arg.type.slot)) for arg, state in stale.items()}
+    observed = {arg: {slot: amaxes[slot] for slot in arg.slots if slot in amaxes} for arg in stale}
+    return {arg: _Held(weakref.ref(parameters[arg]), state, taken[arg], observed[arg]) for arg, state in stale.items()}
 
 
 def _as_it_is(parameter: QuantizedTensor) -> Tensor:
@@ -127,14 +126,13 @@ def _as_it_is(parameter: QuantizedTensor) -> Tensor:
 def _quantize(
     plan: Plan, chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
 ) -> tuple[list[Tensor], dict[str, torch.Tensor]]:
-    types = [arg.type for arg in chosen]
-    slots = [type.slot for type in types if type.slot]
+    slots = [slot for arg in chosen for slot in arg.slots]
     inputs = [args[arg.place] for arg in chosen]
     scales = [snapshot.scales[slot] for slot in slots] if snapshot is not None else []
 
     def program(leaves: list[Any]) -> tuple[list[Any], Any]:
         values = [make_nvte_tensor(leaf) for leaf in leaves[: len(chosen)]]
-        quantized, amaxes = quantize_args(values, types, dict(zip(slots, leaves[len(chosen) :], strict=True)))
+        quantized, amaxes = quantize_args(values, chosen, dict(zip(slots, leaves[len(chosen) :], strict=True)))
         results, spec = flatten(quantized)
         return [*results, *amaxes.values()], (spec, tuple(amaxes))
 

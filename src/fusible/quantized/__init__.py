@@ -21,6 +21,7 @@ from fusible.quantized.saving import flatten_state_dict, from_plain, register_sa
 from fusible.quantized.state import ScalingState
 from fusible.quantized.storage import FieldStorage, Float8TensorStorage, QuantizedTensorStorage
 from fusible.quantized.tensor import QuantizedTensor
+from fusible.quantized.tensor_spec import TensorSpec, to_tensor_spec
 from fusible.quantized.tensors import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor, NVFP4Tensor
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "Recipe",
     "RecipeState",
     "ScalingState",
+    "TensorSpec",
     "flatten_state_dict",
     "from_plain",
     "get_align_size_for_quantization",
@@ -81,5 +83,6 @@ __all__ = [
     "restore_from_func_ctx",
     "restore_from_saved",
     "to_plain",
+    "to_tensor_spec",
     "unflatten_state_dict",
 ]

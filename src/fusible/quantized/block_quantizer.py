@@ -170,7 +170,8 @@ def _factory(tensor_class: Any) -> Any:
     storage_class = tensor_class._STORAGE
 
     def make(quantizer: Any, *, shape: Any, dtype: Any, **fields: Any) -> Any:
-        if quantizer.internal:
+        held = fields["rowwise_data"] if fields["rowwise_data"] is not None else fields["columnwise_data"]
+        if quantizer.internal or not isinstance(held, torch.Tensor):
             return storage_class(**fields, quantizer=quantizer, fake_dtype=dtype)
         return tensor_class(tuple(shape), dtype, **fields, quantizer=quantizer)
 

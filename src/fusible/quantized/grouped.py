@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.quantized.quantizer import Quantizer
-from fusible.tex.grouped_call import layout_of_grouped, members, register_grouped_factory
+from fusible.quantized.saving import register_saved
+from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, layout_of, layout_of_grouped, member_fields, members, register_grouped_factory
 from fusible.tex.protocol import scaling
 
 __all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
@@ -28,6 +29,7 @@ GROUPED_BUFFERS = (
     "last_dims",
     "tensor_offsets",
 )
+_DESCRIBING = ("scale", "first_dims", "last_dims", "tensor_offsets")
 _ARGUMENTS = {"rowwise_data": "data"}
 """The buffers whose argument has another name."""
 
@@ -41,6 +43,10 @@ class GroupedTensorStorage:
     ``scale_inv``, ``amax`` and their column-wise twins: those of the members, one after the other. Without a ``quantizer`` the data is of
     ``dtype``. The buffers are shared with the members that ``split_into_quantized_tensors`` gives, and with a ``copy``.
     """
+
+    _TENSORS: ClassVar[dict[str, str]] = {_ARGUMENTS.get(name, name): name for name in GROUPED_BUFFERS}
+    _PARTS: ClassVar[dict[str, str]] = {}
+    _OPTIONS: ClassVar[tuple[str, ...]] = ("num_tensors", "shapes", *NVFP4_OPTIONS, "with_gemm_swizzled_scales")
 
     rowwise_data: Any
     columnwise_data: Any
@@ -111,6 +117,61 @@ class GroupedTensorStorage:
         shapes = [tuple(tensor_shape)] * num_tensors
         data = rowwise_data.contiguous().view(-1)
         return cls((num_tensors * rows, columns), dtype or data.dtype, num_tensors=num_tensors, shapes=shapes, data=data)
+
+    @staticmethod
+    def make_tensor_offsets(split_dims: torch.Tensor, common_dim: int) -> torch.Tensor:
+        """``[members + 1]``: where each member begins, in elements, and where the last one ends; ``split_dims``: their sizes in one dimension,
+        ``common_dim`` that in the other."""
+        return torch.cat([split_dims.new_zeros(1), (split_dims * common_dim).cumsum(0)])
+
+    @classmethod
+    def make_grouped_tensor(
+        cls,
+        num_tensors: int,
+        first_dims: torch.Tensor | None,
+        last_dims: torch.Tensor | None,
+        logical_first_dim: int,
+        logical_last_dim: int,
+        quantizer: Quantizer | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> GroupedTensorStorage:
+        """``num_tensors`` members of unspecified values, as ``quantizer`` makes them, or of ``dtype`` where there is none.
+
+        ``first_dims`` and ``last_dims``: int64 ``[num_tensors]``, their rows and columns, or None where all have the same: then
+        ``logical_first_dim / num_tensors`` rows of ``logical_last_dim`` columns, or what the other leaves of ``[logical_first_dim,
+        logical_last_dim]``. Reads them on the host. ``device`` defaults to the CPU. Raises ``ArgumentError`` without a dtype, ``ShapeError`` where
+        the members do not fit.
+        """
+        if quantizer is None and dtype is None:
+            raise ArgumentError(expected("a dtype", of="an unquantized grouped tensor", got="none", do="give one, or a quantizer"))
+        layout = layout_of((logical_first_dim, logical_last_dim), num_tensors, first_dims, last_dims)
+        device = torch.device(device if device is not None else "cpu")
+        offsets = None if first_dims is None and last_dims is None else torch.tensor([*layout.offsets, layout.total], device=device)
+        described = {"num_tensors": num_tensors, "first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
+        described |= {"shapes": layout.shapes, "offsets": [*layout.offsets, layout.total], "quantizer": quantizer}
+        buffers = _empty_buffers(quantizer, layout, dtype, device)
+        made = cls((logical_first_dim, logical_last_dim), dtype or torch.float32, **described, **buffers)
+        made.quantized_tensors = made.split_into_quantized_tensors()
+        return made
+
+    @classmethod
+    def make_grouped_tensor_with_shapes(
+        cls,
+        num_tensors: int,
+        shapes: Sequence[tuple[int, int]],
+        quantizer: Quantizer | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> GroupedTensorStorage:
+        """``make_grouped_tensor`` of members of these shapes."""
+        rows, columns = ([shape[i] for shape in shapes] for i in (0, 1))
+        first, last = (None if len(set(dims)) == 1 else torch.tensor(dims, device=device) for dims in (rows, columns))
+        if first is not None and last is not None:
+            logical = 1, sum(row * column for row, column in shapes)
+        else:
+            logical = rows[0] if last is not None else sum(rows), columns[0] if last is None else sum(columns)
+        return cls.make_grouped_tensor(num_tensors, first, last, *logical, quantizer, device, dtype)
 
     @property
     def device(self) -> Any:
@@ -220,6 +281,24 @@ class GroupedTensorStorage:
             setattr(self, name, tensor)
         return tensors[len(GROUPED_BUFFERS) :]
 
+    @property
+    def _saved_shape(self) -> tuple[int, ...]:
+        """The shape that the constructor takes."""
+        return self.logical_shape
+
+    def _check_buffers(self, shape: Any) -> str | None:
+        """Why the buffers cannot be those of the members that are described, or None."""
+        try:
+            layout = layout_of_grouped(self)
+            wanted = _empty_buffers(self.quantizer, layout, self.fake_dtype, "meta")
+        except (ArgumentError, DTypeError, NotServedError) as error:
+            return str(error)
+        for argument, name in self._TENSORS.items():
+            held, like = getattr(self, name), wanted.get(argument)
+            if held is not None and name not in _DESCRIBING and like is not None and (held.numel(), held.dtype) != (like.numel(), like.dtype):
+                return f"{held.dtype} {list(held.shape)} as {argument}"
+        return None if self.has_data() or self.has_columnwise_data() else "no data"
+
     def clear(self) -> None:
         """Drop everything."""
         self.restore_from_saved([None] * len(GROUPED_BUFFERS))
@@ -229,6 +308,22 @@ class GroupedTensorStorage:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_tensors} in {list(self.logical_shape)}, {self.fake_dtype}, {self.quantizer})"
+
+
+def _empty_buffers(quantizer: Any, layout: GroupLayout, dtype: Any, device: Any) -> dict[str, Any]:
+    """New buffers for members of a layout, by argument: as large as all that they consist of by themselves."""
+    if quantizer is None:
+        return {"data": torch.empty(layout.total, dtype=dtype, device=device)}
+    buffers: dict[str, Any] = {"with_gemm_swizzled_scales": bool(quantizer.optimize_for_gemm)}
+    buffers |= {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
+    found, fields = [_empty(quantizer, shape, torch.float32, "meta") for shape in layout.shapes], member_fields(quantizer)
+    for field, attribute in fields.items():
+        of_copy = fields["columnwise_data" if field.startswith("columnwise") else "rowwise_data"]
+        parts = [getattr(member, attribute) for member in found if getattr(member, of_copy) is not None]
+        if parts:
+            count = sum(part.numel() for part in parts)
+            buffers[_ARGUMENTS.get(field, field)] = torch.empty(count, dtype=parts[0].dtype, device=device)
+    return buffers
 
 
 def _empty(quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
@@ -249,3 +344,4 @@ def kind_of_grouped(x: GroupedTensorStorage) -> tuple[Any, ...]:
 for _class in (Quantizer, type(None)):
     register_grouped_factory(_class, _make_grouped)
 tex.register_kind(GroupedTensorStorage, kind_of_grouped)
+register_saved(GroupedTensorStorage)

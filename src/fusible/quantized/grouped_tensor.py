@@ -11,6 +11,7 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kind_of_grouped
+from fusible.quantized.saving import register_saved
 from fusible.quantized.tensor import QuantizedTensor
 from fusible.tex.grouped_call import layout_of_grouped
 
@@ -26,7 +27,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
 
     Its shape is ``[num_tensors, *member]`` where ``shapes`` says that all members have one shape, else ``[rows, columns]`` of all stacked. Operations
     see the values so arranged, dequantized where there is a quantizer; what they write goes to the members. Members of different widths have no such
-    arrangement: only ``split_into_quantized_tensors`` reads them. Neither FSDP2 nor checkpoints take a grouped tensor; they take its members.
+    arrangement: only ``split_into_quantized_tensors`` reads them. Checkpoints take a grouped tensor; FSDP2 takes its members.
     """
 
     _STORAGE = GroupedTensorStorage
@@ -156,3 +157,4 @@ def _fields(x: GroupedTensorStorage) -> dict[str, Any]:
 
 
 tex.register_kind(GroupedTensor, kind_of_grouped)
+register_saved(GroupedTensor)

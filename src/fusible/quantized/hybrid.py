@@ -11,8 +11,9 @@ from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
-from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage
+from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage, detached
 from fusible.quantized.tensor import QuantizedTensor
+from fusible.tex.protocol import to_torch
 
 __all__ = ["HybridQuantizedTensor", "HybridQuantizedTensorStorage", "HybridQuantizer", "operand"]
 
@@ -89,7 +90,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return part.operand(columnwise)
 
     def _dequantized(self, dtype: Any) -> Any:
-        return next(iter(self._held().values())).dequantize(dtype=dtype).detach()
+        return detached(next(iter(self._held().values())).dequantize(dtype=dtype))
 
     def _mapped(self, move: Callable[[Any], Any], quantizer: Callable[[Any], Any] = lambda quantizer: quantizer) -> dict[str, Any]:
         fields = {**self.get_metadata(), "quantizer": quantizer(self._quantizer)}
@@ -248,10 +249,10 @@ class HybridQuantizer(Quantizer):
         other.rowwise_quantizer, other.columnwise_quantizer = (part.copy() for part in self._parts)
         return other
 
-    def _made(self, shape: Any, dtype: Any, rowwise: Any, columnwise: Any) -> Any:
+    def _made(self, shape: Any, dtype: Any, rowwise: Any, columnwise: Any, *, of_torch: bool = True) -> Any:
         parts = {"rowwise_storage": rowwise, "columnwise_storage": columnwise, "quantizer": self}
-        if self.internal:
-            return HybridQuantizedTensorStorage(fake_dtype=dtype, **parts)
+        if self.internal or not of_torch:
+            return HybridQuantizedTensorStorage(fake_dtype=to_torch(dtype), **parts)
         return HybridQuantizedTensor(shape, dtype, **parts)
 
     def _columnwise_of(self, tensor: Any, rowwise: Any) -> Any:
@@ -267,10 +268,10 @@ class HybridQuantizer(Quantizer):
     def quantize_impl(self, tensor: Any) -> Any:
         """``tensor`` quantized twice."""
         self._check_usages()
-        tensor = tensor.detach()
+        tensor = detached(tensor)
         rowwise = self.rowwise_quantizer.quantize(tensor) if self.rowwise_usage else None
         columnwise = self.columnwise_quantizer.quantize(self._columnwise_of(tensor, rowwise)) if self.columnwise_usage else None
-        return self._made(tensor.shape, tensor.dtype, rowwise, columnwise)
+        return self._made(tensor.shape, tensor.dtype, rowwise, columnwise, of_torch=isinstance(tensor, torch.Tensor))
 
     def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
         """Quantize ``src`` into those copies of ``dst`` that are there and asked for."""

@@ -13,6 +13,7 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage
 from fusible.quantized.tensor import QuantizedTensor
+from fusible.tex.protocol import to_torch
 
 __all__ = ["IdentityQuantizer", "IdentityTensor", "IdentityTensorStorage"]
 
@@ -26,7 +27,7 @@ class IdentityTensorStorage(FieldStorage):
 
     def __init__(self, *, hp_data: Any, fake_dtype: Any = None, quantizer: Any = None) -> None:
         self._hp_data = hp_data
-        self._dtype = fake_dtype if fake_dtype is not None else hp_data.dtype if hp_data is not None else torch.float32
+        self._dtype = fake_dtype if fake_dtype is not None else to_torch(hp_data.dtype) if hp_data is not None else torch.float32
         self._quantizer = quantizer
 
     @property
@@ -47,7 +48,7 @@ class IdentityTensorStorage(FieldStorage):
 
     def _dequantized(self, dtype: Any) -> Any:
         # A tensor object of its own: autograd writes on what a function returns.
-        return self._hp_data.detach().to(dtype)
+        return self._hp_data.detach().to(dtype) if isinstance(self._hp_data, torch.Tensor) else tex.prim.cast(self._hp_data, dtype)
 
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
         return {**self.get_metadata(), "hp_data": self._hp_data.view(shape)} if torch.Size(shape).numel() == self._hp_data.numel() else None
@@ -83,13 +84,15 @@ class IdentityQuantizer(Quantizer):
         super().__init__(rowwise=rowwise, columnwise=columnwise)
         self.dtype = dtype
 
-    def _made(self, data: torch.Tensor) -> Any:
-        if self.internal:
+    def _made(self, data: Any) -> Any:
+        if self.internal or not isinstance(data, torch.Tensor):
             return IdentityTensorStorage(hp_data=data, quantizer=self)
         return IdentityTensor(data.shape, data.dtype, hp_data=data, quantizer=self)
 
-    def quantize_impl(self, tensor: torch.Tensor) -> Any:
+    def quantize_impl(self, tensor: Any) -> Any:
         """``tensor`` itself within a tensor of this kind; cast, or laid out row after row, where it is not so."""
+        if not isinstance(tensor, torch.Tensor):
+            return self._made(tensor if self.dtype is None else tex.prim.cast(tensor, self.dtype))
         return self._made(tensor.detach().to(self.dtype or tensor.dtype).contiguous())
 
     def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:

@@ -20,6 +20,10 @@ from fusible.tex import DType
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer"]
 
 
+_ANY_SHAPE = (128, 128)
+"""That every format can have."""
+
+
 class Quantizer:
     """Base of all quantizers.
 
@@ -81,6 +85,26 @@ class Quantizer:
         self._refuse_custom("make_empty")
         made = tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device(device), pin_memory)
         return made.requires_grad_(True) if requires_grad else made
+
+    def inner_tensor_specs(self, shape: Iterable[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor that a quantized tensor of ``shape`` consists of, by attribute, in the order of ``__tensor_flatten__``."""
+        empty = self.make_empty(shape, device="meta")
+        names, _ = empty.__tensor_flatten__()
+        return {name: (tuple(getattr(empty, name).shape), getattr(empty, name).dtype) for name in names}
+
+    def storage_metadata(self, fake_dtype: torch.dtype) -> dict[str, Any]:
+        """``{"cls": class, "nontensor_kwargs": arguments}`` of what this quantizer makes: all but its tensors, whatever their shape."""
+        _, metadata = self.make_empty(_ANY_SHAPE, dtype=fake_dtype, device="meta").__tensor_flatten__()
+        return {"cls": metadata["cls"], "nontensor_kwargs": {**metadata["nontensor_kwargs"], "quantizer": self}}
+
+    def alloc_tensors(self, shape: Iterable[int], *, device: Any = None) -> dict[str, torch.Tensor]:
+        """The tensors of ``inner_tensor_specs``, of unspecified values."""
+        device = torch.device(device if device is not None else "cpu")
+        return {name: torch.empty(size, dtype=dtype, device=device) for name, (size, dtype) in self.inner_tensor_specs(shape).items()}
+
+    def create_metadata(self, shape: Iterable[int], *, dtype: torch.dtype, requires_grad: bool = False) -> dict[str, Any]:
+        """What ``__tensor_unflatten__`` needs beside the tensors to make one of ``shape``."""
+        return {**self.storage_metadata(dtype), "is_tensor": not self.internal, "requires_grad": requires_grad and not self.internal}
 
     def calibrate(self, tensor: Any) -> None:
         """Update this quantizer's state as quantizing ``tensor`` would. It has none, unless a subclass says so."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fusible.errors import CheckpointError, expected
-from fusible.quantized.storage import FieldStorage
 from fusible.tex import DType
 
 __all__ = ["flatten_state_dict", "from_plain", "rebuild", "reduced", "register_saved", "to_plain", "unflatten_state_dict"]
@@ -26,7 +25,7 @@ _OF_A_PROCESS = {"with_amax_reduction": False, "amax_reduction_group": None, "de
 
 
 def register_saved(*classes: type) -> None:
-    """Let checkpoints name ``classes``: ``FieldStorage``s, quantized tensors, or quantizers.
+    """Let checkpoints name ``classes``: quantizers, or storages and quantized tensors that declare their fields as ``FieldStorage`` does.
 
     A quantizer is saved as its constructor's arguments, read from the attributes of the same names (``rowwise`` from ``rowwise_usage``,
     ``columnwise`` likewise, ``fp8_dtype`` and ``fp4_dtype`` from ``dtype``): numbers, strings, types, tensors and other quantizers.
@@ -78,7 +77,7 @@ def flatten_state_dict(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor
     flat: dict[str, torch.Tensor] = {}
     metadata: dict[str, str] = {}
     for name, value in state.items():
-        if not isinstance(value, FieldStorage):
+        if not _is_storage(type(value)):
             flat[name] = value
             continue
         tensors, header = to_plain(value)
@@ -111,7 +110,7 @@ def unflatten_state_dict(tensors: Mapping[str, torch.Tensor], metadata: Mapping[
 
 def _header(x: Any, prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     cls = type(x)
-    if _CLASSES.get(cls.__name__) is not cls or not isinstance(x, FieldStorage):
+    if _CLASSES.get(cls.__name__) is not cls or not _is_storage(cls):
         raise CheckpointError(expected("a registered class", of="a quantized tensor to save", got=cls.__qualname__, do="dequantize it first"))
     fields = x.get_metadata()
     parts = {name: _header(fields[name], f"{prefix}{name}.", tensors) for name in x._PARTS if fields[name] is not None}
@@ -121,10 +120,10 @@ def _header(x: Any, prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, 
     tensors.update(mine)
     return {
         "class": cls.__name__,
-        "shape": list(x.shape),
+        "shape": list(x._saved_shape),
         "dtype": _encoded(x.dtype, "", tensors),
         "options": {name: _encoded(fields[name], "", tensors) for name in x._OPTIONS},
-        "quantizer": None if x._quantizer is None else _quantizer(x._quantizer, f"{prefix}quantizer.", tensors),
+        "quantizer": None if fields["quantizer"] is None else _quantizer(fields["quantizer"], f"{prefix}quantizer.", tensors),
         "parts": parts,
     }
 
@@ -148,6 +147,8 @@ def _encoded(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         return int(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, (list, tuple)):
+        return [_encoded(each, name, tensors) for each in value]
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, torch.Tensor):
@@ -171,15 +172,19 @@ def _decoded(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return tensors[told] if kind == "tensor" else _made_quantizer(told, tensors)
 
 
-def _class(name: str, base: type | None) -> Any:
+def _is_storage(cls: type) -> bool:
+    return hasattr(cls, "_TENSORS")
+
+
+def _class(name: str, storage: bool) -> Any:
     cls = _CLASSES.get(name)
-    if cls is None or (base is not None) != issubclass(cls, FieldStorage):
+    if cls is None or storage != _is_storage(cls):
         raise CheckpointError(expected(f"one of {', '.join(_CLASSES)}", of="the class of a quantized tensor", got=repr(name), do="register it"))
     return cls
 
 
 def _made_quantizer(told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    cls = _class(told["class"], None)
+    cls = _class(told["class"], False)
     made = cls(**{name: _decoded(value, tensors) for name, value in told["arguments"].items()})
     for name, value in told["others"].items():
         if name not in ("internal", "optimize_for_gemm"):
@@ -190,7 +195,7 @@ def _made_quantizer(told: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 
 
 def _restored(header: Mapping[str, Any], prefix: str, tensors: Mapping[str, torch.Tensor]) -> Any:
-    cls = _class(header["class"], FieldStorage)
+    cls = _class(header["class"], True)
     fields: dict[str, Any] = {name: tensors.get(f"{prefix}{name}") for name in cls._TENSORS}
     for name in cls._PARTS:
         fields[name] = _restored(header["parts"][name], f"{prefix}{name}.", tensors) if name in header["parts"] else None
@@ -200,7 +205,7 @@ def _restored(header: Mapping[str, Any], prefix: str, tensors: Mapping[str, torc
     fields |= {name: DType(value) if name in ("fp8_dtype", "fp4_dtype") else value for name, value in options.items()}
     fields["quantizer"] = None if header["quantizer"] is None else _made_quantizer(header["quantizer"], tensors)
     shape, dtype = tuple(header["shape"]), _decoded(header["dtype"], tensors)
-    made: Any = cls(shape, dtype, **fields) if issubclass(cls, torch.Tensor) else cls(**fields, fake_dtype=dtype)
+    made: Any = cls(shape, dtype, **fields) if "shape" in inspect.signature(cls).parameters else cls(**fields, fake_dtype=dtype)
     wrong = made._check_buffers(shape)
     if wrong is not None:
         raise CheckpointError(expected(f"the buffers of {list(shape)}", of=f"a {cls.__name__}", got=wrong, do="save it again"))

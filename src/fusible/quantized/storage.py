@@ -12,7 +12,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex import DType
 
-__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "kind_of"]
+__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of"]
 
 
 class QuantizedTensorStorage:
@@ -75,6 +75,11 @@ class FieldStorage(QuantizedTensorStorage):
     @property
     def shape(self) -> Any:
         raise NotImplementedError
+
+    @property
+    def _saved_shape(self) -> Any:
+        """The shape that a checkpoint has of it."""
+        return self.shape
 
     @property
     def dtype(self) -> Any:
@@ -361,6 +366,11 @@ class Float8TensorStorage(FieldStorage):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._fp8_dtype.name.removeprefix('kFloat8')}, shape={list(self.shape)}, dtype={self._dtype})"
+
+
+def detached(x: Any) -> Any:
+    """A torch tensor as a tensor object of its own without autograd; a lazy one, which has none, itself."""
+    return x.detach() if isinstance(x, torch.Tensor) else x
 
 
 def wrong_buffer(storage: FieldStorage, wanted: dict[str, tuple[Sequence[int], torch.dtype]]) -> str | None:

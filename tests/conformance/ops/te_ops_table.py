@@ -16,8 +16,9 @@ from fusible.pytorch.ops import FusibleOperation
 __all__ = ["ELSEWHERE", "OUT", "TE_TABLE", "TeRecord"]
 
 OUT = 64
-ELSEWHERE = frozenset({"AllGather", "AllReduce", "GroupedLinear", "ReduceScatter"})
-"""Operations that tests of their own drive, as they need expert groups or several processes; so do tensor-parallel linears."""
+ELSEWHERE = frozenset({"AllGather", "AllReduce", "GroupedLinear", "ReduceScatter", "ScaledTanhSReLU"})
+"""Operations that tests of their own drive, as they need expert groups, several processes or plain torch; so do tensor-parallel
+linears."""
 
 
 @dataclass(frozen=True)

@@ -273,6 +273,18 @@ def test_contexts_take_the_arguments_in_nvidias_order(te: ModuleType) -> None:
         te.autocast(calibrating=True)
 
 
+def test_what_models_are_made_with_can_be_asked(te: ModuleType) -> None:
+    state = importlib.import_module(f"{TE}.pytorch.quantization").FP8GlobalStateManager
+    assert not state.with_fp8_parameters() and not state.with_high_precision_init_val()
+    with te.quantized_model_init(recipe=quantized.MXFP8BlockScaling(), preserve_high_precision_init_val=True):
+        assert state.with_fp8_parameters() and state.with_high_precision_init_val()
+        with te.quantized_model_init(enabled=False, preserve_high_precision_init_val=True):
+            assert not state.with_fp8_parameters() and not state.with_high_precision_init_val()
+        with te.fp8_model_init():
+            assert state.with_fp8_parameters() and not state.with_high_precision_init_val()
+    assert not state.with_fp8_parameters()
+
+
 def test_the_recipe_in_force_reaches_the_operations(te: ModuleType) -> None:
     linear, x = te.ops.Linear(64, 64, bias=False), torch.randn(32, 64)
     quantizer = te.MXFP8Quantizer(te.DType.kFloat8E4M3)
@@ -299,6 +311,9 @@ def test_element_types_are_those_of_the_kernels(te: ModuleType) -> None:
     for dtype, code in constants.TE_DType.items():
         assert isinstance(code, te.DType) and constants.TE_DType_To_Torch[code] is dtype
     assert constants.TE_DType[torch.bfloat16] is te.DType.kBFloat16
+    assert te.DType.cast(7) is te.DType.cast(te.DType.kFloat8E4M3) is te.DType.kFloat8E4M3
+    with pytest.raises(ValueError, match="99"):
+        te.DType.cast(99)
     assert (constants.FP8FwdTensorIdx.GEMM1_WEIGHT, constants.FP8BwdTensorIdx.GRAD_OUTPUT1) == (1, 0)
     assert (constants.MXFP8_BLOCK_SCALING_SIZE, constants.NVFP4_BLOCK_SCALING_SIZE) == (32, 16)
 

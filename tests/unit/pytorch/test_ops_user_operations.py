@@ -207,7 +207,7 @@ def test_quantizers_are_there_under_every_recipe(name: str, placed: str) -> None
 @pytest.mark.parametrize("roles", [True, False])
 def test_delayed_scaling_records_what_an_operation_quantized(roles: bool) -> None:
     op = Rounded(roles)
-    model, recipe = ops.Sequential(ops.ConstantScale(1.0), op), DelayedScaling(amax_history_len=4)
+    model, recipe = ops.Sequential(ops.ConstantScale(-1.0), op), DelayedScaling(amax_history_len=4)
     amaxes: list[tuple[float, float]] = []
     for step in range(3):
         x, dy = (step + 1.0) * leaf(32, 32).detach(), 0.1 * (step + 1) * leaf(32, 32).detach()
@@ -320,12 +320,3 @@ def test_a_quantizer_of_a_neighbour_may_be_used() -> None:
             results.append(y)
         assert given[-1] is not None and torch.equal(*results)
     assert any(isinstance(quantizer, Float8CurrentScalingQuantizer) for quantizer in given)
-
-
-def test_a_subclass_of_an_operation_of_ours_cannot_write_a_pass_anew() -> None:
-    class Doubled(ops.GELU):
-        def op_forward(self, ctx: Any, input_: Tensor, **unused: Any) -> Tensor:
-            return 2 * input_
-
-    with pytest.raises(ArgumentError, match=r"^Expected its op alone of Doubled, a _Activation, got op_forward of its own: derive from "):
-        Doubled()(torch.ones(2, 2))

@@ -19,7 +19,6 @@ from fusible.quantized import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,
-    GroupedTensor,
     HybridQuantizer,
     IdentityQuantizer,
     MXFP8Quantizer,
@@ -135,14 +134,11 @@ class Doubled(IdentityQuantizer):
 
 
 def test_what_cannot_be_told_is_refused() -> None:
-    for q, reason in (
-        (Doubled()(torch.ones(2, 2)), "a quantizer of a registered class of a quantized tensor to save, got Doubled"),
-        (GroupedTensor((4, 4), torch.float32, num_tensors=2, data=torch.zeros(16)), "got GroupedTensor"),
-    ):
-        with pytest.raises(CheckpointError, match=reason):
-            torch.save(q, io.BytesIO())
-        with pytest.raises(CheckpointError, match=reason):
-            pickle.dumps(q)
+    q, reason = Doubled()(torch.ones(2, 2)), "a quantizer of a registered class of a quantized tensor to save, got Doubled"
+    with pytest.raises(CheckpointError, match=reason):
+        torch.save(q, io.BytesIO())
+    with pytest.raises(CheckpointError, match=reason):
+        pickle.dumps(q)
     q = made("mxfp8")
     q.prepare_for_saving()
     with pytest.raises(CheckpointError, match="Expected data of a MXFP8Tensor to save, got none"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.fusions import Fusion
 from fusible.nvte import Tensor
 from fusible.ops import Op
 from fusible.pytorch.compiled import handle_of, holders_of, traced_call
@@ -31,6 +32,11 @@ class BaseModule(nn.Module):
     ``forward(x, seq_lens=None)`` takes ``x [tokens, hidden]`` with ``seq_lens`` int32 ``[sequences]``, ``x [tokens, hidden]`` as one sequence, or
     ``x [batch, seq, hidden]``; the output has the input's form. ``cache`` (``KVCache``): the sequences go on from what it holds of them.
     """
+
+    remakes_op: ClassVar[bool] = False
+    """Whether it is one op that it makes anew when its options change."""
+    _changes: int = 0
+    """How often it has."""
 
     def __init__(self, *ops: Op | None) -> None:
         self._ops = tuple(op for op in ops if op is not None)
@@ -63,6 +69,18 @@ class BaseModule(nn.Module):
         """The ops that are the module's own, without those of modules inside."""
         return self._bound
 
+    def holders(self) -> Sequence[tuple[nn.Module, Sequence[str]]]:
+        """Of each op the module, and its names of the parameters."""
+        return holders_of(self.bound_ops())
+
+    def current(self, bound: BoundOp) -> BoundOp:
+        """What an op of the module is now."""
+        return bound
+
+    def own_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
+        """The passes of its op, at a position in a pipeline, that are code of the caller's, as of ``PlanRequest.fused``."""
+        return ()
+
     def forget_plans(self) -> None:
         """Let go of what was made for the ops as they are: pipelines, and what they hold. Scaling states are kept for those to come."""
         self._loaded_states = self._saved_states()
@@ -76,7 +94,7 @@ class BaseModule(nn.Module):
 
     def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return traced_call(self, 0, holders_of(self.bound_ops()), x, seq_lens=seq_lens, cache=cache)[0]
+            return traced_call(self, 0, self.holders(), x, seq_lens=seq_lens, cache=cache)[0]
         return self._runner()(x, seq_lens, cache)
 
     def pipeline(self, part: int) -> PipelineRunner:
@@ -100,7 +118,7 @@ class BaseModule(nn.Module):
 
     def _runner(self, bound: tuple[BoundOp, ...] | None = None) -> PipelineRunner:
         bound = tuple(self.bound_ops()) if bound is None else bound
-        key = tuple(id(b.op) for b in bound)
+        key = tuple(b.key for b in bound)
         runner = self._runners.get(key)
         if runner is None:
             runner = self._runners[key] = self._new_runner(bound)
@@ -118,7 +136,7 @@ class BaseModule(nn.Module):
 
     def _state_names(self) -> dict[tuple[int, ...], str]:
         """By the key of each pipeline, the name of its scaling state: its place in the module, whatever has been called before."""
-        return {tuple(id(b.op) for b in bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
+        return {tuple(b.key for b in bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
 
     def _saved_states(self) -> dict[str, torch.Tensor]:
         if not self._runners:

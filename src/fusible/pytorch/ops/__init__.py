@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusible.pytorch.ops import fused
+from fusible.pytorch.ops.adapter import maybe_dequantize
 from fusible.pytorch.ops.basic import (
     GEGLU,
     GELU,
@@ -32,16 +33,18 @@ from fusible.pytorch.ops.basic import (
     ScaledSiTUGLU,
     ScaledSReLU,
     ScaledSwiGLU,
+    ScaledTanhSReLU,
     SiLU,
     SiTUGLU,
     SReGLU,
     SReLU,
     SwiGLU,
+    is_op_fuser_grouped_tensor_path_supported,
 )
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.glu_layout import deinterleave_glu_tensor, interleave_glu_tensor
 from fusible.pytorch.ops.linear import Linear
-from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation, OperationContext, maybe_dequantize
+from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation, OperationContext
 from fusible.pytorch.ops.registration import (
     register_backward_fusion,
     register_forward_backward_fusion,
@@ -87,6 +90,7 @@ __all__ = [
     "ScaledSReLU",
     "ScaledSiTUGLU",
     "ScaledSwiGLU",
+    "ScaledTanhSReLU",
     "Sequential",
     "SiLU",
     "SiTUGLU",
@@ -94,6 +98,7 @@ __all__ = [
     "deinterleave_glu_tensor",
     "fused",
     "interleave_glu_tensor",
+    "is_op_fuser_grouped_tensor_path_supported",
     "maybe_dequantize",
     "register_backward_fusion",
     "register_forward_backward_fusion",

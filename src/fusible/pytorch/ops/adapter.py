@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +17,19 @@ from fusible.ops import Context, Op
 from fusible.quantized import Float8Quantizer, QuantizedTensor, QuantizedTensorStorage
 
 if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
+    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
-__all__ = ["OperationContext", "TorchOperation", "context_names", "fused_backward", "fused_forward", "routes_of", "wrapped"]
+__all__ = [
+    "OperationContext",
+    "TorchOperation",
+    "context_names",
+    "fused_backward",
+    "fused_forward",
+    "maybe_dequantize",
+    "pass_of",
+    "routes_of",
+    "wrapped",
+]
 
 Saved = tuple[tuple[Any, ...], ...]
 
@@ -155,7 +165,7 @@ def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, si
     following, y_slot = _descriptor(members[-1].y_dtype)
     before, dx_slot = _descriptor(members[0].dx_dtype)
     state.call["before", members[0].position] = before, dx_slot
-    with _Scaled(members, "forward", [(following, y_slot)]):
+    with _Scaled(module, members, "forward", [(following, y_slot)]):
         output, extra = module.fuser_forward(
             contexts,
             x.data,
@@ -172,6 +182,24 @@ def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, si
         _check_saved(module, members, contexts)
     saved = [context._taken_apart() if state.kind == "forward" else {} for context in contexts]
     return (y, saved, _outgoing(module, members, outputs, extra)) if any(outputs) else (y, saved)
+
+
+def pass_of(module: FusibleOperation, kind: str, count: int) -> Callable[..., Any]:
+    """A pass of ``count`` ops, with the parameters of a fused pass, that calls the code of ``module``."""
+
+    def forward(*values: Any, **sides: Any) -> Any:
+        return fused_forward(module, values[:count], values[count], sides)
+
+    def inference(*values: Any, **sides: Any) -> Any:
+        result = forward(*values, **sides)
+        return result if len(result) > 2 else result[0]
+
+    def backward(*values: Any, **sides: Any) -> Any:
+        return fused_backward(module, values[:count], values[count : 2 * count], values[2 * count], sides)
+
+    chosen = {"forward": forward, "inference": inference, "backward": backward}[kind]
+    chosen.__name__ = type(module).__name__
+    return chosen
 
 
 def _context(member: Op, kind: str) -> OperationContext:
@@ -211,7 +239,7 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
         tuple(_sum([sides[name] for name in route if name in outer]) for route in routes_of(member))
         for member, outer in zip(members, outputs, strict=True)
     ]
-    with _Scaled(members, "backward", [state.call.get(("before", members[0].position), (None, ""))]):
+    with _Scaled(module, members, "backward", [state.call.get(("before", members[0].position), (None, ""))]):
         dx, grads, extra_grads = module.fuser_backward(contexts, dy.data, basic_op_grad_extra_outputs=extra)
     for context in contexts:
         context._let_go()
@@ -246,12 +274,12 @@ def _check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequ
     """Whether a forward that was written in torch has left what the backward of our ops will look for."""
     for index, (member, context) in enumerate(zip(members, contexts, strict=True)):
         names = () if member.foreign or not context.requires_grad else context_names(type(member))
-        fused: FusedOperation = module  # type: ignore[assignment]
-        if not names or context._tensors is not None or fused.fuses[1]:
+        if not names or context._tensors is not None or module.fuses[1]:
             continue
-        basic = f"basic_ops[{index}]"
+        basic = f"basic_ops[{index}]" if module.is_fused_op else "self"
         wanted = ", ".join(f"{name}=..." for name in names if name not in member.arg_names)
-        of = f"the context of {basic} ({type(list(module.basic_operations())[index]).__name__}) after {type(module).__name__}.fuser_forward"
+        written = f"{type(module).__name__}.{'fuser_forward' if module.is_fused_op else 'op_forward'}"
+        of = f"the context of {basic} ({type(list(module.basic_operations())[index]).__name__}) after {written}"
         got = "nothing" if context.to_save is None else "tensors without names"
         do = f"call {basic}.save_for_backward(ctx, {wanted})"
         raise ArgumentError(expected(f"what its own backward needs ({', '.join(names)})", of=of, got=got, do=do))
@@ -294,18 +322,21 @@ def wrapped(data: Any, type: Type | None) -> Tensor:
     return make_nvte_tensor(data)
 
 
+def maybe_dequantize(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A plain tensor of the values of ``tensor``, which may be quantized, in ``dtype`` (default: its own)."""
+    if isinstance(tensor, (QuantizedTensor, QuantizedTensorStorage)):
+        return tensor.dequantize(dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
+
+
 class _Scaled:
     """While open, the quantizers of delayed scaling that belong to ``members`` have the scales of the running pass. What they saw goes to the
     pass."""
 
-    def __init__(self, members: Sequence[Op], mode: str, lent: Sequence[tuple[Any, str]]) -> None:
+    def __init__(self, module: FusibleOperation, members: Sequence[Op], mode: Any, lent: Sequence[tuple[Any, str]]) -> None:
         self._quantizers = [(quantizer, slot) for quantizer, slot in lent if isinstance(quantizer, Float8Quantizer)]
-        for member in members:
-            if not member.foreign:
-                continue
-            module: BasicOperation = member.module  # type: ignore[attr-defined]
-            names = member.forward_names if mode == "forward" else member.backward_names
-            for name, quantizer in zip(names, (module._quantizers or {}).get(mode, ()), strict=False):
+        for member, basic in zip(members, module.basic_operations(), strict=True):
+            for name, quantizer in zip(basic.quantized_names(mode), (basic._quantizers or {}).get(mode, ()), strict=False):
                 if isinstance(quantizer, Float8Quantizer):
                     slot = f"{member.position}.{name}"
                     quantizer.scale, quantizer.amax = current_pass().scale(slot), None

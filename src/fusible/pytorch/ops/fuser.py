@@ -14,7 +14,7 @@ from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.autocast import autocast
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.ops.adapter import fused_backward, fused_forward
+from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
 from fusible.pytorch.runner import BoundOp, PipelineRunner
@@ -36,14 +36,19 @@ class OperationFuser(PipelineRunner):
     def __init__(self, ops: Sequence[BaseModule], *, executor: str = "eager") -> None:
         self.operations = tuple(part for op in ops for part in _operations(op))
         self.basic_ops = tuple(basic for op in self.operations for basic in op.basic_operations())
-        routing = _route(self.basic_ops)
+        self._routing = _route(self.basic_ops)
         entries = [basic.entry for basic in self.basic_ops]
-        bound = [entry._replace(op=entry.op.with_(**sides)) for entry, sides in zip(entries, routing.sides, strict=True)]
-        super().__init__(bound, executor, sides=routing.inputs, outputs=routing.outputs)
+        super().__init__(entries, executor, sides=self._routing.inputs, outputs=self._routing.outputs)
         own = FusibleOperation.pre_fuser_forward
         self._prepared = [(i, op) for i, op in enumerate(self.basic_ops) if type(op).pre_fuser_forward is not own]
         self._first = True
+
+    def _take(self, entries: tuple[BoundOp, ...]) -> None:
+        super()._take(entries)
         self._fused: tuple[tuple[Any, ...], tuple[tuple[int, int, Fusion], ...]] | None = None
+
+    def _placed(self, entries: tuple[BoundOp, ...]) -> tuple[BoundOp, ...]:
+        return tuple(entry._replace(op=entry.op.with_(**sides)) for entry, sides in zip(entries, self._routing.sides, strict=True))
 
     @property
     def num_extra_inputs(self) -> int:
@@ -63,7 +68,7 @@ class OperationFuser(PipelineRunner):
         notes: dict[Any, Any] = {}
         for position, kwargs in enumerate(basic_op_kwargs or ()):
             if kwargs:
-                if not self.bound[position].op.foreign:
+                if not self.bound[position].op.foreign and not self.basic_ops[position].fuses[0]:
                     got = ", ".join(kwargs)
                     of = f"{type(self.basic_ops[position]).__name__}.op_forward"
                     raise ArgumentError(expected("no keyword arguments", of=of, got=got, do="leave them out"))
@@ -203,20 +208,20 @@ def _fuse(
         position = 0
         for op in _applied(kind, parts, recipe, note):
             count = len(list(op.basic_operations()))
-            if isinstance(op, FusedOperation) and op.fuses[backward]:
+            if op.fuses[backward]:
                 members = ops[position : position + count]
                 kinds: tuple[PassKind, ...] = ("backward",) if backward else ("forward", "inference")
                 for each in kinds:
-                    found += [(position + start, position + stop, fusion) for start, stop, fusion in _steps(op, each, members, op.adapts[backward])]
+                    found += [(position + start, position + stop, fusion) for start, stop, fusion in _steps(op, each, members, backward)]
             position += count
     return tuple(found)
 
 
-def _steps(op: FusedOperation, kind: PassKind, members: Sequence[Op], adapts: bool) -> list[tuple[int, int, Fusion]]:
-    """What a fused operation does in a pass: a call of its own code, or the fused passes that it adapts, which can be replayed and compiled."""
-    if adapts:
+def _steps(op: FusibleOperation, kind: PassKind, members: Sequence[Op], backward: int) -> list[tuple[int, int, Fusion]]:
+    """What an operation does in a pass: a call of its own code, or the fused passes that it adapts, which can be replayed and compiled."""
+    if isinstance(op, FusedOperation) and op.adapts[backward]:
         return [(group.start, group.stop, group.fusion) for group in group_ops(members, registered(kind)) if group.fusion is not None]
-    return [(0, len(members), Fusion(kind, _pass_of(op, kind, len(members)), ()))]
+    return [(0, len(members), Fusion(kind, pass_of(op, kind, len(members)), ()))]
 
 
 def _applied(kind: Kind, ops: Sequence[FusibleOperation], recipe: Recipe | None, note: Callable[[str], Any]) -> list[FusibleOperation]:
@@ -241,18 +246,3 @@ def _what_is_new(before: Sequence[FusibleOperation], after: Sequence[FusibleOper
         position = last + 1
     return ", ".join(found) or f"nothing among {', '.join(op._get_name() for op in before)}"
 
-
-def _pass_of(op: FusedOperation, kind: str, count: int) -> Callable[..., Any]:
-    def forward(*values: Any, **sides: Any) -> Any:
-        return fused_forward(op, values[:count], values[count], sides)
-
-    def inference(*values: Any, **sides: Any) -> Any:
-        result = forward(*values, **sides)
-        return result if len(result) > 2 else result[0]
-
-    def backward(*values: Any, **sides: Any) -> Any:
-        return fused_backward(op, values[:count], values[count : 2 * count], values[2 * count], sides)
-
-    chosen = {"forward": forward, "inference": inference, "backward": backward}[kind]
-    chosen.__name__ = type(op).__name__
-    return chosen

@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
+from fusible.errors import ArgumentError, expected
 from fusible.pytorch.ops.basic import AllReduce, BasicLinear, Bias, ReduceScatter
 from fusible.pytorch.ops.basic.parallel import TensorParallel, share
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation
 
 __all__ = ["Linear"]
+
+_PARTS = {"weight": 0, "bias": 1}
+"""Which part has the parameter of a name."""
 
 
 class Linear(FusedOperation):
@@ -22,6 +26,8 @@ class Linear(FusedOperation):
     the layer's bias is the sum of theirs. Then ``AllReduce``, or with ``sequence_parallel`` ``ReduceScatter``, is a part too. Other options are
     ``BasicLinear``'s, ``userbuffers_options`` excepted.
     """
+
+    fixed_options = frozenset({"in_features", "out_features"})
 
     def __init__(
         self,
@@ -54,10 +60,39 @@ class Linear(FusedOperation):
         super().__init__(parts)
         self.in_features, self.out_features, self._has_bias = in_features, out_features, bias
 
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """``weight`` and ``bias`` become those of the parts. Raises ``ArgumentError`` where that takes one part less, or one more."""
+        if name not in _PARTS:
+            super().register_parameter(name, param)
+            return
+        if name == "bias" and not self._has_bias:
+            if param is not None:
+                raise ArgumentError(expected("no bias", of="a Linear that was made without", got="one", do="make it with bias=True"))
+            return
+        if param is None:
+            raise ArgumentError(expected("a parameter", of=f"{name} of Linear", got="none", do="make another layer, for one without bias=False"))
+        setattr(self.basic_ops[_PARTS[name]], name, param)
+
     @property
     def weight(self) -> torch.nn.Parameter:
         return self.basic_ops[0].weight  # pyright: ignore[reportReturnType]
 
+    @weight.setter
+    def weight(self, value: torch.nn.Parameter | None) -> None:
+        self.register_parameter("weight", value)
+
+    @weight.deleter
+    def weight(self) -> None:
+        self.register_parameter("weight", None)
+
     @property
     def bias(self) -> torch.nn.Parameter | None:
         return self.basic_ops[1].bias if self._has_bias else None  # pyright: ignore[reportReturnType]
+
+    @bias.setter
+    def bias(self, value: torch.nn.Parameter | None) -> None:
+        self.register_parameter("bias", value)
+
+    @bias.deleter
+    def bias(self) -> None:
+        self.register_parameter("bias", None)

@@ -7,28 +7,44 @@ both, and holds nothing. Names, signatures and contracts are those of ``transfor
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, expected
+from fusible.fusions import Fusion
+from fusible.nvte import PassKind
 from fusible.ops import Op
-from fusible.pytorch.compiled import holders_of, traced_call
 from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.ops.adapter import OperationContext, TorchOperation
+from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
+from fusible.pytorch.ops.entry import check_channel, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
+from fusible.pytorch.ops.tracing import traced_operations
 from fusible.pytorch.runner import BoundOp
-from fusible.quantized import QuantizedTensor, QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
+from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 
-__all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext", "maybe_dequantize", "traced_operations"]
+__all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
 
 Mode = Literal["forward", "backward"]
 
 
 class FusibleOperation(BaseModule):
     """Base of all operations: a ``torch.nn.Module`` that a fuser can run together with its neighbours."""
+
+    fixed_options: ClassVar[frozenset[str]] = frozenset()
+    """The options by which its parameters were made: another value is refused (``ArgumentError``)."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_fixed(self, name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def fuses(self) -> tuple[bool, bool]:
+        """Whether the forward, and whether the backward, is code of the operation's own that a plan is to call."""
+        return False, False
 
     @property
     @abstractmethod
@@ -38,6 +54,9 @@ class FusibleOperation(BaseModule):
     @abstractmethod
     def basic_operations(self) -> Iterator[BasicOperation]:
         """The basic operations that it consists of, in order; a basic one is its own."""
+
+    def holders(self) -> Sequence[tuple[nn.Module, Sequence[str]]]:
+        return [(op, op.parameter_names) for op in self.basic_operations()]
 
     def pre_first_fuser_forward(self) -> None:
         """Called once, before the first forward: the place to make parameters that were left on the meta device."""
@@ -101,15 +120,20 @@ class BasicOperation(FusibleOperation):
 
     ``num_extra_inputs``, ``num_extra_outputs``: tensors that it takes beside its input, and gives beside its output. An operation that has any
     overrides ``fuser_forward`` and ``fuser_backward``; any other ``op_forward`` and ``op_backward``.
+
+    A subclass of an operation of ours may override these too, one or both: ``super().op_forward`` and ``super().op_backward`` are then the op's own
+    passes. One that overrides a single pass leaves, or finds, in the context what the op's other pass finds or leaves (``save_for_backward``,
+    ``saved_for_backward``).
     """
 
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0
+    remakes_op = True
+    _entry: BoundOp | None = None
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
         super().__init__()
-        self._entry: BoundOp | None = None
         self._quantizers: dict[str, list[Quantizer | None]] | None = None
         self._recipe: Recipe | None = None
         self._extra_input_channels: list[str | None] = [None] * self.num_extra_inputs
@@ -140,12 +164,42 @@ class BasicOperation(FusibleOperation):
 
     @property
     def entry(self) -> BoundOp:
-        """The operation as a pipeline takes it; made anew when it has other parameters."""
-        names = self.parameter_names
-        if self._entry is None or self._entry.parameters != names:
-            _check_not_rewritten(type(self))
-            self._entry = BoundOp(self.make_op(), self, names)
+        """The operation as a pipeline takes it. Made anew when an attribute or a parameter that it depends on has changed."""
+        if self._entry is None:
+            self._entry = BoundOp(self.make_op(), self, self.parameter_names)
         return self._entry
+
+    def current(self, bound: BoundOp) -> BoundOp:
+        return self.entry
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An option that is set after the first call takes effect at the next. A value that the operation cannot have raises, and is not set."""
+        with self._noticed(name):
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        with self._noticed(name):
+            super().__delattr__(name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        with self._noticed(name):
+            super().register_parameter(name, param)
+
+    def _noticed(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._entry is None or name.startswith("_") or name == "training" else made_anew(self)
+
+    @property
+    def fuses(self) -> tuple[bool, bool]:
+        return (False, False) if type(self).make_op is BasicOperation.make_op else rewritten(type(self))
+
+    def own_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
+        forward, backward = self.fuses
+        kinds: dict[PassKind, bool] = {"forward": forward, "inference": forward, "backward": backward}
+        return tuple((position, position + 1, Fusion(kind, pass_of(self, kind, 1), ())) for kind, own in kinds.items() if own)
+
+    def quantized_names(self, mode: Mode) -> tuple[str, ...]:
+        """By what names a plan knows the tensors that the operation quantizes in a pass, in the order of its quantizers."""
+        return self.entry.op.forward_names if mode == "forward" else self.entry.op.backward_names
 
     def num_quantizers(self, mode: Mode) -> int:
         """How many tensors the operation quantizes in a pass; in forward the first is its input, in backward the gradient of its output."""
@@ -185,14 +239,14 @@ class BasicOperation(FusibleOperation):
 
         Fusers made before keep what they have. Returns the operation. Raises ``ArgumentError``.
         """
-        _check_channel(self, "input", index, self.num_extra_inputs, channel)
+        check_channel(self, "input", index, self.num_extra_inputs, channel)
         self._extra_input_channels[index] = channel
         self.forget_plans()
         return self
 
     def set_extra_output_channel(self, index: int, channel: str | None, *, output_to_caller: bool = True) -> BasicOperation:
         """Hand an extra output to later operations of the same fuser as ``channel``, and to the caller where ``output_to_caller``; None undoes it."""
-        _check_channel(self, "output", index, self.num_extra_outputs, channel)
+        check_channel(self, "output", index, self.num_extra_outputs, channel)
         self._extra_output_channels[index] = channel
         self._extra_output_to_caller[index] = output_to_caller or channel is None
         self.forget_plans()
@@ -210,13 +264,13 @@ class BasicOperation(FusibleOperation):
         """The output for an input. Saves in ``ctx`` what ``op_backward`` needs. See ``fuser_forward`` for the quantizers."""
         if type(self).make_op is BasicOperation.make_op:
             raise NotImplementedError(f"{type(self).__name__} overrides neither op_forward nor make_op")
-        return run_forward(self, [ctx], input_, [()], next_op_input_quantizer)[0]
+        return run_forward(self, [ctx], input_, basic_op_extra_inputs=[()], next_op_input_quantizer=next_op_input_quantizer)[0]
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> Any:
         """``(gradient of the input, gradients of the parameters)``, or the gradient of the input alone where there are no parameters."""
         if type(self).make_op is BasicOperation.make_op:
             raise NotImplementedError(f"{type(self).__name__} overrides neither op_backward nor make_op")
-        grad_input, grads, _ = run_backward([ctx], grad_output, [()])
+        grad_input, grads, _ = run_backward(self, [ctx], grad_output, basic_op_grad_extra_outputs=[()])
         return grad_input, grads[0]
 
     def save_for_backward(self, ctx: OperationContext, **tensors: torch.Tensor | QuantizedTensorStorage) -> None:
@@ -234,12 +288,6 @@ class BasicOperation(FusibleOperation):
         ours itself. What no gradient needs is not there; what is quantized can be read by ``maybe_dequantize``. Raises ``ArgumentError``."""
         return saved_by_name(self, ctx)
 
-    @property
-    def _ours(self) -> bool:
-        """Whether its passes are those of an op, with the extra tensors that it takes and gives."""
-        own = type(self)
-        return own.make_op is not BasicOperation.make_op and own.op_forward is BasicOperation.op_forward
-
     def fuser_forward(
         self,
         basic_op_ctxs: list[OperationContext],
@@ -250,9 +298,10 @@ class BasicOperation(FusibleOperation):
         next_op_input_quantizer: Quantizer | None,
         basic_op_kwargs: list[dict[str, Any]],
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
-        if self._ours:
-            return run_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs, next_op_input_quantizer)
-        _check_overrides(self, "fuser_forward")
+        if type(self).make_op is not BasicOperation.make_op and type(self).op_forward is BasicOperation.op_forward:
+            extra, quantizer = basic_op_extra_inputs, next_op_input_quantizer
+            return run_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs=extra, next_op_input_quantizer=quantizer)
+        check_overrides(self, "fuser_forward")
         output = self.op_forward(
             basic_op_ctxs[0],
             input_,
@@ -269,9 +318,9 @@ class BasicOperation(FusibleOperation):
         *,
         basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
-        if self._ours:
-            return run_backward(basic_op_ctxs, grad_output, basic_op_grad_extra_outputs)
-        _check_overrides(self, "fuser_backward")
+        if type(self).make_op is not BasicOperation.make_op and type(self).op_backward is BasicOperation.op_backward:
+            return run_backward(self, basic_op_ctxs, grad_output, basic_op_grad_extra_outputs=basic_op_grad_extra_outputs)
+        check_overrides(self, "fuser_backward")
         result = self.op_backward(basic_op_ctxs[0], grad_output)
         grad_input, grad_params = result if isinstance(result, tuple) else (result, ())
         return grad_input, [grad_params], [()]
@@ -327,7 +376,6 @@ class FusedOperation(FusibleOperation):
 
     @property
     def fuses(self) -> tuple[bool, bool]:
-        """Whether the forward, and whether the backward, is the operation's own."""
         own = type(self)
         return own.fuser_forward is not FusibleOperation.fuser_forward, own.fuser_backward is not FusibleOperation.fuser_backward
 
@@ -349,52 +397,3 @@ class FusedOperation(FusibleOperation):
 
     def get_grad_output_quantizer(self) -> Quantizer | None:
         return list(self.basic_operations())[-1].get_grad_output_quantizer()
-
-
-def _check_not_rewritten(cls: type[BasicOperation]) -> None:
-    """A plan runs the op that a class makes, and would pass by what a subclass has written in torch."""
-    maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
-    if maker is BasicOperation:
-        return
-    for base in cls.__mro__[: cls.__mro__.index(maker)]:
-        for name in ("op_forward", "op_backward", "fuser_forward", "fuser_backward"):
-            if name in vars(base):
-                do = f"derive from BasicOperation, and hold a {maker.__name__} inside"
-                raise ArgumentError(expected("its op alone", of=f"{cls.__name__}, a {maker.__name__}", got=f"{name} of its own", do=do))
-
-
-def _check_channel(op: BasicOperation, side: str, index: int, count: int, channel: str | None) -> None:
-    of = f"{type(op).__name__}.set_extra_{side}_channel"
-    if not 0 <= index < count:
-        raise ArgumentError(expected(f"an index below {count}, the number of extra {side}s", of=of, got=index, do="name one that there is"))
-    if channel is not None and (not isinstance(channel, str) or not channel):
-        raise ArgumentError(expected("a name or None", of=of, got=repr(channel), do="give a string that is not empty"))
-
-
-def _check_overrides(op: BasicOperation, name: str) -> None:
-    if op.num_extra_inputs or op.num_extra_outputs:
-        extra = f"{op.num_extra_inputs} extra inputs and {op.num_extra_outputs} extra outputs"
-        raise NotImplementedError(f"{type(op).__name__} has {extra}, so it must override {name}")
-
-
-def traced_operations(
-    module: BaseModule, part: int, modules: Iterable[BaseModule], x: torch.Tensor, extra: Sequence[torch.Tensor], kwargs: Mapping[Any, Any]
-) -> torch.Tensor:
-    """``traced_call`` of the fuser of ``modules``. Raises ``ArgumentError`` for keyword arguments."""
-    if kwargs:
-        do = "leave them out, or the operation out of the compiled part"
-        raise ArgumentError(expected("no keyword arguments of operations", of="a call that torch.compile traces", got="some", do=do))
-    holders: list[tuple[nn.Module, Sequence[str]]] = []
-    for each in modules:
-        if isinstance(each, FusibleOperation):
-            holders += [(op, op.parameter_names) for op in each.basic_operations()]
-        else:
-            holders += holders_of(each.bound_ops())
-    return traced_call(module, part, holders, x, extra)[0]
-
-
-def maybe_dequantize(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A plain tensor of the values of ``tensor``, which may be quantized, in ``dtype`` (default: its own)."""
-    if isinstance(tensor, (QuantizedTensor, QuantizedTensorStorage)):
-        return tensor.dequantize(dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-    return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)

@@ -19,16 +19,22 @@ __all__ = ["run_backward", "run_forward", "save_by_name", "saved_by_name"]
 
 
 def run_forward(
-    module: FusibleOperation, ctxs: Sequence[OperationContext], input_: Any, extra_inputs: Sequence[Iterable[Any]], quantizer: Any
+    module: FusibleOperation,
+    basic_op_ctxs: Sequence[OperationContext],
+    input_: Any,
+    *,
+    basic_op_extra_inputs: Sequence[Iterable[Any]],
+    next_op_input_quantizer: Any,
+    **unused: Any,
 ) -> tuple[Any, list[tuple[Any, ...]]]:
-    """``(output, extra outputs of each basic operation)``, by the engine's fused passes where it has some for these operations.
+    """``fuser_forward`` of operations of ours: ``(output, extra outputs of each basic operation)``, by the engine's fused passes where it has some.
 
-    The output is quantized where ``quantizer`` is given and the plan foresaw it. Extra tensors that one of the operations gives to another pass
-    inside; they are None in ``extra_inputs`` and in what is returned.
+    The output is quantized where ``next_op_input_quantizer`` is given and the plan foresaw it. Extra tensors that one of the operations gives to
+    another pass inside; they are None in ``basic_op_extra_inputs`` and in what is returned.
     """
-    extra = [tuple(values) for values in extra_inputs]
+    ctxs, extra = basic_op_ctxs, [tuple(values) for values in basic_op_extra_inputs]
     ops = _resolved(module, ctxs, input_, extra)
-    if quantizer is None and isinstance(ops[-1].y_dtype, QuantizedType):
+    if next_op_input_quantizer is None and isinstance(ops[-1].y_dtype, QuantizedType):
         ops[-1] = ops[-1].with_(y_dtype=ops[-1].activation)
     inference = pass_() == "inference" and not any(ctx.requires_grad for ctx in ctxs)
     sides = [_named(module, op, outer, values) for op, outer, values in zip(ops, outer_sides(ops)[0], extra, strict=True)]
@@ -40,20 +46,21 @@ def run_forward(
 
 
 def run_backward(
-    ctxs: Sequence[OperationContext], grad_output: Any, grad_extra_outputs: Sequence[Iterable[Any]]
+    module: FusibleOperation, basic_op_ctxs: Sequence[OperationContext], grad_output: Any, *, basic_op_grad_extra_outputs: Sequence[Iterable[Any]]
 ) -> tuple[Any, list[list[Any]], list[tuple[Any, ...]]]:
-    """``(gradient of the input, of each operation's parameters, of its extra inputs)``, of what forward left in the contexts."""
+    """``fuser_backward`` of operations of ours: ``(gradient of the input, of each operation's parameters, of its extra inputs)``, of what forward
+    left in the contexts."""
     ops, contexts = [], []
-    for ctx in ctxs:
+    for ctx in basic_op_ctxs:
         assert ctx._op is not None and ctx._tensors is not None, "a backward without a forward"
         ops.append(ctx._op)
         contexts.append(ctx._tensors)
         ctx._let_go()
     sides = []
-    for op, outer, values in zip(ops, outer_sides(ops)[1], grad_extra_outputs, strict=True):
+    for op, outer, values in zip(ops, outer_sides(ops)[1], basic_op_grad_extra_outputs, strict=True):
         names = [next((name for name in route if name in outer), "") for route in routes_of(op)]
         sides.append({name: make_nvte_tensor(grad) for name, grad in zip(names, values, strict=False) if name and grad is not None})
-    dx, grads, found = run_stretch_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _given(ctxs))
+    dx, grads, found = run_stretch_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _given(basic_op_ctxs))
     extra = [tuple(_data(values.get(name)) for name in op.side_inputs) for op, values in zip(ops, found, strict=True)]
     return _data(dx), [[_data(grad) for grad in of_op] for of_op in grads], extra
 

@@ -12,7 +12,8 @@ from fusible.errors import ArgumentError, expected
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.modules.sequential import Arrangement, Container, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
-from fusible.pytorch.ops.op import BasicOperation, FusibleOperation, traced_operations
+from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.pytorch.ops.tracing import traced_operations
 from fusible.pytorch.runner import BoundOp
 from fusible.quantized import Recipe
 

@@ -13,6 +13,8 @@ __all__ = ["AllGather", "AllReduce", "ReduceScatter"]
 
 
 class _Collective(BasicOperation):
+    fixed_options = frozenset({"process_group", "process_group_size"})
+
     def __init__(self, process_group: Any = None) -> None:
         super().__init__()
         self.process_group = process_group

@@ -15,12 +15,18 @@ from fusible import ops
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.ops.op import BasicOperation
-from fusible.quantized import QuantizerRole
+from fusible.pytorch.ops.op import BasicOperation, Mode
+from fusible.quantized import QuantizerRole, Recipe
 
-__all__ = ["GroupedLinear"]
+__all__ = ["GroupedLinear", "is_op_fuser_grouped_tensor_path_supported"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def is_op_fuser_grouped_tensor_path_supported(recipe: Recipe | None, dtype: torch.dtype) -> bool:
+    """Whether ``GroupedLinear`` of ``dtype`` runs under ``recipe`` (None: unquantized) on one grouped tensor, its sizes left on their device, and so
+    may have single parameters: any recipe but one that computes backward otherwise than forward (``backward_override``)."""
+    return dtype in _DTYPES and (recipe is None or recipe.backward_override is None)
 
 
 class GroupedLinear(BasicOperation):
@@ -29,17 +35,29 @@ class GroupedLinear(BasicOperation):
     Extra inputs: ``split_sizes``, int32 or int64 ``[num_groups]``, the rows of each group, one group after the other, any of them 0; and with
     ``bias`` and ``scale_bias``, a number for each row by which its bias is multiplied. The sizes may lie on any device and are not read by the host,
     unless a backend does. Rows beyond the last group belong to nobody: there the output and the gradient of the input are 0. Each group is quantized
-    by itself; under MXFP8 it has a multiple of 32 rows, under NVFP4 of 16.
+    by itself; under MXFP8 with zeros after its rows up to a multiple of 32, under NVFP4 of 16, which no result shows.
 
     Parameters: ``weight0``, ``weight1``, ... of ``[out_features, in_features]``, or with ``single_grouped_weight`` one ``weight [num_groups,
-    out_features, in_features]``; ``bias0``, ... of ``[out_features]``, or with ``single_grouped_bias`` one ``bias [num_groups, out_features]``. The
-    weight as one parameter is quantized anew at every call, the others when they have changed.
+    out_features, in_features]``; ``bias0``, ... of ``[out_features]``, or with ``single_grouped_bias`` one ``bias [num_groups, out_features]``.
+    Weights are quantized when they have changed.
 
     ``accumulate_into_main_grad``: the products that give the weights' gradients add them to their ``main_grad``, and ``grad`` stays as it is.
     ``delay_wgrad_compute``: backward leaves those products to ``backward_dw``.
     """
 
     num_extra_inputs = 1
+    fixed_options = frozenset(
+        {
+            "delay_wgrad_compute",
+            "in_features",
+            "num_groups",
+            "out_features",
+            "scale_bias",
+            "single_grouped_bias",
+            "single_grouped_weight",
+            "use_bias",
+        }
+    )
 
     weight: nn.Parameter
     weight0: nn.Parameter
@@ -79,8 +97,6 @@ class GroupedLinear(BasicOperation):
         self._deferred: deque[tuple[ops.GroupedMMT, Tensor, Tensor]] = deque()
         self._weight_names = self._register("weight", single_grouped_weight, (out_features, in_features), device, dtype)
         self._bias_names = self._register("bias", single_grouped_bias, (out_features,), device, dtype) if bias else ()
-        # The engine adds to the main_grad of these; delayed products do so themselves.
-        self.accumulating_parameters = self._weight_names if accumulate_into_main_grad and not delay_wgrad_compute else ()
         if not self._on_meta():
             self.reset_parameters()
         self._mark_weights()
@@ -99,6 +115,11 @@ class GroupedLinear(BasicOperation):
         if self.delay_wgrad_compute:
             for name in self._weight_names:
                 getattr(self, name).skip_backward_post_hook = True
+
+    @property
+    def accumulating_parameters(self) -> tuple[str, ...]:
+        """Those to whose ``main_grad`` the engine adds; delayed products do so themselves."""
+        return self._weight_names if self.accumulate_into_main_grad and not self.delay_wgrad_compute else ()
 
     @property
     def has_bias(self) -> bool:
@@ -135,6 +156,11 @@ class GroupedLinear(BasicOperation):
     def get_quantizer_roles(self, mode: str) -> list[QuantizerRole]:
         names = ("input", "weight") if mode == "forward" else ("grad_output",)
         return [QuantizerRole("grouped_linear", name) for _ in range(self.num_groups) for name in names]
+
+    def quantized_names(self, mode: Mode) -> tuple[str, ...]:
+        names = super().quantized_names(mode)  # in forward all x0, x1, .., then all weight0, weight1, ..
+        half = self.num_groups
+        return names if mode == "backward" else tuple(name for pair in zip(names[:half], names[half:], strict=True) for name in pair)
 
     def need_backward_dw(self) -> bool:
         """Whether ``backward_dw`` must be called for the weights' gradients."""

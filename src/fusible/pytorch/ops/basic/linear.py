@@ -37,6 +37,18 @@ class BasicLinear(BasicOperation):
     ``ShapeError`` for features that cannot be shared out equally, ``ArgumentError`` for an unknown mode and for a group of other processes.
     """
 
+    fixed_options = frozenset(
+        {
+            "in_features",
+            "local_in_features",
+            "local_out_features",
+            "out_features",
+            "tensor_parallel_group",
+            "tensor_parallel_mode",
+            "tensor_parallel_size",
+        }
+    )
+
     def __init__(
         self,
         in_features: int,
@@ -108,6 +120,8 @@ class Bias(BasicOperation):
     ``tensor_parallel``: each of the ``P`` processes of ``tensor_parallel_group`` (None: all) has ``size / P`` columns of ``x`` and of ``bias``.
     Raises ``ShapeError`` where these cannot be shared out equally.
     """
+
+    fixed_options = frozenset({"local_size", "size", "tensor_parallel", "tensor_parallel_group", "tensor_parallel_size"})
 
     def __init__(
         self,

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-
 from fusible.compute_pipeline import group_ops
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import registered
 from fusible.ops import MMT
-from fusible.pytorch.ops.adapter import OperationContext
 from fusible.pytorch.ops.basic import BasicLinear
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.own import run_backward, run_forward
-from fusible.quantized import Quantizer
 
 __all__ = ["Adapted", "AdaptedBackward", "AdaptedForward", "Part", "replaced"]
 
@@ -28,8 +24,10 @@ class Part(NamedTuple):
     optional: bool = False
 
     def fits(self, op: object) -> bool:
-        """Whether the operation may stand there; a linear layer only where its product is all that it does."""
-        return isinstance(op, self.classes) and (not isinstance(op, BasicLinear) or type(op.entry.op) is MMT)
+        """Whether the operation may stand there: one without code of the caller's; a linear layer only where its product is all that it does."""
+        if not isinstance(op, self.classes) or (isinstance(op, FusibleOperation) and any(op.fuses)):
+            return False
+        return not isinstance(op, BasicLinear) or type(op.entry.op) is MMT
 
 
 class Adapted(FusedOperation):
@@ -61,30 +59,13 @@ class Adapted(FusedOperation):
 class AdaptedForward(Adapted):
     """A fused forward; the backward is that of the basic operations."""
 
-    def fuser_forward(
-        self,
-        basic_op_ctxs: list[OperationContext],
-        input_: torch.Tensor,
-        *,
-        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
-        prev_op_grad_output_quantizer: Quantizer | None,
-        next_op_input_quantizer: Quantizer | None,
-        basic_op_kwargs: list[dict[str, Any]],
-    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
-        return run_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs, next_op_input_quantizer)
+    fuser_forward = run_forward  # pyright: ignore[reportAssignmentType] - whose first parameter is a module
 
 
 class AdaptedBackward(Adapted):
     """A fused backward; the forward is that of the basic operations."""
 
-    def fuser_backward(
-        self,
-        basic_op_ctxs: list[OperationContext],
-        grad_output: torch.Tensor,
-        *,
-        basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
-    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
-        return run_backward(basic_op_ctxs, grad_output, basic_op_grad_extra_outputs)
+    fuser_backward = run_backward  # pyright: ignore[reportAssignmentType]
 
 
 def replaced(fused: type[Adapted], ops: Sequence[FusibleOperation], *, always: bool = False) -> list[FusibleOperation]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.ops.basic import ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSReLU, ScaledSwiGLU
+from fusible.pytorch.ops.basic import ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSReLU, ScaledSwiGLU, ScaledTanhSReLU
 from fusible.pytorch.ops.fused.base import AdaptedBackward, AdaptedForward, Part, replaced
 from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
@@ -21,6 +21,9 @@ class GroupedLinear(Protocol):
     out_features: int
 
 
+_UNARY = (ScaledSReLU, ScaledTanhSReLU)
+
+
 class _GroupedMLP(AdaptedForward, AdaptedBackward):
     """The three operations one after another: no backend has a kernel of all of them, which would save writing the product's result before the
     activation. ``y``, ``dx`` and all gradients are those of the three. The engine hands each the quantized type that the next one asks for."""
@@ -28,7 +31,7 @@ class _GroupedMLP(AdaptedForward, AdaptedBackward):
     def __init__(self, *, fc1: GroupedLinear, activation: BasicOperation, fc2: GroupedLinear) -> None:
         """Raises ``ArgumentError`` where the sizes do not fit."""
         super().__init__(fc1=fc1, activation=activation, fc2=fc2)  # type: ignore[arg-type]
-        halves = 1 if isinstance(activation, ScaledSReLU) else 2
+        halves = 1 if isinstance(activation, _UNARY) else 2
         if (fc1.num_groups, fc1.out_features) != (fc2.num_groups, halves * fc2.in_features):
             of, got = f"fc1 of {type(self).__name__}", f"{fc1.num_groups} groups, out_features={fc1.out_features}"
             wanted = f"{fc2.num_groups} groups, out_features={halves * fc2.in_features}"
@@ -46,9 +49,9 @@ class GroupedMLP_CuTeGEMMGLU(_GroupedMLP):
 
 
 class GroupedMLP_CuTeGEMMUnary(_GroupedMLP):
-    """``GroupedLinear``, ``ScaledSReLU``, ``GroupedLinear``, in both passes; extra inputs: split sizes, scales, split sizes."""
+    """``GroupedLinear``, ``ScaledSReLU`` or ``ScaledTanhSReLU``, ``GroupedLinear``, in both passes; extra inputs: sizes, scales, sizes."""
 
-    parts = (Part("fc1", (GroupedLinear,)), Part("activation", (ScaledSReLU,)), Part("fc2", (GroupedLinear,)))
+    parts = (Part("fc1", (GroupedLinear,)), Part("activation", _UNARY), Part("fc2", (GroupedLinear,)))
 
 
 def fuse_glu_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:

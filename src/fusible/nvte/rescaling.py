@@ -1,0 +1,66 @@
+"""A power of two times a quantized tensor: its elements stay, and what they are scaled by changes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fusible import tex
+from fusible.nvte.dtype import DType, QuantizedType, Type
+from fusible.nvte.tensor import Tensor
+
+__all__ = ["exponent_of", "is_rescalable", "rescale"]
+
+_COPIES = ("rowwise_scale_inv", "columnwise_scale_inv")
+_FACTORS = {
+    "delayed": ("fp8_scale_inv",),
+    "current": ("fp8_scale_inv",),
+    "block": _COPIES,
+    "nvfp4": ("amax_rowwise", "amax_columnwise"),
+    "mxfp8": _COPIES,
+}
+"""By scaling, the fields of a storage that are proportional to its values; those of MXFP8 are exponents."""
+_LARGEST = 254
+"""Of the bytes that stand for a power of two; 255 is no number."""
+
+
+def exponent_of(factor: float) -> int | None:
+    """``k`` where ``factor == 2^k``, else None."""
+    mantissa, exponent = math.frexp(factor)
+    return exponent - 1 if mantissa == 0.5 else None
+
+
+def is_rescalable(type: Type) -> bool:
+    """Whether ``rescale`` takes tensors of ``type``: each is quantized by one quantizer of ours, with one kind of scale."""
+    return isinstance(type, QuantizedType) and type.scaling in _FACTORS
+
+
+def rescale(x: Tensor, exponent: int) -> Tensor:
+    """``2^exponent * x`` of a quantized tensor, exactly: what quantizing the product gives, where scales follow from the tensor.
+
+    The powers of two of MXFP8 stay within ``[2^-127, 2^127]``: of a block of zeros, and of one whose product is as good as 0 or infinite.
+    """
+    assert isinstance(x.type, QuantizedType)
+    fields: dict[str, Any] = x.data.get_metadata()
+    for name in _FACTORS[x.type.scaling]:
+        held = fields[name]
+        if held is not None:
+            fields[name] = _shifted(held, exponent) if x.type.scaling == "mxfp8" else tex.prim.scale(held, 2.0**exponent, DType.Float32)
+    return Tensor(x.data.__class__(**fields), x.type)
+
+
+def _shifted(exponents: Any, by: int) -> Any:
+    """``min(max(exponents + by, 0), 254)`` of bytes."""
+    values = tex.prim.cast(exponents, DType.Float32)
+    if by < 0:
+        return tex.prim.cast(_at_least_0(_plus(values, float(by))), DType.Byte)
+    room = _at_least_0(_plus(tex.prim.scale(values, -1.0), float(_LARGEST - by)))
+    return tex.prim.cast(_plus(tex.prim.scale(room, -1.0), float(_LARGEST)), DType.Byte)
+
+
+def _plus(x: Any, number: float) -> Any:
+    return tex.prim.add(x, tex.prim.full((1,), number, DType.Float32, x))
+
+
+def _at_least_0(x: Any) -> Any:
+    return tex.relu(x, None)

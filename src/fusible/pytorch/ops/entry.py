@@ -1,0 +1,87 @@
+"""A basic operation's entry in a plan: what of it is the caller's own code, and making it anew when options or parameters change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from fusible.errors import ArgumentError, expected
+from fusible.nvte import Tensor
+from fusible.pytorch.runner import BoundOp, note_change
+
+if TYPE_CHECKING:
+    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+
+__all__ = ["check_channel", "check_fixed", "check_overrides", "made_anew", "rewritten"]
+
+_PASSES = ("op_forward", "fuser_forward"), ("op_backward", "fuser_backward")
+
+
+def rewritten(cls: type[BasicOperation]) -> tuple[bool, bool]:
+    """Of a class that derives from one with an op: whether it writes forward, and whether it writes backward, in torch."""
+    maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
+    later = cls.__mro__[: cls.__mro__.index(maker)]
+    forward, backward = (any(name in vars(base) for base in later for name in names) for names in _PASSES)
+    return forward, backward
+
+
+@contextmanager
+def made_anew(module: BasicOperation) -> Iterator[None]:
+    """The body changes attributes of ``module``. Then its entry is made anew, if they matter to it; if none can be made, they are as before."""
+    own, parameters = vars(module).copy(), module._parameters.copy()
+    entry = module._entry
+    assert entry is not None
+    former = _options(entry)
+    try:
+        yield
+        for name in () if entry.op.foreign else entry.parameters:
+            if module._parameters.get(name) is None:
+                of = f"{name} of {type(module).__name__}"
+                raise ArgumentError(expected("a parameter", of=of, got="none", do="assign another one, or use another operation"))
+        made = BoundOp(module.make_op(), module, module.parameter_names)
+    except BaseException:
+        vars(module).clear()
+        vars(module).update(own)
+        module._parameters.clear()
+        module._parameters.update(parameters)
+        raise
+    if _options(made) != former:
+        module._entry = made
+        module._changes += 1
+        note_change()
+
+
+def _options(entry: BoundOp) -> tuple[Any, ...]:
+    """What a plan depends on: all but the values of the parameters, which are handed in at every call."""
+    op = entry.op
+    args = {id(arg) for arg in op.args}
+    options = {name: value for name, value in vars(op).items() if id(value) not in args and not _is_list_of_tensors(value)}
+    return type(op), entry.parameters, options, [arg.shape for arg in op.args], getattr(entry.module, "accumulating_parameters", ())
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, Tensor) for each in value)
+
+
+def check_fixed(module: FusibleOperation, name: str, value: Any) -> None:
+    """Raise ``ArgumentError`` for another value of what the parameters were made by."""
+    if name in module.fixed_options and vars(module).get(name, value) != value:
+        of, do = f"{name} of {type(module).__name__}", "make another operation"
+        raise ArgumentError(expected(f"{vars(module)[name]!r}, by which it was made", of=of, got=repr(value), do=do))
+
+
+def check_channel(op: BasicOperation, side: str, index: int, count: int, channel: str | None) -> None:
+    """Raise ``ArgumentError`` for an extra tensor that there is not, and for a channel that is no name."""
+    of = f"{type(op).__name__}.set_extra_{side}_channel"
+    if not 0 <= index < count:
+        raise ArgumentError(expected(f"an index below {count}, the number of extra {side}s", of=of, got=index, do="name one that there is"))
+    if channel is not None and (not isinstance(channel, str) or not channel):
+        raise ArgumentError(expected("a name or None", of=of, got=repr(channel), do="give a string that is not empty"))
+
+
+def check_overrides(op: BasicOperation, name: str) -> None:
+    """Raise ``NotImplementedError`` where extra tensors would have to pass by ``op_forward`` or ``op_backward``."""
+    if op.num_extra_inputs or op.num_extra_outputs:
+        extra = f"{op.num_extra_inputs} extra inputs and {op.num_extra_outputs} extra outputs"
+        raise NotImplementedError(f"{type(op).__name__} has {extra}, so it must override {name}")
