@@ -9,7 +9,11 @@ TORCH := torch==2.13.0
 CLIENT := transformer_engine==2.20.2
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 
-.PHONY: setup demo test test-all sanitize bench lint diagram stub clean
+# Another jaxlib than the installed one, for test-jaxlib.
+VERSION ?= 0.8.0
+OTHER := build/jaxlib-$(VERSION)
+
+.PHONY: setup demo test test-all test-jaxlib sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -40,8 +44,19 @@ test: setup
 test-all: setup
 	$(PY) -m pytest
 
-bench: setup
-	$(PY) -m benchmarks.run
+# What the lazy compiler asks of jaxlib's unpublished names, on the jaxlib that VERSION names, in an environment of its own.
+test-jaxlib:
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install -q "jaxlib==$(VERSION)" numpy ml_dtypes pytest
+	PYTHONPATH=src $(OTHER)/bin/python -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/conformance/lazy/test_lazy_engine.py
+
+# jax stands beside the lazy compiler in the tables; it is no part of the environment, where jaxlib behaves otherwise with it.
+$(VENV)/jax: $(VENV)/.installed
+	$(PY) -m pip install --no-deps --target $@ "jax==$$($(PY) -c 'import jaxlib; print(jaxlib.__version__)')" opt_einsum
+	touch $@
+
+bench: setup $(VENV)/jax
+	PYTHONPATH=$(VENV)/jax $(PY) -m benchmarks.run
 
 sanitize: setup
 	$(PY) -m pytest -n 0 tests/unit/cpp/test_cpp_sanitized.py

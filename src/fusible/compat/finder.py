@@ -64,7 +64,7 @@ class Names(importlib.abc.MetaPathFinder):
     lacks is told by ``MissingNameError`` for an attribute, by ``MissingModuleError`` for an import.
     """
 
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     packages: Mapping[str, Shown] = field(default_factory=dict)
     around: Mapping[str, Around] = field(default_factory=dict)
     forced: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""``install`` and ``uninstall``: the names by which scripts import Transformer Engine, leading to Fusible."""
+"""``install`` and ``uninstall``: the names by which scripts import Transformer Engine, and Tripy, leading to Fusible."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ _PACKAGES = {
     "transformer_engine.plugins.tex_interface": Shown((_TEX,), None, "the public names of fusible.tex", apart=True),
 }
 
+_TRIPY = {"tripy": "fusible.lazy", "nvtripy": "fusible.lazy"}
+
 _names: Names | None = None
 
 
-def install(*, replace: bool = False, replace_package: bool = False) -> None:
-    """Let the names of Transformer Engine lead to Fusible, until ``uninstall``; a second call changes nothing.
+def install(*, replace: bool = False, replace_package: bool = False, tripy: bool = False) -> None:
+    """Let the names of Transformer Engine lead to Fusible, until ``uninstall``; a second call changes nothing, but for ``tripy``.
 
     ``transformer_engine_torch``, ``transformer_engine.plugins.tex``, ``transformer_engine.plugins.transformer_engine_fl_torch`` and
     ``transformer_engine.plugins.tex_interface`` with ``base``, ``registry`` and ``backends`` lead to ``fusible.tex``. What is really installed under
@@ -43,21 +45,30 @@ def install(*, replace: bool = False, replace_package: bool = False) -> None:
     Where that package is not installed, or with ``replace_package``, its names for what Fusible has lead to Fusible's own:
     ``transformer_engine.pytorch.ops``, recipes, autocast, quantizers and quantized tensors. They are looked up when they are asked for.
 
+    With ``tripy``, the names ``tripy`` and ``nvtripy`` lead to ``fusible.lazy``, where no package of that name is installed.
+
     Raises ``ArgumentError`` where another ``transformer_engine_torch``, or the package that is to be replaced, is in use already.
     """
     global _names
-    if _names is not None:
-        return
+    if _names is None:
+        _names = _made(replace, replace_package)
+    if tripy:
+        _names.aliases.update(_TRIPY)
+
+
+def _made(replace: bool, replace_package: bool) -> Names:
+    """The finder of the names of Transformer Engine, which looks for them from now on."""
     ours = replace or not _native_is_there()
     for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)):
         if taken and name in sys.modules:
             do = "call fusible.compat.install() before importing it"
             raise ArgumentError(expected(f"no {name}", of="the modules imported so far", got="one", do=do))
     forced = frozenset(name for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)) if taken)
-    _names = Names({**_ALIASES, _NATIVE: _TEX}, _PACKAGES, AROUND, forced) if ours else Names(_ALIASES, _PACKAGES, forced=forced)
-    sys.meta_path.insert(0, _names)
+    names = Names({**_ALIASES, _NATIVE: _TEX}, _PACKAGES, AROUND, forced) if ours else Names({**_ALIASES}, _PACKAGES, forced=forced)
+    sys.meta_path.insert(0, names)
     if ours:
         adapt_loaded()
+    return names
 
 
 def uninstall() -> None:

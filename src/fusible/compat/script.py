@@ -18,13 +18,14 @@ __all__ = ["run_script"]
 def run_script(options: argparse.Namespace) -> int:
     """Run ``options.script`` with ``options.args`` as ``__main__`` and return 0, or 1 where it raised: its traceback is on the error stream.
 
-    ``options.device`` is ``"cpu"`` for ``cuda_on_cpu``, or None; ``options.replace`` and ``options.replace_package`` are those of ``install``.
+    ``options.device`` is ``"cpu"`` for ``cuda_on_cpu``, or None; ``options.replace``, ``options.replace_package`` and ``options.tripy`` are
+    those of ``install``.
     ``SystemExit`` and ``KeyboardInterrupt`` pass. Raises ``ArgumentError`` where there is no such file.
     """
     script = Path(options.script)
     if not script.is_file():
         raise ArgumentError(expected("a Python file", of="fusible run", got=options.script, do="name the script to run"))
-    install(replace=options.replace, replace_package=options.replace_package)
+    install(replace=options.replace, replace_package=options.replace_package, tripy=options.tripy)
     sys.argv = [options.script, *options.args]
     if not sys.flags.safe_path:  # then its first entry is the directory of whoever started Python
         sys.path[0] = str(script.resolve().parent)

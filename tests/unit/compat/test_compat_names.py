@@ -169,3 +169,21 @@ def test_an_extension_in_use_is_not_replaced(native: Path) -> None:
     with pytest.raises(ArgumentError, match="no transformer_engine_torch of the modules imported so far"):
         compat.install(replace=True)
     assert not compat.installed()
+
+
+@pytest.mark.parametrize("name", ["tripy", "nvtripy"])
+def test_tripy_is_the_lazy_compiler_when_asked_for(name: str) -> None:
+    from fusible import lazy
+
+    compat.install()
+    try:
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(name)
+        compat.install(tripy=True)
+        assert importlib.import_module(name) is lazy
+        assert importlib.import_module(f"{name}.dtypes") is lazy.dtypes
+    finally:
+        compat.uninstall()
+    assert not any(module.split(".")[0] == name for module in sys.modules)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,17 +59,19 @@ def work_of(model: str, quick: bool) -> float:
     return 3 * 2.0 * tokens * weights + 3.5 * 2.0 * o.layers * tokens * o.seq_len * o.hidden
 
 
-def make_step(model: str, contestant: str, quick: bool) -> Step:
-    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``."""
+def make_step(model: str, contestant: str, quick: bool, executor: str = "eager") -> Step:
+    """A step of ``model``, "mlp" or "gpt", by one of ``CONTESTANTS``, or by Fusible in bf16 ("bf16"); Fusible's are run by ``executor``."""
     torch.manual_seed(0)
-    return _mlp(contestant, _mlp_size(quick)) if model == "mlp" else _gpt(contestant, _gpt_options(quick))
+    if model == "mlp":
+        return _mlp(contestant, _mlp_size(quick), executor)
+    return _gpt(contestant, replace(_gpt_options(quick), executor=executor))
 
 
-def _recipe(contestant: str) -> fusible.Recipe:
-    return fusible.DelayedScaling() if contestant == "delayed" else fusible.Float8CurrentScaling()
+def _recipe(contestant: str) -> fusible.Recipe | None:
+    return {"delayed": fusible.DelayedScaling(), "current": fusible.Float8CurrentScaling()}.get(contestant)
 
 
-def _mlp(contestant: str, size: _Size) -> Step:
+def _mlp(contestant: str, size: _Size, executor: str) -> Step:
     tokens, hidden, inner = size
     plain = contestant.startswith("torch")
     if plain:
@@ -81,10 +84,11 @@ def _mlp(contestant: str, size: _Size) -> Step:
             fusible.GELU(),
             fusible.Linear(inner, hidden, param_dtype=_BF16),
         )
+        model.compile(executor)
     call = torch.compile(model) if contestant == "torch compiled" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     x, dy = torch.randn(tokens, hidden).to(_BF16).requires_grad_(), torch.randn(tokens, hidden).to(_BF16)
-    recipe = None if plain else _recipe(contestant)
+    recipe = _recipe(contestant)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -17,6 +17,7 @@ own. With --device cpu, what the script asks of a GPU is done by the CPU."""
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu"], default=None, help="serve requests for CUDA by this device (default: leave them)")
     parser.add_argument("--replace", action="store_true", help="take the place of NVIDIA's own kernels where they are installed")
+    parser.add_argument("--tripy", action="store_true", help="let the names tripy and nvtripy lead to fusible.lazy")
     parser.add_argument("--replace-package", action="store_true", help="take the place of NVIDIA's Python package where it is installed")
     parser.add_argument("script", metavar="SCRIPT", help="the script's file")
     parser.add_argument("args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
