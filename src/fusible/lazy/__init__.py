@@ -93,6 +93,7 @@ from fusible.lazy.trace.ops.permute import permute, transpose
 from fusible.lazy.trace.ops.plugin import plugin
 from fusible.lazy.trace.ops.pooling import avgpool, maxpool
 from fusible.lazy.trace.ops.quantize import dequantize, quantize
+from fusible.lazy.trace.ops.random import random_words
 from fusible.lazy.trace.ops.reduce import all, any, max, min, prod, sum
 from fusible.lazy.trace.ops.reshape import reshape
 from fusible.lazy.trace.ops.resize import resize
@@ -232,6 +233,7 @@ __all__ = [
     "quantize",
     "rand",
     "randn",
+    "random_words",
     "register_plugin",
     "relu",
     "repeat",

@@ -12,13 +12,13 @@ from fusible import lazy
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.executors import Program
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.xla_executor import XlaExecutor, read_tensor
+from fusible.pytorch.xla_executor import read_tensor
 
 __all__ = ["export"]
 
 
 class _Exporting:
-    """An executor that also compiles the pass that it runs as a function of its first input alone."""
+    """An executor that runs the pass as it stands, and compiles it as a function of its first input alone."""
 
     name = "xla"
     whole = True
@@ -27,7 +27,6 @@ class _Exporting:
     def __init__(self, shape: torch.Size) -> None:
         self.shape = tuple(shape)
         self.executable: lazy.Executable | None = None
-        self._run = XlaExecutor()
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         flat, held = tuple(inputs[0].shape), [lazy.Tensor(read_tensor(x)) for x in inputs[1:]]
@@ -38,7 +37,7 @@ class _Exporting:
 
         dtype = lazy.Tensor(read_tensor(inputs[0][:1])).dtype
         self.executable = lazy.compile(inference, args=[lazy.InputInfo(self.shape, dtype)])
-        return self._run(key, program, inputs)
+        return program(inputs)
 
 
 def export(module: BaseModule, path: str | PathLike[str], x: torch.Tensor) -> None:

@@ -99,8 +99,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As ``torch.optim.Optimizer`` does, but fp32 state stays fp32 beside parameters of 16 bits."""
         super().load_state_dict(state_dict)
-        saved = dict(enumerate(p for group in self.param_groups for p in group["params"]))
-        for index, p in saved.items():
+        for index, p in enumerate(p for group in self.param_groups for p in group["params"]):
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, torch.Tensor):
                     self.state[p][name] = value.to(p.device, torch.float32, copy=True)
@@ -167,6 +166,8 @@ class FusedSGD(_FusedOptimizer):
     """
 
     _slots = ("momentum_buffer",)
+    _begins = True
+    """Whether the parameters of the step at hand have no buffers yet."""
 
     def __init__(
         self,
@@ -183,16 +184,22 @@ class FusedSGD(_FusedOptimizer):
         if nesterov and (momentum <= 0 or dampening):
             got = f"momentum={momentum}, dampening={dampening}"
             raise ArgumentError(expected("a momentum and no dampening", of="FusedSGD with nesterov", got=got, do="pass momentum=0.9"))
-        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov, "step": 0}
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, defaults, master_weights, executor)
 
+    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        """Those whose first gradient this is begin their buffers with it; the others go on."""
+        new = {p for p in parameters if not self.state[p]}
+        for self._begins in (True, False):
+            chosen = [p for p in parameters if (p in new) is self._begins]
+            if chosen:
+                super()._step(group, chosen)
+
     def _run(self, group: dict[str, Any], lists: list[list[torch.Tensor]]) -> None:
-        first = group["step"] == 0
-        group["step"] += 1
         like = lists[1][0]
         noop = _number(0, torch.int32, like)
         before = (group["weight_decay"], group["momentum"], group["dampening"])
-        after = (group["nesterov"], first, False, 1.0)
+        after = (group["nesterov"], self._begins, False, 1.0)
         if self._executor.in_place:
             tex.multi_tensor_sgd(_CHUNK, noop, lists, *before, float(group["lr"]), *after)
             return

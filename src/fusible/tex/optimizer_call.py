@@ -1,15 +1,44 @@
-"""The checks of optimizer kernels beyond ``check_lists``: whatever has ``shape`` and ``dtype`` is a tensor here."""
+"""What optimizer kernels of all backends share: checks beyond ``check_lists``, and the numbers of an Adam step. Whatever has ``shape`` and
+``dtype`` is a tensor here."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from fusible.errors import DTypeError, expected
-from fusible.tex.checks import check_lists
+from fusible.tex.checks import adam_corrections, check_lists
 
-__all__ = ["check_typed_lists"]
+__all__ = ["AdamRule", "check_typed_lists"]
+
+
+@dataclass(frozen=True)
+class AdamRule:
+    """The rule of a call of ``multi_tensor_adam`` or one of its kind; ``lr`` and the corrections are numbers, or tensors of one number.
+
+    A backend derives from it, and adds the step.
+    """
+
+    lr: Any
+    beta1: float
+    beta2: float
+    epsilon: float
+    correction1: Any
+    correction2: Any
+    l2: float
+    decoupled: float
+
+    @classmethod
+    def of(cls, call: Any, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> Self:
+        """The rule of the arguments ``call``; ``lr`` and the ``corrections`` instead of its own where they are tensors.
+
+        Raises ``ArgumentError`` for a mode that there is not.
+        """
+        known = adam_corrections(call.mode, call.bias_correction, 0 if corrections else call.step, call.beta1, call.beta2)
+        decays = (call.weight_decay, 0.0) if call.mode == 0 else (0.0, call.weight_decay)
+        return cls(call.lr if lr is None else lr, call.beta1, call.beta2, call.epsilon, *(corrections or known), *decays)
 
 
 def check_typed_lists(tensor_lists: Sequence[Sequence[Any]], types: Sequence[Sequence[Any] | None], function: str, single: int = 0) -> None:

@@ -79,6 +79,7 @@ SAMPLES: dict[str, Sample] = {
     "quantize": sample(input=(2, 3), scale=()),
     "rand": sample(shape=(2,), seed=0),
     "randn": sample(shape=(2,), seed=0),
+    "random_words": sample(seed=(1,), counter=(3,)),
     "repeat": sample(input=(2, 3), repeats=2, dim=0),
     "reshape": sample(input=(2, 3), shape=(3, 2)),
     "resize": sample(input=(1, 2, 4), output_shape=(1, 2, 6)),

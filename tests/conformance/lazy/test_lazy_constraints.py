@@ -70,8 +70,8 @@ def _refusals(public: Public, given: dict[str, lazy.dtype]) -> list[str]:
         variable = kind.strip("[]?")
         if given[variable] not in rules.variables[variable]:
             parts.append(f"Expected a dtype among {spell(rules.variables[variable])} of {parameter} of {public.name}, got ")
-    forbidden = [e for e in rules.exceptions if all(given[v] is of for v, of in e.items())]
-    return parts or [f"of {public.name}, got {', '.join(f'{v}={of}' for v, of in e.items())}" for e in forbidden]
+    together = f"of {public.name}, got {', '.join(f'{variable}={of}' for variable, of in given.items())}: "
+    return parts or ([f"Expected {rules.rule.wanted} {together}"] if rules.rule else [])
 
 
 def _begins_with_the_line_of_the_call(text: str) -> None:

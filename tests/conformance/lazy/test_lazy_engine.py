@@ -59,7 +59,7 @@ _NAMES = {
     "jaxlib.mlir.dialects.func": ("CallOp", "FuncOp", "ReturnOp"),
     "jaxlib.mlir.dialects.stablehlo": (
         "eval_module",
-        "get_current_version",
+        "get_version_from_compatibility_requirement",
         "register_dialect",
         "register_stablehlo_passes",
         "serialize_portable_artifact",

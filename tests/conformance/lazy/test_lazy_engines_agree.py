@@ -17,7 +17,7 @@ from fusible.errors import CompileError
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES, function_deduplication
 from fusible.lazy.runtime.engines import ENGINES
-from fusible.lazy.runtime.pjrt import compile_module
+from fusible.lazy.runtime.pjrt import PJRT
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +43,7 @@ def _program(op: Op, of: lazy.dtype) -> tuple[FlatIR, list[Array], list[list[Arr
 
 def _xla(flat: FlatIR, inputs: list[Array]) -> list[Array]:
     types = [[(t.shape, t.dtype) for t in tensors] for tensors in (flat.inputs, flat.outputs)]
-    return compile_module(flat.to_stablehlo().bytecode, *types)(inputs)
+    return PJRT().compile(flat.to_stablehlo().bytecode, *types)(inputs)
 
 
 def _agree(op: Op, of: lazy.dtype, operands: list[Array], got: Array, want: Array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -47,9 +48,10 @@ def test_peak_memory_sees_what_came_and_went() -> None:
     with PeakMemory(interval=0.001) as quiet:
         pass
     with PeakMemory(interval=0.001) as busy:
-        taken = torch.ones(2**24)
+        fresh = mmap.mmap(-1, 2**26)  # pages of its own: what the allocator hands out may have been resident before
+        fresh.write(bytes(2**26))
         time.sleep(0.05)
-        del taken
+        fresh.close()
     assert quiet.peak > 0
     assert busy.peak - quiet.peak > 2**25
 

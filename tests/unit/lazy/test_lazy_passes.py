@@ -39,7 +39,7 @@ def _program() -> lazy.FlatIR:
 
 def _run(flat: lazy.FlatIR, *data: np.ndarray) -> list[np.ndarray]:
     types = [[(t.shape, t.dtype) for t in tensors] for tensors in (flat.inputs, flat.outputs)]
-    return pjrt.compile_module(flat.to_stablehlo().bytecode, *types)(data)
+    return pjrt.PJRT().compile(flat.to_stablehlo().bytecode, *types)(data)
 
 
 @pytest.mark.parametrize("name", PASSES)

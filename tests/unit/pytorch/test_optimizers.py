@@ -67,6 +67,19 @@ def test_sgd_is_torchs(options: dict[str, Any], executor: str) -> None:
     _close(ours, theirs)
 
 
+@EXECUTORS
+def test_a_parameter_whose_gradients_begin_later_begins_its_buffer_with_the_first(executor: str) -> None:
+    ours, theirs = _parameters(), _parameters()
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+    for make, parameters in ((fusible.FusedSGD, ours), (torch.optim.SGD, theirs)):
+        optimizer = make(parameters, **options, **({"executor": executor} if parameters is ours else {}))
+        for step in range(4):
+            for i, p in enumerate(parameters):
+                p.grad = torch.full_like(p, 1.0 + step) if step >= i else None
+            optimizer.step()
+    _close(ours, theirs, 4)
+
+
 def test_a_compiled_step_is_one_executable_for_all_rates_and_counts() -> None:
     parameters = _parameters()
     optimizer = fusible.FusedAdam(parameters, executor="xla")

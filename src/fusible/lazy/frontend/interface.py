@@ -20,12 +20,21 @@ from fusible.lazy.dtypes import ALL, DTYPES, dtype
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate
 
-__all__ = ["Constraints", "FUNCTIONS", "Public", "constrained", "located"]
+__all__ = ["Constraints", "FUNCTIONS", "Public", "Rule", "constrained", "located"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 FUNCTIONS: dict[str, Public] = {}
 """Every function that was declared with ``constrained``, by name."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What dtypes that are each allowed must be together: in words, as a function of the type variables, and what to do where they are not."""
+
+    wanted: str
+    holds: Callable[..., bool]
+    do: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Constraints:
     inputs: Mapping[str, str]
     variables: Mapping[str, frozenset[dtype]]
     returns: tuple[str, ...]
-    exceptions: tuple[Mapping[str, dtype], ...] = ()
+    rule: Rule | None = None
     mixes: tuple[frozenset[dtype], ...] = ()
 
     def combinations(self) -> Iterator[tuple[dict[str, dtype], bool]]:
@@ -49,7 +58,7 @@ class Constraints:
         """Whether dtypes for the type variables are legal."""
         if any(of not in self.variables[name] for name, of in given.items()):
             return False
-        return not any(all(given[name] is of for name, of in forbidden.items()) for forbidden in self.exceptions)
+        return self.rule is None or self.rule.holds(**given)
 
     def document(self) -> str:
         """The lines that the function's documentation ends with."""
@@ -61,12 +70,10 @@ class Constraints:
         for name in dict.fromkeys(self.returns):
             if name not in self.variables:
                 lines.append(f"    {', '.join(self._results(name))}: {name}")
-        lines += [f"    not: {', '.join(f'{name}={of}' for name, of in forbidden.items())}" for forbidden in self.exceptions[:_FEW]]
-        if len(self.exceptions) > _FEW:
-            lines[-_FEW:] = ["    not: dtypes of unequal widths"]
+        if self.rule is not None:
+            lines.append(f"    only {self.rule.wanted}")
         lines += [f"    {spell(group)} may mix" for group in self.mixes]
         return "\n".join(lines)
-
 
     def _results(self, name: str) -> list[str]:
         """What has the dtype ``name`` of that which is returned."""
@@ -82,7 +89,6 @@ class Public:
     name: str
     call: Callable[..., Any]
     constraints: Constraints
-    parameters: tuple[str, ...]
 
 
 def spell(allowed: frozenset[dtype]) -> str:
@@ -93,7 +99,7 @@ def spell(allowed: frozenset[dtype]) -> str:
 def constrained(
     *,
     returns: str | tuple[str, ...] = (),
-    exceptions: Sequence[Mapping[str, dtype]] = (),
+    rule: Rule | None = None,
     mixes: Sequence[frozenset[dtype]] = (),
     **declared: Any,
 ) -> Callable[[F], F]:
@@ -106,11 +112,11 @@ def constrained(
 
     def decorate(function: F) -> F:
         results = (returns,) if isinstance(returns, str) else returns
-        rules = Constraints(inputs, variables, results, tuple(exceptions), tuple(mixes))
+        rules = Constraints(inputs, variables, results, rule, tuple(mixes))
         made = _wrap(function, rules)
         if inputs:
             made.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{rules.document()}"
-        FUNCTIONS[function.__name__] = Public(function.__name__, made, rules, tuple(inspect.signature(function).parameters))
+        FUNCTIONS[function.__name__] = Public(function.__name__, made, rules)
         return made
 
     return decorate
@@ -122,7 +128,6 @@ def located(function: F) -> F:
 
 
 _SOURCE_FILE = __file__
-_FEW = 6
 _REQUIRED = object()
 """In place of a dtype parameter's default where ``None`` is none."""
 
@@ -195,9 +200,10 @@ def _checks(name: str, rules: Constraints, scope: dict[str, Any]) -> list[str]:
             lines.append(f"{parameter}, {variable} = _sequence({given})")
         elif kind.endswith("?"):
             lines.append(f"if {parameter} is not None: {parameter} = _optional({given}, {known})")
-    for index, variables in enumerate(dict.fromkeys(tuple(forbidden) for forbidden in rules.exceptions)):
-        scope[f"_excluded_{index}"] = {tuple(forbidden.values()) for forbidden in rules.exceptions if tuple(forbidden) == variables}
-        lines.append(f"if ({', '.join(variables)},) in _excluded_{index}: _exclude({', '.join(f'{v}={v}' for v in variables)})")
+    if rules.rule is not None:
+        scope["_holds"] = rules.rule.holds
+        given = ", ".join(f"{variable}={variable}" for variable in rules.variables)
+        lines.append(f"if not _holds({given}): _exclude({given})")
     return lines
 
 
@@ -260,7 +266,8 @@ class _Checker:
         if not config.enable_input_validation:
             return
         got = ", ".join(f"{variable}={of}" for variable, of in given.items())
-        raise DTypeError(expected("another combination of dtypes", of=self.name, got=got, do="go by way of float32"))
+        assert self.rules.rule is not None
+        raise DTypeError(expected(self.rules.rule.wanted, of=self.name, got=got, do=self.rules.rule.do))
 
 
 from fusible.lazy.frontend import convert  # noqa: E402 - last: to make literals it needs operations that are declared with this module

@@ -3,7 +3,7 @@
 Names used, none of which jaxlib promises to keep (all measured to be there in 0.8.0, 0.8.2, 0.8.3 and 0.10.2):
 
 * ``jaxlib.mlir.ir``, ``jaxlib.mlir.dialects.{func, stablehlo, chlo}``, ``jaxlib.mlir._mlir_libs._jax_mlir_ext.register_dialects``
-* ``jaxlib.mlir.dialects.stablehlo``: ``register_dialect``, ``serialize_portable_artifact``, ``get_current_version``
+* ``jaxlib.mlir.dialects.stablehlo``: ``register_dialect``, ``serialize_portable_artifact``
 * ``jaxlib.xla_client``: ``make_cpu_client``, ``DeviceList``, ``CompileOptions``, ``SingleDeviceSharding``, ``HloSharding``,
   ``batched_device_put``, ``array_result_handler``, ``register_custom_call_target``; ``jaxlib.version.__version__``
 * methods: ``Client.{compile_and_load, serialize_executable, deserialize_executable}``, ``LoadedExecutable.execute_sharded``,
@@ -44,7 +44,6 @@ __all__ = [
     "PJRT",
     "Program",
     "check_process",
-    "compile_module",
     "host_view",
     "mlir_context",
     "mlir_modules",
@@ -186,21 +185,6 @@ def _engine() -> _Engine:
 def _aval(shape: Shape, of: dtype) -> _Aval:
     return _Aval(shape, of.numpy, len(shape), math.prod(shape))
 
-def _tells_failures(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, which raises ``ExecutionError`` where a handler that the program calls fails, or refuses its operands."""
-
-    @functools.wraps(run)
-    def call(*args: Any) -> Any:
-        try:
-            return run(*args)
-        except ForkError:
-            raise
-        except RuntimeError as error:
-            reason, do = " ".join(str(error).split()), "pass the plugins that it calls what they take"
-            raise ExecutionError(expected("a run without failure", of="a compiled program", got=reason, do=do)) from error
-
-    return call
-
 
 def place(array: np.ndarray[Any, Any], of: dtype) -> Any:
     """The engine's buffer of a C-contiguous array; it shares the memory of ``array``, and keeps it, where that is aligned to 64 bytes."""
@@ -243,13 +227,18 @@ class Program(engines.Program):
     def fetch(self, index: int, buffer: Any) -> np.ndarray[Any, Any]:
         return host_view(buffer, *self.outputs[index])
 
-    @_tells_failures
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
+        """See ``engine``. Raises ``ExecutionError`` where memory runs out, or a plugin that the program calls fails or refuses its operands."""
         if _STATE.forked:
             check_process()
-        results = self._loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
-        for result in results:
-            result.block_until_ready()
+        try:
+            results = self._loaded.execute_sharded(buffers).consume_with_handlers(self._handlers)
+            for result in results:
+                result.block_until_ready()
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            do = "make its tensors smaller" if "RESOURCE_EXHAUSTED" in reason else "pass the plugins that it calls what they take"
+            raise ExecutionError(expected("a run without failure", of="a compiled program", got=reason, do=do)) from error
         return results
 
     def serialize(self) -> bytes:
@@ -292,11 +281,3 @@ def _cpu_flags() -> str:
             return next((line.split(":", 1)[1].strip() for line in file if line.startswith(("flags", "Features"))), "")
     except OSError:
         return platform.processor()
-
-
-def compile_module(module: bytes, inputs: Types, outputs: Types, level: int = 3) -> Program:
-    """Compile the MLIR bytecode of a StableHLO module whose ``main`` has these inputs and outputs.
-
-    Raises ``CompileError`` where XLA refuses it, and ``ForkError`` in a forked child.
-    """
-    return PJRT().compile(module, inputs, outputs, level)

@@ -16,7 +16,7 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.lowering.convert import convert, splat
 
-__all__ = ["digits", "words_per_element"]
+__all__ = ["digits", "key_of", "words", "words_per_element"]
 
 _REASON = "draw random bits"
 
@@ -29,15 +29,15 @@ def _with(op: type[FlatIROp], x: FlatIRTensor, literal: int) -> FlatIRTensor:
     return _u64(op, x, splat(literal, x, _REASON))
 
 
-def _key(seed: FlatIRTensor) -> FlatIRTensor:
-    """SplitMix64 of a scalar seed, made odd."""
+def key_of(seed: FlatIRTensor) -> FlatIRTensor:
+    """SplitMix64 of each seed (uint64), made odd."""
     z = _with(flat.AddOp, seed, 0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = _with(flat.MulOp, _u64(flat.XorOp, z, _with(flat.ShiftRightLogicalOp, z, shift)), factor)
     return _with(flat.OrOp, _u64(flat.XorOp, z, _with(flat.ShiftRightLogicalOp, z, 31)), 1)
 
 
-def _words(key: FlatIRTensor, counter: FlatIRTensor) -> FlatIRTensor:
+def words(key: FlatIRTensor, counter: FlatIRTensor) -> FlatIRTensor:
     """The word of each counter: uint64 values below 2**32."""
     y = _u64(flat.MulOp, counter, key)
     z = _u64(flat.AddOp, y, key)
@@ -59,11 +59,11 @@ def digits(seed: FlatIRTensor, shape: Shape, of: dtype, count: int, draws: int =
     each = words_per_element(of)
     index = emit(flat.IotaOp, [], (size,), dtypes.uint64, _REASON, dim=0)
     first = index if each * draws == 1 else _with(flat.MulOp, index, each * draws)
-    key = flat.broadcast(_key(convert(seed, dtypes.uint64, _REASON)), (size,), _REASON)
+    key = flat.broadcast(key_of(convert(seed, dtypes.uint64, _REASON)), (size,), _REASON)
     drawn = []
     for draw in range(draws):
-        words = [_words(key, _with(flat.AddOp, first, draw * each + i) if draw * each + i else first) for i in range(each)]
-        bits = words[0] if each == 1 else _u64(flat.OrOp, _with(flat.ShiftLeftOp, words[0], 32), words[1])
+        found = [words(key, _with(flat.AddOp, first, draw * each + i) if draw * each + i else first) for i in range(each)]
+        bits = found[0] if each == 1 else _u64(flat.OrOp, _with(flat.ShiftLeftOp, found[0], 32), found[1])
         spare = 32 * each - count
         bits = _with(flat.ShiftRightLogicalOp, bits, spare) if spare else bits
         drawn.append(emit(flat.ReshapeOp, [bits], shape, dtypes.uint64, _REASON))

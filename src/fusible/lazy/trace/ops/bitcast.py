@@ -10,7 +10,7 @@ from fusible.lazy.dtypes import ALL
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.interface import Rule, constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
@@ -20,7 +20,7 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Bitcast", "bitcast"]
 
 _WHOLE = ALL - {dtypes.bool, dtypes.int4}
-_UNEQUAL = [{"T1": a, "T2": b} for a in dtypes.DTYPES.values() for b in dtypes.DTYPES.values() if a.itemsize != b.itemsize]
+_ONE_WIDTH = Rule("dtypes of one width", lambda T1, T2: T1.itemsize == T2.itemsize, "use cast to convert the values")
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Bitcast(TraceOp):
 
 
 @TENSOR_METHOD_REGISTRY("bitcast")
-@constrained(input="T1", dtype="T2", returns="T2", T1=_WHOLE, T2=_WHOLE, exceptions=_UNEQUAL)
+@constrained(input="T1", dtype="T2", returns="T2", T1=_WHOLE, T2=_WHOLE, rule=_ONE_WIDTH)
 def bitcast(input: TensorLike, dtype: dtypes.dtype) -> Tensor:
     """``input`` read as elements of ``dtype``, which has the same width: uint8 as float8, float32 as uint32."""
     return input if input.dtype is dtype else record(Bitcast(dtype), input)

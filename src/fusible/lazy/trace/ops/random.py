@@ -13,13 +13,17 @@ from fusible.lazy import dtypes
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
+from fusible.lazy.trace.broadcasting import broadcast_shapes
 from fusible.lazy.trace.lowering.convert import convert, lower_cast, single, splat
-from fusible.lazy.trace.lowering.counter import digits
+from fusible.lazy.trace.lowering.counter import digits, key_of, words
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["RandomNormal", "RandomUniform"]
+__all__ = ["RandomNormal", "RandomUniform", "RandomWords", "random_words"]
 
 
 @dataclass(eq=False)
@@ -82,6 +86,25 @@ class RandomNormal(TraceOp):
         z = calculate(flat.MulOp, radius, calculate(flat.CosineOp, _scaled(u2, math.tau * 2.0**-count, 0.0)))
         scaled = _scaled(z, self.std, self.mean)
         lower_cast(scaled, outputs[0]) if wide is not self.dtype else flat.ReshapeOp([scaled], list(outputs))
+
+
+@dataclass(eq=False)
+class RandomWords(TraceOp):
+    """The word of each counter (the second operand) under its seed (the first), with numpy's broadcasting."""
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtypes.dtype]:
+        return broadcast_shapes("random_words", *inputs), dtypes.uint64
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        shape, reason = outputs[0].shape, "give every counter its seed"
+        key, counter = (flat.broadcast(x, shape, reason) for x in (key_of(inputs[0]), inputs[1]))
+        flat.ReshapeOp([words(key, counter)], list(outputs))
+
+
+@constrained(seed="T1", counter="T1", returns="T1", T1={dtypes.uint64})
+def random_words(seed: TensorLike, counter: TensorLike) -> Tensor:
+    """The random word of each counter under its seed: values below 2**32 (Squares32, Widynski 2020, arXiv:2004.06278)."""
+    return record(RandomWords(), seed, counter)
 
 
 def _scaled(x: FlatIRTensor, factor: float, shift: float) -> FlatIRTensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.fp8 import encode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import encode_e8m0, scale_of_amax
-from fusible.tex.checks import adam_corrections, check_lists
+from fusible.tex.checks import check_lists
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.optimizer_call import check_typed_lists
+from fusible.tex.optimizer_call import AdamRule, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
 __all__ = ["OptimizerKernels"]
@@ -52,7 +51,7 @@ class OptimizerKernels(Optimizer):
     @by_name
     def multi_tensor_adam(self, call: Any) -> None:
         check_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel)
-        adam = _adam(call)
+        adam = _Adam.of(call)
         for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
             new = adam.step(g.float(), (master[0] if master else p).float(), m, v)
             for weight in (p, *master):
@@ -62,7 +61,7 @@ class OptimizerKernels(Optimizer):
     def multi_tensor_adam_param_remainder(self, call: Any) -> None:
         types = (None, (torch.bfloat16,), None, None, (torch.int16,))
         check_typed_lists(call.tensor_lists, types, "multi_tensor_adam_param_remainder")
-        adam = _adam(call)
+        adam = _Adam.of(call)
         for g, p, m, v, remainder in zip(*call.tensor_lists, strict=True):
             master = (p.view(torch.int16).to(torch.int32) << 16) + remainder
             new = adam.step(g.float(), master.view(torch.float32), m, v).view(torch.int32)
@@ -73,7 +72,7 @@ class OptimizerKernels(Optimizer):
     def multi_tensor_adam_fp8(self, call: Any) -> None:
         fp8 = fp8_format(call.fp8_dtype)
         check_typed_lists(call.tensor_lists, (None, _BYTES, None, None, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
-        adam = _adam(call)
+        adam = _Adam.of(call)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*call.tensor_lists, strict=True):
             new = adam.step(g.float(), master, m, v)
             master.copy_(new)
@@ -146,19 +145,7 @@ def _put(old: Tensor, new: Tensor, skip: Tensor | None) -> None:
     old.copy_(new if skip is None else torch.where(skip, old, new))
 
 
-@dataclass(frozen=True)
-class _Adam:
-    """The rule of a call; ``lr`` and the corrections are numbers, or tensors of one number."""
-
-    lr: Any
-    beta1: float
-    beta2: float
-    epsilon: float
-    correction1: Any
-    correction2: Any
-    l2: float
-    decoupled: float
-
+class _Adam(AdamRule):
     def step(self, gradient: Tensor, value: Tensor, m: Tensor, v: Tensor, skip: Tensor | None = None) -> Tensor:
         """The new value of a parameter, all fp32; moves the moments on."""
         if self.l2:
@@ -173,21 +160,13 @@ class _Adam:
         return value - update.mul_(self.lr) if isinstance(self.lr, Tensor) else value.sub(update, alpha=self.lr)
 
 
-def _adam(call: Any, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> _Adam:
-    if corrections is None:
-        corrections = adam_corrections(call.mode, call.bias_correction, call.step, call.beta1, call.beta2)
-    decays = (call.weight_decay, 0.0) if call.mode == 0 else (0.0, call.weight_decay)
-    return _Adam(call.lr if lr is None else lr, call.beta1, call.beta2, call.epsilon, *corrections, *decays)
-
-
 def _adam_on_device(call: Any) -> None:
     """A step whose rate, count and gradient scale are tensors, none of which is read back."""
-    adam_corrections(call.mode, 0, 0, call.beta1, call.beta2)  # refuses a mode that there is not
     corrections = (1.0, 1.0)
     if call.bias_correction:
         steps = call.step.view(()).float()
         corrections = _correction(call.beta1, steps), _correction(call.beta2, steps)
-    adam = _adam(call, call.lr.view(()).float(), corrections)
+    adam = _Adam.of(call, call.lr.view(()).float(), corrections)
     skip, factor = call.noop_flag.view(()) == 1, call.inv_scale.view(())
     for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
         gradient = g.float() * factor

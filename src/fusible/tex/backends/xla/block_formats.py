@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ArgumentError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.block_fp8 import Copy, block_fp8_copies, block_fp8_values, mxfp8_copies, mxfp8_values
 from fusible.tex.backends.xla.blocks import padded
@@ -14,13 +13,13 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import unless
 from fusible.tex.backends.xla.nvfp4 import Random, nvfp4_amaxes, nvfp4_copies, nvfp4_values, transform_of
 from fusible.tex.backends.xla.random import next_seed
-from fusible.tex.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options, used_scales
+from fusible.tex.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
+from fusible.tex.block_reading import WAYS, BlockReader, by_columns
 from fusible.tex.factories import build_quantized
-from fusible.tex.protocol import format_of, logical_shape, outer, scaling, to_torch, usages
+from fusible.tex.protocol import logical_shape, outer, scaling, to_torch, usages
 
 __all__ = ["block_dense", "block_values", "mixed_transform", "quantize_blocks"]
 
-_WAYS = ("rowwise", "columnwise")
 _BUFFERS = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
 _AMAXES = ("amax_rowwise", "amax_columnwise")
 
@@ -77,7 +76,7 @@ def _encoded(
     for way, data, scales in copies:
         scales = padded(scales, specs[f"{way}_scale_inv"][0])
         buffers[f"{way}_data"] = lazy.reshape(data, specs[f"{way}_data"][0])
-        buffers[f"{way}_scale_inv"] = _swizzled(scales, _by_columns(name, way)) if swizzled else scales
+        buffers[f"{way}_scale_inv"] = _swizzled(scales, by_columns(name, way)) if swizzled else scales
     return buffers
 
 
@@ -92,11 +91,6 @@ def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], noop
     for name, value in options.items():
         setattr(output, f"_{name}", value)
     return output
-
-
-def _by_columns(name: str, way: str) -> bool:
-    """Whether the scales of a copy lie blocks first, and it is their transpose that is put in the order of a product."""
-    return name == "mxfp8" and way == "columnwise"
 
 
 def _swizzled(scales: Tensor, columnwise: bool) -> Tensor:
@@ -115,46 +109,15 @@ def _unswizzled(scales: Tensor, columnwise: bool) -> Tensor:
     return lazy.transpose(lines, 0, 1) if columnwise else lines
 
 
-def _compact(x: Any, way: str, shape: tuple[int, int]) -> Tensor:
-    """The scales of a copy of the MXFP8 or NVFP4 tensor ``x`` in the order of its blocks, without padding."""
-    name, scales = format_of(x), getattr(x, f"_{way}_scale_inv")
-    if x._with_gemm_swizzled_scales:
-        scales = _unswizzled(scales, _by_columns(name, way))
-    lines, blocks = used_scales(name, shape, way == "columnwise", False)
-    return scales[:lines, :blocks]
-
-
-def block_values(x: Any, way: str, undo: bool = True) -> tuple[Tensor, Tensor | None]:
-    """The fp32 matrix ``[M, K]`` that a copy of ``x`` stands for, but for a factor, which is the second: None, fp32 ``[1]``, or one per line.
-
-    A line is a row of the row-wise copy, a column of the column-wise one. ``undo`` takes back a Hadamard transform. Raises ``ArgumentError`` where
-    ``x`` lacks that copy.
-    """
-    data = getattr(x, f"_{way}_data")
-    if data is None:
-        got, do = f"only the {_WAYS[way == 'rowwise']} one", "quantize it with that usage"
-        raise ArgumentError(expected(f"a {way} copy", of=f"a tensor of {format_of(x)}", got=got, do=do))
-    full = logical_shape(x)
-    shape = outer(full), full[-1]
-    if not data.size:
-        return lazy.zeros(shape), None
-    name = format_of(x)
-    if name == "block":
-        return block_fp8_values(x, way, shape), None
-    scales = _compact(x, way, shape)
-    return (mxfp8_values(x, way, scales, shape), None) if name == "mxfp8" else nvfp4_values(x, way, scales, shape, undo)
+_READER = BlockReader(lambda shape, data: lazy.zeros(shape), _unswizzled, block_fp8_values, mxfp8_values, nvfp4_values, transform_of)
+block_values = _READER.values
+mixed_transform = _READER.mixed_transform
 
 
 def block_dense(x: Any) -> Tensor:
     """The value of ``x`` in fp32, from its row-wise copy where it has one, else from the column-wise one."""
-    way = _WAYS[x._rowwise_data is None]
+    way = WAYS[x._rowwise_data is None]
     values, factor = block_values(x, way)
     if factor is not None:
         values = values * lazy.reshape(factor, (-1, 1) if way == "rowwise" else (1, -1))
     return lazy.reshape(values, logical_shape(x))
-
-
-def mixed_transform(a: Any, way_a: str, b: Any, way_b: str) -> bool:
-    """Whether the Hadamard transforms of two operands fail to cancel in their product: one has one, and the other none."""
-    transforms = [format_of(x) == "nvfp4" and transform_of(x, way) is not None for x, way in ((a, way_a), (b, way_b))]
-    return transforms[0] != transforms[1]

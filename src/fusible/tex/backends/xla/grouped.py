@@ -14,6 +14,7 @@ from fusible.tex.backends.xla.group_formats import group_values, groups_of, quan
 from fusible.tex.backends.xla.groups import Groups, groups
 from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
 from fusible.tex.grouped_call import build_grouped, is_grouped
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import check_shape, format_of, to_torch
 
@@ -64,38 +65,25 @@ class GroupedKernels(Grouped):
             tensor_offsets=input.tensor_offsets,
         )
 
-    def te_general_grouped_gemm_for_grouped_tensor(
-        self,
-        A: Any,
-        transa: bool,
-        B: Any,
-        transb: bool,
-        D: Any,
-        bias: Any,
-        bias_scale: Any,
-        alpha: Any,
-        beta: Any,
-        workspace_setup: Any,
-        workspace_cublas: Any,
-        use_split_accumulator: bool,
-        math_sm_count: int,
-    ) -> Any:
+    @by_name
+    def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
         """Two kinds of products: of each group's rows with a matrix of its own, and of two groups' rows over those rows."""
-        if not is_grouped(B) or (transb and (transa or not is_grouped(A))):
+        A, B, D = call.A, call.B, call.D
+        if not is_grouped(B) or (call.transb and (call.transa or not is_grouped(A))):
             do = "group the rows of B, and of A where B is transposed"
             raise NotServedError(expected("products of groups of rows", of="a grouped GEMM of lazy tensors", got="others", do=do))
         if getattr(D, "quantizer", None) is not None:
             raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
-        if bias_scale is not None and bias is None:
+        if call.bias_scale is not None and call.bias is None:
             raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
         of = groups_of(B)
-        if transb:
-            if bias is not None:
-                do = "add it elsewhere"
-                raise NotServedError(expected("no bias", of="a grouped GEMM over the rows of lazy tensors", got="one", do=do))
-            _write_each(D, _over_rows(A, B, of), alpha, beta, of)
+        if not call.transb:
+            _write_rows(D, _by_matrix(A, call.transa, B, of), call.bias, call.bias_scale, call.alpha, call.beta, of)
+        elif call.bias is None:
+            _write_each(D, _over_rows(A, B, of), call.alpha, call.beta, of)
         else:
-            _write_rows(D, _by_matrix(A, transa, B, of), bias, bias_scale, alpha, beta, of)
+            do = "add it elsewhere"
+            raise NotServedError(expected("no bias", of="a grouped GEMM over the rows of lazy tensors", got="one", do=do))
         return D
 
     te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor

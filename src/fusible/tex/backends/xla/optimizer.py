@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusible import lazy
@@ -12,11 +11,11 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import encode, tensor_amax
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax
 from fusible.tex.backends.xla.operands import fp32
-from fusible.tex.checks import adam_corrections, check_lists
+from fusible.tex.checks import check_lists
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.optimizer_call import check_typed_lists
+from fusible.tex.optimizer_call import AdamRule, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
 __all__ = ["OptimizerKernels"]
@@ -50,7 +49,7 @@ class OptimizerKernels(Optimizer):
     @by_name
     def multi_tensor_adam(self, call: Any) -> None:
         check_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", _shape)
-        adam = _adam(call)
+        adam = _Adam.of(call)
         for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
             new = adam.step(fp32(g), fp32(master[0] if master else p), m, v)
             for weight in (p, *master):
@@ -60,7 +59,7 @@ class OptimizerKernels(Optimizer):
     def multi_tensor_adam_fp8(self, call: Any) -> None:
         fp8 = fp8_format(call.fp8_dtype)
         check_typed_lists(call.tensor_lists, (None, _BYTES, None, None, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
-        adam = _adam(call)
+        adam = _Adam.of(call)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*call.tensor_lists, strict=True):
             new = adam.step(fp32(g), master, m, v)
             master.assign_(new)
@@ -136,19 +135,7 @@ def _put(old: Tensor, new: Tensor, skip: Tensor | None = None) -> None:
     old.assign_(lazy.reshape(rounded if skip is None else lazy.where(skip, old, rounded), old.shape))
 
 
-@dataclass(frozen=True)
-class _Adam:
-    """The rule of a call; ``lr`` and the corrections are numbers, or tensors of one number."""
-
-    lr: Any
-    beta1: float
-    beta2: float
-    epsilon: float
-    correction1: Any
-    correction2: Any
-    l2: float
-    decoupled: float
-
+class _Adam(AdamRule):
     def step(self, gradient: Tensor, value: Tensor, m: Tensor, v: Tensor, skip: Tensor | None = None) -> Tensor:
         """The new value of a parameter, all fp32; moves the moments on."""
         if self.l2:
@@ -163,20 +150,12 @@ class _Adam:
         return value - update * self.lr
 
 
-def _adam(call: Any, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> _Adam:
-    if corrections is None:
-        corrections = adam_corrections(call.mode, call.bias_correction, call.step, call.beta1, call.beta2)
-    decays = (call.weight_decay, 0.0) if call.mode == 0 else (0.0, call.weight_decay)
-    return _Adam(call.lr if lr is None else lr, call.beta1, call.beta2, call.epsilon, *corrections, *decays)
-
-
 def _adam_of_tensors(call: Any) -> None:
     """A step whose rate, count and gradient scale are tensors: one program serves every step."""
-    adam_corrections(call.mode, 0, 0, call.beta1, call.beta2)  # refuses a mode that there is not
     corrections = (1.0, 1.0)
     if call.bias_correction:
         corrections = _correction(call.beta1, _number(call.step)), _correction(call.beta2, _number(call.step))
-    adam = _adam(call, fp32(_number(call.lr)), corrections)
+    adam = _Adam.of(call, fp32(_number(call.lr)), corrections)
     skip: Any = _number(call.noop_flag) == 1
     factor = fp32(_number(call.inv_scale))
     for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):

@@ -1,7 +1,4 @@
-"""Counter-based random words, bit for bit those that ``tex.prim.dropout`` documents: Squares32 under a SplitMix64 key.
-
-All arithmetic is on uint64, where it wraps as the algorithms want it.
-"""
+"""Counter-based random words, bit for bit those that ``tex.prim.dropout`` documents."""
 
 from __future__ import annotations
 
@@ -13,30 +10,9 @@ from fusible.tex.seeds import draw_seeds, supplied_seed
 __all__ = ["drop_threshold", "next_seed", "uniform", "words"]
 
 
-def _mixed(z: Tensor, shift: int, factor: int) -> Tensor:
-    return (z ^ lazy.shift_right_logical(z, shift)) * factor
-
-
-def _key(seed: Tensor) -> Tensor:
-    """SplitMix64 of the seed (Steele et al. 2014), made odd."""
-    z = _mixed(seed + 0x9E3779B97F4A7C15, 30, 0xBF58476D1CE4E5B9)
-    z = _mixed(z, 27, 0x94D049BB133111EB)
-    return (z ^ lazy.shift_right_logical(z, 31)) | 1
-
-
-def _rotate(x: Tensor) -> Tensor:
-    return lazy.shift_right_logical(x, 32) | (x << 32)
-
-
 def words(seed: Tensor, counter: Tensor) -> Tensor:
-    """The random word of each counter (uint64) under ``seed`` (int64 ``[1]``): uint64 values in [0, 2^32) (Widynski 2020, arXiv:2004.06278)."""
-    key = _key(lazy.bitcast(seed, lazy.uint64))
-    y = counter * key
-    z = y + key
-    x = _rotate(y * y + y)
-    x = _rotate(x * x + z)
-    x = _rotate(x * x + y)
-    return lazy.shift_right_logical(x * x + z, 32)
+    """The random word of each counter (uint64) under ``seed`` (int64 ``[1]``, or what broadcasts): uint64 values in [0, 2^32)."""
+    return lazy.random_words(lazy.bitcast(seed, lazy.uint64), counter)
 
 
 def drop_threshold(probability: float) -> int:
