@@ -12,7 +12,7 @@ import pytest
 from fusible import lazy
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.flat_ir.op import FLAT_OPS, FlatIROp, frozen
-from fusible.lazy.flat_ir.ops import ConstantOp, TanhOp
+from fusible.lazy.flat_ir.ops import ConstantOp, DotOp, TanhOp, TransposeOp
 from fusible.lazy.flat_ir.passes import (
     DEFAULT_PASSES,
     PASSES,
@@ -20,6 +20,7 @@ from fusible.lazy.flat_ir.passes import (
     constant_deduplication,
     constant_folding,
     dead_code,
+    dot_layout,
     function_deduplication,
 )
 from fusible.lazy.flat_ir.passes.function_deduplication import MIN_OPERATIONS
@@ -157,9 +158,9 @@ def test_a_run_reports_what_each_pass_did() -> None:
     x = lazy.Tensor([1.0, 2.0])
     y = (x + 2.0) * (x + 2.0)
     flat = lazy.Trace([y]).to_flat_ir().run(*DEFAULT_PASSES)
-    assert [report.name for report in flat.report] == ["constant-folding", "common-subexpression", "dead-code"]
+    assert [report.name for report in flat.report] == ["constant-folding", "common-subexpression", "dot-layout", "dead-code"]
     assert all(report.name in PASSES for report in flat.report)
-    assert [(report.before, report.after) for report in flat.report] == [(7, 7), (7, 4), (4, 3)]
+    assert [(report.before, report.after) for report in flat.report] == [(7, 7), (7, 4), (4, 4), (4, 3)]
     assert str(flat.report[0]) == "constant-folding: 7 -> 7 operations\n    t_inter1 folded\n    t_inter2 folded"
     assert str(flat.report[1]) == (
         "common-subexpression: 7 -> 4 operations\n    t3 merged into t1\n    t_inter2 merged into t_inter1\n    t4 merged into t2"
@@ -200,3 +201,54 @@ def test_a_large_program_is_lowered_in_a_few_passes_over_its_operations() -> Non
     flat = lazy.Trace([x]).to_flat_ir()
     after = flat.run(*DEFAULT_PASSES)
     assert len(flat.ops) == 10500 and len(after.ops) == 1 + 2 * 1500
+
+
+_PRODUCTS = {
+    "as it should lie": ((64, 48), (48, 32), ((1,), (0,)), ((), ())),
+    "left transposed": ((48, 64), (48, 32), ((0,), (0,)), ((), ())),
+    "batches behind": ((48, 64, 3), (3, 48, 32), ((0,), (1,)), ((2,), (0,))),
+    "two contracted": ((6, 64, 8), (8, 32, 6), ((2, 0), (0, 2)), ((), ())),
+    "two left": ((4, 48, 16), (48, 32), ((1,), (0,)), ((), ())),
+    "none left": ((3, 48), (48, 600, 3), ((1,), (0,)), ((0,), (2,))),
+}
+
+
+def _dot_program(name: str, transposed: bool) -> tuple[lazy.FlatIR, list[np.ndarray]]:
+    """The product ``name`` of two inputs, or of the transposes of two."""
+    left, right, contracting, batch = _PRODUCTS[name]
+    rng = np.random.default_rng(0)
+    arrays = [np.asarray(rng.integers(-4, 5, shape), np.float32) for shape in (left, right)]
+    if transposed:
+        arrays = [np.ascontiguousarray(a.T) for a in arrays]
+    tensors = [lazy.Tensor(a) for a in arrays]
+    operands = [lazy.permute(t, tuple(reversed(range(t.ndim)))) if transposed else t for t in tensors]
+    return lazy.Trace([lazy.dot_general(*operands, contracting, batch)]).to_flat_ir(), arrays
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["itself", "transpose"])
+@pytest.mark.parametrize("name", _PRODUCTS)
+def test_the_left_operand_of_a_product_is_laid_out_for_its_kernel(name: str, transposed: bool) -> None:
+    flat, arrays = _dot_program(name, transposed)
+    after = check_flat_ir(flat.run(dot_layout, dead_code))
+    assert _run(flat, *arrays)[0].tobytes() == _run(after, *arrays)[0].tobytes()  # sums of small integers are exact
+    (dot,) = (op for op in after.ops if isinstance(op, DotOp))
+    rank = len(dot.inputs[0].shape)
+    if rank > len(dot.batch[0]) + len(dot.contracting[0]):
+        assert list(dot.batch[0]) == list(range(len(dot.batch[0])))
+        assert list(dot.contracting[0]) == list(range(rank - len(dot.contracting[0]), rank))
+    assert not any(isinstance(t.producer, TransposeOp) for t in dot.inputs)
+    assert str(check_flat_ir(dot_layout(after))) == str(after)
+
+
+def test_a_product_that_is_laid_out_well_or_small_is_left() -> None:
+    flat, _ = _dot_program("as it should lie", False)
+    assert dot_layout(flat).ops == flat.ops
+    x = lazy.Tensor(np.zeros((4, 3), np.float32))
+    small = lazy.Trace([lazy.dot_general(x, x, ((0,), (0,)))]).to_flat_ir()
+    assert dot_layout(small).ops == small.ops
+
+
+def test_the_report_names_what_a_product_multiplies_now() -> None:
+    flat, _ = _dot_program("left transposed", False)
+    (report,) = flat.run(dot_layout).report
+    assert str(report) == "dot-layout: 1 -> 4 operations\n    t2 multiplies t2_left2, t1"

@@ -7,6 +7,7 @@ from fusible.lazy.flat_ir.passes.common_subexpression import common_subexpressio
 from fusible.lazy.flat_ir.passes.constant_deduplication import constant_deduplication
 from fusible.lazy.flat_ir.passes.constant_folding import constant_folding
 from fusible.lazy.flat_ir.passes.dead_code import dead_code
+from fusible.lazy.flat_ir.passes.dot_layout import dot_layout
 from fusible.lazy.flat_ir.passes.function_deduplication import function_deduplication
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "constant_deduplication",
     "constant_folding",
     "dead_code",
+    "dot_layout",
     "function_deduplication",
 ]
 
@@ -34,9 +36,10 @@ PASSES: dict[str, Pass] = {
     "constant-folding": constant_folding,
     "constant-deduplication": constant_deduplication,
     "common-subexpression": common_subexpression,
+    "dot-layout": dot_layout,
     "dead-code": dead_code,
 }
 """Every pass by its name, in an order in which they may run."""
 
-DEFAULT_PASSES: tuple[Pass, ...] = (constant_folding, common_subexpression, dead_code)
+DEFAULT_PASSES: tuple[Pass, ...] = (constant_folding, common_subexpression, dot_layout, dead_code)
 """What every program goes through. Merging common subexpressions merges constants too."""
