@@ -69,6 +69,13 @@ def test_every_matrix_product_ran_on_fp8_operands_in_all_three_directions(compar
         assert (run["gemms"]["fp8"], run["gemms"]["other"]) == expected, run["recipe"]
 
 
+def test_sizes_that_no_block_fits_are_refused_first(tmp_path, capsys) -> None:
+    assert train("--recipe", "mxfp8", "--out", str(tmp_path / "out")) == 2
+    do = "give another size, or leave that recipe out"
+    assert f"Expected a multiple of 32, the block of mxfp8, of --hidden, got 16: {do}." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_several_recipes_have_a_folder_each(compared) -> None:
     out, _ = compared
     assert sorted(path.name for path in out.iterdir()) == sorted(["bf16", "fp32", "delayed", "current", "metrics.json", "loss.png", "pipeline.txt"])
@@ -112,3 +119,18 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(tmp_path, capsys
     assert train("--steps", "40", "--recipe", "fp32", "--lr", "1e38", "--out", str(tmp_path)) == 2
     said = capsys.readouterr().err
     assert said.startswith("Expected a finite loss of step ") and said.endswith(" (fp32), got nan: lower --lr.\n")
+
+
+def test_recipes_of_blocks_train_too_and_compiled_like_eagerly(tmp_path) -> None:
+    """The first loss is one forward pass of equal weights; later ones drift apart with every rounding that falls otherwise."""
+    words = "--steps 4 --hidden 32 --seq-len 16 --batch 4 --recipe mxfp8,block,nvfp4".split()
+    found = {}
+    for executor in ("eager", "xla"):
+        assert train(*words, "--executor", executor, "--out", str(tmp_path / executor)) == 0
+        found[executor] = json.loads((tmp_path / executor / "metrics.json").read_text())["runs"]
+    for eager, compiled in zip(found["eager"], found["xla"], strict=True):
+        precision = "fp4" if eager["recipe"] == "nvfp4" else "fp8"
+        assert eager["gemms"] == compiled["gemms"]
+        assert set(eager["gemms"][precision].values()) == {eager["matrix_products"]} and not any(eager["gemms"]["other"].values())
+        assert eager["loss"][-1] < eager["loss"][0]
+        assert compiled["loss"] == pytest.approx(eager["loss"], rel=0.01)

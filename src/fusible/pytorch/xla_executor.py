@@ -16,6 +16,7 @@ import torch
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.pytorch.executors import Program
+from fusible.tex.dispatch import recording_whole
 from fusible.tex.seeds import draw_seeds, supplying
 
 __all__ = ["XlaExecutor", "read_tensor"]
@@ -120,30 +121,30 @@ def _info(x: torch.Tensor) -> lazy.InputInfo:
 
 
 def _compile(program: Program, inputs: list[torch.Tensor]) -> _Compiled:
-    """Record ``program`` on placeholders of the inputs' types, and compile what it computes. The seeds of one that draws any are counted first."""
+    """Record ``program`` on placeholders of the inputs' types, and compile what it computes; one that draws seeds again, with these as an input."""
     infos = [_info(x) for x in inputs]
     recorded = _Recorded(program, len(inputs))
     try:
-        executable = lazy.compile(recorded, args=infos)
+        with recording_whole():
+            executable = lazy.compile(recorded, args=infos)
     except _DrawsSeeds:
-        counting = _Recorded(program, len(inputs), lazy.zeros((1,), lazy.int64))
-        counting(*(lazy.zeros(info.shape, info.dtype) for info in infos))
+        seeds = lazy.InputInfo((recorded.seeds,), lazy.int64)
         recorded = _Recorded(program, len(inputs))
-        executable = lazy.compile(recorded, args=[*infos, lazy.InputInfo((counting.seeds,), lazy.int64)])
+        executable = lazy.compile(recorded, args=[*infos, seeds])
     needed = any(source >= 0 for source in recorded.sources)
     return _Compiled(executable if needed else None, tuple(recorded.sources), recorded.static, recorded.seeds)
 
 
 class _DrawsSeeds(Exception):
-    """A program draws a seed, and none are among its inputs."""
+    """A program draws seeds, and none are among its inputs."""
 
 
 class _Recorded:
-    """``program`` as a function of lazy tensors: its ``count`` inputs and the seeds that it draws; ``any_seed`` stands for all where they are not
-    given. Raises ``_DrawsSeeds`` where neither is there."""
+    """``program`` as a function of lazy tensors: its ``count`` inputs, and the seeds that it draws. Raises ``_DrawsSeeds`` at its end where it drew
+    ``seeds`` that are not there."""
 
-    def __init__(self, program: Program, count: int, any_seed: lazy.Tensor | None = None) -> None:
-        self.program, self.count, self.any_seed = program, count, any_seed
+    def __init__(self, program: Program, count: int) -> None:
+        self.program, self.count = program, count
         self.sources: list[int] = []
         self.static: Any = None
         self.seeds = 0
@@ -154,14 +155,12 @@ class _Recorded:
 
         def supply() -> lazy.Tensor:
             self.seeds += 1
-            if given:
-                return given[0][self.seeds - 1 : self.seeds]
-            if self.any_seed is None:
-                raise _DrawsSeeds
-            return self.any_seed
+            return given[0][self.seeds - 1 : self.seeds] if given else lazy.zeros((1,), lazy.int64)
 
         with supplying(supply):
             results, self.static = self.program(list(leaves))
+        if self.seeds and not given:
+            raise _DrawsSeeds
         computed: list[lazy.Tensor] = []
         for result in results:
             place = places.get(result.trace_tensor)

@@ -21,7 +21,7 @@ from fusible.tex.operands import KINDS, kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.taping import Heard, local
 
-__all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "record"]
+__all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "record", "recording_whole"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Call:
         return self.request.function
 
 
+class _Pending(threading.local):
+    calls: list[Call] | None = None
+    """What this thread called in a stretch that counts only as a whole."""
+
+
+_pending = _Pending()
 _recorders: list[list[Call]] = []
 _recorders_lock = threading.Lock()
 
@@ -58,8 +64,11 @@ def _chosen(request: Request) -> Callable[..., Any]:
     call = Call(request, backend.NAME)
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        for calls in _recorders:
-            calls.append(call)
+        if _pending.calls is not None:
+            _pending.calls.append(call)
+        else:
+            for calls in _recorders:
+                calls.append(call)
         return method(*args, **kwargs)
 
     return recorded
@@ -185,3 +194,16 @@ def record() -> Iterator[list[Call]]:
         with _recorders_lock:
             _recorders[:] = [other for other in _recorders if other is not calls]
         registry.changed()
+
+
+@contextmanager
+def recording_whole() -> Iterator[None]:
+    """Let ``record`` see the calls of this thread within the context when it ends, and none of them where an error ends it."""
+    former, _pending.calls = _pending.calls, []
+    made = _pending.calls
+    try:
+        yield
+    finally:
+        _pending.calls = former
+    for calls in _recorders if former is None else [former]:
+        calls.extend(made)

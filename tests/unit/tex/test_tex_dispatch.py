@@ -12,6 +12,7 @@ import torch
 
 from fusible import cpp_extensions, tex
 from fusible.errors import ArgumentError, BackendError, KnobError, NotServedError
+from fusible.tex.dispatch import recording_whole
 from fusible.tex.registry import registry
 
 X = torch.randn(4, 6)
@@ -155,6 +156,20 @@ def test_record_lists_the_calls_of_every_thread() -> None:
     assert [(call.function, call.backend) for call in calls] == [("relu", NATIVE), ("silu", NATIVE)]
     tex.relu(X, None)
     assert len(calls) == 2
+
+
+def test_a_stretch_that_fails_is_not_recorded() -> None:
+    with tex.record() as calls:
+        with pytest.raises(ZeroDivisionError), recording_whole():
+            tex.relu(X, None)
+            with recording_whole():
+                tex.relu(X, None)
+            raise ZeroDivisionError
+        with recording_whole():
+            tex.silu(X, None)
+            assert not calls
+        tex.gelu(X, None)
+    assert [call.function for call in calls] == ["silu", "gelu"]
 
 
 def test_an_unserved_call_lists_every_reason() -> None:

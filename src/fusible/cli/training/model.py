@@ -10,12 +10,15 @@ from fusible.ops import MMT
 from fusible.pytorch import (
     GELU,
     DelayedScaling,
+    Float8BlockScaling,
     Float8CurrentScaling,
     HighPrecision,
     KVCache,
     LayerNorm,
     Linear,
     MultiHeadedSelfAttention,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
     Recipe,
     Residual,
     Sequential,
@@ -30,6 +33,9 @@ _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
     "fp32": (HighPrecision(), torch.float32),
     "delayed": (DelayedScaling(), torch.bfloat16),
     "current": (Float8CurrentScaling(), torch.bfloat16),
+    "mxfp8": (MXFP8BlockScaling(), torch.bfloat16),
+    "block": (Float8BlockScaling(), torch.bfloat16),
+    "nvfp4": (NVFP4BlockScaling(), torch.bfloat16),
 }
 
 

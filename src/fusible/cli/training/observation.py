@@ -13,21 +13,25 @@ __all__ = ["summarize_calls"]
 _DIRECTIONS = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
 """Direction of a GEMM by (transA, transB): the layouts TN, NN and NT."""
 
+_PRECISIONS = {"float8": "fp8", "block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Precision of a matrix product by the format of its operands."""
+
 
 def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str, Any]:
     """``backend``: who served the matrix products (most of them); ``calls``: their number by backend; ``gemms``: by precision and direction.
 
-    ``matrix_products`` is the number of MMTs in the plan: where ``gemms["fp8"]`` has it in all three directions and ``gemms["other"]`` is zero,
-    every one of them ran on FP8 operands. A compiled step calls tex only while it is traced, so each counts once there too.
+    ``matrix_products`` is the number of MMTs in the plan: where ``gemms["fp8"]`` (or ``"fp4"``) has it in all three directions and
+    ``gemms["other"]`` is zero, every one of them ran on such operands. A compiled step calls tex only while it is traced, so each counts once there
+    too.
     """
     gemms = [call for call in calls if call.function == "generic_gemm"]
     serving = Counter(call.backend for call in gemms) or Counter(call.backend for call in calls)
-    counts = {precision: dict.fromkeys(_DIRECTIONS.values(), 0) for precision in ("fp8", "other")}
+    counts = {precision: dict.fromkeys(_DIRECTIONS.values(), 0) for precision in ("fp8", "fp4", "other")}
     for call in gemms:
         request = call.request
         direction = _DIRECTIONS.get((bool(request["transA"]), bool(request["transB"])))
         if direction is not None:
-            counts["fp8" if _is_fp8(request["A"]) and _is_fp8(request["B"]) else "other"][direction] += 1
+            counts[_precision(request["A"], request["B"])][direction] += 1
     return {
         "backend": serving.most_common(1)[0][0] if serving else tex.get_backend().name,
         "calls": dict(sorted(Counter(call.backend for call in calls).items())),
@@ -36,5 +40,7 @@ def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str
     }
 
 
-def _is_fp8(kind: Any) -> bool:
-    return isinstance(kind, tuple) and kind[0] == "float8"
+def _precision(*operands: Any) -> str:
+    """"fp8" or "fp4" where both operands are of such formats, else "other"."""
+    found = {_PRECISIONS.get(kind[0], "other") if isinstance(kind, tuple) else "other" for kind in operands}
+    return found.pop() if len(found) == 1 else "other"

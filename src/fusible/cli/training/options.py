@@ -11,8 +11,10 @@ from fusible.errors import ArgumentError, CheckpointError, expected
 
 __all__ = ["EXECUTORS", "RECIPES", "TrainOptions"]
 
-RECIPES = ("bf16", "fp32", "delayed", "current")
+RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 EXECUTORS = ("eager", "xla")
+_BLOCKS = {"mxfp8": 32, "nvfp4": 16}
+"""What rows and columns of everything that a recipe quantizes are multiples of."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class TrainOptions:
                 )
             )
         self._check_names()
+        for recipe in self.recipes:
+            for of, size in (("--hidden", self.hidden), ("--batch times --seq-len", self.batch * self.seq_len)):
+                if size % _BLOCKS.get(recipe, 1):
+                    wanted = f"a multiple of {_BLOCKS[recipe]}, the block of {recipe},"
+                    raise ArgumentError(expected(wanted, of=of, got=size, do="give another size, or leave that recipe out"))
 
     def _check_names(self) -> None:
         unknown = [name for name in self.recipes if name not in RECIPES]

@@ -13,7 +13,15 @@ from matplotlib.figure import Figure
 
 __all__ = ["draw_losses", "smooth"]
 
-_STYLES = {"bf16": ("#1f2933", "-"), "fp32": ("#7b8794", "-"), "delayed": ("#d9480f", "--"), "current": ("#1971c2", ":")}
+_STYLES = {
+    "bf16": ("#1f2933", "-"),
+    "fp32": ("#7b8794", "-"),
+    "delayed": ("#d9480f", "--"),
+    "current": ("#1971c2", ":"),
+    "mxfp8": ("#2b8a3e", "-."),
+    "block": ("#862e9c", (0, (3, 1, 1, 1, 1, 1))),
+    "nvfp4": ("#c2255c", (0, (5, 1))),
+}
 
 
 def smooth(values: Sequence[float], width: int) -> np.ndarray:

@@ -68,9 +68,9 @@ def write_reports(out: Path, options: TrainOptions, text: Text, runs: Sequence[M
 def print_summary(console: Console, out: Path, text: Text, runs: Sequence[Mapping[str, Any]]) -> None:
     """A table with a row per run, and where the files are."""
     unigram = text.unigram_loss()
-    table = make_table("recipe", ">steps", ">held-out loss", ">below unigram", ">tokens/s", ">peak memory", "GEMMs on FP8 operands", "backend")
+    table = make_table("recipe", ">steps", ">held-out loss", ">below unigram", ">tokens/s", ">peak memory", "GEMMs on FP8 or FP4 operands", "backend")
     for run in runs:
-        fp8, number = run["gemms"]["fp8"], run["matrix_products"]
+        counts, number = [of for precision, of in run["gemms"].items() if precision != "other"], run["matrix_products"]
         table.add_row(
             run["recipe"],
             str(run["steps"]),
@@ -78,7 +78,7 @@ def print_summary(console: Console, out: Path, text: Text, runs: Sequence[Mappin
             f"{100 * (1 - run['held_out_loss'] / unigram):.1f} %",
             f"{run['tokens_per_second']:,.0f}",
             f"{run['peak_memory_bytes'] / 2**20:,.0f} MiB",
-            ", ".join(f"{direction} {count}/{number}" for direction, count in fp8.items()),
+            ", ".join(f"{direction} {sum(count[direction] for count in counts)}/{number}" for direction in counts[0]),
             run["backend"],
         )
     console.print(table)
