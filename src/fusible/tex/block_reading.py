@@ -10,7 +10,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.tex.block_layout import used_scales
 from fusible.tex.protocol import format_of, logical_shape, outer
 
-__all__ = ["WAYS", "BlockReader", "by_columns"]
+__all__ = ["BlockReader", "WAYS", "by_columns"]
 
 WAYS = ("rowwise", "columnwise")
 """The copies that a tensor may have."""
