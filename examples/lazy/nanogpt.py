@@ -129,7 +129,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"largest deviation of the logits from torch's: {check(model, config):.1e} of the largest")
         return
     forward = compile_forward(model, config)
-    print(f"one program for every length: {forward.input_infos}")
+    (_, least), _, (_, most) = forward.input_infos["tokens"].shape_bounds
+    print(f"recorded once; a program is compiled for each length from {least} to {most} that it meets")
     text = bytes(generate(forward, config, list(options.prompt.encode()), options.tokens))
     print(f"the weights are random, and so is what follows the prompt: {text!r}")
 

@@ -44,8 +44,10 @@ _STABLEHLO = """\
 ==== StableHLO IR ====
 1: module {
 2:   func.func @main() -> tensor<2x3xf32> {
+# seed.py:3: inp = tp.full((2, 3), value=0.5)
 3:     %cst = stablehlo.constant dense<5.000000e-01> : tensor<f32>
 4:     %0 = stablehlo.broadcast_in_dim %cst, dims = [] : (tensor<f32>) -> tensor<2x3xf32>
+# seed.py:4: out = inp.tanh()
 5:     %1 = stablehlo.tanh %0 : tensor<2x3xf32>
 6:     return %1 : tensor<2x3xf32>
 7:   }
@@ -85,6 +87,22 @@ def test_a_wide_terminal_gets_them_side_by_side(shown) -> None:
     for text, start, end in zip((_TRACE, _FLAT, _STABLEHLO), columns, ends, strict=True):
         height = text.count("\n") + 1
         assert "\n".join(line[start:end].rstrip() for line in lines[1 : 1 + height]) == text
+
+
+def test_an_operation_with_a_body_stands_under_the_line_that_recorded_it(shown) -> None:
+    script = "import fusible.lazy as tp\nx = tp.ones((1, 2, 5))\ny = x.maxpool((2,))\nz = y.tanh()\nz.eval()\n"
+    text = "\n".join(shown(script, 100)[0]).split("==== StableHLO IR ====\n")[1]
+    owners: dict[str, str] = {}
+    owner = ""
+    for line in text.split("\n"):
+        owner = line if line.startswith("# ") else owner
+        for operation in ("broadcast_in_dim", "reduce_window", "maximum", "return", "tanh"):
+            if f"stablehlo.{operation}" in line:
+                owners[operation] = owner
+    pooled = "# seed.py:3: y = x.maxpool((2,))"
+    wanted = {"broadcast_in_dim": "# seed.py:2: x = tp.ones((1, 2, 5))", "reduce_window": pooled, "maximum": pooled, "return": pooled}
+    assert owners == {**wanted, "tanh": "# seed.py:4: z = y.tanh()"}
+    assert text.count(pooled) == 1
 
 
 def test_a_program_is_shown_once_and_compilations_are_counted_apart(shown) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.knobs import FUSIBLE_LAZY_CACHE_DIR, FUSIBLE_LAZY_ENGINE, FUSIBLE_LAZY_ERRORS
+from fusible.lazy.locate import shows_user
 
 __all__ = ["config"]
 
@@ -59,6 +60,7 @@ class _Setting:
             values[self._name] = self._check(self._name, self._default())
         return values[self._name]
 
+    @shows_user
     def __set__(self, of: Any, value: Any) -> None:
         of._values[self._name] = self._check(self._name, value)
 

@@ -39,8 +39,8 @@ def locate(error: FusibleError, parameters: tuple[str, ...]) -> None:
 
 
 def shows_user(function: F) -> F:
-    """``function``, whose errors begin with the user's line."""
-    parameters = tuple(inspect.signature(function).parameters)
+    """``function``, whose errors begin with the user's line. Of an ``__init__``, ``self`` is no argument of that line."""
+    parameters = tuple(inspect.signature(function).parameters)[function.__name__ == "__init__" :]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

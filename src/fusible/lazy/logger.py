@@ -11,6 +11,7 @@ from typing import Any
 
 from fusible.errors import ArgumentError, expected
 from fusible.knobs import FUSIBLE_LAZY_VERBOSITY
+from fusible.lazy.locate import shows_user
 
 __all__ = ["CHANNELS", "LEVELS", "Logger", "logger"]
 
@@ -55,6 +56,7 @@ class Logger:
         return self._given
 
     @verbosity.setter
+    @shows_user
     def verbosity(self, verbosity: Verbosity) -> None:
         by_module = verbosity if isinstance(verbosity, Mapping) else {"": verbosity}
         rules = [(name.replace("/", ".").removeprefix(_OURS), _enabled(names)) for name, names in by_module.items()]

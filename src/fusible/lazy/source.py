@@ -9,6 +9,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from types import CodeType, FrameType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
@@ -17,29 +18,39 @@ __all__ = ["Place", "Source", "UNKNOWN", "describe", "excerpt", "is_ours", "plac
 Source = tuple[CodeType | None, int]
 """A place in a program, as cheap to note as can be: a code object and the offset of an instruction in it."""
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+def _roots() -> tuple[str, ...]:
+    """The directories whose code runs on behalf of the user: Fusible's, and torch's (whose modules call Fusible's) where it is installed."""
+    torch = PathFinder.find_spec("torch")
+    places = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    if torch is not None and torch.origin:
+        places.append(os.path.dirname(torch.origin))
+    return tuple(place + os.sep for place in places)
+
+
+_ROOTS = _roots()
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 UNKNOWN: Source = (None, 0)
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame runs Fusible's own code."""
-    return frame.f_code.co_filename.startswith(_ROOT)
+    """Whether a frame runs code of Fusible or torch, and none of the user's."""
+    return frame.f_code.co_filename.startswith(_ROOTS)
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame from ``frame`` outwards that is not Fusible's."""
+    """The innermost frame from ``frame`` outwards that is the user's."""
     while frame is not None and is_ours(frame):
         frame = frame.f_back
     return frame
 
 
 def user_line() -> Source:
-    """Where the innermost caller stands whose file is not Fusible's. Costs a few hundred nanoseconds: nothing is looked up."""
+    """Where the innermost caller stands that is the user's. Costs a few hundred nanoseconds: nothing is looked up."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_ROOT):
+        if not code.co_filename.startswith(_ROOTS):
             return code, frame.f_lasti
         frame = frame.f_back
     return UNKNOWN

@@ -280,3 +280,22 @@ def test_outputs_of_the_flat_call_are_inputs_again() -> None:
     executable = lazy.compile(lambda x: x + x, args=[lazy.InputInfo((3,), lazy.bfloat16)])
     (once,) = executable.run(np.ones(3, ml_dtypes.bfloat16))
     assert executable(once).cast(_F32).tolist() == [4.0] * 3 and executable.run(once)[0].numpy().tolist() == [4.0] * 3
+
+
+def test_programs_that_differ_in_one_respect_are_told_apart() -> None:
+    """What the key of a program holds besides its operations. The one that is compiled first must not serve the other."""
+    x = np.full(4096, 3.0, np.float32)
+
+    def both(a: lazy.Tensor) -> tuple[lazy.Tensor, lazy.Tensor]:
+        more = a + 1.5
+        return more, more * 2.0
+
+    info = lazy.InputInfo((4096,), _F32)
+    for function, wanted in ((both, (4.5, 9.0)), (lambda a: both(a)[::-1], (9.0, 4.5)), (lambda a: both(a)[1:] * 2, (9.0, 9.0))):
+        assert tuple(t.numpy()[0] for t in lazy.compile(function, args=[info])(x)) == wanted
+    for zero in (0.0, -0.0):
+        assert str(lazy.full((7,), zero).numpy()[0]) == str(zero)
+    taking, leaving = (lazy.compile(lambda a: a * 3.5, args=[info], donate=names) for names in (["a"], []))
+    first, second = lazy.full((4096,), 3.0).eval(), (lazy.full((4096,), 1.5) * 2.0).eval()
+    assert taking(first).numpy()[0] == leaving(second).numpy()[0] == 10.5
+    assert second.numpy()[0] == 3.0

@@ -245,6 +245,8 @@ def test_sizes_of_a_call_are_checked() -> None:
     assert free(_rows(5), _rows(5)).shape == (5, 3) and halves(_rows(6)).shape == (3, 6) and fifth(_rows(5)).shape == (3,)
     with pytest.raises(ArgumentError, match="a size from 1 to 4 of n of the executable .*, got 5"):
         sized(_rows(5), 5)
+    with pytest.raises(ArgumentError, match="a size from 1 to 4 of n of the executable .*, got 0"):
+        sized(_rows(5), 0)
     assert sized(_rows(8), lazy.DimensionSize(4)).shape == (4, 6) == sized.run(_rows(8), 4)[0].shape
     with pytest.raises(DTypeError, match="an int or a DimensionSize with a value of n of the executable .*, got 2.0"):
         sized(_rows(4), 2.0)

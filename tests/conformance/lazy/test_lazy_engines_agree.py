@@ -17,6 +17,7 @@ from fusible.errors import CompileError
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES, function_deduplication
 from fusible.lazy.runtime.engines import ENGINES
+from fusible.lazy.runtime.iree import _errors
 from fusible.lazy.runtime.pjrt import PJRT
 
 Array = np.ndarray[Any, Any]
@@ -119,6 +120,12 @@ def test_iree_evaluates_and_compiles_what_xla_does(iree: None) -> None:
 def test_what_iree_refuses_is_one_sentence(iree: None) -> None:
     with pytest.raises(CompileError, match="Expected a module that IREE compiles of a recorded program, got a tensor of int4"):
         lazy.Tensor([1, 2]).cast(lazy.int4).eval()
+
+
+def test_what_irees_compiler_says_is_cut_to_its_errors() -> None:
+    said = "Error invoking tool\nDiagnostics:\n  a.py:7:13: error: failed to legalize 'arith.extf'\n  x.cast(y)\n   ^\nInvoked with: iree-compile -"
+    assert _errors(said) == "a.py:7:13: error: failed to legalize 'arith.extf'"
+    assert _errors("out of memory") == "out of memory"
 
 
 def test_iree_reads_its_own_binary(iree: None) -> None:

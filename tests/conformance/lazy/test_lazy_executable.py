@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -251,3 +252,19 @@ def test_bfloat16_outputs_are_numpy_too() -> None:
     (out,) = _double((3,), lazy.bfloat16).run(torch.ones(3, dtype=torch.bfloat16))
     assert out.numpy().dtype == ml_dtypes.bfloat16 and out.dtype is lazy.bfloat16 and out.shape == (3,)
     assert np.asarray(out, np.float32).tolist() == [2, 2, 2]
+
+
+def test_an_executable_shows_what_is_compiled_and_what_the_passes_did(tmp_path: Path) -> None:
+    fixed = lazy.compile(lambda x: (x + x) * lazy.full((), 2.0).exp() + (x + x), args=[lazy.InputInfo((4,), lazy.float32)])
+    dynamic = lazy.compile(lambda x: x * lazy.ones(x.shape) + lazy.zeros((x.shape[0],)), args=[lazy.InputInfo(((1, 3, 8),), lazy.float32)])
+    for executable in (fixed, dynamic):
+        optimized = executable.optimized_flat_ir
+        assert [report.name for report in optimized.report] == ["constant-folding", "common-subexpression", "dead-code"]
+        assert optimized.report[-1].after == len(optimized.ops) < optimized.report[0].before
+        assert not executable.flat_ir.report
+    assert str(fixed.optimized_flat_ir).count("AddOp(t0, t0)") == 1 < str(fixed.flat_ir).count("AddOp(t0, t0)")
+    # The program of the usual sizes, which are known where passes run.
+    assert "?" not in dynamic.optimized_flat_ir.to_stablehlo().text and dynamic.optimized_flat_ir.outputs[0].shape == (3,)
+    fixed.save(tmp_path / "program")
+    with pytest.raises(ArgumentError, match="an executable compiled in this process of a FlatIR, got a loaded one"):
+        _ = lazy.Executable.load(tmp_path / "program").optimized_flat_ir

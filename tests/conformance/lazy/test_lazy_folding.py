@@ -188,6 +188,8 @@ def test_what_engines_may_do_otherwise_is_left_to_them() -> None:
     for dividend, divisor in ((1, 0), (lazy.int32.min, -1)):
         assert _fold(flat_ops.DivideOp, [(np.array(v, np.int32), lazy.int32) for v in (dividend, divisor)], lazy.int32, {}) is None
     assert _fold(flat_ops.ConvertOp, [(np.float64(1 + 2**-8 + 2**-40), lazy.float64)], lazy.bfloat16, {}) is None  # some round by way of float32
+    for narrow in (lazy.float16, lazy.float8, lazy.float8e5m2):  # beyond its range: infinite, NaN or the largest number
+        assert _fold(flat_ops.ConvertOp, [(np.float32(1e6), lazy.float32)], narrow, {}) is None
     assert _fold(flat_ops.MaxOp, [(np.float32(v), lazy.float32) for v in (0.0, -0.0)], lazy.float32, {}) is None
     small = float(ml_dtypes.finfo(np.float32).smallest_normal)
     assert isinstance(lazy.Trace([lazy.full((), small) * 1.0]).to_flat_ir().run(constant_folding).outputs[0].producer, ConstantOp)

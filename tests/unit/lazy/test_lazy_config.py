@@ -46,10 +46,11 @@ def test_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         ("extra_error_information", ["everything"], ArgumentError),
     ],
 )
-def test_a_value_that_is_none_of_a_setting_is_one_sentence(name: str, value: Any, kind: type[Exception]) -> None:
+def test_a_value_that_is_none_of_a_setting_is_refused_where_it_is_assigned(name: str, value: Any, kind: type[Exception]) -> None:
     before = getattr(lazy.config, name)
-    with pytest.raises(kind, match=rf"^Expected .* of config\.{name}, got .*: assign"):
+    with pytest.raises(kind, match=rf"\nExpected .* of config\.{name}, got .*: assign") as caught:
         setattr(lazy.config, name, value)
+    assert str(caught.value).split("\n")[1].strip() == "setattr(lazy.config, name, value)"
     assert getattr(lazy.config, name) == before
 
 
@@ -134,3 +135,18 @@ def test_programs_of_two_engines_are_kept_apart() -> None:
         assert cache.get(trace) is not first and len(cache) == 2
     finally:
         del lazy.runtime.engines.ENGINES["second"]
+
+
+def test_a_wrong_verbosity_is_refused_where_it_is_assigned() -> None:
+    before = lazy.logger.verbosity
+    with pytest.raises(ArgumentError, match="of logger.verbosity, got 'loud'") as caught:
+        lazy.logger.verbosity = "loud"
+    assert str(caught.value).split("\n")[1].strip() == 'lazy.logger.verbosity = "loud"'
+    assert lazy.logger.verbosity == before
+
+
+def test_binaries_of_two_levels_of_effort_are_kept_apart(tmp_path: Path) -> None:
+    lazy.config.timing_cache_file_path = tmp_path
+    for level in (0, 3):
+        lazy.compile(lambda x: x * 1.375, level, args=[lazy.InputInfo((3,), lazy.float32)])
+    assert len(list(tmp_path.iterdir())) == 2

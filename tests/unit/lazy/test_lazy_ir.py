@@ -17,6 +17,7 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.tensor import record
 from fusible.lazy.trace.checker import check_trace
 from fusible.lazy.trace.op import TRACE_OPS, TraceOp
+from fusible.lazy.trace.ops.convolution import convolution, convolution_transpose
 
 
 def _program() -> lazy.FlatIR:
@@ -122,3 +123,21 @@ def test_locations_carry_names_and_the_users_line() -> None:
     module = lazy.Trace([lazy.zeros((2,)).tanh()]).to_flat_ir().to_stablehlo().module
     text = module.operation.get_asm(enable_debug_info=True)
     assert "unaryelementwise:t0->t1" in text and "test_lazy_ir.py" in text
+
+
+_ACCUMULATING = {
+    "DotOp": [lambda x: x @ x, lambda x: lazy.dot_general(x, x, ((1,), (1,)))],
+    "ReduceWindowOp": [lambda x: x.cumsum(0), lambda x: x.unsqueeze(0).avgpool((2,))],
+    "ReduceOp": [lambda x: x.sum(), lambda x: x.prod(0), lambda x: x.mean(1), lambda x: lazy.softmax(x, 1).sum(0)],
+    "ConvolutionOp": [lambda x: convolution(x.unsqueeze(0), x.unsqueeze(2)), lambda x: convolution_transpose(x.unsqueeze(0), x.unsqueeze(2))],
+}
+
+
+@pytest.mark.parametrize("of", [lazy.float16, lazy.bfloat16])
+@pytest.mark.parametrize("kind", _ACCUMULATING)
+def test_16_bits_are_accumulated_in_float32_by_every_engine(kind: str, of: lazy.dtype) -> None:
+    """Engines may do so by themselves, so that no number shows it."""
+    for call in _ACCUMULATING[kind]:
+        out = call(lazy.ones((4, 4), of))
+        ops = [op for op in lazy.Trace([out]).to_flat_ir().ops if type(op).__name__ == kind]
+        assert ops and all(op.outputs[0].dtype is lazy.float32 for op in ops) and out.dtype is of

@@ -146,6 +146,22 @@ def test_lowerings_that_differ_in_a_shape_or_an_attribute_are_other_functions() 
     assert _kinds(called).count("CallOp") == 8
 
 
+def test_operations_that_differ_in_their_results_type_alone_are_not_merged() -> None:
+    x = lazy.Tensor(np.arange(12, dtype=np.float32) / 8)
+    row = x[:1]
+    alike = [x.reshape((3, 4)), x.reshape((2, 6)), x.cast(lazy.float16), x.cast(lazy.bfloat16), row.expand((4,)), row.expand((5,))]
+    flat = lazy.Trace(alike).to_flat_ir()
+    merged = check_flat_ir(flat.run(common_subexpression))
+    assert [(t.shape, t.dtype) for t in merged.outputs] == [(t.shape, t.dtype) for t in alike]
+
+
+def test_alike_lowerings_whose_other_results_are_used_are_other_functions() -> None:
+    x, y = lazy.Tensor([3.0, 1.0, 2.0]), lazy.Tensor([1.0, 7.0, 5.0])
+    outputs = [x.topk(2, 0)[0], y.topk(2, 0)[1], (x + y).topk(2, 0)[0]]
+    flat = check_flat_ir(lazy.Trace(outputs).to_flat_ir().run(function_deduplication))
+    assert [len(f.outputs) for f in flat.functions] == [1] and [type(t.producer).__name__ for t in flat.outputs] == ["CallOp", "SliceOp", "CallOp"]
+
+
 def test_equal_calls_are_merged_and_unused_ones_dropped() -> None:
     x = lazy.Tensor(np.zeros((2, 3), np.float32))
     flat = lazy.Trace([x.cast(lazy.float8), x.cast(lazy.float8), (x * 2.0).cast(lazy.float8)]).to_flat_ir()

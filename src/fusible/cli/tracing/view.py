@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import sys
@@ -75,35 +76,41 @@ class ProgramView:
 def _line(source: Source) -> str:
     """``script.py:3: out.eval()``."""
     place = place_of(source)
-    text = linecache.getline(place.file, place.line).strip()
-    return f"{os.path.basename(place.file)}:{place.line}" + (f": {text}" if text else "")
+    return _spelled(place.file, place.line)
 
 
-def _annotated(lines: Iterable[tuple[str, Source | None]]) -> list[str]:
-    """Lines of an IR, with a comment before each run of them that one line of the script recorded."""
+def _spelled(file: str, line: int) -> str:
+    text = linecache.getline(file, line).strip()
+    return f"{os.path.basename(file)}:{line}" + (f": {text}" if text else "")
+
+
+def _annotated(lines: Iterable[tuple[str, str]]) -> str:
+    """Lines of an IR, with a comment before each run of them that one line of the script recorded. Pairs of both; ``""`` where none did."""
     out: list[str] = []
     current = ""
-    for line, source in lines:
-        recorded = "" if source is None else _line(source)
+    for line, recorded in lines:
         if recorded and recorded != current:
             out.append(f"# {recorded}")
         current = recorded
         out.append(line)
-    return out
+    return "\n".join(out)
 
 
 def _trace_lines(trace: Trace) -> str:
-    sources = {", ".join(trace.names[out] for out in op.outputs): op.outputs[0].source for op in trace.ops}
-    return "\n".join(_annotated((line, sources.get(line.split(" = ")[0])) for line in str(trace).split("\n")))
+    recorded = {", ".join(trace.names[out] for out in op.outputs): _line(op.outputs[0].source) for op in trace.ops}
+    return _annotated((line, recorded.get(line.split(" = ")[0], "")) for line in str(trace).split("\n"))
 
 
 def _flat_lines(flat: FlatIR) -> str:
-    sources = {str(op): op.outputs[0].source for op in flat.ops}
-    return "\n".join(_annotated((line, sources.get(line)) for line in str(flat).split("\n")))
+    recorded = {str(op): _line(op.outputs[0].source) for op in flat.ops}
+    return _annotated((line, recorded.get(line, "")) for line in str(flat).split("\n"))
 
 
 def _module_text(flat: FlatIR) -> str:
     try:
-        return str(flat.to_stablehlo())
+        module = flat.to_stablehlo()
     except FusibleError as error:  # the script's own evaluation raises it next
         return f"==== StableHLO IR ====\nrefused: {error}"
+    title, *lines = str(module).split("\n")
+    recorded = ["" if place is None else _spelled(*place) for place in module.recorded]
+    return "\n".join([title, _annotated(itertools.zip_longest(lines, recorded, fillvalue=""))])

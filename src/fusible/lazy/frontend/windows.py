@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fusible.errors import ArgumentError, expected
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike, size_of
 
 __all__ = ["Padding", "padding_of", "steps"]
 
-Padding = tuple[tuple[int, int], ...]
+Padding = tuple[tuple[SizeLike, SizeLike], ...]
 """Elements before and after each dimension."""
 
 
-def steps(given: Any, rank: int, parameter: str, what: str) -> tuple[int, ...]:
-    """One int of at least 1 per dimension, 1 everywhere for ``None``; raises ``ArgumentError`` for anything else."""
+def steps(given: Any, rank: int, parameter: str, what: str) -> tuple[SizeLike, ...]:
+    """One size of at least 1 per dimension, 1 everywhere for ``None``; raises ``ArgumentError`` for anything else."""
     if given is None:
         return (1,) * rank
-    found = _items(given)
-    if len(found) == rank and all(_counts(n, 1) for n in found):
+    found = _sizes(given, 1, f"{parameter} of {what}")
+    if len(found) == rank and None not in found:
         return found
     raise _wrong(f"{rank} ints of at least 1", parameter, what, given, "pass one for every dimension that it covers")
 
 
 def padding_of(given: Any, rank: int, parameter: str, what: str) -> Padding:
-    """One pair of ints of at least 0 per dimension, none for ``None``; raises ``ArgumentError`` for anything else."""
+    """One pair of sizes of at least 0 per dimension, none for ``None``; raises ``ArgumentError`` for anything else."""
     if given is None:
         return ((0, 0),) * rank
-    pairs = tuple(_items(pair) for pair in _items(given))
-    if len(pairs) == rank and all(len(p) == 2 and _counts(p[0], 0) and _counts(p[1], 0) for p in pairs):
+    pairs = tuple(_sizes(pair, 0, f"{parameter} of {what}") for pair in _items(given))
+    if len(pairs) == rank and all(len(p) == 2 and None not in p for p in pairs):
         return pairs
     raise _wrong(f"{rank} pairs of ints of at least 0", parameter, what, given, "pass (before, after) for every dimension that it covers")
 
 
 def _items(given: Any) -> tuple[Any, ...]:
-    return () if isinstance(given, str) or not hasattr(given, "__len__") else tuple(given)
+    return tuple(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else ()
 
 
-def _counts(n: Any, least: int) -> bool:
-    return hasattr(n, "__index__") and not isinstance(n, bool) and n >= least
+def _sizes(given: Any, least: int, what: str) -> tuple[Any, ...]:
+    """What is given as sizes; ``None`` for what is none, or cannot be at least ``least``."""
+    found = [size_of(n) for n in _items(given)]
+    return tuple([n if n is not None and holds(n, ">=", least, what) else None for n in found])
 
 
 def _wrong(wanted: str, parameter: str, what: str, got: object, do: str) -> ArgumentError:

@@ -8,7 +8,7 @@ from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
-from fusible.lazy.modules.checks import check_channels, float_dtype
+from fusible.lazy.modules.checks import check_channels, check_sizes, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.normalization import per_channel
 from fusible.lazy.modules.parameter import DefaultParameter
@@ -32,6 +32,7 @@ class BatchNorm(Module):
 
     @shows_user
     def __init__(self, num_features: int, dtype: dtypes.dtype = dtypes.float32, eps: float = 1e-5) -> None:
+        check_sizes("BatchNorm", num_features=num_features)
         self.dtype = float_dtype("BatchNorm", dtype)
         self.num_features = num_features
         self.eps = eps

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.errors import DTypeError, ShapeError, expected
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import size_of
 from fusible.lazy.dtypes import FLOATS, check_dtype, dtype
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.locate import pointing
 
-__all__ = ["check_channels", "check_spatial", "check_trailing", "float_dtype"]
+__all__ = ["check_channels", "check_sizes", "check_spatial", "check_trailing", "float_dtype"]
 
 
 def float_dtype(name: str, of: Any) -> dtype:
@@ -18,10 +21,21 @@ def float_dtype(name: str, of: Any) -> dtype:
     return of
 
 
+def check_sizes(name: str, **sizes: Any) -> None:
+    """Raise ``DTypeError`` or ``ShapeError`` unless the arguments of a module are sizes."""
+    for argument, given in sizes.items():
+        wanted = expected("an int of at least 0", of=f"{argument} of {name}", got=repr(given), do="pass the number of elements")
+        if type(size_of(given)) is not int:
+            raise pointing(DTypeError(wanted), argument)
+        if given < 0:
+            raise pointing(ShapeError(wanted), argument)
+
+
 def check_trailing(name: str, x: Any, sizes: tuple[int, ...], of: dtype) -> None:
     """Raise ``ShapeError`` or ``DTypeError`` unless ``x`` is a tensor ``[..., *sizes]`` of dtype ``of``."""
     _check_dtype(name, x, of)
-    if x.ndim < len(sizes) or x.shape[x.ndim - len(sizes) :] != sizes:
+    trailing = x.trace_tensor.shape[max(x.ndim - len(sizes), 0) :]
+    if x.ndim < len(sizes) or not all(holds(n, "==", size, f"the input of {name}") for n, size in zip(trailing, sizes, strict=True)):
         wanted = f"shape [..., {', '.join(map(str, sizes))}]"
         raise ShapeError(expected(wanted, of=f"the input of {name}", got=x.trace_tensor, do="reshape it, or make the module of its sizes"))
 
@@ -29,7 +43,7 @@ def check_trailing(name: str, x: Any, sizes: tuple[int, ...], of: dtype) -> None
 def check_channels(name: str, x: Any, channels: int, of: dtype, rank: int | None = None) -> None:
     """Raise ``ShapeError`` or ``DTypeError`` unless ``x`` is a tensor ``[N, channels, ...]`` of dtype ``of``, of ``rank`` dimensions where given."""
     _check_dtype(name, x, of)
-    if x.ndim < 2 or x.shape[1] != channels or (rank is not None and x.ndim != rank):
+    if x.ndim < 2 or (rank is not None and x.ndim != rank) or not holds(x.trace_tensor.shape[1], "==", channels, f"the input of {name}"):
         rest = "..." if rank is None else ", ".join(f"D{d}" for d in range(rank - 2))
         raise ShapeError(
             expected(

@@ -11,7 +11,7 @@ from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import padding_of, steps
 from fusible.lazy.locate import shows_user
-from fusible.lazy.modules.checks import check_channels, float_dtype
+from fusible.lazy.modules.checks import check_channels, check_sizes, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter
 from fusible.lazy.trace.ops.convolution import convolution, convolution_transpose
@@ -39,6 +39,7 @@ class _Convolutional(Module):
         dtype: dtypes.dtype = dtypes.float32,
     ) -> None:
         name = type(self).__name__
+        check_sizes(name, in_channels=in_channels, out_channels=out_channels)
         self.dtype = float_dtype(name, dtype)
         self.in_channels = in_channels
         self.out_channels = out_channels

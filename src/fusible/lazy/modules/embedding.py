@@ -7,6 +7,7 @@ from typing import Any
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
+from fusible.lazy.modules.checks import check_sizes
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter
 from fusible.lazy.trace.ops.gather import gather
@@ -24,6 +25,7 @@ class Embedding(Module):
 
     @shows_user
     def __init__(self, num_embeddings: int, embedding_dim: int, dtype: dtypes.dtype = dtypes.float32) -> None:
+        check_sizes("Embedding", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         self.dtype = dtypes.check_dtype(dtype)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim

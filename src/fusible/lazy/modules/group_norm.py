@@ -9,7 +9,7 @@ from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
-from fusible.lazy.modules.checks import check_channels, float_dtype
+from fusible.lazy.modules.checks import check_channels, check_sizes, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.normalization import per_channel, standardized
 from fusible.lazy.modules.parameter import DefaultParameter
@@ -31,6 +31,7 @@ class GroupNorm(Module):
 
     @shows_user
     def __init__(self, num_groups: int, num_channels: int, dtype: dtypes.dtype = dtypes.float32, eps: float = 1e-5) -> None:
+        check_sizes("GroupNorm", num_groups=num_groups, num_channels=num_channels)
         if num_groups < 1 or num_channels % num_groups:
             raise ArgumentError(expected(f"a divisor of {num_channels}", of="num_groups of GroupNorm", got=num_groups, do="change one of them"))
         self.dtype = float_dtype("GroupNorm", dtype)

@@ -8,7 +8,7 @@ from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
-from fusible.lazy.modules.checks import check_channels, check_spatial, float_dtype
+from fusible.lazy.modules.checks import check_channels, check_sizes, check_spatial, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.normalization import per_channel, standardized
 from fusible.lazy.modules.parameter import DefaultParameter
@@ -29,6 +29,7 @@ class InstanceNorm(Module):
 
     @shows_user
     def __init__(self, num_channels: int, dtype: dtypes.dtype = dtypes.float32, eps: float = 1e-5) -> None:
+        check_sizes("InstanceNorm", num_channels=num_channels)
         self.dtype = float_dtype("InstanceNorm", dtype)
         self.num_channels = num_channels
         self.eps = eps

@@ -9,7 +9,7 @@ from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
-from fusible.lazy.modules.checks import check_trailing, float_dtype
+from fusible.lazy.modules.checks import check_sizes, check_trailing, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import ANY, DefaultParameter
 from fusible.lazy.trace.ops.cast import cast
@@ -49,6 +49,7 @@ class Linear(Module):
         quant_dtype: dtypes.dtype | None = None,
         weight_quant_dim: int | None = None,
     ) -> None:
+        check_sizes("Linear", in_features=in_features, out_features=out_features)
         self.dtype = float_dtype("Linear", dtype)
         if quant_dtype not in (None, *_QUANTIZED):
             raise DTypeError(expected("int8, int4, float8 or None", of="quant_dtype of Linear", got=repr(quant_dtype), do="pass one of these"))

@@ -54,7 +54,7 @@ def compile(
     bound = bind(func, name, args, {} if kwargs is None else kwargs)
     signature = _donating(Signature.of(bound, name), donate)
     admissions = admissions_of(signature)
-    tracers = [_tracer(admission, i) for i, admission in enumerate(admissions)]
+    tracers = [_tracer(admission, i, leaf.name) for i, (admission, leaf) in enumerate(zip(admissions, signature.leaves, strict=True))]
     made = {leaf.name: tracer for leaf, (tracer, _) in zip(signature.leaves, tracers, strict=True)}
     given = filled(bound, made)
     with collected() as conditions:
@@ -70,13 +70,14 @@ def compile(
     return Executable(name, signature, admissions, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
 
 
-def _tracer(admission: Admission, index: int) -> tuple[Any, TraceTensor]:
-    """What stands for a runtime input while the function runs, and its recorded value."""
+def _tracer(admission: Admission, index: int, name: str) -> tuple[Any, TraceTensor]:
+    """What stands for a runtime input while the function runs, and its recorded value, which errors call ``name``."""
     if isinstance(admission, SizeAdmission):
         op: Input = DimensionInput(index, (), admission.dtype, admission.size)
     else:
         op = Input(index, admission.shape, admission.dtype)  # type: ignore[arg-type] - see Shape
     tensor = TraceTensor(op.shape, op.dtype, DEFAULT, op, user_line())
+    tensor.name = name
     op.bind((), (tensor,))
     return wrapped(admission.size) if isinstance(admission, SizeAdmission) else Tensor.from_trace_tensor(tensor), tensor
 

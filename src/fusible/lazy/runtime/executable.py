@@ -14,7 +14,7 @@ from fusible.lazy.dims import Size, Symbol, bounds, concrete, evaluate
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.locate import locate
+from fusible.lazy.locate import locate, shows_user
 from fusible.lazy.printing import Shape
 from fusible.lazy.runtime import saving
 from fusible.lazy.runtime.admission import Admission
@@ -65,7 +65,8 @@ class Executable:
     A program is compiled for each set of sizes that is met, first of all the usual ones; 64 are kept. A call is synchronous:
     when it returns, the results are ready and no input is read any more. Calls may come from several threads.
 
-    ``trace``, ``flat_ir`` (before passes) and ``stablehlo`` (of ``flat_ir``) print the program.
+    ``trace``, ``flat_ir`` (before passes) and ``stablehlo`` (of ``flat_ir``) print the program; ``optimized_flat_ir.report``
+    lists what the passes did.
     """
 
     def __init__(
@@ -131,6 +132,14 @@ class Executable:
         return self._source.flat_ir
 
     @property
+    def optimized_flat_ir(self) -> FlatIR:
+        """The FlatIR of its usual sizes after the passes: what is compiled. Its ``report`` says what each pass did.
+
+        Raises ``ArgumentError`` in a loaded executable, which has none.
+        """
+        return self._source.optimized({symbol: symbol.opt for symbol, _ in self._origins})
+
+    @property
     def stablehlo(self) -> StableHLO:
         return self._source.stablehlo
 
@@ -173,19 +182,23 @@ class Executable:
 
         Strided memory is copied. Raises as a call does; donation takes nothing from the caller here.
         """
-        if len(inputs) != len(self._admissions):
-            raise ArgumentError(
-                expected(f"{len(self._admissions)} inputs", of=f"the executable {self.name}", got=len(inputs), do="pass one per InputInfo")
-            )
-        sizes: list[int] = []
-        arrays = [admission.read(given, sizes) for admission, given in zip(self._admissions, inputs, strict=True)]
+        try:
+            if len(inputs) != len(self._admissions):
+                wanted = f"{len(self._admissions)} inputs"
+                raise ArgumentError(expected(wanted, of=f"the executable {self.name}", got=len(inputs), do="pass one per InputInfo"))
+            sizes: list[int] = []
+            arrays = [admission.read(given, sizes) for admission, given in zip(self._admissions, inputs, strict=True)]
+            program, _ = self._fixed or self._at(sizes)
+        except FusibleError as error:
+            locate(error, ())
+            raise
         for i in self._donated:
             arrays[i] = arrays[i].copy()
-        program, _ = self._fixed or self._at(sizes)
         put = program.put
         buffers = [put(i, array) for i, array in enumerate(arrays)]
         return [Output(array) for array in program.run(buffers + self._constants)]
 
+    @shows_user
     def save(self, path: str | PathLike[str], *, binary: bool = False) -> None:
         """Write the executable to the file ``path``, all of it or nothing: see ``fusible.lazy.runtime.saving``.
 
@@ -195,6 +208,7 @@ class Executable:
         saving.save(self, path, binary)
 
     @classmethod
+    @shows_user
     def load(cls, path: str | PathLike[str], *, trust_binary: bool = False) -> Executable:
         """The executable of a file that ``save`` wrote; the source of its model is not needed. Nothing in the file is unpickled.
 

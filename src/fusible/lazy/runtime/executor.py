@@ -66,7 +66,8 @@ def program_of(trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE,
     """
     pjrt.check_process()
     if trace.tracers:
-        got = f"one that depends on the argument made at {describe(trace.tracers[0].source)} of a function being compiled"
+        tracer = trace.tracers[0]
+        got = f"one that depends on the argument {tracer.name} of a function being compiled (at {describe(tracer.source)})"
         raise CompileError(
             expected("tensors with values", of="an evaluation", got=got, do="return it from the function instead of using its value inside")
         )

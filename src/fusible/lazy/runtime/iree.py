@@ -70,7 +70,7 @@ class IREE(Engine):
         try:
             binary = compiler.compile_str(artifact, extra_args=list(_FLAGS))
         except (compiler.CompilerToolError, RuntimeError, ValueError) as error:
-            raise EngineRefusal("a module that IREE compiles", str(error)) from error
+            raise EngineRefusal("a module that IREE compiles", _errors(str(error))) from error
         return self.load(binary, inputs, outputs)
 
     def load(self, binary: bytes, inputs: Types, outputs: Types) -> _IREEProgram:
@@ -79,6 +79,11 @@ class IREE(Engine):
             return _IREEProgram(binary, inputs, outputs)
         except (RuntimeError, ValueError) as error:
             raise EngineRefusal("a binary that IREE loads", str(error)) from error
+
+
+def _errors(said: str) -> str:
+    """The lines of the compiler's message that name an error and where it is; not the source and the command line that it repeats."""
+    return "\n".join(line.strip() for line in said.split("\n") if "error: " in line) or said
 
 
 def _check(*sides: Types) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from fusible.errors import CheckpointError, CompileError, expected
+from fusible.errors import ArgumentError, CheckpointError, CompileError, expected
 from fusible.lazy.assumptions import Condition
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import Size, Symbol
@@ -66,7 +66,9 @@ _DAMAGE = (
 
 
 def save(executable: Executable, path: str | os.PathLike[str], binary: bool) -> None:
-    """Write ``executable`` to ``path``. See the module."""
+    """Write ``executable`` to ``path``. See the module. Raises ``ArgumentError`` where there is no such directory."""
+    if not Path(path).parent.is_dir():
+        raise ArgumentError(expected("a directory that exists", of=f"a file to save, {os.fspath(path)}", got=Path(path).parent, do="make it first"))
     contents = {
         _MANIFEST: json.dumps(_manifest(executable, binary), indent=1).encode(),
         _MODULE: executable.saved.source.module().portable,

@@ -40,6 +40,10 @@ class Source(Protocol):
     @property
     def flat_ir(self) -> FlatIR: ...
 
+    def optimized(self, values: Mapping[Symbol, int]) -> FlatIR:
+        """The program for given sizes after the passes."""
+        ...
+
     @property
     def stablehlo(self) -> StableHLO: ...
 
@@ -58,7 +62,13 @@ class TraceSource:
         self.storages = trace.storages
 
     def program(self, values: Mapping[Symbol, int]) -> Program:
-        return program_of(specialize(self.trace, values) if values else self.trace, self.level, self.aliases)
+        return program_of(self._at(values), self.level, self.aliases)
+
+    def _at(self, values: Mapping[Symbol, int]) -> Trace:
+        return specialize(self.trace, values) if values else self.trace
+
+    def optimized(self, values: Mapping[Symbol, int]) -> FlatIR:
+        return self._at(values).to_flat_ir().run(*DEFAULT_PASSES)
 
     @property
     def flat_ir(self) -> FlatIR:
@@ -113,6 +123,9 @@ class ModuleSource:
 
     @property
     def flat_ir(self) -> FlatIR:
+        raise _not_saved("a FlatIR")
+
+    def optimized(self, values: Mapping[Symbol, int]) -> FlatIR:
         raise _not_saved("a FlatIR")
 
     @property

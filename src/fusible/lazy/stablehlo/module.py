@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from fusible.lazy.flat_ir.flat_ir import FlatIR
 
 __all__ = ["StableHLO", "build_module"]
+
+_PLACE = re.compile(r'\("([^"]*)":(\d+):\d+\)')
+"""The user's line in a location, as ``located_text`` shows it."""
 
 
 class StableHLO:
@@ -48,6 +52,18 @@ class StableHLO:
         """The text with a location behind every operation."""
         with bindings.LOCK:
             return self.module.operation.get_asm(enable_debug_info=True, use_local_scope=True)
+
+    @cached_property
+    def recorded(self) -> list[tuple[str, int] | None]:
+        """By line of ``text`` the file and line of the user's program that recorded its operation; ``None`` for one that holds none."""
+        lines = self.located_text.removesuffix("\n").split("\n")
+        places: list[tuple[str, int] | None] = []
+        for line in reversed(lines):
+            found = _PLACE.findall(line)
+            # An operation with a body ends, and is located, on a later line; its body is recorded where it is.
+            inherited = places[-1] if places and line.endswith("({") else None
+            places.append((found[-1][0], int(found[-1][1])) if found else inherited)
+        return places[::-1]
 
     def __str__(self) -> str:
         lines = self.text.split("\n")

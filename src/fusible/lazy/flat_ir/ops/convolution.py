@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fusible.lazy.dims import is_static
 from fusible.lazy.flat_ir.op import FlatIROp
 
 if TYPE_CHECKING:
@@ -46,5 +47,7 @@ class ConvolutionOp(FlatIROp):
 
     def check(self) -> str | None:
         x, weight = (t.shape for t in self.inputs)
-        fits = x[1] == weight[1] * self.groups and self.outputs[0].shape[:2] == (x[0], weight[0])
+        # Channels that only a call knows are compared then.
+        paired = x[1] == weight[1] * self.groups or not is_static((x[1], weight[1]))
+        fits = paired and self.outputs[0].shape[:2] == (x[0], weight[0])
         return None if fits else "a convolution pairs the channels of its input with those of its kernel"

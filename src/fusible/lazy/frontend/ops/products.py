@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import size_of
 from fusible.lazy.dtypes import ALL, COMPUTED
 from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
@@ -36,10 +38,10 @@ def repeat(input: TensorLike, repeats: int, dim: int) -> Tensor:
     Raises ``ArgumentError`` for a negative number of times.
     """
     at = normalize_dim(dim, input.ndim, "repeat")
-    whole = not isinstance(repeats, bool) and hasattr(repeats, "__index__")
-    if not whole or repeats < 0:
+    count = size_of(repeats)
+    if count is None or not holds(count, ">=", 0, "repeats of repeat"):
         error = expected("an int of at least 0", of="repeats of repeat", got=repr(repeats), do="pass how often every element stands")
-        raise pointing(ArgumentError(error) if whole else DTypeError(error), "repeats")
+        raise pointing(DTypeError(error) if count is None else ArgumentError(error), "repeats")
     before, size, after = input.shape[:at], input.shape[at], input.shape[at + 1 :]
-    spread = broadcast_to(unsqueeze(input, at + 1), (*before, size, repeats, *after))
-    return reshape(spread, (*before, size * repeats, *after))
+    spread = broadcast_to(unsqueeze(input, at + 1), (*before, size, count, *after))
+    return reshape(spread, (*before, size * count, *after))

@@ -15,7 +15,7 @@ from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.trace.ops.binary import maximum
 from fusible.lazy.trace.ops.cast import cast
-from fusible.lazy.trace.ops.reduce import max, sum
+from fusible.lazy.trace.ops.reduce import Reduce, reduced, sum
 from fusible.lazy.trace.ops.unary import exp
 
 __all__ = ["mean", "softmax", "var", "widened"]
@@ -61,5 +61,5 @@ def softmax(input: TensorLike, dim: int | None = None) -> Tensor:
     if 0 in input.shape:
         return input
     wide = widened(input)
-    grown = exp(wide - max(wide, dim, keepdim=True))
+    grown = exp(wide - reduced(Reduce.Kind.MAX, wide, dim, keepdim=True))
     return cast(grown / sum(grown, dim, keepdim=True), input.dtype)

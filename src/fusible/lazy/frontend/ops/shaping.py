@@ -83,4 +83,8 @@ def stack(tensors: Sequence[TensorLike], dim: int = 0) -> Tensor:
     """
     if not tensors:
         raise ArgumentError(expected("at least one tensor", of="stack", got="an empty sequence", do="pass the tensors to join"))
+    first, *others = [t.trace_tensor for t in tensors]
+    for t in others:
+        if len(t.shape) != len(first.shape) or not all(holds(n, "==", m, "stack") for n, m in zip(first.shape, t.shape, strict=True)):
+            raise ShapeError(expected("one shape", of="the tensors of stack", got=f"{first} and {t}", do="reshape or pad them"))
     return concatenate([unsqueeze(t, dim) for t in tensors], dim)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -39,7 +40,7 @@ class ArgReduce(TraceOp):
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
         name = self.kind.name.lower()
-        if not x.shape[self.dim]:
+        if not holds(x.shape[self.dim], ">=", 1, f"the dimension of {name}"):
             raise ShapeError(expected("at least one element", of=f"the dimension of {name}", got=x, do="search another dimension"))
         return (*x.shape[: self.dim], *x.shape[self.dim + 1 :]), dtypes.int32
 

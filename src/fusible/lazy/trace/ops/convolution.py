@@ -8,6 +8,8 @@ from typing import Any
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike
 from fusible.lazy.dtypes import FLOATS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -34,7 +36,7 @@ class Convolution(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         x, weight = inputs[:2]
-        if x.shape[1] != weight.shape[1] * self.groups or weight.shape[0] % self.groups:
+        if not _pairs(x.shape[1], weight.shape[1] * self.groups, "convolution") or not _divides(self.groups, weight.shape[0], "convolution"):
             wanted = f"[O, {x.shape[1]} / groups, *kernel], with O a multiple of groups={self.groups},"
             raise _misfit(wanted, "the weight of convolution", f"{weight} for {x}", "weight")
         _check_bias(inputs, weight.shape[0])
@@ -42,7 +44,7 @@ class Convolution(TraceOp):
         geometry = zip(x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
         for n, k, stride, (before, after), dilation in geometry:
             room = n + before + after - _reach(k, dilation)
-            if room < 0:
+            if not holds(room, ">=", 0, "the padded input of convolution"):
                 raise _misfit("a padded input at least as large as the dilated kernel", "convolution", f"{x} and {weight}", "input")
             spatial.append(room // stride + 1)
         return (x.shape[0], weight.shape[0], *spatial), x.dtype
@@ -65,7 +67,8 @@ class ConvolutionTranspose(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         x, weight = inputs[:2]
-        if x.shape[1] != weight.shape[0] or weight.shape[0] % self.groups:
+        what = "convolution_transpose"
+        if not _pairs(x.shape[1], weight.shape[0], what) or not _divides(self.groups, weight.shape[0], what):
             wanted = f"[{x.shape[1]}, O / groups, *kernel], with {x.shape[1]} a multiple of groups={self.groups},"
             raise _misfit(wanted, "the weight of convolution_transpose", f"{weight} for {x}", "weight")
         _check_bias(inputs, weight.shape[1] * self.groups)
@@ -73,7 +76,7 @@ class ConvolutionTranspose(TraceOp):
         geometry = zip(x.shape[2:], weight.shape[2:], self.stride, self.padding, self.dilation, strict=True)
         for n, k, stride, (before, after), dilation in geometry:
             size = (n - 1) * stride + _reach(k, dilation) - before - after
-            if not n or size < 0:
+            if not holds(n, ">=", 1, f"the input of {what}") or not holds(size, ">=", 0, f"the result of {what}"):
                 raise _misfit("a result that is not smaller than its padding", "convolution_transpose", f"{x} and {weight}", "input")
             spatial.append(size)
         return (x.shape[0], weight.shape[1] * self.groups, *spatial), x.dtype
@@ -89,7 +92,15 @@ class ConvolutionTranspose(TraceOp):
         _convolve(x, kernel, bias, outputs[0], {**attributes, "groups": self.groups})
 
 
-def _reach(kernel: int, dilation: int) -> int:
+def _pairs(channels: SizeLike, wanted: SizeLike, what: str) -> bool:
+    return holds(channels, "==", wanted, f"the channels of {what}")
+
+
+def _divides(groups: int, channels: SizeLike, what: str) -> bool:
+    return holds(channels % groups, "==", 0, f"the groups of {what}")
+
+
+def _reach(kernel: SizeLike, dilation: int) -> SizeLike:
     """The elements that a dilated kernel spans."""
     return dilation * (kernel - 1) + 1
 
@@ -100,8 +111,8 @@ def _misfit(wanted: str, of: str, got: str, argument: str) -> ShapeError:
     return error
 
 
-def _check_bias(inputs: Sequence[TraceTensor], channels: int) -> None:
-    if len(inputs) > 2 and inputs[2].shape != (channels,):
+def _check_bias(inputs: Sequence[TraceTensor], channels: SizeLike) -> None:
+    if len(inputs) > 2 and not (len(inputs[2].shape) == 1 and holds(inputs[2].shape[0], "==", channels, "the bias of a convolution")):
         raise _misfit(f"shape [{channels}]", "the bias of a convolution", str(inputs[2]), "bias")
 
 

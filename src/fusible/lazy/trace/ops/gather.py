@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike, minimum, product
 from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -33,7 +35,7 @@ class Gather(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         x, index = inputs
-        if not x.shape[self.dim] and 0 not in index.shape:
+        if not holds(x.shape[self.dim], ">=", minimum(product(index.shape), 1), "gather"):
             raise ShapeError(expected("a dimension with elements", of="gather", got=x, do="gather along another dimension"))
         return (*x.shape[: self.dim], *index.shape, *x.shape[self.dim + 1 :]), x.dtype
 
@@ -48,7 +50,7 @@ class Gather(TraceOp):
         flat.GatherOp([x, index], list(outputs), dim=self.dim)
 
 
-def _wrapped(index: FlatIRTensor, size: int) -> FlatIRTensor:
+def _wrapped(index: FlatIRTensor, size: SizeLike) -> FlatIRTensor:
     """Negative indices counted from the end."""
     reason = "count a negative index from the end"
     zero, count = (flat.broadcast(flat.constant(n, index.dtype, reason), index.shape, reason) for n in (0, size))

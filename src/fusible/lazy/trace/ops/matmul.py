@@ -66,10 +66,7 @@ class MatrixMultiplication(TraceOp):
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtypes.dtype]:
         a, b = inputs
         if len(a.shape) < 2 or len(b.shape) < 2 or not holds(a.shape[-1], "==", b.shape[-2], "matmul"):
-            got = f"{a} and {b}"
-            raise ShapeError(
-                expected("shapes [..., m, k] and [..., k, n]", of="the operands of matmul", got=got, do="transpose or reshape one of them")
-            )
+            raise _mismatch("shapes [..., m, k] and [..., k, n]", a, b)
         of = _result("matmul", self.dtype, a, b)
         if len(b.shape) == 2:
             return (*a.shape[:-1], b.shape[-1]), of
@@ -117,6 +114,10 @@ class DotGeneral(TraceOp):
         _dot(inputs[0], inputs[1], outputs[0], self.contracting, self.batch)
 
 
+def _mismatch(wanted: str, a: TraceTensor, b: TraceTensor) -> ShapeError:
+    return ShapeError(expected(wanted, of="the operands of matmul", got=f"{a} and {b}", do="transpose or reshape one of them"))
+
+
 _MULTIPLIED = NUMBERS | FLOAT8S
 
 
@@ -129,6 +130,9 @@ def matmul(lhs: TensorLike, rhs: TensorLike, dtype: dtypes.dtype | None = None) 
     result; by default the operands', and float32 for float8. Integers accumulate in the dtype of the result, and wrap around. Raises
     ``ShapeError`` where the inner sizes differ and ``DTypeError`` for mixed or bool operands.
     """
+    a, b = lhs.trace_tensor, rhs.trace_tensor
+    if 1 in (lhs.ndim, rhs.ndim) and not (a.shape and b.shape and holds(a.shape[-1], "==", b.shape[-2:][0], "matmul")):
+        raise _mismatch("shapes [..., k] and [k], [k] and [..., k, n], or [k] twice", a, b)
     left = reshape(lhs, (1, *lhs.shape)) if lhs.ndim == 1 else lhs
     right = reshape(rhs, (*rhs.shape, 1)) if rhs.ndim == 1 else rhs
     product = record(MatrixMultiplication(dtype), left, right)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike
 from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -39,7 +41,7 @@ class Pad(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        if self.mode is self.Mode.REFLECT and any(a + b and max(a, b) >= n for a, n, b in zip(self.low, x.shape, self.high, strict=True)):
+        if self.mode is self.Mode.REFLECT and not all(_has_room(a, n, b) for a, n, b in zip(self.low, x.shape, self.high, strict=True)):
             got = f"{list(zip(self.low, self.high, strict=True))} for {x}"
             error = ShapeError(expected("fewer elements than the dimension has", of="a reflecting pad", got=got, do="pad less"))
             error.argument = "pad"
@@ -59,6 +61,11 @@ class Pad(TraceOp):
                 shape = (*x.shape[:dim], before + n + after, *x.shape[dim + 1 :])
                 x = emit(flat.ConcatenateOp, parts, shape, x.dtype, "join a dimension with its reflections", dim=dim)
         flat.ReshapeOp([x], [out])
+
+
+def _has_room(before: SizeLike, size: SizeLike, after: SizeLike) -> bool:
+    """Whether a dimension has the elements that are reflected at its ends; one that is not padded may be empty."""
+    return all(n == 0 or holds(size - 1, ">=", n, "a reflecting pad") for n in (before, after))
 
 
 def _mirrored(x: FlatIRTensor, dim: int, start: int, count: int) -> FlatIRTensor:

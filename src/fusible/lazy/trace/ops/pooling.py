@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import FLOATS, NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -41,11 +42,12 @@ class Pooling(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
+        what = f"{self.kind.name.lower()}pool"
         spatial = []
         for n, k, stride, (before, after) in zip(x.shape[2:], self.kernel_dims, self.stride, self.padding, strict=True):
             room = n + before + after - k
-            if room < 0:
-                of = f"{self.kind.name.lower()}pool of {x}"
+            if not holds(room, ">=", 0, f"the padded input of {what}"):
+                of = f"{what} of {x}"
                 raise ShapeError(expected("a padded input at least as large as the window", of=of, got=f"window {self.kernel_dims}", do="pad it"))
             spatial.append(room // stride + 1)
         return (*x.shape[:2], *spatial), x.dtype

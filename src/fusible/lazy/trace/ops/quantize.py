@@ -8,6 +8,7 @@ from typing import Any
 
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import FLOAT8S, FLOATS
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -80,20 +81,22 @@ class Dequantize(TraceOp):
 
 def _check_scale(what: str, x: TraceTensor, scale: TraceTensor, dim: int | None) -> None:
     """Raise ``ShapeError`` unless ``scale`` is a scalar, one number per element of dimension ``dim``, or one per block of rows and column."""
+    of = f"the scale of {what}"
     if dim is not None:
-        if scale.shape == (x.shape[dim],):
+        if len(scale.shape) == 1 and holds(scale.shape[0], "==", x.shape[dim], of):
             return
         wanted, do = f"shape ({x.shape[dim]},)", f"pass one scale per element of dimension {dim}, or no dim"
     elif not scale.shape:
         return
     elif len(scale.shape) == 2 and len(x.shape) == 2:
         (rows, columns), (blocks, width) = x.shape, scale.shape
-        if width == columns and blocks and not rows % blocks:
+        fits = holds(width, "==", columns, of) and holds(blocks, ">=", 1, of)
+        if fits and holds(rows % blocks, "==", 0, of):
             return
         wanted, do = f"a shape [a divisor of {rows}, {columns}]", "pass one scale per block of rows and column"
     else:
         wanted, do = "no dimensions without dim (or two, for blocks of a matrix)", "pass a scalar, or name the dimension"
-    error = ShapeError(expected(wanted, of=f"the scale of {what} for {x}", got=scale, do=do))
+    error = ShapeError(expected(wanted, of=f"{of} for {x}", got=scale, do=do))
     raise pointing(error, "scale")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -22,7 +24,7 @@ from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["Reduce", "all", "any", "max", "min", "prod", "sum"]
+__all__ = ["Reduce", "all", "any", "max", "min", "prod", "reduced", "sum"]
 
 
 @dataclass(eq=False)
@@ -43,8 +45,6 @@ class Reduce(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        if self.kind in (self.Kind.MAX, self.Kind.MIN) and 0 in [x.shape[d] for d in self.dims]:
-            raise ShapeError(expected("at least one element", of=f"the dimensions of {self.kind.name.lower()}", got=x, do="reduce another dimension"))
         if self.keepdim:
             return tuple([1 if d in self.dims else n for d, n in enumerate(x.shape)]), x.dtype
         return tuple([n for d, n in enumerate(x.shape) if d not in self.dims]), x.dtype
@@ -82,7 +82,15 @@ def _initial(kind: Reduce.Kind, of: dtype) -> float | int | bool:
     }[kind]
 
 
-def _reduce(kind: Reduce.Kind, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
+def _extreme(kind: Reduce.Kind, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    of, x = f"the dimensions of {kind.name.lower()}", input.trace_tensor
+    if not builtins.all(holds(x.shape[d], ">=", 1, of) for d in normalize_dims(dim, input.ndim, kind.name.lower())):
+        raise ShapeError(expected("at least one element", of=of, got=x, do="reduce another dimension"))
+    return reduced(kind, input, dim, keepdim)
+
+
+def reduced(kind: Reduce.Kind, input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """A reduction where a dimension may be empty: its largest element is then minus infinity or the least integer."""
     return record(Reduce(kind, normalize_dims(dim, input.ndim, kind.name.lower()), keepdim), input)
 
 
@@ -93,39 +101,39 @@ def sum(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
 
     16-bit floats accumulate in float32 and round once; integers wrap around (cast to a wider one first).
     """
-    return _reduce(Reduce.Kind.SUM, input, dim, keepdim)
+    return reduced(Reduce.Kind.SUM, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("prod")
 @constrained(input="T1", returns="T1", T1=NUMBERS)
 def prod(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The product over ``dim``, accumulated as ``sum`` is."""
-    return _reduce(Reduce.Kind.PROD, input, dim, keepdim)
+    return reduced(Reduce.Kind.PROD, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("max")
 @constrained(input="T1", returns="T1", T1=NUMBERS)
 def max(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The largest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
-    return _reduce(Reduce.Kind.MAX, input, dim, keepdim)
+    return _extreme(Reduce.Kind.MAX, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("min")
 @constrained(input="T1", returns="T1", T1=NUMBERS)
 def min(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The smallest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
-    return _reduce(Reduce.Kind.MIN, input, dim, keepdim)
+    return _extreme(Reduce.Kind.MIN, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("all")
 @constrained(input="T1", returns="T1", T1={dtypes.bool})
 def all(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether every element over ``dim`` is true."""
-    return _reduce(Reduce.Kind.ALL, input, dim, keepdim)
+    return reduced(Reduce.Kind.ALL, input, dim, keepdim)
 
 
 @TENSOR_METHOD_REGISTRY("any")
 @constrained(input="T1", returns="T1", T1={dtypes.bool})
 def any(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether some element over ``dim`` is true."""
-    return _reduce(Reduce.Kind.ANY, input, dim, keepdim)
+    return reduced(Reduce.Kind.ANY, input, dim, keepdim)

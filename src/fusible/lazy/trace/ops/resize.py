@@ -6,12 +6,15 @@ import enum
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import Size, SizeLike, bounds, maximum, minimum
 from fusible.lazy.dtypes import FLOATS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import FlatIROp, emit
@@ -21,6 +24,7 @@ from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -48,7 +52,7 @@ class Resize(TraceOp):
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
-        if any(n == 0 != m for n, m in zip(x.shape, self.shape, strict=True)):
+        if not all(holds(n, ">=", minimum(m, 1), "the input of resize") for n, m in zip(x.shape, self.shape, strict=True)):
             raise ShapeError(expected("elements to sample", of="resize", got=f"{x} for shape {self.shape}", do="keep its empty dimensions"))
         return self.shape, x.dtype
 
@@ -69,21 +73,20 @@ class Resize(TraceOp):
         else:
             flat.ReshapeOp([x], [out])
 
-    def _is_kept(self, n: int, size: int, dim: int) -> bool:
+    def _is_kept(self, n: SizeLike, size: SizeLike, dim: int) -> bool:
         return n == size and (self.mode is not self.Mode.CUBIC or self.align_corners or self.scales is None or self.scales[dim] == 1)
 
-    def _source(self, x: FlatIRTensor, dim: int, size: int) -> FlatIRTensor:
+    def _source(self, x: FlatIRTensor, dim: int, size: SizeLike) -> FlatIRTensor:
         """Where in ``x`` each of ``size`` outputs lies along ``dim``, as a float.
 
         ``i / scale`` for nearest; else ``(i + 1/2) / scale - 1/2``, or ``i (n - 1) / (size - 1)`` between aligned corners.
         """
         of = x.dtype if self.mode is not self.Mode.NEAREST else dtypes.float32
-        number = of.numpy.type
         n = x.shape[dim]
         i = emit(flat.IotaOp, [], (size,), of, _WHERE, dim=0)
         if self.align_corners:
-            return _scaled(flat.MulOp, i, float(number(n - 1) / number(size - 1)) if size > 1 else 0.0)
-        ratio = float(number(n) / number(size) if self.scales is None else number(1 / self.scales[dim]))
+            return _scaled(flat.MulOp, i, _quotient(n - 1, maximum(size - 1, 1), of))
+        ratio = _quotient(n, size, of) if self.scales is None else float(of.numpy.type(1 / self.scales[dim]))
         if self.mode is self.Mode.NEAREST:
             return _scaled(flat.MulOp, i, ratio)
         source = _scaled(flat.SubtractOp, _scaled(flat.MulOp, _scaled(flat.AddOp, i, 0.5), ratio), 0.5)
@@ -94,9 +97,18 @@ _WHERE = "find where each output samples its input"
 _WEIGH = "weigh the samples of an interpolation"
 
 
-def _scaled(op: type[FlatIROp], x: FlatIRTensor, value: float, reason: str = _WHERE) -> FlatIRTensor:
-    """``op(x, value)``."""
-    return emit(op, [x, flat.broadcast(flat.constant(value, x.dtype, reason), x.shape, reason)], x.shape, x.dtype, reason)
+def _quotient(a: SizeLike, b: SizeLike, of: dtype) -> float | FlatIRTensor:
+    """The quotient of two sizes in ``of``: a literal, or what computes it at each call."""
+    if not isinstance(a, Size) and not isinstance(b, Size):
+        return float(of.numpy.type(a) / of.numpy.type(b))
+    parts = [flat.constant(n, of, _WHERE) for n in (a, b)]  # type: ignore[arg-type] - sizes, of which literals may be made
+    return emit(flat.DivideOp, parts, (), of, _WHERE)
+
+
+def _scaled(op: type[FlatIROp], x: FlatIRTensor, value: float | FlatIRTensor, reason: str = _WHERE) -> FlatIRTensor:
+    """``op(x, value)``, where ``value`` is a number or a scalar."""
+    scalar = value if isinstance(value, FlatIRTensor) else flat.constant(value, x.dtype, reason)
+    return emit(op, [x, flat.broadcast(scalar, x.shape, reason)], x.shape, x.dtype, reason)
 
 
 def _read(x: FlatIRTensor, dim: int, position: FlatIRTensor, offset: int = 0) -> FlatIRTensor:
@@ -119,18 +131,18 @@ def _weighted(samples: Sequence[FlatIRTensor], weights: Sequence[FlatIRTensor], 
     return total
 
 
-def _nearest(x: FlatIRTensor, dim: int, size: int, source: FlatIRTensor) -> FlatIRTensor:
+def _nearest(x: FlatIRTensor, dim: int, size: SizeLike, source: FlatIRTensor) -> FlatIRTensor:
     return _read(x, dim, emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE))
 
 
-def _linear(x: FlatIRTensor, dim: int, size: int, source: FlatIRTensor) -> FlatIRTensor:
+def _linear(x: FlatIRTensor, dim: int, size: SizeLike, source: FlatIRTensor) -> FlatIRTensor:
     base = emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE)
     after = emit(flat.SubtractOp, [source, base], (size,), source.dtype, _WEIGH)
     before = _scaled(flat.AddOp, emit(flat.NegateOp, [after], (size,), after.dtype, _WEIGH), 1.0, _WEIGH)
     return _weighted([_read(x, dim, base), _read(x, dim, base, 1)], [before, after], dim)
 
 
-def _cubic(x: FlatIRTensor, dim: int, size: int, source: FlatIRTensor) -> FlatIRTensor:
+def _cubic(x: FlatIRTensor, dim: int, size: SizeLike, source: FlatIRTensor) -> FlatIRTensor:
     base = emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE)
     after = emit(flat.SubtractOp, [source, base], (size,), source.dtype, _WEIGH)
     before = _scaled(flat.AddOp, emit(flat.NegateOp, [after], (size,), after.dtype, _WEIGH), 1.0, _WEIGH)
@@ -153,7 +165,7 @@ def _polynomial(t: FlatIRTensor, coefficients: Sequence[float]) -> FlatIRTensor:
     return _scaled(flat.AddOp, value, coefficients[-1], _WEIGH)
 
 
-_SAMPLERS: dict[Resize.Mode, Callable[[FlatIRTensor, int, int, FlatIRTensor], FlatIRTensor]] = {
+_SAMPLERS: dict[Resize.Mode, Callable[[FlatIRTensor, int, SizeLike, FlatIRTensor], FlatIRTensor]] = {
     Resize.Mode.NEAREST: _nearest,
     Resize.Mode.LINEAR: _linear,
     Resize.Mode.CUBIC: _cubic,
@@ -181,6 +193,7 @@ def resize(
     scales: Sequence[float] | None = None,
 ) -> Tensor:
     """``input`` sampled at ``output_shape``, or at ``scales`` times its shape (rounded down): one number for every dimension.
+    Those of dynamic dimensions are fractions with small numbers (0.5, 1.7).
 
     Two overloads: ``resize(input, output_shape, mode, align_corners)`` and ``resize(input, scales, mode, align_corners)``; by position,
     numbers that are not all ints are scales. Output ``i`` of a dimension of ``n`` elements lies at ``(i + 1/2) / scale - 1/2``, or with
@@ -203,7 +216,7 @@ def resize(
         raise _wrong("False where mode is 'nearest'", "align_corners", align_corners)
     factors = None if scales is None else _factors(scales, input.ndim)
     if factors is not None:
-        sizes = tuple(int(n * f) for n, f in zip(input.shape, factors, strict=True))
+        sizes = tuple(_times(n, f) for n, f in zip(input.trace_tensor.shape, factors, strict=True))
     else:
         sizes = as_shape(output_shape)
         if len(sizes) != input.ndim:
@@ -222,6 +235,24 @@ def _factors(scales: Any, ndim: int) -> tuple[float, ...]:
     if len(given) != ndim or not all(isinstance(f, numbers.Real) and 0 < float(f) < float("inf") for f in given):
         raise _wrong(f"{ndim} finite numbers above 0", "scales", scales)
     return tuple(float(f) for f in given)
+
+
+def _times(size: SizeLike, factor: float) -> SizeLike:
+    """``size * factor`` rounded down. Raises ``ArgumentError`` where no fraction of int32 gives that for every size that a call may give."""
+    if not isinstance(size, Size):
+        return int(size * factor)
+    low, high = bounds(size)
+    for fraction in (Fraction(factor), Fraction(factor).limit_denominator(1000)):
+        if high * fraction.numerator < 2**31 and (fraction == factor or _agrees(fraction, factor, low, high)):
+            return size * fraction.numerator // fraction.denominator
+    error = expected("a fraction such as 3 / 2", of=f"the scale of a dimension of {size} elements", got=factor, do="pass output_shape, made of sizes")
+    raise pointing(ArgumentError(error), "scales")
+
+
+def _agrees(fraction: Fraction, factor: float, low: int, high: int) -> bool:
+    """Whether both give the same for every size of a range that is short enough to try."""
+    sizes = np.arange(low, min(high, low + 2**20) + 1)
+    return high - low <= 2**20 and np.array_equal(sizes * fraction.numerator // fraction.denominator, (sizes * factor).astype(np.int64))
 
 
 def _wrong(wanted: str, argument: str, got: object) -> ArgumentError:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from fusible.errors import ArgumentError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike, size_of
 from fusible.lazy.dtypes import NUMBERS, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
@@ -27,7 +29,7 @@ __all__ = ["TopK", "topk"]
 class TopK(TraceOp):
     """The ``k`` largest elements along ``dim`` in descending order, and their indices; equal ones in their order, a NaN before all."""
 
-    k: int
+    k: SizeLike
     dim: int
 
     def infer_all(self, *inputs: TraceTensor) -> list[tuple[Shape, dtype]]:
@@ -55,9 +57,10 @@ def topk(input: TensorLike, k: int, dim: int) -> tuple[Tensor, Tensor]:
     the dimension.
     """
     at = normalize_dim(dim, input.ndim, "topk")
-    if not hasattr(k, "__index__") or not 0 <= k <= input.shape[at]:
-        error = ArgumentError(expected(f"an int from 0 to {input.shape[at]}", of="k of topk", got=repr(k), do="ask for no more than there are"))
+    n, count = input.trace_tensor.shape[at], size_of(k)
+    if count is None or not (holds(count, ">=", 0, "k of topk") and holds(n, ">=", count, "the dimension of topk")):
+        error = ArgumentError(expected(f"an int from 0 to {n}", of="k of topk", got=repr(k), do="ask for no more than there are"))
         error.argument = "k"
         raise error
-    values, indices = record_all(TopK(k.__index__(), at), input)
+    values, indices = record_all(TopK(count, at), input)
     return values, indices
