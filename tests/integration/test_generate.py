@@ -41,6 +41,11 @@ def test_it_goes_on_from_a_prompt_and_repeats_itself(run: Path, recipe: str, cap
     assert command(run, *options, "--seed", "1", capsys=capsys)[0] != first
 
 
+def test_a_compiled_model_goes_on_as_well(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, report = command(run, "--prompt", "abc", "--bytes", "5", "--executor", "xla", capsys=capsys)
+    assert text.startswith("abc") and "5 bytes in " in report
+
+
 def test_prompts_of_different_lengths_are_continued_as_each_would_be_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     greedy = ("--bytes", "30", "--temperature", "0", "--recipe", "bf16")
     alone = [command(run, "--prompt", prompt, *greedy, capsys=capsys)[0] for prompt in ("The quick brown", "x")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from fusible import tex
 from fusible.conformance.crossing import Crossing
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
-from fusible.conformance.table import Disagreement, Record, Sample, load, measure
+from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure
 from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.tex.grouped_call import is_grouped
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.registry import registry
 
@@ -22,6 +24,8 @@ Call = Callable[..., Any]
 
 _OF_A_GROUP = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
 """What takes several processes at once: the table's samples are calls of one."""
+
+_COPIES = ("rowwise", "columnwise")
 
 
 class Verdict:
@@ -90,7 +94,7 @@ def check_backend(
                 continue
             for dtype in record.dtypes:
                 if dtypes is None or dtype in dtypes or len(record.dtypes) == 1:
-                    yield from check_record(call, record, dtype)
+                    yield from check_record(call, record, dtype, name in found.OWN_LAYOUTS)
 
 
 def _caller(backend: str, cross: Callable[[], Crossing]) -> Call:
@@ -106,9 +110,11 @@ def _caller(backend: str, cross: Callable[[], Crossing]) -> Call:
     return call
 
 
-def check_record(call: Call, record: Record, dtype: torch.dtype) -> Iterator[Agreement]:
-    """Check a function in one dtype, and its quantized outputs where it has some; ``call(function, **arguments)`` runs it."""
-    yield _checked(Agreement(record.function, str(dtype).removeprefix("torch."), Verdict.AGREES), lambda row: _plain(row, call, record, dtype))
+def check_record(call: Call, record: Record, dtype: torch.dtype, own_layout: bool = False) -> Iterator[Agreement]:
+    """Check a function in one dtype, and its quantized outputs where it has some; ``call(function, **arguments)`` runs it. ``own_layout``: grouped
+    tensors that it makes are compared by what ``group_dequantize`` reads of each copy, by the same backend."""
+    label = str(dtype).removeprefix("torch.")
+    yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row: _plain(row, call, record, dtype, own_layout))
     for fp8 in FORMATS if record.quantizes else ():
         label = f"{str(dtype).removeprefix('torch.')} to {fp8.name.removeprefix('kFloat8')}"
         yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row, fp8=fp8: _quantizing(row, call, record, dtype, fp8))
@@ -122,7 +128,7 @@ def _checked(row: Agreement, run: Callable[[Agreement], Agreement]) -> Agreement
         return replace(row, verdict=Verdict.FAILS, detail=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype) -> Agreement:
+def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_layout: bool) -> Agreement:
     reference = registry.find("torch")
     refusal = ""
     for sample, again in zip(record.samples(dtype), record.samples(dtype), strict=True):
@@ -131,15 +137,42 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype) -> Ag
         except NotServedError as error:
             refusal = str(error)
             continue
+        theirs = getattr(reference, record.function)(**again.arguments)
         try:
-            row = _compared(row, sample, result, again, getattr(reference, record.function))
+            if own_layout:
+                sample = _compared_by_value(sample, call, result, reference, theirs)
+            row = _compared(row, sample, result, again, theirs)
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=f"{sample.label}: {error}")
     return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
 
 
-def _compared(row: Agreement, sample: Sample, result: Any, again: Sample, reference: Call) -> Agreement:
-    other = reference(**again.arguments)
+def _compared_by_value(sample: Sample, call: Call, result: Any, reference: Any, theirs: Any) -> Sample:
+    """The sample without the bytes of the grouped tensor that a quantizer made, once both copies of it were found to have the reference's values."""
+    mine, theirs = (next(x for x in (found if isinstance(found, list) else [found]) if is_grouped(x)) for found in (result, theirs))
+    if mine.quantizer is None:
+        return sample
+    for way in _COPIES:
+        held = getattr(theirs, f"{way}_data") is not None
+        if (getattr(mine, f"{way}_data") is not None) != held:
+            raise Disagreement(f"a {way} copy where there is none, or none where there is one")
+        if held:
+            got = call("group_dequantize", input=_only(mine, way), otype=torch.float32)
+            wanted = reference.group_dequantize(_only(theirs, way), torch.float32)
+            measure(Output(None, wanted.rowwise_data), got.rowwise_data, wanted.rowwise_data)
+    return replace(sample, outputs=tuple(output for output in sample.outputs if not str(output.at).endswith("wise_data")))
+
+
+def _only(x: Any, way: str) -> Any:
+    """The grouped tensor ``x`` with one of its copies."""
+    twin = copy(x)
+    for other in _COPIES:
+        if other != way:
+            setattr(twin, f"{other}_data", None)
+    return twin
+
+
+def _compared(row: Agreement, sample: Sample, result: Any, again: Sample, other: Any) -> Agreement:
     float64, apart = row.float64 or 0.0, row.reference or 0.0
     for output in sample.outputs:
         got = output.find(result, sample.arguments)

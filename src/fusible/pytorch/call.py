@@ -215,7 +215,8 @@ def infer(
     notes: dict[Any, Any] | None = None,
 ) -> list[torch.Tensor]:
     """The inference pass of a plan: y, and the side values that the caller gets. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the
-    positions of their ops, ``extra``: the side values that the caller gives."""
+    positions of their ops, ``extra``: the side values that the caller gives. An executor that writes in place adds to the caches as they are; for
+    another the new ones come last, k and v of each in turn."""
     args, arg_spec = _flat(plan, params)
     cached, cache_key = _take_apart(caches) if caches else ([], ())
     scales = _read(snapshot, plan.state.forward)
@@ -230,7 +231,8 @@ def infer(
         params = unflatten(leaves[1 : 1 + len(args)], arg_spec)
         y, outputs = run_inference(plan, make_nvte_tensor(leaves[0]), params, values, held, cache, sides, notes)
         leaves_of_y, spec = flatten([y])
-        return [*leaves_of_y, *(output.data for output in outputs)], (spec, len(leaves_of_y))
+        grown = [] if executor.in_place else [tensor.data for held in cache.values() for tensor in (held.k, held.v)]
+        return [*leaves_of_y, *(output.data for output in outputs), *grown], (spec, len(leaves_of_y))
 
     inputs = [x, *args, *given.leaves(names), *cached, *extra, *scales.values()]
     results, (y_spec, first) = executor((plan, "inference", key, cache_key, _kinds(extra)), program, inputs)

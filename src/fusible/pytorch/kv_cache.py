@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,11 @@ class KVCache:
         return {
             position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width in plan.caches
         }
+
+    def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Take what a pass of ``owner`` has made of the layers at ``positions``, k and v of each in turn, where it wrote to none of them."""
+        for position, pair in zip(positions, zip(tensors[::2], tensors[1::2], strict=True), strict=True):
+            self._layers[owner, position] = pair
 
     def _layer(self, key: Hashable, groups: int, width: int) -> list[Tensor]:
         layer = self._layers.get(key)

@@ -147,7 +147,12 @@ class PipelineRunner:
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-        return infer(plan, executor, x, params, given, snapshot, caches, extra, notes)
+        results = infer(plan, executor, x, params, given, snapshot, caches, extra, notes)
+        if cache is None or not caches or executor.in_place:
+            return results
+        own = len(results) - 2 * len(caches)
+        cache.replace(self, caches, results[own:])
+        return results[:own]
 
     def begin(
         self,
@@ -192,9 +197,6 @@ class PipelineRunner:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
         if plan.uncached is not None:
             raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(plan.uncached), do="call it on whole sequences"))
-        if plan.caches and not self.executor.in_place:
-            wanted, got = "the executor 'eager' (others cannot write in place)", repr(self.executor.name)
-            raise ArgumentError(expected(wanted, of="a call with a cache", got=got, do="compile no part of the model"))
         return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch is not None and batch.seq_lens is not None else None
 
     def _context_of_call(self, repeated: bool) -> autocast:

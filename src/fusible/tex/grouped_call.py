@@ -22,6 +22,7 @@ __all__ = [
     "MEMBER_FIELDS",
     "NVFP4_OPTIONS",
     "build_grouped",
+    "check_list_lengths",
     "is_grouped",
     "layout_of",
     "layout_of_grouped",
@@ -50,6 +51,14 @@ NVFP4_OPTIONS = ("row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
 """The options of a quantizer that a grouped tensor repeats."""
 
 _FACTORIES: dict[type, Callable[..., Any]] = {}
+
+
+def check_list_lengths(call: Any, outputs: int) -> None:
+    """Raise ``ArgumentError`` unless the lists of a call of ``te_general_grouped_gemm`` are as long as A, as are its ``outputs``."""
+    counts = [len(call.A), len(call.B), len(call.bias), len(call.pre_gelu_out), outputs]
+    if len({*counts}) != 1:
+        of = "A, B, bias, pre_gelu_out and D of te_general_grouped_gemm"
+        raise ArgumentError(expected("lists of equal length", of=of, got=counts, do="pass one of each per problem"))
 
 
 def register_grouped_factory(quantizer_class: type, factory: Callable[..., Any]) -> None:

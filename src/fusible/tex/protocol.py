@@ -258,7 +258,7 @@ def check_same_device(x: Any, like: Any, of: str) -> None:
 
 def check_bytes(x: Any, of: str) -> None:
     """Raise ``DTypeError`` unless the elements of ``x`` are bytes."""
-    if x.element_size() != 1:
+    if x.dtype.itemsize != 1:
         raise DTypeError(expected("uint8 data", of=of, got=x.dtype, do="pass the data of a quantized tensor"))
 
 

@@ -259,7 +259,7 @@ def test_an_executable_shows_what_is_compiled_and_what_the_passes_did(tmp_path: 
     dynamic = lazy.compile(lambda x: x * lazy.ones(x.shape) + lazy.zeros((x.shape[0],)), args=[lazy.InputInfo(((1, 3, 8),), lazy.float32)])
     for executable in (fixed, dynamic):
         optimized = executable.optimized_flat_ir
-        assert [report.name for report in optimized.report] == ["constant-folding", "common-subexpression", "dead-code"]
+        assert [report.name for report in optimized.report] == ["constant-folding", "common-subexpression", "dot-layout", "dead-code"]
         assert optimized.report[-1].after == len(optimized.ops) < optimized.report[0].before
         assert not executable.flat_ir.report
     assert str(fixed.optimized_flat_ir).count("AddOp(t0, t0)") == 1 < str(fixed.flat_ir).count("AddOp(t0, t0)")

@@ -12,11 +12,14 @@ import pytest
 import test_tex_attention
 import test_tex_dropout
 import test_tex_gemm
+import test_tex_kv_cache
 import test_tex_optimizer
+import test_tex_optimizer_variants
 import test_tex_prim
 import test_tex_quantize
 import test_tex_recipe
 import test_tex_rules
+import test_tex_token_layouts
 import torch
 from tex_backends import Runner
 from xla_runner import RUNNER, adopted
@@ -28,7 +31,8 @@ pytest.importorskip("jaxlib")
 pytestmark = pytest.mark.parametrize("runner", [pytest.param(RUNNER, id="xla")])
 
 MODULES = (
-    test_tex_attention, test_tex_dropout, test_tex_gemm, test_tex_optimizer, test_tex_prim, test_tex_quantize, test_tex_recipe, test_tex_rules,
+    test_tex_attention, test_tex_dropout, test_tex_gemm, test_tex_kv_cache, test_tex_optimizer, test_tex_prim, test_tex_quantize, test_tex_recipe,
+    test_tex_rules, test_tex_token_layouts,
 )  # fmt: skip
 
 OF_MEMORY_OR_GENERATORS = {
@@ -42,9 +46,12 @@ OF_MEMORY_OR_GENERATORS = {
 OF_SUBNORMALS_OR_DEVICES = {"test_current_scaling_follows_the_rule", "test_wrong_arguments_write_nothing"}
 """Restated here without those."""
 
+OF_ANOTHER_ORDER = {"test_a_paged_cache_reads_as_the_dense_one_of_its_pages"}
+"""Restated here: scores of a paged cache are summed by themselves."""
+
 for module in MODULES:
     for name, test in adopted(module).items():
-        if name not in OF_MEMORY_OR_GENERATORS | OF_SUBNORMALS_OR_DEVICES:
+        if name not in OF_MEMORY_OR_GENERATORS | OF_SUBNORMALS_OR_DEVICES | OF_ANOTHER_ORDER:
             globals()[name] = test
 
 
@@ -78,3 +85,48 @@ def test_packed_layouts_are_served_as_separate_tensors(runner: Runner, packed: A
     given = test_tex_attention.tensors(problem := test_tex_attention.Problem(layout=separate, mask=mask, **lengths))
     same = test_tex_attention.replace(problem, layout=packed)
     assert torch.equal(test_tex_attention.forward(runner, problem, given)[0], test_tex_attention.forward(runner, same, given)[0])
+
+
+@pytest.mark.parametrize(("name", "page"), [("bf16", 48), ("a few tokens each, and none", 1), ("a prompt beside single tokens", 16), ("window", 256)])
+def test_a_paged_cache_reads_what_its_pages_hold(runner: Runner, name: str, page: int) -> None:
+    """And nothing past a sequence's end, whatever is there."""
+    problem, given = test_tex_kv_cache.generation(name)
+    expected = test_tex_kv_cache.forward(test_tex_kv_cache.Runner("torch"), problem, given)
+    generator = torch.Generator().manual_seed(page)
+    held = [x.clone() for x in given.packed[1:]]
+    for x in held:
+        for row, length in zip(x, problem.lengths_kv, strict=True):
+            row[length:] = float("nan")
+    (k, table_k), (v, table_v) = (test_tex_kv_cache.paged(x, page, generator, page == 16) for x in held)
+    if problem.lengths_kv[1] <= page:
+        table_k[1, 1:] = table_v[1, 1:] = -1
+    layouts = test_tex_kv_cache.L
+    layout = layouts.NVTE_Paged_KV_THD_SBHD_SBHD if page == 16 else layouts.NVTE_Paged_KV_THD_BSHD_BSHD
+    changes = {"K": k, "V": v, "qkv_layout": layout, "page_table_k": table_k, "page_table_v": table_v}
+    got = test_tex_kv_cache.forward(runner, problem, given, **changes)
+    length, eps = problem.width + problem.max_kv, torch.finfo(torch.float32).eps
+    # Both are rounded once to the output's type, from fp32 sums of that length.
+    size = 8.0 + 0.5 * torch.finfo(problem.dtype).eps * 8.0 / eps / (length + 16)
+    test_tex_kv_cache.close(got[0], expected[0].double(), problem.dtype, length, size)
+    test_tex_kv_cache.close(got[1], expected[1].double(), torch.float32, length, 8.0)
+
+
+def test_words_are_those_of_the_reference_where_arithmetic_is_exact(runner: Runner) -> None:
+    """Moments and rates of few bits, so that no step but the last one rounds (of others XLA may round a product and its sum once); remainders of both
+    signs, and ties."""
+    generator = torch.Generator().manual_seed(8)
+    n, options = 4096, {"lr": 2.0**-6, "step": 1, "mode": 1, "bias_correction": 0}
+    rates = {"beta1": 0.5, "beta2": 0.5, "epsilon": 0.0, "weight_decay": 0.0}
+    ones = torch.randint(2, (n,), generator=generator) * 2.0 - 1
+    master = torch.randn(n, generator=generator).view(torch.int32)
+    master[:64] = (master[:64] & ~0xFFFF) | 0x8000
+    high = ((master + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16)
+    tensors = [[ones], [high], [torch.randint(-3, 4, (n,), generator=generator).float()], [torch.ones(n)], [master.to(torch.int16)]]
+    found = []
+    for each in (runner, test_tex_optimizer_variants.REFERENCE):
+        own = test_tex_optimizer_variants.copied(tensors)
+        each("multi_tensor_adam_param_remainder", **test_tex_optimizer_variants.call(own, **options, **rates))
+        found.append(own)
+    for got, expected in zip(*found, strict=True):
+        assert torch.equal(got[0].view(torch.uint8), expected[0].view(torch.uint8))
+    assert not torch.equal(found[0][4][0], tensors[4][0])

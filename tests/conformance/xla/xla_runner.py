@@ -23,7 +23,7 @@ class LazyRunner(Runner):
         crossing = RecordingCrossing()
         decision = tex.explain(function, **crossing.enter(arguments))
         if decision.backend != self.backend:
-            pytest.skip(dict(decision.others)[self.backend])
+            pytest.skip(f"xla {dict(decision.others)[self.backend]}")
         owner, name = (tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else (tex, function)
         return crossing.leave(getattr(owner, name)(**crossing.enter(arguments)))
 

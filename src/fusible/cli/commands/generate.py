@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fusible.cli.command import Command
+from fusible.cli.training.options import EXECUTORS
 
 __all__ = ["COMMAND"]
 
@@ -21,6 +22,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", metavar="N", type=int, default=None, help="choose among the N likeliest bytes (default: all)")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the choices (default: 0)")
     parser.add_argument("--recipe", metavar="R", default=None, help="the run to use, where DIR has several (default: an FP8 one)")
+    parser.add_argument("--executor", metavar="E", default="eager", help=f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled (default: eager)")
     parser.add_argument("--page-size", metavar="N", type=int, default=None, help="keep keys and values in pages of N bytes (default: in one piece)")
 
 

@@ -30,7 +30,7 @@ def generate_text(given: argparse.Namespace) -> int:
     prompts = [prompt.encode() for prompt in given.prompt or ["\n"]]
     if not all(prompts):
         raise ArgumentError(expected("at least one byte", of="--prompt", got="none", do="give a text to go on from"))
-    model = load_model(Path(given.folder), given.recipe)
+    model = load_model(Path(given.folder), given.recipe, given.executor)
     longest = max(map(len, prompts)) + given.bytes
     cache = KVCache(len(prompts), longest, page_size=given.page_size, dtype=model.activation)
     stream = TextStream(sys.stdout, prompts)
@@ -49,10 +49,10 @@ def generate_text(given: argparse.Namespace) -> int:
     return 0
 
 
-def load_model(folder: Path, recipe: str | None) -> ByteGPT:
+def load_model(folder: Path, recipe: str | None, executor: str = "eager") -> ByteGPT:
     """The model of a run: in FP8 its weights are held in 8 bits alone, and calculated with what bf16 activations bring."""
     checkpoint = _checkpoint(folder, recipe)
-    model = ByteGPT(replace(checkpoint.options, executor="eager"), checkpoint.recipe)
+    model = ByteGPT(replace(checkpoint.options, executor=executor), checkpoint.recipe)
     model.load_state_dict(checkpoint.model)
     model.eval()
     return quantize_parameters(model) if checkpoint.recipe in ("delayed", "current") else model

@@ -50,7 +50,8 @@ class TEXBackendBase(
     """A provider of tex functions.
 
     ``NAME`` is matched without regard to case; the highest ``PRIORITY`` that serves a call wins; ``REFERENCE`` marks the backend that comes
-    last whatever the priorities. ``DEVICES`` are the device kinds it serves, or None for every device that holds real tensors.
+    last whatever the priorities. ``DEVICES`` are the device kinds it serves, or None for every device that holds real tensors. ``OWN_LAYOUTS`` are
+    the functions whose grouped tensors have buffers in an order that only this backend reads: another is given their values.
     """
 
     NAME: str = ""
@@ -58,6 +59,7 @@ class TEXBackendBase(
     PRIORITY: int = 0
     REFERENCE: bool = False
     DEVICES: frozenset[str] | None = None
+    OWN_LAYOUTS: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

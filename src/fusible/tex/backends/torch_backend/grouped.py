@@ -14,7 +14,8 @@ from fusible.tex.backends.torch_backend.activation import scaled_gate
 from fusible.tex.backends.torch_backend.group_quantize import columnwise_fields, quantize_group, quantize_group_columnwise, transposed_fields
 from fusible.tex.backends.torch_backend.grouped_gemm import Problem, check_problems, new_outputs, output_blocks, solve
 from fusible.tex.backends.torch_backend.operands import flat, plain
-from fusible.tex.grouped_call import build_grouped, is_grouped, layout_of, layout_of_grouped, members
+from fusible.tex.grouped_call import build_grouped, check_list_lengths, is_grouped, layout_of, layout_of_grouped, members
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import check_shape, scaling, to_torch
 
@@ -22,64 +23,31 @@ __all__ = ["GroupedKernels"]
 
 
 class GroupedKernels(Grouped):
-    def te_general_grouped_gemm(
-        self,
-        A: list[Any],
-        transa: bool,
-        B: list[Any],
-        transb: bool,
-        D: list[Any] | None,
-        D_type: Any,
-        m_splits: list[int],
-        bias: list[Any],
-        bias_type: Any,
-        single_output: bool,
-        pre_gelu_out: list[Any],
-        grad: bool,
-        workspace: list[Any],
-        workspaceSize: int,
-        accumulate: bool,
-        use_split_accumulator: bool,
-        math_sm_count: int,
-    ) -> Any:
-        counts = [len(A), len(B), len(bias), len(pre_gelu_out)]
-        outputs = _outputs(A, transa, B, transb, D, D_type, single_output)
-        if {*counts, len(outputs)} != {len(A)}:
-            of = "A, B, bias, pre_gelu_out and D of te_general_grouped_gemm"
-            raise ArgumentError(expected("lists of equal length", of=of, got=[*counts, len(outputs)], do="pass one of each per problem"))
-        beta = 1.0 if accumulate else 0.0
+    @by_name
+    def te_general_grouped_gemm(self, call: Any) -> Any:
+        A, B, transa, transb = call.A, call.B, call.transa, call.transb
+        outputs = _outputs(A, transa, B, transb, call.D, call.D_type, call.single_output)
+        check_list_lengths(call, len(outputs))
+        beta = 1.0 if call.accumulate else 0.0
         problems = [
             Problem(a, b, d, x if x.numel() else None, gelu if gelu.numel() else None, beta=beta)
-            for a, b, d, x, gelu in zip(A, B, outputs, bias, pre_gelu_out, strict=True)
+            for a, b, d, x, gelu in zip(A, B, outputs, call.bias, call.pre_gelu_out, strict=True)
         ]
-        shapes = check_problems(problems, transa, transb, grad)
-        solve(self.generic_gemm, problems, shapes, transa, transb, grad, bias_type)  # type: ignore[attr-defined]
-        return bias
+        shapes = check_problems(problems, transa, transb, call.grad)
+        solve(self.generic_gemm, problems, shapes, transa, transb, call.grad, call.bias_type)  # type: ignore[attr-defined]
+        return call.bias
 
-    def te_general_grouped_gemm_for_grouped_tensor(
-        self,
-        A: Any,
-        transa: bool,
-        B: Any,
-        transb: bool,
-        D: Any,
-        bias: Any,
-        bias_scale: Any,
-        alpha: Any,
-        beta: Any,
-        workspace_setup: Any,
-        workspace_cublas: Any,
-        use_split_accumulator: bool,
-        math_sm_count: int,
-    ) -> Any:
+    @by_name
+    def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
         """Any of A, B and D may be a list of tensors instead."""
+        D, bias, bias_scale = call.D, call.bias, call.bias_scale
         if getattr(D, "quantizer", None) is not None:
             raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
-        a, b, d = self._members(A, "A"), self._members(B, "B"), self._members(D, "D")
+        a, b, d = self._members(call.A, "A"), self._members(call.B, "B"), self._members(D, "D")
         if not len(a) == len(b) == len(d):
             got = f"{len(a)}, {len(b)} and {len(d)}"
             raise ArgumentError(expected("equally many members", of="A, B and D of a grouped GEMM", got=got, do="describe the same problems"))
-        alphas, betas = _factors(alpha, len(a), "alpha"), _factors(beta, len(a), "beta")
+        alphas, betas = _factors(call.alpha, len(a), "alpha"), _factors(call.beta, len(a), "beta")
         biases = _biases(bias, len(a))
         if bias_scale is not None and bias is None:
             raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
@@ -93,8 +61,8 @@ class GroupedKernels(Grouped):
             Problem(*three, bias=x, row_scale=scale, alpha=first, beta=second)
             for *three, x, scale, first, second in zip(a, b, d, biases, scales, alphas, betas, strict=True)
         ]
-        shapes = check_problems(problems, transa, transb, False)
-        solve(self.generic_gemm, problems, shapes, transa, transb, False, None)  # type: ignore[attr-defined]
+        shapes = check_problems(problems, call.transa, call.transb, False)
+        solve(self.generic_gemm, problems, shapes, call.transa, call.transb, False, None)  # type: ignore[attr-defined]
         return D
 
     te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
@@ -103,19 +71,10 @@ class GroupedKernels(Grouped):
     def get_grouped_gemm_setup_workspace_size(self, num_tensors: int) -> int:
         return 0
 
-    def group_quantize(
-        self,
-        tensor: Any,
-        quantizer: Any,
-        num_tensors: int,
-        first_dims: Any,
-        last_dims: Any = None,
-        tensor_offsets: Any = None,
-        noop_flag: Any = None,
-        output: Any = None,
-    ) -> Any:
-        x = flat(plain(tensor))
-        return quantize_group(x, quantizer, (num_tensors, first_dims, last_dims, tensor_offsets), noop_flag, output)
+    @by_name
+    def group_quantize(self, call: Any) -> Any:
+        described = (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets)
+        return quantize_group(flat(plain(call.tensor)), call.quantizer, described, call.noop_flag, call.output)
 
     def group_dequantize(self, input: Any, otype: Any) -> Any:
         if not is_grouped(input) or input.quantizer is None:
@@ -144,16 +103,10 @@ class GroupedKernels(Grouped):
         grouped = quantize_group(x, quantizer, (num_tensors, first_dims, None, tensor_offsets))
         return [grouped, torch.stack(sums).to(x.dtype)]
 
-    def group_requantize_inplace(
-        self,
-        grouped_x: Any,
-        quantizer: Any,
-        num_tensors: int,
-        first_dims: Any,
-        otype: Any,
-        tensor_offsets: Any = None,
-        return_dequantized: bool = False,
-    ) -> Any:
+    @by_name
+    def group_requantize_inplace(self, call: Any) -> Any:
+        grouped_x, quantizer, num_tensors, first_dims = call.grouped_x, call.quantizer, call.num_tensors, call.first_dims
+        tensor_offsets, return_dequantized, otype = call.tensor_offsets, call.return_dequantized, call.otype
         if not is_grouped(grouped_x) or grouped_x.quantizer is None:
             got = type(grouped_x).__qualname__ if not is_grouped(grouped_x) else "an unquantized one"
             raise DTypeError(expected("a quantized grouped tensor", of="group_requantize_inplace", got=got, do="use group_quantize"))

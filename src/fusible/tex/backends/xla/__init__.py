@@ -23,6 +23,7 @@ from fusible.tex.backends.xla.recipe import RecipeKernels
 from fusible.tex.backends.xla.rope import RopeKernels
 from fusible.tex.backends.xla.softmax import SoftmaxKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
+from fusible.tex.backends.xla.unserved import REASONS
 from fusible.tex.block_layout import BLOCK_FORMATS
 from fusible.tex.checks import PER_TENSOR, refused_kind
 from fusible.tex.interface.base import TEXBackendBase
@@ -32,7 +33,6 @@ from fusible.tex.registry import registry
 
 __all__ = ["XlaBackend"]
 
-_COLLECTIVES = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
 _FORMATS = PER_TENSOR | set(BLOCK_FORMATS)
 _FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
 
@@ -61,6 +61,7 @@ class XlaBackend(
     VENDOR = "OpenXLA"
     PRIORITY = 20
     DEVICES = frozenset({"lazy"})
+    OWN_LAYOUTS = frozenset({"bgrad_group_quantize", "group_quantize"})
 
     def unavailable(self) -> str | None:
         if importlib.util.find_spec("jaxlib") is None:
@@ -68,7 +69,7 @@ class XlaBackend(
         return None
 
     def lacks(self, function: str) -> str | None:
-        return "compiles programs of one process, and it takes those of a group" if function in _COLLECTIVES else super().lacks(function)
+        return REASONS.get(function) or super().lacks(function)
 
     def supports(self, request: Request) -> str | None:
         reason = super().supports(request)

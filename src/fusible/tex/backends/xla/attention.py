@@ -1,11 +1,14 @@
 """Scaled dot-product attention on lazy tensors: what is served, and how a problem's tokens are told apart.
 
 A THD batch is one sequence of all its tokens under a block-diagonal mask, made in the program from the cumulative lengths. So one program serves
-every batch of as many tokens and sequences, at the price of scores between all of its tokens.
+every batch of as many tokens and sequences, at the price of scores between all of its tokens. Over a paged cache, where a step has few queries and
+all keys that there can be, each sequence has scores of its own instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fusible import lazy
@@ -13,38 +16,38 @@ from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.attention_call import PADDING, Served, auxiliary, bounds, check_counts, side_inputs
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
-from fusible.tex.backends.xla import attention_math
+from fusible.tex.backends.xla import attention_math, kv_cache
 from fusible.tex.backends.xla.attention_math import Gradients, Scores, Tokens
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
+from fusible.tex.backends.xla.token_layouts import TokenLayoutKernels
 from fusible.tex.checks import check_probability
 from fusible.tex.enums import NVTE_Bias_Type
-from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.kv_cache_call import check_cache_call
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}))
+_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), paged=True)
 
 
 def _refused(request: Request) -> str | None:
     return "serves attention without ALiBi" if request["bias_type"] == NVTE_Bias_Type.NVTE_ALIBI else None
 
 
-class AttentionKernels(Attention):
+class AttentionKernels(TokenLayoutKernels):
     @requires(_refused)
     @by_name
     def fused_attn_fwd(self, call: Any) -> list[Any]:
-        q, k, v = call.Q, call.K, call.V
         lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
         rng_state = _rng_state(dropout, call.rng_gen)
-        queries, keys = _tokens(lay, call)
-        scores = Scores.of(call, call.Bias, call.SoftmaxOffset, dropout, rng_state, queries=queries, keys=keys)
-        o, stats, largest = attention_math.forward(scores, heads_first(q, lay.q), _keys(k, lay), _keys(v, lay))
-        out = lazy.cast(from_heads_first(o, format_name(call.o_format, lay.q)), q.dtype)
-        stats, largest = (from_heads_first(x, lay.statistics) for x in (stats, largest))
+        given = _paged(lay, call) if lay.paged else _together(lay, call)
+        scores = Scores.of(call, call.Bias, call.SoftmaxOffset, dropout, rng_state, queries=given.queries, keys=given.keys)
+        o, stats, largest = attention_math.forward(scores, given.q, given.k, given.v)
+        out = lazy.cast(given.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
+        stats, largest = (given.restore(x, lay.statistics) for x in (stats, largest))
         return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
 
     @requires(_refused)
@@ -64,6 +67,47 @@ class AttentionKernels(Attention):
         dk, dv = (lazy.cast(_unkeys(d, x, lay, to), x.dtype) for d, x in ((g.k, k), (g.v, v)))
         extra = None if g.extra is None else lazy.sum(g.extra, (0, 2), keepdim=True)
         return [dq, dk, dv, _bias_gradient(scores, g), None if offset is None else extra]
+
+    @by_name
+    def copy_to_kv_cache(self, call: Any) -> None:
+        check_cache_call(call)
+        kv_cache.put(call)
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Q, K and V as ``[n, heads, tokens, width]``, which tokens these are, and the way of a result back to the call's format."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    queries: Tokens
+    keys: Tokens
+    restore: Callable[[Tensor, str], Tensor]
+
+
+def _together(lay: Layout, call: Any) -> _Operands:
+    queries, keys = _tokens(lay, call)
+    return _Operands(heads_first(call.Q, lay.q), _keys(call.K, lay), _keys(call.V, lay), queries, keys, from_heads_first)
+
+
+def _paged(lay: Layout, call: Any) -> _Operands:
+    """Each sequence by itself: its queries, and all tokens that its row of the page table reaches."""
+    longest = int(call.max_seqlen_kv)
+    k, v = (kv_cache.gathered(x, table, lay.kv, longest) for x, table in ((call.K, call.page_table_k), (call.V, call.page_table_v)))
+    apart = kv_cache.Apart.of(lay, call)
+    q = heads_first(call.Q, lay.q) if apart is None else apart.rows(call.Q)
+    b, tokens = q.shape[0], min(k.shape[2], v.shape[2])
+    sizes_q = sizes_kv = None
+    if apart is not None or int(call.attn_mask_type) in PADDING:
+        sides = (call.cu_seqlens_q, "q"), (call.cu_seqlens_kv, "kv")
+        sizes_q, sizes_kv = (lengths(lazy.cast(bounds(cu, side), lazy.int32)[: b + 1]) for cu, side in sides)
+    queries, keys = _dense(b, q.shape[2], sizes_q, False), _dense(b, tokens, sizes_kv, True)
+    k, v = (x[:b, :, :tokens] for x in (k, v))
+    if keys.inside is not None:
+        # Past a sequence's end are pages of others: what is not finite there would come through a probability of 0.
+        v = lazy.where(lazy.reshape(keys.inside, (b, 1, tokens, 1)), v, lazy.zeros((), v.dtype))
+    return _Operands(q, k, v, queries, keys, from_heads_first if apart is None else apart.restore)
 
 
 def _rng_state(dropout: float, state: Any) -> Tensor:

@@ -14,6 +14,7 @@ __all__ = ["FROM_TORCH", "to_lazy"]
 
 FROM_TORCH: dict[torch.dtype, lazy.dtype] = {
     torch.uint8: lazy.uint8,
+    torch.int16: lazy.int16,
     torch.int32: lazy.int32,
     torch.int64: lazy.int64,
     torch.float32: lazy.float32,

@@ -6,6 +6,7 @@ the members' rows in tiles of a block's length, so that each member begins with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -34,7 +35,12 @@ def groups_of(x: Any) -> Groups:
     """The groups of a grouped tensor's rows. Raises ``NotServedError`` for members of different widths."""
     if x.last_dims is not None:
         raise NotServedError(expected("members of one width", of="a grouped lazy tensor", got="last_dims", do="group rows"))
-    return groups(x.logical_shape[0], x.num_tensors, x.first_dims)
+    return _groups(x.logical_shape, x.num_tensors, x.first_dims, x.tensor_offsets)
+
+
+def _groups(shape: Sequence[int], count: int, first_dims: Tensor | None, tensor_offsets: Tensor | None) -> Groups:
+    rows, columns = shape
+    return groups(rows, count, first_dims, None if tensor_offsets is None else tensor_offsets // max(columns, 1))
 
 
 def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | None, tensor_offsets: Tensor | None) -> tuple[Any, Groups]:
@@ -43,7 +49,7 @@ def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | N
         raise ArgumentError(expected("at least one member", of="a grouped tensor", got=count, do="pass num_tensors"))
     if first_dims is None and x.shape[0] % count:
         raise ShapeError(expected(f"a multiple of {count} rows", of="a grouped tensor of equal members", got=x.shape[0], do="pass first_dims"))
-    of = groups(x.shape[0], count, first_dims)
+    of = _groups(x.shape, count, first_dims, tensor_offsets)
     kind, dtype = scaling(quantizer), to_torch(x.dtype)
     described = {"shape": x.shape, "dtype": dtype, "num_tensors": count, "first_dims": first_dims, "tensor_offsets": tensor_offsets}
     fields: dict[str, Any] = {"data": lazy.reshape(x, (-1,))}
@@ -75,8 +81,9 @@ def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     data = encode(rows * of.spread(scale)[:, None], fp8)
     data = lazy.where(of.inside[:, None], data, lazy.zeros((1, 1), lazy.uint8))
     (rowwise, columnwise), inverse = usages(quantizer), reciprocal(scale)
-    fields = {"data": data, "scale_inv": inverse} if rowwise else {}
-    return fields | ({"columnwise_data": transpose_bytes(data), "columnwise_scale_inv": inverse} if columnwise else {})
+    fields = {"data": lazy.reshape(data, (-1,)), "scale_inv": inverse} if rowwise else {}
+    turned = {"columnwise_data": lazy.reshape(transpose_bytes(data), (-1,)), "columnwise_scale_inv": inverse} if columnwise else {}
+    return fields | turned
 
 
 def _tiles(of: Groups, kind: str) -> Tiles:

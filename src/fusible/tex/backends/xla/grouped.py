@@ -11,40 +11,31 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.block_formats import block_values
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.group_formats import group_values, groups_of, quantize_group
-from fusible.tex.backends.xla.groups import Groups, groups
+from fusible.tex.backends.xla.grouped_list import listed_products
+from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
 from fusible.tex.grouped_call import build_grouped, is_grouped
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
-from fusible.tex.protocol import check_shape, format_of, to_torch
+from fusible.tex.protocol import check_shape, format_of, logical_shape, outer, to_torch
 
 __all__ = ["GroupedKernels"]
 
 
 class GroupedKernels(Grouped):
-    def group_quantize(
-        self,
-        tensor: Any,
-        quantizer: Any,
-        num_tensors: int,
-        first_dims: Any,
-        last_dims: Any = None,
-        tensor_offsets: Any = None,
-        noop_flag: Any = None,
-        output: Any = None,
-    ) -> Any:
-        for name, value in (("last_dims", last_dims), ("noop_flag", noop_flag), ("output", output)):
-            if value is not None:
+    @by_name
+    def group_quantize(self, call: Any) -> Any:
+        for name in ("last_dims", "noop_flag", "output"):
+            if getattr(call, name) is not None:
                 raise NotServedError(expected(f"no {name}", of="group_quantize of lazy tensors", got="some", do="quantize rows into a new tensor"))
-        return quantize_group(flat(plain(tensor)), quantizer, num_tensors, first_dims, tensor_offsets)[0]
+        return quantize_group(flat(plain(call.tensor)), call.quantizer, call.num_tensors, call.first_dims, call.tensor_offsets)[0]
 
-    def bgrad_group_quantize(
-        self, tensor: Any, quantizer: Any, num_tensors: int, first_dims: Any, last_dims: Any = None, tensor_offsets: Any = None
-    ) -> Any:
-        if last_dims is not None:
+    @by_name
+    def bgrad_group_quantize(self, call: Any) -> Any:
+        if call.last_dims is not None:
             raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
-        x = flat(plain(tensor))
-        grouped, of = quantize_group(x, quantizer, num_tensors, first_dims, tensor_offsets)
+        x = flat(plain(call.tensor))
+        grouped, of = quantize_group(x, call.quantizer, call.num_tensors, call.first_dims, call.tensor_offsets)
         tiles = of.tiles()
         return [grouped, lazy.cast(tiles.sums(lazy.sum(tiles.put(fp32(x)), 1)), x.dtype)]
 
@@ -66,11 +57,15 @@ class GroupedKernels(Grouped):
         )
 
     @by_name
+    def te_general_grouped_gemm(self, call: Any) -> Any:
+        return listed_products(self.generic_gemm, call)  # type: ignore[attr-defined]
+
+    @by_name
     def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
         """Two kinds of products: of each group's rows with a matrix of its own, and of two groups' rows over those rows."""
         A, B, D = call.A, call.B, call.D
-        if not is_grouped(B) or (call.transb and (call.transa or not is_grouped(A))):
-            do = "group the rows of B, and of A where B is transposed"
+        if not is_grouped(B) or (call.transb and call.transa):
+            do = "group the rows of B, and transpose one of the two at most"
             raise NotServedError(expected("products of groups of rows", of="a grouped GEMM of lazy tensors", got="others", do=do))
         if getattr(D, "quantizer", None) is not None:
             raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
@@ -78,7 +73,7 @@ class GroupedKernels(Grouped):
             raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
         of = groups_of(B)
         if not call.transb:
-            _write_rows(D, _by_matrix(A, call.transa, B, of), call.bias, call.bias_scale, call.alpha, call.beta, of)
+            _write_rows(D, call, of)
         elif call.bias is None:
             _write_each(D, _over_rows(A, B, of), call.alpha, call.beta, of)
         else:
@@ -89,19 +84,16 @@ class GroupedKernels(Grouped):
     te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
     te_general_grouped_gemm_for_discrete_out = te_general_grouped_gemm_for_grouped_tensor
 
-    def get_grouped_gemm_setup_workspace_size(self, num_tensors: int) -> int:
-        return 0
 
-
-def _matrices(A: Any, along_rows: bool, of: Groups) -> Tensor:
-    """The groups' matrices in fp32, ``[groups, N, K]``."""
+def _matrices(A: Any, along_rows: bool, of: Groups, height: int) -> Tensor:
+    """The groups' matrices in fp32, ``[groups, height, K]``: the product says how many rows each has."""
     if is_grouped(A):
-        if A.first_dims is not None:
-            do = "pass a list of matrices"
-            raise NotServedError(expected("matrices of one shape", of="a grouped A of lazy tensors", got="others", do=do))
-        rows, columns = A.logical_shape
-        values = group_values(A, "rowwise" if along_rows else "columnwise", groups(rows, A.num_tensors, None))
-        found = lazy.reshape(values, (A.num_tensors, rows // A.num_tensors, columns))
+        (rows, columns), lies = A.logical_shape, groups_of(A)
+        values = group_values(A, "rowwise" if along_rows else "columnwise", lies)
+        if A.first_dims is None and A.tensor_offsets is None:
+            found = lazy.reshape(values, (A.num_tensors, rows // A.num_tensors, columns))
+        else:
+            found = lazy.gather(values, 0, lies.starts[:, None] + lazy.iota((1, height), 1, lazy.int32))
     else:
         found = lazy.stack([_values(matrix, along_rows) for matrix in A], 0)
     if found.shape[0] != of.count:
@@ -119,26 +111,35 @@ def _values(x: Any, along_rows: bool) -> Tensor:
     return values if factor is None else values * lazy.reshape(factor, (-1, 1) if along_rows else (1, -1))
 
 
-def _by_matrix(A: Any, transa: bool, B: Any, of: Groups) -> Tensor:
-    """``B_i @ op(A_i)`` of every group in fp32, ``[rows, columns]``."""
-    matrices, tiles = _matrices(A, transa, of), of.tiles()
+def _by_matrix(A: Any, transa: bool, B: Any, of: Groups, into: Groups, width: int) -> Tensor:
+    """``B_i @ op(A_i)`` of every group in fp32, ``[rows, width]``, in the rows of ``into``."""
+    matrices, tiles = _matrices(A, transa, of, width if transa else B.logical_shape[1]), of.tiles()
     depth = matrices.shape[2 if transa else 1]
     if depth != B.logical_shape[1]:
         got = f"{B.logical_shape[1]} and {depth}"
         raise ShapeError(expected("one contracted dimension", of="B and A of a grouped GEMM", got=got, do="transpose or reshape one of them"))
     own = lazy.gather(matrices, 0, tiles.group)
     rows = tiles.put(group_values(B, "rowwise", of))
-    return tiles.take(lazy.dot_general(rows, own, ((2,), (2 if transa else 1,)), ((0,), (0,)), lazy.float32))
+    return tiles.take(lazy.dot_general(rows, own, ((2,), (2 if transa else 1,)), ((0,), (0,)), lazy.float32), into)
 
 
 def _over_rows(A: Any, B: Any, of: Groups) -> Tensor:
-    """``B_i.T @ A_i`` of every group in fp32, ``[groups, N, K]``."""
-    if A.num_tensors != B.num_tensors or A.logical_shape[0] != B.logical_shape[0]:
-        got = f"{A.num_tensors} of {list(A.logical_shape)} and {B.num_tensors} of {list(B.logical_shape)}"
-        raise ArgumentError(expected("the same groups", of="A and B of a grouped GEMM", got=got, do="describe the same problems"))
-    tiles = of.tiles()
-    left, right = (tiles.put(group_values(x, "columnwise", of)) for x in (B, A))
-    return tiles.sums(lazy.dot_general(left, right, ((1,), (1,)), ((0,), (0,)), lazy.float32))
+    """``B_i.T @ A_i`` of every group in fp32, ``[groups, N, K]``. A may be a list."""
+    count = A.num_tensors if is_grouped(A) else len(A)
+    if count != B.num_tensors:
+        got = f"{count} and {B.num_tensors}"
+        raise ArgumentError(expected("equally many members", of="A and B of a grouped GEMM", got=got, do="describe the same problems"))
+    if is_grouped(A):
+        beside = groups_of(A)
+        values = group_values(A, "columnwise", beside)
+    else:
+        rows = [outer(logical_shape(a)) for a in A]
+        beside, values = groups(sum(rows), count, lazy.Tensor(rows, dtype=lazy.int32)), lazy.concatenate([flat(_values(a, False)) for a in A], 0)
+    shift = of.tiles().shift
+    wanted = max(Tiles(each, shift).count for each in (of, beside))
+    tiles, right = (Tiles(each, shift, wanted) for each in (of, beside))
+    product = lazy.dot_general(tiles.put(group_values(B, "columnwise", of)), right.put(values), ((1,), (1,)), ((0,), (0,)), lazy.float32)
+    return tiles.sums(product)
 
 
 def _factor(values: Tensor, of: Groups, name: str) -> Tensor:
@@ -152,19 +153,42 @@ def _accumulated(result: Tensor, former: Tensor, alpha: Tensor, beta: Tensor) ->
     return result * alpha + lazy.where(beta == 0.0, 0.0, fp32(former) * beta)
 
 
-def _write_rows(D: Any, result: Tensor, bias: Any, bias_scale: Tensor | None, alpha: Tensor, beta: Tensor, of: Groups) -> None:
-    if not is_grouped(D) or D.rowwise_data.size != result.size:
-        got = list(D.logical_shape) if is_grouped(D) else type(D).__qualname__
-        raise ShapeError(expected(f"a grouped tensor of {list(result.shape)}", of="D of a grouped GEMM", got=got, do="pass one"))
-    former = lazy.reshape(D.rowwise_data, result.shape)
-    result = result * of.spread(_factor(alpha, of, "alpha"))[:, None]
-    if bias is not None:
-        rows = bias.rowwise_data if is_grouped(bias) else bias
-        added = of.spread(fp32(lazy.reshape(rows, (of.count, result.shape[1]))))
-        result = result + (added if bias_scale is None else added * fp32(lazy.reshape(bias_scale, (-1,)))[: of.rows, None])
-    result = _accumulated(result, former, lazy.ones(()), of.spread(_factor(beta, of, "beta"))[:, None])
-    new = lazy.where(of.inside[:, None], lazy.cast(result, former.dtype), former)
-    D.rowwise_data.assign_(lazy.reshape(new, D.rowwise_data.shape))
+def _write_rows(D: Any, call: Any, of: Groups) -> None:
+    """Products of rows with a matrix of their group, into the rows of ``D``, which may lie elsewhere."""
+    listed = not is_grouped(D)
+    into = of if listed else groups_of(D)
+    result = _by_matrix(call.A, call.transa, call.B, of, into, D[0].shape[-1] if listed else D.logical_shape[1])
+    held, columns = [*D] if listed else [D.rowwise_data], result.shape[1]
+    rows = [place.size // max(columns, 1) for place in held]
+    if sum(place.size for place in held) != sum(rows) * columns or (len(held) != of.count if listed else rows != [into.rows] and columns):
+        got = [list(place.shape) for place in held] if listed else list(D.logical_shape)
+        raise ShapeError(expected(f"{of.count} members of {columns} columns", of="D of a grouped GEMM", got=got, do="pass one for each of B"))
+    result = result * into.spread(_factor(call.alpha, of, "alpha"))[:, None]
+    if call.bias is not None:
+        given = call.bias.rowwise_data if is_grouped(call.bias) else call.bias
+        added = into.spread(fp32(lazy.reshape(given, (of.count, result.shape[1]))))
+        result = result + (added if call.bias_scale is None else added * _row_factors(call.bias_scale, into)[:, None])
+    beta = _factor(call.beta, of, "beta")
+    if not listed:
+        former = lazy.reshape(D.rowwise_data, result.shape)
+        result = _accumulated(result, former, lazy.ones(()), into.spread(beta)[:, None])
+        new = lazy.where(into.inside[:, None], lazy.cast(result, former.dtype), former)
+        D.rowwise_data.assign_(lazy.reshape(new, D.rowwise_data.shape))
+        return
+    for i, (place, count) in enumerate(zip(held, rows, strict=True)):
+        if not place.size:
+            continue
+        row = lazy.iota((count,), 0, lazy.int32)
+        own, former = lazy.gather(result, 0, of.starts[i] + row), lazy.reshape(place, (count, result.shape[1]))
+        new = lazy.cast(_accumulated(own, former, lazy.ones(()), beta[i]), place.dtype)
+        owned: Any = row < of.sizes[i]
+        place.assign_(lazy.reshape(lazy.where(owned[:, None], new, former), place.shape))
+
+
+def _row_factors(factors: Tensor, into: Groups) -> Tensor:
+    """The factor of each row of ``into``: they are given for the members' rows, one after the other."""
+    before = lazy.cumsum(into.sizes, 0) - into.sizes
+    return lazy.gather(fp32(lazy.reshape(factors, (-1,))), 0, into.spread(before) + into.position)
 
 
 def _write_each(D: Any, result: Tensor, alpha: Tensor, beta: Tensor, of: Groups) -> None:

@@ -49,10 +49,11 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """The rows of ``of`` in tiles of ``2 ** shift`` rows."""
+    """The rows of ``of`` in tiles of ``2 ** shift`` rows; ``at_least`` so many."""
 
     of: Groups
     shift: int
+    at_least: int = 0
 
     @property
     def size(self) -> int:
@@ -60,7 +61,7 @@ class Tiles:
 
     @property
     def count(self) -> int:
-        return (self.of.rows >> self.shift) + self.of.count
+        return max((self.of.rows >> self.shift) + self.of.count, self.at_least)
 
     @property
     def rows(self) -> int:
@@ -98,11 +99,13 @@ class Tiles:
         taken = lazy.gather(x, 0, lazy.reshape(source, (self.rows,)))
         return lazy.where(self.inside[:, :, None], lazy.reshape(taken, shape), lazy.zeros((1, 1, 1), x.dtype))
 
-    def take(self, tiled: Tensor) -> Tensor:
-        """The inverse of ``put``, from ``[count, size, columns]`` or its rows; zeros in rows of nobody."""
-        place = lazy.gather(self._first, 0, self.of.group) * self.size + self.of.position
+    def take(self, tiled: Tensor, into: Groups | None = None) -> Tensor:
+        """The inverse of ``put``, from ``[count, size, columns]`` or its rows; zeros in rows of nobody. ``into``: groups of the same sizes that lie
+        elsewhere."""
+        into = self.of if into is None else into
+        place = lazy.gather(self._first, 0, into.group) * self.size + into.position
         taken = lazy.gather(lazy.reshape(tiled, (self.rows, tiled.shape[-1])), 0, place)
-        return lazy.where(self.of.inside[:, None], taken, lazy.zeros((1, 1), tiled.dtype))
+        return lazy.where(into.inside[:, None], taken, lazy.zeros((1, 1), tiled.dtype))
 
     def sums(self, numbers: Tensor) -> Tensor:
         """``[count, ...] -> [groups, ...]``: the sum over each group's tiles."""
@@ -112,13 +115,25 @@ class Tiles:
         return lazy.reshape(found, (self.of.count, *numbers.shape[1:]))
 
 
-def groups(rows: int, count: int, sizes: Tensor | None) -> Groups:
-    """``count`` groups one after the other, of ``sizes`` rows (integers ``[count]``), or of equally many."""
+def groups(rows: int, count: int, sizes: Tensor | None, starts: Tensor | None = None) -> Groups:
+    """``count`` groups of ``sizes`` rows (integers ``[count]``), or of equally many: one after the other, or from the rows ``starts`` on, in any
+    order."""
     of = lazy.full((count,), rows // count, lazy.int32) if sizes is None else lazy.cast(sizes[:count], lazy.int32)
+    if starts is not None:
+        return _placed(rows, of, lazy.cast(starts[:count], lazy.int32))
     ends = lazy.cumsum(of, 0)
     bounds = lazy.concatenate([lazy.zeros((1,), lazy.int32), ends], 0)
     found = thd_segments(rows, bounds)
     return Groups(rows, count, of, bounds[:-1], found.sequence, found.position, found.inside)
+
+
+def _placed(rows: int, sizes: Tensor, starts: Tensor) -> Groups:
+    count = sizes.shape[0]
+    row = lazy.iota((rows,), 0, lazy.int32)
+    mine: Any = (starts[None, :] <= row[:, None]) & (row[:, None] < (starts + sizes)[None, :])
+    owner = lazy.max(lazy.where(mine, lazy.iota((1, count), 1, lazy.int32), -1), 1)
+    group = lazy.maximum(owner, 0)
+    return Groups(rows, count, sizes, starts, group, row - lazy.gather(starts, 0, group), owner >= 0)
 
 
 def _whole(sizes: Tensor, multiple: int) -> Tensor:

@@ -56,6 +56,19 @@ class OptimizerKernels(Optimizer):
                 _put(weight, new)
 
     @by_name
+    def multi_tensor_adam_param_remainder(self, call: Any) -> None:
+        types = (None, (lazy.bfloat16,), None, None, (lazy.int16,))
+        check_typed_lists(call.tensor_lists, types, "multi_tensor_adam_param_remainder")
+        adam = _Adam.of(call)
+        for g, p, m, v, remainder in zip(*call.tensor_lists, strict=True):
+            master = (lazy.cast(lazy.bitcast(p, lazy.int16), lazy.int32) << 16) + lazy.cast(lazy.reshape(remainder, p.shape), lazy.int32)
+            new = lazy.bitcast(adam.step(fp32(g), lazy.bitcast(master, lazy.float32), m, v), lazy.int32)
+            low = lazy.cast(new, lazy.int16)  # the low word, signed
+            high = lazy.shift_right_logical(new - lazy.cast(low, lazy.int32), 16)
+            _put(remainder, low)
+            p.assign_(lazy.bitcast(lazy.cast(high, lazy.int16), lazy.bfloat16))
+
+    @by_name
     def multi_tensor_adam_fp8(self, call: Any) -> None:
         fp8 = fp8_format(call.fp8_dtype)
         check_typed_lists(call.tensor_lists, (None, _BYTES, None, None, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)

@@ -1,0 +1,119 @@
+"""A cache of keys and values on lazy tensors: what is written to it, and what attention reads of it.
+
+Where things go is a tensor's business here, page tables and lengths alike: one program serves every step of as many new tokens. Lazy tensors are
+gathered from, never scattered to, so each place of the cache looks up whether a new token comes to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fusible import lazy
+from fusible.lazy import Tensor
+from fusible.tex.attention_call import bounds, check_counts
+from fusible.tex.attention_layout import Layout, format_name
+from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
+from fusible.tex.backends.xla.segments import lengths
+from fusible.tex.backends.xla.token_layouts import in_rows, in_sequence
+
+__all__ = ["Apart", "gathered", "put"]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The sequences of a THD batch, each in a row of its own of ``longest`` tokens: what lies past their ``sizes`` (int32 ``[b]``) is no matter."""
+
+    cu: Tensor
+    starts: Tensor | None
+    sizes: Tensor
+    tokens: int
+    longest: int
+
+    @classmethod
+    def of(cls, lay: Layout, call: Any) -> Apart | None:
+        """The queries of a call, or None where they are rows already."""
+        if lay.q != "THD":
+            return None
+        cu = lazy.cast(bounds(call.cu_seqlens_q, "q"), lazy.int32)
+        check_counts(cu.size - 1, bounds(call.cu_seqlens_kv, "kv").size - 1)
+        padded = call.cu_seqlens_q_padded
+        starts = None if padded is None else lazy.cast(padded, lazy.int32)[: cu.size - 1]
+        tokens = call.Q.shape[0]
+        return cls(cu, starts, lengths(cu), tokens, min(int(call.max_seqlen_q), tokens))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """``[t, h, d] -> [b, h, longest, d]``."""
+        return lazy.permute(in_rows(x, self.cu, self.longest, self.starts), (0, 2, 1, 3))
+
+    def restore(self, x: Tensor, name: str) -> Tensor:
+        """The inverse of ``rows``, 0 where no sequence is."""
+        return in_sequence(lazy.permute(x, (0, 2, 1, 3)), self.cu, self.tokens, self.starts)
+
+
+def gathered(pages: Tensor, table: Tensor, name: str, longest: int) -> Tensor:
+    """The tokens of each of the table's sequences, ``[b, g, t, d]``: all that its row reaches, and at most ``longest``, where that is known.
+
+    Entries that stand for no page read some page, which no length reaches.
+    """
+    x = from_heads_first(heads_first(pages, name), "BSHD")
+    count, size, g, d = x.shape
+    reached = table.shape[1] * size
+    tokens = min(reached, longest) if longest > 0 else reached
+    if not count or not tokens:
+        return lazy.zeros((table.shape[0], g, tokens, d), x.dtype)
+    wanted = lazy.maximum(lazy.minimum(lazy.cast(table, lazy.int32), count - 1), 0)
+    found = lazy.reshape(lazy.gather(x, 0, wanted), (table.shape[0], reached, g, d))
+    return lazy.permute(found[:, :tokens], (0, 2, 1, 3))
+
+
+def put(call: Any) -> None:
+    """``copy_to_kv_cache``: each place of the caches takes the new token that belongs there, or keeps what it has."""
+    b, size = call.b, call.k_cache.shape[1]
+    starts, cached = (lazy.cast(x, lazy.int32)[: b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
+    first, count, end = starts[:-1], lengths(starts), lengths(cached)
+    sequence, begins, owned = _owners(call, end - count, end)
+    position = begins[:, None] + lazy.iota((1, size), 1, lazy.int32)
+    of = lazy.gather(end - count, 0, sequence)[:, None]
+    written: Any = owned[:, None] & (position >= of) & (position < lazy.gather(end, 0, sequence)[:, None])
+    name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
+    if name == "THD":
+        source = lazy.gather(first, 0, sequence)[:, None] + position - of
+    elif name == "SBHD":
+        source = (position - of) * call.new_k.shape[1] + sequence[:, None]
+    else:
+        source = sequence[:, None] * call.new_k.shape[1] + position - of
+    source = lazy.where(written, source, 0)
+    for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):
+        tokens = lazy.reshape(new, (-1, *cache.shape[2:]))
+        if not tokens.shape[0]:
+            tokens = lazy.zeros((1, *cache.shape[2:]), cache.dtype)
+        taken = lazy.cast(lazy.gather(tokens, 0, source), cache.dtype)
+        cache.assign_(lazy.where(written[:, :, None, None], taken, _former(call, cache)))
+
+
+def _former(call: Any, cache: Tensor) -> Tensor:
+    """The cache as it was; of one without pages, each sequence's row from where the table has it."""
+    if not call.is_non_paged or call.page_table is None:
+        return cache
+    rows = lazy.cast(lazy.reshape(call.page_table, (-1,))[: call.b], lazy.int32)
+    moved = lazy.gather(cache, 0, rows)
+    return moved if call.b == cache.shape[0] else lazy.concatenate([moved, cache[call.b :]], 0)
+
+
+def _owners(call: Any, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each page: the sequence that writes to it, the position of its first token there, and whether there is such a sequence."""
+    pages, size = call.k_cache.shape[:2]
+    page = lazy.iota((pages,), 0, lazy.int32)
+    if call.is_non_paged:
+        return lazy.minimum(page, call.b - 1), lazy.zeros((pages,), lazy.int32), page < call.b
+    per, entries = call.max_pages_per_seq, call.b * call.max_pages_per_seq
+    table = lazy.reshape(lazy.cast(lazy.reshape(call.page_table, (-1,))[:entries], lazy.int32), (call.b, per))
+    opens = lazy.iota((1, per), 1, lazy.int32) * size
+    # Entries past a sequence's last page stand for none, whatever their number.
+    touched: Any = (opens < end[:, None]) & (opens + size > begin[:, None])
+    here: Any = lazy.reshape(touched, (1, entries)) & (lazy.reshape(table, (1, entries)) == page[:, None])
+    entry = lazy.max(lazy.where(here, lazy.iota((1, entries), 1, lazy.int32), -1), 1)
+    known = lazy.maximum(entry, 0)
+    sequence = known // per
+    return sequence, (known - sequence * per) * size, entry >= 0
