@@ -217,6 +217,26 @@ def test_a_result_outlives_its_executor_and_is_writable() -> None:
     assert torch.equal(y.add_(1), torch.full((1000,), 3.0))
 
 
+def test_an_execution_has_finished_when_its_results_are_there() -> None:
+    """Parameters are read where they lie, so the caller may write to them only after the pass. Sums of ones are exact."""
+    executor = executors.make_executor("xla")
+    x, weight = torch.ones(1024, 1024), torch.ones(1024, 1024)
+
+    def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+        y = leaves[0]
+        for _ in range(3):
+            y = (y @ leaves[1]) * 2.0**-10
+        return [y], None
+
+    for fill in (1.0, 2.0, 1.0):
+        weight.fill_(fill)
+        (y,), _ = executor("key", program, [x, weight])
+        weight.zero_()
+        x.zero_()
+        assert torch.equal(y, torch.full_like(y, fill**3))
+        x.fill_(1.0)
+
+
 def test_a_failing_program_leaves_nothing_behind() -> None:
     executor: Any = executors.make_executor("xla")
 

@@ -61,7 +61,7 @@ def dot_layout(flat: FlatIR) -> FlatIR:
     XLA's matrix kernels for the CPU take a left operand whose rows are contiguous, and none that was transposed; every other product it computes in
     fp32, by slower loops. A transpose alone would not do: XLA only relabels dimensions, and folds it into the product. With a dimension of size 1
     between, and a reshape that drops it, memory is written anew. A product of bf16 ``[1024, 2048]^T`` and ``[1024, 512]`` took 6.3 instead of 15.8
-    ms of processor time, a training step of a GPT in bf16 140 instead of 209.
+    ms of processor time, a training step of a GPT in bf16 140 instead of 209. What is added up is the same, in an order that the kernel chooses.
     """
     rewrite = Rewrite(flat)
     for op in flat.ops:
