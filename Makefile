@@ -47,7 +47,7 @@ test-all: setup
 # What the lazy compiler asks of jaxlib's unpublished names, on the jaxlib that VERSION names, in an environment of its own.
 test-jaxlib:
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/python -m pip install -q "jaxlib==$(VERSION)" numpy ml_dtypes pytest
+	$(OTHER)/bin/python -m pip install -q "jaxlib==$(VERSION)" ml_dtypes numpy pytest safetensors
 	PYTHONPATH=src $(OTHER)/bin/python -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/conformance/lazy/test_lazy_engine.py
 
 # jax stands beside the lazy compiler in the tables; it is no part of the environment, where jaxlib behaves otherwise with it.
