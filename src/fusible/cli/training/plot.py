@@ -66,7 +66,7 @@ def _draw(axes: Axes, runs: Sequence[Mapping[str, Any]], unigram_loss: float, wi
     axes.set_ylabel("training loss, nats per byte")
     axes.set_title("Byte-level GPT trained with Fusible", loc="left")
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    axes.legend(framealpha=0.9, edgecolor="none")
 
 
 def _draw_distances(axes: Axes, runs: Sequence[Mapping[str, Any]], width: int) -> None:
