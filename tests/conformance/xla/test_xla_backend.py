@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from xla_runner import RUNNER
@@ -12,6 +13,7 @@ from fusible import lazy, tex
 from fusible.errors import DTypeError, NotServedError, ShapeError
 from fusible.quantized import Float8Quantizer
 from fusible.tex import DType
+from fusible.tex.backends.xla.fp8 import tensor_amax
 
 pytest.importorskip("jaxlib")
 
@@ -84,3 +86,11 @@ def test_dropout_draws_the_bits_of_real_tensors(seed: int, offset: int) -> None:
     y, mask = tex.prim.dropout(x, 0.3, seeds, offset)
     lazy_y, lazy_mask = RUNNER("prim_dropout", x=x, probability=0.3, seed=seeds, offset=offset)
     assert torch.equal(mask, lazy_mask) and torch.equal(y, lazy_y)
+
+
+@pytest.mark.parametrize(("values", "amax"), [([-3], 3), ([math.nan, math.inf], math.nan), ([-math.inf, 1], math.inf), ([-1e30, 1e25], 1e30)])
+def test_an_amax_keeps_what_is_not_finite(values: list[float], amax: float) -> None:
+    """Of as many elements as XLA reduces by the kernel that loses a NaN."""
+    array = np.random.default_rng(0).uniform(-1, 1, (1024, 2048)).astype(np.float32)
+    array[17, 5 : 5 + len(values)] = values
+    assert np.array_equal(tensor_amax(lazy.Tensor(array)).numpy(), np.array([amax], np.float32), equal_nan=True)

@@ -225,6 +225,7 @@ _PRODUCTS = {
     "batches behind": ((48, 64, 3), (3, 48, 32), ((0,), (1,)), ((2,), (0,))),
     "two contracted": ((6, 64, 8), (8, 32, 6), ((2, 0), (0, 2)), ((), ())),
     "two left": ((4, 48, 16), (48, 32), ((1,), (0,)), ((), ())),
+    "two on the right": ((64, 48), (48, 4, 8), ((1,), (0,)), ((), ())),
     "none left": ((3, 48), (48, 600, 3), ((1,), (0,)), ((0,), (2,))),
 }
 
@@ -252,7 +253,8 @@ def test_the_left_operand_of_a_product_is_laid_out_for_its_kernel(name: str, tra
     if rank > len(dot.batch[0]) + len(dot.contracting[0]):
         assert list(dot.batch[0]) == list(range(len(dot.batch[0])))
         assert list(dot.contracting[0]) == list(range(rank - len(dot.contracting[0]), rank))
-    assert not any(isinstance(t.producer, TransposeOp) for t in dot.inputs)
+    assert not isinstance(dot.inputs[0].producer, TransposeOp)
+    assert isinstance(dot.inputs[1].producer, TransposeOp) == (transposed and name == "two on the right")  # its order is the result's
     assert str(check_flat_ir(dot_layout(after))) == str(after)
 
 
