@@ -15,36 +15,56 @@ __all__ = ["grouped_gemm", "router"]
 BF16 = torch.bfloat16
 
 
+EXPERTS, TOKENS, INNER, OUTER = 64, 4096, 1024, 4096
+
+
 def grouped_gemm() -> list[dict[str, Any]]:
-    """Milliseconds of 64 experts' products, 4096 tokens, 1024 -> 4096, bf16. Target: at least as fast as a loop of torch.mm."""
-    experts, tokens, inner, outer = 64, 4096, 1024, 4096
-    stacked = list(torch.randn(experts, outer, inner, dtype=BF16))
+    """Milliseconds of 64 experts' products, 4096 tokens, 1024 -> 4096, bf16, and of their gradients. Target: as fast as a loop of torch.mm."""
+    stacked = list(torch.randn(EXPERTS, OUTER, INNER, dtype=BF16))
     apart = [weight.clone() for weight in stacked]
-    uneven = [tokens // experts + (-1) ** i * (i % 24) for i in range(experts)]
-    uneven[-1] += tokens - sum(uneven)
+    uneven = [TOKENS // EXPERTS + (-1) ** i * (i % 24) for i in range(EXPERTS)]
+    uneven[-1] += TOKENS - sum(uneven)
+    tokens, gradients = (list(torch.randn(TOKENS, width, dtype=BF16).split(uneven)) for width in (INNER, OUTER))
+    even = list(torch.cat(tokens).split(TOKENS // EXPERTS))
     return [
-        _experts("equally many tokens each, weights stacked", stacked, [tokens // experts] * experts),
-        _experts("unequally many tokens, weights apart", apart, uneven),
+        _experts("equally many tokens each, weights stacked", stacked, True, even, False),
+        _experts("unequally many tokens, weights apart", apart, True, tokens, False),
+        _experts("the same, gradients of the tokens", apart, False, gradients, False),
+        _weight_gradients("the same, gradients of the weights, added to fp32", tokens, gradients),
     ]
 
 
-def _experts(what: str, weights: list[torch.Tensor], split: list[int]) -> dict[str, Any]:
-    x = torch.randn(sum(split), weights[0].shape[1], dtype=BF16)
-    out, theirs = torch.empty(len(x), len(weights[0]), dtype=BF16), torch.empty(len(x), len(weights[0]), dtype=BF16)
-    rows, into, none = list(x.split(split)), list(theirs.split(split)), [torch.empty(0)] * len(weights)
+def _experts(what: str, A: list[torch.Tensor], transa: bool, B: list[torch.Tensor], transb: bool) -> dict[str, Any]:
+    """``op(B[i]) @ op(A[i])`` one after the other in one result."""
+    split = [len(b) for b in B]
+    out, theirs = (torch.empty(sum(split), A[0].shape[0 if transa else 1], dtype=BF16) for _ in range(2))
+    into = list(theirs.split(split))
 
     def loop() -> None:
-        for weight, part, result in zip(weights, rows, into, strict=True):
-            torch.mm(part, weight.t(), out=result)
+        for a, b, result in zip(A, B, into, strict=True):
+            torch.mm(b, a.t() if transa else a, out=result)
 
-    def ours() -> None:
-        tex.te_general_grouped_gemm(
-            weights, True, rows, False, [out], DType.kBFloat16, split, none, DType.kBFloat16, True, none, False, [], 0, False, False, 0
-        )
-
-    times = side_by_side({"loop": loop, "tex": ours}, rounds=15)
-    torch.testing.assert_close(out, theirs, rtol=2**-7, atol=2**-8 * weights[0].shape[1] ** 0.5)
+    times = side_by_side({"loop": loop, "tex": lambda: _grouped(A, transa, B, transb, [out], single=True)}, rounds=15)
+    torch.testing.assert_close(out, theirs, rtol=2**-7, atol=2**-8 * A[0].shape[1 if transa else 0] ** 0.5)
     return _row(what, times)
+
+
+def _weight_gradients(what: str, tokens: list[torch.Tensor], gradients: list[torch.Tensor]) -> dict[str, Any]:
+    ours, theirs = ([torch.zeros(OUTER, INNER) for _ in tokens] for _ in range(2))
+    product = torch.empty(OUTER, INNER, dtype=BF16)
+
+    def loop() -> None:
+        for x, gradient, total in zip(tokens, gradients, theirs, strict=True):
+            total.add_(torch.mm(gradient.t(), x, out=product))
+
+    return _row(what, side_by_side({"loop": loop, "tex": lambda: _grouped(tokens, False, gradients, True, ours, accumulate=True)}, rounds=5))
+
+
+def _grouped(A: Any, transa: bool, B: Any, transb: bool, D: list[torch.Tensor], *, single: bool = False, accumulate: bool = False) -> None:
+    none = [torch.empty(0)] * len(A)
+    dtype = DType.kBFloat16 if D[0].dtype is BF16 else DType.kFloat32
+    split = [len(b) for b in B]
+    tex.te_general_grouped_gemm(A, transa, B, transb, D, dtype, split, none, dtype, single, none, False, [], 0, accumulate, False, 0)
 
 
 def router() -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 #include "gemm/gemm.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -21,8 +22,10 @@ namespace {
 
 constexpr std::int64_t kMaxBlockRows = 192;      // of a task
 constexpr std::int64_t kRowStep = 12;            // a multiple of every level's tile
-constexpr std::int64_t kMaxFewRows = 32;         // for which the right operand is not packed
+constexpr std::int64_t kMaxFewRows = 24;         // for which the right operand is not packed
 constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
+constexpr std::int64_t kTurnedRows = 512;        // up to which the right operand is read as it lies, where its rows are contiguous
+constexpr std::int64_t kTurnedCols = 48;         // of a task of such a product, a multiple of every level's tile and vector
 constexpr std::int64_t kFewBlocksRows = 512;     // for which each task packs its own part of the right operand, and uses it while it is hot
 constexpr std::int64_t kTaskUnits = 128 * 1024;  // of that part: 512 KiB
 constexpr std::int64_t kSumsCols = 256;          // of the sums that a task has in cache
@@ -116,14 +119,13 @@ void multiply_rows(Product& p, const Round& round, std::int64_t row_block, Block
     float* const own = round.sums == nullptr ? sums_workspace.of<float>(static_cast<std::size_t>(p.block_rows * kSumsCols)) : nullptr;
     for (std::int64_t panel = first; panel < last; panel += step) {
         block.right = round.right + (panel - round.first_panel) * block.panel_stride;
-        block.panels = static_cast<int>(std::min(step, last - panel));
+        const std::int64_t col = round.col + panel * width;
+        block.cols = static_cast<int>(std::min(std::min(step, last - panel) * width, p.cols - col));
         block.sums = own != nullptr ? own : round.sums + row * block.sums_stride + panel * width;
         p.kernels.multiply(block);
         if (!round.last) continue;
-        const std::int64_t col = round.col + panel * width;
-        const std::int64_t cols = std::min(block.panels * width, p.cols - col);
         float* const sums = p.column_sums != nullptr ? p.column_sums->chunk(row_block) : nullptr;
-        p.maximum.raise(p.kernels.finish(p.epilogue, {block.sums, block.sums_stride, row, col, block.rows, static_cast<int>(cols), sums}));
+        p.maximum.raise(p.kernels.finish(p.epilogue, {block.sums, block.sums_stride, row, col, block.rows, block.cols, sums}));
     }
 }
 
@@ -172,6 +174,75 @@ void run_few_blocks(Product& p) {
     });
 }
 
+/// Rows of the left operand as a panel, which is what run_turned multiplies with.
+void pack_left_panel(const Product& p, std::int64_t panel, std::int32_t* packed) {
+    const std::int64_t width = p.kernels.panel;
+    const std::int64_t row = panel * width;
+    std::int32_t* const out = packed + panel * width * p.units(p.depth);
+    p.kernels.pack_turned[p.left.kind](p.left.at(row, 0), p.left.cols, std::min(width, p.rows - row), p.depth, out);
+}
+
+/// The rows [col, col + cols) of the right operand, as the left one of a block: where they lie, or decoded.
+void read_right(const Product& p, std::int64_t col, std::int64_t cols, Block& block) {
+    const std::int64_t depth = p.kernels.depth;
+    const auto* const units = static_cast<const std::int32_t*>(p.right.at(col, 0));
+    block.rows = static_cast<int>(cols);
+    block.unit_stride = 1;
+    if (p.right.kind == p.kernels.units_kind && p.depth % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
+        block.left = units;
+        block.row_stride = p.depth / depth;
+        return;
+    }
+    block.row_stride = round_up(p.units(p.depth), p.kernels.lanes);
+    auto* const decoded = right_workspace.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
+    p.kernels.pack_rows[p.right.kind](p.right.at(col, 0), p.right.cols, cols, p.depth, decoded, block.row_stride);
+    block.left = decoded;
+}
+
+/// A product whose left operand is the smaller: that one is packed, the right one is read once, and the sums are turned at the end.
+void run_turned(Product& p) {
+    const std::int64_t units = p.units(p.depth);
+    const std::int64_t panels = (p.rows + p.kernels.panel - 1) / p.kernels.panel;
+    const std::int64_t step = p.epilogue.out.kind < kWideKinds ? kTurnedCols : kTile;
+    const std::int64_t tasks = (p.cols + step - 1) / step;
+    const auto left_size = static_cast<std::size_t>(panels * p.kernels.panel * units);
+    // A few panels are packed by each thread for itself, sooner than all threads could wait for one another.
+    std::int32_t* shared = nullptr;
+    if (panels >= 2 * p.threads) {
+        shared = rounds_workspace.of<std::int32_t>(left_size);
+        parallel_for(static_cast<std::size_t>(panels), p.threads, [&](std::size_t i) { pack_left_panel(p, static_cast<std::int64_t>(i), shared); });
+    }
+    std::atomic<std::int64_t> taken{0};
+    parallel_for(static_cast<std::size_t>(std::min<std::int64_t>(p.threads, tasks)), p.threads, [&](std::size_t) {
+        std::int32_t* packed = shared;
+        if (packed == nullptr) {
+            packed = left_workspace.of<std::int32_t>(left_size);
+            for (std::int64_t i = 0; i < panels; ++i) pack_left_panel(p, i, packed);
+        }
+        Block block{};
+        block.right = packed;
+        block.panel_stride = units * p.kernels.panel;
+        block.cols = static_cast<int>(p.rows);
+        block.depth = units;
+        block.sums_stride = panels * p.kernels.panel;
+        block.sums = sums_workspace.of<float>(static_cast<std::size_t>(2 * kTile * block.sums_stride));
+        float* const turned = block.sums + kTile * block.sums_stride;
+        // A thread takes its next task before it begins one, and fetches that one's rows meanwhile.
+        for (std::int64_t task = taken++, next = taken++; task < tasks; task = next, next = taken++) {
+            const std::int64_t col = task * step;
+            const std::int64_t cols = std::min(step, p.cols - col);
+            read_right(p, col, cols, block);
+            const std::int64_t after = next < tasks ? next * step : 0;
+            block.ahead = p.right.at(after, 0);
+            block.ahead_bytes = next < tasks ? std::min(step, p.cols - after) * p.right.cols * p.right.width : 0;
+            p.kernels.multiply(block);
+            p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, step);
+            float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
+            p.maximum.raise(p.kernels.finish(p.epilogue, {turned, step, 0, col, block.cols, block.rows, column_sums}));
+        }
+    });
+}
+
 /// A product of few rows, by which the right operand is read once.
 void run_few_rows(Product& p) {
     const std::int64_t stride = round_up(p.units(p.depth), p.kernels.lanes);
@@ -194,6 +265,7 @@ void run_few_rows(Product& p) {
 
 void run(Product& p) {
     if (p.rows <= kMaxFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
+    if (p.rows <= kTurnedRows && p.rows <= p.cols && p.depth <= kMaxDepth && p.right.transposed && !p.left.transposed) return run_turned(p);
     const std::int64_t width = p.kernels.panel;
     if (p.rows <= kFewBlocksRows && p.depth <= kMaxDepth && p.cols >= 2 * p.threads * width) return run_few_blocks(p);
     const std::int64_t depth = std::min(p.depth, kMaxDepth);

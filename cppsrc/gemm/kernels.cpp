@@ -14,29 +14,78 @@ namespace {
 /// Units of the right operand's panel that are used again and again from the nearest caches: 64 KiB.
 constexpr std::int64_t kSlab = 64 * 1024 / (kPanel * 4);
 
-/// Fetches the part [r, r + kRows) / rows of the slab that comes after this one: from the third cache it would come too late for the first tile.
-inline void prefetch_part(const std::int32_t* next, std::int64_t units, int r, int rows) {
-    constexpr int kLine = 64 / sizeof(std::int32_t);
-    const std::int64_t count = units * kPanel;
-    for (std::int64_t i = count * r / rows / kLine * kLine; i < count * (r + kRows) / rows; i += kLine) __builtin_prefetch(next + i, 0, 2);
+/// Memory that is wanted soon, fetched a few cache lines at a time while tiles are computed: all at once they would wait for one another, and
+/// without it they would come too late, even from the third cache.
+class Ahead {
+    static constexpr std::int64_t kLine = 64;
+
+  public:
+    /// `bytes` of it, within tiles that fetch `times` times.
+    Ahead(const void* next, std::int64_t bytes, std::int64_t times)
+        : next_(static_cast<const std::uint8_t*>(next)), lines_((bytes + kLine * times - 1) / (kLine * times)) {}
+
+    /// How often a tile of `depth` units fetches.
+    static std::int64_t times(std::int64_t depth) { return depth > 0 ? (depth + kFetchUnits - 1) / kFetchUnits : 1; }
+
+    void operator()() {
+        for (std::int64_t i = 0; i < lines_; ++i, next_ += kLine) __builtin_prefetch(next_, 0, 2);
+    }
+
+    /// What a tile of `depth` units has fetched, of its own copy of this.
+    void skip(std::int64_t depth) { next_ += lines_ * kLine * times(depth); }
+
+  private:
+    const std::uint8_t* next_;
+    std::int64_t lines_;  // each time
+};
+
+/// The tiles of a slab: `depth` units from the u-th on, of a panel of kWidth vectors.
+template <int kWidth>
+void multiply_slab(const Block& b, std::int64_t u, std::int64_t depth, const std::int32_t* right, float* sums, Ahead& ahead) {
+    constexpr int kHeight = rows_of(kWidth);
+    for (int r = 0; r < b.rows; r += kHeight) {
+        const Left left{b.left + r * b.row_stride + u * b.unit_stride, b.row_stride, b.unit_stride};
+        const int height = b.rows - r < kHeight ? b.rows - r : kHeight;
+        multiply_last<kHeight, kWidth>(height, left, right, depth, sums + r * b.sums_stride, b.sums_stride, b.add_to || u > 0, ahead);
+        ahead.skip(depth);
+    }
+}
+
+/// As multiply_slab, of the first `vectors` vectors of the panel.
+template <int kWidth = kVectors>
+void multiply_slab(int vectors, const Block& b, std::int64_t u, std::int64_t depth, const std::int32_t* right, float* sums, Ahead& ahead) {
+    if (vectors == kWidth) return multiply_slab<kWidth>(b, u, depth, right, sums, ahead);
+    if constexpr (kWidth > 1) multiply_slab<kWidth - 1>(vectors, b, u, depth, right, sums, ahead);
 }
 
 void multiply(const Block& b) {
-    for (int p = 0; p < b.panels; ++p) {
-        std::int64_t u = 0;
-        do {
+    const int panels = (b.cols + kPanel - 1) / kPanel;
+    const std::int64_t tiles = (b.rows + kRows - 1) / kRows;
+    Ahead ahead(b.ahead, b.ahead_bytes, panels * tiles * Ahead::times(b.depth));
+    for (int p = 0; p < panels; ++p) {
+        const int cols = b.cols - p * kPanel;
+        const int vectors = cols < kPanel ? (cols + kLanes - 1) / kLanes : kVectors;
+        for (std::int64_t u = 0; u == 0 || u < b.depth; u += kSlab) {
             const std::int64_t depth = b.depth - u < kSlab ? b.depth - u : kSlab;
-            const std::int32_t* right = b.right + p * b.panel_stride + u * kPanel;
-            const bool add_to = b.add_to || u > 0;
-            for (int r = 0; r < b.rows; r += kRows) {
-                prefetch_part(right + depth * kPanel, depth, r, b.rows);
-                const Left left{b.left + r * b.row_stride + u * b.unit_stride, b.row_stride, b.unit_stride};
-                const int height = b.rows - r < kRows ? b.rows - r : kRows;
-                multiply_last(height, left, right, depth, b.sums + r * b.sums_stride + p * kPanel, b.sums_stride, add_to);
+            const std::int32_t* const right = b.right + p * b.panel_stride + u * kPanel;
+            if (b.ahead == nullptr) {  // the slab that follows
+                const std::int64_t units = depth * kPanel;
+                ahead = Ahead(right + units, units * static_cast<std::int64_t>(sizeof(*right)), tiles * Ahead::times(depth));
             }
-            u += kSlab;
-        } while (u < b.depth);
+            multiply_slab(vectors, b, u, depth, right, b.sums + p * kPanel, ahead);
+        }
     }
+}
+
+/// out[c][r] = sums[r][c], in whole squares of vectors: both reach to the next one.
+void turn(const float* sums, std::ptrdiff_t stride, int rows, int cols, float* out, std::ptrdiff_t out_stride) {
+    for (int r = 0; r < rows; r += kLanes)
+        for (int c = 0; c < cols; c += kLanes) {
+            Units square[kLanes];
+            for (int i = 0; i < kLanes; ++i) square[i] = load_units(reinterpret_cast<const std::int32_t*>(sums + (r + i) * stride + c));
+            transpose_units(square);
+            for (int i = 0; i < kLanes; ++i) store_units(reinterpret_cast<std::int32_t*>(out + (c + i) * out_stride + r), square[i]);
+        }
 }
 
 }  // namespace
@@ -48,17 +97,19 @@ extern const GemmKernels gemm_kernels;
 // Two bf16 hold neither a float32 nor a float16: products of those run at the level below.
 #define FUSIBLE_PACKERS(pack) {nullptr, nullptr, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {false, false, true, true, true}
+constexpr int kUnitsKind = 2;
 
 #else
 
 #define FUSIBLE_PACKERS(pack) {pack<float>, pack<f16>, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {true, true, true, true, true}
+constexpr int kUnitsKind = 0;
 
 #endif
 
 const GemmKernels gemm_kernels = {
-    kDepth,   kLanes,       kPanel, FUSIBLE_TAKES, FUSIBLE_PACKERS(pack_rows), FUSIBLE_PACKERS(pack_across), FUSIBLE_PACKERS(pack_turned),
-    multiply, FUSIBLE_PACKERS(multiply_few_rows), finish_block,
+    kDepth,   kLanes, kPanel, FUSIBLE_TAKES, kUnitsKind, FUSIBLE_PACKERS(pack_rows), FUSIBLE_PACKERS(pack_across), FUSIBLE_PACKERS(pack_turned),
+    multiply, turn,   FUSIBLE_PACKERS(multiply_few_rows), finish_block,
 };
 
 }  // namespace FUSIBLE_LEVEL

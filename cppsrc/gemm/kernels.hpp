@@ -20,11 +20,13 @@ struct Block {
     int rows;
     const std::int32_t* right;  // panel p at right + p * panel_stride, of depth rows of units
     std::ptrdiff_t panel_stride;
-    int panels;
+    int cols;
     std::int64_t depth;  // units
-    float* sums;         // whole panels wide
+    float* sums;         // whole panels wide; of the last one, whole vectors are written
     std::ptrdiff_t sums_stride;
     bool add_to;
+    const void* ahead;  // what is wanted after it, fetched meanwhile; null: of the right operand, each part during the one before
+    std::int64_t ahead_bytes;
 };
 
 /// Rows that a product reads its right operand for without packing it.
@@ -75,6 +77,7 @@ struct GemmKernels {
     int lanes;  // units of a vector
     int panel;  // columns of a panel
     bool takes[kOperandKinds];
+    int units_kind;  // the kind of which elements in a row are units as they lie
 
     /// [rows, depth] contiguous in depth -> out[r][u]; see pack.hpp for all three.
     void (*pack_rows[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
@@ -86,6 +89,10 @@ struct GemmKernels {
     void (*pack_turned[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
 
     void (*multiply)(const Block& block);
+
+    /// out[c][r] = sums[r][c], in whole squares of `lanes`: both sides reach to the next one.
+    void (*turn)(const float* sums, std::ptrdiff_t stride, int rows, int cols, float* out, std::ptrdiff_t out_stride);
+
     void (*multiply_few_rows[kOperandKinds])(const FewRows& few);
 
     /// Returns the bits of max |value| where codes are written.

@@ -21,6 +21,9 @@ constexpr int kRows = 4;
 /// Columns of a tile, and of a packed panel.
 constexpr int kPanel = kVectors * kLanes;
 
+/// Rows of a tile that is narrower: as many sums, or twice the rows where that is fewer.
+constexpr int rows_of(int vectors) { return kVectors / vectors >= 2 ? 2 * kRows : kVectors * kRows / vectors; }
+
 /// The left operand of a block: unit u of row r lies at units[r * row_stride + u * unit_stride].
 struct Left {
     const std::int32_t* units;
@@ -28,38 +31,53 @@ struct Left {
     std::ptrdiff_t unit_stride;
 };
 
-/// sums[r][c] (+)= the product of kHeight rows of the left operand and a panel of the right one, over `depth` units.
-template <int kHeight>
-inline void multiply_tile(const Left& left, const std::int32_t* right, std::int64_t depth, float* sums, std::ptrdiff_t stride, bool add_to) {
-    F32 sum[kHeight][kVectors];
+/// Units after which a tile fetches what is wanted after it.
+constexpr std::int64_t kFetchUnits = 16;
+
+struct FetchNothing {
+    void operator()() {}
+};
+
+/// sums[r][c] (+)= the product of kHeight rows of the left operand and the first kWidth vectors of a panel of the right one, over `depth` units.
+/// `fetch()` is called every kFetchUnits of them.
+template <int kHeight, int kWidth = kVectors, class Fetch = FetchNothing>
+inline void multiply_tile(const Left& left, const std::int32_t* right, std::int64_t depth, float* sums, std::ptrdiff_t stride, bool add_to,
+                          Fetch fetch = {}) {
+    F32 sum[kHeight][kWidth];
     for (int r = 0; r < kHeight; ++r)
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = splat(0.0f);
+        for (int v = 0; v < kWidth; ++v) sum[r][v] = splat(0.0f);
     const std::int32_t* unit = left.units;
-    for (std::int64_t u = 0; u < depth; ++u) {
-        Units vectors[kVectors];
-        for (int v = 0; v < kVectors; ++v) vectors[v] = load_units(right + v * kLanes);
-        for (int r = 0; r < kHeight; ++r) {
-            const Units factor = splat_unit(unit + r * left.row_stride);
-            for (int v = 0; v < kVectors; ++v) sum[r][v] = dot(sum[r][v], factor, vectors[v]);
+    while (depth > 0) {
+        fetch();
+        const std::int64_t some = depth < kFetchUnits ? depth : kFetchUnits;
+        for (std::int64_t u = 0; u < some; ++u) {
+            Units vectors[kWidth];
+            for (int v = 0; v < kWidth; ++v) vectors[v] = load_units(right + v * kLanes);
+            for (int r = 0; r < kHeight; ++r) {
+                const Units factor = splat_unit(unit + r * left.row_stride);
+                for (int v = 0; v < kWidth; ++v) sum[r][v] = dot(sum[r][v], factor, vectors[v]);
+            }
+            unit += left.unit_stride;
+            right += kPanel;
         }
-        unit += left.unit_stride;
-        right += kPanel;
+        depth -= some;
     }
     // Unrolled, or the sums would go through memory on their way.
 #pragma GCC unroll 16
     for (int r = 0; r < kHeight; ++r)
 #pragma GCC unroll 16
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < kWidth; ++v) {
             float* const at = sums + r * stride + v * kLanes;
             store(at, add_to ? add(load(at), sum[r][v]) : sum[r][v]);
         }
 }
 
-template <int kHeight = kRows>
+/// `height` rows, at most kHeight, as multiply_tile.
+template <int kHeight = kRows, int kWidth = kVectors, class Fetch = FetchNothing>
 inline void multiply_last(int height, const Left& left, const std::int32_t* right, std::int64_t depth, float* sums, std::ptrdiff_t stride,
-                          bool add_to) {
-    if (height == kHeight) return multiply_tile<kHeight>(left, right, depth, sums, stride, add_to);
-    if constexpr (kHeight > 1) multiply_last<kHeight - 1>(height, left, right, depth, sums, stride, add_to);
+                          bool add_to, Fetch fetch = {}) {
+    if (height == kHeight) return multiply_tile<kHeight, kWidth>(left, right, depth, sums, stride, add_to, fetch);
+    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, left, right, depth, sums, stride, add_to, fetch);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // products of them, one float elsewhere. Both formats of FP8 are exact in either.
 #pragma once
 
+#include <cstring>
+
 #include "cast/formats.hpp"
 #include "simd/math.hpp"
 
@@ -15,6 +17,13 @@ struct code {
     std::uint8_t bits;
 };
 
+/// The unit at `source`, which may be elements of an operand as they lie.
+inline std::int32_t unit_at(const std::int32_t* source) {
+    std::int32_t unit;
+    std::memcpy(&unit, source, sizeof(unit));
+    return unit;
+}
+
 #if defined(__AVX512BF16__)
 
 /// Elements of a unit.
@@ -25,7 +34,7 @@ struct Units {
 };
 
 inline Units load_units(const std::int32_t* source) { return {_mm512_loadu_si512(source)}; }
-inline Units splat_unit(const std::int32_t* source) { return {_mm512_set1_epi32(*source)}; }
+inline Units splat_unit(const std::int32_t* source) { return {_mm512_set1_epi32(unit_at(source))}; }
 inline void store_units(std::int32_t* out, Units units) { _mm512_storeu_si512(out, units.v); }
 
 /// sum + a0 b0 + a1 b1, in float. Subnormal products are zero.
@@ -108,7 +117,7 @@ constexpr int kDepth = 1;
 using Units = F32;
 
 inline Units load_units(const std::int32_t* source) { return load(reinterpret_cast<const float*>(source)); }
-inline Units splat_unit(const std::int32_t* source) { return splat(float_of(*source)); }
+inline Units splat_unit(const std::int32_t* source) { return splat(float_of(unit_at(source))); }
 inline void store_units(std::int32_t* out, Units units) { store(reinterpret_cast<float*>(out), units); }
 inline F32 dot(F32 sum, Units a, Units b) { return fma(a, b, sum); }
 

@@ -9,6 +9,7 @@ import torch
 from tex_backends import REFERENCE, Runner, on_backends
 from torch import Tensor
 
+from fusible import cpp_extensions, tex
 from fusible.conformance.table import FLOATS, close
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, GroupedTensorStorage
@@ -70,6 +71,20 @@ def grouped_gemm(runner: Runner, layout: str, A: Any, B: Any, D: Any, **changes:
         "math_sm_count": 0,
     }
     return runner("te_general_grouped_gemm", **{**call, **changes})
+
+
+@pytest.mark.skipif(not cpp_extensions.available or cpp_extensions.get_level() != "avx512bf16", reason="needs dot products of bfloat16")
+def test_the_native_kernel_serves_what_it_gains_by() -> None:
+    def serves(layout: str, dtype: torch.dtype, to: torch.dtype) -> str | None:
+        A, B = operands(layout, dtype)
+        D = blank(exact(layout, A, B), to)
+        transa, transb = LAYOUTS[layout]
+        call = (A, transa, B, transb, D, CODES[to], ROWS, [], None, False, [], False, [], 0, False, True, 0)
+        return tex.explain("te_general_grouped_gemm", *call).backend
+
+    assert serves("TN", torch.bfloat16, torch.bfloat16) == serves("NN", torch.bfloat16, torch.bfloat16) == "cpu"
+    assert serves("NT", torch.bfloat16, torch.float32) == "cpu"
+    assert serves("NT", torch.bfloat16, torch.bfloat16) == serves("TN", torch.float32, torch.float32) == "torch"
 
 
 def blank(results: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -68,6 +68,19 @@ def test_blocks_and_rounds(level: str, flags: tuple[bool, bool], m: int, n: int,
     agree(product(left, right, flags=flags), left.double() @ right.double(), bound(left, right))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("m", [30, 64, 90, 128])
+def test_a_right_operand_gives_the_same_wherever_it_lies(level: str, dtype: torch.dtype, m: int) -> None:
+    left, right = random(m, 600, dtype), random(200, 600, dtype, seed=1)
+    moved = torch.empty(1 + right.numel(), dtype=dtype)[1:].view(right.shape).copy_(right)
+    results = []
+    for operand in (right, moved):
+        results.append(torch.empty(m, 200))
+        native.gemm(left, False, dtype, 1.0, operand, True, dtype, 1.0, results[-1], torch.float32)
+    assert torch.equal(*results)
+    agree(results[0], left.double() @ right.double().t(), bound(left, right.t()))
+
+
 def test_every_code_is_decoded_exactly(level: str) -> None:
     identity = torch.eye(256)
     for fp8 in (E4M3, E5M2):
@@ -109,7 +122,7 @@ def test_the_epilogue(level: str, m: int, kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("fp8", [E4M3, E5M2])
-@pytest.mark.parametrize(("m", "n"), [(5, 70), (130, 97), (200, 64)])
+@pytest.mark.parametrize(("m", "n"), [(5, 70), (40, 150), (130, 97), (130, 260), (200, 64)])
 def test_fp8_results_are_those_of_a_cast_of_the_float32_ones(level: str, fp8: torch.dtype, m: int, n: int) -> None:
     left, right = random(m, 40, E4M3), random(40, n, E4M3, seed=1)
     plain = product(left, right, flags=(False, True))

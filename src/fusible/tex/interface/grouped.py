@@ -22,7 +22,7 @@ class Grouped:
     member alone. The functions raise ``ShapeError``, ``DTypeError`` or ``ArgumentError`` before anything is written.
     """
 
-    @function("A", "B", "D")
+    @function("A", "B", "transb", "D")
     def te_general_grouped_gemm(
         self,
         A: list[Any],

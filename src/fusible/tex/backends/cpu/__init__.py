@@ -11,6 +11,7 @@ from fusible import cpp_extensions
 from fusible.tex.backends.cpu.activation import ActivationKernels
 from fusible.tex.backends.cpu.attention import AttentionKernels
 from fusible.tex.backends.cpu.gemm import GemmKernels
+from fusible.tex.backends.cpu.grouped import GroupedKernels
 from fusible.tex.backends.cpu.normalization import NormalizationKernels
 from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
@@ -33,6 +34,7 @@ class CpuBackend(
     ActivationKernels,
     AttentionKernels,
     GemmKernels,
+    GroupedKernels,
     NormalizationKernels,
     OptimizerKernels,
     QuantizeKernels,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -16,20 +17,25 @@ from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.protocol import is_quantized, nominal, to_torch, transposed
 
-__all__ = ["GemmKernels"]
+__all__ = ["GemmKernels", "products_gain"]
 
 _TYPES = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
 _BF16 = ("cpu", torch.bfloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
 
-def _better_here(request: Request) -> str | None:
-    kinds = request["A"], request["B"]
+def products_gain(A: Hashable, B: Hashable) -> str | None:
+    """None where the kernel is the better one for operands of these kinds; otherwise what it is better for."""
+    kinds = A, B
     if any(isinstance(kind, tuple) and len(kind) == 3 for kind in kinds):
         return None
     if kinds == (_BF16, _BF16) and native.get_level() == "avx512bf16":
         return None
     return "serves products with an FP8 operand, and of bfloat16 where the CPU has dot products of it; others are left to torch's own"
+
+
+def _better_here(request: Request) -> str | None:
+    return products_gain(request["A"], request["B"])
 
 
 class GemmKernels(GEMM):

@@ -12,9 +12,11 @@ from torch import Tensor
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.tex.backends.torch_backend.activation import scaled_gate
 from fusible.tex.backends.torch_backend.group_quantize import columnwise_fields, quantize_group, quantize_group_columnwise, transposed_fields
-from fusible.tex.backends.torch_backend.grouped_gemm import Problem, check_problems, new_outputs, output_blocks, solve
+from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multiply
 from fusible.tex.backends.torch_backend.operands import flat, plain
-from fusible.tex.grouped_call import build_grouped, check_list_lengths, is_grouped, layout_of, layout_of_grouped, members
+from fusible.tex.gemm_call import GemmShape
+from fusible.tex.grouped_call import build_grouped, is_grouped, layout_of, layout_of_grouped, members
+from fusible.tex.grouped_products import Problem, check_problems, problems_of, solve
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import check_shape, scaling, to_torch
@@ -25,16 +27,8 @@ __all__ = ["GroupedKernels"]
 class GroupedKernels(Grouped):
     @by_name
     def te_general_grouped_gemm(self, call: Any) -> Any:
-        A, B, transa, transb = call.A, call.B, call.transa, call.transb
-        outputs = _outputs(A, transa, B, transb, call.D, call.D_type, call.single_output)
-        check_list_lengths(call, len(outputs))
-        beta = 1.0 if call.accumulate else 0.0
-        problems = [
-            Problem(a, b, d, x if x.numel() else None, gelu if gelu.numel() else None, beta=beta)
-            for a, b, d, x, gelu in zip(A, B, outputs, call.bias, call.pre_gelu_out, strict=True)
-        ]
-        shapes = check_problems(problems, transa, transb, call.grad)
-        solve(self.generic_gemm, problems, shapes, transa, transb, call.grad, call.bias_type)  # type: ignore[attr-defined]
+        problems, shapes = problems_of(call)
+        self._solve(problems, shapes, call.transa, call.transb, call.grad, call.bias_type)
         return call.bias
 
     @by_name
@@ -62,7 +56,7 @@ class GroupedKernels(Grouped):
             for *three, x, scale, first, second in zip(a, b, d, biases, scales, alphas, betas, strict=True)
         ]
         shapes = check_problems(problems, call.transa, call.transb, False)
-        solve(self.generic_gemm, problems, shapes, call.transa, call.transb, False, None)  # type: ignore[attr-defined]
+        self._solve(problems, shapes, call.transa, call.transb, False, None)
         return D
 
     te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
@@ -182,6 +176,11 @@ class GroupedKernels(Grouped):
         values = scaled_gate("clamped_swiglu", "group_scaled_clamped_swiglu", x, prob, *options)
         return quantize_group_columnwise(values.to(x.dtype), quantizer, (num_tensors, first_dims, last_dims, tensor_offsets))
 
+    def _solve(self, problems: list[Problem], shapes: list[GemmShape], transa: bool, transb: bool, grad: bool, bias_type: Any) -> None:
+        if not as_one_batch(problems, shapes, transa, transb):
+            gemm = self.generic_gemm  # type: ignore[attr-defined]
+            solve(problems, shapes, transa, transb, grad, bias_type, gemm=gemm, multiply=multiply)
+
     def _members(self, x: Any, name: str) -> list[Any]:
         if isinstance(x, (list, tuple)):
             return [*x]
@@ -203,23 +202,6 @@ class GroupedKernels(Grouped):
 
 def _held(x: Any) -> Tensor:
     return x.rowwise_data if x.rowwise_data is not None else x.columnwise_data
-
-
-def _outputs(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Any] | None, D_type: Any, single: bool) -> list[Any]:
-    """Where each product goes."""
-    dtype = to_torch(D_type)
-    if D is None:
-        if single:
-            raise ArgumentError(expected("a given D", of="te_general_grouped_gemm with a single output", got="None", do="pass a list of one tensor"))
-        return new_outputs(A, transa, B, transb, dtype)
-    wrong = [out.dtype for out in D if out.dtype is not dtype]
-    if wrong:
-        raise DTypeError(expected(f"{dtype}, the D_type", of="D of te_general_grouped_gemm", got=wrong[0], do="pass the dtype of D"))
-    if not single:
-        return D
-    if len(D) != 1:
-        raise ArgumentError(expected("one tensor", of="D of te_general_grouped_gemm with a single output", got=len(D), do="pass a list of one"))
-    return output_blocks(A, transa, B, transb, D[0])
 
 
 def _factors(values: Any, count: int, name: str) -> list[float]:
