@@ -24,8 +24,10 @@ constexpr std::int64_t kMaxBlockRows = 192;      // of a task
 constexpr std::int64_t kRowStep = 12;            // a multiple of every level's tile
 constexpr std::int64_t kMaxFewRows = 24;         // for which the right operand is not packed
 constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
-constexpr std::int64_t kTurnedRows = 512;        // up to which the right operand is read as it lies, where its rows are contiguous
-constexpr std::int64_t kTurnedCols = 48;         // of a task of such a product, a multiple of every level's tile and vector
+constexpr std::int64_t kTurnedRows = 512;        // of the left operand that are packed at once where the right one is read as it lies
+constexpr std::int64_t kTurnedUnits = 1 << 20;   // of these rows: 4 MiB
+constexpr std::int64_t kTurnedCols = 48;         // of a task of such a product, a multiple of every level's tile; at most kTile
+constexpr std::int64_t kTurnedMinCols = 1024;    // for which packing these rows is little beside the products
 constexpr std::int64_t kFewBlocksRows = 512;     // for which each task packs its own part of the right operand, and uses it while it is hot
 constexpr std::int64_t kTaskUnits = 128 * 1024;  // of that part: 512 KiB
 constexpr std::int64_t kSumsCols = 256;          // of the sums that a task has in cache
@@ -174,12 +176,12 @@ void run_few_blocks(Product& p) {
     });
 }
 
-/// Rows of the left operand as a panel, which is what run_turned multiplies with.
-void pack_left_panel(const Product& p, std::int64_t panel, std::int32_t* packed) {
+/// The panel-th of the panels of the left operand that begin with `row`, up to `end`.
+void pack_left_panel(const Product& p, std::int64_t row, std::int64_t end, std::int64_t panel, std::int32_t* packed) {
     const std::int64_t width = p.kernels.panel;
-    const std::int64_t row = panel * width;
+    const std::int64_t first = row + panel * width;
     std::int32_t* const out = packed + panel * width * p.units(p.depth);
-    p.kernels.pack_turned[p.left.kind](p.left.at(row, 0), p.left.cols, std::min(width, p.rows - row), p.depth, out);
+    p.kernels.pack_turned[p.left.kind](p.left.at(first, 0), p.left.cols, std::min(width, end - first), p.depth, out);
 }
 
 /// The rows [col, col + cols) of the right operand, as the left one of a block: where they lie, or decoded.
@@ -199,30 +201,32 @@ void read_right(const Product& p, std::int64_t col, std::int64_t cols, Block& bl
     block.left = decoded;
 }
 
-/// A product whose left operand is the smaller: that one is packed, the right one is read once, and the sums are turned at the end.
-void run_turned(Product& p) {
+/// The rows [row, row + rows) of the result: these rows of the left operand are packed, the right one is read once, and the sums are turned at the
+/// end.
+void run_turned(Product& p, std::int64_t row, std::int64_t rows) {
     const std::int64_t units = p.units(p.depth);
-    const std::int64_t panels = (p.rows + p.kernels.panel - 1) / p.kernels.panel;
-    const std::int64_t step = p.epilogue.out.kind < kWideKinds ? kTurnedCols : kTile;
+    const std::int64_t panels = (rows + p.kernels.panel - 1) / p.kernels.panel;
+    const std::int64_t step = p.epilogue.out.kind >= kWideKinds ? kTile : p.depth <= kMaxDepth ? kTurnedCols : kTurnedCols / 2;
     const std::int64_t tasks = (p.cols + step - 1) / step;
     const auto left_size = static_cast<std::size_t>(panels * p.kernels.panel * units);
     // A few panels are packed by each thread for itself, sooner than all threads could wait for one another.
     std::int32_t* shared = nullptr;
     if (panels >= 2 * p.threads) {
         shared = rounds_workspace.of<std::int32_t>(left_size);
-        parallel_for(static_cast<std::size_t>(panels), p.threads, [&](std::size_t i) { pack_left_panel(p, static_cast<std::int64_t>(i), shared); });
+        parallel_for(static_cast<std::size_t>(panels), p.threads,
+                     [&](std::size_t i) { pack_left_panel(p, row, row + rows, static_cast<std::int64_t>(i), shared); });
     }
     std::atomic<std::int64_t> taken{0};
     parallel_for(static_cast<std::size_t>(std::min<std::int64_t>(p.threads, tasks)), p.threads, [&](std::size_t) {
         std::int32_t* packed = shared;
         if (packed == nullptr) {
             packed = left_workspace.of<std::int32_t>(left_size);
-            for (std::int64_t i = 0; i < panels; ++i) pack_left_panel(p, i, packed);
+            for (std::int64_t i = 0; i < panels; ++i) pack_left_panel(p, row, row + rows, i, packed);
         }
         Block block{};
         block.right = packed;
         block.panel_stride = units * p.kernels.panel;
-        block.cols = static_cast<int>(p.rows);
+        block.cols = static_cast<int>(rows);
         block.depth = units;
         block.sums_stride = panels * p.kernels.panel;
         block.sums = sums_workspace.of<float>(static_cast<std::size_t>(2 * kTile * block.sums_stride));
@@ -236,11 +240,19 @@ void run_turned(Product& p) {
             block.ahead = p.right.at(after, 0);
             block.ahead_bytes = next < tasks ? std::min(step, p.cols - after) * p.right.cols * p.right.width : 0;
             p.kernels.multiply(block);
-            p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, step);
+            p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, kTile);
             float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
-            p.maximum.raise(p.kernels.finish(p.epilogue, {turned, step, 0, col, block.cols, block.rows, column_sums}));
+            p.maximum.raise(p.kernels.finish(p.epilogue, {turned, kTile, row, col, block.cols, block.rows, column_sums}));
         }
     });
+}
+
+/// A product whose right operand's rows are contiguous, in bands of rows for which the left operand's share stays in cache.
+void run_turned(Product& p) {
+    const std::int64_t most = std::clamp<std::int64_t>(kTurnedUnits / std::max<std::int64_t>(1, p.units(p.depth)) / kTile * kTile, kTile, kTurnedRows);
+    const std::int64_t bands = (p.rows + most - 1) / most;
+    const std::int64_t band = round_up((p.rows + bands - 1) / bands, kTile);
+    for (std::int64_t row = 0; row < p.rows; row += band) run_turned(p, row, std::min(band, p.rows - row));
 }
 
 /// A product of few rows, by which the right operand is read once.
@@ -265,7 +277,7 @@ void run_few_rows(Product& p) {
 
 void run(Product& p) {
     if (p.rows <= kMaxFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
-    if (p.rows <= kTurnedRows && p.rows <= p.cols && p.depth <= kMaxDepth && p.right.transposed && !p.left.transposed) return run_turned(p);
+    if (p.right.transposed && !p.left.transposed && p.cols >= std::min(p.rows, kTurnedMinCols)) return run_turned(p);
     const std::int64_t width = p.kernels.panel;
     if (p.rows <= kFewBlocksRows && p.depth <= kMaxDepth && p.cols >= 2 * p.threads * width) return run_few_blocks(p);
     const std::int64_t depth = std::min(p.depth, kMaxDepth);

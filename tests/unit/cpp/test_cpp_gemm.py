@@ -61,7 +61,7 @@ def test_layouts_and_sizes(level: str, flags: tuple[bool, bool], m: int, n: int,
     agree(product(left, right, dtype, flags), left.double() @ right.double(), bound(left, right, dtype))
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(400, 150, 70), (130, 520, 40), (20, 70, 4500), (1, 300, 5000), (5, 1, 2049)])
+@pytest.mark.parametrize(("m", "n", "k"), [(400, 150, 70), (130, 520, 40), (1050, 1030, 20), (70, 80, 20000), (20, 70, 4500), (1, 300, 5000), (5, 1, 2049)])
 @pytest.mark.parametrize("flags", [(False, True), (True, False)])
 def test_blocks_and_rounds(level: str, flags: tuple[bool, bool], m: int, n: int, k: int) -> None:
     left, right = random(m, k, E4M3), random(k, n, E5M2, seed=1)
