@@ -25,9 +25,10 @@ constexpr std::int64_t kRowStep = 12;            // a multiple of every level's 
 constexpr std::int64_t kMaxFewRows = 24;         // for which the right operand is not packed
 constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
 constexpr std::int64_t kTurnedRows = 512;        // of the left operand that are packed at once where the right one is read as it lies
-constexpr std::int64_t kTurnedUnits = 1 << 20;   // of these rows: 4 MiB
+constexpr std::int64_t kTurnedUnits = 1 << 19;   // of these rows: 2 MiB
 constexpr std::int64_t kTurnedCols = 48;         // of a task of such a product, a multiple of every level's tile; at most kTile
 constexpr std::int64_t kTurnedMinCols = 1024;    // for which packing these rows is little beside the products
+constexpr std::int64_t kTurnedBytes = 2 << 20;   // of a right operand that no second cache holds
 constexpr std::int64_t kFewBlocksRows = 512;     // for which each task packs its own part of the right operand, and uses it while it is hot
 constexpr std::int64_t kTaskUnits = 128 * 1024;  // of that part: 512 KiB
 constexpr std::int64_t kSumsCols = 256;          // of the sums that a task has in cache
@@ -196,9 +197,24 @@ void read_right(const Product& p, std::int64_t col, std::int64_t cols, Block& bl
         return;
     }
     block.row_stride = round_up(p.units(p.depth), p.kernels.lanes);
-    auto* const decoded = right_workspace.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
+    auto* const decoded = left_workspace.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
     p.kernels.pack_rows[p.right.kind](p.right.at(col, 0), p.right.cols, cols, p.depth, decoded, block.row_stride);
     block.left = decoded;
+}
+
+/// Whether turning the sums and packing the left operand cost less than packing the right one, or reading that one before its products.
+bool turns(const Product& p) {
+    const bool few = 2 * p.rows <= p.depth;
+    const bool large = p.cols * p.depth * p.right.width > kTurnedBytes;
+    return (few || large) && p.cols >= std::min(p.rows, kTurnedMinCols);
+}
+
+/// Columns of a task: for wide results such that each thread has as many tasks as the others.
+std::int64_t turned_step(const Product& p) {
+    if (p.epilogue.out.kind >= kWideKinds) return kTile;
+    const std::int64_t most = p.depth <= kMaxDepth ? kTurnedCols : kTurnedCols / 2;
+    const std::int64_t tasks = p.threads * ((p.cols + most * p.threads - 1) / (most * p.threads));
+    return round_up((p.cols + tasks - 1) / tasks, 4);
 }
 
 /// The rows [row, row + rows) of the result: these rows of the left operand are packed, the right one is read once, and the sums are turned at the
@@ -206,13 +222,13 @@ void read_right(const Product& p, std::int64_t col, std::int64_t cols, Block& bl
 void run_turned(Product& p, std::int64_t row, std::int64_t rows) {
     const std::int64_t units = p.units(p.depth);
     const std::int64_t panels = (rows + p.kernels.panel - 1) / p.kernels.panel;
-    const std::int64_t step = p.epilogue.out.kind >= kWideKinds ? kTile : p.depth <= kMaxDepth ? kTurnedCols : kTurnedCols / 2;
+    const std::int64_t step = turned_step(p);
     const std::int64_t tasks = (p.cols + step - 1) / step;
     const auto left_size = static_cast<std::size_t>(panels * p.kernels.panel * units);
     // A few panels are packed by each thread for itself, sooner than all threads could wait for one another.
     std::int32_t* shared = nullptr;
     if (panels >= 2 * p.threads) {
-        shared = rounds_workspace.of<std::int32_t>(left_size);
+        shared = right_workspace.of<std::int32_t>(left_size);
         parallel_for(static_cast<std::size_t>(panels), p.threads,
                      [&](std::size_t i) { pack_left_panel(p, row, row + rows, static_cast<std::int64_t>(i), shared); });
     }
@@ -220,7 +236,7 @@ void run_turned(Product& p, std::int64_t row, std::int64_t rows) {
     parallel_for(static_cast<std::size_t>(std::min<std::int64_t>(p.threads, tasks)), p.threads, [&](std::size_t) {
         std::int32_t* packed = shared;
         if (packed == nullptr) {
-            packed = left_workspace.of<std::int32_t>(left_size);
+            packed = right_workspace.of<std::int32_t>(left_size);
             for (std::int64_t i = 0; i < panels; ++i) pack_left_panel(p, row, row + rows, i, packed);
         }
         Block block{};
@@ -277,7 +293,7 @@ void run_few_rows(Product& p) {
 
 void run(Product& p) {
     if (p.rows <= kMaxFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
-    if (p.right.transposed && !p.left.transposed && p.cols >= std::min(p.rows, kTurnedMinCols)) return run_turned(p);
+    if (p.right.transposed && !p.left.transposed && turns(p)) return run_turned(p);
     const std::int64_t width = p.kernels.panel;
     if (p.rows <= kFewBlocksRows && p.depth <= kMaxDepth && p.cols >= 2 * p.threads * width) return run_few_blocks(p);
     const std::int64_t depth = std::min(p.depth, kMaxDepth);
