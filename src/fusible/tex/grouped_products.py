@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def bare(self) -> bool:
-        """Whether it is one matrix product of plain matrices, with at most a bias: one torch kernel that rounds once."""
+        """Whether it is one matrix product of plain matrices, with at most a bias: one call of a kernel that rounds once."""
         A, B, D = self.A, self.B, self.D
         return (
             type(A) in _PLAIN
