@@ -50,7 +50,7 @@ struct Product {
     std::int64_t depth;
     std::int64_t block_rows;
     Epilogue epilogue;
-    ColumnSums* column_sums;  // a chunk a row block; or null
+    ColumnSums* column_sums;  // a chunk a row block, of which a band of several uses the first; or null
     int threads;
     Maximum maximum;
 
@@ -257,7 +257,7 @@ void run_turned(Product& p, std::int64_t row, std::int64_t rows) {
             block.ahead_bytes = next < tasks ? std::min(step, p.cols - after) * p.right.cols * p.right.width : 0;
             p.kernels.multiply(block);
             p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, kTile);
-            float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
+            float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(row / p.block_rows) : nullptr;
             p.maximum.raise(p.kernels.finish(p.epilogue, {turned, kTile, row, col, block.cols, block.rows, column_sums}));
         }
     });
@@ -292,8 +292,10 @@ void run_few_rows(Product& p) {
 }
 
 void run(Product& p) {
-    if (p.rows <= kMaxFewRows && p.right.transposed && !p.left.transposed) return run_few_rows(p);
-    if (p.right.transposed && !p.left.transposed && turns(p)) return run_turned(p);
+    if (p.right.transposed && !p.left.transposed) {
+        if (p.rows <= kMaxFewRows) return run_few_rows(p);
+        if (turns(p)) return run_turned(p);
+    }
     const std::int64_t width = p.kernels.panel;
     if (p.rows <= kFewBlocksRows && p.depth <= kMaxDepth && p.cols >= 2 * p.threads * width) return run_few_blocks(p);
     const std::int64_t depth = std::min(p.depth, kMaxDepth);

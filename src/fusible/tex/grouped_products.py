@@ -15,7 +15,7 @@ from fusible.tex.gemm_call import GemmShape, GemmTypes, gemm_shape
 from fusible.tex.grouped_call import check_list_lengths
 from fusible.tex.protocol import check_same_device, check_shape, is_quantized, logical_shape, nominal, to_torch
 
-__all__ = ["Problem", "check_problems", "plain_on_host", "problems_of", "solve"]
+__all__ = ["Problem", "bare_key", "check_problems", "problems_of", "solve"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _TYPES = GemmTypes(_FLOATING, nominal, to_torch)
@@ -71,7 +71,7 @@ def check_problems(problems: Sequence[Problem], transa: bool, transb: bool, grad
     shapes: list[GemmShape] = []
     known: dict[Any, GemmShape] = {}
     for problem in problems:
-        key = plain_on_host(problem)
+        key = bare_key(problem)
         if key is not None:
             if key not in known:
                 known[key] = _plain_shape(problem, transa, transb)
@@ -94,7 +94,7 @@ def check_problems(problems: Sequence[Problem], transa: bool, transb: bool, grad
     return shapes
 
 
-def plain_on_host(problem: Problem) -> Any:
+def bare_key(problem: Problem) -> Any:
     """What the checks of a bare product on the host look at, where experts are alike in all of it; None where there is more to look at."""
     A, B, D = problem.A, problem.B, problem.D
     if problem.bias is not None or not problem.bare or not (A.is_cpu and B.is_cpu and D.is_cpu):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusible.tex.gemm_call import GemmShape
-from fusible.tex.grouped_products import Problem, plain_on_host
+from fusible.tex.grouped_products import Problem, bare_key
 
 __all__ = ["as_one_batch", "multiply"]
 
@@ -29,7 +29,7 @@ def as_one_batch(problems: Sequence[Problem], shapes: Sequence[GemmShape], trans
     On a CPU its threads take an expert each, where a product for each expert makes all threads meet 64 times (1.1x its time).
     """
     first = problems[0] if problems else None
-    if first is None or len(problems) == 1 or shapes[0].empty or any(shape is not shapes[0] for shape in shapes) or plain_on_host(first) is None:
+    if first is None or len(problems) == 1 or shapes[0].empty or any(shape is not shapes[0] for shape in shapes) or bare_key(first) is None:
         return False
     stacks = [_stack([getattr(problem, name) for problem in problems]) for name in ("B", "A", "D")]
     if any(stack is None for stack in stacks):
