@@ -23,6 +23,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
 
 from fusible import knobs
+from fusible.errors import NotServedError, expected
 
 __all__ = ["cuda_on_cpu"]
 
@@ -30,6 +31,8 @@ _CAPABILITY = (9, 0)
 """The lowest for which NVIDIA's package has FP8 block scaling; FP8 data keeps its transposed copy beside it."""
 _CUDA_VERSION = "12.9"
 _CPU = torch.device("cpu")
+_DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
+_MEMORY_IN_USE = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 
 @contextmanager
@@ -128,6 +131,9 @@ class _Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def __enter__(self) -> _Stream:
         return self
 
@@ -155,6 +161,13 @@ class _Event:
 
 
 _STREAM = _Stream()
+
+
+class _Graph:
+    """A graph of kernels, which the host has none of."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotServedError(expected("a GPU", of="torch.accelerator.Graph", got="the CPU in its place", do="run the steps eagerly"))
 
 
 class _AnyGenerator(type(torch.Generator)):
@@ -271,11 +284,44 @@ def _context(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
 
 
 def _triton_replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Where triton is installed: a kernel is not timed in each of its configurations, which means nothing in the interpreter; the last one serves."""
+    """Where triton is installed: a kernel is not timed in each of its configurations, which means nothing in the interpreter; the last one serves.
+
+    Triton up to 3.7 times a single configuration too, by a benchmarker that needs a driver.
+    """
     if importlib.util.find_spec("triton") is not None:
         autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
         prune_configs = autotuner.prune_configs
         yield autotuner, "prune_configs", lambda self, *args, **kwargs: prune_configs(self, *args, **kwargs)[-1:]
+        yield autotuner, "_bench", lambda self, *args, **kwargs: [0.0, 0.0, 0.0]
+
+
+def _accelerator_replacements(constants: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+    """``torch.accelerator``, as far as this torch has it, answers as ``torch.cuda`` does. A build of torch for CUDA asks the driver otherwise."""
+    values: dict[str, Any] = {
+        **{name: lambda device=None: _resident() for name in _MEMORY_IN_USE},
+        **{name: _always(value) for name, value in {"is_available": True, "current_accelerator": _CPU, "device_count": 1}.items()},
+        **{name: _always(0) for name in ("current_device_index", "current_device_idx")},
+        **{name: _always(None) for name in ("set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache", "empty_host_cache")},
+        **{name: _always(None) for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats")},
+        "current_stream": _always(constants["current_stream"]),
+        "device_index": _context,
+        "get_device_capability": _always({"supported_dtypes": set(_DTYPES)}),
+        "get_memory_info": lambda device=None: (_installed() - _resident(), _installed()),
+        "memory_stats": lambda device=None: {},
+        "Graph": _Graph,
+    }
+    accelerator = getattr(torch, "accelerator", None)
+    for name, value in values.items():
+        if hasattr(accelerator, name):
+            yield accelerator, name, value
+
+
+def _capturable_replacements() -> Iterator[tuple[Any, str, Any]]:
+    """``capturable`` optimizers of torch keep to tensors, which the CPU does as well; each file of them has the list of devices as its own."""
+    name = "_get_capturable_supported_devices"
+    for module in [module for path, module in sys.modules.items() if path.startswith("torch.optim.") and hasattr(module, name)]:
+        devices = getattr(module, name)
+        yield module, name, lambda *args, devices=devices, **kwargs: [*devices(*args, **kwargs), "cpu"]
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -301,7 +347,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     values: dict[str, Any] = {
         **{name: _always(value) for name, value in constants.items()},
         **{name: _always(None) for name in nothing},
-        **{name: lambda device=None: _resident() for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")},
+        **{name: lambda device=None: _resident() for name in _MEMORY_IN_USE},
         "mem_get_info": lambda device=None: (_installed() - _resident(), _installed()),
         "Stream": _Stream,
         "Event": _Event,
@@ -316,6 +362,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     }
     for name, value in values.items():
         yield torch.cuda, name, value
+    yield from _accelerator_replacements(constants)
     for name in ("range_push", "range_pop", "mark"):
         yield torch.cuda.nvtx, name, _always(0)
     yield torch.version, "cuda", _CUDA_VERSION
@@ -325,8 +372,10 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield torch, "load", _load
     yield torch.random, "fork_rng", _fork_rng
     yield torch.Tensor, "record_stream", _always(None)
+    yield torch.Tensor, "pin_memory", _itself  # a loader's thread calls it, where no mode is in force
     yield torch.autocast, "__enter__", _enter_autocast
     yield torch.autocast, "__exit__", _exit_autocast
     yield torch.autograd, "_engine_run_backward", _run_backward
     yield torch.Tensor, "_make_wrapper_subclass", staticmethod(_mapped(torch.Tensor._make_wrapper_subclass, "device"))
+    yield from _capturable_replacements()
     yield from _triton_replacements()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fusible.compat import cuda_on_cpu
+from fusible.errors import NotServedError
 
 CPU = torch.device("cpu")
 
@@ -79,6 +80,51 @@ def test_torch_cuda_answers() -> None:
     torch.cuda.empty_cache()
     torch.cuda.nvtx.range_push("a")
     torch.cuda.nvtx.range_pop()
+
+
+_ACCELERATOR = {name: getattr(torch.accelerator, name) for name in torch.accelerator.__all__}
+
+
+@pytest.mark.parametrize("name", _ACCELERATOR)
+def test_every_function_of_the_accelerator_is_answered(name: str) -> None:
+    """A build of torch for CUDA asks the driver otherwise, which most machines lack."""
+    answer = getattr(torch.accelerator, name)
+    assert answer is not _ACCELERATOR[name]
+    if name == "Graph":
+        with pytest.raises(NotServedError, match=r"Expected a GPU of torch.accelerator.Graph, got the CPU in its place: run the steps eagerly\."):
+            answer()
+    elif name.startswith("set_"):
+        assert answer(0) is None
+    elif name == "device_index":
+        with answer(0):
+            pass
+    else:
+        answer()
+
+
+def test_the_accelerator_is_the_one_of_torch_cuda() -> None:
+    assert torch.accelerator.is_available() and torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.device_count() == torch.cuda.device_count() and torch.accelerator.current_device_index() == 0
+    assert torch.accelerator.current_stream() is torch.cuda.current_stream() and not torch.accelerator.current_stream().is_capturing()
+    assert torch.float8_e4m3fn in torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert torch.accelerator.get_memory_info()[1] == torch.cuda.mem_get_info()[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_pins_its_batches_gives_them(workers: int) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(6.0))
+    context = "fork" if workers else None
+    loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True, num_workers=workers, multiprocessing_context=context)
+    assert torch.equal(torch.cat([batch for (batch,) in loader]), torch.arange(6.0))
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_optimizers_that_look_at_the_accelerator_step(capturable: bool) -> None:
+    layer = torch.nn.Linear(4, 1, device="cuda")
+    former = layer.weight.detach().clone()
+    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+    torch.optim.AdamW(layer.parameters(), lr=0.1, capturable=capturable).step()
+    assert not torch.equal(layer.weight, former)
 
 
 def test_streams_and_events_are_there() -> None:
@@ -195,6 +241,7 @@ def test_a_kernel_of_triton_is_run_and_not_timed() -> None:
     tuned = triton.runtime.Autotuner.__new__(triton.runtime.Autotuner)
     tuned.configs, tuned.early_config_prune, tuned.perf_model = [triton.Config({"BLOCK": size}) for size in (4, 8)], None, None
     assert [config.kwargs for config in tuned.prune_configs({})] == [{"BLOCK": 8}]
+    assert tuned._bench(config=tuned.configs[1]) == [0.0, 0.0, 0.0]
 
 
 def test_only_this_thread_is_served() -> None:
