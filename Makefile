@@ -1,5 +1,6 @@
 # `make demo` and `make test` need Python >= 3.11, make and, for the native kernels, a C++ compiler. The first one run sets everything up in
-# .venv; later ones reuse it, and rebuild the kernels where their sources changed.
+# .venv; later ones reuse it, and rebuild the kernels where their sources changed. Another environment beside it, say one with torch's build for CPUs:
+# `make test VENV=.venv-cpu PYTHON=python3.12 TORCH=torch==2.13.0+cpu`, where pip has been told where that build is.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -13,7 +14,7 @@ NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 VERSION ?= 0.8.0
 OTHER := build/jaxlib-$(VERSION)
 
-.PHONY: setup demo test test-all test-jaxlib sanitize bench lint diagram stub clean
+.PHONY: setup demo test test-all test-order test-jaxlib sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -43,6 +44,11 @@ test: setup
 
 test-all: setup
 	$(PY) -m pytest
+
+# The same tests in another order, 'reversed' or a random one by its seed, in one process: what hangs on the order fails here.
+ORDER ?= reversed
+test-order: setup
+	$(PY) -m pytest -m "not slow" -n 0 --order $(ORDER)
 
 # What the lazy compiler asks of jaxlib's unpublished names, on the jaxlib that VERSION names, in an environment of its own.
 test-jaxlib:

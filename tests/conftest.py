@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -19,3 +21,22 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 if not torch.cuda.is_available():
     # Triton is loaded once in a process, and its kernels run in its interpreter only where it was told so by then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order", help="'reversed', or a seed: the files are run in a random order, and the tests of each in another")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that hang on what ran before them fail in another order."""
+    order = config.getoption("--order")
+    if order == "reversed":
+        items.reverse()
+    elif order is not None:
+        items.sort(key=lambda item: [hash_of(f"{order} {name}") for name in (item.nodeid.partition("::")[0], item.nodeid)])
+
+
+def hash_of(text: str) -> bytes:
+    """The same in every process."""
+    return hashlib.sha256(text.encode()).digest()
