@@ -1,0 +1,69 @@
+"""What a recipe costs in quality: the demo's model at a smaller size, trained from several seeds under each recipe, beside bf16 from the same seeds.
+
+``python -m benchmarks.quality`` takes hours in NVFP4, and minutes in the other recipes; what is in the file of ``--json`` is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.run import show
+from fusible.cli.bench.machine import describe_machine
+from fusible.cli.training.options import TrainOptions
+from fusible.cli.training.text import read_text
+from fusible.cli.training.trainer import Trainer
+
+__all__ = ["differences", "held_out", "main"]
+
+SIZE = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64, "batch": 16}
+BASELINE = "bf16"
+RECIPES = (BASELINE, "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
+
+
+def held_out(recipe: str, seed: int, steps: int) -> float:
+    """The held-out loss in nats per byte after ``steps`` steps from ``seed``."""
+    options = TrainOptions(recipes=(recipe,), steps=steps, decay_steps=steps, seed=seed, **SIZE)
+    trainer = Trainer(options, recipe, read_text(None, options.seq_len))
+    for _ in range(steps):
+        trainer.step()
+    return trainer.held_out_loss()
+
+
+def differences(losses: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """A row a recipe: the mean loss, the mean difference to bf16 from the same seed in per cent, and the spread of these differences."""
+    rows = []
+    for recipe, by_seed in losses.items():
+        seeds = [seed for seed in by_seed if seed in losses.get(BASELINE, {})]
+        apart = [100 * (by_seed[seed] / losses[BASELINE][seed] - 1) for seed in seeds]
+        row = {"recipe": recipe, "seeds": len(by_seed), "held-out": mean(by_seed.values())}
+        spread = stdev(apart) if len(apart) > 1 else float("nan")
+        rows.append({**row, "% over bf16": mean(apart) if apart else float("nan"), "spread": spread, "largest": max(apart, default=float("nan"))})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
+    parser.add_argument("recipes", nargs="*", default=RECIPES, help="the recipes to train under (default: all)")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--json", type=Path, help="keep the losses in this file, and take those that it has")
+    options = parser.parse_args()
+    losses: dict[str, dict[str, float]] = json.loads(options.json.read_text())["losses"] if options.json and options.json.exists() else {}
+    for seed in map(str, range(options.seeds)):
+        for recipe in options.recipes:
+            if seed not in losses.setdefault(recipe, {}):
+                losses[recipe][seed] = held_out(recipe, int(seed), options.steps)
+                if options.json:
+                    saved = {"machine": describe_machine(), "size": SIZE, "steps": options.steps, "losses": losses}
+                    options.json.write_text(json.dumps(saved, indent=2) + "\n")
+    show(Console(), "quality", f"held-out nats per byte after {options.steps} steps", differences(losses))
+
+
+if __name__ == "__main__":
+    main()
