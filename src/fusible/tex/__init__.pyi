@@ -1,8 +1,9 @@
-# ruff: noqa: F403, E501, A002, I001
+# ruff: noqa: F401, F403, F405, E501, A002, I001
 """Written by `make stub` from the declarations of fusible.tex.interface; their documentation is there."""
 
 from collections.abc import Sequence
 from typing import Any
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Limit, Positive, Probability, Size
 
 from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
 from fusible.tex.classes import *
@@ -21,7 +22,7 @@ from fusible.tex.taping import Heard as Heard, listening as listening
 def bgrad_group_quantize(
     tensor: Any,
     quantizer: Any,
-    num_tensors: int,
+    num_tensors: Count,
     first_dims: Any,
     last_dims: Any = None,
     tensor_offsets: Any = None,
@@ -45,16 +46,16 @@ def clamped_dswiglu(
     grad: Any,
     fwd_input: Any,
     quantizer: Any,
-    limit: float = 7.0,
-    alpha: float = 1.702,
-    glu_linear_offset: float = 1.0,
+    limit: Limit = 7.0,
+    alpha: Finite = 1.702,
+    glu_linear_offset: Finite = 1.0,
 ) -> Any: ...
 def clamped_swiglu(
     input: Any,
     quantizer: Any,
-    limit: float = 7.0,
-    alpha: float = 1.702,
-    glu_linear_offset: float = 1.0,
+    limit: Limit = 7.0,
+    alpha: Finite = 1.702,
+    glu_linear_offset: Finite = 1.0,
 ) -> Any: ...
 def compute_amax(
     input: Any,
@@ -63,13 +64,13 @@ def compute_amax(
 def convert_bshd_to_thd(
     tensor: Any,
     cu_seqlens: Any,
-    t: int,
+    t: Size,
 ) -> Any: ...
 def convert_thd_to_bshd(
     tensor: Any,
     cu_seqlens: Any,
-    b: int,
-    max_seq_len: int,
+    b: Size,
+    max_seq_len: Size,
 ) -> Any: ...
 def copy_data_ptrs_to_device(
     tensors: Sequence[Any],
@@ -83,11 +84,11 @@ def copy_to_kv_cache(
     page_table: Any,
     cu_new_lens: Any,
     cu_cached_lens: Any,
-    kv_format: Any,
-    b: int,
-    max_ctx_len: int,
-    max_seq_len: int,
-    max_pages_per_seq: int,
+    kv_format: NVTE_QKV_Format,
+    b: Size,
+    max_ctx_len: Size,
+    max_seq_len: Size,
+    max_pages_per_seq: Size,
     is_non_paged: bool,
 ) -> None: ...
 def create_empty_quantized_tensor(
@@ -136,7 +137,7 @@ def dbias_dsrelu(
 ) -> list[Any]: ...
 def dequantize(
     input: Any,
-    otype: Any,
+    otype: FloatingDType,
 ) -> Any: ...
 def device_supports_multicast(
     device_id: int = -1,
@@ -179,12 +180,12 @@ def drelu(
 def dropout_bwd(
     grad_output: Any,
     mask: Any,
-    dropout_probability: float,
+    dropout_probability: Probability,
     grad_input: Any = None,
 ) -> Any: ...
 def dropout_fwd(
     input: Any,
-    dropout_probability: float,
+    dropout_probability: Probability,
     out: Any = None,
 ) -> list[Any]: ...
 def dsilu(
@@ -196,8 +197,8 @@ def dsituglu(
     grad: Any,
     fwd_input: Any,
     quantizer: Any,
-    beta1: float = 4.0,
-    beta2: float = 25.0,
+    beta1: Positive = 4.0,
+    beta2: Positive = 25.0,
 ) -> Any: ...
 def dsreglu(
     grad: Any,
@@ -257,7 +258,7 @@ def ep_initialize(
     max_recv_tokens_per_rank: int,
     hidden_dim: int,
     max_num_sms: int = 0,
-    max_token_dtype: Any = None,
+    max_token_dtype: GivenDType = None,
     zero_copy: bool = False,
     num_topk: int = 0,
     drop_on_overflow: bool = False,
@@ -296,24 +297,24 @@ def fa_prepare_fwd(
 def fp8_block_scaling_compute_partial_amax(
     tensor: Any,
     amax: Any,
-    h: int,
-    w: int,
-    start_offset: int,
-    block_len: int,
+    h: Size,
+    w: Size,
+    start_offset: Size,
+    block_len: Count,
 ) -> None: ...
 def fp8_block_scaling_partial_cast(
     inp: Any,
     out: Any,
     scale: Any,
-    h: int,
-    w: int,
-    start_offset: int,
-    block_len: int,
-    out_dtype: Any,
+    h: Size,
+    w: Size,
+    start_offset: Size,
+    block_len: Count,
+    out_dtype: FP8DType,
 ) -> None: ...
 def fp8_transpose(
     input: Any,
-    dtype: Any,
+    dtype: FP8DType,
     *,
     out: Any,
 ) -> Any: ...
@@ -322,24 +323,24 @@ def fused_amax_and_scale_update_after_reduction(
     amax_histories: Sequence[Any],
     scales: Sequence[Any],
     amax_compute_algo: str,
-    fp8_dtype: Any,
-    margin: float,
+    fp8_dtype: FP8DType,
+    margin: Finite,
 ) -> None: ...
 def fused_attn_bwd(
-    max_seqlen_q: int,
-    max_seqlen_kv: int,
-    attn_scale: float,
-    p_dropout: float,
+    max_seqlen_q: Size,
+    max_seqlen_kv: Size,
+    attn_scale: Finite,
+    p_dropout: Probability,
     set_zero: bool,
-    qkv_layout: Any,
-    o_format: Any,
-    do_format: Any,
-    dqkv_layout: Any,
-    qkv_scale_inv_format: Any,
-    do_scale_inv_format: Any,
-    bias_type: Any,
-    attn_mask_type: Any,
-    softmax_type: Any,
+    qkv_layout: NVTE_QKV_Layout,
+    o_format: NVTE_QKV_Format,
+    do_format: NVTE_QKV_Format,
+    dqkv_layout: NVTE_QKV_Layout,
+    qkv_scale_inv_format: NVTE_QKV_Format,
+    do_scale_inv_format: NVTE_QKV_Format,
+    bias_type: NVTE_Bias_Type,
+    attn_mask_type: NVTE_Mask_Type,
+    softmax_type: NVTE_Softmax_Type,
     window_size: Sequence[int],
     bottom_right_diagonal: bool,
     deterministic: bool,
@@ -350,7 +351,7 @@ def fused_attn_bwd(
     V: Any,
     O: Any,
     dO: Any,
-    fake_dtype: Any,
+    fake_dtype: FloatingDType,
     Aux_CTX_Tensors: Sequence[Any],
     cu_seqlens_q_padded: Any,
     cu_seqlens_kv_padded: Any,
@@ -360,18 +361,18 @@ def fused_attn_bwd(
     cuda_graph: bool,
 ) -> list[Any]: ...
 def fused_attn_fwd(
-    max_seqlen_q: int,
-    max_seqlen_kv: int,
+    max_seqlen_q: Size,
+    max_seqlen_kv: Size,
     is_training: bool,
-    attn_scale: float,
-    p_dropout: float,
+    attn_scale: Finite,
+    p_dropout: Probability,
     set_zero: bool,
-    qkv_layout: Any,
-    o_format: Any,
-    qkv_scale_inv_format: Any,
-    bias_type: Any,
-    attn_mask_type: Any,
-    softmax_type: Any,
+    qkv_layout: NVTE_QKV_Layout,
+    o_format: NVTE_QKV_Format,
+    qkv_scale_inv_format: NVTE_QKV_Format,
+    bias_type: NVTE_Bias_Type,
+    attn_mask_type: NVTE_Mask_Type,
+    softmax_type: NVTE_Softmax_Type,
     window_size: Sequence[int],
     bottom_right_diagonal: bool,
     cu_seqlens_q: Any,
@@ -379,7 +380,7 @@ def fused_attn_fwd(
     Q: Any,
     K: Any,
     V: Any,
-    fake_dtype: Any,
+    fake_dtype: FloatingDType,
     cu_seqlens_q_padded: Any,
     cu_seqlens_kv_padded: Any,
     page_table_k: Any,
@@ -396,29 +397,29 @@ def fused_attn_fwd(
 def fused_moe_aux_loss_bwd(
     Const_buf: Any,
     tokens_per_expert: Any,
-    num_rows: int,
-    num_cols: int,
+    num_rows: Size,
+    num_cols: Size,
     grad_aux_loss: Any,
 ) -> Any: ...
 def fused_moe_aux_loss_fwd(
     probs: Any,
     tokens_per_expert: Any,
-    total_num_tokens: int,
-    num_experts: int,
-    num_rows: int,
-    num_cols: int,
-    topk: int,
-    coeff: float,
+    total_num_tokens: Count,
+    num_experts: Count,
+    num_rows: Size,
+    num_cols: Size,
+    topk: Count,
+    coeff: Finite,
 ) -> Any: ...
 def fused_moe_aux_loss_fwd_graph_safe(
     probs: Any,
     tokens_per_expert: Any,
     total_num_tokens: Any,
-    num_experts: int,
-    num_rows: int,
-    num_cols: int,
-    topk: int,
-    coeff: float,
+    num_experts: Count,
+    num_rows: Size,
+    num_cols: Size,
+    topk: Count,
+    coeff: Finite,
 ) -> Any: ...
 def fused_multi_row_padding(
     input: Any,
@@ -439,10 +440,10 @@ def fused_qkv_rope_backward(
     q_freqs: Any,
     k_freqs: Any,
     qkv_split_arg_list: Sequence[int],
-    qkv_format: Any,
+    qkv_format: NVTE_QKV_Format,
     interleaved: bool,
-    cp_size: int,
-    cp_rank: int,
+    cp_size: Count,
+    cp_rank: Size,
 ) -> Any: ...
 def fused_qkv_rope_forward(
     qkv_input: Any,
@@ -450,78 +451,78 @@ def fused_qkv_rope_forward(
     k_freqs: Any,
     start_positions: Any,
     qkv_split_arg_list: Sequence[int],
-    qkv_format: Any,
+    qkv_format: NVTE_QKV_Format,
     interleaved: bool,
-    cp_size: int,
-    cp_rank: int,
+    cp_size: Count,
+    cp_rank: Size,
 ) -> Any: ...
 def fused_rope_backward(
     output_grads: Any,
     freqs: Any,
     start_positions: Any,
-    qkv_format: Any,
+    qkv_format: NVTE_QKV_Format,
     interleaved: bool,
     cu_seqlens: Any,
-    cp_size: int,
-    cp_rank: int,
+    cp_size: Count,
+    cp_rank: Size,
 ) -> Any: ...
 def fused_rope_forward(
     input: Any,
     freqs: Any,
     start_positions: Any,
-    qkv_format: Any,
+    qkv_format: NVTE_QKV_Format,
     interleaved: bool,
     cu_seqlens: Any,
-    cp_size: int,
-    cp_rank: int,
+    cp_size: Count,
+    cp_rank: Size,
 ) -> Any: ...
 def fused_score_for_moe_aux_loss_bwd(
     intermediate_output: Any,
     grad_scores: Any,
     grad_logits: Any,
-    topk: int,
+    topk: Count,
     score_function: str,
 ) -> None: ...
 def fused_score_for_moe_aux_loss_fwd(
     logits: Any,
-    topk: int,
+    topk: Count,
     score_function: str,
-    routing_map_format: int = 0,
+    routing_map_format: NVTERoutingMapFormat | int = 0,
 ) -> Any: ...
 def fused_topk_with_score_function_bwd(
     routing_map: Any,
     intermediate_output: Any,
     grad_probs: Any,
     grad_logits: Any,
-    topk: int,
+    topk: Count,
     use_pre_softmax: bool,
-    scaling_factor: float | None,
+    scaling_factor: Finite | None,
     score_function: str,
     use_dense_indices: bool = False,
-    routing_map_format: int = 0,
+    routing_map_format: NVTERoutingMapFormat | int = 0,
 ) -> None: ...
 def fused_topk_with_score_function_fwd(
     logits: Any,
-    topk: int,
+    topk: Count,
     use_pre_softmax: bool,
     num_groups: int | None,
     group_topk: int | None,
-    scaling_factor: float | None,
+    scaling_factor: Finite | None,
     score_function: str,
     expert_bias: Any,
-    routing_map_format: int = 0,
+    routing_map_format: NVTERoutingMapFormat | int = 0,
     topk_indices: Any = None,
 ) -> Any: ...
 def fused_topk_with_score_function_qb_fwd(
     logits: Any,
-    topk: int,
-    scaling_factor: float | None,
+    topk: Count,
+    scaling_factor: Finite | None,
     expert_bias: Any,
-    routing_map_format: int,
+    routing_map_format: NVTERoutingMapFormat,
     topk_indices: Any,
     histogram: Any,
     bin_bounds: Any,
-    histogram_mode: int,
+    histogram_mode: NVTEQBHistogramMode,
     bin_bounds_validated: bool = False,
 ) -> Any: ...
 def geglu(
@@ -539,9 +540,9 @@ def generic_gemm(
     transB: bool,
     D: Any,
     quantizer: Any,
-    output_dtype: Any,
+    output_dtype: FloatingDType | None,
     bias: Any,
-    bias_type: Any,
+    bias_type: FloatingDType,
     gelu: bool,
     gelu_in: Any,
     grad: bool,
@@ -550,20 +551,21 @@ def generic_gemm(
     accumulate: bool,
     use_split_accumulator: bool,
     comm_overlap: Any = None,
-    comm_type: Any = None,
+    comm_type: CommOverlapType | None = None,
     extra_output: Any = None,
     bulk_overlap: bool = False,
-    alpha: float = 1.0,
-    beta: float | None = None,
+    alpha: Finite = 1.0,
+    beta: Finite | None = None,
 ) -> list[Any]: ...
 def get_cublasLt_version() -> int: ...
 def get_cudnn_version() -> int: ...
 def get_fused_attn_backend(
+    fused_attn_params: Any = None,
     *arguments: Any,
     **named: Any,
 ) -> Any: ...
 def get_grouped_gemm_setup_workspace_size(
-    num_tensors: int,
+    num_tensors: Count,
 ) -> int: ...
 def get_num_cublas_streams() -> int: ...
 def get_stream_priority_range(
@@ -575,12 +577,12 @@ def glu(
 ) -> Any: ...
 def group_dequantize(
     input: Any,
-    otype: Any,
+    otype: FloatingDType,
 ) -> Any: ...
 def group_quantize(
     tensor: Any,
     quantizer: Any,
-    num_tensors: int,
+    num_tensors: Count,
     first_dims: Any,
     last_dims: Any = None,
     tensor_offsets: Any = None,
@@ -590,9 +592,9 @@ def group_quantize(
 def group_requantize_inplace(
     grouped_x: Any,
     quantizer: Any,
-    num_tensors: int,
+    num_tensors: Count,
     first_dims: Any,
-    otype: Any,
+    otype: FloatingDType,
     tensor_offsets: Any = None,
     return_dequantized: bool = False,
 ) -> Any: ...
@@ -600,10 +602,10 @@ def group_scaled_clamped_swiglu(
     input_2h: Any,
     prob: Any,
     quantizer: Any,
-    num_tensors: int,
-    limit: float,
-    alpha: float = 1.702,
-    glu_linear_offset: float = 1.0,
+    num_tensors: Count,
+    limit: Limit,
+    alpha: Finite = 1.702,
+    glu_linear_offset: Finite = 1.0,
     first_dims: Any = None,
     last_dims: Any = None,
     tensor_offsets: Any = None,
@@ -612,7 +614,7 @@ def group_scaled_swiglu(
     input_2h: Any,
     prob: Any,
     quantizer: Any,
-    num_tensors: int,
+    num_tensors: Count,
     first_dims: Any = None,
     last_dims: Any = None,
     tensor_offsets: Any = None,
@@ -638,24 +640,24 @@ def layernorm_fwd(
     input: Any,
     weight: Any,
     bias: Any,
-    eps: float,
+    eps: Epsilon,
     ln_out: Any,
     quantizer: Any,
-    otype: Any,
+    otype: FloatingDType,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def moe_permute_bwd(
     input: Any,
-    dtype: Any,
+    dtype: AnyDType,
     row_id_map: Any,
     prob: Any,
-    num_tokens: int,
-    topK: int,
+    num_tokens: Size,
+    topK: Count,
 ) -> Any: ...
 def moe_permute_fwd(
     input: Any,
-    dtype: Any,
+    dtype: AnyDType,
     indices: Any,
     num_out_tokens: int,
     workspace: list[Any],
@@ -664,133 +666,133 @@ def moe_permute_fwd(
 def moe_unpermute_bwd(
     input_bwd: Any,
     input_fwd: Any,
-    dtype: Any,
+    dtype: AnyDType,
     row_id_map: Any,
     prob: Any,
 ) -> Any: ...
 def moe_unpermute_fwd(
     input: Any,
-    dtype: Any,
+    dtype: AnyDType,
     row_id_map: Any,
     prob: Any,
-    num_tokens: int,
-    topK: int,
+    num_tokens: Size,
+    topK: Count,
 ) -> Any: ...
 def multi_tensor_adam(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
+    lr: Finite,
+    beta1: Decay,
+    beta2: Decay,
+    epsilon: Epsilon,
+    step: Size,
+    mode: BooleanNumber,
+    bias_correction: BooleanNumber,
+    weight_decay: Finite,
 ) -> None: ...
 def multi_tensor_adam_capturable(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Any,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
+    beta1: Decay,
+    beta2: Decay,
+    epsilon: Epsilon,
     step: Any,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
+    mode: BooleanNumber,
+    bias_correction: BooleanNumber,
+    weight_decay: Finite,
     inv_scale: Any,
 ) -> None: ...
 def multi_tensor_adam_capturable_master(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Any,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
+    beta1: Decay,
+    beta2: Decay,
+    epsilon: Epsilon,
     step: Any,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
+    mode: BooleanNumber,
+    bias_correction: BooleanNumber,
+    weight_decay: Finite,
     inv_scale: Any,
 ) -> None: ...
 def multi_tensor_adam_fp8(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-    fp8_dtype: Any,
+    lr: Finite,
+    beta1: Decay,
+    beta2: Decay,
+    epsilon: Epsilon,
+    step: Size,
+    mode: BooleanNumber,
+    bias_correction: BooleanNumber,
+    weight_decay: Finite,
+    fp8_dtype: FP8DType,
 ) -> None: ...
 def multi_tensor_adam_param_remainder(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
+    lr: Finite,
+    beta1: Decay,
+    beta2: Decay,
+    epsilon: Epsilon,
+    step: Size,
+    mode: BooleanNumber,
+    bias_correction: BooleanNumber,
+    weight_decay: Finite,
 ) -> None: ...
 def multi_tensor_compute_scale_and_scale_inv(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
-    max_fp8: float,
+    max_fp8: Positive,
     force_pow_2_scales: bool,
-    epsilon: float,
+    epsilon: Epsilon,
 ) -> None: ...
 def multi_tensor_compute_scale_inv_e8m0(
-    chunk_size: int,
+    chunk_size: Count,
     dummy: Any,
     tensor_lists: Sequence[Sequence[Any]],
 ) -> None: ...
 def multi_tensor_l2norm(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     per_tensor_python: bool | None,
 ) -> tuple[Any, Any]: ...
 def multi_tensor_pad_last_dim(
     inputs: Sequence[Any],
-    alignment: int,
+    alignment: Count,
 ) -> list[Any]: ...
 def multi_tensor_quantize(
     tensor_list: Sequence[Any],
     quantizer_list: Sequence[Any],
 ) -> list[Any]: ...
 def multi_tensor_scale(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     scale: float,
 ) -> None: ...
 def multi_tensor_scale_tensor(
-    chunk_size: int,
+    chunk_size: Count,
     is_infinite: Any,
     tensor_lists: Sequence[Sequence[Any]],
     scale: Any,
 ) -> None: ...
 def multi_tensor_sgd(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
-    wd: float,
-    momentum: float,
-    dampening: float,
-    lr: float,
+    wd: Finite,
+    momentum: Epsilon,
+    dampening: Finite,
+    lr: Finite,
     nesterov: bool,
     first_run: bool,
     wd_after_momentum: bool,
@@ -812,7 +814,7 @@ def multi_tensor_transpose_to_bhsd(
     outputs: Sequence[Any | None] = [],
 ) -> list[Any | None]: ...
 def multi_tensor_unscale_l2norm(
-    chunk_size: int,
+    chunk_size: Count,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     inv_scale: Any,
@@ -822,9 +824,9 @@ def mxfp8_scaling_compute_partial_amax(
     input: Any,
     amax_rowwise: Any,
     amax_colwise: Any,
-    rows: int,
-    cols: int,
-    start_offset: int,
+    rows: Size,
+    cols: Size,
+    start_offset: Size,
 ) -> None: ...
 def mxfp8_scaling_partial_cast(
     input: Any,
@@ -832,9 +834,9 @@ def mxfp8_scaling_partial_cast(
     output_colwise: Any,
     scale_inv_rowwise: Any,
     scale_inv_colwise: Any,
-    rows: int,
-    cols: int,
-    start_offset: int,
+    rows: Size,
+    cols: Size,
+    start_offset: Size,
 ) -> None: ...
 def newton_schulz(
     ctx_ptr: int,
@@ -847,10 +849,10 @@ def newton_schulz(
 def nvfp4_2d_compute_partial_amax(
     tensor: Any,
     amax: Any,
-    h: int,
-    w: int,
-    start_offset: int,
-    block_len: int = 16,
+    h: Size,
+    w: Size,
+    start_offset: Size,
+    block_len: Count = 16,
 ) -> None: ...
 def nvfp4_2d_multi_tensor_transpose(
     rowwise_data_list: Sequence[Any],
@@ -865,16 +867,16 @@ def nvfp4_2d_partial_cast(
     out: Any,
     scale: Any,
     global_scale: Any,
-    h: int,
-    w: int,
-    start_offset: int,
-    block_len: int = 16,
+    h: Size,
+    w: Size,
+    start_offset: Size,
+    block_len: Count = 16,
 ) -> None: ...
 def nvfp4_2d_scale_transpose(
     input: Any,
     output: Any,
-    M_tiles: int,
-    K_tiles: int,
+    M_tiles: Size,
+    K_tiles: Size,
 ) -> None: ...
 def nvfp4_compute_global_scale(
     global_amax: Any,
@@ -893,10 +895,10 @@ def nvfp4_data_transpose(
 def nvfp4_expand_scale_to_fp8(
     input: Any,
     output: Any,
-    tile_rows: int,
-    tile_cols: int,
-    rows_padded: int,
-    block_len: int,
+    tile_rows: Size,
+    tile_cols: Size,
+    rows_padded: Size,
+    block_len: Count,
 ) -> None: ...
 def nvfp4_fused_scale(
     block_amax: Any,
@@ -904,20 +906,19 @@ def nvfp4_fused_scale(
     per_block_scale: Any,
     target_scale: Any,
     target_amax: Any,
-    tile_rows: int,
-    tile_cols: int,
-    rows_padded: int,
-    block_len: int,
+    tile_rows: Size,
+    tile_cols: Size,
+    rows_padded: Size,
+    block_len: Count,
 ) -> None: ...
 def nvfp4_group_quantize_with_amax(
     tensor: Any,
     quantizer: Any,
-    num_tensors: int,
+    num_tensors: Count,
     first_dims: Any,
     last_dims: Any = None,
-    *,
-    rowwise_amax: Any,
-    columnwise_amax: Any,
+    rowwise_amax: GivenTensor = None,
+    columnwise_amax: GivenTensor = None,
     tensor_offsets: Any = None,
 ) -> Any: ...
 def nvfp4_multi_tensor_2d_partial_cast(
@@ -928,7 +929,7 @@ def nvfp4_multi_tensor_2d_partial_cast(
     h_list: Sequence[int],
     w_list: Sequence[int],
     start_offset_list: Sequence[int],
-    block_len: int = 16,
+    block_len: Count = 16,
 ) -> None: ...
 def nvfp4_multi_tensor_compute_partial_amax(
     master_weight_list: Sequence[Any],
@@ -937,7 +938,7 @@ def nvfp4_multi_tensor_compute_partial_amax(
     h_list: Sequence[int],
     w_list: Sequence[int],
     start_offset_list: Sequence[int],
-    block_len: int = 16,
+    block_len: Count = 16,
 ) -> None: ...
 def nvfp4_multi_tensor_fused_scale(
     block_amax_list: Sequence[Any],
@@ -948,7 +949,7 @@ def nvfp4_multi_tensor_fused_scale(
     tile_rows_list: Sequence[int],
     tile_cols_list: Sequence[int],
     rows_padded_list: Sequence[int],
-    block_len: int,
+    block_len: Count,
 ) -> None: ...
 def nvfp4_quantize_with_amax(
     tensor: Any,
@@ -1010,50 +1011,50 @@ def rmsnorm_bwd_add(
 def rmsnorm_fwd(
     input: Any,
     weight: Any,
-    eps: float,
+    eps: Epsilon,
     ln_out: Any,
     quantizer: Any,
-    otype: Any,
+    otype: FloatingDType,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def scaled_aligned_causal_masked_softmax_backward(
     output_grads_: Any,
     softmax_results_: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_aligned_causal_masked_softmax_forward(
     input: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_clamped_dswiglu(
     grad: Any,
     fwd_input: Any,
     act_scales: Any,
     quantizer: Any,
-    limit: float = 7.0,
-    alpha: float = 1.702,
-    glu_linear_offset: float = 1.0,
-    glu_interleave_size: int = 0,
+    limit: Limit = 7.0,
+    alpha: Finite = 1.702,
+    glu_linear_offset: Finite = 1.0,
+    glu_interleave_size: Size = 0,
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_clamped_swiglu(
     input: Any,
     act_scales: Any,
     quantizer: Any,
-    limit: float = 7.0,
-    alpha: float = 1.702,
-    glu_linear_offset: float = 1.0,
-    glu_interleave_size: int = 0,
+    limit: Limit = 7.0,
+    alpha: Finite = 1.702,
+    glu_linear_offset: Finite = 1.0,
+    glu_interleave_size: Size = 0,
 ) -> Any: ...
 def scaled_dsituglu(
     grad: Any,
     fwd_input: Any,
     act_scales: Any,
     quantizer: Any,
-    beta1: float = 4.0,
-    beta2: float = 25.0,
-    glu_interleave_size: int = 0,
+    beta1: Positive = 4.0,
+    beta2: Positive = 25.0,
+    glu_interleave_size: Size = 0,
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_dsrelu(
@@ -1068,35 +1069,35 @@ def scaled_dswiglu(
     fwd_input: Any,
     act_scales: Any,
     quantizer: Any,
-    glu_interleave_size: int = 0,
+    glu_interleave_size: Size = 0,
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_masked_softmax_backward(
     output_grad_: Any,
     softmax_results_: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_masked_softmax_forward(
     input: Any,
     mask: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_situglu(
     input: Any,
     act_scales: Any,
     quantizer: Any,
-    beta1: float = 4.0,
-    beta2: float = 25.0,
-    glu_interleave_size: int = 0,
+    beta1: Positive = 4.0,
+    beta2: Positive = 25.0,
+    glu_interleave_size: Size = 0,
 ) -> Any: ...
 def scaled_softmax_backward(
     output_grad_: Any,
     softmax_results_: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_softmax_forward(
     input: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_srelu(
     input: Any,
@@ -1107,16 +1108,16 @@ def scaled_swiglu(
     input: Any,
     act_scales: Any,
     quantizer: Any,
-    glu_interleave_size: int = 0,
+    glu_interleave_size: Size = 0,
 ) -> Any: ...
 def scaled_upper_triang_masked_softmax_backward(
     output_grads_: Any,
     softmax_results_: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def scaled_upper_triang_masked_softmax_forward(
     input: Any,
-    scale_factor: float,
+    scale_factor: Finite,
 ) -> Any: ...
 def silu(
     input: Any,
@@ -1125,8 +1126,8 @@ def silu(
 def situglu(
     input: Any,
     quantizer: Any,
-    beta1: float = 4.0,
-    beta2: float = 25.0,
+    beta1: Positive = 4.0,
+    beta2: Positive = 25.0,
 ) -> Any: ...
 def split_quantize(
     tensor: Any,
@@ -1136,7 +1137,7 @@ def split_quantize(
 ) -> list[Any]: ...
 def splits_to_offsets(
     first_dims: Any,
-    logical_last_dim: int,
+    logical_last_dim: Size,
 ) -> Any: ...
 def splits_to_offsets_multi(
     split_sizes: Any,
@@ -1179,10 +1180,10 @@ def te_general_grouped_gemm(
     B: list[Any],
     transb: bool,
     D: list[Any] | None,
-    D_type: Any,
+    D_type: FloatingDType,
     m_splits: list[int],
     bias: list[Any],
-    bias_type: Any,
+    bias_type: FloatingDType,
     single_output: bool,
     pre_gelu_out: list[Any],
     grad: bool,
@@ -1246,14 +1247,14 @@ def thd_copy_valid_tokens_from_per_split_to_rank_local(
 def thd_cp_rank_order_to_sequence_order(
     inp: Any,
     cu_seqlens: Any,
-    cp_size: int,
-    total_tokens: int,
+    cp_size: Count,
+    total_tokens: Size,
 ) -> Any: ...
 def thd_get_partitioned_indices(
     cu_seqlens: Any,
-    total_tokens: int,
-    world_size: int,
-    rank: int,
+    total_tokens: Size,
+    world_size: Count,
+    rank: Size,
 ) -> Any: ...
 def thd_grad_correction(
     grad: Any,
@@ -1265,8 +1266,12 @@ def thd_grad_correction(
 def thd_out_correction(
     out: Any,
     out_per_step: Any,
-    *arguments: Any,
-    **named: Any,
+    old_lse: Any = None,
+    lse: Any = None,
+    lse_per_step: Any = None,
+    cu_seqlens: Any = None,
+    only_second_half: bool | None = None,
+    lse_packed: bool | None = None,
 ) -> None: ...
 def thd_read_half_tensor(
     tensor: Any,
@@ -1277,7 +1282,7 @@ def thd_read_second_half_lse(
     lse: Any,
     cu_seqlens: Any,
     lse_packed: bool,
-    second_half_lse_seqlen: int,
+    second_half_lse_seqlen: Size,
 ) -> Any: ...
 def thd_second_half_lse_correction(
     lse: Any,
@@ -1288,7 +1293,7 @@ def thd_second_half_lse_correction(
 def thd_sequence_order_to_cp_rank_order(
     inp: Any,
     cu_seqlens: Any,
-    cp_size: int,
-    total_tokens: int,
+    cp_size: Count,
+    total_tokens: Size,
 ) -> Any: ...
 def ubuf_built_with_mpi() -> bool: ...

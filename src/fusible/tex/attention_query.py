@@ -26,6 +26,7 @@ def support_query(served: Served, to_dtype: Callable[[Any], Any], arguments: tup
     if len(arguments) + len(named) == 1 and hasattr(given, "qkv_layout"):
         answer, reason = _answer(served, to_dtype, given.qkv_dtype, lambda name, default: getattr(given, name, default))
         return answer, reason or ""
+    arguments = arguments if given is not None else ()
     values = dict(zip(_NAMES, arguments, strict=False)) | named
     missing = [name for name in _NAMES[:17] if name not in values]
     if missing or set(values) - set(_NAMES) or len(arguments) > len(_NAMES):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
@@ -12,19 +10,11 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 __all__ = ["OutCorrection", "check_halves", "check_lse", "check_moved", "check_partition", "out_correction", "per_step_tokens"]
 
 _WORDS = ("add", "copy", "zero", "none")
-_PARAMETERS = "old_lse lse lse_per_step cu_seqlens only_second_half lse_packed".split()
-
-
-def _signature(names: Sequence[str]) -> inspect.Signature:
-    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names])
-
-
-_FORMS = (_signature(_PARAMETERS), _signature(_PARAMETERS[1:]))
 
 
 @dataclass(frozen=True)
 class OutCorrection:
-    """The arguments of ``thd_out_correction`` after the first two; ``old_lse`` is None in the form that lacks it."""
+    """The arguments of ``thd_out_correction`` after the first two; ``old_lse`` is None where it is left out."""
 
     lse: Any
     lse_per_step: Any
@@ -34,10 +24,14 @@ class OutCorrection:
     old_lse: Any = None
 
 
-def out_correction(out: Any, out_per_step: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> OutCorrection:
-    """The arguments of either form. Raises ``TypeError`` for neither."""
-    form = _FORMS[0] if len(arguments) + len(named) == len(_PARAMETERS) else _FORMS[1]
-    call = OutCorrection(**form.bind(*arguments, **named).arguments)
+def out_correction(out: Any, out_per_step: Any, *arguments: Any) -> OutCorrection:
+    """The arguments from ``old_lse`` on, None where left out: seven positional ones of a call stop before ``lse_packed``. Raises ``DTypeError`` where
+    one but ``old_lse`` is missing."""
+    old_lse, *rest = arguments if arguments[-1] is not None else (None, *arguments[:-1])
+    for field, value in zip(fields(OutCorrection), rest, strict=False):
+        if value is None:
+            raise DTypeError(expected(field.name, of="thd_out_correction", got="None", do="pass all arguments but old_lse"))
+    call = OutCorrection(*rest, old_lse=old_lse)
     if out.dtype != out_per_step.dtype:
         got = f"{out.dtype} and {out_per_step.dtype}"
         raise DTypeError(expected("one dtype", of="out and out_per_step of thd_out_correction", got=got, do="cast one of the two"))

@@ -6,6 +6,7 @@ read, no probe. A choice is made on the first call of each kind and forgotten wh
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
+from fusible.tex.interface.domains import domain_of
 from fusible.tex.operands import KINDS, kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.taping import Heard, local
@@ -85,8 +87,20 @@ def _kind_of(declaration: Declaration, ask: str) -> str:
     return f"(None if {ask} is None else ('cpu', {ask}.dtype) if _type({ask}) is _tensor and {ask}.is_cpu else _kinds[_type({ask})]({ask}))"
 
 
-def _source(declaration: Declaration, name: str) -> str:
+def _test(function: str, parameter: inspect.Parameter, bind: Callable[[Any], str]) -> str:
+    """The text that refuses an argument outside the domain that its parameter's annotation names; none where it names none."""
+    domain, optional = domain_of(parameter.annotation)
+    name = parameter.name
+    if domain is None or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return ""
+    belongs = f"{name} is None or " * optional + domain.fast(name, bind)
+    return f"        if not ({belongs}):\n            {bind(domain.check)}({name}, {name!r}, {function!r})\n"
+
+
+def _source(declaration: Declaration, name: str, bind: Callable[[Any], str]) -> str:
     """The text of a function that makes ``declaration``'s dispatcher: its own parameters, so that Python itself binds, checks and defaults a call.
+
+    What an argument may be is tested first (``interface.domains``), inline: a comparison costs 30 ns, a call of a check 300.
 
     A general ``(*args, **kwargs)`` costs 0.2 to 0.7 us more per call: it packs, loops over the deciding arguments, and unpacks.
     """
@@ -106,6 +120,7 @@ def _source(declaration: Declaration, name: str) -> str:
             accepted.append(f"{star}{p.name}{default}")
             positional.append(f"{star}{p.name}")
     key = "".join(f"{_kind_of(declaration, ask)}, " for ask in declaration.asks)
+    tests = "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
     arguments = ", ".join(positional + named)
     return f"""
 def _make(_kinds, _type, _tensor, _choose, _local, _heard, _on_change):
@@ -115,7 +130,7 @@ def _make(_kinds, _type, _tensor, _choose, _local, _heard, _on_change):
         _cache = {{}}
     _on_change(_drop)
     def {name}({", ".join(accepted)}):
-        _methods, _key = _cache, ({key})
+{tests}        _methods, _key = _cache, ({key})
         _method = _methods.get(_key)
         if _method is None:
             _method = _methods[_key] = _choose(_key)
@@ -143,9 +158,14 @@ _DEAF = _Deaf()
 def dispatcher(declaration: Declaration, local: Any = local) -> Callable[..., Any]:
     """The public function of ``declaration``."""
     name = declaration.name.removeprefix("prim_")
-    source, file = _source(declaration, name), f"{__file__}: the dispatcher of {declaration.name}"
-    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     made: dict[str, Any] = {}
+
+    def bind(value: Any) -> str:
+        made[f"_{len(made)}"] = value
+        return f"_{len(made) - 1}"
+
+    source, file = _source(declaration, name, bind), f"{__file__}: the dispatcher of {declaration.name}"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     exec(compile(source, file, "exec"), made)
     call = made["_make"](KINDS, type, torch.Tensor, lambda key: _chosen(_request(declaration, key)), local, Heard, registry.on_change)
     parameters = declaration.signature.parameters.values()

@@ -1,13 +1,14 @@
-# ruff: noqa: F403, E501, A002, I001
+# ruff: noqa: F401, F403, F405, E501, A002, I001
 """Written by `make stub` from the declarations of fusible.tex.interface; their documentation is there."""
 
 from collections.abc import Sequence
 from typing import Any
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Limit, Positive, Probability, Size
 
 def add(
     a: Any,
     b: Any,
-    dtype: Any = None,
+    dtype: AnyDType | None = None,
 ) -> Any: ...
 def all_gather(
     x: Any,
@@ -20,7 +21,7 @@ def all_reduce(
 ) -> Any: ...
 def cast(
     x: Any,
-    dtype: Any,
+    dtype: AnyDType,
 ) -> Any: ...
 def concatenate(
     tensors: Sequence[Any],
@@ -31,24 +32,24 @@ def copy(
 ) -> Any: ...
 def dropout(
     x: Any,
-    probability: float,
+    probability: Probability,
     seed: Any,
-    offset: int,
+    offset: Size,
 ) -> tuple[Any, Any]: ...
 def dropout_backward(
     dy: Any,
     mask: Any,
-    probability: float,
+    probability: Probability,
 ) -> Any: ...
 def empty(
     shape: Sequence[int],
-    dtype: Any,
+    dtype: AnyDType,
     like: Any,
 ) -> Any: ...
 def full(
     shape: Sequence[int],
     value: float,
-    dtype: Any,
+    dtype: AnyDType,
     like: Any,
 ) -> Any: ...
 def layernorm_bwd_add(
@@ -64,7 +65,7 @@ def layernorm_bwd_add(
 def pad_groups(
     x: Any,
     sizes: Any,
-    multiple: int,
+    multiple: Count,
 ) -> tuple[Any, Any]: ...
 def permute(
     x: Any,
@@ -79,19 +80,19 @@ def reshape(
     shape: Sequence[int],
 ) -> Any: ...
 def rope_angles(
-    positions: int,
-    width: int,
-    base: float,
+    positions: Size,
+    width: Size,
+    base: Positive,
     like: Any,
 ) -> Any: ...
 def row_sum(
     x: Any,
-    dtype: Any = None,
+    dtype: AnyDType | None = None,
 ) -> Any: ...
 def scale(
     x: Any,
     factor: float,
-    dtype: Any = None,
+    dtype: AnyDType | None = None,
 ) -> Any: ...
 def split(
     x: Any,
@@ -104,6 +105,6 @@ def transpose(
 def unpad_groups(
     x: Any,
     sizes: Any,
-    multiple: int,
-    rows: int,
+    multiple: Count,
+    rows: Size,
 ) -> Any: ...

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import ast
+from enum import Enum
 from inspect import Parameter, Signature
 from pathlib import Path
 
 from fusible.tex.interface.declare import DECLARATIONS, Declaration
+from fusible.tex.interface.domains import NAMES
 
 __all__ = ["stubs"]
 
 _HERE = Path(__file__).parent
 _HEAD = '"""Written by `make stub` from the declarations of fusible.tex.interface; their documentation is there."""\n\n'
-_NEEDED = "from collections.abc import Sequence\nfrom typing import Any\n"
+_NEEDED = f"from collections.abc import Sequence\nfrom typing import Any\nfrom fusible.tex.interface.domains import {', '.join(NAMES)}\n"
 _PREFIX = "prim_"
 
 
@@ -31,8 +33,12 @@ def _imports(source: Path) -> list[str]:
 
 def _parameter(parameter: Parameter) -> str:
     star = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
-    default = "" if parameter.default is Parameter.empty else f" = {parameter.default!r}"
+    default = "" if parameter.default is Parameter.empty else f" = {_written(parameter.default)}"
     return f"{star}{parameter.name}: {parameter.annotation}{default}"
+
+
+def _written(default: object) -> str:
+    return f"{type(default).__name__}.{default.name}" if isinstance(default, Enum) else repr(default)
 
 
 def _definition(declaration: Declaration) -> str:
@@ -50,7 +56,7 @@ def stubs() -> dict[Path, str]:
     """What each stub must say, by its path."""
     own = [declaration for name, declaration in sorted(DECLARATIONS.items()) if not name.startswith(_PREFIX)]
     primitives = [declaration for name, declaration in sorted(DECLARATIONS.items()) if name.startswith(_PREFIX)]
-    head = f"# ruff: noqa: F403, E501, A002, I001\n{_HEAD}{_NEEDED}"
+    head = f"# ruff: noqa: F401, F403, F405, E501, A002, I001\n{_HEAD}{_NEEDED}"
     return {
         _HERE / "__init__.pyi": "\n".join([head, *_imports(_HERE / "__init__.py"), "", *map(_definition, own)]) + "\n",
         _HERE / "prim.pyi": "\n".join([head, *map(_definition, primitives)]) + "\n",

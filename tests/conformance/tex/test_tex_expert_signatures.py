@@ -50,7 +50,7 @@ SIGNATURES = {
     "group_dequantize": "input, otype",
     "bgrad_group_quantize": f"tensor, quantizer, {DIMS}, tensor_offsets=None",
     "group_requantize_inplace": "grouped_x, quantizer, num_tensors, first_dims, otype, tensor_offsets=None, return_dequantized=False",
-    "nvfp4_group_quantize_with_amax": f"tensor, quantizer, {DIMS}, *, rowwise_amax, columnwise_amax, tensor_offsets=None",
+    "nvfp4_group_quantize_with_amax": f"tensor, quantizer, {DIMS}, rowwise_amax=None, columnwise_amax=None, tensor_offsets=None",
     "group_scaled_swiglu": "input_2h, prob, quantizer, num_tensors, first_dims=None, last_dims=None, tensor_offsets=None",
     "group_scaled_clamped_swiglu": "input_2h, prob, quantizer, num_tensors, limit, alpha=1.702, glu_linear_offset=1.0, first_dims=None, "
     "last_dims=None, tensor_offsets=None",

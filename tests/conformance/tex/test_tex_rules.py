@@ -51,7 +51,7 @@ SIGNATURES = {
     "fused_attn_bwd": "max_seqlen_q, max_seqlen_kv, attn_scale, p_dropout, set_zero, qkv_layout, o_format, do_format, dqkv_layout, "
     f"qkv_scale_inv_format, do_scale_inv_format, {ATTENTION}, deterministic, cu_seqlens_q, cu_seqlens_kv, Q, K, V, O, dO, fake_dtype, "
     f"Aux_CTX_Tensors, {PADDED}, s_quantizer, dp_quantizer, dqkv_quantizer, cuda_graph",
-    "get_fused_attn_backend": "*arguments, **named",
+    "get_fused_attn_backend": "fused_attn_params=None, *arguments, **named",
     "copy_to_kv_cache": "new_k, new_v, k_cache, v_cache, page_table, cu_new_lens, cu_cached_lens, kv_format, b, max_ctx_len, max_seq_len, "
     "max_pages_per_seq, is_non_paged",
     "fused_rope_forward": f"input, {ROPE}",
@@ -65,7 +65,8 @@ SIGNATURES = {
     "thd_read_half_tensor": "tensor, cu_seqlens, half_idx",
     "thd_second_half_lse_correction": "lse, lse_per_step, cu_seqlens, lse_packed",
     "thd_read_second_half_lse": "lse, cu_seqlens, lse_packed, second_half_lse_seqlen",
-    "thd_out_correction": "out, out_per_step, *arguments, **named",
+    "thd_out_correction": "out, out_per_step, old_lse=None, lse=None, lse_per_step=None, cu_seqlens=None, only_second_half=None, "
+    "lse_packed=None",
     "thd_grad_correction": "grad, grad_per_step, cu_seqlens, first_half, second_half",
     "thd_get_partitioned_indices": "cu_seqlens, total_tokens, world_size, rank",
     "thd_sequence_order_to_cp_rank_order": "inp, cu_seqlens, cp_size, total_tokens",

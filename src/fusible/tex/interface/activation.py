@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Finite, Limit, Positive, Size
 
 __all__ = ["Activation"]
 
@@ -67,11 +68,11 @@ class Activation:
         """``silu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
 
     @function("input", "quantizer")
-    def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+    def situglu(self, input: Any, quantizer: Any, beta1: Positive = 4.0, beta2: Positive = 25.0) -> Any:
         """``beta1 tanh(a / beta1) s(a) * beta2 tanh(b / beta2)``: SwiGLU whose two factors saturate at ``beta1`` and ``beta2``."""
 
     @function("input", "quantizer")
-    def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
+    def clamped_swiglu(self, input: Any, quantizer: Any, limit: Limit = 7.0, alpha: Finite = 1.702, glu_linear_offset: Finite = 1.0) -> Any:
         """``c s(alpha c) * (clamp(b, -limit, limit) + glu_linear_offset)`` with ``c = min(a, limit)``: the gate of gpt-oss."""
 
     @function("grad", "fwd_input", "quantizer")
@@ -119,7 +120,7 @@ class Activation:
         """``[grad silu'(a) b, grad silu(a)]``."""
 
     @function("grad", "fwd_input", "quantizer")
-    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
+    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: Positive = 4.0, beta2: Positive = 25.0) -> Any:
         """``[grad ((1 - t^2) s + beta1 t s (1 - s)) up(b), grad (1 - tanh(b / beta2)^2) gate(a)]``, ``t = tanh(a / beta1)``, ``s = s(a)``.
 
         ``gate(a) = beta1 t s`` and ``up(b) = beta2 tanh(b / beta2)`` are the two factors of ``situglu``.
@@ -127,7 +128,7 @@ class Activation:
 
     @function("grad", "fwd_input", "quantizer")
     def clamped_dswiglu(
-        self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
+        self, grad: Any, fwd_input: Any, quantizer: Any, limit: Limit = 7.0, alpha: Finite = 1.702, glu_linear_offset: Finite = 1.0
     ) -> Any:
         """``[grad (s + alpha c s (1 - s)) (clamp(b) + glu_linear_offset), grad c s]``, ``c = min(a, limit)``, ``s = s(alpha c)``.
 
@@ -155,7 +156,7 @@ class Activation:
         """``[grad_bias, grad_input]``: the row sum of ``dsrelu(grad, fwd_input)``, and ``dsrelu(grad, fwd_input)``."""
 
     @function("input", "act_scales", "quantizer")
-    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: Size = 0) -> Any:
         """``swiglu(input) * act_scales[row]``, one scale per row of ``input [*leading, 2H]``.
 
         In every ``scaled_`` function ``act_scales`` is ``[*leading]`` in any of the three dtypes, and there is one rounding, after the scale. A
@@ -165,7 +166,7 @@ class Activation:
 
     @function("input", "act_scales", "quantizer")
     def scaled_situglu(
-        self, input: Any, act_scales: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0
+        self, input: Any, act_scales: Any, quantizer: Any, beta1: Positive = 4.0, beta2: Positive = 25.0, glu_interleave_size: Size = 0
     ) -> Any:
         """``situglu(input) * act_scales[row]``; see ``scaled_swiglu``."""
 
@@ -175,10 +176,10 @@ class Activation:
         input: Any,
         act_scales: Any,
         quantizer: Any,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int = 0,
+        limit: Limit = 7.0,
+        alpha: Finite = 1.702,
+        glu_linear_offset: Finite = 1.0,
+        glu_interleave_size: Size = 0,
     ) -> Any:
         """``clamped_swiglu(input) * act_scales[row]``; see ``scaled_swiglu``."""
 
@@ -188,7 +189,7 @@ class Activation:
 
     @function("grad", "fwd_input", "act_scales", "quantizer")
     def scaled_dswiglu(
-        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True
+        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: Size = 0, compute_scale_grad: bool = True
     ) -> Any:
         """``(grad_input, grad_scales)``: ``dswiglu(grad * act_scales[row])``, and each row's ``sum(grad * swiglu(fwd_input))``.
 
@@ -202,9 +203,9 @@ class Activation:
         fwd_input: Any,
         act_scales: Any,
         quantizer: Any,
-        beta1: float = 4.0,
-        beta2: float = 25.0,
-        glu_interleave_size: int = 0,
+        beta1: Positive = 4.0,
+        beta2: Positive = 25.0,
+        glu_interleave_size: Size = 0,
         compute_scale_grad: bool = True,
     ) -> Any:
         """``(grad_input, grad_scales)`` of ``scaled_situglu``; see ``scaled_dswiglu``."""
@@ -216,10 +217,10 @@ class Activation:
         fwd_input: Any,
         act_scales: Any,
         quantizer: Any,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int = 0,
+        limit: Limit = 7.0,
+        alpha: Finite = 1.702,
+        glu_linear_offset: Finite = 1.0,
+        glu_interleave_size: Size = 0,
         compute_scale_grad: bool = True,
     ) -> Any:
         """``(grad_input, grad_scales)`` of ``scaled_clamped_swiglu``; see ``scaled_dswiglu``."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Finite, FloatingDType, Probability, Size
 
 __all__ = ["Attention"]
 
@@ -30,29 +32,29 @@ class Attention:
     """
 
     @function()
-    def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
+    def get_fused_attn_backend(self, fused_attn_params: Any = None, *arguments: Any, **named: Any) -> Any:
         """Whether ``fused_attn_fwd`` serves a problem: ``(NVTE_Fused_Attn_Backend, reason)`` for one object of attributes ``fused_attn_params``.
 
-        Also takes the 19 arguments ``is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type, softmax_type, p_dropout, num_attn_heads,
-        num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left, window_size_right, return_max_logit, cuda_graph,
-        deterministic``, and then returns the enum alone. ``NVTE_No_Backend`` (-1) means not served.
+        Also takes, as before Transformer Engine 2.20.2, the 19 arguments ``is_training, q_dtype, kv_dtype, qkv_layout, bias_type, attn_mask_type,
+        softmax_type, p_dropout, num_attn_heads, num_gqa_groups, max_seqlen_q, max_seqlen_kv, head_dim_qk, head_dim_v, window_size_left,
+        window_size_right, return_max_logit, cuda_graph, deterministic``, and then returns the enum alone. ``NVTE_No_Backend`` (-1) means not served.
         """
 
     @function("Q", "K", "qkv_layout", "bias_type", "attn_mask_type", "softmax_type", "s_quantizer", "o_quantizer")
     def fused_attn_fwd(
         self,
-        max_seqlen_q: int,
-        max_seqlen_kv: int,
+        max_seqlen_q: Size,
+        max_seqlen_kv: Size,
         is_training: bool,
-        attn_scale: float,
-        p_dropout: float,
+        attn_scale: Finite,
+        p_dropout: Probability,
         set_zero: bool,
-        qkv_layout: Any,
-        o_format: Any,
-        qkv_scale_inv_format: Any,
-        bias_type: Any,
-        attn_mask_type: Any,
-        softmax_type: Any,
+        qkv_layout: NVTE_QKV_Layout,
+        o_format: NVTE_QKV_Format,
+        qkv_scale_inv_format: NVTE_QKV_Format,
+        bias_type: NVTE_Bias_Type,
+        attn_mask_type: NVTE_Mask_Type,
+        softmax_type: NVTE_Softmax_Type,
         window_size: Sequence[int],
         bottom_right_diagonal: bool,
         cu_seqlens_q: Any,
@@ -60,7 +62,7 @@ class Attention:
         Q: Any,
         K: Any,
         V: Any,
-        fake_dtype: Any,
+        fake_dtype: FloatingDType,
         cu_seqlens_q_padded: Any,
         cu_seqlens_kv_padded: Any,
         page_table_k: Any,
@@ -91,20 +93,20 @@ class Attention:
     @function("Q", "K", "qkv_layout", "dqkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dO", "dqkv_quantizer")
     def fused_attn_bwd(
         self,
-        max_seqlen_q: int,
-        max_seqlen_kv: int,
-        attn_scale: float,
-        p_dropout: float,
+        max_seqlen_q: Size,
+        max_seqlen_kv: Size,
+        attn_scale: Finite,
+        p_dropout: Probability,
         set_zero: bool,
-        qkv_layout: Any,
-        o_format: Any,
-        do_format: Any,
-        dqkv_layout: Any,
-        qkv_scale_inv_format: Any,
-        do_scale_inv_format: Any,
-        bias_type: Any,
-        attn_mask_type: Any,
-        softmax_type: Any,
+        qkv_layout: NVTE_QKV_Layout,
+        o_format: NVTE_QKV_Format,
+        do_format: NVTE_QKV_Format,
+        dqkv_layout: NVTE_QKV_Layout,
+        qkv_scale_inv_format: NVTE_QKV_Format,
+        do_scale_inv_format: NVTE_QKV_Format,
+        bias_type: NVTE_Bias_Type,
+        attn_mask_type: NVTE_Mask_Type,
+        softmax_type: NVTE_Softmax_Type,
         window_size: Sequence[int],
         bottom_right_diagonal: bool,
         deterministic: bool,
@@ -115,7 +117,7 @@ class Attention:
         V: Any,
         O: Any,  # noqa: E741
         dO: Any,
-        fake_dtype: Any,
+        fake_dtype: FloatingDType,
         Aux_CTX_Tensors: Sequence[Any],
         cu_seqlens_q_padded: Any,
         cu_seqlens_kv_padded: Any,
@@ -142,11 +144,11 @@ class Attention:
         page_table: Any,
         cu_new_lens: Any,
         cu_cached_lens: Any,
-        kv_format: Any,
-        b: int,
-        max_ctx_len: int,
-        max_seq_len: int,
-        max_pages_per_seq: int,
+        kv_format: NVTE_QKV_Format,
+        b: Size,
+        max_ctx_len: Size,
+        max_seq_len: Size,
+        max_pages_per_seq: Size,
         is_non_paged: bool,
     ) -> None:
         """Write the new tokens of ``b`` sequences into a cache ``[pages, page_size, g, d]``, in place.
@@ -159,7 +161,7 @@ class Attention:
         """
 
     @function("cu_seqlens")
-    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Any, b: int, max_seq_len: int) -> Any:
+    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Any, b: Size, max_seq_len: Size) -> Any:
         """``[t, ..] -> [b, max_seq_len, ..]``: ``y[i, p] = tensor[cu_seqlens[i] + p]`` within the length of sequence i, else 0.
 
         ``cu_seqlens`` is int32 ``[b + 1]``; any dtype. Tokens of a sequence past ``max_seq_len`` are dropped. Raises ``ShapeError`` for fewer
@@ -167,7 +169,7 @@ class Attention:
         """
 
     @function("cu_seqlens")
-    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Any, t: int) -> Any:
+    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Any, t: Size) -> Any:
         """``[b, s, ..] -> [t, ..]``: the inverse of ``convert_thd_to_bshd``; tokens of no sequence are 0."""
 
     @function("qkvi")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Count, Size
 
 __all__ = ["ContextParallel"]
 
@@ -35,17 +36,27 @@ class ContextParallel:
         """``lse = log(exp(lse) + exp(lse_per_step))`` on second halves, in place; ``lse_per_step`` is ``[h, >= t / 2]`` or ``[b, h, >= s / 2]``."""
 
     @function("lse", "lse_packed")
-    def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Any, lse_packed: bool, second_half_lse_seqlen: int) -> Any:
+    def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Any, lse_packed: bool, second_half_lse_seqlen: Size) -> Any:
         """``lse`` of second halves, fp32 ``[h, second_half_lse_seqlen]`` or ``[b, h, second_half_lse_seqlen]``, the rest 0."""
 
     @function("out")
-    def thd_out_correction(self, out: Any, out_per_step: Any, *arguments: Any, **named: Any) -> None:
+    def thd_out_correction(
+        self,
+        out: Any,
+        out_per_step: Any,
+        old_lse: Any = None,
+        lse: Any = None,
+        lse_per_step: Any = None,
+        cu_seqlens: Any = None,
+        only_second_half: bool | None = None,
+        lse_packed: bool | None = None,
+    ) -> None:
         """Merge the output of a step into ``out [t, h, d]``, in place, in fp32 with one rounding.
 
-        Takes ``old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed`` and then computes
-        ``out = out exp(old_lse - lse) + out_per_step exp(lse_per_step - lse)``, where ``lse`` is already merged; or the same without ``old_lse``, and
-        then ``out += out_per_step exp(lse_per_step - lse)``. With ``only_second_half``, ``out_per_step`` is ``[t / 2, h, d]``, and ``lse_per_step``
-        is of its queries. A query whose ``lse`` is -inf gains nothing, and keeps nothing. Raises ``DTypeError`` unless both outputs have one dtype.
+        ``out = out exp(old_lse - lse) + out_per_step exp(lse_per_step - lse)``, where ``lse`` is already merged. Without ``old_lse``, which is left
+        out by name or by passing the seven positional arguments of before Transformer Engine 2.20.2, ``out += out_per_step exp(lse_per_step - lse)``.
+        With ``only_second_half``, ``out_per_step`` is ``[t / 2, h, d]``, and ``lse_per_step`` is of its queries.
+        A query whose ``lse`` is -inf gains nothing, and keeps nothing. Raises ``DTypeError`` unless both outputs have one dtype.
         """
 
     @function("grad")
@@ -58,7 +69,7 @@ class ContextParallel:
         """
 
     @function("cu_seqlens")
-    def thd_get_partitioned_indices(self, cu_seqlens: Any, total_tokens: int, world_size: int, rank: int) -> Any:
+    def thd_get_partitioned_indices(self, cu_seqlens: Any, total_tokens: Size, world_size: Count, rank: Size) -> Any:
         """The tokens of rank ``rank`` of ``world_size``, in its order, int32 ``[total_tokens / world_size]``.
 
         Tokens past ``cu_seqlens[-1]`` are divided as one more sequence. Raises ``ShapeError`` where ``world_size`` does not divide
@@ -66,11 +77,11 @@ class ContextParallel:
         """
 
     @function("cu_seqlens")
-    def thd_sequence_order_to_cp_rank_order(self, inp: Any, cu_seqlens: Any, cp_size: int, total_tokens: int) -> Any:
+    def thd_sequence_order_to_cp_rank_order(self, inp: Any, cu_seqlens: Any, cp_size: Count, total_tokens: Size) -> Any:
         """``inp [total_tokens, ..]`` with the tokens of rank 0 first, then those of rank 1, and so on, each in the rank's order; any dtype."""
 
     @function("cu_seqlens")
-    def thd_cp_rank_order_to_sequence_order(self, inp: Any, cu_seqlens: Any, cp_size: int, total_tokens: int) -> Any:
+    def thd_cp_rank_order_to_sequence_order(self, inp: Any, cu_seqlens: Any, cp_size: Count, total_tokens: Size) -> Any:
         """The inverse of ``thd_sequence_order_to_cp_rank_order``."""
 
     @function("cu_seqlens")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Probability
 
 __all__ = ["Dropout"]
 
@@ -16,7 +17,7 @@ class Dropout:
     """Dropout decided by one random byte per element, so the drop probability is ``floor(256 p) / 256``; the scale is exactly ``1 / (1 - p)``."""
 
     @function("input")
-    def dropout_fwd(self, input: Any, dropout_probability: float, out: Any = None) -> list[Any]:
+    def dropout_fwd(self, input: Any, dropout_probability: Probability, out: Any = None) -> list[Any]:
         """``[y, mask]`` with ``y = keep * x / (1 - p)``, ``keep`` where a random byte is at least ``floor(256 p)``.
 
         ``mask`` is uint8 ``[numel / 8]``, least significant bit first, 1 = kept. Bytes come from torch's default generator. ``input`` may be FP8;
@@ -25,5 +26,5 @@ class Dropout:
         """
 
     @function("grad_output")
-    def dropout_bwd(self, grad_output: Any, mask: Any, dropout_probability: float, grad_input: Any = None) -> Any:
+    def dropout_bwd(self, grad_output: Any, mask: Any, dropout_probability: Probability, grad_input: Any = None) -> Any:
         """``grad_output * keep / (1 - p)`` with the bits of ``mask``; ``grad_input``, where given, is written and returned."""

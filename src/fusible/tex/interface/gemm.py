@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.tex.enums import CommOverlapType
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Finite, FloatingDType
 
 __all__ = ["GEMM"]
 
@@ -24,9 +26,9 @@ class GEMM:
         transB: bool,
         D: Any,
         quantizer: Any,
-        output_dtype: Any,
+        output_dtype: FloatingDType | None,
         bias: Any,
-        bias_type: Any,
+        bias_type: FloatingDType,
         gelu: bool,
         gelu_in: Any,
         grad: bool,
@@ -35,11 +37,11 @@ class GEMM:
         accumulate: bool,
         use_split_accumulator: bool,
         comm_overlap: Any = None,
-        comm_type: Any = None,
+        comm_type: CommOverlapType | None = None,
         extra_output: Any = None,
         bulk_overlap: bool = False,
-        alpha: float = 1.0,
-        beta: float | None = None,
+        alpha: Finite = 1.0,
+        beta: Finite | None = None,
     ) -> list[Any]:
         """``[D, bias_grad, pre_gelu_out, extra_output]`` with ``D = alpha * op(B) @ op(A) + beta * D`` and an epilogue.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Count, Finite, FloatingDType, GivenTensor, Limit
 
 __all__ = ["Grouped"]
 
@@ -30,10 +31,10 @@ class Grouped:
         B: list[Any],
         transb: bool,
         D: list[Any] | None,
-        D_type: Any,
+        D_type: FloatingDType,
         m_splits: list[int],
         bias: list[Any],
-        bias_type: Any,
+        bias_type: FloatingDType,
         single_output: bool,
         pre_gelu_out: list[Any],
         grad: bool,
@@ -115,7 +116,7 @@ class Grouped:
         """``te_general_grouped_gemm_for_grouped_tensor`` whose D is a list of tensors."""
 
     @function()
-    def get_grouped_gemm_setup_workspace_size(self, num_tensors: int) -> int:
+    def get_grouped_gemm_setup_workspace_size(self, num_tensors: Count) -> int:
         """The bytes of ``workspace_setup`` for ``num_tensors`` problems: 0 where a backend needs none."""
 
     @function("tensor", "quantizer")
@@ -123,7 +124,7 @@ class Grouped:
         self,
         tensor: Any,
         quantizer: Any,
-        num_tensors: int,
+        num_tensors: Count,
         first_dims: Any,
         last_dims: Any = None,
         tensor_offsets: Any = None,
@@ -137,12 +138,12 @@ class Grouped:
         """
 
     @function("input")
-    def group_dequantize(self, input: Any, otype: Any) -> Any:
+    def group_dequantize(self, input: Any, otype: FloatingDType) -> Any:
         """The unquantized grouped tensor of a quantized one, in ``otype``."""
 
     @function("tensor", "quantizer")
     def bgrad_group_quantize(
-        self, tensor: Any, quantizer: Any, num_tensors: int, first_dims: Any, last_dims: Any = None, tensor_offsets: Any = None
+        self, tensor: Any, quantizer: Any, num_tensors: Count, first_dims: Any, last_dims: Any = None, tensor_offsets: Any = None
     ) -> Any:
         """``[group_quantize(tensor), grad_bias]``: and each member's sum over its rows, ``[num_tensors, columns]`` in ``tensor``'s dtype.
 
@@ -154,9 +155,9 @@ class Grouped:
         self,
         grouped_x: Any,
         quantizer: Any,
-        num_tensors: int,
+        num_tensors: Count,
         first_dims: Any,
-        otype: Any,
+        otype: FloatingDType,
         tensor_offsets: Any = None,
         return_dequantized: bool = False,
     ) -> Any:
@@ -172,19 +173,21 @@ class Grouped:
         self,
         tensor: Any,
         quantizer: Any,
-        num_tensors: int,
+        num_tensors: Count,
         first_dims: Any,
         last_dims: Any = None,
-        *,
-        rowwise_amax: Any,
-        columnwise_amax: Any,
+        rowwise_amax: GivenTensor = None,
+        columnwise_amax: GivenTensor = None,
         tensor_offsets: Any = None,
     ) -> Any:
-        """``group_quantize`` to NVFP4 by given amaxes: ``rowwise_amax`` and ``columnwise_amax``, fp32 ``[num_tensors]``."""
+        """``group_quantize`` to NVFP4 by given amaxes: ``rowwise_amax`` and ``columnwise_amax``, fp32 ``[num_tensors]``.
+
+        Both must be given: NVIDIA's signature has them behind a parameter with a default. Raises ``DTypeError`` without.
+        """
 
     @function("input_2h", "prob", "quantizer")
     def group_scaled_swiglu(
-        self, input_2h: Any, prob: Any, quantizer: Any, num_tensors: int, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None
+        self, input_2h: Any, prob: Any, quantizer: Any, num_tensors: Count, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None
     ) -> Any:
         """``scaled_swiglu(input_2h, prob)`` as a grouped tensor of logical shape ``[N, H]``, column-wise alone.
 
@@ -198,10 +201,10 @@ class Grouped:
         input_2h: Any,
         prob: Any,
         quantizer: Any,
-        num_tensors: int,
-        limit: float,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
+        num_tensors: Count,
+        limit: Limit,
+        alpha: Finite = 1.702,
+        glu_linear_offset: Finite = 1.0,
         first_dims: Any = None,
         last_dims: Any = None,
         tensor_offsets: Any = None,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Count, Size
 
 __all__ = ["Layout"]
 
@@ -44,7 +45,7 @@ class Layout:
         """The address of each tensor's data, int64 ``[n]`` on ``device``."""
 
     @function("first_dims")
-    def splits_to_offsets(self, first_dims: Any, logical_last_dim: int) -> Any:
+    def splits_to_offsets(self, first_dims: Any, logical_last_dim: Size) -> Any:
         """``[0, cumsum(first_dims * logical_last_dim)]``, int64 ``[n + 1]`` on the device of ``first_dims`` (integers ``[n]``).
 
         Element offsets of matrices of that width one after the other. Raises ``ShapeError`` unless there is one dimension.
@@ -82,7 +83,7 @@ class Layout:
         """
 
     @function("inputs")
-    def multi_tensor_pad_last_dim(self, inputs: Sequence[Any], alignment: int) -> list[Any]:
+    def multi_tensor_pad_last_dim(self, inputs: Sequence[Any], alignment: Count) -> list[Any]:
         """Each tensor with zeros up to a last dimension that is a multiple of ``alignment``; one that has such a dimension is returned itself.
 
         Raises ``ArgumentError`` for an alignment below 1.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.tex.enums import NVTEQBHistogramMode, NVTERoutingMapFormat
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import AnyDType, Count, Finite, Size
 
 __all__ = ["MoE"]
 
@@ -26,7 +28,9 @@ class MoE:
     """
 
     @function("input", "indices")
-    def moe_permute_fwd(self, input: Any, dtype: Any, indices: Any, num_out_tokens: int, workspace: list[Any], max_expanded_token_num: int) -> Any:
+    def moe_permute_fwd(
+        self, input: Any, dtype: AnyDType, indices: Any, num_out_tokens: int, workspace: list[Any], max_expanded_token_num: int
+    ) -> Any:
         """``(permuted, row_id_map, workspace)``: the rows of ``input [T, H]``, K copies of each, sorted by expert.
 
         ``indices``: int32 ``[T, K]``, the experts of each token. The sort is stable in ``t * K + k``. ``permuted`` is ``[num_out_tokens, H]`` in
@@ -35,11 +39,11 @@ class MoE:
         """
 
     @function("input", "row_id_map")
-    def moe_permute_bwd(self, input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int) -> Any:
+    def moe_permute_bwd(self, input: Any, dtype: AnyDType, row_id_map: Any, prob: Any, num_tokens: Size, topK: Count) -> Any:
         """The gradient of ``moe_permute_fwd``: ``moe_unpermute_fwd`` of the gradient ``input``, ``prob`` being empty."""
 
     @function("input", "row_id_map")
-    def moe_unpermute_fwd(self, input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int) -> Any:
+    def moe_unpermute_fwd(self, input: Any, dtype: AnyDType, row_id_map: Any, prob: Any, num_tokens: Size, topK: Count) -> Any:
         """``out[t] = sum_k prob[t, k] * input[row_id_map[k * T + t]]``, dropped copies being skipped: ``[T, H]`` in ``input``'s dtype.
 
         ``input``: ``[rows, H]``; ``prob``: fp32 ``[T, K]``, or empty, which stands for ones. FP8 data without ``prob`` is averaged over K instead of
@@ -47,7 +51,7 @@ class MoE:
         """
 
     @function("input_bwd", "input_fwd", "row_id_map")
-    def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: Any, row_id_map: Any, prob: Any) -> Any:
+    def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: AnyDType, row_id_map: Any, prob: Any) -> Any:
         """``(act_grad, prob_grad)`` of ``moe_unpermute_fwd`` for the gradient ``input_bwd [T, H]`` and the forward's ``input_fwd [rows, H]``.
 
         ``act_grad[row_id_map[k * T + t]] = input_bwd[t] * prob[t, k]`` in ``input_bwd``'s dtype, ``[rows, H]``, 0 in rows that nothing came from;
@@ -59,14 +63,14 @@ class MoE:
     def fused_topk_with_score_function_fwd(
         self,
         logits: Any,
-        topk: int,
+        topk: Count,
         use_pre_softmax: bool,
         num_groups: int | None,
         group_topk: int | None,
-        scaling_factor: float | None,
+        scaling_factor: Finite | None,
         score_function: str,
         expert_bias: Any,
-        routing_map_format: int = 0,
+        routing_map_format: NVTERoutingMapFormat | int = 0,
         topk_indices: Any = None,
     ) -> Any:
         """``(probs, routing_map, intermediate)``: the ``topk`` experts of each token and their weights.
@@ -88,14 +92,14 @@ class MoE:
     def fused_topk_with_score_function_qb_fwd(
         self,
         logits: Any,
-        topk: int,
-        scaling_factor: float | None,
+        topk: Count,
+        scaling_factor: Finite | None,
         expert_bias: Any,
-        routing_map_format: int,
+        routing_map_format: NVTERoutingMapFormat,
         topk_indices: Any,
         histogram: Any,
         bin_bounds: Any,
-        histogram_mode: int,
+        histogram_mode: NVTEQBHistogramMode,
         bin_bounds_validated: bool = False,
     ) -> Any:
         """``(probs, routing_map, intermediate, cutoff, histogram)``: the sigmoid router with the statistics that quantile balancing needs.
@@ -114,12 +118,12 @@ class MoE:
         intermediate_output: Any,
         grad_probs: Any,
         grad_logits: Any,
-        topk: int,
+        topk: Count,
         use_pre_softmax: bool,
-        scaling_factor: float | None,
+        scaling_factor: Finite | None,
         score_function: str,
         use_dense_indices: bool = False,
-        routing_map_format: int = 0,
+        routing_map_format: NVTERoutingMapFormat | int = 0,
     ) -> None:
         """Write the gradient of the router's ``probs`` to ``grad_logits`` (shape of ``grad_probs``; any of the three dtypes).
 
@@ -128,7 +132,9 @@ class MoE:
         """
 
     @function("logits")
-    def fused_score_for_moe_aux_loss_fwd(self, logits: Any, topk: int, score_function: str, routing_map_format: int = 0) -> Any:
+    def fused_score_for_moe_aux_loss_fwd(
+        self, logits: Any, topk: Count, score_function: str, routing_map_format: NVTERoutingMapFormat | int = 0
+    ) -> Any:
         """``(scores, routing_map, intermediate)``: the scores of all experts for the load-balancing loss, fp32 in ``logits``' shape.
 
         ``softmax(logits)``, or the sigmoid or sqrtsoftplus divided by ``their sum + 1e-20``; ``routing_map`` marks the ``topk`` best.
@@ -136,7 +142,7 @@ class MoE:
 
     @function("intermediate_output", "grad_scores", "grad_logits")
     def fused_score_for_moe_aux_loss_bwd(
-        self, intermediate_output: Any, grad_scores: Any, grad_logits: Any, topk: int, score_function: str
+        self, intermediate_output: Any, grad_scores: Any, grad_logits: Any, topk: Count, score_function: str
     ) -> None:
         """Write the gradient of ``fused_score_for_moe_aux_loss_fwd``'s scores to ``grad_logits`` (shape of ``grad_scores``)."""
 
@@ -145,12 +151,12 @@ class MoE:
         self,
         probs: Any,
         tokens_per_expert: Any,
-        total_num_tokens: int,
-        num_experts: int,
-        num_rows: int,
-        num_cols: int,
-        topk: int,
-        coeff: float,
+        total_num_tokens: Count,
+        num_experts: Count,
+        num_rows: Size,
+        num_cols: Size,
+        topk: Count,
+        coeff: Finite,
     ) -> Any:
         """``(loss, Const_buf)``: ``loss = C * sum_rc probs[r, c] * tokens_per_expert[c]``, ``C = num_experts * coeff / topk / total_num_tokens^2``.
 
@@ -164,14 +170,14 @@ class MoE:
         probs: Any,
         tokens_per_expert: Any,
         total_num_tokens: Any,
-        num_experts: int,
-        num_rows: int,
-        num_cols: int,
-        topk: int,
-        coeff: float,
+        num_experts: Count,
+        num_rows: Size,
+        num_cols: Size,
+        topk: Count,
+        coeff: Finite,
     ) -> Any:
         """``fused_moe_aux_loss_fwd`` whose ``total_num_tokens`` is a tensor of one integer, never read by the host."""
 
     @function("Const_buf", "tokens_per_expert", "grad_aux_loss")
-    def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: int, num_cols: int, grad_aux_loss: Any) -> Any:
+    def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: Size, num_cols: Size, grad_aux_loss: Any) -> Any:
         """The gradient for ``probs``: ``C * tokens_per_expert[c] * grad_aux_loss``, ``[num_rows, num_cols]`` in ``grad_aux_loss``'s dtype."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Epsilon, FloatingDType
 
 __all__ = ["Normalization"]
 
@@ -26,10 +27,10 @@ class Normalization:
         input: Any,
         weight: Any,
         bias: Any,
-        eps: float,
+        eps: Epsilon,
         ln_out: Any,
         quantizer: Any,
-        otype: Any,
+        otype: FloatingDType,
         sm_margin: int,
         zero_centered_gamma: bool,
     ) -> list[Any]:
@@ -45,7 +46,7 @@ class Normalization:
 
     @function("input", "weight", "quantizer", "otype")
     def rmsnorm_fwd(
-        self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
+        self, input: Any, weight: Any, eps: Epsilon, ln_out: Any, quantizer: Any, otype: FloatingDType, sm_margin: int, zero_centered_gamma: bool
     ) -> list[Any]:
         """``[y, None, rsigma]``: ``y = x * rsigma * g``, ``rsigma = 1 / sqrt(mean x^2 + eps)`` (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import BooleanNumber, Count, Decay, Epsilon, Finite, FP8DType, Positive, Size
 
 __all__ = ["Optimizer"]
 
@@ -18,16 +19,16 @@ class Optimizer:
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
     @function("tensor_lists")
-    def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
+    def multi_tensor_scale(self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
     @function("tensor_lists")
-    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
+    def multi_tensor_scale_tensor(self, chunk_size: Count, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
     @function("tensor_lists")
     def multi_tensor_l2norm(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
+        self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``[x]``: ``(norm, per_tensor)``, the L2 norm over all tensors, fp32 ``[1]``, and that of each, fp32 ``[n]`` (``[0]`` unless asked for).
 
@@ -36,24 +37,24 @@ class Optimizer:
 
     @function("tensor_lists")
     def multi_tensor_unscale_l2norm(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
+        self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
     @function("tensor_lists")
     def multi_tensor_adam(
         self,
-        chunk_size: int,
+        chunk_size: Count,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        mode: int,
-        bias_correction: int,
-        weight_decay: float,
+        lr: Finite,
+        beta1: Decay,
+        beta2: Decay,
+        epsilon: Epsilon,
+        step: Size,
+        mode: BooleanNumber,
+        bias_correction: BooleanNumber,
+        weight_decay: Finite,
     ) -> None:
         """``[g, p, m, v]`` or ``[g, p, m, v, master]``: one step of Adam in place (Kingma & Ba 2015; AdamW: Loshchilov & Hutter 2019).
 
@@ -65,17 +66,17 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_param_remainder(
         self,
-        chunk_size: int,
+        chunk_size: Count,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        mode: int,
-        bias_correction: int,
-        weight_decay: float,
+        lr: Finite,
+        beta1: Decay,
+        beta2: Decay,
+        epsilon: Epsilon,
+        step: Size,
+        mode: BooleanNumber,
+        bias_correction: BooleanNumber,
+        weight_decay: Finite,
     ) -> None:
         """``[g, p, m, v, remainder]``: ``multi_tensor_adam`` whose fp32 master weight is a bf16 ``p`` and an int16 ``remainder`` together.
 
@@ -86,18 +87,18 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_fp8(
         self,
-        chunk_size: int,
+        chunk_size: Count,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
-        lr: float,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
-        step: int,
-        mode: int,
-        bias_correction: int,
-        weight_decay: float,
-        fp8_dtype: Any,
+        lr: Finite,
+        beta1: Decay,
+        beta2: Decay,
+        epsilon: Epsilon,
+        step: Size,
+        mode: BooleanNumber,
+        bias_correction: BooleanNumber,
+        weight_decay: Finite,
+        fp8_dtype: FP8DType,
     ) -> None:
         """``[g, p, m, v, master, scale, amax, scale_inv]``: ``multi_tensor_adam`` of fp32 ``master`` weights, whose copy ``p`` (uint8, in the
         FP8 format ``fp8_dtype``) is written as ``cast(master * scale)``.
@@ -109,17 +110,17 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_capturable(
         self,
-        chunk_size: int,
+        chunk_size: Count,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Any,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
+        beta1: Decay,
+        beta2: Decay,
+        epsilon: Epsilon,
         step: Any,
-        mode: int,
-        bias_correction: int,
-        weight_decay: float,
+        mode: BooleanNumber,
+        bias_correction: BooleanNumber,
+        weight_decay: Finite,
         inv_scale: Any,
     ) -> None:
         """``[g, p, m, v]``: ``multi_tensor_adam`` whose ``lr``, ``step`` and ``inv_scale`` are numbers on the device, ``[1]``, and that reads none of
@@ -131,17 +132,17 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_capturable_master(
         self,
-        chunk_size: int,
+        chunk_size: Count,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Any,
-        beta1: float,
-        beta2: float,
-        epsilon: float,
+        beta1: Decay,
+        beta2: Decay,
+        epsilon: Epsilon,
         step: Any,
-        mode: int,
-        bias_correction: int,
-        weight_decay: float,
+        mode: BooleanNumber,
+        bias_correction: BooleanNumber,
+        weight_decay: Finite,
         inv_scale: Any,
     ) -> None:
         """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
@@ -149,13 +150,13 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_sgd(
         self,
-        chunk_size: int,
+        chunk_size: Count,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
-        wd: float,
-        momentum: float,
-        dampening: float,
-        lr: float,
+        wd: Finite,
+        momentum: Epsilon,
+        dampening: Finite,
+        lr: Finite,
         nesterov: bool,
         first_run: bool,
         wd_after_momentum: bool,
@@ -171,7 +172,7 @@ class Optimizer:
 
     @function("tensor_lists")
     def multi_tensor_compute_scale_and_scale_inv(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: float, force_pow_2_scales: bool, epsilon: float
+        self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: Positive, force_pow_2_scales: bool, epsilon: Epsilon
     ) -> None:
         """``[amax, scale, scale_inv]``, fp32, element by element: ``scale = max_fp8 / max(amax, epsilon)`` and ``scale_inv = 1 / scale``.
 
@@ -180,7 +181,7 @@ class Optimizer:
         """
 
     @function("tensor_lists")
-    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:
+    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: Count, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:
         """``[amax, out]``: ``out = e8m0(amax * (1 / 448))``, the exponent byte rounded up, of amaxes in fp32, bf16 or fp16; ``out`` is uint8.
 
         0 gives 0, infinity 0xFE, NaN 0xFF. Raises ``DTypeError`` for other types. Source: OCP Microscaling Formats specification 1.0 (2023).

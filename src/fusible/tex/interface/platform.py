@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import GivenDType
 
 __all__ = ["Platform"]
 
@@ -97,7 +98,7 @@ class Platform:
         max_recv_tokens_per_rank: int,
         hidden_dim: int,
         max_num_sms: int = 0,
-        max_token_dtype: Any = None,
+        max_token_dtype: GivenDType = None,
         zero_copy: bool = False,
         num_topk: int = 0,
         drop_on_overflow: bool = False,

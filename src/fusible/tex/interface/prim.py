@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import AnyDType, Count, Positive, Probability, Size
 
 __all__ = ["Prim"]
 
@@ -18,15 +19,15 @@ class Prim:
     (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind."""
 
     @function("a", "b")
-    def prim_add(self, a: Any, b: Any, dtype: Any = None) -> Any:
+    def prim_add(self, a: Any, b: Any, dtype: AnyDType | None = None) -> Any:
         """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
 
     @function("x")
-    def prim_scale(self, x: Any, factor: float, dtype: Any = None) -> Any:
+    def prim_scale(self, x: Any, factor: float, dtype: AnyDType | None = None) -> Any:
         """``x * factor`` in fp32, rounded once to ``dtype`` (default: the dtype of ``x``)."""
 
     @function("x")
-    def prim_cast(self, x: Any, dtype: Any) -> Any:
+    def prim_cast(self, x: Any, dtype: AnyDType) -> Any:
         """``x`` rounded to nearest even in ``dtype``; the same tensor where it has that dtype."""
 
     @function("x")
@@ -42,7 +43,7 @@ class Prim:
         """``x`` with its dimensions in the order ``dims``, contiguous. Raises ``ArgumentError`` where ``dims`` is no order of all of them."""
 
     @function("x")
-    def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
+    def prim_row_sum(self, x: Any, dtype: AnyDType | None = None) -> Any:
         """The sum over all rows: ``[..., columns] -> [columns]``, accumulated in fp32, rounded once to ``dtype`` (default: that of ``x``)."""
 
     @function("x")
@@ -50,11 +51,11 @@ class Prim:
         """``x`` with another shape of the same number of elements; shares memory with ``x`` where it can."""
 
     @function("like")
-    def prim_empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+    def prim_empty(self, shape: Sequence[int], dtype: AnyDType, like: Any) -> Any:
         """A tensor of unspecified values, of the kind and device of ``like``."""
 
     @function("like")
-    def prim_full(self, shape: Sequence[int], value: float, dtype: Any, like: Any) -> Any:
+    def prim_full(self, shape: Sequence[int], value: float, dtype: AnyDType, like: Any) -> Any:
         """A tensor filled with ``value``, of the kind and device of ``like``."""
 
     @function("tensors")
@@ -66,7 +67,7 @@ class Prim:
         """``x`` cut along ``dim`` into pieces of ``sizes``; the pieces may be views."""
 
     @function("x")
-    def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
+    def prim_pad_groups(self, x: Any, sizes: Any, multiple: Count) -> tuple[Any, Any]:
         """``(padded, padded_sizes)``: after each group of rows of ``x [rows, columns]`` as many zeros as make its size a multiple of ``multiple``.
 
         Group ``i`` has the ``sizes[i]`` rows (int32 or int64 ``[groups]``) after those of the groups before it; rows beyond the last group are left
@@ -75,18 +76,18 @@ class Prim:
         """
 
     @function("x")
-    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: Count, rows: Size) -> Any:
         """``[rows, columns]``: the rows that ``prim_pad_groups`` would have put into ``x``, where they were; 0 beyond the last group."""
 
     @function("like")
-    def prim_rope_angles(self, positions: int, width: int, base: float, like: Any) -> Any:
+    def prim_rope_angles(self, positions: Size, width: Size, base: Positive, like: Any) -> Any:
         """Rotary angles ``p * base**(-2 i / width)`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.
 
         fp32 ``[positions, 1, 1, width]``, the ``width / 2`` frequencies twice, side by side (Su et al. 2021, arXiv:2104.09864).
         """
 
     @function("x")
-    def prim_dropout(self, x: Any, probability: float, seed: Any, offset: int) -> tuple[Any, Any]:
+    def prim_dropout(self, x: Any, probability: Probability, seed: Any, offset: Size) -> tuple[Any, Any]:
         """``(y, mask)`` with ``y = x * mask / (1 - probability)``; a mask element is 0 with exactly that probability (to 2^-32).
 
         ``seed`` is an int64 tensor ``[1]``. The random word of element ``i`` is a function of ``seed`` and ``offset * 2**40 + i`` alone
@@ -94,7 +95,7 @@ class Prim:
         """
 
     @function("dy")
-    def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:
+    def prim_dropout_backward(self, dy: Any, mask: Any, probability: Probability) -> Any:
         """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""
 
     @function("dz", "x", "add", "gamma")

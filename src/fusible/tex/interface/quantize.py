@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import FloatingDType
 
 __all__ = ["Quantize"]
 
@@ -46,7 +47,7 @@ class Quantize:
         """
 
     @function("input")
-    def dequantize(self, input: Any, otype: Any) -> Any:
+    def dequantize(self, input: Any, otype: FloatingDType) -> Any:
         """``data * scale_inv`` in fp32, rounded once to ``otype``; ``[*leading, last]`` as the quantized tensor.
 
         NVFP4 is ``data * (amax / (6 * 448)) * scale_inv``. The row-wise copy is read where there is one; of a column-wise one the Hadamard transform

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Finite, FP8DType
 
 __all__ = ["Recipe"]
 
@@ -24,8 +25,8 @@ class Recipe:
         amax_histories: Sequence[Any],
         scales: Sequence[Any],
         amax_compute_algo: str,
-        fp8_dtype: Any,
-        margin: float,
+        fp8_dtype: FP8DType,
+        margin: Finite,
     ) -> None:
         """The delayed-scaling update, in place in ``amax_histories`` (each ``[H, n_i]``) and ``scales`` (each ``[n_i]``).
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Count, Size
 
 __all__ = ["Rope"]
 
@@ -25,11 +27,11 @@ class Rope:
         input: Any,
         freqs: Any,
         start_positions: Any,
-        qkv_format: Any,
+        qkv_format: NVTE_QKV_Format,
         interleaved: bool,
         cu_seqlens: Any,
-        cp_size: int,
-        cp_rank: int,
+        cp_size: Count,
+        cp_rank: Size,
     ) -> Any:
         """``y = x cos f + R(x) sin f``, contiguous, of ``input``'s shape and dtype.
 
@@ -42,11 +44,11 @@ class Rope:
         output_grads: Any,
         freqs: Any,
         start_positions: Any,
-        qkv_format: Any,
+        qkv_format: NVTE_QKV_Format,
         interleaved: bool,
         cu_seqlens: Any,
-        cp_size: int,
-        cp_rank: int,
+        cp_size: Count,
+        cp_rank: Size,
     ) -> Any:
         """``dx = g cos f + R^T(g sin f)``: the exact transpose of ``fused_rope_forward``, also where both halves of ``freqs`` differ."""
 
@@ -58,10 +60,10 @@ class Rope:
         k_freqs: Any,
         start_positions: Any,
         qkv_split_arg_list: Sequence[int],
-        qkv_format: Any,
+        qkv_format: NVTE_QKV_Format,
         interleaved: bool,
-        cp_size: int,
-        cp_rank: int,
+        cp_size: Count,
+        cp_rank: Size,
     ) -> Any:
         """``(q, k, v)`` of ``qkv_input [s, b, h, dq + dk + dv]`` (or BSHD), ``qkv_split_arg_list`` being ``[dq, dk, dv]``.
 
@@ -80,9 +82,9 @@ class Rope:
         q_freqs: Any,
         k_freqs: Any,
         qkv_split_arg_list: Sequence[int],
-        qkv_format: Any,
+        qkv_format: NVTE_QKV_Format,
         interleaved: bool,
-        cp_size: int,
-        cp_rank: int,
+        cp_size: Count,
+        cp_rank: Size,
     ) -> Any:
         """The gradient of ``fused_qkv_rope_forward``'s input, contiguous, of positions that start at 0."""

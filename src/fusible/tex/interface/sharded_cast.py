@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import Count, FP8DType, Size
 
 __all__ = ["ShardedCast"]
 
@@ -21,17 +22,19 @@ class ShardedCast:
     """
 
     @function("tensor")
-    def fp8_block_scaling_compute_partial_amax(self, tensor: Any, amax: Any, h: int, w: int, start_offset: int, block_len: int) -> None:
+    def fp8_block_scaling_compute_partial_amax(self, tensor: Any, amax: Any, h: Size, w: Size, start_offset: Size, block_len: Count) -> None:
         """Overwrites ``amax`` (fp32, at least ``[ceil(h / block_len), ceil(w / block_len)]``) with the amax of each square tile."""
 
     @function("inp")
     def fp8_block_scaling_partial_cast(
-        self, inp: Any, out: Any, scale: Any, h: int, w: int, start_offset: int, block_len: int, out_dtype: Any
+        self, inp: Any, out: Any, scale: Any, h: Size, w: Size, start_offset: Size, block_len: Count, out_dtype: FP8DType
     ) -> None:
         """Overwrites ``out`` (``n`` bytes) with ``cast(inp * scale[tile])`` in the format ``out_dtype``; ``scale`` is fp32, shaped like an amax."""
 
     @function("input")
-    def mxfp8_scaling_compute_partial_amax(self, input: Any, amax_rowwise: Any, amax_colwise: Any, rows: int, cols: int, start_offset: int) -> None:
+    def mxfp8_scaling_compute_partial_amax(
+        self, input: Any, amax_rowwise: Any, amax_colwise: Any, rows: Size, cols: Size, start_offset: Size
+    ) -> None:
         """Overwrites ``amax_rowwise`` (at least ``[rows, ceil(cols / 32)]``) with the amax of each 1x32 block, ``amax_colwise`` (at least
         ``[ceil(rows / 32), cols]``) with that of each 32x1 block; both of ``input``'s dtype or fp32."""
 
@@ -43,20 +46,20 @@ class ShardedCast:
         output_colwise: Any,
         scale_inv_rowwise: Any,
         scale_inv_colwise: Any,
-        rows: int,
-        cols: int,
-        start_offset: int,
+        rows: Size,
+        cols: Size,
+        start_offset: Size,
     ) -> None:
         """Overwrites the outputs (``n`` bytes each) with ``cast(input * 2^(127 - scale_inv[block]))`` in E4M3; the E8M0 scales (uint8) are shaped
         like the amaxes, and neither output is transposed. Source: OCP Microscaling Formats specification 1.0 (2023)."""
 
     @function("tensor")
-    def nvfp4_2d_compute_partial_amax(self, tensor: Any, amax: Any, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
+    def nvfp4_2d_compute_partial_amax(self, tensor: Any, amax: Any, h: Size, w: Size, start_offset: Size, block_len: Count = 16) -> None:
         """Overwrites ``amax`` (fp32, at least ``[ceil(h / block_len), ceil(w / block_len)]``) with the amax of each square tile."""
 
     @function("inp")
     def nvfp4_2d_partial_cast(
-        self, inp: Any, out: Any, scale: Any, global_scale: Any, h: int, w: int, start_offset: int, block_len: int = 16
+        self, inp: Any, out: Any, scale: Any, global_scale: Any, h: Size, w: Size, start_offset: Size, block_len: Count = 16
     ) -> None:
         """Writes E2M1 codes to ``out``, two to a byte, the even column's in the low nibble; ``w`` is even.
 
@@ -75,7 +78,7 @@ class ShardedCast:
         h_list: Sequence[int],
         w_list: Sequence[int],
         start_offset_list: Sequence[int],
-        block_len: int = 16,
+        block_len: Count = 16,
     ) -> None:
         """``nvfp4_2d_compute_partial_amax`` of each, and ``max |slice|`` into each of ``global_amax_list`` (fp32 ``[1]``)."""
 
@@ -89,12 +92,12 @@ class ShardedCast:
         h_list: Sequence[int],
         w_list: Sequence[int],
         start_offset_list: Sequence[int],
-        block_len: int = 16,
+        block_len: Count = 16,
     ) -> None:
         """``nvfp4_2d_partial_cast`` of each."""
 
     @function("input")
-    def nvfp4_expand_scale_to_fp8(self, input: Any, output: Any, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
+    def nvfp4_expand_scale_to_fp8(self, input: Any, output: Any, tile_rows: Size, tile_cols: Size, rows_padded: Size, block_len: Count) -> None:
         """``output[r, c] = e4m3(input[r // block_len, c])``: scales of tiles (fp32 ``[tile_rows, tile_cols]``) as one byte per row of a tile.
 
         ``output`` is uint8 ``[rows_padded, at least tile_cols]``; what lies beyond the tiles becomes 0.
@@ -119,10 +122,10 @@ class ShardedCast:
         per_block_scale: Any,
         target_scale: Any,
         target_amax: Any,
-        tile_rows: int,
-        tile_cols: int,
-        rows_padded: int,
-        block_len: int,
+        tile_rows: Size,
+        tile_cols: Size,
+        rows_padded: Size,
+        block_len: Count,
     ) -> None:
         """``nvfp4_compute_per_block_scale`` into ``per_block_scale``, ``nvfp4_expand_scale_to_fp8`` of it into ``target_scale``, and ``global_amax``
         copied to ``target_amax`` (fp32 ``[1]``)."""
@@ -138,6 +141,6 @@ class ShardedCast:
         tile_rows_list: Sequence[int],
         tile_cols_list: Sequence[int],
         rows_padded_list: Sequence[int],
-        block_len: int,
+        block_len: Count,
     ) -> None:
         """``nvfp4_fused_scale`` of each."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
+from fusible.tex.interface.domains import FP8DType, Size
 
 __all__ = ["Transpose"]
 
@@ -14,7 +15,7 @@ class Transpose:
     """Movements of data that change no value."""
 
     @function("input")
-    def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
+    def fp8_transpose(self, input: Any, dtype: FP8DType, *, out: Any) -> Any:
         """``[*leading, last] -> [last, *leading]`` of uint8 FP8 data, contiguous; ``out``, unless None, is written and returned.
 
         ``dtype`` names the FP8 format of the bytes, which does not change the result. Raises ``ShapeError`` where ``out`` has another shape.
@@ -29,7 +30,7 @@ class Transpose:
         """
 
     @function("input")
-    def nvfp4_2d_scale_transpose(self, input: Any, output: Any, M_tiles: int, K_tiles: int) -> None:
+    def nvfp4_2d_scale_transpose(self, input: Any, output: Any, M_tiles: Size, K_tiles: Size) -> None:
         """``output[16 k + i, m] = input[16 m, k]`` for each 16x16 tile ``(m, k)`` and ``i`` below 16: a weight's column-wise scales from its
         row-wise ones, a byte each. What lies beyond the tiles becomes 0.
 

@@ -51,8 +51,18 @@ class ContextParallelKernels(ContextParallel):
             token, inside = position + half, position < half
         return _pick(lse, token).float().masked_fill_(~inside, 0)
 
-    def thd_out_correction(self, out: Any, out_per_step: Any, *arguments: Any, **named: Any) -> None:
-        call = out_correction(out, out_per_step, arguments, named)
+    def thd_out_correction(
+        self,
+        out: Any,
+        out_per_step: Any,
+        old_lse: Any = None,
+        lse: Any = None,
+        lse_per_step: Any = None,
+        cu_seqlens: Any = None,
+        only_second_half: bool | None = None,
+        lse_packed: bool | None = None,
+    ) -> None:
+        call = out_correction(out, out_per_step, old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
         seg = _whole(out.shape[0], call.cu_seqlens)
         touched, before = seg.inside, torch.zeros_like(seg.position)
         if call.only_second_half:

@@ -130,9 +130,8 @@ class GroupedKernels(Grouped):
         num_tensors: int,
         first_dims: Any,
         last_dims: Any = None,
-        *,
-        rowwise_amax: Any,
-        columnwise_amax: Any,
+        rowwise_amax: Any = None,
+        columnwise_amax: Any = None,
         tensor_offsets: Any = None,
     ) -> Any:
         one = getattr(self, "nvfp4_quantize_with_amax", None)

@@ -1,0 +1,153 @@
+"""What every argument of tex may be, told by its annotation: unknown and foreign enumerations, dtypes that a function cannot produce, numbers outside
+their domain. Generated over all declarations."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import pytest
+import torch
+
+from fusible import tex
+from fusible.errors import FusibleError
+from fusible.tex import enums
+from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Number, Presence, domain_of
+from fusible.tex.protocol import to_torch
+
+Place = tuple[str, str, Domain, bool]
+
+
+def places() -> Iterator[Place]:
+    """Every parameter that has a domain: its function, its name, the domain, and whether it may be None."""
+    for name, declaration in DECLARATIONS.items():
+        for parameter in declaration.signature.parameters.values():
+            domain, optional = domain_of(parameter.annotation)
+            if domain is not None:
+                yield name, parameter.name, domain, optional
+
+
+PLACES = list(places())
+
+
+def foreign(domain: Enumeration) -> Enum:
+    """A member of another enumeration whose value this one has too."""
+    values = {member.value for member in domain.members}
+    others = (getattr(enums, name) for name in enums.__all__ if name not in (domain.members.__name__, "FP8FwdTensors"))
+    return next(member for other in others for member in other if member.value in values)
+
+
+def outside(domain: Domain) -> list[Any]:
+    """Values that do not belong."""
+    if isinstance(domain, Enumeration):
+        return [99, -2, foreign(domain), "causal", 1.0, None, True, [0], torch.tensor(0)]
+    if isinstance(domain, DTypes):
+        wrong = [dtype for dtype in (torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float32) if dtype not in domain.dtypes]
+        return [*wrong, 99, -1, "float32", None, enums.NVTE_QKV_Format.NVTE_SBHD_2BSHD, True, 1.5, torch.zeros(1)]
+    if isinstance(domain, Presence):
+        return [None]
+    assert isinstance(domain, Number)
+    values: list[Any] = ["1", None, [1], object()]
+    if domain.kind is int:
+        values += [1.5, math.nan, math.inf]
+    elif (domain.lower, domain.upper) != (-math.inf, math.inf):
+        values += [math.nan, -math.inf]
+    if domain.lower > -1e38:
+        values += [domain.kind(domain.lower) - 1, torch.tensor(domain.lower - 1)]
+        values += [domain.lower] * domain.open_lower
+    if domain.upper < math.inf:
+        values += [math.inf] if domain.upper > 1e38 else [domain.kind(domain.upper) + 1]
+        values += [domain.upper] * domain.open_upper
+    return values
+
+
+def inside(domain: Domain) -> list[Any]:
+    """Values that belong, in every form that callers have them in."""
+    if isinstance(domain, Enumeration):
+        alike = Enum(domain.members.__name__, {member.name: member.value for member in domain.members})
+        return [*domain.members, *(member.value for member in domain.members), *alike]
+    if isinstance(domain, DTypes):
+        return [*domain.dtypes, *(d for d in enums.DType if d != enums.DType.kFloat4E2M1 and tex_dtype(d) in domain.dtypes)]
+    if isinstance(domain, Presence):
+        return [0]
+    assert isinstance(domain, Number)
+    middle = max(domain.lower, 0.0) if not domain.open_lower else 0.5
+    return [
+        domain.kind(middle),
+        torch.tensor(middle if domain.kind is float else int(middle)),
+        torch.tensor(middle).numpy()[()] if domain.kind is float else 1,
+    ]
+
+
+def tex_dtype(dtype: enums.DType) -> torch.dtype:
+    return to_torch(dtype)
+
+
+def called_with(function: str, argument: str, value: Any) -> None:
+    """Call ``function`` with every argument absent but those with domains before it, which are right."""
+    declaration = DECLARATIONS[function]
+    given: dict[str, Any] = {}
+    for parameter in declaration.signature.parameters.values():
+        domain, _ = domain_of(parameter.annotation)
+        if parameter.name == argument:
+            given[parameter.name] = value
+        elif parameter.default is inspect.Parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            given[parameter.name] = inside(domain)[0] if domain is not None else None
+        elif isinstance(domain, Presence):
+            given[parameter.name] = 0
+    owner = tex.prim if function.startswith("prim_") else tex
+    getattr(owner, function.removeprefix("prim_"))(**given)
+
+
+def test_every_value_outside_its_domain_is_refused_in_one_sentence() -> None:
+    calls = 0
+    for function, argument, domain, optional in PLACES:
+        for value in outside(domain):
+            if value is None and optional:
+                continue
+            with pytest.raises(FusibleError) as refusal:
+                called_with(function, argument, value)
+            calls += 1
+            of = f"{argument} of {function.removeprefix('prim_')}"
+            text = str(refusal.value)
+            assert text.startswith(f"Expected {domain.what} of {of}, got ") and text.endswith("."), (function, argument, value, text)
+    assert calls > 2500, calls
+
+
+def test_every_value_of_a_domain_passes_in_every_form() -> None:
+    for domain in {id(domain): domain for _, _, domain, _ in PLACES}.values():
+        for value in inside(domain):
+            domain.check(value, "x", "f")
+
+
+def test_what_the_quick_test_lets_through_belongs() -> None:
+    """The text in a dispatcher says yes only where the domain does: over what belongs and what does not."""
+    for domain in {id(domain): domain for _, _, domain, _ in PLACES}.values():
+        bound: list[Any] = []
+
+        def bind(value: Any, bound: list[Any] = bound) -> str:
+            bound.append(value)
+            return f"_{len(bound) - 1}"
+
+        text = domain.fast("x", bind)
+        names = {f"_{place}": value for place, value in enumerate(bound)}
+        for value in outside(domain):
+            assert not eval(text, {**names, "x": value}), (domain, value)
+
+
+def test_every_enumeration_and_every_number_of_the_interface_has_a_domain() -> None:
+    """A parameter whose name says what it is has the annotation that says so too."""
+    marked = {(function, argument): domain for function, argument, domain, _ in PLACES}
+    for function, declaration in DECLARATIONS.items():
+        for parameter in declaration.signature.parameters.values():
+            name, key = parameter.name, (function, parameter.name)
+            if name.endswith(("_layout", "_format", "mask_type", "softmax_type")) and name != "original_format":
+                assert isinstance(marked.get(key), Enumeration), key
+            if name in ("otype", "fp8_dtype", "out_dtype", "output_dtype", "D_type", "fake_dtype"):
+                assert isinstance(marked.get(key), DTypes), key
+            if str(parameter.annotation) in ("int", "float"):
+                assert isinstance(marked.get(key), Number), key
