@@ -120,7 +120,8 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str]) -> 
             accepted.append(f"{star}{p.name}{default}")
             positional.append(f"{star}{p.name}")
     key = "".join(f"{_kind_of(declaration, ask)}, " for ask in declaration.asks)
-    tests = "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
+    # What nobody serves says that first, whatever its arguments.
+    tests = "" if declaration.unserved else "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
     arguments = ", ".join(positional + named)
     return f"""
 def _make(_kinds, _type, _tensor, _choose, _local, _heard, _on_change):

@@ -263,14 +263,14 @@ FUSED = {"block_amax": TILES, "global_amax": X[:1], "per_block_scale": TILES, "t
 FUSED_SIZES = {"tile_rows": 1, "tile_cols": 1, "rows_padded": 8, "block_len": 16}
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("fp8_block_scaling_partial_cast", {**BLOCK, "start_offset": 9}, ShapeError, "elements within 0 to 16 of the slice"),
-    ("fp8_block_scaling_partial_cast", {**BLOCK, "start_offset": -1}, ShapeError, "got -1 to 7"),
+    ("fp8_block_scaling_partial_cast", {**BLOCK, "start_offset": -1}, ArgumentError, "at least 0 of start_offset"),
     ("fp8_block_scaling_partial_cast", {**BLOCK, "block_len": 0}, ArgumentError, "at least 1 of block_len"),
     ("fp8_block_scaling_partial_cast", {**BLOCK, "block_len": 2}, ShapeError, r"at least \[2, 2\] of scale"),
     ("fp8_block_scaling_partial_cast", {**BLOCK, "out": OUT[:7]}, ShapeError, "8 bytes of out"),
     ("fp8_block_scaling_partial_cast", {**BLOCK, "out": X}, DTypeError, "uint8 of out"),
     ("fp8_block_scaling_partial_cast", {**BLOCK, "inp": OUT}, DTypeError, "of the master weight"),
     ("fp8_block_scaling_partial_cast", {**BLOCK, "scale": TILES.half()}, DTypeError, "torch.float32 of scale"),
-    ("fp8_block_scaling_partial_cast", {**BLOCK, "out_dtype": DType.kBFloat16}, DTypeError, "an FP8 format"),
+    ("fp8_block_scaling_partial_cast", {**BLOCK, "out_dtype": DType.kBFloat16}, DTypeError, "kFloat8E5M2 of out_dtype"),
     ("nvfp4_2d_partial_cast", {**NVFP4, "h": 6, "w": 3}, ShapeError, "an even width"),
     ("nvfp4_2d_partial_cast", {**NVFP4, "out": OUT}, ShapeError, "4 bytes of out"),
     ("nvfp4_2d_partial_cast", {**NVFP4, "global_scale": X}, DTypeError, r"fp32 \[1\] of global_scale"),

@@ -28,7 +28,7 @@ class GEMM:
         quantizer: Any,
         output_dtype: FloatingDType | None,
         bias: Any,
-        bias_type: FloatingDType,
+        bias_type: FloatingDType | None,
         gelu: bool,
         gelu_in: Any,
         grad: bool,

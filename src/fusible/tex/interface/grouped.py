@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import Count, Finite, FloatingDType, GivenTensor, Limit
+from fusible.tex.interface.domains import Count, Finite, FloatingDType, GivenTensor, Positive
 
 __all__ = ["Grouped"]
 
@@ -34,7 +34,7 @@ class Grouped:
         D_type: FloatingDType,
         m_splits: list[int],
         bias: list[Any],
-        bias_type: FloatingDType,
+        bias_type: FloatingDType | None,
         single_output: bool,
         pre_gelu_out: list[Any],
         grad: bool,
@@ -202,7 +202,7 @@ class Grouped:
         prob: Any,
         quantizer: Any,
         num_tensors: Count,
-        limit: Limit,
+        limit: Positive,
         alpha: Finite = 1.702,
         glu_linear_offset: Finite = 1.0,
         first_dims: Any = None,
