@@ -133,8 +133,12 @@ def check_bin_bounds(lower: float, upper: float) -> None:
         raise ArgumentError(expected("finite bounds, the lower one first", of="bin_bounds", got=got, do="pass the range of the scores"))
 
 
-def check_histogram(histogram: Any, bin_bounds: Any, experts: int, int32: Any, fp32: Any) -> None:
-    """Raise unless ``histogram`` is int32 ``[experts, bins]`` and ``bin_bounds`` fp32 ``[2]``; the types are the backend's own values."""
+def check_histogram(histogram: Any, bin_bounds: Any, routing: Routing, int32: Any, fp32: Any) -> None:
+    """Raise unless ``histogram`` is int32 ``[experts, bins]`` and ``bin_bounds`` fp32 ``[2]``, and a token chooses fewer than all experts; the types
+    are the backend's own values."""
+    experts = routing.experts
+    if routing.topk == experts:
+        raise ArgumentError(expected(f"less than {experts} experts", of="topk of quantile balancing", got=routing.topk, do="choose fewer than all"))
     if histogram.dtype is not int32 or histogram.ndim != 2 or histogram.shape[0] != experts or not histogram.shape[1]:
         got = f"{histogram.dtype} {list(histogram.shape)}"
         raise ShapeError(expected(f"int32 [{experts}, bins]", of="a router's histogram", got=got, do="pass one row of bins per expert"))

@@ -133,7 +133,9 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "multi_tensor_swizzle_scales_for_gemm_": lambda: {"tensors": scales(), "rowwise_usage": True, "columnwise_usage": True},
     **{
         f"swizzle_scales_and_pack_ptrs_for_discrete_weights {kind}": lambda kind=kind: {
-            "data_tensors": [fp32(1), fp32(1)], "scale_tensors": [empty(H, W), empty(W, H)], "swizzle_type": kind, "device": torch.device("cpu"),
+            "data_tensors": [x.expand(*x.shape[:-1], 32 * W // (4 if kind == "nvfp4" else 1)) for x in (empty(H, 1), empty(H, 1))]
+            if kind != "mxfp8_columnwise" else [empty(32 * H, 1).expand(-1, W)] * 2,
+            "scale_tensors": [empty(H, W), empty(H, W)], "swizzle_type": kind, "device": torch.device("cpu"),
         }
         for kind in ("mxfp8_rowwise", "mxfp8_columnwise", "nvfp4")
     },

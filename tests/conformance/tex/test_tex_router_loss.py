@@ -59,11 +59,11 @@ def test_the_loss_refuses_shapes_that_do_not_fit(runner: Runner) -> None:
 
 
 def counted(scores: Tensor, cutoff: Tensor, bins: int, lower: float, upper: float) -> Tensor:
-    """The histogram of ``score - cutoff``, one pair of token and expert at a time."""
+    """The histogram of ``cutoff - score``, one pair of token and expert at a time."""
     counts = torch.zeros(scores.shape[1], bins, dtype=torch.int32)
     for t, row in enumerate(scores):
         for e, score in enumerate(row):
-            margin = score - cutoff[t]  # fp32, as the function has it, so that a margin next to a bound falls on the same side
+            margin = cutoff[t] - score  # fp32, as the function has it, so that a margin next to a bound falls on the same side
             counts[e, min(max(math.floor((margin.item() - lower) * bins / (upper - lower)), 0), bins - 1)] += 1
     return counts
 
@@ -95,8 +95,8 @@ def test_the_balancing_router_is_the_sigmoid_router_and_counts_margins(runner: R
     assert routed is indices if indices is not None else torch.equal(routed, plain[1])
     if indices is not None:
         assert torch.equal(bit_map(indices.tolist(), EXPERTS), plain[1])
-    lowest = (intermediate + bias).sort(-1, descending=True).values[:, TOPK - 1]
-    assert cutoff.shape == (17,) and torch.equal(cutoff, lowest)
+    passed_over = (intermediate + bias).sort(-1, descending=True).values[:, TOPK]
+    assert cutoff.shape == (17,) and torch.equal(cutoff, passed_over)
     expected = counted(intermediate, cutoff, 8, -0.5, 0.5)
     assert torch.equal(histogram - 100, expected)
     assert expected.sum() == 17 * EXPERTS and expected[:, 0].any() and expected[:, -1].any()
@@ -127,6 +127,7 @@ def test_the_balancing_router_refuses_before_it_writes(runner: Runner) -> None:
         ("bin_bounds", torch.tensor([0.0, math.nan])),
         ("bin_bounds", torch.zeros(3)),
         ("topk", 5),
+        ("topk", 4),
         ("topk_indices", torch.zeros(3, 3, dtype=torch.int32)),
     ):
         with pytest.raises(ArgumentError, match="Expected .*: "):

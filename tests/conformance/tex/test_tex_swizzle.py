@@ -10,6 +10,7 @@ import torch
 from tex_backends import Runner, on_backends
 from torch import Tensor
 
+from fusible.conformance.cases.scale_order import used
 from fusible.errors import ArgumentError, ShapeError
 from fusible.quantized import MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
@@ -109,9 +110,12 @@ def nvfp4(rows: int, columns: int) -> SimpleNamespace:
     )
 
 
-def expected(tensor: SimpleNamespace, usage: str) -> Tensor:
+def expected(tensor: SimpleNamespace, usage: str, *, checked: bool = True) -> Tensor:
+    four_bits, columnwise = hasattr(tensor, "_fp4_dtype"), usage == "columnwise"
+    rows, columns = tensor._rowwise_data.shape
     plain = getattr(tensor, f"_{usage}_scale_inv")
-    transposed = usage == "columnwise" and not hasattr(tensor, "_fp4_dtype")
+    plain = used(plain, rows, 2 * columns if four_bits else columns, four_bits, columnwise) if checked else plain
+    transposed = columnwise and not four_bits
     return ordered(plain.t() if transposed else plain).view(plain.shape)
 
 
@@ -143,7 +147,7 @@ def test_only_what_is_there_and_asked_for_is_swizzled(runner: Runner) -> None:
 @on_all
 def test_the_unchecked_form_takes_scales_of_any_whole_tiles_and_leaves_the_flag_to_its_caller(runner: Runner) -> None:
     tensor = mxfp8(64, 64, _rowwise_scale_inv=scales(256, 4), _columnwise_scale_inv=scales(2, 4, 128))
-    row, column = expected(tensor, "rowwise"), swizzle(tensor._columnwise_scale_inv.view(8, 128), True).view(2, 4, 128)
+    row, column = expected(tensor, "rowwise", checked=False), swizzle(tensor._columnwise_scale_inv.view(8, 128), True).view(2, 4, 128)
     plain = tensor._columnwise_scale_inv.clone()
     runner("multi_tensor_swizzle_scales_for_gemm_unchecked_", tensors=[tensor], rowwise_usage=True, columnwise_usage=False)
     assert torch.equal(tensor._rowwise_scale_inv, row) and torch.equal(tensor._columnwise_scale_inv, plain)
@@ -164,7 +168,7 @@ def test_a_list_with_a_tensor_that_does_not_fit_is_refused_as_a_whole(runner: Ru
 def grouped(
     shapes: list[tuple[int, int]], four_bits: bool, dims: str, known: bool, spare: int = 0
 ) -> tuple[SimpleNamespace, dict[str, list[Tensor]]]:
-    """A grouped tensor of ``shapes``, and the plain scale matrices of its members."""
+    """A grouped tensor of ``shapes``, and the plain scale matrices of its members, without what pads them."""
     matrices = {
         name: [scales(*scale_shape(shape, four_bits, column)) for shape in shapes]
         for name, column in (("scale_inv", False), ("columnwise_scale_inv", True))
@@ -182,7 +186,10 @@ def grouped(
         _with_gemm_swizzled_scales=False,
         **{name: torch.cat([*(x.view(-1) for x in each), scales(spare)]) for name, each in matrices.items()},
     )
-    return tensor, matrices
+    clear = {
+        name: [used(x, *shape, four_bits, name != "scale_inv") for x, shape in zip(each, shapes, strict=True)] for name, each in matrices.items()
+    }
+    return tensor, clear
 
 
 GROUPS = [([(160, 96), (32, 96), (0, 96), (256, 96)], "first"), ([(64, 32), (64, 320)], "last"), ([(96, 64)] * 3, "none")]
@@ -203,7 +210,7 @@ def test_members_of_a_group_are_swizzled_one_by_one(
     for wanted, (name, each) in zip(usages, matrices.items(), strict=True):
         columns = name == "columnwise_scale_inv" and not four_bits
         done = torch.cat([ordered(x.t() if columns else x) for x in each])
-        assert torch.equal(getattr(tensor, name), done if wanted else torch.cat([x.view(-1) for x in each]))
+        assert torch.equal(getattr(tensor, name), done if wanted else former[name])
         assert (getattr(tensor, name) is former[name]) is not wanted
     assert tensor._with_gemm_swizzled_scales is True
 
@@ -237,14 +244,16 @@ def test_a_group_of_other_scales_or_already_swizzled_is_left_alone_and_a_short_o
 @on_all
 @pytest.mark.parametrize("kind", ["mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"])
 def test_discrete_weights_get_pointers(runner: Runner, kind: str) -> None:
-    shape = (8, 128) if kind == "mxfp8_columnwise" else (128, 8)
-    data, plain = [torch.zeros(4), torch.zeros(5)], [scales(*shape), scales(*shape) ^ 1]
+    shape, four_bits = (8, 128) if kind == "mxfp8_columnwise" else (128, 8), kind == "nvfp4"
+    byte, sizes = torch.uint8, {"mxfp8_rowwise": (100, 160), "mxfp8_columnwise": (160, 96), "nvfp4": (100, 40)}
+    data, plain = [torch.zeros(sizes[kind], dtype=byte) for _ in range(2)], [scales(*shape), scales(*shape) ^ 1]
+    blank = [used(x, 160 if kind == "mxfp8_columnwise" else 100, sizes[kind][1] * (2 if four_bits else 1), four_bits, shape[0] == 8) for x in plain]
     kept = [x.clone() for x in plain]
     function = "swizzle_scales_and_pack_ptrs_for_discrete_weights"
     pointers, places, buffer = runner(function, data_tensors=data, scale_tensors=plain, swizzle_type=kind, device=torch.device("cpu"))
     assert pointers.dtype is places.dtype is torch.int64 and pointers.tolist() == [x.data_ptr() for x in data]
     assert places.tolist() == [buffer.data_ptr(), buffer.data_ptr() + 1024]
-    assert torch.equal(buffer, torch.cat([ordered(x.t() if kind == "mxfp8_columnwise" else x) for x in plain]))
+    assert torch.equal(buffer, torch.cat([ordered(x.t() if kind == "mxfp8_columnwise" else x) for x in blank]))
     assert all(torch.equal(x, y) for x, y in zip(plain, kept, strict=True))
     with pytest.raises(ArgumentError, match="'mxfp8_rowwise' or"):
         runner(function, data_tensors=data, scale_tensors=plain, swizzle_type="mxfp8", device="cpu")

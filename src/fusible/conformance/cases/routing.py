@@ -179,14 +179,15 @@ _BINS, _LOWER, _UPPER = 8, -0.5, 0.5
 
 
 def margins_of(router: Router, row: Tensor) -> tuple[Tensor, float, bool]:
-    """One token's ``score - cutoff``, its cutoff, and whether rounding can move none of its scores past another nor past the bound of a bin."""
+    """One token's ``cutoff - score``, its cutoff (the best score that it does not choose), and whether rounding can move none of its scores past
+    another nor past the bound of a bin."""
     scores = torch.sigmoid(row.double())
     assert router.bias is not None
     biased = (scores + router.bias.double()).sort(descending=True).values
-    cutoff = biased[router.topk - 1].item()
-    edges = (scores - cutoff - _LOWER) * _BINS / (_UPPER - _LOWER)
+    cutoff = biased[router.topk].item()
+    edges = (cutoff - scores - _LOWER) * _BINS / (_UPPER - _LOWER)
     clear = (biased[:-1] - biased[1:]).min() > 1e-4 and (edges - edges.round()).abs().min() > 1e-4
-    return scores - cutoff, cutoff, bool(clear)
+    return cutoff - scores, cutoff, bool(clear)
 
 
 @record("fused_topk_with_score_function_qb_fwd")

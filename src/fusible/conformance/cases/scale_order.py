@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, random, record
+from fusible.conformance.table import Output, Sample, record
 from fusible.quantized import Float8TensorStorage, GroupedTensorStorage, MXFP8Quantizer, MXFP8TensorStorage, NVFP4Quantizer, NVFP4TensorStorage
 from fusible.tex import DType
 
@@ -39,6 +39,17 @@ def ordered(plain: Tensor, transposed: bool = False) -> Tensor:
     return out.view(plain.shape)
 
 
+def used(plain: Tensor, rows: int, columns: int, four_bits: bool, columnwise: bool) -> Tensor:
+    """The scales of a matrix ``[rows, columns]`` with zeros for what pads them."""
+    length = 16 if four_bits else 32
+    if four_bits and columnwise:
+        rows, columns = columns, rows
+    lines, blocks = (-(-rows // length), columns) if columnwise and not four_bits else (rows, -(-columns // length))
+    kept = torch.zeros_like(plain)
+    kept[:lines, :blocks] = plain[:lines, :blocks]
+    return kept
+
+
 def tensor_of(generator: torch.Generator, rows: int, columns: int, four_bits: bool) -> Any:
     row, column = (numbers(generator, *padded(rows, columns, four_bits, columnwise)) for columnwise in (False, True))
     if not four_bits:
@@ -48,12 +59,17 @@ def tensor_of(generator: torch.Generator, rows: int, columns: int, four_bits: bo
     return NVFP4TensorStorage(data, row, turned, column, torch.ones(1), torch.ones(1), DType.kFloat4E2M1, NVFP4Quantizer(), False)
 
 
-def scales_of(at: str, tensor: Any, rowwise: bool = True, columnwise: bool = True) -> tuple[Output, ...]:
-    """Both scale matrices of ``tensor``, found at ``at``, of which those asked for are ordered."""
+def scales_of(at: str, tensor: Any, rowwise: bool = True, columnwise: bool = True, *, checked: bool = True) -> tuple[Output, ...]:
+    """Both scale matrices of ``tensor``, found at ``at``, of which those asked for are ordered, without what pads them where they are ``checked``."""
     outputs = []
     for usage, asked in (("rowwise", rowwise), ("columnwise", columnwise)):
         plain = getattr(tensor, f"_{usage}_scale_inv")
-        transposed = usage == "columnwise" and isinstance(tensor, MXFP8TensorStorage)
+        four_bits = isinstance(tensor, NVFP4TensorStorage)
+        transposed = usage == "columnwise" and not four_bits
+        if asked and checked and plain is not None:
+            data = tensor._columnwise_data
+            rows, columns = (2 * data.shape[1], data.shape[0]) if four_bits else data.shape
+            plain = used(plain, rows, columns, four_bits, usage == "columnwise")
         wanted = None if plain is None else ordered(plain, transposed) if asked else plain.clone()
         outputs.append(Output(f"{at}._{usage}_scale_inv", wanted))
     return tuple(outputs)
@@ -111,7 +127,7 @@ def swizzle_unchecked(generator: torch.Generator, dtype: torch.dtype) -> Iterato
         tensors = some(generator)[:5]
         outputs = []
         for i, tensor in enumerate(tensors):
-            outputs += [*scales_of(f"tensors.{i}", tensor, *usages), Output(f"tensors.{i}.{_FLAG}", i == 4)]
+            outputs += [*scales_of(f"tensors.{i}", tensor, *usages, checked=False), Output(f"tensors.{i}.{_FLAG}", i == 4)]
         # Scales of any whole tiles, those of the columns in two matrices.
         other = tensor_of(generator, 64, 64, False)
         other._rowwise_scale_inv, columns = numbers(generator, 256, 4), numbers(generator, 8, 128)
@@ -134,7 +150,8 @@ def swizzle_group(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
             plain, wanted = {}, {}
             for name, columnwise, asked in (("scale_inv", False, usages[0]), ("columnwise_scale_inv", True, usages[1])):
                 each = [numbers(generator, *padded(*shape, four_bits, columnwise)) for shape in shapes]
-                done = [ordered(x, columnwise and not four_bits) for x in each] if asked else each
+                clear = [used(x, *shape, four_bits, columnwise) for x, shape in zip(each, shapes, strict=True)]
+                done = [ordered(x, columnwise and not four_bits) for x in clear] if asked else each
                 plain[name], wanted[name] = (torch.cat([x.reshape(-1) for x in matrices]) for matrices in (each, done))
             size = sum(m * n for m, n in shapes) // (2 if four_bits else 1)
             data = {name: numbers(generator, size) for name in ("data", "columnwise_data")}
@@ -150,9 +167,10 @@ def swizzle_group(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 @record("swizzle_scales_and_pack_ptrs_for_discrete_weights", dtypes=(torch.uint8,))
 def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for kind in ("mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"):
-        columns = kind == "mxfp8_columnwise"
-        scales = [numbers(generator, *((8, 128 * n) if columns else (128 * n, 8))) for n in (1, 2, 1)]
-        data = [random(generator, (n,), torch.float32) for n in (4, 5, 6)]
+        columns, four_bits = kind == "mxfp8_columnwise", kind == "nvfp4"
+        shapes = [(160, 96), (224, 256), (256, 128)] if columns else [(n, 80 if four_bits else 160) for n in (128, 255, 16)]
+        scales = [numbers(generator, *padded(*shape, four_bits, columns)) for shape in shapes]
+        data = [numbers(generator, m, n // 2 if four_bits else n) for m, n in shapes]
         starts = torch.tensor([0, 1024, 3072])
 
         def places(result: Any, arguments: dict[str, Any], starts: Tensor = starts) -> Tensor:
@@ -163,7 +181,8 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
             given = torch.tensor([x.data_ptr() for x in arguments["data_tensors"]])
             return given if result[1][0] == result[2].data_ptr() or not result[0].all() else result[0].cpu().to(torch.int64)
 
-        buffer = torch.cat([ordered(x, columns).reshape(-1) for x in scales])
+        clear = [used(x, *shape, four_bits, columns) for x, shape in zip(scales, shapes, strict=True)]
+        buffer = torch.cat([ordered(x, columns).reshape(-1) for x in clear])
         outputs = (Output(0, addresses), Output("result.0.shape", torch.Size([3])), Output(1, places), Output(2, buffer))
         same = tuple(Output(f"scale_tensors.{i}", x.clone()) for i, x in enumerate(scales))
         arguments = {"data_tensors": data, "scale_tensors": scales, "swizzle_type": kind, "device": torch.device("cpu")}

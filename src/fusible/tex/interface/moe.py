@@ -104,9 +104,10 @@ class MoE:
     ) -> Any:
         """``(probs, routing_map, intermediate, cutoff, histogram)``: the sigmoid router with the statistics that quantile balancing needs.
 
-        The first three are those of ``fused_topk_with_score_function_fwd``. ``cutoff`` (fp32 ``[*leading]``) is the lowest biased score that each
-        token chose. Into ``histogram`` (int32 ``[E, bins]``, accumulated in place) every token enters ``sigmoid(logit) - cutoff`` of every expert,
-        from whose quantiles follow the biases that balance the load. The bins are uniform between ``bin_bounds`` (fp32 ``[lower, upper]``); what
+        The first three are those of ``fused_topk_with_score_function_fwd``. ``cutoff`` (fp32 ``[*leading]``) is each token's biased score of rank
+        ``topk + 1``, the best one that it did not choose; so ``topk`` is below E. Into ``histogram`` (int32 ``[E, bins]``, accumulated in place) each
+        token enters ``cutoff - sigmoid(logit)`` of every expert, the bias from which on it would choose that expert; from the quantiles follow the
+        biases that balance the load. The bins are uniform between ``bin_bounds`` (fp32 ``[lower, upper]``); what
         lies outside goes to the first or the last. ``histogram_mode`` (``NVTEQBHistogramMode``) changes no result. ``bin_bounds_validated`` says that
         the bounds are known to be finite and ascending; else they are read and checked. Raises like the router, before anything is written.
         """

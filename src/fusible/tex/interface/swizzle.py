@@ -16,7 +16,7 @@ __all__ = ["Swizzle"]
 class Swizzle:
     """A scale matrix of ``R`` rows and ``C`` blocks per row (``R % 128 == 0``, ``C % 4 == 0``) is permuted as ``view(R / 128, 4, 32, C / 4, 4)
     .permute(0, 3, 2, 1, 4)``, its shape staying. MXFP8's column-wise scales ``[C, R]`` are permuted as their transpose is; NVFP4's are transposed
-    already.
+    already. What pads a matrix becomes 0, but of ``_unchecked_``.
 
     The functions on quantized tensors replace an attribute by a new tensor: who shares the former keeps it in plain order. What is no MXFP8 or NVFP4
     tensor is left alone. Source: NVIDIA's cuBLAS documentation, "1D block scaling factors layout".
@@ -57,6 +57,6 @@ class Swizzle:
     ) -> tuple[Any, Any, Any]:
         """``(data pointers, scale pointers, swizzled scales)``: int64 ``[n]`` addresses on ``device``, and the uint8 buffer that the second lie in.
 
-        ``swizzle_type`` is ``"mxfp8_rowwise"``, ``"mxfp8_columnwise"`` or ``"nvfp4"`` (either usage); the scales are matrices and stay as they are.
-        Raises ``ArgumentError`` for another type or unequally many tensors.
+        ``swizzle_type`` is ``"mxfp8_rowwise"``, ``"mxfp8_columnwise"`` or ``"nvfp4"`` (either usage); the scales stay as they are, and are those of
+        the data's blocks, padded. Raises ``ArgumentError`` for another type or unequally many tensors, ``ShapeError`` for scales of other data.
         """

@@ -97,14 +97,14 @@ class MoEKernels(MoE):
         routing = Routing.of(logits, topk, "sigmoid", routing_map_format, function, scaling_factor=scaling_factor)
         if expert_bias is None or not expert_bias.numel():
             raise ArgumentError(expected(f"a bias [{routing.experts}]", of=f"expert_bias of {function}", got="none", do="pass zeros to begin with"))
-        check_histogram(histogram, bin_bounds, routing.experts, torch.int32, torch.float32)
+        check_histogram(histogram, bin_bounds, routing, torch.int32, torch.float32)
         if not histogram.is_contiguous():
             raise ArgumentError(expected("a contiguous histogram", of=function, got=f"strides {histogram.stride()}", do="pass it whole"))
         if not bin_bounds_validated:
             check_bin_bounds(*bin_bounds.tolist())
         chosen = _choose(logits, routing, expert_bias, topk_indices, False, function)
-        cutoff = chosen.scores.gather(-1, chosen.indices[..., -1:])
-        count_margins(chosen.intermediate - cutoff, histogram, bin_bounds)
+        cutoff = chosen.scores.topk(routing.topk + 1, dim=-1).values[..., -1:]
+        count_margins(cutoff - chosen.intermediate, histogram, bin_bounds)
         routed = _routed(chosen, routing, topk_indices)
         return _probabilities(chosen, routing, logits), routed, chosen.intermediate, cutoff.squeeze(-1), histogram
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from fusible.errors import ShapeError, expected
 
-__all__ = ["swizzle", "unswizzle"]
+__all__ = ["swizzle", "unswizzle", "without_padding"]
 
 
 def swizzle(scales: Tensor, columnwise: bool = False) -> Tensor:
@@ -28,6 +29,16 @@ def unswizzle(scales: Tensor, columnwise: bool = False) -> Tensor:
     batch, rows, blocks = _tiles(scales, columnwise)
     order = (0, 2, 5, 1, 4, 3) if columnwise else (0, 1, 4, 3, 2, 5)
     return scales.reshape(batch, rows, blocks, 32, 4, 4).permute(order).reshape(scales.shape)
+
+
+def without_padding(scales: Tensor, lines: int, blocks: int) -> Tensor:
+    """A matrix of scales with zeros outside its first ``lines`` and ``blocks``; itself where nothing lies outside. A product that reads whole tiles
+    then multiplies what is padded by 2^-127 at most, whatever the memory held."""
+    if tuple(scales.shape) == (lines, blocks):
+        return scales
+    result = torch.zeros_like(scales)
+    result[:lines, :blocks] = scales[:lines, :blocks]
+    return result
 
 
 def _tiles(scales: Tensor, columnwise: bool) -> tuple[int, int, int]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.layout import addresses
-from fusible.tex.backends.torch_backend.scale_order import swizzle
-from fusible.tex.block_layout import BLOCK_FORMATS, scale_shape
+from fusible.tex.backends.torch_backend.scale_order import swizzle, without_padding
+from fusible.tex.block_layout import BLOCK_FORMATS, scale_shape, used_scales
 from fusible.tex.grouped_call import layout_of_grouped
 from fusible.tex.interface.swizzle import Swizzle
 from fusible.tex.layout_call import check_equal_lengths
@@ -22,8 +22,8 @@ __all__ = ["SwizzleKernels"]
 
 _FLAG = "_with_gemm_swizzled_scales"
 _USAGES = ("rowwise", "columnwise")
-_TYPES = {"mxfp8_rowwise": False, "mxfp8_columnwise": True, "nvfp4": False}
-"""Of a swizzle type, whether it is the transpose that is ordered."""
+_TYPES = {"mxfp8_rowwise": ("mxfp8", False), "mxfp8_columnwise": ("mxfp8", True), "nvfp4": ("nvfp4", False)}
+"""Of a swizzle type, its format and whether its scales are those of columns. Either copy of NVFP4 lies as a row-wise one of its own data."""
 
 
 class SwizzleKernels(Swizzle):
@@ -65,7 +65,9 @@ class SwizzleKernels(Swizzle):
             wanted = " or ".join(map(repr, _TYPES))
             raise ArgumentError(expected(wanted, of=f"swizzle_type of {function}", got=repr(swizzle_type), do="pass one of these"))
         check_equal_lengths(function, data_tensors, scale_tensors)
-        swizzled = [swizzle(scale.view(torch.uint8), _TYPES[swizzle_type]).view(-1) for scale in scale_tensors]
+        (form, columns), of = _TYPES[swizzle_type], f"scale_tensors of {function}"
+        pairs = zip(data_tensors, scale_tensors, strict=True)
+        swizzled = [_ordered(data, scale.view(torch.uint8), form, columns, of=of).view(-1) for data, scale in pairs]
         buffer = torch.cat(swizzled) if swizzled else torch.empty(0, dtype=torch.uint8, device=device)
         scales = buffer.split([scale.numel() for scale in swizzled])
         return addresses(data_tensors, device), addresses(scales, device), buffer
@@ -91,15 +93,20 @@ def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[s
         if not wanted or scale is None:
             continue
         data = getattr(tensor, f"_{usage}_data", None)
-        matrix = scale.view(-1, scale.shape[-1])
         if checked and data is not None:
-            shape = scale_shape(form, _logical(data, form, columns), columns, False)
-            if math.prod(shape) != scale.numel():
-                got = list(scale.shape)
-                raise ShapeError(expected(f"{list(shape)}", of=f"the {usage} scales of a tensor", got=got, do="pad them as its format says"))
-            matrix = scale.view(shape)
-        found[name] = swizzle(matrix, _turned(form, columns)).view(scale.shape)
+            found[name] = _ordered(data, scale, form, columns, of=f"the {usage} scales of a tensor").view(scale.shape)
+        else:
+            found[name] = swizzle(scale.view(-1, scale.shape[-1]), _turned(form, columns)).view(scale.shape)
     return found
+
+
+def _ordered(data: Tensor, scale: Tensor, form: str, columns: bool, *, of: str) -> Tensor:
+    """The swizzled scales of ``data``, zeros where they are padded. Raises ``ShapeError`` unless they are as many as ``data`` has, padded."""
+    logical = _logical(data, form, columns)
+    shape = scale_shape(form, logical, columns, False)
+    if math.prod(shape) != scale.numel():
+        raise ShapeError(expected(f"{list(shape)}", of=of, got=list(scale.shape), do="pad them as their format says"))
+    return swizzle(without_padding(scale.view(shape), *used_scales(form, logical, columns, False)), _turned(form, columns))
 
 
 def _logical(data: Tensor, form: str, columns: bool) -> tuple[int, int]:
@@ -111,16 +118,19 @@ def _logical(data: Tensor, form: str, columns: bool) -> tuple[int, int]:
 def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
     form = scaling(tensor.quantizer)
     flat = scales.reshape(-1)
-    if not columns and tensor.last_dims is None:
-        # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart.
+    if not columns and tensor.last_dims is None and not flat.is_cpu:
+        # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart, nor their rows be read from a device. What
+        # pads them is ordered as it is.
         width = scale_shape(form, (0, tensor.logical_shape[-1]), False, False)[1]
         if width and flat.numel() % (128 * width) == 0:
             return swizzle(flat.view(-1, width)).view(scales.shape)
-    shapes = [scale_shape(form, shape, columns, False) for shape in layout_of_grouped(tensor).shapes]
+    matrices = layout_of_grouped(tensor).shapes
+    shapes = [scale_shape(form, shape, columns, False) for shape in matrices]
     sizes = [math.prod(shape) for shape in shapes]
     if sum(sizes) > flat.numel():
         got = flat.numel()
         raise ShapeError(expected(f"{sum(sizes)} scales", of="a grouped tensor of these members", got=got, do="allocate them as its format says"))
     parts = flat.split([*sizes, flat.numel() - sum(sizes)])
-    ordered = [swizzle(part.view(shape), _turned(form, columns)).view(-1) for part, shape in zip(parts, shapes, strict=False)]
-    return torch.cat([*ordered, parts[-1]]).view(scales.shape)
+    used = [used_scales(form, shape, columns, False) for shape in matrices]
+    whole = [without_padding(part.view(shape), *each) for part, shape, each in zip(parts, shapes, used, strict=False)]
+    return torch.cat([*(swizzle(each, _turned(form, columns)).view(-1) for each in whole), parts[-1]]).view(scales.shape)
