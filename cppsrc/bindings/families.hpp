@@ -13,5 +13,6 @@ void bind_attention(pybind11::module_& m);
 void bind_rope(pybind11::module_& m);
 void bind_softmax(pybind11::module_& m);
 void bind_optimizers(pybind11::module_& m);
+void bind_fingerprint(pybind11::module_& m);
 
 }  // namespace fusible

@@ -30,6 +30,7 @@ FUSIBLE_MODULE(_native, m) {
     bind_rope(m);
     bind_softmax(m);
     bind_optimizers(m);
+    bind_fingerprint(m);
 
     m.def("set_level", wrap(set_level), pybind11::arg("name"));
     m.def("get_level", wrap(get_level));

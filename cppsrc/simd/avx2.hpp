@@ -68,6 +68,10 @@ inline I32 min(I32 a, I32 b) { return {_mm256_min_epi32(a.v, b.v)}; }
 inline I32 max(I32 a, I32 b) { return {_mm256_max_epi32(a.v, b.v)}; }
 inline I32 both(I32 a, I32 b) { return {_mm256_and_si256(a.v, b.v)}; }
 inline I32 either(I32 a, I32 b) { return {_mm256_or_si256(a.v, b.v)}; }
+inline I32 exclusive_or(I32 a, I32 b) { return {_mm256_xor_si256(a.v, b.v)}; }
+inline I32 mul_low(I32 a, I32 b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
+inline I32 load_words(const void* source) { return {_mm256_loadu_si256(static_cast<const __m256i*>(source))}; }
+inline void store_words(void* out, I32 words) { _mm256_storeu_si256(static_cast<__m256i*>(out), words.v); }
 
 template <int N>
 inline I32 shift_left(I32 a) {

@@ -71,6 +71,10 @@ inline I32 min(I32 a, I32 b) { return {_mm512_min_epi32(a.v, b.v)}; }
 inline I32 max(I32 a, I32 b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline I32 both(I32 a, I32 b) { return {_mm512_and_si512(a.v, b.v)}; }
 inline I32 either(I32 a, I32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline I32 exclusive_or(I32 a, I32 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline I32 mul_low(I32 a, I32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+inline I32 load_words(const void* source) { return {_mm512_loadu_si512(source)}; }
+inline void store_words(void* out, I32 words) { _mm512_storeu_si512(out, words.v); }
 
 template <int N>
 inline I32 shift_left(I32 a) {

@@ -112,6 +112,21 @@ inline I32 min(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x
 inline I32 max(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x > y ? x : y; }); }
 inline I32 both(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x & y; }); }
 inline I32 either(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x | y; }); }
+inline I32 exclusive_or(const I32& a, const I32& b) { return map2(a, b, [](std::int32_t x, std::int32_t y) { return x ^ y; }); }
+
+/// The low 32 bits of the products.
+inline I32 mul_low(const I32& a, const I32& b) {
+    return map2(a, b, [](std::int32_t x, std::int32_t y) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(x) * static_cast<std::uint32_t>(y)); });
+}
+
+/// Words of 32 bits from any address.
+inline I32 load_words(const void* source) {
+    I32 result;
+    __builtin_memcpy(result.lane, source, sizeof(result.lane));
+    return result;
+}
+
+inline void store_words(void* out, const I32& words) { __builtin_memcpy(out, words.lane, sizeof(words.lane)); }
 
 template <int N>
 inline I32 shift_left(const I32& a) {

@@ -252,6 +252,14 @@ def multi_tensor_l2norm(tensors: Sequence[TensorLike], num_threads: int = 0) -> 
 def multi_tensor_scale(inputs: Sequence[TensorLike], outputs: Sequence[TensorLike], scale: float, num_threads: int = 0) -> bool:
     """``output = input * scale`` in fp32, rounded once; returns whether every element of the inputs is finite."""
 
+def fingerprints(tensors: Sequence[TensorLike], num_threads: int = 0) -> list[tuple[int, int]]:
+    """128 bits for the bytes of each tensor, of any dtype and shape, which do not enter.
+
+    Equal bytes have equal ones, whatever the level and the threads. Bytes of one length that differ in a single word of 32 bits (four bytes from a
+    multiple of four) have different ones for certain; any others have equal ones with a chance of 2^-32 at most, by what is no accident alone. Not
+    for what an adversary may choose: finding two tensors of one fingerprint is easy.
+    """
+
 def rope(
     src: StridedTensorLike,
     dst: TensorLike,

@@ -1,0 +1,12 @@
+#include "bindings/families.hpp"
+#include "fingerprint/fingerprint.hpp"
+#include "fusible/wrap.hpp"
+
+namespace fusible {
+
+void bind_fingerprint(pybind11::module_& m) {
+    using pybind11::arg;
+    m.def("fingerprints", wrap(fingerprints), arg("tensors"), arg("num_threads") = 0);
+}
+
+}  // namespace fusible
