@@ -37,6 +37,11 @@ class Snapshot:
         """The scales by slot, fp32 ``[1]`` each."""
         return {slot: state.scale[i : i + 1] for state in (self.forward, self.backward) for i, slot in enumerate(state.slots)}
 
+    @cached_property
+    def values(self) -> dict[str, float]:
+        """The scales by slot, as numbers. Where they are on another device than the CPU, this waits for them."""
+        return {slot: value for state in (self.forward, self.backward) for slot, value in zip(state.slots, state.scale.tolist(), strict=True)}
+
 
 class ScalingOwner:
     """Holds the state of one pipeline under delayed scaling. Safe under threads; the state itself is a value."""

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fusible.compute_pipeline import Plan, QuantizedArg, quantize_args
 from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_tensor, nvte_dtype, unflatten
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import Snapshot
 from fusible.quantized import Float8Tensor, Float8TensorStorage, QuantizedTensor
+from fusible.tex.backends.cpu import fingerprints
 
 __all__ = ["PLAIN", "QuantizedWeights", "held_type"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""
-_steps = 0
 
-
-def _count_step(*_: Any) -> None:
-    """Some optimizers write by ``.data``, which leaves a tensor's version as it was."""
-    global _steps
-    _steps += 1
-
-
-register_optimizer_step_post_hook(_count_step)
+Fingerprint = tuple[int, int]
 
 
 def held_type(parameter: torch.Tensor) -> Type:
@@ -41,23 +33,35 @@ def held_type(parameter: torch.Tensor) -> Type:
     return QuantizedType.of(storage._quantizer).read(**storage.get_usages())
 
 
-class _Held(NamedTuple):
-    parameter: weakref.ref[torch.Tensor]
-    state: Hashable
+@dataclass(eq=False)
+class _Copy:
+    """An 8-bit copy, and what it stands for: values that lie so, cast with these scales; not the tensor object, which may be swapped for another."""
+
+    look: Any
+    """Of ``_look``, when it was made."""
+    fingerprint: Fingerprint | None
+    """Of the bytes that it was made of; None where none was taken, so that nothing vouches for it."""
     tensor: Tensor
     amaxes: dict[str, torch.Tensor]
-
-    def stands_for(self, parameter: torch.Tensor, state: Hashable) -> bool:
-        return state is not None and self.parameter() is parameter and self.state == state
+    recurs: bool
+    """Whether its parameter has come more than once looking the same, so that a fingerprint is worth its time."""
 
 
 class QuantizedWeights:
-    """The 8-bit copies of a pipeline's parameters. One is made anew when its parameter has been written to since: by an optimizer of torch, or by
-    any operation that torch's version counter sees. Writing to ``parameter.data`` elsewhere goes unseen, as it does in autograd.
+    """The 8-bit copies of a pipeline's parameters.
+
+    A copy is used again only where its scales are those that it was cast with, and the parameter holds the bytes that it was made of. For the bytes
+    a fingerprint vouches, for which a native kernel reads all of them: no counter sees a write to ``parameter.data``, to a numpy array over it, or of
+    another process. Where there is no fingerprint (a device other than the CPU, which one would have to wait for) nothing vouches for a copy, and
+    every call makes its own. A parameter that is held in 8 bits is taken as it lies, and is not copied.
+
+    A copy that nobody comes back for has cost its fingerprint for nothing; then the next ones go without, until a parameter comes twice looking the
+    same. So training that takes a step after each forward takes no fingerprints, and where weights do recur (micro-batches, forwards that are
+    repeated, frozen weights, inference) one copy serves all.
     """
 
     def __init__(self) -> None:
-        self._held: dict[QuantizedArg, _Held] = {}
+        self._held: dict[QuantizedArg, _Copy] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_held": {}}
@@ -66,22 +70,21 @@ class QuantizedWeights:
         self, plan: Plan, args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
     ) -> tuple[Sequence[Any], dict[str, torch.Tensor]]:
         """The parameters as ``Tensor``s in the plan's ``arg_types``, and by slot the amaxes of those that are quantized by delayed scaling. Where the
-        plan wants none in 8 bits they are ``args``.
-
-        A parameter that has not changed keeps the copy, and so the scale, that it was given when it last did.
-        """
+        plan wants none in 8 bits they are ``args``."""
         if not plan.quantized_args:
             return args, {}
         params = [Tensor(arg, type) for arg, type in zip(args, plan.arg_types, strict=True)]
-        held = self._held
-        stale: dict[QuantizedArg, Hashable] = {}
-        for arg in plan.quantized_args:
-            parameter = args[arg.place]
-            state, known = _state_of(parameter), held.get(arg)
-            if known is None or not known.stands_for(parameter, state):
-                stale[arg] = state
+        held = self._held  # read once, and replaced as a whole: another thread may be here too
+        looks = {arg: _look(args[arg.place], arg, snapshot) for arg in plan.quantized_args}
+        again = {arg for arg, look in looks.items() if look is not None and arg in held and held[arg].look == look}
+        taken = _fingerprints([arg for arg, look in looks.items() if look is not None and (arg not in held or held[arg].recurs or arg in again)], args)
+        stale = [arg for arg in looks if arg not in again or not _vouched(held[arg], taken.get(arg), args[arg.place])]
+        for arg in again:
+            held[arg].recurs = True
         if stale:
-            held = self._held = {**held, **_take(plan, stale, args, snapshot, executor)}
+            tensors, amaxes_of = _take(plan, stale, args, snapshot, executor)
+            made = {arg: _Copy(looks[arg], taken.get(arg), tensors[arg], amaxes_of[arg], arg in again) for arg in stale}
+            held = self._held = {**held, **made}
         amaxes: dict[str, torch.Tensor] = {}
         for arg in plan.quantized_args:
             params[arg.place] = held[arg].tensor
@@ -89,20 +92,40 @@ class QuantizedWeights:
         return params, amaxes
 
 
-def _state_of(parameter: torch.Tensor) -> Hashable | None:
-    """What changes when a parameter does; None where that cannot be told."""
-    if parameter.is_inference():
-        return None
+def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None) -> Any:
+    """What tells at a glance that a parameter, or a scale of it, is another than it was; None where that would have to be waited for."""
     if isinstance(parameter, QuantizedTensor):
-        return tuple(id(value) for value in parameter.get_metadata().values())
-    steps = _steps if parameter.requires_grad else 0
-    return parameter.data_ptr(), parameter._version, steps
+        return _Fields(parameter.get_metadata().values())
+    if not parameter.is_cpu:
+        return None
+    scales = tuple([snapshot.values[slot] for slot in arg.slots]) if snapshot is not None else ()
+    version = None if parameter.is_inference() else parameter._version
+    return parameter.data_ptr(), version, parameter.dtype, parameter.shape, parameter.stride(), scales
+
+
+class _Fields(tuple[Any, ...]):
+    """What a quantized tensor consists of: the same objects, whatever they hold."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Fields) and len(self) == len(other) and all(a is b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+
+def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) -> dict[QuantizedArg, Fingerprint]:
+    read = [arg for arg in chosen if not isinstance(args[arg.place], QuantizedTensor)]
+    return dict(zip(read, (fingerprints([args[arg.place] for arg in read]) if read else None) or (), strict=False))
+
+
+def _vouched(copy: _Copy, now: Fingerprint | None, parameter: torch.Tensor) -> bool:
+    """Whether a copy that seems right is: what a quantized tensor consists of is the copy itself."""
+    return isinstance(parameter, QuantizedTensor) or (now is not None and now == copy.fingerprint)
 
 
 def _take(
-    plan: Plan, stale: Mapping[QuantizedArg, Hashable], args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
-) -> dict[QuantizedArg, _Held]:
-    """The 8-bit copies of the parameters in ``stale``; one that is held in 8 bits is its own."""
+    plan: Plan, stale: Sequence[QuantizedArg], args: Sequence[torch.Tensor], snapshot: Snapshot | None, executor: Executor
+) -> tuple[dict[QuantizedArg, Tensor], dict[QuantizedArg, dict[str, torch.Tensor]]]:
+    """The 8-bit copies of the parameters in ``stale``, and the amaxes of each by slot; one that is held in 8 bits is its own."""
     parameters = {arg: args[arg.place] for arg in stale}
     taken = {arg: _as_it_is(parameter) for arg, parameter in parameters.items() if isinstance(parameter, QuantizedTensor)}
     amaxes: Mapping[str, torch.Tensor] = {}
@@ -110,8 +133,7 @@ def _take(
     if chosen:
         tensors, amaxes = _quantize(plan, chosen, args, snapshot, executor)
         taken.update(zip(chosen, tensors, strict=True))
-    observed = {arg: {slot: amaxes[slot] for slot in arg.slots if slot in amaxes} for arg in stale}
-    return {arg: _Held(weakref.ref(parameters[arg]), state, taken[arg], observed[arg]) for arg, state in stale.items()}
+    return taken, {arg: {slot: amaxes[slot] for slot in arg.slots if slot in amaxes} for arg in stale}
 
 
 def _as_it_is(parameter: QuantizedTensor) -> Tensor:

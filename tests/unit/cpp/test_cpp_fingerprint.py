@@ -49,7 +49,7 @@ def test_it_does_not_depend_on_where_the_bytes_lie() -> None:
 def test_one_changed_byte_changes_both_halves(size: int) -> None:
     x = random_bytes(size)
     before = of(x)
-    for place in sorted({0, 1, size // 2, max(size - 5, 0), size - 1}):
+    for place in sorted({0, size // 3, size // 2, max(size - 5, 0), size - 1}):
         for bit in range(8):
             changed = x.clone()
             changed[place] ^= 1 << bit

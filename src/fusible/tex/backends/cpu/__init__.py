@@ -10,6 +10,7 @@ import torch
 from fusible import cpp_extensions
 from fusible.tex.backends.cpu.activation import ActivationKernels
 from fusible.tex.backends.cpu.attention import AttentionKernels
+from fusible.tex.backends.cpu.fingerprint import fingerprints
 from fusible.tex.backends.cpu.gemm import GemmKernels
 from fusible.tex.backends.cpu.grouped import GroupedKernels
 from fusible.tex.backends.cpu.normalization import NormalizationKernels
@@ -22,7 +23,7 @@ from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.registry import registry
 
-__all__ = ["CpuBackend", "info"]
+__all__ = ["CpuBackend", "fingerprints", "info"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """What writes wide floats for another backend to quantize, where it does not quantize to the format itself."""
