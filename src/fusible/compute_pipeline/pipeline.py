@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from fusible.compute_pipeline.inference import StateLayout, state_layout
 from fusible.compute_pipeline.plan import Plan, build_plan
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.errors import DTypeError, expected
+from fusible.locks import Lock
 from fusible.ops import Op
 
 __all__ = ["ComputePipeline"]
@@ -28,7 +28,7 @@ class ComputePipeline:
         self.state: StateLayout = state_layout(self.ops)
         self.plans_built = 0
         self._plans: dict[PlanRequest, Plan] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def plan(self, request: PlanRequest) -> Plan:
         """The plan for ``request``. Raises ``ShapeError`` or ``ArgumentError`` where the ops cannot serve it; nothing is cached then."""

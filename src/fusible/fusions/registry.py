@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import types
 import typing
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from fusible import nvte
 from fusible.errors import DTypeError, expected
+from fusible.locks import Lock
 from fusible.nvte import PassKind
 from fusible.ops import Op
 
@@ -62,7 +62,7 @@ class Fusion:
 
 
 _fusions: dict[PassKind, list[Fusion]] = {"forward": [], "backward": [], "inference": []}
-_lock = threading.Lock()
+_lock = Lock()
 _epoch = 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 from fusible.errors import ArgumentError, expected
 from fusible.knobs import FUSIBLE_LAZY_VERBOSITY
 from fusible.lazy.locate import shows_user
+from fusible.locks import Lock
 
 __all__ = ["CHANNELS", "LEVELS", "Logger", "logger"]
 
@@ -46,7 +46,7 @@ class Logger:
         self._given: Any = None
         self._rules: _Rules | None = None
         self._shown: set[tuple[str, str]] = set()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def verbosity(self) -> Any:

@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.locks import Lock
 from fusible.quantized import DelayedScaling, Recipe
 
 __all__ = ["OUTSIDE", "autocast", "autocast_of", "current_autocast", "trace_constant"]
 
 _local = threading.local()
-_lock = threading.Lock()
+_lock = Lock()
 _keys: dict[tuple[Recipe | None, Any], str] = {}
 _autocasts: dict[str, autocast] = {}
 _DEFAULT = DelayedScaling()

@@ -6,7 +6,6 @@ scales of the first time and observes the same amaxes again (the maximum is idem
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from safetensors.torch import save as save_tensors
 
 from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
+from fusible.locks import Lock
 from fusible.quantized import DelayedScaling, ScalingState
 
 __all__ = ["ScalingOwner", "Snapshot"]
@@ -43,28 +43,38 @@ class Snapshot:
         return {slot: value for state in (self.forward, self.backward) for slot, value in zip(state.slots, state.scale.tolist(), strict=True)}
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """What an owner has: one value, so that neither an interrupt nor a fork finds a part of it."""
+
+    current: Snapshot | None = None
+    open: bool = False
+    """Whether something was observed in the running iteration, so that the next training forward closes it."""
+    awaited: bool = False
+    """Whether a training forward awaits its backward."""
+    inferred: Snapshot | None = None
+    """Of the latest inference that a backward may repeat."""
+
+
 class ScalingOwner:
     """Holds the state of one pipeline under delayed scaling. Safe under threads; the state itself is a value."""
 
     def __init__(self, layout: StateLayout) -> None:
         self.layout = layout
-        self._current: Snapshot | None = None
-        self._open = False
+        self._held = _Held()
         self._next: tuple[Snapshot | None, DelayedScaling, torch.device, Snapshot] | None = None
-        self._inferred: Snapshot | None = None
-        self._awaited = False
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None, "_next": None, "_inferred": None}
+        return {**self.__dict__, "_lock": None, "_next": None, "_held": replace(self._held, inferred=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
+        self.__dict__.update(state, _lock=Lock())
 
     @property
     def current(self) -> Snapshot | None:
         """The committed state, or None before the first call under delayed scaling."""
-        return self._current
+        return self._held.current
 
     def snapshot(
         self, recipe: DelayedScaling, device: torch.device, group: Any = None, *, repeated: bool = False, inference: bool = False
@@ -77,18 +87,18 @@ class ScalingOwner:
         with self._lock:
             current = self._fitting(recipe, device)
             if repeated:
-                former = self._inferred
+                former = self._held.inferred
                 return former if former is not None and former.version == current.version else current
-            snapshot = self._advanced(current, recipe, device, group) if self._open else current
-            if inference and not self._awaited:
-                self._inferred = snapshot
+            snapshot = self._advanced(current, recipe, device, group) if self._held.open else current
+            if inference and not self._held.awaited:
+                self._held = replace(self._held, inferred=snapshot)
             return snapshot
 
     def _advanced(self, current: Snapshot, recipe: DelayedScaling, device: torch.device, group: Any) -> Snapshot:
         """What follows from the committed state; made once until something else is observed."""
         known = self._next
-        if known is None or known[0] is not self._current or known[1:3] != (recipe, device):
-            known = self._next = (self._current, recipe, device, _advance(current, recipe, group if recipe.reduce_amax else None))
+        if known is None or known[0] is not self.current or known[1:3] != (recipe, device):
+            known = self._next = (self.current, recipe, device, _advance(current, recipe, group if recipe.reduce_amax else None))
         return known[3]
 
     def commit_forward(self, snapshot: Snapshot, amaxes: Mapping[str, torch.Tensor]) -> None:
@@ -97,16 +107,14 @@ class ScalingOwner:
         Where another call has closed the iteration meanwhile, the amaxes are observed in that one's.
         """
         with self._lock:
-            current = self._current
+            current = self.current
             if current is None or (snapshot is not current and snapshot.version == current.version):
                 current = replace(snapshot, version=snapshot.version + 1, backward=self._with_late(snapshot))
-            self._current = replace(current, forward=current.forward.observe(amaxes))
-            self._open = self._awaited = True
-            self._inferred = None
+            self._held = _Held(replace(current, forward=current.forward.observe(amaxes)), open=True, awaited=True)
 
     def _with_late(self, snapshot: Snapshot) -> ScalingState:
         """The backward state of a snapshot, with what another thread's backward observed after the snapshot was made."""
-        current, known = self._current, self._next
+        current, known = self.current, self._next
         if current is None or (known is not None and known[0] is current and known[3] is snapshot):
             return snapshot.backward
         observed = current.backward.amax_history[0]
@@ -115,14 +123,14 @@ class ScalingOwner:
     def commit_backward(self, amaxes: Mapping[str, torch.Tensor]) -> None:
         """A backward has succeeded: its amaxes are observed in the running iteration."""
         with self._lock:
-            assert self._current is not None
-            self._current = replace(self._current, backward=self._current.backward.observe(amaxes))
-            self._open, self._awaited = True, False
+            current = self.current
+            assert current is not None
+            self._held = replace(self._held, current=replace(current, backward=current.backward.observe(amaxes)), open=True, awaited=False)
 
     def _fitting(self, recipe: DelayedScaling, device: torch.device) -> Snapshot:
         """The committed state, or a new one, adapted to the recipe's formats and window and to the device."""
         formats = recipe.fp8_format.forward, recipe.fp8_format.backward
-        current = self._current
+        current = self.current
         if current is None:
             slots = self.layout.forward, self.layout.backward
             states = [ScalingState.create(s, dtype, recipe.amax_history_len, device) for s, dtype in zip(slots, formats, strict=True)]
@@ -136,13 +144,13 @@ class ScalingOwner:
     def save(self) -> torch.Tensor | None:
         """The state as a uint8 tensor that holds a safetensors file, or None where there is none."""
         with self._lock:
-            if self._current is None:
+            if self.current is None:
                 return None
             tensors: dict[str, torch.Tensor] = {}
             for name in ("forward", "backward"):
-                state: ScalingState = getattr(self._current, name)
+                state: ScalingState = getattr(self.current, name)
                 tensors |= {f"{name}.{field}": tensor for field, tensor in state.tensors().items()}
-            tensors["open"] = torch.tensor([self._open])
+            tensors["open"] = torch.tensor([self._held.open])
             return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
 
     def load(self, saved: torch.Tensor) -> None:
@@ -152,11 +160,11 @@ class ScalingOwner:
     def take(self, read: dict[str, Any]) -> None:
         """Take over what ``read`` gave."""
         with self._lock:
-            device = self._current.forward.scale.device if self._current is not None else torch.device("cpu")
-            version = self._current.version + 1 if self._current is not None else 0
-            self._current = Snapshot(read["forward"].to(device), read["backward"].to(device), version)
-            self._open, self._awaited = read["open"], False
-            self._next = self._inferred = None
+            current = self.current
+            device = current.forward.scale.device if current is not None else torch.device("cpu")
+            version = current.version + 1 if current is not None else 0
+            self._held = _Held(Snapshot(read["forward"].to(device), read["backward"].to(device), version), open=read["open"])
+            self._next = None
 
     def read(self, saved: torch.Tensor) -> dict[str, Any]:
         """Check and decode what ``save`` gave, without taking it over."""

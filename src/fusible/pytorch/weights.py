@@ -77,7 +77,8 @@ class QuantizedWeights:
         held = self._held  # read once, and replaced as a whole: another thread may be here too
         looks = {arg: _look(args[arg.place], arg, snapshot) for arg in plan.quantized_args}
         again = {arg for arg, look in looks.items() if look is not None and arg in held and held[arg].look == look}
-        taken = _fingerprints([arg for arg, look in looks.items() if look is not None and (arg not in held or held[arg].recurs or arg in again)], args)
+        worth = [arg for arg, look in looks.items() if look is not None and (arg not in held or held[arg].recurs or arg in again)]
+        taken = _fingerprints(worth, args)
         stale = [arg for arg in looks if arg not in again or not _vouched(held[arg], taken.get(arg), args[arg.place])]
         for arg in again:
             held[arg].recurs = True

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ import torch
 
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.locks import Lock
 from fusible.pytorch.executors import Program
 from fusible.tex.dispatch import recording_whole
 from fusible.tex.seeds import draw_seeds, supplying
@@ -81,8 +79,7 @@ class XlaExecutor:
     def __init__(self) -> None:
         self.compiled = 0
         self._programs: OrderedDict[Hashable, _Compiled] = OrderedDict()
-        self._lock = threading.Lock()
-        _EXECUTORS.add(self)
+        self._lock = Lock()
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         full_key = (key, tuple([(x.shape, x.dtype, x.is_cpu) for x in inputs]))
@@ -96,19 +93,6 @@ class XlaExecutor:
                 if len(self._programs) > _CAPACITY:
                     self._programs.popitem(last=False)
         return compiled(inputs), compiled.static
-
-
-_EXECUTORS: weakref.WeakSet[XlaExecutor] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """A lock may have been held by a thread that the child does not have."""
-    for executor in _EXECUTORS:
-        executor._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _info(x: torch.Tensor) -> lazy.InputInfo:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fusible.locks import Lock
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import domain_of
@@ -45,7 +46,7 @@ class _Pending(threading.local):
 
 _pending = _Pending()
 _recorders: list[list[Call]] = []
-_recorders_lock = threading.Lock()
+_recorders_lock = Lock()
 
 
 def _kinds(declaration: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

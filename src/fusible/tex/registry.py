@@ -10,13 +10,13 @@ import importlib
 import importlib.metadata
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fusible import knobs
 from fusible.errors import BackendError, NotServedError
+from fusible.locks import Lock
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.policy import Policy
@@ -49,7 +49,7 @@ class Registry:
         self._unavailable: dict[str, str | None] = {}
         self._policy: Policy | None = None
         self._plugins_loaded = False
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._listeners: list[Callable[[], None]] = []
         self.epoch = 0
 
@@ -211,7 +211,6 @@ class Registry:
             drop()
 
     def _after_fork(self) -> None:
-        self._lock = threading.RLock()
         self.changed()
 
 

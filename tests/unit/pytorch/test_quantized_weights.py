@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from fusible import autocast
-from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential
-from fusible.pytorch import weights
+from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential, weights
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
 from fusible.tex import DType
 from fusible.tex.backends.cpu import fingerprints

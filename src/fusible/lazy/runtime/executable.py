@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +29,7 @@ from fusible.lazy.stablehlo.module import StableHLO
 from fusible.lazy.trace.ops.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
+from fusible.locks import Lock
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -91,7 +91,7 @@ class Executable:
         self._conditions = list(conditions)
         self._origins = [origin for a in admissions for origin in a.origins]
         self._donated = [i for i, a in enumerate(admissions) if a.donate]
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._programs: OrderedDict[tuple[int, ...], tuple[Program, list[ResultType]]] = OrderedDict()
         self._constants = [op.placed() for op in source.storages]
         self._fixed: tuple[Program, list[ResultType]] | None = None

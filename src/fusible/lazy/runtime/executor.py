@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from fusible.lazy.source import describe
 from fusible.lazy.trace.ops.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
+from fusible.locks import Lock
 
 __all__ = ["CACHE", "ProgramCache", "evaluate", "program_of", "settle"]
 
@@ -29,7 +29,7 @@ class ProgramCache:
     def __init__(self, capacity: int = 1024) -> None:
         self.capacity = capacity
         self.compiled = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._programs: OrderedDict[object, Program] = OrderedDict()
 
     def get(self, trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE) -> Program:

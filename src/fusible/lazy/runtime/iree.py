@@ -7,7 +7,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import platform
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from fusible.lazy.dtypes import dtype
 from fusible.lazy.runtime import pjrt
 from fusible.lazy.runtime.engine import Engine, EngineRefusal, Program, Types
 from fusible.lazy.runtime.host import aligned
+from fusible.locks import Lock
 
 __all__ = ["IREE"]
 
@@ -120,7 +120,7 @@ class _IREEProgram(Program):
         self._context = self._runtime.VmContext(instance, modules=[hal, module])
         self._main = module.lookup_function("main")
         self._elements = [self._element(of) for _, of in self.inputs]
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def _element(self, of: dtype) -> Any:
         return getattr(self._runtime.HalElementType, _ELEMENTS[of.name])

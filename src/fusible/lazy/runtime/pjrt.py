@@ -27,7 +27,6 @@ import importlib.util
 import math
 import os
 import platform
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ from fusible.lazy.printing import Shape
 from fusible.lazy.runtime import engine as engines
 from fusible.lazy.runtime.engine import EngineRefusal, Types
 from fusible.lazy.runtime.host import ALIGNMENT, aligned, pointer, view
+from fusible.locks import Lock
 
 __all__ = [
     "PJRT",
@@ -85,12 +85,11 @@ class _State:
     """The process's engine. ``forked`` is set in a child of a process that had one: its threads did not follow."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.engine: _Engine | None = None
         self.forked = False
 
     def after_fork(self) -> None:
-        self.lock = threading.Lock()
         self.forked = self.forked or self.engine is not None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.locate import shows_user
 from fusible.lazy.runtime import pjrt
+from fusible.locks import Lock
 
 __all__ = ["Plugin", "full_name", "plugin_named", "register_plugin"]
 
@@ -29,7 +29,7 @@ _FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]
 """What every function of a ctypes library is an instance of; ctypes has no public name for it."""
 
 _PLUGINS: dict[tuple[str, str], Plugin] = {}
-_LOCK = threading.Lock()
+_LOCK = Lock()
 
 
 def full_name(name: str, namespace: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,11 @@ from fusible.lazy.printing import Shape
 from fusible.lazy.runtime import pjrt
 from fusible.lazy.source import place_of
 from fusible.lazy.stablehlo.diagnostics import location_name
+from fusible.locks import Lock
 
 __all__ = ["LOCK", "Mlir", "get", "portable"]
 
-LOCK = threading.RLock()
+LOCK = Lock()
 """Held while a module is built: one context serves all threads."""
 
 _MLIR: list[Mlir] = []

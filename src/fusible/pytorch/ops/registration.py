@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from fusible.errors import ArgumentError, expected
+from fusible.locks import Lock
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import FusibleOperation
@@ -39,7 +39,7 @@ class _Entry(NamedTuple):
 
 
 _entries: list[_Entry] = []
-_lock = threading.Lock()
+_lock = Lock()
 _epoch = 0
 
 

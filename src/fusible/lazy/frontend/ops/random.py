@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from fusible.lazy.printing import Shape
 from fusible.lazy.trace.ops.cast import cast
 from fusible.lazy.trace.ops.random import RandomNormal, RandomUniform
 from fusible.lazy.trace.ops.reshape import reshape
+from fusible.locks import Lock
 
 __all__ = ["manual_seed", "rand", "randn"]
 
@@ -30,7 +30,7 @@ class _State:
     """The seed of the process and how many tensors it has seeded."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.seed = self.calls = 0
 
     def next(self) -> int:
