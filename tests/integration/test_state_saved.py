@@ -102,13 +102,21 @@ def test_a_model_inside_a_foreign_module(tmp_path: Path) -> None:
     assert same(everything(first), everything(second)) and train(first, 3, 5) == train(second, 3, 5)
 
 
-def test_a_checkpoint_without_scaling_state_loads_and_keeps_the_state() -> None:
+def test_a_checkpoint_without_scaling_state_says_so() -> None:
+    """A model that has scales refuses it; where less is allowed, the names are told, and the scales are kept until they are reset."""
     model = block()
     plain = everything(model)
     train(model, 2)
-    scaling = {name: value for name, value in everything(model).items() if "scaling" in name}
-    model.load_state_dict(plain)
-    assert same({name: value for name, value in everything(model).items() if "scaling" in name}, scaling)
+    before = everything(model)
+    scaling = [name for name in before if "scaling" in name]
+    with pytest.raises(CheckpointError, match=r"^Expected its scaling state of .*, got one without 'scaling_state.0': load it with strict=False .*\.$"):
+        model.load_state_dict(plain)
+    assert same(everything(model), before)
+    assert model.load_state_dict(plain, strict=False).missing_keys == scaling
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in scaling)
+    model.reset_scaling_state()
+    assert list(model.state_dict()) == list(plain)
+    assert train(model, 2, 5) == train(block(), 2, 5)
 
 
 def test_deepcopy_keeps_parameters_and_scales_apart() -> None:

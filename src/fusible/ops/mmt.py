@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible import nvte
-from fusible.nvte import DType
+from fusible.nvte import DType, QuantizedType
 from fusible.ops.op import Context, Op, check_width
 
 __all__ = ["MMT"]
@@ -57,8 +57,15 @@ class MMT(Op):
         if self.wants("weight"):
             ctx["x"] = nvte.by_columns(x)
         if self.wants("x"):
-            ctx["weight"] = nvte.by_columns(weight)
+            ctx["weight"] = weight if self._by_rows(weight.type) else nvte.by_columns(weight)
         return ctx
+
+    def _by_rows(self, type: nvte.Type) -> bool:
+        """Whether backward takes the values that an operand has along rows, as forward did: dy is not in the operand's format, so that the product
+        works on values, and those of the two copies differ, which were quantized apart."""
+        if not isinstance(type, QuantizedType) or not type.rowwise or type.scaling in ("delayed", "current", "identity", "custom"):
+            return False
+        return not isinstance(self.dy_dtype, QuantizedType) or self.dy_dtype.scaling != type.scaling
 
     @property
     def reads(self) -> dict[str, tuple[bool, bool]]:
@@ -91,8 +98,9 @@ class MMT(Op):
         return nvte.matmul_add(dy, weight, addend, self.dx_dtype)
 
     def operand(self, x: nvte.Tensor) -> nvte.Tensor:
-        """An operand of the forward product as backward's products take it: its values under an ``override``."""
-        return nvte.dequantize(x, self.activation) if self.override is not None and nvte.is_quantized_type(x.type) else x
+        """An operand of the forward product as backward's products take it: its values under an ``override``, and where ``_by_rows``."""
+        values = nvte.is_quantized_type(x.type) and (self.override is not None or self._by_rows(x.type))
+        return nvte.dequantize(x, self.activation) if values else x
 
     def dweight(self, ctx: Context, dy: nvte.Tensor, alpha: float = 1.0) -> nvte.Tensor:
         """``alpha * dy.T @ x``, added to what the running pass has of it already, where it has something."""

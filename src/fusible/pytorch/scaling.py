@@ -63,6 +63,8 @@ class ScalingOwner:
         self.layout = layout
         self._held = _Held()
         self._next: tuple[Snapshot | None, DelayedScaling, torch.device, Snapshot] | None = None
+        self.unread = False
+        """Whether the parameters were loaded in a way that passes a saved state by where there is none to write into."""
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,6 +134,10 @@ class ScalingOwner:
         formats = recipe.fp8_format.forward, recipe.fp8_format.backward
         current = self.current
         if current is None:
+            if self.unread:
+                of, got = "a model that was loaded in place, as torch.distributed.checkpoint does", "none"
+                do = "read it by planner=fusible.pytorch.checkpoint.LoadPlanner(state_dict), or call reset_scaling_state() to begin anew"
+                raise CheckpointError(expected("the scaling state", of=of, got=got, do=do))
             slots = self.layout.forward, self.layout.backward
             states = [ScalingState.create(s, dtype, recipe.amax_history_len, device) for s, dtype in zip(slots, formats, strict=True)]
             return Snapshot(*states, version=0)
@@ -164,7 +170,13 @@ class ScalingOwner:
             device = current.forward.scale.device if current is not None else torch.device("cpu")
             version = current.version + 1 if current is not None else 0
             self._held = _Held(Snapshot(read["forward"].to(device), read["backward"].to(device), version), open=read["open"])
-            self._next = None
+            self._next, self.unread = None, False
+
+    def reset(self) -> None:
+        """Be as before the first call under delayed scaling."""
+        with self._lock:
+            self._held = _Held()
+            self._next, self.unread = None, False
 
     def read(self, saved: torch.Tensor) -> dict[str, Any]:
         """Check and decode what ``save`` gave, without taking it over."""

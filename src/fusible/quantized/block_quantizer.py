@@ -153,7 +153,10 @@ class NVFP4Quantizer(BlockScalingQuantizer):
 def rht_matrix(with_random_sign_mask: bool = True) -> torch.Tensor:
     """The orthonormal 16x16 matrix of the random Hadamard transform, bfloat16: entry ``(i, j)`` is ``sign_i * (-1)^popcount(i & j) / 4``."""
     signs = _SIGNS if with_random_sign_mask else (1,) * 16
-    return torch.tensor([[sign * (-1) ** (i & j).bit_count() / 4 for j in range(16)] for i, sign in enumerate(signs)], dtype=torch.bfloat16)
+    rows = [[sign * (-1) ** (i & j).bit_count() / 4 for j in range(16)] for i, sign in enumerate(signs)]
+    # A constant, needed also where what is quantized is yet to be made.
+    device = "cpu" if torch.get_default_device().type == "meta" else None
+    return torch.tensor(rows, dtype=torch.bfloat16, device=device)
 
 
 def _quantizer_kind(quantizer: Any) -> tuple[Any, ...]:

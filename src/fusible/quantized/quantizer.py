@@ -163,11 +163,14 @@ class Quantizer:
         return other
 
     def quantizes_like(self, other: Any) -> bool:
-        """Whether ``other`` gives the same values, whichever copies each makes."""
+        """Whether ``other`` gives the same values, whichever copies each makes, and wherever."""
         if self is other or type(self) is not type(other):
             return self is other
-        keys = self._value_key(), other._value_key()
-        return None not in keys and self.with_usages(rowwise=True, columnwise=True) == other.with_usages(rowwise=True, columnwise=True)
+        keys = [quantizer.with_usages(rowwise=True, columnwise=True)._value_key() for quantizer in (self, other)]
+        if None in keys:
+            return False
+        mine, theirs = ([option for option in key if option[0] != "device"] for key in keys)
+        return mine == theirs
 
     def _value_key(self) -> Hashable:
         """What makes two quantizers of one class the same; None where each is itself, having state of its own."""

@@ -15,6 +15,7 @@ from fusible.ops import Op
 from fusible.pytorch.compiled import handle_of, holders_of, traced_call
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.modules.dictionaries import ScalingStates, is_empty, versions, written_in_place
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
@@ -23,6 +24,7 @@ ParameterInitMethod = Callable[[torch.Tensor], torch.Tensor]
 """Fills a new parameter and returns it: ``init(torch.empty(...))``."""
 
 _STATE = "scaling_state"
+_EXTRA = "_extra_state"
 
 
 class BaseModule(nn.Module):
@@ -44,6 +46,8 @@ class BaseModule(nn.Module):
         self._executor = "eager"
         self._runners: dict[tuple[int, ...], PipelineRunner] = {}
         self._loaded_states: dict[str, torch.Tensor] = {}
+        self._handed_out: dict[str, int] = {}
+        self._unread = False
         self._handle = handle_of(self)
 
     def _names(self, op: Op) -> tuple[str, ...]:
@@ -122,6 +126,7 @@ class BaseModule(nn.Module):
         runner = self._runners.get(key)
         if runner is None:
             runner = self._runners[key] = self._new_runner(bound)
+            runner.scaling.unread = self._unread
             saved = self._loaded_states.pop(self._state_names().get(key, ""), None) if self._loaded_states else None
             if saved is not None:
                 runner.scaling.load(saved)
@@ -163,25 +168,75 @@ class BaseModule(nn.Module):
             )
         return [(runners[name], runners[name].scaling.read(value)) for name, value in saved.items()]
 
+    @property
+    def scaling_state(self) -> Mapping[str, torch.Tensor]:
+        """The scaling states that ``state_dict`` has of this module, by their numbers. Of a module that has none, nothing.
+
+        ``torch.distributed.checkpoint`` looks every name of a state dict up in the model: ``scaling_state.0`` is found here.
+        """
+        return ScalingStates({name.removeprefix(f"{_STATE}."): saved for name, saved in self._saved_states().items()})
+
+    def reset_scaling_state(self) -> None:
+        """Begin anew: the scaling states of this module, and of all inside it, are forgotten, and the next call under delayed scaling makes others."""
+        for module in self.modules():
+            if isinstance(module, BaseModule):
+                module._loaded_states, module._unread = {}, False
+                for runner in module._runners.values():
+                    runner.scaling.reset()
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.update({f"{prefix}{name}": saved for name, saved in self._saved_states().items()})
+        saved = self._saved_states()
+        destination.update({f"{prefix}{name}": state for name, state in saved.items()})
+        # A loader that writes into what it is given here, as torch.distributed.checkpoint does, reads no scaling state unless there is one.
+        if not keep_vars:
+            self._handed_out = {} if saved else versions(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *options: Any, **more: Any) -> Any:
         """As ``nn.Module.load_state_dict``, with everything checked before anything is written: the scaling states of the module and all inside it,
-        the shapes, and, where ``strict``, the names. Raises ``CheckpointError``, which is a ``RuntimeError`` as torch's own."""
+        the shapes, and, where ``strict``, the names. Raises ``CheckpointError``, which is a ``RuntimeError`` as torch's own.
+
+        A module that has scaling states expects them (``missing_keys``); one that has none takes a dictionary with or without. An ``_extra_state`` as
+        Transformer Engine writes it is skipped where it is empty; another is a pickle, which is not read (``unexpected_keys``).
+        """
+        strict = more.get("strict", options[0] if options else True)
         for name, module in self.named_modules():
             if isinstance(module, BaseModule):
-                module._read_states(dict(state_dict), f"{name}." if name else "")
-        _check_fits(self, state_dict, strict=more.get("strict", options[0] if options else True))
+                prefix = f"{name}." if name else ""
+                module._read_states(dict(state_dict), prefix)
+                if strict:
+                    module._check_states(state_dict, prefix)
+        _check_fits(self, state_dict, strict=strict)
         return super().load_state_dict(state_dict, *options, **more)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for runner, state in self._read_states(state_dict, prefix):
+    def _check_states(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Refuse a dictionary that leaves this module's scaling states as they are, and one with a state that is not read."""
+        missing = [name for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
+        if missing:
+            of = f"a checkpoint of {type(self).__name__}, which has run under delayed scaling"
+            do = "load it with strict=False to keep the scales, and call reset_scaling_state() to begin anew"
+            raise CheckpointError(expected("its scaling state", of=of, got=f"one without {prefix + missing[0]!r}", do=do))
+        extra = state_dict.get(f"{prefix}{_EXTRA}")
+        if not is_empty(extra):
+            of, do = f"{prefix}{_EXTRA} in a checkpoint of {type(self).__name__}", "load it with strict=False, and scales begin anew"
+            raise CheckpointError(expected("no state of Transformer Engine's, which is a pickle", of=of, got=type(extra).__name__, do=do))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local: Any, strict: bool, missing: list[str], *rest: Any) -> None:
+        states = self._read_states(state_dict, prefix)
+        missing += [f"{prefix}{name}" for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
+        self._unread = not states and not self._saved_states() and written_in_place(self, state_dict, prefix)
+        for runner in self._runners.values():
+            runner.scaling.unread = self._unread
+        for runner, state in states:
             runner.scaling.take(state)
+        for module in self.modules() if states else ():
+            if isinstance(module, BaseModule):
+                module._handed_out = {}  # a loader that finds this state finds those inside
         for key in [key for key in state_dict if key.startswith(f"{prefix}{_STATE}.")]:
             del state_dict[key]
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if is_empty(state_dict.get(f"{prefix}{_EXTRA}")):
+            state_dict.pop(f"{prefix}{_EXTRA}", None)
+        super()._load_from_state_dict(state_dict, prefix, local, strict, missing, *rest)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runners": {}, "_loaded_states": self._saved_states()}
@@ -207,7 +262,7 @@ def _check_fits(model: BaseModule, state_dict: Mapping[str, Any], strict: bool) 
     own = model.state_dict(keep_vars=True)
     wrong = ""
     for name in (*own, *state_dict):
-        if _STATE in name.split("."):
+        if _STATE in name.split(".") or name.split(".")[-1] == _EXTRA:
             continue
         if name not in own or name not in state_dict:
             wrong = wrong or (f"one {'without' if name in own else 'with'} {name!r}" if strict else "")

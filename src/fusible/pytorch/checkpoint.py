@@ -1,0 +1,52 @@
+"""``LoadPlanner``: scaling states in checkpoints of ``torch.distributed.checkpoint``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from fusible.errors import CheckpointError, expected
+
+__all__ = ["LoadPlanner"]
+
+_STATE = re.compile(r"(.*\.)?scaling_state\.\d+")
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """``dcp.load(state_dict, planner=LoadPlanner(state_dict))``: also reads the scaling states that the checkpoint has and ``state_dict`` has not.
+
+    A model that has not been called under delayed scaling has no scaling state to write into, and ``torch.distributed.checkpoint`` reads what it finds
+    a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are read
+    too. Options are ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
+    """
+
+    def __init__(self, state_dict: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._given = state_dict
+
+    def set_up_planner(self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        for name, saved in metadata.state_dict_metadata.items() if metadata is not None else ():
+            if isinstance(saved, TensorStorageMetadata) and _STATE.fullmatch(name):
+                path = (metadata.planner_data or {}).get(name, (name,))  # type: ignore[union-attr]
+                self._make_place(state_dict, path, torch.empty(saved.size, dtype=saved.properties.dtype))
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    def _make_place(self, state_dict: dict[str, Any], path: Sequence[Any], place: torch.Tensor) -> None:
+        """Put ``place`` at a path of keys through nested dictionaries; nothing where they lead elsewhere."""
+        *outer, last = path
+        into: Any = state_dict
+        for key in outer:
+            into = into.get(key) if isinstance(into, dict) else None
+        if not isinstance(into, dict):
+            return
+        into[last] = place
+        if not outer and self._given is not None:
+            self._given[last] = place  # dcp.load works on a copy of the outermost dictionary
+        elif not outer:
+            do = "give the dictionary to load: LoadPlanner(state_dict)"
+            raise CheckpointError(expected("the dictionary that is loaded", of="LoadPlanner", got=f"none to put {last!r} in", do=do))

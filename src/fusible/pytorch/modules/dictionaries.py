@@ -1,0 +1,56 @@
+"""What the state dicts of modules, of torch and of Transformer Engine, are looked at for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible.quantized import QuantizedTensor
+
+__all__ = ["ScalingStates", "is_empty", "versions", "written_in_place"]
+
+
+class ScalingStates(dict[str, torch.Tensor]):
+    """The saved scaling states of a module by their numbers, which are attributes too."""
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        if name not in self:
+            raise AttributeError(f"no scaling state {name!r}")
+        return self[name]
+
+
+def is_empty(extra_state: Any) -> bool:
+    """Whether there is nothing in a module's extra state: what Transformer Engine writes of a module without scales."""
+    return extra_state is None or (isinstance(extra_state, torch.Tensor) and not extra_state.numel())
+
+
+def versions(module: nn.Module) -> dict[str, int]:
+    """How often each parameter of the module itself has been written to."""
+    parameters = {name: _local(parameter) for name, parameter in module._parameters.items() if parameter is not None}
+    return {name: parameter._version for name, parameter in parameters.items() if not parameter.is_inference()}
+
+
+def written_in_place(module: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
+    """Whether ``state_dict`` holds parameters of ``module`` themselves, or of modules inside, and they were written to since it was made."""
+    for name, inner in module.named_modules(prefix=prefix.removesuffix(".")):
+        handed_out: dict[str, int] = getattr(inner, "_handed_out", {})
+        for own, version in handed_out.items():
+            parameter, value = inner._parameters.get(own), state_dict.get(f"{name}.{own}" if name else own)
+            if parameter is None or not isinstance(value, torch.Tensor):
+                continue
+            if _memory(_local(value)) == _memory(_local(parameter)) and _local(parameter)._version != version:
+                return True
+    return False
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The process's own part of a DTensor; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, ...]:
+    parts = tensor.get_data_tensors() if isinstance(tensor, QuantizedTensor) else (tensor,)
+    return tuple(part.data_ptr() for part in parts if part is not None)
