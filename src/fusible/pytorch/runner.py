@@ -263,6 +263,10 @@ class PipelineRunner:
         self.look_again()
         return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
 
+    def release_weights(self) -> None:
+        """Let go of what was made of the parameters as they are."""
+        self._weights = QuantizedWeights()
+
     def main_grads(self, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Where the gradients of parameters are to be added up, by their places."""
         found = {place: getattr(args[place], "main_grad", None) for place in self._accumulating if args[place].requires_grad}

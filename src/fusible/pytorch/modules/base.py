@@ -15,7 +15,7 @@ from fusible.ops import Op
 from fusible.pytorch.compiled import handle_of, holders_of, traced_call
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
-from fusible.pytorch.modules.dictionaries import ScalingStates, is_empty, versions, written_in_place
+from fusible.pytorch.modules.dictionaries import ScalingStates, held_so, is_empty, versions, written_in_place
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
@@ -237,6 +237,12 @@ class BaseModule(nn.Module):
         if is_empty(state_dict.get(f"{prefix}{_EXTRA}")):
             state_dict.pop(f"{prefix}{_EXTRA}", None)
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, *rest)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What ``to``, ``to_empty``, ``half`` and the like go through: a parameter that is held quantized stays so, of another nominal dtype."""
+        for runner in self._runners.values():
+            runner.release_weights()  # torch exchanges a quantized parameter by another, to which nothing else may refer
+        return super()._apply(lambda tensor: held_so(tensor, fn(tensor)), recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_runners": {}, "_loaded_states": self._saved_states()}

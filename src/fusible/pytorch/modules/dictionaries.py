@@ -10,7 +10,7 @@ from torch import nn
 
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["ScalingStates", "is_empty", "versions", "written_in_place"]
+__all__ = ["ScalingStates", "held_so", "is_empty", "versions", "written_in_place"]
 
 
 class ScalingStates(dict[str, torch.Tensor]):
@@ -25,6 +25,13 @@ class ScalingStates(dict[str, torch.Tensor]):
 def is_empty(extra_state: Any) -> bool:
     """Whether there is nothing in a module's extra state: what Transformer Engine writes of a module without scales."""
     return extra_state is None or (isinstance(extra_state, torch.Tensor) and not extra_state.numel())
+
+
+def held_so(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """``after``, of the device and dtype that it has, quantized where ``before`` is: by the same bytes."""
+    if not isinstance(before, QuantizedTensor) or isinstance(after, QuantizedTensor) or not after.is_floating_point():
+        return after
+    return type(before).make_like(before.to(after.device), dtype=after.dtype)
 
 
 def versions(module: nn.Module) -> dict[str, int]:
