@@ -47,6 +47,8 @@ def export(module: BaseModule, path: str | PathLike[str], x: torch.Tensor) -> No
     ``x``'s shape. Weights are held as the pass reads them, 8-bit ones quantized. Raises ``ArgumentError`` for a module that calls other modules
     between its passes, and what a compiled pass raises.
     """
+    if not isinstance(module, BaseModule) or not module.open:
+        raise _of_several(module, "calls of several" if isinstance(module, BaseModule) else "a module of its own")
     exporting = _Exporting(x.shape)
     runner = module._runner()
     former, runner.executor = runner.executor, exporting
@@ -56,6 +58,10 @@ def export(module: BaseModule, path: str | PathLike[str], x: torch.Tensor) -> No
     finally:
         runner.executor = former
     if exporting.executable is None:
-        of, do = f"the module {type(module).__name__} to export", "export a Sequential"
-        raise ArgumentError(expected("one pipeline of operations", of=of, got="calls of several", do=do))
+        raise _of_several(module, "calls of several")
     exporting.executable.save(path)
+
+
+def _of_several(module: object, got: str) -> ArgumentError:
+    of, do = f"the module {type(module).__name__} to export", "export a Sequential"
+    return ArgumentError(expected("one pipeline of operations", of=of, got=got, do=do))

@@ -9,7 +9,7 @@ import torch
 
 from fusible import nvte
 from fusible.compute_pipeline import Plan
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, CheckpointError, ShapeError, expected
 from fusible.nvte import DType, Tensor
 
 __all__ = ["KVCache"]
@@ -82,8 +82,12 @@ class KVCache:
     def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
         """What the ops of a plan take, by position, for a call with ``seq_lens`` further tokens; memory for these is set aside.
 
-        Raises ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, and sets nothing aside then.
+        Raises ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are counted in, and
+        sets nothing aside then.
         """
+        if any(self._lengths) and any((owner, position) not in self._layers for position, _, _ in plan.caches):
+            do = "go on with that model as it was, or begin with a cache of its own"
+            raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got="another, a copy, or one that was rebuilt", do=do))
         self._reserve(self._checked(seq_lens))
         new = torch.as_tensor(seq_lens, dtype=torch.int32)
         starts = torch.tensor(self._lengths, dtype=torch.int32)
@@ -125,6 +129,19 @@ class KVCache:
             raise ArgumentError(expected(wanted, of="a KVCache", got=got, do="truncate a sequence that has ended, or make one with more pages"))
         for held, count in zip(self._held, missing, strict=True):
             held += [self._free.pop() for _ in range(count)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        """A cache of the same model, whose tokens go another way from here."""
+        other = memo[id(self)] = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._lengths, other._free = list(self._lengths), list(self._free)
+        other._held = [list(pages) for pages in self._held]
+        other._layers = {key: tuple(tensor.clone() for tensor in pair) for key, pair in self._layers.items()}  # pyright: ignore
+        return other
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        got, do = "an attempt to pickle it", "compute its tokens again where they are wanted"
+        raise CheckpointError(expected("copies by copy.deepcopy alone", of="a KVCache", got=got, do=do))
 
     def __repr__(self) -> str:
         return f"KVCache({len(self._lengths)} sequences, capacity={self.capacity}, page_size={self.page_size}, lengths={list(self._lengths)})"

@@ -166,11 +166,10 @@ class Quantizer:
         """Whether ``other`` gives the same values, whichever copies each makes, and wherever."""
         if self is other or type(self) is not type(other):
             return self is other
-        keys = [quantizer.with_usages(rowwise=True, columnwise=True)._value_key() for quantizer in (self, other)]
-        if None in keys:
-            return False
-        mine, theirs = ([option for option in key if option[0] != "device"] for key in keys)
-        return mine == theirs
+        here, there = (copy(quantizer.with_usages(rowwise=True, columnwise=True)) for quantizer in (self, other))
+        if hasattr(here, "device"):
+            here.device = there.device  # type: ignore[attr-defined]
+        return None not in (here._value_key(), there._value_key()) and here == there
 
     def _value_key(self) -> Hashable:
         """What makes two quantizers of one class the same; None where each is itself, having state of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -150,7 +151,7 @@ class BaseModule(nn.Module):
         saved = {name: self._loaded_states.get(name) if runner is None else runner.scaling.save() for name, runner in runners.items()}
         return {name: state for name, state in saved.items() if state is not None}
 
-    def _read_states(self, state_dict: dict[str, Any], prefix: str) -> list[tuple[PipelineRunner, Any]]:
+    def _read_states(self, state_dict: Mapping[str, Any], prefix: str) -> list[tuple[PipelineRunner, Any]]:
         """The scaling states of this module in ``state_dict``, each checked, with its owner; nothing is changed."""
         saved = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(f"{prefix}{_STATE}.")}
         if not saved:
@@ -200,14 +201,20 @@ class BaseModule(nn.Module):
         Transformer Engine writes it is skipped where it is empty; another is a pickle, which is not read (``unexpected_keys``).
         """
         strict = more.get("strict", options[0] if options else True)
-        for name, module in self.named_modules():
-            if isinstance(module, BaseModule):
-                prefix = f"{name}." if name else ""
-                module._read_states(dict(state_dict), prefix)
-                if strict:
-                    module._check_states(state_dict, prefix)
+        inside = [(f"{name}." if name else "", module) for name, module in self.named_modules() if isinstance(module, BaseModule)]
+        if isinstance(state_dict, Mapping):
+            state_dict = _copied(state_dict)
+            for prefix, module in inside:
+                module._rename(state_dict, prefix)
+        for prefix, module in inside:
+            module._read_states(state_dict, prefix)
+            if strict:
+                module._check_states(state_dict, prefix)
         _check_fits(self, state_dict, strict=strict)
         return super().load_state_dict(state_dict, *options, **more)
+
+    def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Give what ``state_dict`` has for this module under names of another kind of layer its names here."""
 
     def _check_states(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Refuse a dictionary that leaves this module's scaling states as they are, and one with a state that is not read."""
@@ -222,6 +229,7 @@ class BaseModule(nn.Module):
             raise CheckpointError(expected("no state of Transformer Engine's, which is a pickle", of=of, got=type(extra).__name__, do=do))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local: Any, strict: bool, missing: list[str], *rest: Any) -> None:
+        self._rename(state_dict, prefix)
         states = self._read_states(state_dict, prefix)
         missing += [f"{prefix}{name}" for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
         self._unread = not states and not self._saved_states() and written_in_place(self, state_dict, prefix)
@@ -258,6 +266,13 @@ class BaseModule(nn.Module):
         text = super().__repr__()
         ops = self._show_ops() if not self._modules else ""
         return f"{text}: {ops}" if ops and ops != type(self).__name__ else text
+
+
+def _copied(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    copied = OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):
+        copied._metadata = state_dict._metadata  # type: ignore[attr-defined]
+    return copied
 
 
 def _check_fits(model: BaseModule, state_dict: Mapping[str, Any], strict: bool) -> None:

@@ -59,5 +59,5 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, ...]:
-    parts = tensor.get_data_tensors() if isinstance(tensor, QuantizedTensor) else (tensor,)
-    return tuple(part.data_ptr() for part in parts if part is not None)
+    parts = tensor.get_metadata().values() if isinstance(tensor, QuantizedTensor) else (tensor,)
+    return tuple(part.data_ptr() for part in parts if isinstance(part, torch.Tensor))

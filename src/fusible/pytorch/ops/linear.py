@@ -19,7 +19,7 @@ _PARTS = {"weight": 0, "bias": 1}
 
 class Linear(FusedOperation):
     """``y = x @ weight.T + bias``: ``BasicLinear`` and ``Bias``. ``weight`` and ``bias`` are theirs; a state dict has ``basic_ops.0.weight`` and
-    ``basic_ops.1.bias``.
+    ``basic_ops.1.bias``, and one with ``weight`` and ``bias`` is loaded too.
 
     ``tensor_parallel_mode="column"``: each process has a part of the columns of ``y``, of the rows of ``weight`` and of ``bias``.
     ``"row"``: each has a part of the columns of ``x`` and ``weight``, and a ``bias [out_features]`` of its own, and what they make is summed, so that
@@ -72,6 +72,13 @@ class Linear(FusedOperation):
         if param is None:
             raise ArgumentError(expected("a parameter", of=f"{name} of Linear", got="none", do="make another layer, for one without bias=False"))
         setattr(self.basic_ops[_PARTS[name]], name, param)
+
+    def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """``weight`` and ``bias``, as other linear layers name them, are those of the parts."""
+        for name, part in _PARTS.items() if self._has_bias else [("weight", 0)]:
+            own = f"{prefix}basic_ops.{part}.{name}"
+            if f"{prefix}{name}" in state_dict and own not in state_dict:
+                state_dict[own] = state_dict.pop(f"{prefix}{name}")
 
     @property
     def weight(self) -> torch.nn.Parameter:
