@@ -89,7 +89,9 @@ def draw() -> str:
             f'{dashed}stroke-width="{width:.2f}" stroke-opacity="0.65" marker-end="url(#arrow)"><title>{here} imports {there}: {count}</title></path>'
         )
     for room, says in ROOMS.items():
-        fill = "#e0f2fe" if room in ("lazy", "tex", "tex.backends", "cpp_extensions") else "#fef3c7" if room in ("errors", "knobs", "locks") else "#f1f5f9"
+        fill = "#e0f2fe" if room in ("lazy", "tex", "tex.backends", "cpp_extensions") else "#f1f5f9"
+        if room in ("errors", "knobs", "locks"):
+            fill = "#fef3c7"
         parts.append(f'<rect x="{LEFT}" y="{y[room]}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="{fill}" stroke="#94a3b8"/>')
         parts.append(f'<text x="{LEFT + 12}" y="{y[room] + 17}" font-size="14" font-weight="bold" fill="#0f172a">{room}</text>')
         parts.append(f'<text x="{LEFT + 12}" y="{y[room] + 31}" font-size="11" fill="#475569">{says}</text>')

@@ -24,6 +24,7 @@ from fusible.nvte import (
 )
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
+from fusible.pytorch.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
@@ -101,6 +102,7 @@ class Call:
     contexts: dict[int, Any] = field(default_factory=dict)
     notes: dict[Any, Any] = field(default_factory=dict)
     """What ops leave for their backward beside tensors (``nvte.Pass.call``)."""
+    delayed_weights: DelayedWeights | None = None
 
     def forward(
         self, index: int, x: torch.Tensor, extra: Sequence[torch.Tensor] = ()

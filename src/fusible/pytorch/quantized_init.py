@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusible.errors import DTypeError, expected
-from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8CurrentScalingQuantizer, Recipe, quantizer_for_role
+from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8Quantizer, Recipe, ScalingState, quantizer_for_role
 from fusible.quantized import QuantizerRole as Role
 
 __all__ = ["as_parameter", "current_model_init", "quantized_model_init"]
@@ -24,7 +24,8 @@ class quantized_model_init:
 
     No copy in high precision is kept, unless ``preserve_high_precision_init_val``: then each has one on the CPU, which
     ``weight.get_high_precision_init_val()`` gives and ``weight.clear_high_precision_init_val()`` lets go. ``recipe`` defaults to
-    ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made. Contexts nest, per thread.
+    ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made; what is written to them later is scaled by what
+    was seen before, in the iterations of the pipeline that they are called in. Contexts nest, per thread.
     """
 
     def __init__(self, enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False) -> None:
@@ -43,6 +44,13 @@ class quantized_model_init:
         _local.current = self._former.pop()
 
 
+def _delayed_quantizer(values: torch.Tensor, recipe: DelayedScaling) -> Float8Quantizer:
+    """A quantizer whose scale follows from the largest magnitude of ``values``, as if that had been seen in an iteration before."""
+    amax = values.abs().amax().float().reshape(1) if values.numel() else torch.zeros(1, device=values.device)
+    state = ScalingState.create(("weight",), recipe.fp8_format.forward, recipe.amax_history_len, values.device)
+    return Float8Quantizer(state.observe({"weight": amax}).advance(recipe).scale, amax.clone(), recipe.fp8_format.forward)
+
+
 def current_model_init() -> quantized_model_init | None:
     """The innermost that is open in this thread."""
     return getattr(_local, "current", None)
@@ -54,11 +62,11 @@ def as_parameter(weight: torch.Tensor, role: Role = _WEIGHT) -> nn.Parameter:
     if context is None or context.recipe is None:
         return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     quantizer: Any = quantizer_for_role(context.recipe, role)
-    if isinstance(quantizer, DelayedScalingRequest):
-        quantizer = Float8CurrentScalingQuantizer(quantizer.fp8_format.forward, weight.device)
     if quantizer is None:
         return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     values = weight.detach()
+    if isinstance(quantizer, DelayedScalingRequest):
+        quantizer = _delayed_quantizer(values, quantizer.recipe())
     parameter = nn.Parameter(quantizer(values))
     if context.preserve_high_precision_init_val:
         parameter._high_precision_init_val = values.cpu()  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, i
 from fusible.pytorch.executors import DIRECT, Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
-from fusible.pytorch.weights import PLAIN, QuantizedWeights, held_type
+from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["BoundOp", "PipelineRunner", "draw_seed", "note_change"]
@@ -170,12 +170,17 @@ class PipelineRunner:
         executor = self._executor_of(plan)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
-        return Call(plan, params, executor, given, self.scaling, snapshot, self.main_grads(args), amaxes, notes=notes)
+        delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
+        if delayed is not None:
+            amaxes |= delayed.amaxes()
+        return Call(plan, params, executor, given, self.scaling, snapshot, self.main_grads(args), amaxes, notes=notes, delayed_weights=delayed)
 
     def commit(self, call: Call) -> None:
         """All segments of a call have been run: what they saw is observed."""
         if call.snapshot is not None:
             self.scaling.commit_forward(call.snapshot, call.amaxes)
+            if call.delayed_weights is not None:
+                call.delayed_weights.settle(self.scaling)
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         """Called when a plan is about to run."""

@@ -96,6 +96,15 @@ class ScalingOwner:
                 self._held = replace(self._held, inferred=snapshot)
             return snapshot
 
+    def upcoming(self, recipe: DelayedScaling) -> Snapshot | None:
+        """The state that the next training forward will see, or None before the first call under delayed scaling; for a look, so without a word to
+        other processes: where that forward is still to reduce the amaxes over several, with those of this one."""
+        with self._lock:
+            current, known = self.current, self._next
+            if current is None or not self._held.open:
+                return current
+            return known[3] if known is not None and known[0] is current and known[1] == recipe else _advance(current, recipe, None)
+
     def _advanced(self, current: Snapshot, recipe: DelayedScaling, device: torch.device, group: Any) -> Snapshot:
         """What follows from the committed state; made once until something else is observed."""
         known = self._next

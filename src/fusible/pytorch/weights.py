@@ -11,11 +11,11 @@ import torch
 from fusible.compute_pipeline import Plan, QuantizedArg, quantize_args
 from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_tensor, nvte_dtype, unflatten
 from fusible.pytorch.executors import Executor
-from fusible.pytorch.scaling import Snapshot
-from fusible.quantized import Float8Tensor, Float8TensorStorage, QuantizedTensor
+from fusible.pytorch.scaling import ScalingOwner, Snapshot
+from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
 from fusible.tex.backends.cpu import fingerprints
 
-__all__ = ["PLAIN", "QuantizedWeights", "held_type"]
+__all__ = ["PLAIN", "DelayedWeights", "QuantizedWeights", "held_type"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""
@@ -91,6 +91,44 @@ class QuantizedWeights:
             params[arg.place] = held[arg].tensor
             amaxes.update(held[arg].amaxes)
         return params, amaxes
+
+
+@dataclass(frozen=True)
+class DelayedWeights:
+    """The parameters of a call that are held in 8 bits and written by delayed scaling: by slot, the quantizers that what is written to them goes by.
+
+    Their scales follow from the pipeline's state: what was written before an iteration is observed in it, and what is written after it goes by the
+    scale that follows.
+    """
+
+    quantizers: dict[str, Float8Quantizer]
+    recipe: DelayedScaling
+    device: torch.device
+    group: Any
+
+    @classmethod
+    def of(cls, plan: Plan, args: Sequence[torch.Tensor], device: torch.device, group: Any) -> DelayedWeights | None:
+        if plan.delayed is None or not any([isinstance(arg, Float8Tensor) for arg in args]):
+            return None
+        held = {slot: arg._quantizer for slot, arg in zip(plan.arg_slots, args, strict=True) if isinstance(arg, Float8Tensor)}
+        found = {slot: quantizer for slot, quantizer in held.items() if _records(quantizer) and slot in plan.state.forward}
+        return cls(found, plan.delayed, device, group) if found else None
+
+    def amaxes(self) -> dict[str, torch.Tensor]:
+        """The largest magnitudes that were written since the last iteration; 0 where nothing was."""
+        return {slot: quantizer.amax.detach().to(self.device, torch.float32).view(1).clone() for slot, quantizer in self.quantizers.items()}
+
+    def settle(self, owner: ScalingOwner) -> None:
+        """The call has succeeded, and its amaxes are observed: scale what comes next by what follows from them."""
+        scales = owner.snapshot(self.recipe, self.device, self.group).scales
+        with torch.no_grad():
+            for slot, quantizer in self.quantizers.items():
+                quantizer.scale.copy_(scales[slot].view_as(quantizer.scale))
+                quantizer.amax.zero_()
+
+
+def _records(quantizer: Any) -> bool:
+    return isinstance(quantizer, Float8Quantizer) and isinstance(quantizer.amax, torch.Tensor)
 
 
 def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None) -> Any:

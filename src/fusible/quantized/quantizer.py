@@ -239,6 +239,17 @@ class Float8Quantizer(Quantizer):
     def supports_only_rowwise_all_gather(self) -> bool:
         return True
 
+    def quantizes_like(self, other: Any) -> bool:
+        """Whether ``other`` gives values of this format; its scale comes with them."""
+        return type(self) is type(other) and self.dtype == other.dtype
+
+    def take_state_of(self, other: Any) -> None:
+        """Quantize on by the scale of ``other``, and with the amax that it has recorded; in place, where there are tensors of both."""
+        for name in ("scale", "amax"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine is not theirs:
+                mine.copy_(theirs.view_as(mine))
+
     def _value_key(self) -> None:
         return None
 

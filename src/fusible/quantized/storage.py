@@ -327,6 +327,8 @@ class Float8TensorStorage(FieldStorage):
 
     def copy_from_storage(self, src: Any) -> None:
         super().copy_from_storage(src)
+        if hasattr(self._quantizer, "take_state_of") and type(src._quantizer) is type(self._quantizer):
+            self._quantizer.take_state_of(src._quantizer)
         if self._transpose is not None:
             self._transpose_invalid = not src.get_usages()["columnwise"]
 

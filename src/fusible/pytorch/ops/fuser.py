@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class OperationFuser(PipelineRunner):
         own = FusibleOperation.pre_fuser_forward
         self._prepared = [(i, op) for i, op in enumerate(self.basic_ops) if type(op).pre_fuser_forward is not own]
         self._first = True
+        self._own_ref = weakref.ref(self)
 
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
         super()._take(entries)
@@ -111,6 +113,9 @@ class OperationFuser(PipelineRunner):
         return known[1]
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
+        if plan.delayed is not None:
+            for position, op in enumerate(self.basic_ops):
+                vars(op)["_ran_in"] = self._own_ref, position, plan.delayed
         if self._prepared:
             first = plan.backward[0].start if with_grad and plan.backward else len(plan.ops)
             for position, op in self._prepared:
