@@ -1,4 +1,4 @@
-"""Weights that are held in 8 bits: what is written to them goes by the scale that their recipe says, is seen by the next call, and is loaded as saved."""
+"""Weights that are held in 8 bits: what is written to them goes by their recipe's scale, is seen by the next call, and is loaded as saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from weight_writes import WIDTH, ByData, each, other, weights
 
 import fusible
+from fusible.errors import ArgumentError
 from fusible.pytorch import ops
 from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import Float8Quantizer, Float8Tensor, QuantizedTensor, Recipe
@@ -212,3 +213,52 @@ def test_a_quantizer_that_is_asked_for_has_the_scale_of_the_next_call(delayed: b
             assert all(scale.item() != 1 for scale in shown.values())
             next(iter(shown.values())).zero_()  # a copy: whoever writes to it changes nothing
             assert fuser.scaling.snapshot(recipe, torch.device("cpu")).scales["0.x"].item() != 0
+
+
+BETWEEN: dict[str, Callable[[nn.Parameter], Any]] = {
+    "no_grad": _no_grad,
+    "data": lambda p: p.data.mul_(0.5),
+    "quantize_": _quantized,
+    "bytes": _by_bytes,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("write", BETWEEN)
+def test_a_backward_whose_weights_were_written_to_raises(write: str, recipe: str) -> None:
+    """As torch's own does for what it has saved, though kernels that it knows nothing of have written."""
+    model = made("Sequential", RECIPES[recipe])
+    with fusible.autocast(recipe=RECIPES[recipe]):
+        y = model(torch.randn(WIDTH, WIDTH, requires_grad=True))
+    each(BETWEEN[write])(model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_backward_inside_torch_compile_raises_too() -> None:
+    torch._dynamo.reset()
+    model = made("Sequential", DELAYED)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with fusible.autocast(recipe=DELAYED):
+        y = compiled(torch.randn(WIDTH, WIDTH, requires_grad=True))
+    each(_quantized)(model)
+    with pytest.raises(ArgumentError, match="parameters as they were"):
+        y.sum().backward()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_backward_computes_with_the_weights_that_forward_quantized(recipe: str) -> None:
+    """Weights in high precision may be written to before it: the 8-bit copies are kept for it."""
+    found = []
+    for write in (lambda p: None, _no_grad, lambda p: p.data.mul_(0.5), lambda p: p.detach().numpy().fill(1.0)):
+        torch.manual_seed(0)
+        model = MODELS["Sequential"]()
+        x = torch.randn(WIDTH, WIDTH, requires_grad=True)
+        with fusible.autocast(recipe=RECIPES[recipe]):
+            y = model(x)
+        each(write)(model)
+        torch.manual_seed(0)
+        y.square().sum().backward()
+        found.append([x.grad, *(p.grad for p in model.parameters())])
+    assert all(same(found[0], grads) for grads in found[1:])

@@ -127,3 +127,17 @@ def test_modules_and_operations_alike(write: str, kind: str) -> None:
 def test_compiled_passes_alike(write: str, recipe: str) -> None:
     pytest.importorskip("jaxlib")
     check("Sequential", write, RECIPES[recipe], False, trained, executor="xla")
+
+
+@pytest.mark.parametrize("write", ["numpy", "data ="])
+def test_programs_of_torch_compile_alike(write: str) -> None:
+    torch._dynamo.reset()
+    model, recipe = made("Sequential", False), RECIPES["delayed"]
+    compiled = torch.compile(model, backend="aot_eager")
+    for seed in range(3):
+        trained(model, recipe, seed, lambda _, x: compiled(x))
+    WRITES[write](model)
+    fresh = made("Sequential", False)
+    fresh.load_state_dict(model.state_dict())
+    assert same(trained(model, recipe, 9, lambda _, x: compiled(x)), trained(fresh, recipe, 9))
+    torch._dynamo.reset()

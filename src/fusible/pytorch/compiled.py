@@ -118,7 +118,7 @@ class _Kept(bytearray):
     passed: list[bool]
     """Of each gradient that the plan gives but x's, whether it is of a tensor that came through the compiled program."""
     versions: list[tuple[torch.Tensor, int]]
-    """The parameters among what is saved, and their versions when they were."""
+    """The parameters among what is saved (of quantized ones their data), and their versions when they were."""
 
 
 def _runner_of(name: str) -> PipelineRunner:
@@ -218,7 +218,8 @@ def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> l
 
 def _protect(kept: _Kept, params: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> None:
     """Copy what is kept of the operator's inputs and outputs: the compiler knows nothing of it, and uses their memory again. Parameters stay."""
-    own = {param.untyped_storage().data_ptr(): param for param in params if param.is_leaf and not isinstance(param, QuantizedTensor)}
+    held = [tensor for param in params if param.is_leaf for tensor in (param.get_data_tensors() if isinstance(param, QuantizedTensor) else (param,))]
+    own = {tensor.untyped_storage().data_ptr(): tensor for tensor in held if tensor is not None}
     theirs = {value.untyped_storage().data_ptr() for value in seen}.difference(own)
     kept.versions = []
     for saved in kept.saved:

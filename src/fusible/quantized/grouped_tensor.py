@@ -12,6 +12,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kind_of_grouped
 from fusible.quantized.saving import register_saved
+from fusible.quantized.storage import note_written
 from fusible.quantized.tensor import QuantizedTensor
 from fusible.tex.grouped_call import layout_of_grouped
 
@@ -86,6 +87,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         flat = tensor.detach().reshape(-1)
         parts = flat.split([math.prod(shape) for shape in shapes])
         self.quantize([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], noop_flag)
+        note_written(self)
         return self
 
     def _arranged(self) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,7 @@ from fusible.errors import DTypeError, NotServedError, expected
 from fusible.quantized import block_recipes, recipe
 from fusible.quantized.formats import FP8_MAX
 from fusible.quantized.saving import register_saved
-from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage
+from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
 from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
 
@@ -55,7 +55,9 @@ class Quantizer:
         if isinstance(tensor, QuantizedTensorStorage):
             tensor = tensor.dequantize()
         if out is not None:
-            return self.update_quantized(tensor, out)
+            written = self.update_quantized(tensor, out)
+            note_written(out)
+            return written
         if not self.internal and isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
             return _Quantize.apply(tensor, self)
         return self.quantize_impl(tensor)

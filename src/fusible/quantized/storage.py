@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
+from torch.autograd.graph import increment_version
 
 from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex import DType
 
-__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of"]
+__all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_written"]
 
 
 class QuantizedTensorStorage:
@@ -29,6 +30,7 @@ class QuantizedTensorStorage:
         if isinstance(tensor, QuantizedTensorStorage):
             tensor = tensor.dequantize()
         self._get_quantizer().with_usages(**self.get_usages()).update_quantized(tensor, self, noop_flag=noop_flag)
+        note_written(self)
         return self
 
     def update_quantizer(self, quantizer: Any) -> None:
@@ -226,6 +228,12 @@ class FieldStorage(QuantizedTensorStorage):
 
     def __copy__(self) -> Self:
         return type(self)(**self.get_metadata())
+
+
+def note_written(storage: Any) -> None:
+    """Let torch know that kernels have written to the data of ``storage``, of which it sees nothing: a backward that still needs it must raise."""
+    data = storage.get_data_tensors() if hasattr(storage, "get_data_tensors") else ()
+    increment_version([tensor for tensor in data if isinstance(tensor, torch.Tensor) and not tensor.is_inference()])
 
 
 def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:

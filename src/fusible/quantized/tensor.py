@@ -107,6 +107,15 @@ class QuantizedTensor(torch.Tensor):
             return _Dequantize.apply(self, dtype)  # pyright: ignore[reportReturnType]
         return self._dequantized(dtype)
 
+    @classmethod
+    def __metadata_guard__(cls, compiled: dict[str, Any], now: dict[str, Any]) -> bool:
+        """Whether a program of ``torch.compile`` for a tensor serves another, by what ``__tensor_flatten__`` says of both: of quantizers that have a
+        state, as delayed scaling's, the options count and the state does not."""
+        (one, first), (other, second) = (_without_quantizer(metadata) for metadata in (compiled, now))
+        if one is None or other is None or one == other:
+            return first == second and one == other
+        return first == second and one.get_usages() == other.get_usages() and one.quantizes_like(other)
+
     @staticmethod
     def over(storage: Any, dtype: torch.dtype) -> QuantizedTensor:
         """The tensor of a nominal ``dtype`` over the fields of a bare storage. Raises ``ArgumentError`` for a storage that has no tensor."""
@@ -240,6 +249,11 @@ class QuantizedTensor(torch.Tensor):
         element = next((getattr(self, f"_{name}") for name in self._OPTIONS if name in ("fp8_dtype", "fp4_dtype")), None)
         told = f"{element.name.removeprefix('kFloat8').removeprefix('kFloat4')}, " if element is not None else ""
         return f"{type(self).__name__}({told}data={self._dequantized(self.dtype)})"
+
+
+def _without_quantizer(metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    others = dict(metadata["nontensor_kwargs"])
+    return others.pop("quantizer", None), {**metadata, "nontensor_kwargs": others}
 
 
 class _Dequantize(torch.autograd.Function):
