@@ -218,7 +218,8 @@ def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> l
 
 def _protect(kept: _Kept, params: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> None:
     """Copy what is kept of the operator's inputs and outputs: the compiler knows nothing of it, and uses their memory again. Parameters stay."""
-    held = [tensor for param in params if param.is_leaf for tensor in (param.get_data_tensors() if isinstance(param, QuantizedTensor) else (param,))]
+    leaves: list[Any] = [param for param in params if param.is_leaf]
+    held = [tensor for param in leaves for tensor in (param.get_data_tensors() if isinstance(param, QuantizedTensor) else (param,))]
     own = {tensor.untyped_storage().data_ptr(): tensor for tensor in held if tensor is not None}
     theirs = {value.untyped_storage().data_ptr() for value in seen}.difference(own)
     kept.versions = []
