@@ -17,6 +17,7 @@ from fusible.pytorch.autocast import autocast
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
+from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 from fusible.quantized import Recipe
@@ -115,7 +116,7 @@ class OperationFuser(PipelineRunner):
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         if plan.delayed is not None:
             for position, op in enumerate(self.basic_ops):
-                vars(op)["_ran_in"] = self._own_ref, position, plan.delayed
+                vars(op)["_ran_in"] = RanIn(self._own_ref, position, plan.delayed)
         if self._prepared:
             first = plan.backward[0].start if with_grad and plan.backward else len(plan.ops)
             for position, op in self._prepared:

@@ -16,15 +16,16 @@ from torch import nn
 
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
-from fusible.nvte import PassKind, current_pass
+from fusible.nvte import PassKind
 from fusible.ops import Op
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
 from fusible.pytorch.ops.entry import check_channel, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
+from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.tracing import traced_operations
 from fusible.pytorch.runner import BoundOp
-from fusible.quantized import Float8Quantizer, QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState, ScalingState
+from fusible.quantized import Float8Quantizer, QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
 
@@ -130,8 +131,7 @@ class BasicOperation(FusibleOperation):
     num_extra_outputs: int = 0
     remakes_op = True
     _entry: BoundOp | None = None
-    _ran_in: tuple[Any, int, Any] | None = None
-    """By a weak reference the fuser that ran it last under delayed scaling, its place there, and the recipe."""
+    _ran_in: RanIn | None = None
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -224,34 +224,18 @@ class BasicOperation(FusibleOperation):
         self._quantizers, self._recipe = made, recipe
 
     def get_quantizer(self, mode: Mode, index: int) -> Quantizer | None:
-        """The quantizer of a pass's ``index``-th tensor under the recipe in force; None where nothing is quantized.
-
-        One of delayed scaling is a copy of the state: it has the scale by which the next training call will quantize that tensor in the pipeline that
-        ran the operation last, and the largest magnitude seen since that scale was made. Ask again after a call.
-        """
+        """The quantizer of a pass's ``index``-th tensor under the recipe in force; None where nothing is quantized. One of delayed scaling has the
+        scale by which the next training call will quantize that tensor, of the pipeline that ran the operation last; ask again after a call."""
         if not 0 <= index < self.num_quantizers(mode):
             of = f"{type(self).__name__}.get_quantizer({mode!r}, index)"
             raise ArgumentError(expected(f"an index below {self.num_quantizers(mode)}", of=of, got=index, do="name a quantizer that it has"))
         quantizer = None if self._quantizers is None else self._quantizers[mode][index]
-        if isinstance(quantizer, Float8Quantizer) and not current_pass().scales:  # within a pass it has that pass's scale
-            self._show_state(quantizer, mode, self.quantized_names(mode)[index])
+        if self._ran_in is not None and isinstance(quantizer, Float8Quantizer):
+            self._ran_in.show(quantizer, mode, self.quantized_names(mode)[index])
         return quantizer
 
-    def _show_state(self, quantizer: Float8Quantizer, mode: Mode, name: str) -> None:
-        """Give a quantizer the scale and the amax of its slot, if the operation has run under delayed scaling."""
-        found, position, recipe = self._ran_in or (None, 0, None)
-        fuser = found() if found is not None else None
-        snapshot = fuser.scaling.upcoming(recipe) if fuser is not None else None
-        if snapshot is None:
-            return
-        state: ScalingState = getattr(snapshot, mode)
-        slot = f"{position}.{name}"
-        if slot in state.slots:
-            i = state.slots.index(slot)
-            quantizer.scale, quantizer.amax = state.scale[i : i + 1].clone(), state.amax_history[0, i : i + 1].clone()
-
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_ran_in"}
+        return {**super().__getstate__(), "_ran_in": None}
 
     def get_input_quantizer(self) -> Quantizer | None:
         return self.get_quantizer("forward", 0) if self.num_quantizers("forward") else None
