@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -262,3 +264,11 @@ def test_a_backward_computes_with_the_weights_that_forward_quantized(recipe: str
         y.square().sum().backward()
         found.append([x.grad, *(p.grad for p in model.parameters())])
     assert all(same(found[0], grads) for grads in found[1:])
+
+
+def test_copies_of_an_operation_have_run_nowhere() -> None:
+    model = ops.Sequential(ops.Linear(WIDTH, WIDTH))
+    step(model, DELAYED, 0)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        (linear,) = [op for op in copied[0].basic_operations() if op.num_quantizers("forward") == 2]
+        assert vars(linear)["_ran_in"] is None and linear.get_quantizer("forward", 0) is not None

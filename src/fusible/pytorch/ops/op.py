@@ -22,10 +22,10 @@ from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
 from fusible.pytorch.ops.entry import check_channel, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
-from fusible.pytorch.ops.ran_in import RanIn
+from fusible.pytorch.ops.ran_in import shown
 from fusible.pytorch.ops.tracing import traced_operations
 from fusible.pytorch.runner import BoundOp
-from fusible.quantized import Float8Quantizer, QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
+from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
 
@@ -131,7 +131,6 @@ class BasicOperation(FusibleOperation):
     num_extra_outputs: int = 0
     remakes_op = True
     _entry: BoundOp | None = None
-    _ran_in: RanIn | None = None
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -224,18 +223,11 @@ class BasicOperation(FusibleOperation):
         self._quantizers, self._recipe = made, recipe
 
     def get_quantizer(self, mode: Mode, index: int) -> Quantizer | None:
-        """The quantizer of a pass's ``index``-th tensor under the recipe in force; None where nothing is quantized. One of delayed scaling has the
-        scale by which the next training call will quantize that tensor, of the pipeline that ran the operation last; ask again after a call."""
+        """The quantizer of a pass's ``index``-th tensor under the recipe in force, with the scale that comes next; None where there is none."""
         if not 0 <= index < self.num_quantizers(mode):
             of = f"{type(self).__name__}.get_quantizer({mode!r}, index)"
             raise ArgumentError(expected(f"an index below {self.num_quantizers(mode)}", of=of, got=index, do="name a quantizer that it has"))
-        quantizer = None if self._quantizers is None else self._quantizers[mode][index]
-        if self._ran_in is not None and isinstance(quantizer, Float8Quantizer):
-            self._ran_in.show(quantizer, mode, self.quantized_names(mode)[index])
-        return quantizer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ran_in": None}
+        return None if self._quantizers is None else shown(self, mode, index)
 
     def get_input_quantizer(self) -> Quantizer | None:
         return self.get_quantizer("forward", 0) if self.num_quantizers("forward") else None

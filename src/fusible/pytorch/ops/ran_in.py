@@ -6,12 +6,13 @@ import weakref
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fusible.nvte import current_pass
-from fusible.quantized import DelayedScaling, Float8Quantizer, ScalingState
+from fusible.quantized import DelayedScaling, Float8Quantizer, Quantizer, ScalingState
 
 if TYPE_CHECKING:
+    from fusible.pytorch.ops.op import BasicOperation
     from fusible.pytorch.runner import PipelineRunner
 
-__all__ = ["RanIn"]
+__all__ = ["RanIn", "shown"]
 
 
 class RanIn(NamedTuple):
@@ -33,3 +34,17 @@ class RanIn(NamedTuple):
         if slot in state.slots:
             i = state.slots.index(slot)
             quantizer.scale, quantizer.amax = state.scale[i : i + 1].clone(), state.amax_history[0, i : i + 1].clone()
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A copy of the operation, or one that is loaded, has run nowhere."""
+        return type(None), ()
+
+
+def shown(operation: BasicOperation, mode: Literal["forward", "backward"], index: int) -> Quantizer | None:
+    """The ``index``-th quantizer of an operation; one of delayed scaling with the state of the pipeline that ran the operation last. It is the same
+    object each time, which has the scale of the moment when it was asked for."""
+    quantizer = operation._quantizers[mode][index] if operation._quantizers is not None else None
+    ran_in: RanIn | None = vars(operation).get("_ran_in")
+    if ran_in is not None and isinstance(quantizer, Float8Quantizer):
+        ran_in.show(quantizer, mode, operation.quantized_names(mode)[index])
+    return quantizer
