@@ -218,9 +218,8 @@ def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> l
 
 def _protect(kept: _Kept, params: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> None:
     """Copy what is kept of the operator's inputs and outputs: the compiler knows nothing of it, and uses their memory again. Parameters stay."""
-    leaves: list[Any] = [param for param in params if param.is_leaf]
-    held = [tensor for param in leaves for tensor in (param.get_data_tensors() if isinstance(param, QuantizedTensor) else (param,))]
-    own = {tensor.untyped_storage().data_ptr(): tensor for tensor in held if tensor is not None}
+    held = [tensor for param in params if param.is_leaf for tensor in _memories(param)]
+    own = {tensor.untyped_storage().data_ptr(): tensor for tensor in held}
     theirs = {value.untyped_storage().data_ptr() for value in seen}.difference(own)
     kept.versions = []
     for saved in kept.saved:
@@ -230,6 +229,11 @@ def _protect(kept: _Kept, params: Sequence[torch.Tensor], seen: Sequence[torch.T
                 saved[i] = tensor.clone()
             elif memory in own:
                 kept.versions.append((own[memory], own[memory]._version))
+
+
+def _memories(param: Any) -> list[torch.Tensor]:
+    """The tensors that hold a parameter's values."""
+    return [tensor for tensor in param.get_data_tensors() if tensor is not None] if isinstance(param, QuantizedTensor) else [param]
 
 
 def _ticket(kept: _Kept) -> torch.Tensor:

@@ -139,7 +139,7 @@ def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None)
         return None
     scales = tuple([snapshot.values[slot] for slot in arg.slots]) if snapshot is not None else ()
     version = None if parameter.is_inference() else parameter._version
-    return parameter.data_ptr(), version, parameter.dtype, parameter.shape, parameter.stride(), scales
+    return parameter.data_ptr(), version, parameter.dtype, parameter.shape, scales
 
 
 class _Fields(tuple[Any, ...]):

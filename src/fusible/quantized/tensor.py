@@ -43,6 +43,7 @@ class QuantizedTensor(torch.Tensor):
     _of_rows: Any
     _row_step: Any
     fsdp_extract_buffers: Any
+    get_data_tensors: Any
     get_metadata: Any
     get_usages: Any
     quantize_: Any

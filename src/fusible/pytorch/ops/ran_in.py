@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fusible.nvte import current_pass
 from fusible.quantized import DelayedScaling, Float8Quantizer, Quantizer, ScalingState
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation
-    from fusible.pytorch.runner import PipelineRunner
 
 __all__ = ["RanIn", "shown"]
 
@@ -18,7 +17,8 @@ __all__ = ["RanIn", "shown"]
 class RanIn(NamedTuple):
     """The pipeline that ran an operation last, its place there, and the recipe."""
 
-    runner: weakref.ref[PipelineRunner]
+    runner: weakref.ref[Any]
+    """A ``PipelineRunner``."""
     position: int
     recipe: DelayedScaling
 
