@@ -23,7 +23,7 @@ void attention_backward(const StridedView& q, const StridedView& k, const Stride
                         std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, int num_threads);
 
 /// Puts new keys or values where a cache has their places; see the stub.
-void copy_to_cache(const StridedView& tokens, const StridedView& cache, const OptionalView& table, const TensorView& new_lengths,
-                   const TensorView& cached_lengths, bool paged, int num_threads);
+void copy_to_cache(const StridedView& new_k, const StridedView& k_cache, const StridedView& new_v, const StridedView& v_cache,
+                   const OptionalView& table, const TensorView& new_lengths, const TensorView& cached_lengths, bool paged, int num_threads);
 
 }  // namespace fusible

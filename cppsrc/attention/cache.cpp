@@ -1,20 +1,15 @@
 // New keys and values go where a cache has their places.
+#include <algorithm>
 #include <cstring>
 
 #include "attention/problem.hpp"
 #include "cast/checks.hpp"
+#include "runtime/indices.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
 
 namespace {
-
-const std::int32_t* read_int32(const TensorView& view, const char* name, std::int64_t count) {
-    check_dtype(view, name, view.dtype == DType::Int32, "int32");
-    if (view.numel() < count)
-        throw ShapeError(expected(std::to_string(count) + " elements", name, std::to_string(view.numel()), "pass one a sequence"));
-    return view.as<const std::int32_t>();
-}
 
 /// Where a sequence's tokens come from and go to.
 struct Move {
@@ -34,18 +29,28 @@ class Cache {
         return cache_.at(table_[sequence * max_pages_ + position / cache_.tokens], position % cache_.tokens, head);
     }
 
+    /// Raises for what is not in the tensors.
     Move read(std::int64_t i, const std::int32_t* added, const std::int32_t* cached) const {
-        Move m{tokens_.flat ? added[i] : 0, added[i + 1] - added[i], cached[i + 1] - cached[i], i};
+        Move m{tokens_.flat ? added[i] : 0, length_of(added, i), length_of(cached, i), i};
         if (!paged_ && table_ != nullptr) m.from = table_[i];
-        const std::int64_t room = paged_ ? max_pages_ * cache_.tokens : cache_.tokens;
-        if (m.added < 0 || m.cached < m.added || m.cached > room || m.start + m.added > tokens_.tokens || (!paged_ && m.from >= cache_.batches))
+        if (!paged_) check_index(m.from, cache_.batches, "a row of the cache", "table");
+        const std::int64_t room = paged_ ? product(max_pages_, cache_.tokens, "table") : cache_.tokens;
+        if (m.cached < m.added || m.cached > room)
             throw ArgumentError(expected("new tokens that fit in " + std::to_string(room), "a KV cache",
                                          std::to_string(m.added) + " of " + std::to_string(m.cached), "check the lengths"));
+        if (m.start + m.added > tokens_.tokens)
+            throw ArgumentError(expected("new tokens among " + std::to_string(tokens_.tokens), "new_lengths",
+                                         std::to_string(m.start) + " to " + std::to_string(m.start + m.added), "check the lengths"));
         for (std::int64_t page = 0; paged_ && page < ceil_div(m.cached, cache_.tokens); ++page)
-            if (table_[i * max_pages_ + page] < 0 || table_[i * max_pages_ + page] >= cache_.batches)
-                throw ArgumentError(expected("pages below " + std::to_string(cache_.batches), "page_table",
-                                             std::to_string(table_[i * max_pages_ + page]), "check the table"));
+            check_index(table_[i * max_pages_ + page], cache_.batches, "a page", "table");
         return m;
+    }
+
+    /// The pages that `add` writes to.
+    void written(std::int64_t i, const Move& m, std::vector<std::int64_t>& pages) const {
+        if (m.added == 0) return;
+        for (std::int64_t page = (m.cached - m.added) / cache_.tokens; page <= (m.cached - 1) / cache_.tokens; ++page)
+            pages.push_back(table_[i * max_pages_ + page]);
     }
 
     void add(std::int64_t i, const Move& m) const {
@@ -78,41 +83,70 @@ class Cache {
     bool paged_;
 };
 
-}  // namespace
-
-void copy_to_cache(const StridedView& tokens, const StridedView& cache, const OptionalView& table, const TensorView& new_lengths,
-                   const TensorView& cached_lengths, bool paged, int num_threads) {
-    check_threads(num_threads);
-    const TokenView from = read_tokens(tokens, "tokens");
-    const TokenView to = read_tokens(cache, "cache");
-    check_dtype(tokens, "tokens", tokens.dtype == cache.dtype, name_of(cache.dtype));
+/// The keys or the values of a call: their tokens and their cache, checked.
+Cache read_pair(const StridedView& tokens, const char* tokens_name, const StridedView& cache, const char* name, const std::int32_t* table,
+                std::int64_t max_pages, bool paged, std::int64_t count) {
+    const TokenView from = read_tokens(tokens, tokens_name);
+    const TokenView to = read_tokens(cache, name);
+    check_apart(cache, name);
+    check_dtype(tokens, tokens_name, tokens.dtype == cache.dtype, name_of(cache.dtype));
     if (to.flat || from.heads != to.heads || from.cols != to.cols)
-        throw ShapeError(expected("[pages, page size, heads, width] with the tokens' heads and width", "cache", cache.shape_text(), "reshape it"));
-    const std::int64_t count = std::max<std::int64_t>(1, new_lengths.numel()) - 1;
-    if (paged && !table) throw ArgumentError(expected("a table", "page_table", "None", "pass one with a paged cache"));
+        throw ShapeError(expected("[pages, page size, heads, width] with the tokens' heads and width", name, cache.shape_text(), "reshape it"));
+    if (paged && to.tokens < 1) throw ShapeError(expected("pages of at least one token", name, cache.shape_text(), "make larger pages"));
     if ((!from.flat && from.batches < count) || (!paged && to.batches < count))
-        throw ShapeError(expected(std::to_string(count) + " sequences", "tokens and cache", tokens.shape_text() + " and " + cache.shape_text(),
-                                  "pass a row for each"));
-    const std::int64_t max_pages = paged ? table->cols() : 1;
-    const std::int32_t* pages = table ? read_int32(*table, "page_table", count * max_pages) : nullptr;
-    const std::int32_t* added = read_int32(new_lengths, "new_lengths", count + 1);
-    const std::int32_t* cached = read_int32(cached_lengths, "cached_lengths", count + 1);
+        throw ShapeError(expected(std::to_string(count) + " sequences", std::string(tokens_name) + " and " + name,
+                                  tokens.shape_text() + " and " + cache.shape_text(), "pass a row for each"));
+    return {from, to, table, max_pages, paged};
+}
 
-    const Cache cells(from, to, pages, max_pages, paged);
+std::vector<Move> read_moves(const Cache& cells, std::int64_t count, const std::int32_t* added, const std::int32_t* cached) {
     std::vector<Move> moves;
     for (std::int64_t i = 0; i < count; ++i) moves.push_back(cells.read(i, added, cached));
-    const std::size_t bytes = static_cast<std::size_t>(from.batches * from.tokens * from.heads * from.cols * from.width);
-    const int threads = threads_for(num_threads, bytes);
-    const auto sequences = static_cast<std::size_t>(count);
+    return moves;
+}
+
+/// Whether two sequences write to one page, so that the later one is to win.
+bool share_pages(const Cache& cells, const std::vector<Move>& moves) {
+    std::vector<std::int64_t> pages;
+    for (std::size_t i = 0; i < moves.size(); ++i) cells.written(static_cast<std::int64_t>(i), moves[i], pages);
+    std::sort(pages.begin(), pages.end());
+    return std::adjacent_find(pages.begin(), pages.end()) != pages.end();
+}
+
+void put(const Cache& cells, const std::vector<Move>& moves, int threads) {
     // All are taken out before any is put in: a sequence may go where another one has been.
-    std::vector<std::vector<std::uint8_t>> moved(sequences);
-    for (std::size_t i = 0; i < sequences; ++i)
+    std::vector<std::vector<std::uint8_t>> moved(moves.size());
+    for (std::size_t i = 0; i < moves.size(); ++i)
         if (moves[i].from != static_cast<std::int64_t>(i)) cells.save(moves[i], moved[i]);
-    parallel_for(sequences, threads, [&](std::size_t i) {
+    parallel_for(moves.size(), threads, [&](std::size_t i) {
         const auto sequence = static_cast<std::int64_t>(i);
         if (moves[i].from != sequence) cells.restore(sequence, moves[i], moved[i]);
         cells.add(sequence, moves[i]);
     });
+}
+
+}  // namespace
+
+void copy_to_cache(const StridedView& new_k, const StridedView& k_cache, const StridedView& new_v, const StridedView& v_cache,
+                   const OptionalView& table, const TensorView& new_lengths, const TensorView& cached_lengths, bool paged, int num_threads) {
+    check_threads(num_threads);
+    const std::int64_t count = std::max<std::int64_t>(1, new_lengths.numel()) - 1;
+    if (paged && !table) throw ArgumentError(expected("a table", "table", "None", "pass one with a paged cache"));
+    const std::int64_t max_pages = paged ? table->cols() : 1;
+    const std::int32_t* pages = table ? read_indices(*table, "table", product(count, max_pages, "table")) : nullptr;
+    const std::int32_t* added = read_indices(new_lengths, "new_lengths", count + 1);
+    const std::int32_t* cached = read_indices(cached_lengths, "cached_lengths", count + 1);
+    check_cumulative(added, count, "new_lengths");
+    check_cumulative(cached, count, "cached_lengths");
+    const Cache keys = read_pair(new_k, "new_k", k_cache, "k_cache", pages, max_pages, paged, count);
+    const Cache values = read_pair(new_v, "new_v", v_cache, "v_cache", pages, max_pages, paged, count);
+    const std::vector<Move> moves_k = read_moves(keys, count, added, cached);
+    const std::vector<Move> moves_v = read_moves(values, count, added, cached);
+
+    const auto bytes = static_cast<std::size_t>(new_k.numel() + new_v.numel()) * size_of(new_k.dtype);
+    const int threads = paged && (share_pages(keys, moves_k) || share_pages(values, moves_v)) ? 1 : threads_for(num_threads, bytes);
+    put(keys, moves_k, threads);
+    put(values, moves_v, threads);
 }
 
 }  // namespace fusible

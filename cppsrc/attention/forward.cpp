@@ -351,6 +351,7 @@ void attention_forward(const StridedView& q, const StridedView& k, const Strided
     const TokenView o = read_like(out, "out", problem.q, problem.v.cols);
     const TokenView row_stats = read_statistics(stats, "stats", problem.q);
     const TokenView row_largest = read_statistics(largest, "largest", problem.q);
+    for (const auto& [view, name] : {std::pair(&out, "out"), std::pair(&stats, "stats"), std::pair(&largest, "largest")}) check_apart(*view, name);
     Forward(problem, o, row_stats, row_largest, threads_for(num_threads, problem.work())).run();
 }
 

@@ -1,6 +1,7 @@
 #include "attention/problem.hpp"
 
 #include "cast/checks.hpp"
+#include "runtime/indices.hpp"
 #include "runtime/select.hpp"
 
 namespace fusible {
@@ -14,12 +15,8 @@ std::string shape_of(const TokenView& view) {
     return "[" + batches + std::to_string(view.tokens) + ", " + std::to_string(view.heads) + ", " + std::to_string(view.cols) + "]";
 }
 
-const std::int32_t* read_integers(const OptionalView& view, const char* name, std::int64_t at_least) {
-    if (!view) return nullptr;
-    check_dtype(*view, name, view->dtype == DType::Int32, "int32");
-    if (view->numel() < at_least)
-        throw ShapeError(expected(std::to_string(at_least) + " elements", name, std::to_string(view->numel()), "pass one a sequence"));
-    return view->as<const std::int32_t>();
+const std::int32_t* read_optional(const OptionalView& view, const char* name, std::int64_t at_least) {
+    return view ? read_indices(*view, name, at_least) : nullptr;
 }
 
 /// How long a sequence is, where it begins in its batch, and how many rows memory has for it.
@@ -29,31 +26,59 @@ struct Extent {
     std::int64_t rows;
 };
 
+/// What the arguments of a side are called, for messages.
+struct SideNames {
+    const char* tokens;
+    const char* lengths;
+    const char* starts;
+};
+
 class Side {
   public:
     Side(const TokenView& view, const OptionalView& lengths, const OptionalView& starts, std::int64_t sequences, std::int64_t tokens,
-         const char* name)
-        : view_(view), tokens_(tokens), name_(name) {
-        if (view.flat && !lengths) throw ArgumentError(expected("cumulative lengths", name, "None", "pass them for [t, heads, width]"));
-        lengths_ = read_integers(lengths, name, sequences + 1);
-        starts_ = view.flat ? read_integers(starts, name, sequences) : nullptr;
+         const SideNames& names)
+        : view_(view), tokens_(tokens), names_(names) {
+        if (view.flat && !lengths) throw ArgumentError(expected("cumulative lengths", names.tokens, "None", "pass them for [t, heads, width]"));
+        lengths_ = read_optional(lengths, names.lengths, sequences + 1);
+        starts_ = view.flat ? read_optional(starts, names.starts, sequences) : nullptr;
+        if (lengths_ == nullptr) return;
+        check_cumulative(lengths_, sequences, names.lengths);
+        std::int64_t end = 0;
+        for (std::int64_t i = 0; i < sequences; ++i) end = checked_end(i, end);
     }
 
     Extent at(std::int64_t i) const {
         if (lengths_ == nullptr) return {0, tokens_, tokens_};
-        const std::int64_t length = lengths_[i + 1] - lengths_[i];
+        const std::int64_t length = length_of(lengths_, i);
         if (!view_.flat) return {0, length, tokens_};
-        const std::int64_t start = starts_ != nullptr ? starts_[i] : lengths_[i];
-        if (length < 0 || start < 0 || start + length > tokens_)
-            throw ArgumentError(expected("tokens among " + std::to_string(tokens_), name_,
-                                         std::to_string(start) + " to " + std::to_string(start + length), "check the cumulative lengths"));
-        return {start, length, length};
+        return {start_of(i), length, length};
     }
 
   private:
+    std::int64_t start_of(std::int64_t i) const { return starts_ != nullptr ? starts_[i] : lengths_[i]; }
+
+    /// Where sequence i ends, of those that lie one after another. No two may share a token: a gradient is written to each.
+    std::int64_t checked_end(std::int64_t i, std::int64_t end) const {
+        const std::int64_t length = length_of(lengths_, i);
+        if (!view_.flat) {
+            if (length > tokens_)
+                throw ArgumentError(expected("sequences of at most " + std::to_string(tokens_) + " tokens", names_.lengths, std::to_string(length),
+                                             "pass the lengths of the tensors"));
+            return 0;
+        }
+        const std::int64_t start = start_of(i);
+        if (start < 0 || start + length > tokens_)
+            throw ArgumentError(expected("tokens among " + std::to_string(tokens_), names_.lengths,
+                                         std::to_string(start) + " to " + std::to_string(start + length), "check the cumulative lengths"));
+        if (length > 0 && start < end)
+            throw ArgumentError(expected("sequences that begin past the ones before", names_.starts,
+                                         std::to_string(start) + " before " + std::to_string(end), "check the cumulative lengths"));
+        return length > 0 ? start + length : end;
+    }
+
     const TokenView& view_;
     std::int64_t tokens_;
-    const char* name_;
+    SideNames names_;
     const std::int32_t* lengths_;
     const std::int32_t* starts_;
 };
@@ -68,20 +93,21 @@ std::int64_t count_sequences(const Problem& p, const Rules& rules) {
 void check_pages(const Problem& p, const Sequence& s) {
     const std::int64_t used = ceil_div(s.keys, p.k.tokens);
     for (const auto* table : {p.pages_k, p.pages_v})
-        for (std::int64_t i = 0; i < used; ++i) {
-            const std::int64_t page = table[s.index * p.max_pages + i];
-            if (page < 0 || page >= p.k.batches)
-                throw ArgumentError(expected("a page below " + std::to_string(p.k.batches), "a page table", std::to_string(page), "check the table"));
-        }
+        for (std::int64_t i = 0; i < used; ++i) check_index(table[s.index * p.max_pages + i], p.k.batches, "a page", "a page table");
 }
 
 void read_pages(Problem& p, const Rules& rules, std::int64_t sequences) {
     p.pages_k = p.pages_v = nullptr;
     p.max_pages = 0;
     if (!rules.page_table_k) return;
+    if (p.k.flat || p.k.tokens < 1)
+        throw ShapeError(expected("pages [pages, page size, heads, width] of at least one token", "k", shape_of(p.k), "make larger pages"));
     p.max_pages = rules.page_table_k->cols();
-    p.pages_k = read_integers(rules.page_table_k, "page_table_k", sequences * p.max_pages);
-    p.pages_v = rules.page_table_v ? read_integers(rules.page_table_v, "page_table_v", sequences * p.max_pages) : p.pages_k;
+    if (rules.page_table_v && rules.page_table_v->cols() != p.max_pages)
+        throw ShapeError(expected("rows of " + std::to_string(p.max_pages) + " pages", "page_table_v", rules.page_table_v->shape_text(),
+                                  "pass tables of one shape"));
+    p.pages_k = read_optional(rules.page_table_k, "page_table_k", product(sequences, p.max_pages, "page_table_k"));
+    p.pages_v = rules.page_table_v ? read_optional(rules.page_table_v, "page_table_v", product(sequences, p.max_pages, "page_table_v")) : p.pages_k;
 }
 
 void read_sequences(Problem& p, const Rules& r) {
@@ -90,16 +116,17 @@ void read_sequences(Problem& p, const Rules& r) {
     const bool paged = p.pages_k != nullptr;
     if (!paged && !p.k.flat && p.k.batches < count)
         throw ShapeError(expected(std::to_string(count) + " sequences", "k", std::to_string(p.k.batches), "pass keys for each"));
-    const Side queries(p.q, r.lengths_q, r.starts_q, count, p.q.tokens, "q");
-    const Side keys(p.k, r.lengths_kv, r.starts_kv, count, paged ? p.max_pages * p.k.tokens : p.k.tokens, "k");
+    const Side queries(p.q, r.lengths_q, r.starts_q, count, p.q.tokens, {"q", "lengths_q", "starts_q"});
+    const std::int64_t most_keys = paged ? product(p.max_pages, p.k.tokens, "page_table_k") : p.k.tokens;
+    const Side keys(p.k, r.lengths_kv, r.starts_kv, count, most_keys, {"k", "lengths_kv", "starts_kv"});
     for (std::int64_t i = 0; i < count; ++i) {
         const Extent q = queries.at(i);
         const Extent kv = keys.at(i);
         const std::int64_t end = kv.length - q.length;
         const std::int64_t diagonal = r.window_bottom_right ? end : 0;
         Sequence s{i, q.start, kv.start, q.rows, 0, 0, kUnbounded, kUnbounded};
-        s.queries = std::clamp<std::int64_t>(q.length, 0, q.rows);
-        s.keys = std::clamp<std::int64_t>(kv.length, 0, kv.rows);
+        s.queries = q.length;
+        s.keys = kv.length;
         if (r.causal) s.ahead = r.causal_bottom_right ? end : 0;
         if (r.window_right >= 0) s.ahead = std::min(s.ahead, diagonal + r.window_right);
         if (r.window_left >= 0) s.behind = r.window_left - diagonal;

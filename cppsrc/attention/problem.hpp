@@ -97,8 +97,8 @@ struct Problem {
     std::int64_t share() const { return q.heads / k.heads; }
 
     std::uint64_t counter(std::int64_t sequence, std::int64_t head, std::int64_t query, std::int64_t key) const {
-        return first_counter + static_cast<std::uint64_t>((sequence * q.heads + head) * max_seqlen_q + query) * dropout.width +
-               static_cast<std::uint64_t>(key);
+        const auto row = static_cast<std::uint64_t>(sequence * q.heads + head) * static_cast<std::uint64_t>(max_seqlen_q);
+        return first_counter + (row + static_cast<std::uint64_t>(query)) * dropout.width + static_cast<std::uint64_t>(key);
     }
 
     /// About the bytes that the work on all scores is worth.

@@ -7,16 +7,16 @@ namespace fusible {
 void bind_activations(pybind11::module_& m) {
     using pybind11::arg;
     const auto none = pybind11::none();
-    m.def("activation", wrap(activation), arg("name"), arg("src"), arg("dst"), arg("dtype"), arg("dst_transposed") = none, arg("scale") = 1.0,
-          arg("amax") = none, arg("accumulate_amax") = false, arg("num_threads") = 0);
-    m.def("activation_backward", wrap(activation_backward), arg("name"), arg("grad"), arg("src"), arg("dst"), arg("dtype"),
+    m.def("activation", wrap(activation, reads<2, 6>), arg("name"), arg("src"), arg("dst"), arg("dtype"), arg("dst_transposed") = none,
+          arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("num_threads") = 0);
+    m.def("activation_backward", wrap(activation_backward, reads<2, 3, 7>), arg("name"), arg("grad"), arg("src"), arg("dst"), arg("dtype"),
           arg("dst_transposed") = none, arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("bias_grad") = none,
           arg("num_threads") = 0);
-    m.def("gated_activation", wrap(gated_activation), arg("name"), arg("src"), arg("dst"), arg("dtype"), arg("dst_transposed") = none,
+    m.def("gated_activation", wrap(gated_activation, reads<2, 6>), arg("name"), arg("src"), arg("dst"), arg("dtype"), arg("dst_transposed") = none,
           arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("beta1") = 4.0, arg("beta2") = 25.0, arg("limit") = 7.0,
           arg("alpha") = 1.702, arg("offset") = 1.0, arg("num_threads") = 0);
-    m.def("gated_activation_backward", wrap(gated_activation_backward), arg("name"), arg("grad"), arg("src"), arg("dst"), arg("dtype"),
-          arg("dst_transposed") = none, arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("beta1") = 4.0,
+    m.def("gated_activation_backward", wrap(gated_activation_backward, reads<2, 3, 7>), arg("name"), arg("grad"), arg("src"), arg("dst"),
+          arg("dtype"), arg("dst_transposed") = none, arg("scale") = 1.0, arg("amax") = none, arg("accumulate_amax") = false, arg("beta1") = 4.0,
           arg("beta2") = 25.0, arg("limit") = 7.0, arg("alpha") = 1.702, arg("offset") = 1.0, arg("num_threads") = 0);
 }
 

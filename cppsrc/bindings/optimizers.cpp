@@ -6,11 +6,11 @@ namespace fusible {
 
 void bind_optimizers(pybind11::module_& m) {
     using pybind11::arg;
-    m.def("multi_tensor_adam", wrap(multi_tensor_adam), arg("gradients"), arg("weights"), arg("first"), arg("second"), arg("masters"), arg("lr"),
-          arg("beta1"), arg("beta2"), arg("epsilon"), arg("correction1"), arg("correction2"), arg("decoupled"), arg("weight_decay"),
+    m.def("multi_tensor_adam", wrap(multi_tensor_adam, reads<1>), arg("gradients"), arg("weights"), arg("first"), arg("second"), arg("masters"),
+          arg("lr"), arg("beta1"), arg("beta2"), arg("epsilon"), arg("correction1"), arg("correction2"), arg("decoupled"), arg("weight_decay"),
           arg("num_threads") = 0);
-    m.def("multi_tensor_l2norm", wrap(multi_tensor_l2norm), arg("tensors"), arg("num_threads") = 0);
-    m.def("multi_tensor_scale", wrap(multi_tensor_scale), arg("inputs"), arg("outputs"), arg("scale"), arg("num_threads") = 0);
+    m.def("multi_tensor_l2norm", wrap(multi_tensor_l2norm, reads<1>), arg("tensors"), arg("num_threads") = 0);
+    m.def("multi_tensor_scale", wrap(multi_tensor_scale, reads<1>), arg("inputs"), arg("outputs"), arg("scale"), arg("num_threads") = 0);
 }
 
 }  // namespace fusible

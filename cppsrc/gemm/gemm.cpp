@@ -347,6 +347,7 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const std::int64_t other = b.transposed ? b.cols : b.rows;
     if (depth != other)
         throw ShapeError(expected(std::to_string(depth) + " in the contracted dimension", "right", std::to_string(other), "check the transposes"));
+    product(rows, cols, "the result");
     const Output out = read_output(dst, dtype, dst_transposed, scale, rows, cols);
     const GeluStep step = read_gelu(gelu, pre_gelu);
     check_wide(bias, "bias", cols);

@@ -7,6 +7,7 @@
 #include "rope/kernels.hpp"
 #include "rope/positions.hpp"
 #include "rope/rotations.hpp"
+#include "runtime/indices.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -35,11 +36,23 @@ Shape shape_of(const StridedView& src, bool packed) {
     if (src.ndim != rank)
         throw ShapeError(expected(std::to_string(rank) + " dimensions", "src", src.shape_text(), "reshape it"));
     const int heads = rank - 2;
+    constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+    if (src.shape[heads] > kMost || src.shape[heads + 1] > kMost)
+        throw ShapeError(expected("heads and widths below 2^31", "src", src.shape_text(), "reshape it"));
     return {src.shape[0], packed ? 1 : src.shape[1], src.strides[0], packed ? 0 : src.strides[1], src.strides[heads],
             static_cast<int>(src.shape[heads]), static_cast<int>(src.shape[heads + 1])};
 }
 
 void check_int32(const TensorView& tensor, const char* name) { check_dtype(tensor, name, tensor.dtype == DType::Int32, "int32"); }
+
+/// Bounds of packed sequences are over all ranks, of which each has as many tokens.
+void check_bounds(const TensorView& cu_seqlens, std::int64_t sequences, std::int64_t tokens) {
+    const std::int32_t* bounds = cu_seqlens.as<const std::int32_t>();
+    check_cumulative(bounds, sequences, "cu_seqlens");
+    if (bounds[sequences] > tokens)
+        throw ArgumentError(expected("sequences that end by token " + std::to_string(tokens), "cu_seqlens", std::to_string(bounds[sequences]),
+                                     "pass the lengths of the tensors"));
+}
 
 void check(const StridedView& src, const TensorView& dst, const TensorView& freqs, const OptionalView& start, const OptionalView& cu_seqlens,
            std::int64_t sequences, int cp_size, int cp_rank, int num_threads) {
@@ -56,6 +69,7 @@ void check(const StridedView& src, const TensorView& dst, const TensorView& freq
                                      "pass a rank of the group"));
     if (cu_seqlens) check_int32(*cu_seqlens, "cu_seqlens");
     if (sequences < 0) throw ShapeError(expected("one bound more than sequences", "cu_seqlens", "none", "pass [0] for no sequence"));
+    if (cu_seqlens) check_bounds(*cu_seqlens, sequences, product(src.shape[0], cp_size, "src"));
     if (!start) return;
     check_int32(*start, "start_positions");
     check_numel(*start, "start_positions", sequences);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <string>
+#include <thread>
 
 #include "fusible/errors.hpp"
 
@@ -46,6 +48,12 @@ bool must_be_serial() {
 #endif
 }
 
+/// OpenMP ends the process where the system has no more threads to give.
+int most_threads() {
+    static const int most = std::max(64, 4 * static_cast<int>(std::thread::hardware_concurrency()));
+    return most;
+}
+
 }  // namespace
 
 void set_num_threads(int count) {
@@ -57,7 +65,7 @@ void set_num_threads(int count) {
 int get_num_threads() {
     if (must_be_serial()) return 1;
     const int chosen = setting.load(std::memory_order_relaxed);
-    return chosen > 0 ? chosen : default_threads();
+    return chosen > 0 ? std::min(chosen, most_threads()) : default_threads();
 }
 
 bool has_openmp() {
@@ -70,17 +78,47 @@ bool has_openmp() {
 
 int threads_for(int requested, std::size_t bytes) {
     if (must_be_serial()) return 1;
-    if (requested > 0) return requested;
+    if (requested > 0) return std::min(requested, most_threads());
     const std::size_t worthwhile = std::max<std::size_t>(1, bytes / kBytesPerThread);
     return static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(get_num_threads()), worthwhile));
 }
+
+#if defined(_OPENMP)
+namespace {
+
+/// The first exception of a parallel region. One that left the region would end the process; so it waits here until all threads are done.
+class FirstError {
+  public:
+    template <class Body>
+    void guard(const Body& body) {
+        if (seen_.load(std::memory_order_relaxed)) return;
+        try {
+            body();
+        } catch (...) {
+            if (!seen_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+        }
+    }
+
+    void rethrow() const {
+        if (error_) std::rethrow_exception(error_);
+    }
+
+  private:
+    std::atomic<bool> seen_{false};
+    std::exception_ptr error_;
+};
+
+}  // namespace
+#endif
 
 void run_tasks(std::size_t count, int threads, Task task, const void* context) {
     [[maybe_unused]] const auto workers = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count));
 #if defined(_OPENMP)
     if (workers > 1) {
+        FirstError error;
 #pragma omp parallel for num_threads(workers) schedule(static)
-        for (std::size_t i = 0; i < count; ++i) task(context, i);
+        for (std::size_t i = 0; i < count; ++i) error.guard([&] { task(context, i); });
+        error.rethrow();
         return;
     }
 #endif

@@ -14,15 +14,16 @@ int get_num_threads();
 
 bool has_openmp();
 
-/// Threads for one call. `requested` > 0 is taken as it is; otherwise work below 64 KiB a thread stays on fewer.
+/// Threads for one call. `requested` > 0 is taken as it is, up to four times the CPU's; otherwise work below 64 KiB a thread stays on fewer.
 /// One thread in a forked child (an OpenMP runtime that has run before the fork can hang there) and inside a parallel region.
 int threads_for(int requested, std::size_t bytes);
 
 using Task = void (*)(const void* context, std::size_t index);
 
+/// Where a task throws, tasks that have not begun are left out, and the first exception is thrown again once all threads have stopped.
 void run_tasks(std::size_t count, int threads, Task task, const void* context);
 
-/// Calls `body(index)` for index in [0, count), each exactly once, in any order. `body` must not throw.
+/// Calls `body(index)` for index in [0, count), each exactly once, in any order. What `body` throws (memory is taken in it) reaches the caller.
 template <class Body>
 void parallel_for(std::size_t count, int threads, const Body& body) {
     run_tasks(

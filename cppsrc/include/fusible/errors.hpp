@@ -15,6 +15,11 @@ struct ArgumentError : Error {
     using Error::Error;
 };
 
+/// A tensor's elements are the negatives of what its memory holds. Of an argument that is only read, a copy is made instead.
+struct NegatedError : ArgumentError {
+    using ArgumentError::ArgumentError;
+};
+
 /// A tensor has the wrong rank, width or number of elements (a ValueError in Python).
 struct ShapeError : Error {
     using Error::Error;

@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <new>
+#include <stdexcept>
 #include <string>
 
 #include "fusible/wrap.hpp"
@@ -15,6 +17,10 @@ inline void raise_as(const char* class_name, const std::exception& error) {
     PyErr_SetString(type.ptr(), error.what());
 }
 
+inline void raise_no_memory() {
+    PyErr_SetString(PyExc_MemoryError, "Expected scratch memory of a native kernel, got none from the system: free some, or make the call smaller.");
+}
+
 inline void translate(std::exception_ptr pointer) {
     try {
         if (pointer) std::rethrow_exception(pointer);
@@ -24,15 +30,21 @@ inline void translate(std::exception_ptr pointer) {
         raise_as("DTypeError", error);
     } catch (const ArgumentError& error) {
         raise_as("ArgumentError", error);
+    } catch (const std::bad_alloc&) {
+        raise_no_memory();
+    } catch (const std::length_error&) {
+        raise_no_memory();  // a container longer than any memory
     }
 }
 
-/// Fills the table of dtypes and registers the exceptions, for the module being loaded alone.
+/// Fills the tables of dtypes and of tensor types and registers the exceptions, for the module being loaded alone.
 inline void set_up_module() {
     py::register_local_exception_translator(translate);
     auto& table = dtype_table();
     if (!table.empty()) return;
-    const py::dict known = py::module_::import("fusible.cpp_extensions.dtypes").attr("TABLE");
+    const py::module_ dtypes = py::module_::import("fusible.cpp_extensions.dtypes");
+    set_up_exchange(dtypes.attr("TENSORS"));
+    const py::dict known = dtypes.attr("TABLE");
     for (const auto& item : known)
         table.emplace_back(item.first.inc_ref().ptr(), static_cast<DType>(item.second.cast<int>()));  // kept for the life of the process
 }

@@ -1,16 +1,20 @@
-// Reads a Python tensor into a view by duck typing: `data_ptr()`, `dtype`, `shape`, and `is_contiguous()` or `stride()`.
+// Reads a Python tensor into a view: by its type's exchange interface, or by duck typing (`data_ptr()`, `dtype`, `shape`, and `is_contiguous()` or
+// `stride()`). Neither needs torch headers; a DLPack capsule would cost several microseconds a tensor.
 //
-// A DLPack capsule costs several microseconds a tensor; these four look-ups cost about 0.3 us, and need no torch headers.
+// This is the one gate of all native functions: what passes it has memory of its own, in which each element lies where shape, strides and dtype say,
+// with the value that it has in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fusible/errors.hpp"
+#include "fusible/exchange.hpp"
 #include "fusible/strided_view.hpp"
 #include "fusible/tensor_view.hpp"
 
@@ -42,6 +46,9 @@ struct AttributeNames {
     PyObject* stride = PyUnicode_InternFromString("stride");
     PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
     PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+    PyObject* is_neg = PyUnicode_InternFromString("is_neg");
+    PyObject* untyped_storage = PyUnicode_InternFromString("untyped_storage");
+    PyObject* storage_offset = PyUnicode_InternFromString("storage_offset");
 };
 
 inline const AttributeNames& names() {
@@ -49,10 +56,20 @@ inline const AttributeNames& names() {
     return instance;
 }
 
+/// Where a tensor cannot say something about itself, its framework's own words why.
+[[noreturn]] inline void refuse_answer(py::handle object, int position) {
+    py::error_already_set error;  // takes the error, which asking for an attribute would clear
+    if (!error.matches(PyExc_Exception) || !PyObject_HasAttr(object.ptr(), names().is_neg)) throw error;
+    std::string words = py::str(error.value()).cast<std::string>();
+    words = words.substr(0, std::min(words.find('\n'), words.find(". ")));
+    throw ArgumentError(expected("a tensor with memory of its own", argument_name(position), "a " + type_name(object) + " that says: " + words,
+                                 "pass an ordinary strided tensor"));
+}
+
 inline py::object attribute(py::handle object, PyObject* name, int position) {
     PyObject* value = PyObject_GetAttr(object.ptr(), name);
     if (value != nullptr) return py::reinterpret_steal<py::object>(value);
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw py::error_already_set();
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) refuse_answer(object, position);
     PyErr_Clear();
     throw DTypeError(expected("a tensor", argument_name(position), type_name(object),
                               "pass an object with data_ptr(), dtype, shape and is_contiguous(), such as a torch.Tensor"));
@@ -65,7 +82,7 @@ inline py::object call(py::handle object, PyObject* method, int position) {
         PyErr_Clear();
         return attribute(object, method, position);
     }
-    throw py::error_already_set();
+    refuse_answer(object, position);
 }
 
 /// Writes the integers of a tuple such as a shape to `out`, which has room for kMaxDims, and returns how many there are.
@@ -78,7 +95,11 @@ inline int read_sizes(const py::object& sizes, const char* what, std::int64_t* o
                                   std::to_string(ndim), "flatten the leading dimensions"));
     for (Py_ssize_t i = 0; i < ndim; ++i) {
         out[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), i));
-        if (out[i] == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+        if (out[i] == -1 && PyErr_Occurred() != nullptr) {
+            PyErr_Clear();
+            throw ShapeError(expected(std::string("numbers as ") + what, argument_name(position), py::repr(sizes).cast<std::string>(),
+                                      "pass a tensor of known sizes"));
+        }
     }
     return static_cast<int>(ndim);
 }
@@ -107,22 +128,70 @@ inline void read_data(py::handle object, TensorBase& view, int position) {
     if (view.data == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
 }
 
+/// Sizes that no memory holds would wrap where they are multiplied, be there elements or not.
+inline void check_sizes(const TensorBase& view, int position) {
+    std::int64_t bytes = static_cast<std::int64_t>(size_of(view.dtype));
+    for (int i = 0; i < view.ndim; ++i) {
+        if (view.shape[i] < 0)
+            throw ShapeError(expected("sizes >= 0", argument_name(position), view.shape_text(), "pass such a tensor"));
+        bytes = product(bytes, std::max<std::int64_t>(view.shape[i], 1), "the bytes of a tensor");
+    }
+}
+
+/// Asks a torch tensor what its address does not tell: whether its elements are negated, and how much memory its storage has left.
+inline void check_memory(py::handle object, const TensorBase& view, std::int64_t extent, int position) {
+    check_sizes(view, position);
+    PyObject* const is_neg = PyObject_CallMethodNoArgs(object.ptr(), names().is_neg);
+    if (is_neg == nullptr && !PyErr_ExceptionMatches(PyExc_AttributeError)) refuse_answer(object, position);
+    if (is_neg == nullptr) PyErr_Clear();
+    const bool negated = is_neg == Py_True;
+    const bool has_storage = is_neg != nullptr;
+    Py_XDECREF(is_neg);
+    if (negated)
+        throw NegatedError(expected("a tensor without torch's negative bit", argument_name(position), "one with it", "call .resolve_neg() on it"));
+    if (extent == 0) return;
+    bool held = view.data != nullptr;
+    if (held && has_storage) {
+        const Py_ssize_t bytes = PyObject_Size(call(object, names().untyped_storage, position).ptr());
+        if (bytes < 0) refuse_answer(object, position);
+        const py::object offset = call(object, names().storage_offset, position);
+        const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+        held = PyLong_AsLongLong(offset.ptr()) <= bytes / size - extent;
+    }
+    if (!held)
+        throw ArgumentError(expected("a tensor with memory of its own", argument_name(position),
+                                     "a " + type_name(object) + " of shape " + view.shape_text() + " whose storage holds less",
+                                     "pass a tensor that was not freed, faked or deferred"));
+}
+
 inline TensorView read_tensor(py::handle object, int position) {
-    TensorView view;
-    read_type_and_shape(object, view, position);
-    if (call(object, names().is_contiguous, position).ptr() != Py_True)
+    StridedView view;
+    bool contiguous;
+    if (read_exchanged(object.ptr(), view)) {
+        contiguous = view.is_contiguous();
+    } else {
+        read_type_and_shape(object, view, position);
+        contiguous = call(object, names().is_contiguous, position).ptr() == Py_True;
+    }
+    if (!contiguous)
         throw ArgumentError(expected("a contiguous tensor", argument_name(position), "strides with gaps", "call .contiguous() on it"));
-    read_data(object, view, position);
-    return view;
+    if (view.data == nullptr) read_data(object, view, position);
+    check_memory(object, view, view.numel(), position);
+    TensorView tensor;
+    static_cast<TensorBase&>(tensor) = view;
+    return tensor;
 }
 
 inline StridedView read_strided(py::handle object, int position) {
     StridedView view;
-    read_type_and_shape(object, view, position);
-    const int strides = read_sizes(call(object, names().stride, position), "stride()", view.strides, position);
-    if (strides != view.ndim)
-        throw ShapeError(expected(std::to_string(view.ndim) + " strides", argument_name(position), std::to_string(strides), "pass a torch.Tensor"));
-    read_data(object, view, position);
+    if (!read_exchanged(object.ptr(), view)) {
+        read_type_and_shape(object, view, position);
+        const int strides = read_sizes(call(object, names().stride, position), "stride()", view.strides, position);
+        if (strides != view.ndim)
+            throw ShapeError(expected(std::to_string(view.ndim) + " strides", argument_name(position), std::to_string(strides), "pass a torch.Tensor"));
+        read_data(object, view, position);
+    }
+    check_memory(object, view, view.extent(), position);
     return view;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "fusible/dtype.hpp"
@@ -10,6 +11,13 @@
 namespace fusible {
 
 constexpr int kMaxDims = 12;
+
+/// a * b of two sizes. Raises where that is no 64-bit number: sizes of tensors without elements multiply to anything.
+inline std::int64_t product(std::int64_t a, std::int64_t b, const char* name) {
+    if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b)
+        throw ShapeError(expected("sizes whose product is below 2^63", name, std::to_string(a) + " times " + std::to_string(b), "make it smaller"));
+    return a * b;
+}
 
 /// What every view has; strided_view.hpp has the one whose elements may lie apart.
 struct TensorBase {

@@ -6,31 +6,67 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "fusible/arguments.hpp"
 
 namespace fusible {
+
+/// Positions, from 1, of tensors that a native function only reads: `wrap(f, reads<1, 2>)`. Of one that torch has negated without touching its memory
+/// the function is given a copy; of any other argument such a tensor is refused.
+template <int... Positions>
+struct Reads {
+    static bool has(int position) { return ((position == Positions) || ...); }
+};
+
+template <int... Positions>
+inline constexpr Reads<Positions...> reads{};
 
 namespace detail {
 
 template <class T>
 using converted = arg<std::decay_t<T>>;
 
-template <class R, class... A, std::size_t... I>
+using Kept = std::vector<pybind11::object>;  // copies, for the length of a call
+
+inline pybind11::object resolved(const pybind11::handle& value) {
+    if (!PySequence_Check(value.ptr()) || pybind11::hasattr(value, "resolve_neg")) return value.attr("resolve_neg")();
+    pybind11::list items;
+    for (const auto& item : value) items.append(item.attr("resolve_neg")());
+    return items;
+}
+
+template <class T, class Accepts>
+std::decay_t<T> read(const Accepts& value, int position, [[maybe_unused]] bool only_read, [[maybe_unused]] Kept& kept) {
+    if constexpr (!std::is_base_of_v<pybind11::object, Accepts>) {
+        return converted<T>::from(value, position);
+    } else {
+        try {
+            return converted<T>::from(value, position);
+        } catch (const NegatedError&) {
+            if (!only_read) throw;
+        }
+        kept.push_back(resolved(value));
+        return converted<T>::from(pybind11::reinterpret_borrow<Accepts>(kept.back()), position);
+    }
+}
+
+template <class ReadOnly, class R, class... A, std::size_t... I>
 R call_native(R (*function)(A...), std::index_sequence<I...>, const typename converted<A>::accepts&... values) {
+    Kept kept;
     // Braces fix the order of evaluation, so that the first wrong argument is the one reported.
-    std::tuple<std::decay_t<A>...> arguments{converted<A>::from(values, static_cast<int>(I) + 1)...};
+    std::tuple<std::decay_t<A>...> arguments{read<A>(values, static_cast<int>(I) + 1, ReadOnly::has(static_cast<int>(I) + 1), kept)...};
     const pybind11::gil_scoped_release released;
     return std::apply(function, arguments);
 }
 
 }  // namespace detail
 
-template <class R, class... A>
-auto wrap(R (*function)(A...)) {
+template <class R, class... A, class ReadOnly = Reads<>>
+auto wrap(R (*function)(A...), ReadOnly = {}) {
     static_assert(!std::is_base_of_v<pybind11::handle, std::decay_t<R>>, "a wrapped function runs without the GIL: return a C++ value");
     return [function](const typename detail::converted<A>::accepts&... values) -> R {
-        return detail::call_native<R, A...>(function, std::index_sequence_for<A...>{}, values...);
+        return detail::call_native<ReadOnly, R, A...>(function, std::index_sequence_for<A...>{}, values...);
     };
 }
 

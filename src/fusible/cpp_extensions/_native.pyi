@@ -1,9 +1,11 @@
 """The compiled extension. Its functions check their arguments before they write, and release the GIL while they run.
 
-Tensors are read by duck typing (``data_ptr()``, ``dtype``, ``shape``, ``is_contiguous()``); they must be in host memory, and contiguous
-unless they are ``StridedTensorLike``.
+Tensors are read by torch's DLPack exchange interface or by duck typing (``data_ptr()``, ``dtype``, ``shape``, ``is_contiguous()``). They must be in
+host memory of their own (one that was freed, faked or deferred is refused), and contiguous unless they are ``StridedTensorLike``. Of an argument that
+is only read, torch's negative bit is resolved; of one that is written, it is refused. Indices in tensors are checked against what they point into.
 ``num_threads``: threads for this call; 0 = the module's setting (``set_num_threads``), fewer where there is little work. In a forked child
-every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``ShapeError`` and ``ArgumentError`` (both a ``ValueError``).
+every call runs on one thread. Errors: ``DTypeError`` (a ``TypeError``), ``ShapeError`` and ``ArgumentError`` (both a ``ValueError``), and
+``MemoryError`` where there is no scratch memory: what the call was to write is unspecified then, and the next call is as good as any.
 """
 
 from collections.abc import Sequence
@@ -439,8 +441,10 @@ def attention_backward(
     """
 
 def copy_to_cache(
-    tokens: StridedTensorLike,
-    cache: StridedTensorLike,
+    new_k: StridedTensorLike,
+    k_cache: StridedTensorLike,
+    new_v: StridedTensorLike,
+    v_cache: StridedTensorLike,
     table: TensorLike | None,
     new_lengths: TensorLike,
     cached_lengths: TensorLike,
@@ -451,6 +455,7 @@ def copy_to_cache(
 
     ``new_lengths`` and ``cached_lengths`` (int32 ``[b + 1]``) are cumulative, the second with the new tokens; ``table`` is int32 ``[b, max_pages]``,
     or, without ``paged``, ``[b]``: the rows of the cache that have held the sequences, each of which moves to its own row (``tex.copy_to_kv_cache``).
+    Where two sequences write to one page, the later one wins. Entries of the table past a sequence's last page are not read.
 
     Raises:
         DTypeError, ShapeError, ArgumentError: before anything is written.

@@ -1,10 +1,10 @@
-"""Which Python objects name which native element type; read once, when a native module is loaded."""
+"""Which Python objects name which native element type, and which types are tensors; read once, when a native module is loaded."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["NAMES", "TABLE"]
+__all__ = ["NAMES", "TABLE", "TENSORS"]
 
 NAMES: dict[str, int] = {
     "uint8": 0,
@@ -22,3 +22,6 @@ NAMES: dict[str, int] = {
 
 TABLE: dict[torch.dtype, int] = {getattr(torch, name): number for name, number in NAMES.items() if hasattr(torch, name)}
 """Native number of each dtype of torch; a torch release that lacks one simply does not list it."""
+
+TENSORS: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)
+"""Types whose instances are read by torch's exchange interface, where this torch has one. An instance of any other type is asked by name."""

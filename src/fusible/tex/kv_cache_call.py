@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fusible.errors import ArgumentError, ShapeError, expected
 
-__all__ = ["check_cache_call"]
+__all__ = ["check_cache_call", "check_cache_lengths", "check_cache_pages"]
 
 
 def check_cache_call(call: Any) -> None:
@@ -16,15 +17,52 @@ def check_cache_call(call: Any) -> None:
         if math.prod(lengths.shape) <= call.b:
             got = list(lengths.shape)
             raise ShapeError(expected(f"[{call.b + 1}]", of=f"{name} of copy_to_kv_cache", got=got, do="pass the cumulative lengths of b sequences"))
+    if call.b < 0 or (not call.is_non_paged and call.max_pages_per_seq < 1):
+        got = f"{call.b} of {call.max_pages_per_seq} pages"
+        raise ArgumentError(expected("b >= 0 sequences of at least one page", of="copy_to_kv_cache", got=got, do="pass such numbers"))
     for name, new, cache in (("k", call.new_k, call.k_cache), ("v", call.new_v, call.v_cache)):
         if cache.ndim != 4 or new.ndim not in (3, 4) or tuple(new.shape[-2:]) != tuple(cache.shape[-2:]):
             got = f"{list(new.shape)} and {list(cache.shape)}"
             wanted = "[.., g, d] and [pages, page_size, g, d]"
             raise ShapeError(expected(wanted, of=f"new_{name} and {name}_cache", got=got, do="pass tokens of the cache's heads"))
     if call.is_non_paged:
+        if min(call.k_cache.shape[0], call.v_cache.shape[0]) < call.b:
+            got = f"{call.k_cache.shape[0]} and {call.v_cache.shape[0]}"
+            raise ShapeError(expected(f"{call.b} rows", of="k_cache and v_cache", got=got, do="pass a row for each sequence"))
+        if call.page_table is not None and math.prod(call.page_table.shape) < call.b:
+            raise ShapeError(expected(f"[{call.b}]", of="page_table", got=list(call.page_table.shape), do="pass the row of each sequence"))
         return
+    if min(call.k_cache.shape[1], call.v_cache.shape[1]) < 1:
+        got = f"{list(call.k_cache.shape)} and {list(call.v_cache.shape)}"
+        raise ShapeError(expected("pages of at least one token", of="k_cache and v_cache", got=got, do="make larger pages"))
     if call.page_table is None:
         raise ArgumentError(expected("a table", of="page_table of a paged cache", got="None", do="pass the pages of each sequence"))
     if math.prod(call.page_table.shape) < call.b * call.max_pages_per_seq:
         got = list(call.page_table.shape)
         raise ShapeError(expected(f"[{call.b}, {call.max_pages_per_seq}]", of="page_table", got=got, do="pass a row of pages for each sequence"))
+
+
+def check_cache_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room: int, *, packed: bool) -> None:
+    """Raise ``ArgumentError`` for cumulative lengths that are none, or that reach past the ``tokens`` of a call or the ``room`` of a sequence.
+
+    ``packed``: sequences lie one after another, and ``tokens`` is of all of them.
+    """
+    for name, ends in (("cu_new_lens", new), ("cu_cached_lens", cached)):
+        if ends[0] < 0 or any(after < before for before, after in zip(ends, ends[1:], strict=False)):
+            wanted = "cumulative lengths from 0 on"
+            raise ArgumentError(expected(wanted, of=f"{name} of copy_to_kv_cache", got=list(ends), do="pass ones that never decrease"))
+    for i in range(len(new) - 1):
+        added, held = new[i + 1] - new[i], cached[i + 1] - cached[i]
+        if added > held or held > room:
+            wanted = f"new tokens that fit in {room}"
+            raise ArgumentError(expected(wanted, of="cu_cached_lens of copy_to_kv_cache", got=f"{added} of {held}", do="check the lengths"))
+        if (new[i + 1] if packed else added) > tokens:
+            of, got = "cu_new_lens of copy_to_kv_cache", new[i + 1] if packed else added
+            raise ArgumentError(expected(f"at most {tokens} tokens", of=of, got=got, do="pass the lengths of new_k and new_v"))
+
+
+def check_cache_pages(pages: Sequence[int], count: int) -> None:
+    """Raise ``ArgumentError`` unless each of ``pages`` is one of the ``count`` that a cache has."""
+    for page in pages:
+        if not 0 <= page < count:
+            raise ArgumentError(expected(f"pages below {count}", of="page_table of copy_to_kv_cache", got=page, do="check the table"))

@@ -71,16 +71,17 @@ void exercise_cache(DType dtype, std::int64_t page) {
     const std::int64_t groups = 2, width = 17;
     const Tokens q(dtype, 0, 4, 4, width), cache(dtype, 40 / page + 3, page, groups, width), o(dtype, 0, 4, 4, width);
     const Tokens stats(DType::Float32, 0, 4, 4, 1), largest(DType::Float32, 0, 4, 4, 1), tokens(dtype, 0, 4, groups, width);
+    const Tokens values(dtype, 0, 4, groups, 3), value_cache(dtype, 40 / page + 3, page, groups, 3);
     const Integers added{0, 1, 4}, cached{0, 19, 40};
     const std::int64_t each = 21 / page + 1;
     const Buffer table(DType::Int32, 2, each);
     for (std::int64_t i = 0; i < 2 * each; ++i) table.view.as<std::int32_t>()[i] = static_cast<std::int32_t>(i % (40 / page + 3));
-    copy_to_cache(tokens.view, cache.view, table.view, added.buffer.view, cached.buffer.view, true, 2);
+    copy_to_cache(tokens.view, cache.view, values.view, value_cache.view, table.view, added.buffer.view, cached.buffer.view, true, 2);
     attention_forward(q.view, cache.view, cache.view, o.view, stats.view, largest.view, 0.1f, true, true, -1, -1, false, added.buffer.view, {},
                       cached.buffer.view, {}, table.view, {}, {}, 0.0, {}, 4, 21, 2);
-    const Tokens dense(dtype, 3, 21, groups, width);
+    const Tokens dense(dtype, 3, 21, groups, width), dense_values(dtype, 3, 21, groups, width);
     const Integers rows{2, 0};
-    copy_to_cache(tokens.view, dense.view, rows.buffer.view, added.buffer.view, cached.buffer.view, false, 2);
+    copy_to_cache(tokens.view, dense.view, tokens.view, dense_values.view, rows.buffer.view, added.buffer.view, cached.buffer.view, false, 2);
 }
 
 const Drive driver([] {

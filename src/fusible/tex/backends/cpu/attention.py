@@ -14,6 +14,7 @@ from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
 from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, auxiliary, bounds, check_counts, side_inputs
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.attention_query import support_query
+from fusible.tex.backends.cpu.operands import int32
 from fusible.tex.checks import check_probability
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
@@ -54,7 +55,10 @@ class AttentionKernels(Attention):
         out, stats, largest = outputs(lay, name, call.Q, call.V, torch.empty)
         q, k, v = _operands(lay, (call.Q, call.K, call.V))
         written = (_tokens(out, name), _tokens(stats, lay.statistics), _tokens(largest, lay.statistics))
-        pages_k, pages_v = (None if table is None else _int32(table) for table in (call.page_table_k, call.page_table_v))
+        pages_k, pages_v = (
+            None if table is None else int32(table, f"page_table_{side} of attention")
+            for side, table in (("k", call.page_table_k), ("v", call.page_table_v))
+        )
         lengths = _lengths(lay, call)
         extra = _extra_logits(rules, q.shape[-2])
         native.attention_forward(q, k, v, *written, *_mask(rules), *lengths, pages_k, pages_v, extra, *_draw(rules))
@@ -83,15 +87,18 @@ class AttentionKernels(Attention):
     def copy_to_kv_cache(self, call: Any) -> None:
         name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
         check_cache_call(call)
-        table = None if call.page_table is None else _int32(call.page_table)
+        table = None if call.page_table is None else int32(call.page_table, "page_table of copy_to_kv_cache")
         if table is not None and not call.is_non_paged:
-            table = table.view(-1, call.max_pages_per_seq)
-        lengths = (_int32(call.cu_new_lens[: call.b + 1]), _int32(call.cu_cached_lens))
-        for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):
-            whole = _readable(cache)
-            native.copy_to_cache(_readable(_tokens(new.to(cache.dtype), name)), whole, table, *lengths, not call.is_non_paged)
-            if whole is not cache:
-                cache.copy_(whole)
+            table = table.flatten()[: call.b * call.max_pages_per_seq].view(call.b, call.max_pages_per_seq)
+        new_lengths, cached_lengths = (
+            int32(getattr(call, of)[: call.b + 1], f"{of} of copy_to_kv_cache") for of in ("cu_new_lens", "cu_cached_lens")
+        )
+        caches = [_readable(cache) for cache in (call.k_cache, call.v_cache)]
+        tokens = [_readable(_tokens(new.to(cache.dtype), name)) for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache))]
+        native.copy_to_cache(tokens[0], caches[0], tokens[1], caches[1], table, new_lengths, cached_lengths, not call.is_non_paged)
+        for given, written in zip((call.k_cache, call.v_cache), caches, strict=True):
+            if written is not given:
+                given.copy_(written)
 
 
 def _tokens(x: Tensor, name: str) -> Tensor:
@@ -109,18 +116,17 @@ def _operands(lay: Layout, qkv: Sequence[Tensor], rows: Sequence[Tensor] = (), n
     return views if len({x.dtype for x in views}) == 1 else [x.float() for x in views]
 
 
-def _int32(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()
-
-
 def _lengths(lay: Layout, call: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Cumulative lengths and starts of the queries, and of the keys: where sequences are not all as long as memory is."""
     flat = "THD" in (lay.q, lay.kv)
     if not flat and int(call.attn_mask_type) not in PADDING:
         return None, None, None, None
-    q, kv = _int32(bounds(call.cu_seqlens_q, "q")), _int32(bounds(call.cu_seqlens_kv, "kv"))
+    q, kv = (int32(bounds(x, side), f"cu_seqlens_{side} of attention") for side, x in (("q", call.cu_seqlens_q), ("kv", call.cu_seqlens_kv)))
     check_counts(len(q) - 1, len(kv) - 1)
-    starts_q, starts_kv = (None if x is None or not flat else _int32(x) for x in (call.cu_seqlens_q_padded, call.cu_seqlens_kv_padded))
+    starts_q, starts_kv = (
+        None if x is None or not flat else int32(x, f"cu_seqlens_{side}_padded of attention")
+        for side, x in (("q", call.cu_seqlens_q_padded), ("kv", call.cu_seqlens_kv_padded))
+    )
     return q, starts_q, kv, starts_kv
 
 

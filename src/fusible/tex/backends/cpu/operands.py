@@ -1,15 +1,17 @@
-"""Operands as the kernels read them: tensors of wide floats."""
+"""Operands as the kernels read them: tensors of wide floats, and indices."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.tex.backends.cpu.quantize import dequantize
 from fusible.tex.protocol import is_quantized, nominal
 
-__all__ = ["plain", "unquantized"]
+__all__ = ["int32", "plain", "unquantized"]
 
 
 def plain(x: Any) -> Tensor:
@@ -20,3 +22,21 @@ def plain(x: Any) -> Tensor:
 def unquantized(x: Any) -> Tensor:
     """``x`` itself, or its value in its nominal dtype where it is quantized."""
     return dequantize(x, nominal(x)) if is_quantized(x) else x
+
+
+_INT32 = torch.iinfo(torch.int32)
+_INTEGERS = frozenset({torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64})
+
+
+def int32(x: Tensor, name: str) -> Tensor:
+    """Indices as contiguous int32. Raises ``ArgumentError`` for one that int32 does not hold, which would wrap to another."""
+    if x.dtype is torch.int32:
+        return x.contiguous()
+    if x.dtype not in _INTEGERS:
+        raise DTypeError(expected("int32", of=name, got=x.dtype, do="pass whole numbers"))
+    if x.dtype is torch.int64 and x.numel():
+        least, largest = (int(bound) for bound in x.aminmax())
+        if least < _INT32.min or largest > _INT32.max:
+            got = least if least < _INT32.min else largest
+            raise ArgumentError(expected("numbers that int32 holds", of=name, got=got, do="check the indices"))
+    return x.to(torch.int32).contiguous()

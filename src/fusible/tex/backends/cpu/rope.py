@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.backends.cpu.operands import unquantized
+from fusible.tex.backends.cpu.operands import int32, unquantized
 from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import by_name
@@ -35,11 +35,8 @@ def _rope(call: Any, input: Any, function: str, *, backward: bool) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    cu_seqlens = _int32(call.cu_seqlens) if layout == _THD else None
-    start, freqs = _int32(call.start_positions), call.freqs.contiguous()
+    cu_seqlens = int32(call.cu_seqlens, f"cu_seqlens of {function}") if layout == _THD else None
+    start = None if call.start_positions is None else int32(call.start_positions, f"start_positions of {function}")
+    freqs = call.freqs.contiguous()
     native.rope(x, out, freqs, layout == _SBHD, call.interleaved, backward, start, cu_seqlens, call.cp_size, call.cp_rank)
     return out
-
-
-def _int32(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.to(torch.int32).contiguous()
