@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.segments import Segments, segments
 from fusible.tex.context_parallel_call import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
+from fusible.tex.index_checks import check_cumulative
 from fusible.tex.interface.context_parallel import ContextParallel
 
 __all__ = ["ContextParallelKernels"]
@@ -109,6 +110,8 @@ class ContextParallelKernels(ContextParallel):
 
     def thd_copy_valid_tokens_from_per_split_to_rank_local(self, out: Any, inp: Any, cu_seqlens_padded: Any, cu_seqlens: Any) -> None:
         check_moved(out, inp, cu_seqlens_padded, cu_seqlens)
+        for name, ends in (("cu_seqlens_padded", cu_seqlens_padded), ("cu_seqlens", cu_seqlens)):
+            check_cumulative(ends, out.shape[0], name)
         seg = segments(out.shape[0], cu_seqlens_padded[:-1], torch.diff(cu_seqlens))
         out.copy_(torch.where(_along(seg.inside, 0, out.dim()), inp, out))
 
@@ -151,6 +154,7 @@ def _weight(part: Tensor, whole: Tensor) -> Tensor:
 
 def _partition(cu_seqlens: Tensor, total: int, world: int, ranks: Tensor | None = None) -> Tensor:
     """The tokens of each rank, ``[ranks, total / world]``: a token's place among the rank's own, and how far its half of a sequence is moved."""
+    check_cumulative(cu_seqlens, total, "cu_seqlens")
     ranks = torch.arange(world, device=cu_seqlens.device, dtype=torch.int32).view(-1, 1) if ranks is None else ranks
     begins, moved = _moved_halves(torch.cat((cu_seqlens.int(), cu_seqlens.new_full((1,), total, dtype=torch.int32))) // world, world, ranks)
     token = torch.arange(total // world, device=cu_seqlens.device, dtype=torch.int32)

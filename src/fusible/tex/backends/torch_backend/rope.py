@@ -12,6 +12,7 @@ from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.index_checks import check_positions
 from fusible.tex.interface.rope import Rope
 from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients
 
@@ -139,6 +140,7 @@ def _angles(
         angles = table[position]
         return (angles[:, None, None] if along == 0 else angles[None, :, None]), None
     position = position[:, None] + start[None, :] if along == 0 else position[None, :] + start[:, None]
+    check_positions(position, table.shape[0], f"start_positions of {function}")
     return table[position].unsqueeze(2), None
 
 

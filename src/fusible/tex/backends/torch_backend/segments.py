@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fusible.tex.index_checks import check_sequences
+
 __all__ = ["Segments", "segments"]
 
 
@@ -22,7 +24,11 @@ class Segments:
 
 
 def segments(tokens: int, starts: Tensor, lengths: Tensor) -> Segments:
-    """The segments of ``tokens`` tokens: a token's sequence is the last one that has begun, and of two that begin at once the later one."""
+    """The segments of ``tokens`` tokens: a token's sequence is the last one that has begun, and of two that begin at once the later one.
+
+    Raises ``ArgumentError`` for sequences that overlap or reach past the tokens, where ``starts`` and ``lengths`` lie on the host.
+    """
+    check_sequences(starts, lengths, tokens, "cu_seqlens")
     token = torch.arange(tokens, device=starts.device, dtype=torch.int32)
     starts, lengths = starts.int(), lengths.int()
     sequence = torch.searchsorted(starts, token, right=True, out_int32=True).sub_(1)

@@ -8,6 +8,7 @@ import torch
 
 from fusible.tex.attention_convert import check_convert, check_interleaved, check_parts
 from fusible.tex.backends.torch_backend.segments import segments
+from fusible.tex.index_checks import check_cumulative
 from fusible.tex.interface.attention import Attention
 
 __all__ = ["TokenLayoutKernels"]
@@ -17,6 +18,7 @@ class TokenLayoutKernels(Attention):
     def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Any, b: int, max_seq_len: int) -> Any:
         check_convert(tensor, cu_seqlens, b, 1, "convert_thd_to_bshd")
         ends = cu_seqlens[: b + 1].long()
+        check_cumulative(ends, tensor.shape[0], "cu_seqlens of convert_thd_to_bshd")
         position = torch.arange(max_seq_len, device=ends.device)
         token = (ends[:-1, None] + position).clamp_(max=max(tensor.shape[0] - 1, 0))
         if not tensor.shape[0]:
