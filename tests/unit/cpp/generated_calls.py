@@ -1,0 +1,394 @@
+"""Random calls of native functions, on memory between guard pages, with what they have to give in float64.
+
+Each operand ends at, or begins after, a page that nobody may touch: a byte too far ends the process. ``python generated_calls.py FIRST COUNT`` makes
+the calls of that many seeds and prints how many of each function were right; a wrong call is printed with its seed, which alone makes it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible import cpp_extensions as native
+
+__all__ = ["Call", "generate", "sweep"]
+
+WIDE = (torch.float32, torch.bfloat16, torch.float16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
+_PAGE = mmap.PAGESIZE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+class Guards:
+    """Memory between guard pages, given back all at once."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._maps: list[tuple[int, int]] = []
+
+    def place(self, x: Tensor) -> Tensor:
+        """A copy of ``x`` whose last byte, or whose first, is next to a guard page."""
+        if not x.numel():
+            return x.clone()
+        room = -(-x.nbytes // _PAGE) * _PAGE
+        base = _libc.mmap(None, room + 2 * _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        assert base not in (None, ctypes.c_void_p(-1).value)
+        self._maps.append((base, room + 2 * _PAGE))
+        for guard in (base, base + _PAGE + room):
+            assert _libc.mprotect(guard, _PAGE, 0) == 0
+        begin = base + _PAGE + (room - x.nbytes if self._rng.random() < 0.7 else 0)
+        memory = (ctypes.c_uint8 * x.nbytes).from_address(begin)
+        return torch.frombuffer(memory, dtype=x.dtype).view(x.shape).copy_(x)
+
+    def free(self) -> None:
+        for base, size in self._maps:
+            _libc.munmap(base, size)
+        self._maps.clear()
+
+
+@dataclass
+class Call:
+    """A call, the arguments of which are guarded, and what it has to write: values in float64 and how far off they may be, or exact bits."""
+
+    function: str
+    arguments: dict[str, Any]
+    wanted: dict[str, Tensor]
+    tolerance: dict[str, float] = field(default_factory=dict)
+
+    def check(self) -> str | None:
+        """Makes the call, and says what is wrong."""
+        result = getattr(native, self.function)(**self.arguments)
+        for name, want in self.wanted.items():
+            got = torch.tensor(result, dtype=torch.float64) if name == "return" else self.arguments[name]
+            if name not in self.tolerance:
+                if not torch.equal(got.reshape(-1).view(torch.uint8), want.contiguous().reshape(-1).view(torch.uint8)):
+                    return f"{name} differs"
+                continue
+            scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+            error = (got.double() - want.double()).abs().max().item() if want.numel() else 0.0
+            if not error <= self.tolerance[name] * scale:
+                return f"{name} is off by {error:.3g} of {scale:.3g}, which may be {self.tolerance[name]:.3g} of it"
+        return None
+
+
+def _tolerance(dtype: torch.dtype, terms: int = 1) -> float:
+    """Half a unit of the result's dtype, and what float32 loses over a sum of ``terms`` terms with a few operations each."""
+    return torch.finfo(dtype).eps + (8 + terms) * torch.finfo(torch.float32).eps
+
+
+class Maker:
+    """What the generators draw from."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.torch = torch.Generator().manual_seed(seed)
+        self.guards = Guards(self.rng)
+
+    def size(self, most: int = 70) -> int:
+        return self.rng.choice((0, 1, 2, self.rng.randint(0, most), self.rng.randint(0, most), 16, 17, 64))
+
+    def dtype(self) -> torch.dtype:
+        return self.rng.choice(WIDE)
+
+    def threads(self) -> int:
+        return self.rng.choice((1, 2))
+
+    def x(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.guards.place(torch.randn(shape, generator=self.torch).to(dtype))
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An output, of bytes that no result has."""
+        return self.guards.place(torch.full((torch.Size(shape).numel() * dtype.itemsize,), 0x55, dtype=torch.uint8).view(dtype).view(tuple(shape)))
+
+    def ints(self, values: Sequence[int]) -> Tensor:
+        return self.guards.place(torch.tensor(values, dtype=torch.int32))
+
+    def cuts(self, count: int, most: int) -> list[int]:
+        """Cumulative lengths of ``count`` sequences of at most ``most`` tokens each."""
+        ends = [0]
+        for _ in range(count):
+            ends.append(ends[-1] + self.rng.randint(0, most))
+        return ends
+
+
+GENERATORS: dict[str, Callable[[Maker], Call]] = {}
+
+
+def _generator(make: Callable[[Maker], Call]) -> Callable[[Maker], Call]:
+    GENERATORS[make.__name__] = make
+    return make
+
+
+def _encoded(values: Tensor, fp8: torch.dtype) -> Tensor:
+    return values.clamp(-_LARGEST[fp8], _LARGEST[fp8]).to(fp8).view(torch.uint8)
+
+
+@_generator
+def quantize(m: Maker) -> Call:
+    rows, cols, fp8 = m.size(), m.size(), m.rng.choice(FP8)
+    src, scale = m.x(rows, cols, dtype=m.dtype()), m.rng.choice((1.0, 0.25, 3.0, 1000.0))
+    codes = _encoded(src.float() * torch.tensor(scale), fp8)
+    wanted = {"dst": codes, "dst_transposed": codes.t().contiguous(), "amax": src.float().abs().max().view(1) if src.numel() else torch.zeros(1)}
+    arguments = {
+        "src": src, "dst": m.room((rows, cols), torch.uint8), "scale": scale, "fp8_dtype": fp8, "num_threads": m.threads(),
+        "dst_transposed": m.room((cols, rows), torch.uint8), "amax": m.room((1,), torch.float32), "bias_grad": m.room((cols,), torch.float32),
+    }  # fmt: skip
+    if m.rng.random() < 0.3:
+        del arguments["bias_grad"]
+    else:
+        wanted["bias_grad"] = src.double().sum(0)
+    if m.rng.random() < 0.3:
+        del arguments["dst_transposed"], wanted["dst_transposed"]
+    return Call("quantize", arguments, wanted, {"bias_grad": _tolerance(torch.float32, rows)})
+
+
+@_generator
+def dequantize(m: Maker) -> Call:
+    shape, fp8, dtype = (m.size(), m.size()), m.rng.choice(FP8), m.dtype()
+    codes = m.guards.place(_encoded(torch.randn(shape, generator=m.torch) * 10, fp8))
+    arguments = {"src": codes, "dst": m.room(shape, dtype), "scale_inv": 0.375, "fp8_dtype": fp8, "num_threads": m.threads()}
+    return Call("dequantize", arguments, {"dst": (codes.view(fp8).float() * 0.375).to(dtype)})
+
+
+@_generator
+def transpose_bytes(m: Maker) -> Call:
+    rows, cols = m.size(), m.size(200)
+    src = m.guards.place(torch.randint(0, 256, (rows, cols), generator=m.torch, dtype=torch.uint8))
+    arguments = {"src": src, "dst": m.room((cols, rows), torch.uint8), "num_threads": m.threads()}
+    return Call("transpose_bytes", arguments, {"dst": src.t().contiguous()})
+
+
+_POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"), "silu": torch.nn.functional.silu, "relu": torch.relu,
+    "sigmoid": torch.sigmoid, "qgelu": lambda x: x * torch.sigmoid(1.702 * x), "srelu": lambda x: torch.relu(x) ** 2,
+}  # fmt: skip
+_GATED = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu", "glu": "sigmoid", "qgeglu": "qgelu", "sreglu": "srelu"}
+
+
+@_generator
+def activation(m: Maker) -> Call:
+    name, dtype, shape = m.rng.choice(list(_POINTWISE)), m.dtype(), (m.size(), m.size())
+    x = m.x(*shape, dtype=m.dtype())
+    arguments = {"name": name, "src": x, "dst": m.room(shape, dtype), "dtype": dtype, "num_threads": m.threads()}
+    return Call("activation", arguments, {"dst": _POINTWISE[name](x.double())}, {"dst": _tolerance(dtype)})
+
+
+@_generator
+def activation_backward(m: Maker) -> Call:
+    name, dtype, shape = m.rng.choice(list(_POINTWISE)), m.dtype(), (m.size(), m.size())
+    x, g = m.x(*shape, dtype=m.dtype()), m.x(*shape, dtype=m.dtype())
+    y = x.double().requires_grad_()
+    (dx,) = torch.autograd.grad(_POINTWISE[name](y), y, g.double())
+    arguments = {
+        "name": name, "grad": g, "src": x, "dst": m.room(shape, dtype), "dtype": dtype, "bias_grad": m.room(shape[1:], torch.float32),
+        "num_threads": m.threads(),
+    }  # fmt: skip
+    tolerance = {"dst": 4 * _tolerance(dtype), "bias_grad": _tolerance(torch.float32, 4 * shape[0])}
+    return Call("activation_backward", arguments, {"dst": dx, "bias_grad": dx.sum(0)}, tolerance)
+
+
+@_generator
+def gated_activation(m: Maker) -> Call:
+    name, dtype, rows, cols = m.rng.choice(list(_GATED)), m.dtype(), m.size(), m.size()
+    x = m.x(rows, 2 * cols, dtype=m.dtype())
+    want = _POINTWISE[_GATED[name]](x[:, :cols].double()) * x[:, cols:].double()
+    arguments = {"name": name, "src": x, "dst": m.room((rows, cols), dtype), "dtype": dtype, "num_threads": m.threads()}
+    return Call("gated_activation", arguments, {"dst": want}, {"dst": 4 * _tolerance(dtype)})
+
+
+@_generator
+def norm_fwd(m: Maker) -> Call:
+    rows, cols, dtype, centred = m.size(), m.size() + 1, m.dtype(), m.rng.random() < 0.5
+    x, gamma = m.x(rows, cols, dtype=m.dtype()), m.x(cols, dtype=m.dtype())
+    bias = m.x(cols) if centred else None
+    wide = x.double()
+    mu = wide.mean(1) if centred else torch.zeros(rows, dtype=torch.float64)
+    rsigma = ((wide - mu[:, None]) ** 2).mean(1).add(1e-3).rsqrt()
+    want = (wide - mu[:, None]) * rsigma[:, None] * gamma.double() + (0 if bias is None else bias.double())
+    arguments = {
+        "x": x, "weight": gamma, "bias": bias, "mu": m.room((rows,), torch.float32) if centred else None, "rsigma": m.room((rows,), torch.float32),
+        "eps": 1e-3, "zero_centered_gamma": False, "dst": m.room((rows, cols), dtype), "dtype": dtype, "num_threads": m.threads(),
+    }  # fmt: skip
+    wanted = {"dst": want, "rsigma": rsigma, **({"mu": mu} if centred else {})}
+    # A row of one or two elements that are almost their mean magnifies its rounding by rsigma, at most 1 / sqrt(eps) = 32.
+    loose = 32 * _tolerance(torch.float32, cols)
+    return Call("norm_fwd", arguments, wanted, {"dst": torch.finfo(dtype).eps + loose, "rsigma": loose, "mu": _tolerance(torch.float32, cols)})
+
+
+@_generator
+def softmax_forward(m: Maker) -> Call:
+    b, rows, cols, dtype = m.rng.randint(1, 3), m.size(), m.size() + 1, m.dtype()
+    x, causal = m.x(b, rows, cols, dtype=dtype), m.rng.random() < 0.5
+    scores = x.double() * 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(rows, cols).tril(cols - rows) == 0, -torch.inf)
+    want = torch.softmax(scores, -1).nan_to_num(0.0)
+    arguments = {"src": x, "dst": m.room(x.shape, dtype), "scale": 0.5, "causal": causal, "num_threads": m.threads()}
+    return Call("softmax_forward", arguments, {"dst": want}, {"dst": _tolerance(dtype, cols)})
+
+
+@_generator
+def gemm(m: Maker) -> Call:
+    rows, cols, depth, dtype = m.size(), m.size(), m.size(), m.dtype()
+    flips = m.rng.random() < 0.5, m.rng.random() < 0.5
+    made, given = [], []
+    for shape, flip in (((rows, depth), flips[0]), ((depth, cols), flips[1])):
+        x = torch.randn(shape[::-1] if flip else shape, generator=m.torch)
+        kind = m.rng.choice((*WIDE, *FP8))
+        codes = _encoded(x, kind) if kind in FP8 else x.to(kind)
+        given.append((m.guards.place(codes), flip, kind, 0.5))
+        value = codes.view(kind).double() * 0.5
+        made.append(value.t() if flip else value)
+    names = ("", "_transposed", "_dtype", "_scale")
+    operands = {side + name: value for side, values in zip(("left", "right"), given, strict=True) for name, value in zip(names, values, strict=True)}
+    bias = m.x(cols)
+    arguments = {
+        **operands, "dst": m.room((rows, cols), dtype), "dtype": dtype, "bias": bias, "column_sums": m.room((cols,), torch.float32),
+        "num_threads": m.threads(),
+    }  # fmt: skip
+    want = made[0] @ made[1] + bias.double()
+    # Operands wider than bfloat16 beside FP8 ones are read as bfloat16 at no level: FP8 and bfloat16 are exact in it.
+    tolerance = {"dst": _tolerance(dtype, depth), "column_sums": _tolerance(torch.float32, depth + rows)}
+    return Call("gemm", arguments, {"dst": want, "column_sums": want.sum(0)}, tolerance)
+
+
+@_generator
+def multi_tensor_adam(m: Maker) -> Call:
+    count, dtype = m.size(), m.dtype()
+    g, w, first, second = m.x(count, dtype=m.dtype()), m.x(count, dtype=dtype), m.x(count), m.x(count).abs_()
+    mean, square = 0.9 * first.double() + 0.1 * g.double(), 0.99 * second.double() + 0.01 * g.double() ** 2
+    want = w.double() - 0.1 * ((mean / 0.5) / ((square / 0.25).sqrt() + 1e-3) + 0.01 * w.double())
+    arguments = {
+        "gradients": [g], "weights": [w], "first": [first], "second": [second], "masters": [], "lr": 0.1, "beta1": 0.9, "beta2": 0.99,
+        "epsilon": 1e-3, "correction1": 0.5, "correction2": 0.25, "decoupled": True, "weight_decay": 0.01, "num_threads": m.threads(),
+    }  # fmt: skip
+    return _ListCall("multi_tensor_adam", arguments, {"weights": want, "first": mean}, {"weights": 4 * _tolerance(dtype), "first": _tolerance(dtype)})
+
+
+class _ListCall(Call):
+    """A call of lists of one tensor."""
+
+    def check(self) -> str | None:
+        getattr(native, self.function)(**self.arguments)
+        for name, want in self.wanted.items():
+            error = (self.arguments[name][0].double() - want).abs().max().item() if want.numel() else 0.0
+            if not error <= self.tolerance[name] * max(1.0, float(want.abs().max()) if want.numel() else 1.0):
+                return f"{name} is off by {error:.3g}"
+        return None
+
+
+@_generator
+def rope(m: Maker) -> Call:
+    count, heads, half = m.rng.randint(0, 4), m.rng.randint(1, 3), m.rng.randint(1, 20)
+    cuts, dtype, width = m.cuts(count, 9), m.dtype(), 2 * half + m.rng.choice((0, 1, 6))
+    tokens = cuts[-1] + m.rng.randint(0, 3)
+    x, freqs = m.x(tokens, heads, width, dtype=dtype), m.x(12, 1, 1, 2 * half)
+    want = torch.zeros(x.shape, dtype=torch.float64)
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        part, angles = x[begin:end].double(), freqs[: end - begin, 0].double()
+        head = part[..., : 2 * half]
+        turned = torch.cat((-head[..., half:], head[..., :half]), -1)
+        want[begin:end] = torch.cat((head * angles.cos() + turned * angles.sin(), part[..., 2 * half :]), -1)
+    arguments = {
+        "src": x, "dst": m.room(x.shape, dtype), "freqs": freqs, "sequence_first": False, "interleaved": False, "backward": False,
+        "cu_seqlens": m.ints(cuts), "num_threads": m.threads(),
+    }  # fmt: skip
+    return Call("rope", arguments, {"dst": want}, {"dst": _tolerance(dtype, 2)})
+
+
+@_generator
+def attention_forward(m: Maker) -> Call:
+    """Packed sequences, of which tokens beyond the last one are not written."""
+    count, share, groups, width, value = m.rng.randint(0, 4), m.rng.randint(1, 3), m.rng.randint(1, 2), m.rng.randint(1, 70), m.rng.randint(1, 70)
+    cuts_q, cuts_kv, dtype = m.cuts(count, 40), m.cuts(count, 70), m.dtype()
+    tokens_q, tokens_kv, heads = cuts_q[-1] + m.rng.randint(0, 2), cuts_kv[-1] + m.rng.randint(0, 2), share * groups
+    q, k, v = (m.x(t, h, w, dtype=dtype) for t, h, w in ((tokens_q, heads, width), (tokens_kv, groups, width), (tokens_kv, groups, value)))
+    out = m.guards.place(torch.zeros(tokens_q, heads, value, dtype=dtype))
+    want, causal = torch.zeros(out.shape, dtype=torch.float64), m.rng.random() < 0.5
+    for a, b, c, d in zip(cuts_q, cuts_q[1:], cuts_kv, cuts_kv[1:], strict=False):
+        keys, values = (x[c:d].double().repeat_interleave(share, 1).transpose(0, 1) for x in (k, v))
+        scores = q[a:b].double().transpose(0, 1) @ keys.transpose(1, 2) * 0.2
+        if causal:
+            scores = scores.masked_fill(torch.ones(b - a, d - c).tril() == 0, -torch.inf)
+        want[a:b] = (torch.softmax(scores, -1).nan_to_num(0.0) @ values).transpose(0, 1)
+    rules = {"scale": 0.2, "causal": causal, "causal_bottom_right": False, "window_left": -1, "window_right": -1, "window_bottom_right": False}
+    rows = {name: m.guards.place(torch.zeros(tokens_q, heads, 1)) for name in ("stats", "largest")}
+    arguments = {
+        "q": q, "k": k, "v": v, "out": out, **rows, **rules, "lengths_q": m.ints(cuts_q), "lengths_kv": m.ints(cuts_kv), "num_threads": m.threads()
+    }  # fmt: skip
+    # Scores and probabilities are rounded to bfloat16 before the second product where operands are bfloat16 and the CPU multiplies these.
+    own = max(torch.finfo(dtype).eps, torch.finfo(torch.bfloat16).eps if dtype is torch.bfloat16 else 0.0)
+    return Call("attention_forward", arguments, {"out": want}, {"out": 4 * own + _tolerance(torch.float32, width + 70)})
+
+
+@_generator
+def copy_to_cache(m: Maker) -> Call:
+    count, groups, width, size, per = m.rng.randint(0, 4), m.rng.randint(1, 3), m.rng.randint(1, 20), m.rng.randint(1, 5), m.rng.randint(1, 4)
+    added = m.cuts(count, per * size)
+    cached = [0]
+    for begin, end in zip(added, added[1:], strict=False):
+        cached.append(cached[-1] + m.rng.randint(end - begin, per * size))
+    pages = list(range(count * per))
+    m.rng.shuffle(pages)
+    dtype = m.rng.choice((*WIDE, torch.uint8))
+    parts: dict[str, Tensor] = {}
+    wanted: dict[str, Tensor] = {}
+    for name, w in (("k", width), ("v", m.rng.randint(1, 20))):
+        new = m.guards.place((torch.randn(added[-1], groups, w, generator=m.torch) * 9).abs().to(dtype))
+        cache = m.guards.place((torch.randn(count * per, size, groups, w, generator=m.torch) * 9).abs().to(dtype))
+        want = cache.clone()
+        for i in range(count):
+            length, fresh = cached[i + 1] - cached[i], added[i + 1] - added[i]
+            for t in range(fresh):
+                place = length - fresh + t
+                want[pages[i * per + place // size], place % size] = new[added[i] + t]
+        parts |= {f"new_{name}": new, f"{name}_cache": cache}
+        wanted[f"{name}_cache"] = want
+    table = m.guards.place(torch.tensor(pages, dtype=torch.int32).view(count, per))
+    lengths = {"new_lengths": m.ints(added), "cached_lengths": m.ints(cached)}
+    return Call("copy_to_cache", {**parts, "table": table, **lengths, "paged": True, "num_threads": m.threads()}, wanted)
+
+
+def generate(seed: int) -> tuple[str, str, Call, Guards]:
+    """The level, the generator's name and the call of a seed, and the memory that it lies in."""
+    rng = random.Random(seed)
+    level, name = rng.choice(native.usable_levels()), rng.choice(sorted(GENERATORS))
+    maker = Maker(seed)
+    return level, name, GENERATORS[name](maker), maker.guards
+
+
+def sweep(first: int, count: int) -> Counter[str]:
+    """Makes the calls of ``count`` seeds from ``first`` on. Prints each seed before its call where it is wrong; returns how many were right."""
+    right: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        print(f"\r{seed}", end="", file=sys.stderr, flush=True)
+        level, name, call, guards = generate(seed)
+        native.set_level(level)
+        wrong = call.check()
+        if wrong is None:
+            right[name] += 1
+        else:
+            print(f"wrong: seed {seed}: {name} at {level}: {wrong}", flush=True)
+        del call
+        guards.free()
+    native.set_level("")
+    return right
+
+
+if __name__ == "__main__":
+    for name, count in sorted(sweep(int(sys.argv[1]), int(sys.argv[2])).items()):
+        print(f"{name} {count}")
