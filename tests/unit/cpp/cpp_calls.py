@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,19 @@ def run(name: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
     result = invoke(name, arguments)
     found = {key: value for key, value in _flat(arguments).items() if key.split("/")[0] in WRITTEN[name]}
     if result is not None:
-        numbers = [result] if isinstance(result, float | bool) else [result[0], *result[1]]
-        found["return"] = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+        found["return"] = torch.tensor(list(_numbers(result)), dtype=torch.float64)
     return found
+
+
+def _numbers(result: Any) -> Iterator[float]:
+    """The numbers of a result, however nested; those of 64 bits in halves that float64 holds."""
+    if isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _numbers(part)
+    elif isinstance(result, int):
+        yield from (float(result >> 32), float(result & 0xFFFFFFFF))
+    else:
+        yield result
 
 
 def tensors(arguments: dict[str, Any]) -> dict[str, Tensor]:
@@ -177,6 +187,11 @@ def multi_tensor_adam() -> dict[str, Any]:
 @_call()
 def multi_tensor_l2norm() -> dict[str, Any]:
     return {"tensors": [_x(ROWS, COLS), _x(3)]}
+
+
+@_call()
+def fingerprints() -> dict[str, Any]:
+    return {"tensors": [_x(ROWS, COLS), _codes(3), _x(5).bfloat16()]}
 
 
 @_call("outputs")

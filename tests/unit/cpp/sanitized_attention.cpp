@@ -1,4 +1,7 @@
 // Attention forward and backward, dense, one after another and in pages, at the edges of its tiles; and the copies into a cache.
+#include <cstdlib>
+#include <limits>
+
 #include "attention/attention.hpp"
 
 #include "sanitized.hpp"
@@ -84,7 +87,40 @@ void exercise_cache(DType dtype, std::int64_t page) {
     copy_to_cache(tokens.view, dense.view, tokens.view, dense_values.view, rows.buffer.view, added.buffer.view, cached.buffer.view, false, 2);
 }
 
+/// Whether a call refuses its arguments; the sanitizer sees what it reads before it does.
+template <class Call>
+void refuses(const Call& call) {
+    try {
+        call();
+    } catch (const Error&) {
+        return;
+    }
+    std::abort();
+}
+
+/// Lengths and pages that point anywhere, in each place.
+void exercise_indices() {
+    const Tokens q(DType::Float32, 0, 4, 2, 8), k(DType::Float32, 6, 2, 2, 8), o(DType::Float32, 0, 4, 2, 8);
+    const Tokens stats(DType::Float32, 0, 4, 2, 1), largest(DType::Float32, 0, 4, 2, 1);
+    for (const std::int32_t wrong : {-1, std::numeric_limits<std::int32_t>::min(), 1 << 20, std::numeric_limits<std::int32_t>::max()})
+        for (int place = 0; place < 10; ++place) {
+            const Integers added{0, 2, 4}, cached{0, 4, 8};
+            const Buffer table(DType::Int32, 2, 2);
+            auto* pages = table.view.as<std::int32_t>();
+            for (int i = 0; i < 4; ++i) pages[i] = i;
+            (place < 3 ? added.buffer.view.as<std::int32_t>() + place
+             : place < 6 ? cached.buffer.view.as<std::int32_t>() + place - 3
+                         : pages + place - 6)[0] = wrong;
+            refuses([&] { copy_to_cache(q.view, k.view, q.view, k.view, table.view, added.buffer.view, cached.buffer.view, true, 2); });
+            refuses([&] {
+                attention_forward(q.view, k.view, k.view, o.view, stats.view, largest.view, 0.1f, true, true, -1, -1, false, added.buffer.view, {},
+                                  cached.buffer.view, {}, table.view, {}, {}, 0.0, {}, 4, 4, 2);
+            });
+        }
+}
+
 const Drive driver([] {
+    exercise_indices();
     const Integers lengths_q{0, 3, 3, 70}, lengths_kv{0, 5, 5, 90};
     for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16}) {
         for (const Mask& mask : {Mask{false, false, -1, -1}, Mask{true, true, -1, -1}, Mask{true, false, 9, 0}})

@@ -1,5 +1,7 @@
 // The rotary embedding: heads around a vector's width, with and without elements that are only copied, in every layout.
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "rope/rope.hpp"
 #include "sanitized.hpp"
@@ -30,7 +32,35 @@ void exercise(std::int64_t width, std::int64_t rotated, DType wide, bool interle
     rope(strided(x, {kLength * kBatch, kHeads, width}), y.view, freqs.view, false, interleaved, backward, start.view, bounds.view, 1, 0, 2);
 }
 
+/// Bounds and starts that point anywhere.
+void exercise_indices() {
+    const Buffer x(DType::Float32, 6, 8), y(DType::Float32, 6, 8), freqs(DType::Float32, 9, 8);
+    for (const std::int32_t wrong : {-1, std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()})
+        for (int place = 0; place < 3; ++place) {
+            const Buffer bounds(DType::Int32, 1, 3), start(DType::Int32, 1, 2);
+            const std::int32_t ends[] = {0, 2, 5}, zeros[] = {0, 0};
+            std::memcpy(bounds.view.data, ends, sizeof ends);
+            std::memcpy(start.view.data, zeros, sizeof zeros);
+            start.view.as<std::int32_t>()[place % 2] = wrong;
+            rope(strided(x, {6, 1, 8}), y.view, freqs.view, false, false, false, start.view, bounds.view, 1, 0, 2);  // takes the nearest angle
+            bounds.view.as<std::int32_t>()[place] = wrong;
+            for (const bool packed : {true, false}) {
+                bool refused = false;
+                try {
+                    if (packed)
+                        rope(strided(x, {6, 1, 8}), y.view, freqs.view, false, false, false, {}, bounds.view, 1, 0, 2);
+                    else
+                        rope(strided(x, {3, 2, 1, 8}), y.view, freqs.view, true, false, false, start.view, {}, 1, 0, 2);
+                } catch (const Error&) {
+                    refused = true;
+                }
+                if (!refused) std::abort();
+            }
+        }
+}
+
 const Drive driver([] {
+    exercise_indices();
     for (const std::int64_t width : {0, 2, 14, 16, 34, 64, 130})
         for (const std::int64_t rest : {0, 2, 14})
             for (const DType wide : {DType::Float32, DType::Float16, DType::BFloat16})
