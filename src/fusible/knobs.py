@@ -90,6 +90,35 @@ def _upper_of(*allowed: str) -> Callable[[str], str]:
     return lambda text: parse(text).upper()
 
 
+_KINDS = {"flagos": "flagos", "default": "flagos", "vendor": "vendor", "reference": "reference"}
+
+
+def _kind(text: str) -> str:
+    if text.lower() not in _KINDS:
+        raise ValueError(text)
+    return _KINDS[text.lower()]
+
+
+def _vendors(text: str) -> frozenset[str]:
+    if not _names(text):
+        raise ValueError(text)
+    return frozenset(name.lower() for name in _names(text))
+
+
+def _orders(text: str) -> dict[str, tuple[str, ...]]:
+    """``function=word|word;function=word``: of each function, the words for the backends that may serve it, best first."""
+    orders: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        function, equals, words = (piece.strip() for piece in part.partition("="))
+        order = tuple(word.strip() for word in words.split("|"))
+        if not equals or not function or not all(order) or function in orders:
+            raise ValueError(text)
+        orders[function.replace("prim.", "prim_")] = order
+    if not orders:
+        raise ValueError(text)
+    return orders
+
+
 _SWITCH = "1, true, yes, on, 0, false, no or off"
 _SCOPES = ("none", "weights", "activations", "all")
 _SCOPE = "none, weights, activations or all"
@@ -102,6 +131,26 @@ TE_FALLBACK_BACKEND = Knob(
 TE_FL_STRICT = Knob("TE_FL_STRICT", _switch, False, _SWITCH, "a forced backend is the only one: what it lacks is an error")
 TE_FL_DEBUG = Knob("TE_FL_DEBUG", _switch, False, _SWITCH, "log each first selection of a backend, through logging")
 TE_FL_SKIP_CUDA = Knob("TE_FL_SKIP_CUDA", _switch, False, _SWITCH, "treat the nvidia backend as unavailable")
+TE_FL_PREFER = Knob(
+    "TE_FL_PREFER",
+    _kind,
+    None,
+    "flagos (or default), vendor or reference",
+    "backends of that kind come first: FlagGems, the vendors' or torch; default: by priority",
+)
+TE_FL_PER_OP = Knob(
+    "TE_FL_PER_OP",
+    _orders,
+    {},
+    "function=backend|backend;function=backend",
+    "for single functions, who alone may serve them, best first: a backend's name, flagos, vendor, vendor:NAME, reference or impl:ID",
+)
+TE_FL_ALLOW_VENDORS = Knob(
+    "TE_FL_ALLOW_VENDORS", _vendors, None, "a comma-separated list of vendors", "of the vendors' backends, the only ones that may serve"
+)
+TE_FL_DENY_VENDORS = Knob(
+    "TE_FL_DENY_VENDORS", _vendors, frozenset(), "a comma-separated list of vendors or backends", "backends that may serve nothing"
+)
 TE_FL_PLUGIN_MODULES = Knob(
     "TE_FL_PLUGIN_MODULES", _names, (), "a comma-separated list of modules", "modules with a register(registry) function, loaded at first use of tex"
 )

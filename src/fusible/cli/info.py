@@ -100,11 +100,13 @@ def native_kernels() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, Any]:
-    """``found``: as ``tex.list_backends()``; ``error``: why the environment's choice of a backend cannot be followed, or None."""
+    """``found``: as ``tex.list_backends()``; ``error``: why the environment's choice of a backend cannot be followed, or None; ``failed``: the
+    plugins that did not load, each with its reason."""
+    failed = tex.registry.failed_plugins()
     try:
-        return {"found": tex.list_backends(), "error": None}
+        return {"found": tex.list_backends(), "error": None, "failed": failed}
     except FusibleError as error:
-        return {"found": [], "error": str(error)}
+        return {"found": [], "error": str(error), "failed": failed}
 
 
 def _environment() -> list[dict[str, Any]]:
@@ -152,6 +154,8 @@ def _show_backends(backends: dict[str, Any], console: Console) -> None:
         state = "in force" if row["current"] else "available" if row["available"] else "unavailable"
         table.add_row(row["name"], row["vendor"], str(row["priority"]), state, row["reason"] or "")
     console.print(table)
+    for plugin, reason in backends["failed"].items():
+        console.print(f"{plugin} did not load: {reason}")
     if backends["error"]:
         console.print(f"The environment's choice cannot be followed: {backends['error']}")
 

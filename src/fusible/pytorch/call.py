@@ -26,6 +26,7 @@ from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
+from fusible.tex.scope import Carried
 
 __all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
 
@@ -191,7 +192,7 @@ class PipelineFunction(torch.autograd.Function):
         extra = args[len(args) - len(call.plan.request.sides) :]
         y, outputs, saved = call.forward(index, x, extra)
         ctx.save_for_backward(*saved)
-        ctx.call, ctx.index = call, index
+        ctx.call, ctx.index, ctx.policy = call, index, Carried()
         return (y, *(output.detach() for output in outputs)) if outputs else y
 
     @staticmethod
@@ -201,7 +202,8 @@ class PipelineFunction(torch.autograd.Function):
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
-        dx, grads = ctx.call.backward(ctx.index, saved, dys[0], dys[1:])
+        with ctx.policy.along():
+            dx, grads = ctx.call.backward(ctx.index, saved, dys[0], dys[1:])
         return None, None, dx if ctx.needs_input_grad[2] else None, *grads
 
 

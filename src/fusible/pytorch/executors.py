@@ -50,11 +50,11 @@ class EagerExecutor:
 
     def __init__(self) -> None:
         self._replays: OrderedDict[Hashable, Replay | None] = OrderedDict()
-        """By program and shape; None for one that has come once."""
+        """By program, shape, and the policy of a ``with`` around it, if any; None for one that has come once."""
         self._unlistable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        shaped = (key, inputs[0].shape)
+        shaped = (key, inputs[0].shape, tex.registry.scope)
         replay = self._replays.get(shaped)
         if replay is not None and replay.epoch == tex.registry.epoch:
             return replay.run(inputs), replay.static

@@ -15,6 +15,7 @@ from fusible.tex.dispatch import Call, dispatcher, explain, hand_over, record
 from fusible.tex.enums import *  # noqa: F403
 from fusible.tex.extend import declare, implement, undeclare
 from fusible.tex.factories import build_quantized, register_factory
+from fusible.tex.implementations import BackendImplKind, BackendPriority, OpImpl
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request, function, requires
 from fusible.tex.management import coverage, get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
@@ -34,9 +35,12 @@ _FUNCTIONS = sorted(name for name in DECLARATIONS if not name.startswith("prim_"
 globals().update({name: dispatcher(DECLARATIONS[name]) for name in _FUNCTIONS})
 
 __all__ = [
+    "BackendImplKind",
+    "BackendPriority",
     "Call",
     "Decision",
     "Heard",
+    "OpImpl",
     "Policy",
     "Request",
     "TEXBackendBase",

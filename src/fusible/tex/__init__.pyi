@@ -11,6 +11,7 @@ from fusible.tex.dispatch import Call as Call, dispatcher as dispatcher, explain
 from fusible.tex.enums import *
 from fusible.tex.extend import declare as declare, implement as implement, undeclare as undeclare
 from fusible.tex.factories import build_quantized as build_quantized, register_factory as register_factory
+from fusible.tex.implementations import BackendImplKind as BackendImplKind, BackendPriority as BackendPriority, OpImpl as OpImpl
 from fusible.tex.interface.base import TEXBackendBase as TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS as DECLARATIONS, Request as Request, function as function, requires as requires
 from fusible.tex.management import coverage as coverage, get_backend as get_backend, get_policy as get_policy, list_backends as list_backends, register_backend as register_backend, set_backend as set_backend, set_policy as set_policy

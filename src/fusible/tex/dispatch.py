@@ -22,7 +22,8 @@ from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import domain_of
 from fusible.tex.operands import KINDS, kind
 from fusible.tex.registry import Decision, registry
-from fusible.tex.taping import Heard, local
+from fusible.tex.scope import current_scope, here
+from fusible.tex.taping import Heard
 
 __all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "record", "recording_whole"]
 
@@ -98,7 +99,7 @@ def _test(function: str, parameter: inspect.Parameter, bind: Callable[[Any], str
     return f"        if not ({belongs}):\n            {bind(domain.check)}({name}, {name!r}, {function!r})\n"
 
 
-def _source(declaration: Declaration, name: str, bind: Callable[[Any], str]) -> str:
+def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hears: bool) -> str:
     """The text of a function that makes ``declaration``'s dispatcher: its own parameters, so that Python itself binds, checks and defaults a call.
 
     What an argument may be is tested first (``interface.domains``), inline: a comparison costs 30 ns, a call of a check 300.
@@ -124,41 +125,41 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str]) -> 
     # What nobody serves says that first, whatever its arguments.
     tests = "" if declaration.unserved else "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
     arguments = ", ".join(positional + named)
+    heard = f"""
+        if _here.note is not None:
+            _result = _method({arguments})
+            _here.note(_heard(_method, ({"".join(f"{value}, " for value in positional)}), dict({", ".join(named)}), _result))
+            return _result"""
     return f"""
-def _make(_kinds, _type, _tensor, _choose, _local, _heard, _on_change):
-    _cache = {{}}
+def _make(_kinds, _type, _tensor, _choose, _whats_here, _scope_here, _heard, _on_change):
+    _common, _own = {{}}, {{}}
     def _drop():
-        nonlocal _cache
-        _cache = {{}}
+        nonlocal _common, _own
+        _common, _own = {{}}, {{}}
     _on_change(_drop)
+    def _methods_here():
+        _scope = _scope_here()
+        return _common if _scope is None else _own.setdefault(_scope, {{}})
     def {name}({", ".join(accepted)}):
-{tests}        _methods, _key = _cache, ({key})
+{tests}        _here = _whats_here()
+        _methods, _key = _common if _here is None else _methods_here(), ({key})
         _method = _methods.get(_key)
         if _method is None:
             _method = _methods[_key] = _choose(_key)
-        if _local.note is None:
-            return _method({arguments})
-        _result = _method({arguments})
-        _local.note(_heard(_method, ({"".join(f"{value}, " for value in positional)}), dict({", ".join(named)}), _result))
-        return _result
+        if _here is None:
+            return _method({arguments}){heard if hears else ""}
+        return _method({arguments})
     return {name}
 """
 
 
 def inner(function: str) -> Callable[..., Any]:
     """``tex.<function>`` for a backend's own use inside a call of it: dispatched alike, but who listens to the call does not hear it as another."""
-    return dispatcher(DECLARATIONS[function], local=_DEAF)
+    return dispatcher(DECLARATIONS[function], hears=False)
 
 
-class _Deaf:
-    note = None
-
-
-_DEAF = _Deaf()
-
-
-def dispatcher(declaration: Declaration, local: Any = local) -> Callable[..., Any]:
-    """The public function of ``declaration``."""
+def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., Any]:
+    """The public function of ``declaration``; who listens hears its calls, unless it is for a backend's own use."""
     name = declaration.name.removeprefix("prim_")
     made: dict[str, Any] = {}
 
@@ -166,10 +167,11 @@ def dispatcher(declaration: Declaration, local: Any = local) -> Callable[..., An
         made[f"_{len(made)}"] = value
         return f"_{len(made) - 1}"
 
-    source, file = _source(declaration, name, bind), f"{__file__}: the dispatcher of {declaration.name}"
+    source, file = _source(declaration, name, bind, hears), f"{__file__}: the dispatcher of {declaration.name}"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     exec(compile(source, file, "exec"), made)
-    call = made["_make"](KINDS, type, torch.Tensor, lambda key: _chosen(_request(declaration, key)), local, Heard, registry.on_change)
+    choose = lambda key: _chosen(_request(declaration, key))  # noqa: E731
+    call = made["_make"](KINDS, type, torch.Tensor, choose, here.get, current_scope, Heard, registry.on_change)
     parameters = declaration.signature.parameters.values()
     call.__defaults__ = tuple(p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty) or None
     call.__kwdefaults__ = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty} or None

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, TypeVar
 
 from fusible.errors import ArgumentError, expected
+from fusible.tex.admission import check_method
 from fusible.tex.dispatch import dispatcher
 from fusible.tex.interface.base import TEXBackendBase
-from fusible.tex.interface.declare import DECLARATIONS, Declaration
+from fusible.tex.interface.declare import DECLARATIONS, Declaration, unserved_method
 from fusible.tex.registry import registry
 
 __all__ = ["declare", "implement", "undeclare"]
@@ -43,12 +45,9 @@ def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                 of = f"the deciding arguments of {name}"
                 raise ArgumentError(expected("parameters without defaults", of=of, got=repr(ask), do="name a parameter"))
 
-        def unserved(self: TEXBackendBase, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"{name} not implemented by {self.name}")
-
-        setattr(TEXBackendBase, name, unserved)
-        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(function) or "")
-        return dispatcher(DECLARATIONS[name])
+        declaration = DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(function) or "")
+        setattr(TEXBackendBase, name, unserved_method(declaration))
+        return dispatcher(declaration)
 
     return make
 
@@ -67,11 +66,13 @@ def undeclare(function: Callable[..., Any]) -> None:
 def implement(function: Callable[..., Any], *, backend: str) -> Callable[[F], F]:
     """Give the registered backend ``backend`` a method for a declared function: ``(backend, *args, **kwargs)``.
 
-    Raises ``BackendError`` for an unknown backend.
+    Raises ``BackendError`` for an unknown backend, and for a method that does not take what the function is declared with.
     """
 
     def attach(method: F) -> F:
-        setattr(type(registry.find(backend)), function.__name__, method)
+        found = registry.find(backend)
+        check_method(DECLARATIONS[function.__name__], MethodType(method, found), found.NAME)
+        setattr(type(found), function.__name__, method)
         registry.changed()
         return method
 

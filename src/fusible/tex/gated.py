@@ -27,6 +27,8 @@ def _backward(name: str) -> Callable[..., Any]:
 class GatedActivations(Activation):
     """A backend defines two methods; ``name`` is that of the gate, ``function`` the one of tex, ``options`` are the gate's, in tex's order."""
 
+    HELPERS = frozenset({"gate", "gate_gradient"})
+
     def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
         """``gate(a, b)`` of the halves of ``input``."""
         raise NotImplementedError
@@ -59,6 +61,8 @@ class GatedActivations(Activation):
 
 class ScaledActivations(GatedActivations):
     """A backend defines two methods more, in which each row is multiplied by a number, and ``a`` and ``b`` may alternate in blocks."""
+
+    HELPERS = frozenset({"scaled_gate", "scaled_gate_gradient"})
 
     def scaled_gate(self, name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
         """``gate(a, b)`` times a number for each row."""

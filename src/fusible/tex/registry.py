@@ -6,66 +6,128 @@ registered, the policy changes, or the process forks.
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import logging
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
 
-from fusible import knobs
-from fusible.errors import BackendError, NotServedError
+from fusible.errors import ArgumentError, BackendError, NotServedError, expected
 from fusible.locks import Lock
+from fusible.tex.admission import admitted, nearest
+from fusible.tex.implementations import by_backend
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
-from fusible.tex.policy import Policy
+from fusible.tex.plugins import Plugins
+from fusible.tex.policy import Policy, matches, vendor_names
+from fusible.tex.scope import Scope, current_scope
 
 __all__ = ["Decision", "Registry", "registry"]
 
 B = TypeVar("B", bound=type[TEXBackendBase])
 _log = logging.getLogger("fusible.tex")
+_SCOPES = 64
+"""Policies entered by ``with`` whose choices are kept."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Who serves a request (``backend`` is None where nobody does), and for each other backend why it does not."""
+    """Who serves a request (``backend`` is None where nobody does), and for each other backend why it does not.
+
+    ``failed`` are the plugins that did not load, each with its reason: their backends are not among the others.
+    """
 
     request: Request
     backend: str | None
     others: tuple[tuple[str, str], ...]
+    failed: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.request}: {f'served by {self.backend}' if self.backend else 'not served'}"]
         lines += [f"  {name}: {reason}" for name, reason in self.others]
+        lines += [f"  {plugin} did not load: {reason}" for plugin, reason in self.failed]
         return "\n".join(lines)
 
 
 class Registry:
-    """Backends by name, and the policy. Every method is safe under threads."""
+    """Backends by name, and the policy. Every method is safe under threads.
+
+    The policy is the process's, or the one that was entered by ``with`` in the calling thread or task (``fusible.tex.scope``).
+    """
 
     def __init__(self) -> None:
         self._backends: dict[str, TEXBackendBase] = {}
         self._unavailable: dict[str, str | None] = {}
         self._policy: Policy | None = None
-        self._plugins_loaded = False
+        self._plugins = Plugins()
+        self._scopes: dict[Policy, Scope] = {}
         self._lock = Lock()
         self._listeners: list[Callable[[], None]] = []
         self.epoch = 0
 
-    def register_backend(self, cls: B) -> B:
-        """Register a backend class (usable as a decorator). A later class of the same name replaces the earlier one."""
-        if not cls.NAME:
-            raise BackendError(f"Expected a NAME of the backend {cls.__qualname__}, got none: set the class attribute NAME.")
+    @overload
+    def register_backend(self, cls: B, *, replace: bool = False) -> B: ...
+    @overload
+    def register_backend(self, cls: None = None, *, replace: bool = False) -> Callable[[B], B]: ...
+
+    def register_backend(self, cls: Any = None, *, replace: bool = False) -> Any:
+        """Register a backend class; usable as a decorator, with and without ``replace``.
+
+        The very same class may be registered again; another one of a name that is taken takes its place with ``replace`` alone, and never that of
+        the reference. Raises ``BackendError`` for those, for a class without a name, with a public method that tex does not have (a misspelt
+        function would never be served), or with a method that does not take what its function is declared with.
+        """
+        if cls is None:
+            return lambda cls: self.register_backend(cls, replace=replace)
+        backend = admitted(cls)
         with self._lock:
-            self._backends[cls.NAME.lower()] = cls()  # pyright: ignore[reportArgumentType]
-            self.changed()
+            self._add(backend, replace)
         return cls
 
-    def unregister_backend(self, name: str) -> None:
-        """Forget a backend; its name is free again."""
+    def register_impl(self, implementation: Any) -> None:
+        """``register_many`` of one."""
+        self.register_many([implementation])
+
+    def register_many(self, implementations: Sequence[Any]) -> None:
+        """Register functions one by one, as plugins of TransformerEngine-FL do: ``tex.OpImpl`` objects, or others with its fields.
+
+        Those of one ``impl_id`` make one backend. All are registered or none; raises ``BackendError`` for what ``register_backend`` refuses, and
+        for a function that tex does not have.
+        """
+        backends = [admitted(cls) for cls in by_backend(implementations)]
         with self._lock:
-            self._backends.pop(self.find(name).NAME.lower())
+            before = dict(self._backends)
+            try:
+                for backend in backends:
+                    self._add(backend, replace=False)
+            except BackendError:
+                self._backends = before
+                self.changed()
+                raise
+
+    def _add(self, backend: TEXBackendBase, replace: bool) -> None:
+        name, cls = backend.NAME.lower(), type(backend)
+        former = self._backends.get(name)
+        if former is not None and type(former) is cls:
+            return
+        if former is not None and (former.REFERENCE or not replace):
+            do = "choose another NAME" if former.REFERENCE else "choose another NAME, or pass replace=True"
+            got = f"{cls.__module__}.{cls.__qualname__} beside {type(former).__module__}.{type(former).__qualname__}"
+            raise BackendError(expected("one backend", of=f"the name '{name}'", got=got, do=do))
+        reference = next((other.NAME for other in self._backends.values() if other.REFERENCE), None)
+        if backend.REFERENCE and reference is not None:
+            do = "leave REFERENCE out"
+            raise BackendError(expected("one reference", of="tex", got=f"{cls.__qualname__} beside {reference}", do=do))
+        self._backends[name] = backend
+        self.changed()
+
+    def unregister_backend(self, name: str) -> None:
+        """Forget a backend; its name is free again. Raises ``BackendError`` for an unknown one, and for the reference."""
+        found = self.find(name)
+        if found.REFERENCE:
+            raise BackendError(expected("a backend that tex can do without", of="unregister_backend", got=f"the reference '{name}'", do="leave it"))
+        with self._lock:
+            self._backends.pop(found.NAME.lower(), None)
             self.changed()
 
     def on_change(self, drop: Callable[[], None]) -> None:
@@ -74,6 +136,12 @@ class Registry:
 
     @property
     def policy(self) -> Policy:
+        """The policy in force here: of the innermost ``with`` of this thread or task, else the process's."""
+        scope = current_scope()
+        return scope.policy if scope is not None else self.policy_of_process()
+
+    def policy_of_process(self) -> Policy:
+        """The policy of whoever has not entered another one."""
         with self._lock:
             if self._policy is None:
                 self._policy = Policy.from_environment()
@@ -81,58 +149,92 @@ class Registry:
                     _show_selections()
             return self._policy
 
-    def set_policy(self, policy: Policy | None) -> Policy:
-        """Put ``policy`` in force (None: what the environment says) and return the former one. Unknown or unavailable names are refused."""
+    def put_policy(self, make: Callable[[Policy], Policy]) -> tuple[Policy, Policy]:
+        """Put in force, for the process, what ``make`` makes of its policy; the former one and the new one."""
         with self._lock:
-            self.load_plugins()
-            former = self.policy
-            wanted = policy if policy is not None else Policy.from_environment()
-            self._check(wanted)
-            self._policy = wanted
+            former = self.policy_of_process()
+            self._policy = made = make(former)
+            if made.debug and not former.debug:
+                _show_selections()
             self.changed()
-            return former
+            return former, made
 
-    def update_policy(self, **changes: Any) -> Policy:
-        """``set_policy`` of the policy in force with ``changes``."""
+    def take_back(self, made: Policy, former: Policy) -> None:
+        """Put ``former`` in force for the process, if ``made`` still is."""
         with self._lock:
-            return self.set_policy(replace(self.policy, **changes))
+            if self._policy is made:
+                self._policy = former
+                self.changed()
+
+    def scope_of(self, policy: Policy) -> Scope:
+        """The key of the choices made under ``policy``."""
+        with self._lock:
+            scope = self._scopes.get(policy)
+            if scope is None:
+                if len(self._scopes) >= _SCOPES:
+                    self._scopes.clear()
+                    self.changed()
+                scope = self._scopes[policy] = Scope(policy)
+            return scope
+
+    @property
+    def scope(self) -> Scope | None:
+        """What distinguishes choices made here from those of the process: a key for caches of them, or None."""
+        return current_scope()
 
     def load_plugins(self) -> None:
-        """Load backends from outside the package, once: the entry-point group ``te_fl.plugin`` and ``TE_FL_PLUGIN_MODULES``."""
+        """Load backends from outside the package, once: the entry-point group ``te_fl.plugin`` and ``TE_FL_PLUGIN_MODULES``.
+
+        A plugin that fails is remembered with its reason (``failed_plugins``), and warned of once; the others are loaded.
+        """
+        if not self._plugins.loaded:
+            self._plugins.load(self)
+
+    def failed_plugins(self) -> dict[str, str]:
+        """The plugins that did not load, each with its reason."""
+        self.load_plugins()
+        return dict(self._plugins.failed)
+
+    def registered(self) -> dict[str, TEXBackendBase]:
+        """The backends by name in lower case, as they are registered now."""
         with self._lock:
-            if self._plugins_loaded:
-                return
-            self._plugins_loaded = True
-            for entry in importlib.metadata.entry_points(group="te_fl.plugin"):
-                entry.load()(self)
-            for module in knobs.TE_FL_PLUGIN_MODULES.get():
-                importlib.import_module(module).register(self)
+            return dict(self._backends)
+
+    def put_registered(self, backends: dict[str, TEXBackendBase]) -> None:
+        """Put back what ``registered`` gave."""
+        with self._lock:
+            self._backends = dict(backends)
+            self.changed()
 
     def ordered(self) -> list[TEXBackendBase]:
         """Every backend, best first: by priority, the reference last."""
+        self.load_plugins()
         with self._lock:
-            self.load_plugins()
             return sorted(self._backends.values(), key=lambda backend: (backend.REFERENCE, -backend.priority, backend.NAME))
 
     def reason_unavailable(self, backend: TEXBackendBase) -> str | None:
-        """Why ``backend`` cannot run here, or None; asked of it once per epoch."""
+        """Why ``backend`` cannot run here, or None; asked of it once per epoch. What its answer raises is such a reason."""
         with self._lock:
             name = backend.NAME.lower()
             if name not in self._unavailable:
-                reason = backend.unavailable()
-                if reason is None and not backend.is_available():
-                    reason = "its is_available() is false"
-                self._unavailable[name] = reason
+                try:
+                    reason = backend.unavailable()
+                    if reason is None and not backend.is_available():
+                        reason = "its is_available() is false"
+                except Exception as error:  # a vendor's probe may fail in any way, and none of them is a backend that can run
+                    reason = f"its probe raised {type(error).__name__}: {error}"
+                self._unavailable[name] = reason if reason is None or isinstance(reason, str) else f"its unavailable() is {reason!r}"
             return self._unavailable[name]
 
     def current(self) -> TEXBackendBase:
         """The backend in force: the forced one, else the best available one that serves real tensors."""
+        self.load_plugins()
+        policy = self.policy
         with self._lock:
-            self.load_plugins()
-            if self.policy.forced:
-                self._check(self.policy)
-                return self.find(self.policy.forced)
-            real = (backend for backend in self.ordered() if backend.DEVICES != frozenset({"lazy"}))
+            self.check(policy)
+            if policy.forced:
+                return self.find(policy.forced)
+            real = (backend for backend, excluded in self._candidates(policy, None) if not excluded and backend.DEVICES != frozenset({"lazy"}))
             best = next((backend for backend in real if self.reason_unavailable(backend) is None), None)
             if best is None:
                 raise BackendError("Expected an available backend, got none: register one by tex.register_backend.")
@@ -151,23 +253,26 @@ class Registry:
         if decision.backend is None:
             declaration = DECLARATIONS.get(request.function)
             needs = declaration.unserved if declaration is not None else None
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in decision.others if reason != needs)
+            reasons = [f"{name}: {reason}" for name, reason in decision.others if reason != needs]
+            reasons += [f"{plugin} did not load: {reason}" for plugin, reason in decision.failed]
             what = f": it {needs}" if needs else f" for {request} by any backend"
-            raise NotServedError(f"{request.function} not implemented{what}{f' ({reasons})' if reasons else ''}")
+            listed = f" ({'; '.join(reasons)})" if reasons else ""
+            raise NotServedError(f"{request.function} not implemented{what}{listed}")
         if self.policy.debug:
             _log.info("%s is served by %s", request, decision.backend)
         return self.find(decision.backend)
 
     def decide(self, request: Request, after: TEXBackendBase | None = None) -> Decision:
         """Choose, and say why not the others; among those that come ``after`` a backend, where one is given."""
+        failed = tuple(self.failed_plugins().items())
+        policy = self.policy
         with self._lock:
-            self.load_plugins()
-            self._check(self.policy)
+            self.check(policy)
             chosen: str | None = None
             others: list[tuple[str, str]] = []
             passed = after is None
-            for backend, excluded in self._candidates(request.function):
-                reason = excluded or self.reason_unavailable(backend) or backend.supports(request)
+            for backend, excluded in self._candidates(policy, request.function):
+                reason = excluded or self.reason_unavailable(backend) or _refusal(backend, request)
                 if not passed:
                     passed = backend is after
                     reason = reason or "refuses this call"
@@ -175,30 +280,85 @@ class Registry:
                     chosen = backend.NAME
                 else:
                     others.append((backend.NAME, reason or f"comes after {chosen}"))
-            return Decision(request, chosen, tuple(others))
+            return Decision(request, chosen, tuple(others), failed)
 
-    def _candidates(self, function: str) -> Iterator[tuple[TEXBackendBase, str | None]]:
-        policy = self.policy
+    def _candidates(self, policy: Policy, function: str | None) -> Iterator[tuple[TEXBackendBase, str | None]]:
+        """Every backend in the order of ``policy``, with why the policy leaves it out of ``function``, or None."""
+        wanted = policy.wanted(function) if function is not None else ()
+        if not wanted and policy.strict and policy.forced:
+            wanted = (policy.forced,)
         first = [name.lower() for name in (policy.forced, policy.fallback) if name]
-        ordered = sorted(self.ordered(), key=lambda backend: first.index(backend.NAME.lower()) if backend.NAME.lower() in first else len(first))
-        only = policy.per_function.get(function) or (policy.forced if policy.strict else None)
-        for backend in ordered:
-            yield backend, f"the policy gives {function} to {only} alone" if only and backend.NAME.lower() != only.lower() else None
 
-    def _check(self, policy: Policy) -> None:
-        for name in (policy.forced, policy.fallback, *policy.per_function.values()):
+        meant = [self._meant(token) for token in wanted]
+
+        def place(backend: TEXBackendBase) -> tuple[int, int, bool]:
+            own = next((i for i, several in enumerate(meant) if backend in several), len(meant))
+            name = backend.NAME.lower()
+            return own, first.index(name) if name in first else len(first), policy.prefer is not None and backend.KIND != policy.prefer
+
+        for backend in sorted(self.ordered(), key=place):
+            if wanted and not any(backend in several for several in meant):
+                yield backend, f"the policy gives {function} to {', then '.join(wanted)} alone"
+            else:
+                yield backend, _left_out(backend, policy)
+
+    def _meant(self, token: str) -> list[TEXBackendBase]:
+        """The backends that a word of ``per_function`` means: the one of that name, else those of a kind, a vendor or an ``impl_id``."""
+        named = self._backends.get(token.lower())
+        return [named] if named is not None else [backend for backend in self.ordered() if matches(backend, token)]
+
+    def check(self, policy: Policy) -> None:
+        """Raise ``BackendError`` for a policy that cannot be followed here: it names what is not there, cannot run, or is denied by it as well."""
+        for field, name in (("forced", policy.forced), ("fallback", policy.fallback)):
             if name:
-                reason = self.reason_unavailable(self.find(name))
+                backend = self.find(name, asked=policy.asked_by(field))
+                reason = self.reason_unavailable(backend) or _left_out(backend, policy)
                 if reason is not None:
-                    raise BackendError(f"Backend '{name}' is not available here: {reason}. Available backends: {self._available()}")
+                    raise BackendError(
+                        f"Backend '{name}' is not available here: {reason}. Available backends: {self._available()}{policy.asked_by(field)}"
+                    )
+        for function in policy.per_function:
+            self._check_function(function, policy)
+        known = {name for backend in self.ordered() if not backend.REFERENCE for name in vendor_names(backend)}
+        for field, names in (("allow_vendors", policy.allow_vendors or ()), ("deny_vendors", policy.deny_vendors)):
+            for name in sorted(set(names) - known):
+                what, do = f"vendors or backends of {', '.join(sorted(known))}", f"name those{self._failures()}"
+                raise BackendError(expected(what, of=_of(policy, field), got=repr(name), do=do))
 
-    def find(self, name: str) -> TEXBackendBase:
-        """The backend of a name. Raises ``BackendError`` for an unknown one."""
+    def _check_function(self, function: str, policy: Policy) -> None:
+        of = _of(policy, "per_function")
+        if function not in DECLARATIONS:
+            raise ArgumentError(expected("functions of tex", of=of, got=f"{function}{nearest(function)}", do="look the names up in dir(tex)"))
+        reasons: dict[str, str] = {}
+        for token in policy.wanted(function):
+            meant = self._meant(token)
+            if not meant and token.lower() != "vendor":
+                if ":" not in token:
+                    self.find(token, asked=policy.asked_by("per_function"))
+                known = "a backend's name, flagos, vendor, vendor:NAME, reference or impl:ID"
+                got = f"{token!r}, which no backend is"
+                raise BackendError(expected(known, of=f"{function} in {of}", got=got, do=f"name a backend that is registered{self._failures()}"))
+            for backend in meant:
+                reason = self.reason_unavailable(backend) or _left_out(backend, policy)
+                if reason is None:
+                    return
+                reasons[backend.NAME] = reason
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "no backend is meant"
+        raise BackendError(
+            f"Backend '{'|'.join(policy.wanted(function))}' is not available here for {function}: {listed}. "
+            f"Available backends: {self._available()}{policy.asked_by('per_function')}"
+        )
+
+    def find(self, name: str, asked: str = "") -> TEXBackendBase:
+        """The backend of a name. Raises ``BackendError`` for an unknown one, with what ``asked`` for it."""
         self.load_plugins()
-        backend = self._backends.get(name.lower())
+        backend = self._backends.get(name.lower()) if isinstance(name, str) else None
         if backend is None:
-            raise BackendError(f"Backend '{name}' not found. Available backends: {self._available()}")
+            raise BackendError(f"Backend '{name}' not found. Available backends: {self._available()}{asked}{self._failures()}")
         return backend
+
+    def _failures(self) -> str:
+        return "".join(f"; {plugin} did not load: {reason}" for plugin, reason in self._plugins.failed.items())
 
     def _available(self) -> list[str]:
         return [backend.NAME for backend in self.ordered() if self.reason_unavailable(backend) is None]
@@ -212,6 +372,31 @@ class Registry:
 
     def _after_fork(self) -> None:
         self.changed()
+
+
+def _of(policy: Policy, field: str) -> str:
+    variable = policy.variables.get(field)
+    return f"the environment variable {variable}" if variable else f"{field} of the policy"
+
+
+def _refusal(backend: TEXBackendBase, request: Request) -> str | None:
+    """What ``backend`` says of ``request``. An answer that raises is the backend's fault, and is said to be."""
+    try:
+        return backend.supports(request)
+    except Exception as error:
+        do = "let its supports, or the function given to tex.requires, return it"
+        got = f"{type(error).__name__}: {error}"
+        raise BackendError(expected("a reason or None", of=f"the backend {backend.NAME} asked for {request}", got=got, do=do)) from error
+
+
+def _left_out(backend: TEXBackendBase, policy: Policy) -> str | None:
+    """Why the policy lets ``backend`` serve nothing, or None."""
+    names = vendor_names(backend)
+    if not backend.REFERENCE and names & policy.deny_vendors:
+        return f"the policy denies {', '.join(sorted(names & policy.deny_vendors))}"
+    if backend.KIND == "vendor" and policy.allow_vendors is not None and not names & policy.allow_vendors:
+        return f"the policy allows the vendors {', '.join(sorted(policy.allow_vendors))} alone"
+    return None
 
 
 def _show_selections() -> None:

@@ -16,6 +16,8 @@ MASKED_SCORE = -10000.0
 class SoftmaxBySteps(Softmax):
     """Checks the arguments of each function and hands them to a backend's ``softmax_forward`` or ``softmax_backward``."""
 
+    HELPERS = frozenset({"softmax_operand", "softmax_forward", "softmax_backward"})
+
     def softmax_operand(self, x: Any) -> Any:
         """``x`` as a plain tensor."""
         raise NotImplementedError

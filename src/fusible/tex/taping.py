@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-__all__ = ["Heard", "listening", "local"]
+from fusible.tex.scope import here, update_here
+
+__all__ = ["Heard", "listening"]
 
 
 class Heard(NamedTuple):
@@ -19,19 +20,13 @@ class Heard(NamedTuple):
     result: Any
 
 
-class _Local(threading.local):
-    note: Callable[[Heard], None] | None = None
-
-
-local = _Local()
-"""``local.note``: whom dispatch tells of the calls of this thread, or None."""
-
-
 @contextmanager
 def listening(note: Callable[[Heard], None]) -> Iterator[None]:
     """Tell ``note`` of every tex call that this thread makes in the body, once it is done. Its tensors live no longer for it."""
-    former, local.note = local.note, note
+    now = here.get()
+    former = now.note if now is not None else None
+    update_here(note=note)
     try:
         yield
     finally:
-        local.note = former
+        update_here(note=former)

@@ -51,7 +51,11 @@ class TEXBackendBase(
 
     ``NAME`` is matched without regard to case; the highest ``PRIORITY`` that serves a call wins; ``REFERENCE`` marks the backend that comes
     last whatever the priorities. ``DEVICES`` are the device kinds it serves, or None for every device that holds real tensors. ``OWN_LAYOUTS`` are
-    the functions whose grouped tensors have buffers in an order that only this backend reads: another is given their values.
+    the functions whose grouped tensors have buffers in an order that only this backend reads: another is given their values. A public method is a
+    function of tex, or is named in ``HELPERS`` of the class that has it: registration refuses any other, which would never be called.
+
+    A policy means a backend by ``NAME``, by ``VENDOR`` or another of its vendor's names (``VENDOR_NAMES``), by ``KIND`` (``"vendor"``, ``"flagos"``
+    for FlagGems, ``"own"`` for this package's, ``"reference"``), or by ``IMPL_ID``, where it was registered function by function.
     """
 
     NAME: str = ""
@@ -60,6 +64,10 @@ class TEXBackendBase(
     REFERENCE: bool = False
     DEVICES: frozenset[str] | None = None
     OWN_LAYOUTS: frozenset[str] = frozenset()
+    HELPERS: frozenset[str] = frozenset()
+    KIND: str = "vendor"
+    VENDOR_NAMES: frozenset[str] = frozenset()
+    IMPL_ID: str = ""
 
     @property
     def name(self) -> str:
@@ -83,7 +91,7 @@ class TEXBackendBase(
 
     def lacks(self, function: str) -> str | None:
         """Why this backend does not have ``function`` whatever the arguments, or None where it has it."""
-        if getattr(type(self), function, None) is not getattr(TEXBackendBase, function, None):
+        if function in vars(self) or getattr(type(self), function, None) is not getattr(TEXBackendBase, function, None):
             return None
         declaration = DECLARATIONS.get(function)
         return declaration.unserved if declaration is not None and declaration.unserved else "not implemented by it"
@@ -98,5 +106,5 @@ class TEXBackendBase(
             return "serves real tensors, and these record"
         if self.DEVICES is not None and not devices <= self.DEVICES:
             return f"serves tensors on {', '.join(sorted(self.DEVICES))}, and these are on {', '.join(sorted(devices - self.DEVICES))}"
-        supports = getattr(getattr(type(self), request.function), "__supports__", None)
+        supports = getattr(getattr(self, request.function), "__supports__", None)
         return supports(request) if supports else None

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-__all__ = ["DECLARATIONS", "Declaration", "Request", "by_name", "function", "requires"]
+from fusible.errors import NotServedError
+
+__all__ = ["DECLARATIONS", "Declaration", "Request", "by_name", "function", "requires", "unserved_method"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,26 +65,49 @@ class Declaration:
     def positions(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self.signature.parameters)}
 
+    @property
+    def of_method(self) -> inspect.Signature:
+        """The signature of a backend's method that serves the function."""
+        parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *self.signature.parameters.values()]
+        return self.signature.replace(parameters=parameters)
+
 
 DECLARATIONS: dict[str, Declaration] = {}
 """Every function of the interface by name, in the order of declaration."""
 
 
-def function(*asks: str, unserved: str | None = None) -> Callable[[F], F]:
+def unserved_method(declaration: Declaration) -> Callable[..., Any]:
+    """What every backend has until it overrides it: a method that raises ``NotServedError`` with the backend's name and the function's.
+
+    A declaration's body is its documentation: called as it stands, it would give None for a result.
+    """
+    name = declaration.name
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        which = f"the backend {self.NAME or type(self).__qualname__}{f', and {name} {declaration.unserved}' if declaration.unserved else ''}"
+        do = f"call tex.{name.replace('prim_', 'prim.')}, which chooses a backend that has it"
+        raise NotServedError(f"{name} not implemented by {which}: {do}")
+
+    method.__name__, method.__qualname__, method.__doc__ = name, name, declaration.doc
+    method.__signature__ = declaration.of_method  # type: ignore[attr-defined]
+    return method
+
+
+def function(*asks: str, unserved: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on.
 
     Every name in ``asks`` must be a parameter without a default. ``unserved`` says of a function that no backend of this package serves what it
     needs ("needs NVSHMEM"); a vendor's backend may serve it like any other.
     """
 
-    def declare(method: F) -> F:
+    def declare(method: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(method)
         signature = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "self"])
         name = method.__name__
         unknown = [ask for ask in asks if ask not in signature.parameters]
         assert not unknown, f"{name} asks by {unknown}, which are no parameters of it"
         DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved)
-        return method
+        return unserved_method(DECLARATIONS[name])
 
     return declare
 
@@ -116,4 +141,5 @@ def by_name(method: Callable[[Any, Any], Any]) -> Callable[..., Any]:
             declaration.signature.bind(*args, **kwargs)  # raises TypeError, saying which argument is wrong
         return method(self, SimpleNamespace(**arguments))
 
+    call.__signature__ = declaration.of_method  # type: ignore[attr-defined]
     return call

@@ -47,6 +47,7 @@ class CpuBackend(
 
     NAME = "cpu"
     VENDOR = "Fusible"
+    KIND = "own"
     PRIORITY = 50
     DEVICES = frozenset({"cpu"})
 

@@ -34,6 +34,7 @@ class FlagGemsBackend(AttentionKernels, GemmKernels, NormalizationKernels, TEXBa
 
     NAME = "flaggems"
     VENDOR = "FlagOpen"
+    KIND = "flagos"
     PRIORITY = 150
 
     def unavailable(self) -> str | None:

@@ -52,8 +52,10 @@ class NvidiaBackend(TEXBackendBase):
 
     NAME = "nvidia"
     VENDOR = "NVIDIA"
+    VENDOR_NAMES = frozenset({"cuda"})
     PRIORITY = 100
     DEVICES = frozenset({"cuda"})
+    HELPERS = frozenset({"native", "crossing"})
 
     def __init__(self) -> None:
         self._native: ModuleType | None = None

@@ -94,6 +94,7 @@ class TorchBackend(
 
     NAME = "torch"
     VENDOR = "PyTorch"
+    KIND = "reference"
     PRIORITY = 0
     REFERENCE = True
 

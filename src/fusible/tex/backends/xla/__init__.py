@@ -59,6 +59,7 @@ class XlaBackend(
 
     NAME = "xla"
     VENDOR = "OpenXLA"
+    KIND = "own"
     PRIORITY = 20
     DEVICES = frozenset({"lazy"})
     OWN_LAYOUTS = frozenset({"bgrad_group_quantize", "group_quantize"})
