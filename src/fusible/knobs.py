@@ -126,7 +126,7 @@ _SCOPE = "none, weights, activations or all"
 TE_BACKEND = Knob("TE_BACKEND", str.lower, "", "a backend's name", "forces a tex backend for every call that it serves")
 TE_PLUGIN = Knob("TE_PLUGIN", str.lower, "", "a backend's name", "the same as TE_BACKEND, which wins where both are set")
 TE_FALLBACK_BACKEND = Knob(
-    "TE_FALLBACK_BACKEND", str.lower, "", "a backend's name", "serves what the forced backend lacks; default: the next in order"
+    "TE_FALLBACK_BACKEND", str.lower, "", "a backend's name", "serves what the backend in force lacks; default: the next in order"
 )
 TE_FL_STRICT = Knob("TE_FL_STRICT", _switch, False, _SWITCH, "a forced backend is the only one: what it lacks is an error")
 TE_FL_DEBUG = Knob("TE_FL_DEBUG", _switch, False, _SWITCH, "log each first selection of a backend, through logging")

@@ -20,7 +20,8 @@ _PREFERENCES = ("flagos", "vendor", "reference")
 
 @dataclass(frozen=True)
 class Policy:
-    """``forced`` serves every call that it can; what it lacks goes to ``fallback``, then to the others, unless ``strict``.
+    """``forced`` serves every call that it can; what it lacks goes to ``fallback``, then to the others, unless ``strict``. Where none is forced,
+    ``fallback`` comes after the best backend there is.
 
     ``per_function`` names, for single functions, the only backends that may serve them, best first: ``"torch"``, ``"hygon|torch"`` or a tuple.
     Besides a backend's name it takes ``"vendor:NVIDIA"`` (a backend of that vendor), ``"vendor"`` (any vendor's), ``"flagos"`` or ``"default"``

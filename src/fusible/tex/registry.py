@@ -234,11 +234,10 @@ class Registry:
             self.check(policy)
             if policy.forced:
                 return self.find(policy.forced)
-            real = (backend for backend, excluded in self._candidates(policy, None) if not excluded and backend.DEVICES != frozenset({"lazy"}))
-            best = next((backend for backend in real if self.reason_unavailable(backend) is None), None)
+            best = self._best([backend for backend, _ in self._candidates(policy, None)], policy)
             if best is None:
                 raise BackendError("Expected an available backend, got none: register one by tex.register_backend.")
-            return best
+            return self.find(best)
 
     def choose(self, request: Request) -> TEXBackendBase:
         """The backend that serves ``request``; where none does, an error with every backend's reason."""
@@ -287,20 +286,28 @@ class Registry:
         wanted = policy.wanted(function) if function is not None else ()
         if not wanted and policy.strict and policy.forced:
             wanted = (policy.forced,)
-        first = [name.lower() for name in (policy.forced, policy.fallback) if name]
-
         meant = [self._meant(token) for token in wanted]
+        liked = sorted(self.ordered(), key=lambda backend: policy.prefer is not None and backend.KIND != policy.prefer)
+        first = (policy.forced or self._best(liked, policy), policy.fallback) if policy.forced or policy.fallback else ()
+        names = [name.lower() for name in first if name]
 
-        def place(backend: TEXBackendBase) -> tuple[int, int, bool]:
+        def place(backend: TEXBackendBase) -> tuple[int, int]:
             own = next((i for i, several in enumerate(meant) if backend in several), len(meant))
             name = backend.NAME.lower()
-            return own, first.index(name) if name in first else len(first), policy.prefer is not None and backend.KIND != policy.prefer
+            return own, names.index(name) if name in names else len(names)
 
-        for backend in sorted(self.ordered(), key=place):
+        for backend in sorted(liked, key=place):
             if wanted and not any(backend in several for several in meant):
                 yield backend, f"the policy gives {function} to {', then '.join(wanted)} alone"
             else:
                 yield backend, _left_out(backend, policy)
+
+    def _best(self, backends: list[TEXBackendBase], policy: Policy) -> str | None:
+        """The first that serves real tensors and may."""
+        for backend in backends:
+            if backend.DEVICES != frozenset({"lazy"}) and _left_out(backend, policy) is None and self.reason_unavailable(backend) is None:
+                return backend.NAME
+        return None
 
     def _meant(self, token: str) -> list[TEXBackendBase]:
         """The backends that a word of ``per_function`` means: the one of that name, else those of a kind, a vendor or an ``impl_id``."""

@@ -19,7 +19,7 @@ from fusible.tex.registry import registry
 X = torch.randn(4, 6)
 
 
-def _backend(name: str = "hygon", **body: Any) -> type[tex.TEXBackendBase]:
+def _backend(name: str = "hygon", /, **body: Any) -> type[tex.TEXBackendBase]:
     return type("Hygon", (tex.TEXBackendBase,), {"NAME": name, "VENDOR": "Hygon", **body})
 
 
@@ -241,7 +241,7 @@ def test_a_probe_that_raises_is_a_reason(probe: str) -> None:
 
 
 def test_an_answer_that_raises_names_the_backend_and_the_call() -> None:
-    relu = tex.requires(lambda request: request["nonsense"])(lambda self, input, quantizer: input * 0)
+    relu = tex.requires(lambda request: str(request["nonsense"]))(lambda self, input, quantizer: input * 0)
     tex.register_backend(_backend(relu=relu, PRIORITY=300))
     with pytest.raises(BackendError, match=r"the backend hygon asked for relu\(.*got KeyError: 'nonsense'"):
         tex.relu(X, None)
