@@ -9,6 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fusible.lazy.checks import CHECKS
+from fusible.lazy.flat_ir.checker import check_flat_ir
+from fusible.lazy.trace.checker import check_trace
+
 settings.register_profile("fusible", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("fusible")
 
@@ -21,6 +25,9 @@ if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
 if not torch.cuda.is_available():
     # Triton is loaded once in a process, and its kernels run in its interpreter only where it was told so by then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Every trace that a test lowers, and every FlatIR before and after each pass, is a valid one.
+CHECKS.update(Trace=check_trace, FlatIR=check_flat_ir)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

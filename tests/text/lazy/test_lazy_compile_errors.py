@@ -11,6 +11,7 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import CompileError, ExecutionError
+from fusible.lazy.checks import CHECKS
 from fusible.lazy.flat_ir.op import FLAT_OPS, FlatIROp, emit
 from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, ReshapeOp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
@@ -78,6 +79,12 @@ def _grown(inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> N
     AddOp([wide, wide], list(outputs))
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planted here is refused by the checks of every test before MLIR comes to refuse it."""
+    monkeypatch.delitem(CHECKS, "FlatIR")
+
+
 def _fails(lower: Lower) -> tuple[str, str]:
     """The user's lines of the error, and the rest of it."""
     x = lazy.Tensor(np.ones(4, np.float32))
@@ -92,7 +99,7 @@ _FUNCTION = _fails.__code__.co_firstlineno + 3
 _HEAD = f"user.py:{_FUNCTION}, in _fails\n    y = x.tanh() + record(Planted(lower), x)\n{' ' * 19}^^^^^^^^^^^^^^^^^^^^^^^^^\n"
 
 
-def test_operands_that_do_not_fit_show_the_line_and_the_tensor_that_lowering_made() -> None:
+def test_operands_that_do_not_fit_show_the_line_and_the_tensor_that_lowering_made(unchecked: None) -> None:
     head, text = _fails(_mixed)
     assert head == _HEAD
     sentence = "Expected a valid StableHLO operation of planted (AddOp), got Verification failed: error: op requires the same element type"
@@ -101,7 +108,7 @@ def test_operands_that_do_not_fit_show_the_line_and_the_tensor_that_lowering_mad
     assert len(text.split("\n")) == 2
 
 
-def test_an_operation_that_lowering_introduced_shows_why() -> None:
+def test_an_operation_that_lowering_introduced_shows_why(unchecked: None) -> None:
     head, text = _fails(_grown)
     assert head == _HEAD
     assert "its result is tensor<5xf32> where t2: [shape=(4,)" in text

@@ -9,10 +9,12 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import CompileError
+from fusible.lazy.checks import CHECKS
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.flat_ir.op import FLAT_OPS
 from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, TanhOp
 from fusible.lazy.flat_ir.passes import PASSES, common_subexpression, dead_code
+from fusible.lazy.flat_ir.ops.call import CallOp, Function
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.tensor import record
 from fusible.lazy.trace.checker import check_trace
@@ -89,9 +91,10 @@ class Broken(TraceOp):
         AddOp([inputs[0], wide], list(outputs))
 
 
-def test_a_module_that_mlir_refuses_names_the_users_line() -> None:
+def test_a_module_that_mlir_refuses_names_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = record(Broken(), lazy.zeros((2,)))
     here = test_a_module_that_mlir_refuses_names_the_users_line.__code__.co_firstlineno + 1
+    monkeypatch.delitem(CHECKS, "FlatIR")  # which would refuse it before MLIR comes to do so
     with pytest.raises(CompileError, match=rf"(?s)test_lazy_ir.py:{here}, in .*\^\^\^\n.* of broken \(AddOp\)"):
         broken.eval()
     with pytest.raises(CompileError, match="elementwise operands have one shape and one dtype") as caught:
@@ -113,6 +116,31 @@ def test_the_checkers_find_planted_faults() -> None:
     given = FlatIRTensor((), lazy.float32, name="t0")
     with pytest.raises(CompileError, match="a name of its own"):
         check_flat_ir(lazy.FlatIR([given], [TanhOp([given], [unnamed])], [unnamed]))
+    other = FlatIRTensor((), lazy.float32, name="t0")
+    for inputs in ([given, given], [given, other], [unnamed]):
+        with pytest.raises(CompileError, match="an input is given once, under a name of its own"):
+            check_flat_ir(lazy.FlatIR(inputs, [], []))
+    out = FlatIRTensor((), lazy.float32, name="t1")
+    for name, inside in (("f", [other, given]), ("g", [other])):
+        function = Function(name, inside, [], inside[:1])
+        called = lazy.FlatIR([given], [CallOp([given] * len(inside), [out], function)], [out])
+        if name == "f":
+            with pytest.raises(CompileError, match="an input is given once"):
+                check_flat_ir(called)
+        else:
+            check_flat_ir(called)
+    twice = [CallOp([given], [made], Function("f", [other], [], [other])) for made in (out, FlatIRTensor((), lazy.float32, name="t2"))]
+    with pytest.raises(CompileError, match="functions have names of their own"):
+        check_flat_ir(lazy.FlatIR([given], twice, [out]))
+    for wrong in ({}, {"t9": None}, "t0"):
+        trace = lazy.Trace([lazy.zeros((2,)) + 1.0])
+        trace.names = dict.fromkeys(trace.names, wrong) if isinstance(wrong, str) else dict.fromkeys(wrong)  # type: ignore[assignment]
+        with pytest.raises(CompileError, match="every tensor has a name of its own"):
+            check_trace(trace)
+    trace = lazy.Trace([lazy.zeros((2,)) + 1.0])
+    trace.inputs = [trace.ops[0].outputs[0]] * 2
+    with pytest.raises(CompileError, match="an input is given once"):
+        check_trace(trace)
     trace = lazy.Trace([lazy.zeros((2,)) + 1.0])
     trace.ops[-1].outputs[0].dtype = lazy.float64
     with pytest.raises(CompileError, match="the type that its operation infers"):

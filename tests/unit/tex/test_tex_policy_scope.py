@@ -163,7 +163,7 @@ def test_threads_that_run_freely_see_nothing_of_one_another() -> None:
     wrong: list[Any] = []
     stop = threading.Event()
 
-    entered = dict.fromkeys(NAMES, 0)
+    entered: dict[str, int] = dict.fromkeys(NAMES, 0)
 
     def enters(name: str) -> None:
         try:

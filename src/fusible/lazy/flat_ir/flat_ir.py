@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from fusible.lazy.checks import run_checks
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.ops.call import CallOp, Function
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
@@ -78,10 +79,12 @@ class FlatIR:
         """The program after ``passes``, one after the other. This one stays as it is."""
         flat = self
         for step in passes:
+            run_checks(flat)
             before, after = flat, step(flat)
             name = step.__name__.replace("_", "-")
             flat = FlatIR(after.inputs, after.ops, after.outputs, after.changes)
             flat.report = [*before.report, PassReport(name, before.size, after.size, tuple(after.changes))]
+        run_checks(flat)
         return flat
 
     def to_stablehlo(self, aliases: Mapping[int, int] = _NONE) -> StableHLO:
@@ -89,4 +92,5 @@ class FlatIR:
 
         ``aliases``: by input whose memory may be overwritten, the output that takes it.
         """
+        run_checks(self)
         return build_module(self, aliases)

@@ -32,7 +32,7 @@ class Tensor(metaclass=TensorMeta):
     ``Tensor(data)`` takes Python numbers, (nested) lists of them, numpy arrays, or anything on the host with ``__dlpack__``. Numbers and
     lists become float32, int32 or bool, or ``dtype``. numpy data is copied; the memory of a DLPack exporter is shared where it is
     contiguous and aligned to 64 bytes, and copied otherwise: do not write to it while the tensor is in use. ``device`` is where it lives, by
-    default ``gpu:0``, the logical accelerator; ``name`` is what errors and printed programs call it.
+    default ``gpu:0``, the logical accelerator; ``name`` is what errors call it; no two need differ.
 
     A value is used by ``eval()``, ``numpy()``, ``tolist()``, ``item()``, ``repr``, ``bool()``, ``int()``, ``float()`` and DLPack export.
     From then on the tensor is stored, and is computed no more. ``shape``, ``dtype``, ``ndim``, ``size`` and ``device`` are known without

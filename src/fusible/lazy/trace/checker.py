@@ -12,9 +12,12 @@ __all__ = ["check_trace"]
 def check_trace(trace: Trace) -> Trace:
     """``trace`` itself; raises ``CompileError`` with the offending operation.
 
-    Rules: operands are made before their use; every output is made once; the recorded types are those that the operation infers.
+    Rules: operands are made before their use; every tensor is given or made once, and has a name that no other has; the recorded types are those
+    that the operation infers.
     """
     known: set[TraceTensor] = set(trace.inputs)
+    if len(known) < len(trace.inputs):
+        raise CompileError(expected("that an input is given once", of="a trace", got=str(trace), do="correct what recorded or rewrote it"))
     for op in trace.ops:
         wrong = None
         if any(t not in known for t in op.inputs):
@@ -29,4 +32,7 @@ def check_trace(trace: Trace) -> Trace:
         known.update(op.outputs)
     if any(t not in known for t in trace.outputs):
         raise CompileError(expected("that outputs are made", of="a trace", got=str(trace), do="correct what recorded or rewrote it"))
+    if {*trace.names} != known or len({*trace.names.values()}) < len(known):
+        wrong = "that every tensor has a name of its own"
+        raise CompileError(expected(wrong, of="a trace", got=str(trace.names.values()), do="correct what recorded or rewrote it"))
     return trace

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from fusible.lazy.dims import Symbol, concrete
 from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.ops.storage import Storage
+from fusible.lazy.trace.ops.storage import Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
 
@@ -17,7 +17,12 @@ __all__ = ["specialize"]
 def specialize(trace: Trace, values: Mapping[Symbol, int]) -> Trace:
     """``trace`` with every size in its shapes and attributes replaced by its number. It lowers as if it had been recorded so."""
     now: dict[TraceTensor, TraceTensor] = {}
-    for op in [t.producer for t in trace.inputs] + trace.ops:
+    for t in trace.inputs:
+        if isinstance(t.producer, Input):
+            _copy(t.producer, values, now)
+        else:  # any other tensor that is an argument: what makes it is no part of the program
+            now[t] = t
+    for op in trace.ops:
         if not all(out in now for out in op.outputs):
             _copy(op, values, now)
     return Trace([now[t] for t in trace.outputs], [now[t] for t in trace.inputs])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fusible.errors import ArgumentError, expected
+from fusible.lazy.checks import run_checks
 from fusible.lazy.dims import Symbol, symbols
 from fusible.lazy.flat_ir.lower import lower_trace
 from fusible.lazy.printing import print_type
@@ -19,24 +21,28 @@ __all__ = ["Trace"]
 
 
 class Trace:
-    """The operations that ``outputs`` depend on.
+    """The operations that ``outputs`` depend on, as a function of ``inputs``.
 
-    ``Trace(outputs)`` takes lazy tensors (or their trace tensors); ``inputs`` are the arguments of a function being compiled, in order.
+    ``Trace(outputs)`` takes lazy tensors (or their trace tensors); ``inputs`` are its arguments, in order. Any tensor may be one: what it holds, or how
+    it is computed, is then no part of the program, which reads the argument instead. Raises ``ArgumentError`` for a tensor that is given twice.
+
     ``str(trace)`` is its printed form, in which tensors are named ``t0``, ``t1``, ... in the order of computation, so two
     programs that record the same operations print alike. ``storages`` are the stored tensors that it reads: inputs of the program,
     never part of it; ``sizes`` the arguments that are sizes.
     """
 
     def __init__(self, outputs: Iterable[Any], inputs: Sequence[Any] = ()) -> None:
-        self.outputs: list[TraceTensor] = [getattr(t, "trace_tensor", t) for t in outputs]
-        self.inputs: list[TraceTensor] = [getattr(t, "trace_tensor", t) for t in inputs]
-        self.ops: list[TraceOp] = _collect(self.outputs)
-        given = [t.producer for t in self.inputs]
-        computed = [op for op in self.ops if not isinstance(op, Input)]
-        strangers = [op for op in self.ops if isinstance(op, Input) and op not in given]
-        self.ops = [*strangers, *computed]
+        self.outputs: list[TraceTensor] = [_traced(t, "output") for t in outputs]
+        self.inputs: list[TraceTensor] = [_traced(t, "input") for t in inputs]
+        given = set(self.inputs)
+        if len(given) < len(self.inputs):
+            twice = next(t for t in self.inputs if self.inputs.count(t) > 1)
+            raise ArgumentError(expected("each tensor once", of="the inputs of a trace", got=f"{twice} twice", do="pass it once, or a copy of it"))
+        ops = _collect(self.outputs, given)
+        strangers = [op for op in ops if isinstance(op, Input)]
+        self.ops: list[TraceOp] = [*strangers, *(op for op in ops if not isinstance(op, Input))]
         self.tracers: list[TraceTensor] = [op.outputs[0] for op in strangers]
-        self.storages: list[Storage] = [op for op in computed if isinstance(op, Storage)]
+        self.storages: list[Storage] = [op for op in ops if isinstance(op, Storage)]
         self.sizes: dict[Symbol, TraceTensor] = {
             size: t for t in self.inputs if isinstance(t.producer, DimensionInput) for size in symbols(t.producer.expression)
         }
@@ -71,22 +77,43 @@ class Trace:
 
     def to_flat_ir(self) -> FlatIR:
         """The FlatIR of this trace, before any pass."""
+        run_checks(self)
         return lower_trace(self)
 
 
-def _collect(outputs: Sequence[TraceTensor]) -> list[TraceOp]:
-    """Every operation behind ``outputs``, operands first, first operand first; iterative, so depth does not matter."""
-    done: set[int] = set()
+def _traced(tensor: Any, what: str) -> TraceTensor:
+    found = getattr(tensor, "trace_tensor", tensor)
+    if not isinstance(found, TraceTensor):
+        raise ArgumentError(expected("a lazy tensor", of=f"an {what} of a trace", got=repr(tensor), do="pass lazy.Tensor"))
+    return found
+
+
+def _collect(outputs: Sequence[TraceTensor], given: set[TraceTensor]) -> list[TraceOp]:
+    """Every operation between ``given`` and ``outputs``, operands first, first operand first; iterative, so depth does not matter.
+
+    Who makes a tensor is read once: an evaluation in another thread may be replacing it by what is stored.
+    """
+    made = set(given)
     ops: list[TraceOp] = []
-    stack: list[tuple[TraceOp, bool]] = [(t.producer, False) for t in reversed(outputs)]
+    stack: list[tuple[TraceTensor, TraceOp | None]] = [(t, None) for t in reversed(outputs)]
     while stack:
-        op, ready = stack.pop()
-        if id(op) in done:
+        tensor, op = stack.pop()
+        if tensor in made:
             continue
-        if ready or not op.inputs:
-            done.add(id(op))
-            ops.append(op)
-            continue
-        stack.append((op, True))
-        stack.extend((t.producer, False) for t in reversed(op.inputs) if id(t.producer) not in done)
+        if op is None:
+            op = tensor.producer
+            if op.inputs:
+                stack.append((tensor, op))
+                stack.extend((t, None) for t in reversed(op.inputs) if t not in made)
+                continue
+        ops.append(op if made.isdisjoint(op.outputs) else _beside(op, made))
+        made.update(op.outputs)
     return ops
+
+
+def _beside(op: TraceOp, made: set[TraceTensor]) -> TraceOp:
+    """``op`` where some of its outputs come from elsewhere, as an argument does: they are made once, and the operation's own go unused."""
+    copy = object.__new__(type(op))
+    copy.__dict__.update(op.__dict__)
+    copy.bind(op.inputs, tuple([TraceTensor(t.shape, t.dtype, t.device, copy, t.source) if t in made else t for t in op.outputs]))
+    return copy

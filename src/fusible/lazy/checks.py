@@ -1,0 +1,22 @@
+"""Checks of programs on their way: of each trace that is lowered, and of each FlatIR before and after every pass.
+
+They are for tests, which put ``check_trace`` and ``check_flat_ir`` here; a program of the user's runs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["CHECKS", "run_checks"]
+
+CHECKS: dict[str, Callable[[Any], object]] = {}
+"""By the name of a program's class, what raises where one is not valid."""
+
+
+def run_checks(program: Any) -> None:
+    """Run the check of ``program``'s class, if there is one."""
+    if CHECKS:
+        check = CHECKS.get(type(program).__name__)
+        if check is not None:
+            check(program)
