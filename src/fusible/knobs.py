@@ -85,6 +85,23 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _some_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.lower() for name in _names(text))
+        if not names or not set(names) <= set(allowed):
+            raise ValueError(text)
+        return names
+
+    return parse
+
+
+def _threads(text: str) -> int:
+    """A count that a machine can have: an OpenMP runtime ends the process where it cannot start as many threads as it was asked for."""
+    if not text.isascii() or not text.isdecimal() or int(text) > _MOST_THREADS:
+        raise ValueError(text)
+    return int(text)
+
+
 def _upper_of(*allowed: str) -> Callable[[str], str]:
     parse = _one_of(*(name.lower() for name in allowed))
     return lambda text: parse(text).upper()
@@ -119,6 +136,8 @@ def _orders(text: str) -> dict[str, tuple[str, ...]]:
     return orders
 
 
+_MOST_THREADS = 1024
+_SHOWN = ("verbose", "info", "warning", "error", "trace", "flat_ir", "mlir", "ir", "timing")
 _SWITCH = "1, true, yes, on, 0, false, no or off"
 _SCOPES = ("none", "weights", "activations", "all")
 _SCOPE = "none, weights, activations or all"
@@ -162,7 +181,7 @@ FUSIBLE_CPU_LEVEL = Knob(
     "the highest instruction set that the native kernels may use; default: the best that the CPU has",
 )
 FUSIBLE_NUM_THREADS = Knob(
-    "FUSIBLE_NUM_THREADS", int, 0, "a number of threads", "threads of the native kernels; default (0): torch's own number"
+    "FUSIBLE_NUM_THREADS", _threads, 0, f"a number of threads up to {_MOST_THREADS}", "threads of the native kernels; default (0): torch's own number"
 )
 
 NVTE_BACKWARD_OVERRIDE = Knob(
@@ -196,21 +215,21 @@ NVTE_NVFP4_4OVER6_ERR_MODE = Knob(
     "NVTE_NVFP4_4OVER6_ERR_MODE", _upper_of("MAE", "MSE"), "MAE", "MAE or MSE", "the default of NVFP4BlockScaling's nvfp4_4over6_err_mode"
 )
 FUSIBLE_LAZY_ENGINE = Knob(
-    "FUSIBLE_LAZY_ENGINE", str.lower, "pjrt", "pjrt or iree", "the default of fusible.lazy's config.engine: what compiles and runs recorded programs"
+    "FUSIBLE_LAZY_ENGINE", _one_of("pjrt", "iree"), "pjrt", "pjrt or iree", "the default of fusible.lazy's config.engine: what compiles and runs recorded programs"
 )
 FUSIBLE_LAZY_VERBOSITY = Knob(
     "FUSIBLE_LAZY_VERBOSITY",
-    _names,
+    _some_of(*_SHOWN),
     ("warning",),
-    "a comma-separated list of levels and channels",
-    "the default of fusible.lazy's logger.verbosity: verbose, info, warning or error, and trace, flat_ir, mlir, ir, timing",
+    f"a comma-separated list of {', '.join(_SHOWN)}",
+    "the default of fusible.lazy's logger.verbosity: a level, and channels",
 )
 FUSIBLE_LAZY_CACHE_DIR = Knob(
     "FUSIBLE_LAZY_CACHE_DIR", str, None, "a directory", "the default of fusible.lazy's config.timing_cache_file_path: where engine binaries are kept"
 )
 FUSIBLE_LAZY_ERRORS = Knob(
     "FUSIBLE_LAZY_ERRORS",
-    _names,
+    _some_of("flat_ir", "diagnostic"),
     (),
     "a comma-separated list of flat_ir, diagnostic",
     "the default of fusible.lazy's config.extra_error_information: what errors of compilation show besides the user's line",

@@ -24,6 +24,7 @@ from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
 from fusible.lazy.flat_ir.passes.function_deduplication import function_deduplication
 from fusible.lazy.runtime.compiler import compile_trace
 from fusible.lazy.trace.checker import check_trace
+from fusible.lazy.trace.specialize import specialize
 
 Array = np.ndarray[Any, Any]
 Compute = Callable[[dict[int, Array]], Array]
@@ -222,6 +223,14 @@ def test_an_input_given_twice_and_what_is_no_tensor_are_refused() -> None:
         with pytest.raises(ArgumentError, match="a lazy tensor of an input of a trace"):
             lazy.Trace([a], given)
     assert len(lazy.Trace([a, a, b, a], [b, a]).names) == 2
+
+
+def test_a_trace_of_such_inputs_may_be_specialized() -> None:
+    stored, literal = lazy.Tensor([1.0, 2.0]), lazy.full((2,), 3.0)
+    made = stored * literal
+    for inputs in ([stored, made], [literal], [made, literal, stored]):
+        trace = lazy.Trace([made + stored, literal], inputs)
+        assert str(check_trace(specialize(trace, {}))) == str(trace)
 
 
 def test_an_argument_of_a_function_being_compiled_may_be_an_input() -> None:
