@@ -215,7 +215,11 @@ NVTE_NVFP4_4OVER6_ERR_MODE = Knob(
     "NVTE_NVFP4_4OVER6_ERR_MODE", _upper_of("MAE", "MSE"), "MAE", "MAE or MSE", "the default of NVFP4BlockScaling's nvfp4_4over6_err_mode"
 )
 FUSIBLE_LAZY_ENGINE = Knob(
-    "FUSIBLE_LAZY_ENGINE", _one_of("pjrt", "iree"), "pjrt", "pjrt or iree", "the default of fusible.lazy's config.engine: what compiles and runs recorded programs"
+    "FUSIBLE_LAZY_ENGINE",
+    _one_of("pjrt", "iree"),
+    "pjrt",
+    "pjrt or iree",
+    "the default of fusible.lazy's config.engine: what compiles and runs recorded programs",
 )
 FUSIBLE_LAZY_VERBOSITY = Knob(
     "FUSIBLE_LAZY_VERBOSITY",

@@ -27,6 +27,7 @@ FACTS = {
             {"name": "torch", "vendor": "PyTorch", "priority": 0, "available": True, "reason": None, "current": True},
         ],
         "error": None,
+        "failed": {"the plugin moore": "ImportError: no driver"},
     },
     "environment": [{"name": "TE_BACKEND", "set": "torch", "takes": "a name", "meaning": "forces a backend", "error": None}],
 }
@@ -49,6 +50,7 @@ def test_the_tables_are_readable_where_there_is_no_terminal() -> None:
         "backend vendor priority state why not",
         "cpu Fusible 50 unavailable it was not built",
         "torch PyTorch 0 in force",
+        "the plugin moore did not load: ImportError: no driver",
         "variable set to takes meaning",
         "TE_BACKEND 'torch' a name forces a backend",
     ]
@@ -58,7 +60,7 @@ def test_the_tables_are_readable_where_there_is_no_terminal() -> None:
 def test_json_is_one_object_with_every_backend_and_every_variable(capsys) -> None:
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["backends"] == {"found": tex.list_backends(), "error": None}
+    assert facts["backends"] == {"found": tex.list_backends(), "error": None, "failed": {}}
     assert [row["name"] for row in facts["environment"]] == list(KNOBS)
     assert facts["native"]["available"] in (True, False)
 

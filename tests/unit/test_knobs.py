@@ -25,7 +25,10 @@ _TABLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "TE_FL_STRICT": (_SWITCH, _BAD_SWITCH),
     "TE_FL_DEBUG": (_SWITCH, _BAD_SWITCH),
     "TE_FL_SKIP_CUDA": (_SWITCH, _BAD_SWITCH),
-    "TE_FL_PREFER": ({"flagos": "flagos", "default": "flagos", "Vendor": "vendor", "reference": "reference"}, ("torch", "vendors", "1", "flagos,vendor")),
+    "TE_FL_PREFER": (
+        {"flagos": "flagos", "default": "flagos", "Vendor": "vendor", "reference": "reference"},
+        ("torch", "vendors", "1", "flagos,vendor"),
+    ),
     "TE_FL_PER_OP": (
         {"relu=torch": {"relu": ("torch",)}, "a=b|c;prim.d=vendor:e ;": {"a": ("b", "c"), "prim_d": ("vendor:e",)}},
         ("relu", "=", "a=", "=b", "a=b|", "a=|b", "a=b;a=c", ";", "a=b;c", "a b"),

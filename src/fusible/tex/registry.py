@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from fusible.errors import ArgumentError, BackendError, NotServedError, expected
 from fusible.locks import Lock
 from fusible.tex.admission import admitted, nearest
+from fusible.tex.decision import Decision, refusal
 from fusible.tex.implementations import by_backend
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
@@ -28,25 +28,6 @@ B = TypeVar("B", bound=type[TEXBackendBase])
 _log = logging.getLogger("fusible.tex")
 _SCOPES = 64
 """Policies entered by ``with`` whose choices are kept."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Who serves a request (``backend`` is None where nobody does), and for each other backend why it does not.
-
-    ``failed`` are the plugins that did not load, each with its reason: their backends are not among the others.
-    """
-
-    request: Request
-    backend: str | None
-    others: tuple[tuple[str, str], ...]
-    failed: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        lines = [f"{self.request}: {f'served by {self.backend}' if self.backend else 'not served'}"]
-        lines += [f"  {name}: {reason}" for name, reason in self.others]
-        lines += [f"  {plugin} did not load: {reason}" for plugin, reason in self.failed]
-        return "\n".join(lines)
 
 
 class Registry:
@@ -271,7 +252,7 @@ class Registry:
             others: list[tuple[str, str]] = []
             passed = after is None
             for backend, excluded in self._candidates(policy, request.function):
-                reason = excluded or self.reason_unavailable(backend) or _refusal(backend, request)
+                reason = excluded or self.reason_unavailable(backend) or refusal(backend, request)
                 if not passed:
                     passed = backend is after
                     reason = reason or "refuses this call"
@@ -384,16 +365,6 @@ class Registry:
 def _of(policy: Policy, field: str) -> str:
     variable = policy.variables.get(field)
     return f"the environment variable {variable}" if variable else f"{field} of the policy"
-
-
-def _refusal(backend: TEXBackendBase, request: Request) -> str | None:
-    """What ``backend`` says of ``request``. An answer that raises is the backend's fault, and is said to be."""
-    try:
-        return backend.supports(request)
-    except Exception as error:
-        do = "let its supports, or the function given to tex.requires, return it"
-        got = f"{type(error).__name__}: {error}"
-        raise BackendError(expected("a reason or None", of=f"the backend {backend.NAME} asked for {request}", got=got, do=do)) from error
 
 
 def _left_out(backend: TEXBackendBase, policy: Policy) -> str | None:

@@ -215,7 +215,7 @@ def test_generated_functions_are_compiled_saved_and_loaded(tmp_path: Path) -> No
 def test_an_input_given_twice_and_what_is_no_tensor_are_refused() -> None:
     a, b = lazy.Tensor([1.0], name="a"), lazy.Tensor([2.0], name="a")
     for inputs in ([a, a], [b, a, b], [a.trace_tensor, a]):
-        with pytest.raises(ArgumentError, match=r"^Expected each tensor once of the inputs of a trace, got float32 \[1\] 'a' \(made at .*\) twice: pass"):
+        with pytest.raises(ArgumentError, match=r"each tensor once of the inputs of a trace, got float32 \[1\] 'a' \(made at .*\) twice: pass"):
             lazy.Trace([a + b], inputs)
     for given in ([3], [None], ["a"], [np.ones(1)]):
         with pytest.raises(ArgumentError, match="a lazy tensor of an output of a trace"):

@@ -13,8 +13,8 @@ from fusible.lazy.checks import CHECKS
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.flat_ir.op import FLAT_OPS
 from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, TanhOp
-from fusible.lazy.flat_ir.passes import PASSES, common_subexpression, dead_code
 from fusible.lazy.flat_ir.ops.call import CallOp, Function
+from fusible.lazy.flat_ir.passes import PASSES, common_subexpression, dead_code
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.tensor import record
 from fusible.lazy.trace.checker import check_trace

@@ -195,7 +195,8 @@ def _check_signatures(function: str) -> None:
         first = given.index(plain[0])
         rest = [p.replace(default=None) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in given]
         wrong["renamed"] = [p.replace(name="nonsense") if i == first else p for i, p in enumerate(given)]
-        wrong["left out"] = [p for i, p in enumerate(given) if i != first]
+        if not any(p.kind is p.VAR_POSITIONAL for p in given):  # which would take it
+            wrong["left out"] = [p for i, p in enumerate(given) if i != first]
         if len(plain) > 1:
             second = given.index(plain[1])
             rest[first], rest[second] = rest[second], rest[first]

@@ -23,8 +23,8 @@ __all__ = ["Trace"]
 class Trace:
     """The operations that ``outputs`` depend on, as a function of ``inputs``.
 
-    ``Trace(outputs)`` takes lazy tensors (or their trace tensors); ``inputs`` are its arguments, in order. Any tensor may be one: what it holds, or how
-    it is computed, is then no part of the program, which reads the argument instead. Raises ``ArgumentError`` for a tensor that is given twice.
+    ``Trace(outputs)`` takes lazy tensors (or their trace tensors); ``inputs`` are its arguments, in order. Any tensor may be one: what it holds, or
+    how it is computed, is then no part of the program, which reads the argument instead. Raises ``ArgumentError`` for a tensor that is given twice.
 
     ``str(trace)`` is its printed form, in which tensors are named ``t0``, ``t1``, ... in the order of computation, so two
     programs that record the same operations print alike. ``storages`` are the stored tensors that it reads: inputs of the program,
