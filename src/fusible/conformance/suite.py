@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from fusible import tex
 from fusible.conformance.crossing import Crossing
+from fusible.conformance.memory import Snapshot
+from fusible.conformance.properties import Properties
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
 from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure
 from fusible.errors import ArgumentError, NotServedError, expected
@@ -86,7 +89,7 @@ def check_backend(
     unknown = sorted(set(functions or ()) - set(table))
     if unknown:
         raise ArgumentError(expected("functions of the suite", of="check-backend", got=", ".join(unknown), do="see 'fusible info --tex'"))
-    call = _caller(backend, crossing_for(backend, device))
+    call = _Caller(backend, crossing_for(backend, device))
     with tex.set_backend(backend, strict=True) as found:
         for name, record in sorted(table.items()):
             lacking = found.lacks(name)
@@ -94,27 +97,34 @@ def check_backend(
                 continue
             for dtype in record.dtypes:
                 if dtypes is None or dtype in dtypes or len(record.dtypes) == 1:
-                    yield from check_record(call, record, dtype, name in found.OWN_LAYOUTS)
+                    yield from check_record(call, record, dtype, name in found.OWN_LAYOUTS, memory=found.DEVICES != frozenset({"lazy"}))
 
 
-def _caller(backend: str, cross: Callable[[], Crossing]) -> Call:
-    def call(function: str, **arguments: Any) -> Any:
-        crossing = cross()
+class _Caller:
+    """Calls a function on a backend. ``last``: the arguments and the result of the latest call, as they were on the backend's side."""
+
+    def __init__(self, backend: str, cross: Callable[[], Crossing]) -> None:
+        self._backend, self._cross = backend, cross
+        self.last: tuple[Any, Any] | None = None
+
+    def __call__(self, function: str, **arguments: Any) -> Any:
+        crossing = self._cross()
         entered = crossing.enter(arguments)
         decision = tex.explain(function, **entered)
         if decision.backend is None:
-            raise NotServedError(dict(decision.others).get(backend, "not served"))
+            raise NotServedError(dict(decision.others).get(self._backend, "not served"))
         owner, name = (tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else (tex, function)
-        return crossing.leave(getattr(owner, name)(**entered))
+        result = getattr(owner, name)(**entered)
+        self.last = entered, result
+        return crossing.leave(result)
 
-    return call
 
-
-def check_record(call: Call, record: Record, dtype: torch.dtype, own_layout: bool = False) -> Iterator[Agreement]:
+def check_record(call: Call, record: Record, dtype: torch.dtype, own_layout: bool = False, *, memory: bool = True) -> Iterator[Agreement]:
     """Check a function in one dtype, and its quantized outputs where it has some; ``call(function, **arguments)`` runs it. ``own_layout``: grouped
-    tensors that it makes are compared by what ``group_dequantize`` reads of each copy, by the same backend."""
+    tensors that it makes are compared by what ``group_dequantize`` reads of each copy, by the same backend. ``memory``: its tensors have memory,
+    which those that record have not, so that arguments may be laid out otherwise."""
     label = str(dtype).removeprefix("torch.")
-    yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row: _plain(row, call, record, dtype, own_layout))
+    yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row: _plain(row, call, record, dtype, own_layout, memory))
     for fp8 in FORMATS if record.quantizes else ():
         label = f"{str(dtype).removeprefix('torch.')} to {fp8.name.removeprefix('kFloat8')}"
         yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row, fp8=fp8: _quantizing(row, call, record, dtype, fp8))
@@ -128,23 +138,38 @@ def _checked(row: Agreement, run: Callable[[Agreement], Agreement]) -> Agreement
         return replace(row, verdict=Verdict.FAILS, detail=f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_layout: bool) -> Agreement:
+def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_layout: bool, memory: bool) -> Agreement:
     reference = registry.find("torch")
+    method = getattr(reference, record.function)
+    properties = Properties(record.function, call, method, memory=memory and not own_layout)
     refusal = ""
-    for sample, again in zip(record.samples(dtype), record.samples(dtype), strict=True):
+    for sample in record.samples(dtype):
+        fresh, again, before = deepcopy(sample.arguments), deepcopy(sample.arguments), Snapshot(sample.arguments)
         try:
             result = call(record.function, **sample.arguments)
         except NotServedError as error:
             refusal = str(error)
             continue
-        theirs = getattr(reference, record.function)(**again.arguments)
+        theirs = method(**again)
         try:
             if own_layout:
                 sample = _compared_by_value(sample, call, result, reference, theirs)
             row = _compared(row, sample, result, again, theirs)
+            properties.check(sample, fresh, before, result, (again, theirs), partial(_within_bounds, sample.outputs))
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=f"{sample.label}: {error}")
     return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
+
+
+def _within_bounds(outputs: tuple[Output, ...], result: Any, arguments: dict[str, Any]) -> float:
+    """The largest distance from float64; raises ``Disagreement`` where it is beyond its bound."""
+    largest = 0.0
+    for output in outputs:
+        share = measure(output, output.find(result, arguments), output.expect(result, arguments))
+        if share > 1:
+            raise Disagreement(f"output {output.at or 0} is {share:.3g} times its bound from float64")
+        largest = max(largest, share)
+    return largest
 
 
 def _compared_by_value(sample: Sample, call: Call, result: Any, reference: Any, theirs: Any) -> Sample:
@@ -172,18 +197,14 @@ def _only(x: Any, way: str) -> Any:
     return twin
 
 
-def _compared(row: Agreement, sample: Sample, result: Any, again: Sample, other: Any) -> Agreement:
-    float64, apart = row.float64 or 0.0, row.reference or 0.0
+def _compared(row: Agreement, sample: Sample, result: Any, again: dict[str, Any], other: Any) -> Agreement:
+    float64, apart = max(row.float64 or 0.0, _within_bounds(sample.outputs, result, sample.arguments)), row.reference or 0.0
     for output in sample.outputs:
-        got = output.find(result, sample.arguments)
-        share = measure(output, got, output.expect(result, sample.arguments))
-        if share > 1:
-            raise Disagreement(f"output {output.at or 0} is {share:.3g} times its bound from float64")
-        float64 = max(float64, share)
-        theirs = output.find(other, again.arguments)
+        theirs = output.find(other, again)
         if isinstance(theirs, torch.Tensor) and not output.drawn:
             # Each may be a bound away from float64.
             exact = output.reference.dtype is not torch.float64
+            got = output.find(result, sample.arguments)
             apart = max(apart, measure(output, got, theirs if exact else theirs.double()) / 2)
     return replace(row, samples=row.samples + 1, float64=float64, reference=apart)
 

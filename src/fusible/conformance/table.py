@@ -24,6 +24,7 @@ __all__ = [
     "Sample",
     "Sampler",
     "TABLE",
+    "bits",
     "check",
     "close",
     "load",
@@ -89,6 +90,13 @@ class Sample:
     label: str
     arguments: dict[str, Any]
     outputs: tuple[Output, ...]
+    writes: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The paths of what the call may write to; to nothing else, wherever it lies."""
+        paths = (output.at for output in self.outputs if isinstance(output.at, str))
+        return frozenset(path for path in (*self.writes, *paths) if not path.startswith("result"))
 
 
 Sampler = Callable[[torch.Generator, torch.dtype], Iterator[Sample]]
@@ -152,8 +160,8 @@ def measure(output: Output, got: Any, wanted: Any) -> float:
     got = got.detach().cpu()
     if wanted.dtype is torch.float64:
         return _share(got, wanted, dtype, output.length, output.magnitude)
-    if not torch.equal(_bits(got), _bits(wanted)):
-        raise Disagreement(f"{(_bits(got) != _bits(wanted)).sum().item()} of {wanted.numel()} elements differ")
+    if not torch.equal(bits(got), bits(wanted)):
+        raise Disagreement(f"{(bits(got) != bits(wanted)).sum().item()} of {wanted.numel()} elements differ")
     return 0.0
 
 
@@ -161,7 +169,7 @@ def _show(x: Any) -> str:
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
 
 
-def _bits(x: Tensor) -> Tensor:
+def bits(x: Tensor) -> Tensor:
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.contiguous().view(integers[x.element_size()])
 

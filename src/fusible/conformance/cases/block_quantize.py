@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.quantize import cast, scale_of
+from fusible.conformance.cases.quantize import amax_of, cast, scale_of
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
@@ -92,15 +92,16 @@ def nvfp4(at: str, x: Tensor, quantizer: NVFP4Quantizer, amaxes: dict[str, Tenso
     return outputs
 
 
-def quantized(at: str, x: Tensor, quantizer: Any) -> list[Output]:
-    """What quantizing ``x`` must give at ``at``."""
+def quantized(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Output]:
+    """What quantizing ``x`` must give at ``at``, and leave in the quantizer at ``owner``."""
     if quantizer is None:
         return [Output(at, x.clone())]
     common = [Output(f"{at}._dtype", x.dtype), Output(f"{at}.shape", x.shape)]
     if isinstance(quantizer, Float8Quantizer | Float8CurrentScalingQuantizer):
         delayed = isinstance(quantizer, Float8Quantizer)
         data = cast(x, 4.0 if delayed else scale_of(x, quantizer.dtype, False), quantizer.dtype)
-        return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous())]
+        amax = [Output(f"{owner}.amax", amax_of(x))] if delayed and owner else []
+        return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous()), *amax]
     matrix = x.reshape(-1, x.shape[-1])
     if isinstance(quantizer, NVFP4Quantizer):
         return [*common, *(part for part in nvfp4(at, matrix, quantizer))]
@@ -121,7 +122,7 @@ def multi_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         makers = [*_MAKERS, *([transforming] if dtype is torch.bfloat16 else [])]
         list_of = [integers(generator, shape, dtype) if make is transforming else random(generator, shape, dtype, 30.0) for make in makers]
         chosen = [make() for make in makers]
-        outputs = [part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair)]
+        outputs = [part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")]
         yield Sample(f"every format of {list(shape)}", {"tensor_list": list_of, "quantizer_list": chosen}, tuple(outputs))
     x = random(generator, (16, 4, 32), dtype)
     chosen = [MXFP8Quantizer(_E4M3, columnwise=False), Float8BlockQuantizer(_E4M3, columnwise=False, block_scaling_dim=1)]
@@ -138,7 +139,7 @@ def split_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         for makers, sections in ((_MAKERS[:3], [3, 5, 1]), ((_MAKERS[6], _MAKERS[6], _MAKERS[0]), [32, 64, 32]), ((_MAKERS[8],) * 2, [32, 16])):
             x, chosen = random(generator, (sum(sections) + 32, 64), dtype, 5.0), [make() for make in makers]
             parts = [x[sum(sections[:i]) : sum(sections[: i + 1])] for i in range(len(sections))]
-            outputs = [part for i, pair in enumerate(zip(parts, chosen, strict=True)) for part in quantized(f"result.{i}", *pair)]
+            outputs = [part for i, pair in enumerate(zip(parts, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")]
             arguments = {"tensor": x, "split_sections": sections, "quantizer_list": chosen, "disable_bulk_allocation": separate}
             yield Sample(f"{sections} separate {separate} {type(chosen[0]).__name__}", arguments, tuple(outputs))
     x, chosen = random(generator, (64, 64), dtype), [MXFP8Quantizer(_E4M3) for _ in range(2)]

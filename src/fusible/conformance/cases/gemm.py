@@ -83,9 +83,9 @@ def generic_gemm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
             d = random(generator, shape, d_dtype)
             total = 0.5 * ab + 2.0 * d.double()
             arguments = call(a, trans_a, b, trans_b, D=d, accumulate=True, alpha=0.5, beta=2.0)
-            yield Sample(f"{label}-accumulate-{d_dtype}", arguments, (Output(0, total, d_dtype, length, size + 8), *nothing))
+            yield Sample(f"{label}-accumulate-{d_dtype}", arguments, (Output(0, total, d_dtype, length, size + 8), *nothing), ("D",))
             added = call(a, trans_a, b, trans_b, D=d.clone(), accumulate=True, output_dtype=d_dtype)
-            yield Sample(f"{label}-add-{d_dtype}", added, (Output(0, ab + d.double(), d_dtype, length, size + 8), *nothing))
+            yield Sample(f"{label}-add-{d_dtype}", added, (Output(0, ab + d.double(), d_dtype, length, size + 8), *nothing), ("D",))
     yield from eight_bits(generator, dtype)
 
 

@@ -69,7 +69,7 @@ def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iter
         high = [((x + 0x8000) >> 16).to(torch.int16).view(_BF16) for x in bits]
         options: dict[str, Any] = {"step": 3, "mode": mode, "bias_correction": correction, **_RATES}
         arguments = call([g, high, m, v, [x.to(torch.int16) for x in bits]], **options)
-        yield Sample(f"mode {mode} correction {correction} moments {moments}", arguments, tuple(outputs))
+        yield Sample(f"mode {mode} correction {correction} moments {moments}", arguments, tuple(outputs), ("tensor_lists.1", "tensor_lists.4"))
 
 
 def eight_bit(i: int, fp8: DType, scale: float, old: float) -> tuple[Output, ...]:
@@ -127,7 +127,8 @@ def adam_capturable(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
     numbers = {"lr": torch.ones(1), "step": flag(1), "inv_scale": torch.ones(1), "mode": 1, "bias_correction": 1}
     rates: dict[str, Any] = {"beta1": 0.9, "beta2": 0.9999, "epsilon": 0.0, "weight_decay": 0.0}
     arguments = call([[g], [p], [torch.zeros(64)], [torch.zeros(64)]], **numbers, **rates)
-    yield Sample("the first step", arguments, (Output("tensor_lists.1.0", -g.double().sign(), dtype, magnitude=0.5),))
+    moments = Output("tensor_lists.2.0", 0.1 * g.double()), Output("tensor_lists.3.0", 1e-4 * g.double().square())
+    yield Sample("the first step", arguments, (Output("tensor_lists.1.0", -g.double().sign(), dtype, magnitude=0.5), *moments))
 
 
 @record("multi_tensor_adam_capturable_master")

@@ -16,7 +16,7 @@ from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Fl
 from fusible.tex import DType
 from fusible.tex.protocol import FP8_MAX
 
-__all__ = ["cast", "scale_of"]
+__all__ = ["amax_of", "cast", "scale_of"]
 
 _NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _FORMATS = tuple(_NUMPY)
@@ -76,17 +76,20 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
             data=old.clone(), fp8_scale_inv=torch.ones(1), fp8_dtype=DType.kFloat8E4M3, fake_dtype=dtype, quantizer=quantizer
         )
         data = old if skip else cast(x, 4.0, DType.kFloat8E4M3)
-        outputs = (Output("output._data", data), Output("quantizer.amax", torch.zeros(1) if skip else amax_of(x)))
+        inverse = Output("output._scale_inv", torch.tensor([1.0 if skip else 0.25]))
+        outputs = (Output("output._data", data), inverse, Output("quantizer.amax", torch.zeros(1) if skip else amax_of(x)))
         arguments = {"tensor": x, "quantizer": quantizer, "output": output, "noop": torch.tensor([float(skip)])}
         yield Sample(f"into an output, noop {skip}", arguments, outputs)
 
 
 @record("bgrad_quantize")
 def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for label, x, quantizer, data, _ in quantizing(generator, dtype):
+    for label, x, quantizer, data, scale in quantizing(generator, dtype):
         rows = x.double().reshape(-1, x.shape[-1])
         summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
-        yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *layouts("result.1", data)))
+        amax = (Output("quantizer.amax", amax_of(x)),) if isinstance(quantizer, Float8Quantizer) else ()
+        inverse = Output("result.1._scale_inv", scale.double().reciprocal())
+        yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *layouts("result.1", data), inverse, *amax))
 
 
 @record("dequantize", dtypes=(torch.float32, torch.bfloat16, torch.float16))

@@ -221,7 +221,8 @@ def balancing_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterato
                 "logits": logits.clone(), "topk": router.topk, "scaling_factor": router.scaling, "expert_bias": bias.clone(),
                 "histogram": torch.full_like(histogram, 100), "bin_bounds": torch.tensor([_LOWER, _UPPER]), "histogram_mode": mode, **more,
             }  # fmt: skip
-            yield Sample(f"{mode.name} {form}", arguments, (*outputs, Output(1, routed)))
+            given = (Output("topk_indices", indices),) if form == "indices" else ()
+            yield Sample(f"{mode.name} {form}", arguments, (*outputs, Output(1, routed), *given))
 
 
 def normalised(score: str, logits: Tensor) -> Tensor:

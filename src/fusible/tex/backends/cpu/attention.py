@@ -135,7 +135,7 @@ def _mask(rules: ScoreRules[Tensor]) -> tuple[float, bool, bool, int, int, bool]
 
 
 def _draw(rules: ScoreRules[Tensor]) -> tuple[float, Tensor, int, int]:
-    return rules.dropout, rules.rng_state, rules.max_sq, rules.max_skv
+    return rules.dropout, rules.rng_state.contiguous(), rules.max_sq, rules.max_skv
 
 
 def _extra_logits(rules: ScoreRules[Tensor], heads: int) -> Tensor | None:

@@ -66,8 +66,9 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
             out = torch.empty(shape, dtype=torch.uint8)
         else:
             check_shape(out, shape, "out of fp8_transpose")
-        native.transpose_bytes(input.contiguous().view(torch.uint8), out.view(torch.uint8))
-        return out
+        compact = out if out.is_contiguous() else torch.empty(shape, dtype=torch.uint8)
+        native.transpose_bytes(input.contiguous().view(torch.uint8), compact.view(torch.uint8))
+        return out if compact is out else out.copy_(compact.view(out.dtype))
 
     def compute_amax(self, input: Any, amax: Any) -> None:
         check_amax_buffer(amax, "amax of compute_amax")

@@ -82,10 +82,11 @@ def _layernorm_backward(
     """``dx`` in fp32, ``dgamma`` and ``dbeta`` in gamma's dtype."""
     check_norm_backward(dz, x, rsigma, gamma, function)
     check_norm_statistic(mu, x, f"mu of {function}")
-    statistic = (*x.shape[:-1], 1)
+    # torch's function reads these two as if they had no gaps.
+    mean, inverse = (value.contiguous().view(*x.shape[:-1], 1) for value in (mu, rsigma))
     g = _scale(gamma, zero_centered)
     dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
-        _fp32(dz), _fp32(x), gamma.shape, mu.view(statistic), rsigma.view(statistic), g, g, [True, True, True]
+        _fp32(dz), _fp32(x), gamma.shape, mean, inverse, g, g, [True, True, True]
     )
     return dx, dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)
 

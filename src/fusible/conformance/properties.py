@@ -1,0 +1,109 @@
+"""What holds of every call, whatever the function: checked of each sample by one mechanism.
+
+A call writes to nothing but what its sample declares, and not beside it. Its results share memory with an argument or with one another only where
+those of the reference do, and do where an argument is given to be written. A second call gives what the first gave, in memory of its own. Arguments
+that lie with gaps, or not from the beginning of their memory, give the same as others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+from fusible.conformance.memory import Snapshot, held, relaid, shared, tensors, within
+from fusible.conformance.table import Disagreement, Sample, bits
+from fusible.errors import NotServedError
+
+__all__ = ["Properties"]
+
+Call = Callable[..., Any]
+Compare = Callable[[Any, dict[str, Any]], None]
+
+
+class Properties:
+    """The properties of one function on one backend; ``reference`` is the same function of the reference."""
+
+    def __init__(self, function: str, call: Call, reference: Call, *, memory: bool = True) -> None:
+        self._function, self._call, self._reference, self._memory = function, call, reference, memory
+        self._compact: set[str] = set()
+        self._fixed: set[str] = set()
+
+    def check(self, sample: Sample, fresh: dict[str, Any], before: Snapshot, result: Any, theirs: tuple[Any, Any], compare: Compare) -> None:
+        """Raise ``Disagreement`` unless they hold of the call that made ``result`` of the sample's arguments, which were as ``before`` and as ``fresh``.
+
+        ``theirs`` is ``(arguments, result)`` of the reference's own call; ``compare(result, arguments)`` raises where another call's outputs are wrong.
+        """
+        before.check(sample.written)
+        given, came = self._sides(sample.arguments, result)
+        self._shares(given, came, theirs, sample.written)
+        if self._memory:
+            self._a_second_call(deepcopy(fresh), result, came, compare)
+            self._laid_otherwise(sample, fresh, compare)
+
+    def _sides(self, arguments: dict[str, Any], result: Any) -> tuple[Any, Any]:
+        """Arguments and result on the backend's side, where it has another."""
+        return getattr(self._call, "last", None) or (arguments, result)
+
+    def _shares(self, given: Any, came: Any, reference: tuple[Any, Any], written: frozenset[str]) -> None:
+        again, theirs = reference
+        mine, allowed = (shared(result, arguments, under=("result", "")) for result, arguments in ((came, given), (theirs, again)))
+        for place, argument in sorted(mine - allowed):
+            raise Disagreement(f"{place} lies in the memory of the argument {argument}")
+        if next(tensors(came), None) is not None:
+            for place, argument in sorted(allowed - mine):
+                if within(argument, written):
+                    raise Disagreement(f"{place} is not the argument {argument} that was given to be written")
+        mine, allowed = (shared(result, result, under=("result", "result")) for result in (came, theirs))
+        for place, other in sorted(mine - allowed):
+            raise Disagreement(f"{place} lies in the memory of {other}")
+
+    def _a_second_call(self, arguments: dict[str, Any], result: Any, came: Any, compare: Compare) -> None:
+        first = held(result)
+        second = self._call(self._function, **arguments)
+        try:
+            compare(second, arguments)
+        except Disagreement as error:
+            raise Disagreement(f"of a second call, {error}") from None
+        for path, x, value in first:
+            if not torch.equal(bits(x), bits(value)):
+                raise Disagreement(f"a second call wrote to the first one's result {path}")
+        _, comes = self._sides(arguments, second)
+        for place, _ in sorted(shared(comes, came, under=("result", "result"))):
+            raise Disagreement(f"two calls gave the same memory as {place}")
+
+    def _laid_otherwise(self, sample: Sample, fresh: dict[str, Any], compare: Compare) -> None:
+        names = {name for name, x in fresh.items() if isinstance(x, torch.Tensor | list | tuple) and next(tensors(x), None) is not None}
+        while names := names - self._fixed:
+            arguments = relaid(fresh, strided=names - self._compact, shifted=names & self._compact)
+            before = Snapshot(arguments)
+            try:
+                result = self._call(self._function, **arguments)
+            except NotServedError:
+                return
+            except Exception:
+                # What the reference refuses as well is no layout of this argument.
+                loose = {name for name in names - self._compact if self._refuses(fresh, strided={name})}
+                fixed = {name for name in names & self._compact if self._refuses(fresh, shifted={name})}
+                if not loose | fixed:
+                    raise
+                self._compact |= loose
+                self._fixed |= fixed
+                continue
+            try:
+                compare(result, arguments)
+                before.check(sample.written)
+            except Disagreement as error:
+                raise Disagreement(f"of arguments with gaps between their elements, {error}") from None
+            return
+
+    def _refuses(self, fresh: dict[str, Any], *, strided: Collection[str] = (), shifted: Collection[str] = ()) -> bool:
+        """Whether the reference does not take these arguments so laid."""
+        try:
+            self._reference(**relaid(fresh, strided=strided, shifted=shifted))
+        except Exception:
+            return True
+        return False
+
