@@ -15,7 +15,8 @@ from fusible.conformance.crossing import Crossing
 from fusible.conformance.memory import Snapshot
 from fusible.conformance.properties import Properties
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
-from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure
+from fusible.conformance.special import OPEN, PLANTINGS, UNPLANTED, planting
+from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure, measure_special
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.grouped_call import is_grouped
 from fusible.tex.interface.declare import DECLARATIONS
@@ -158,7 +159,38 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
             properties.check(sample, fresh, before, result, (again, theirs), partial(_within_bounds, sample.outputs))
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=f"{sample.label}: {error}")
+    if row.samples and not own_layout:
+        try:
+            _planted(call, record, dtype, method)
+        except Disagreement as error:
+            return replace(row, verdict=Verdict.DISAGREES, detail=str(error))
     return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
+
+
+def _planted(call: Call, record: Record, dtype: torch.dtype, method: Call) -> None:
+    """Raise ``Disagreement`` unless the samples come right with NaN, infinities, and extreme numbers among their random ones."""
+    plain = record.samples(dtype)
+    for kind, turn in PLANTINGS:
+        if kind in UNPLANTED.get(record.function, ()):
+            continue
+        with planting(kind, turn) as chosen:
+            samples = record.samples(dtype)
+        for usual, sample in zip(plain, samples, strict=True) if chosen.drawn > turn else ():
+            again = deepcopy(sample.arguments)
+            try:
+                result = call(record.function, **sample.arguments)
+            except NotServedError:
+                continue
+            theirs = method(**again) if record.function in OPEN[kind] else None
+            for output, former in zip(sample.outputs, usual.outputs, strict=True):
+                got = output.find(result, sample.arguments)
+                wanted = output.find(theirs, again) if record.function in OPEN[kind] else output.expect(result, sample.arguments)
+                try:
+                    share = measure_special(output, former, kind, got, wanted)
+                except Disagreement as error:
+                    raise Disagreement(f"{sample.label} with special values ({kind}): output {output.at or 0}: {error}") from None
+                if share > (1 if theirs is None else 2):
+                    raise Disagreement(f"{sample.label} with special values ({kind}): output {output.at or 0} is {share:.3g} times its bound")
 
 
 def _within_bounds(outputs: tuple[Output, ...], result: Any, arguments: dict[str, Any]) -> float:

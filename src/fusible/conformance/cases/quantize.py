@@ -25,7 +25,8 @@ _SHAPES = ((4, 6), (2, 3, 5), (7,), (0, 4))
 
 def cast(x: Tensor, scale: float, fp8: DType) -> Tensor:
     """The bytes of ``x * scale`` rounded to nearest even, saturated."""
-    product = x.float().numpy() * np.float32(scale)
+    with np.errstate(invalid="ignore"):
+        product = x.float().numpy() * np.float32(scale)
     return torch.from_numpy(np.clip(product, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(_NUMPY[fp8]).view(np.uint8))
 
 

@@ -18,7 +18,9 @@ ALIGNED = (*SHAPES, (1, 2, 7, 4), (2, 1, 4, 9))
 
 def softmax(x: Tensor, scale: float, hidden: Tensor) -> Tensor:
     """Of what is not ``hidden``, which is 0; a sum over rows of it, not a call of softmax."""
-    powers = torch.exp(x.double() * scale).masked_fill(hidden, 0)
+    scores = (x.double() * scale).masked_fill(hidden, -torch.inf)
+    largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else torch.zeros(*scores.shape[:-1], 1)
+    powers = torch.exp(scores - largest.masked_fill(largest == -torch.inf, 0))
     total = powers.sum(-1, keepdim=True)
     return powers / total.masked_fill(total == 0, 1)
 

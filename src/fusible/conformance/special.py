@@ -1,0 +1,96 @@
+"""Values that kernels get wrong, planted among the random ones of the table's samples: what must come of them is what float64 makes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["OPEN", "PLANTINGS", "UNPLANTED", "Planting", "plant", "planting"]
+
+_TURNS = 3
+
+
+@dataclass
+class Planting:
+    """Values for the first, a middle and the last element of every third random tensor, so that the operands of one call do not all have them.
+    ``kind``: ``"nan"``; ``"inf"`` of both signs; ``"finite"``: a zero with a sign, a subnormal number, a large one."""
+
+    kind: str
+    turn: int
+    drawn: int = field(default=0, compare=False)
+
+    def values(self, dtype: torch.dtype) -> tuple[float, ...]:
+        if self.kind != "finite":
+            return (math.nan,) * 3 if self.kind == "nan" else (math.inf, -math.inf, math.inf)
+        # Large: beyond the range of the 8-bit types and of exp; its square is finite in float32.
+        large = 6e4 if dtype is torch.float16 else 3e5
+        return -0.0, torch.finfo(dtype).smallest_normal / 4, large
+
+
+PLANTINGS = tuple((kind, turn) for kind in ("nan", "inf", "finite") for turn in range(_TURNS))
+
+_current: ContextVar[Planting | None] = ContextVar("planting", default=None)
+
+
+@contextmanager
+def planting(kind: str, turn: int) -> Iterator[Planting]:
+    """What ``random`` draws within this block has the values of a planting."""
+    chosen = Planting(kind, turn)
+    token = _current.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _current.reset(token)
+
+
+def plant(x: Tensor) -> Tensor:
+    """``x``, with the values of the planting that is on, if it is its turn."""
+    chosen = _current.get()
+    if chosen is None or not x.numel():
+        return x
+    place, turn = divmod(chosen.drawn, _TURNS)
+    chosen.drawn += 1
+    if turn == chosen.turn:
+        values, last = chosen.values(x.dtype), x.numel() - 1
+        for i, at in enumerate((0, last // 2, last)):
+            x.view(-1)[at] = values[(place + i) % len(values)]
+    return x
+
+
+UNPLANTED = {
+    "drelu": ("nan",), "dreglu": ("nan",), "dbias_drelu": ("nan",), "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",),
+    "fused_attn_fwd": ("nan",), "fused_attn_bwd": ("nan",), "scaled_aligned_causal_masked_softmax_backward": ("nan",),
+    "scaled_upper_triang_masked_softmax_backward": ("nan",), "quantize": ("nan", "inf"), "bgrad_quantize": ("nan", "inf"), "group_scaled_swiglu": ("inf",),
+    "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
+}  # fmt: skip
+"""Kinds that a function's samples have none of. Backends may differ: on the slope of relu at NaN, and on whether a hidden score or value that is NaN
+reaches what does not see it. Or the sample cannot be made: its scale is drawn from the data, or ties are sought in it."""
+
+OPEN: dict[str, frozenset[str]] = {
+    "nan": frozenset({
+        "bgrad_group_quantize", "compute_amax", "dbias_dsrelu", "dsreglu", "dsrelu", "fused_qkv_rope_backward", "fused_qkv_rope_forward",
+        "fused_rope_backward", "fused_rope_forward", "group_quantize", "group_scaled_clamped_swiglu", "group_scaled_swiglu", "moe_unpermute_bwd",
+        "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_adam_fp8", "multi_tensor_l2norm", "multi_tensor_quantize",
+        "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_sgd", "multi_tensor_unscale_l2norm", "nvfp4_group_quantize_with_amax",
+        "prim_dropout", "prim_dropout_backward", "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu", "scaled_masked_softmax_backward",
+        "scaled_upper_triang_masked_softmax_forward", "split_quantize", "thd_out_correction", "thd_second_half_lse_correction",
+    }),
+    "inf": frozenset({
+        "bgrad_group_quantize", "dbias_dsrelu", "dsreglu", "dsrelu", "fused_attn_fwd", "group_quantize", "group_scaled_clamped_swiglu",
+        "layernorm_fwd", "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_fp8", "multi_tensor_l2norm", "multi_tensor_quantize",
+        "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_unscale_l2norm", "prim_dropout", "prim_dropout_backward",
+        "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu", "scaled_masked_softmax_backward", "scaled_softmax_forward",
+        "thd_out_correction",
+    }),
+    "finite": frozenset({
+        "group_scaled_swiglu", "multi_tensor_adam_capturable", "thd_second_half_lse_correction",
+    }),
+}  # fmt: skip
+"""Functions of which float64 does not say what must come of values of a kind: a product of zero and infinity that one formula forms and another does
+not, a flag that is set, a value of which no 8-bit number is the nearest. What the reference makes of them must come."""
