@@ -76,14 +76,14 @@ class Snapshot:
                 raise Disagreement(f"the call wrote {beside}the argument {path}")
 
 
-def shared(one: Any, other: Any, *, under: tuple[str, str] = ("", "")) -> set[tuple[str, str]]:
-    """The pairs of paths, of ``one`` and of ``other``, at which tensors share memory."""
+def shared(one: Any, other: Any, *, under: tuple[str, str] = ("", ""), apart: bool = True) -> set[tuple[str, str]]:
+    """The pairs of paths, of ``one`` and of ``other``, at which tensors share memory; unless they are ``apart``, of two places in one tree."""
     places: dict[tuple[torch.device, int], list[str]] = {}
     for path, x in tensors(other, under[1]):
         if x.numel() and x.untyped_storage().nbytes():
             places.setdefault((x.device, _storage(x)), []).append(path)
     found = [(path, x) for path, x in tensors(one, under[0]) if x.numel() and x.untyped_storage().nbytes()]
-    return {(path, there) for path, x in found for there in places.get((x.device, _storage(x)), ()) if one is not other or path < there}
+    return {(path, there) for path, x in found for there in places.get((x.device, _storage(x)), ()) if apart or path < there}
 
 
 def held(tree: Any) -> list[tuple[str, Tensor, Tensor]]:

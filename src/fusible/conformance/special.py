@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["OPEN", "PLANTINGS", "UNPLANTED", "Planting", "plant", "planting"]
+__all__ = ["OPEN", "PLANTINGS", "UNPLANTED", "Planting", "current_planting", "plant", "planting"]
 
 _TURNS = 3
 
@@ -47,6 +47,11 @@ def planting(kind: str, turn: int) -> Iterator[Planting]:
         yield chosen
     finally:
         _current.reset(token)
+
+
+def current_planting() -> Planting | None:
+    """The planting that is on, or None."""
+    return _current.get()
 
 
 def plant(x: Tensor) -> Tensor:

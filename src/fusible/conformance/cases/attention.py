@@ -61,6 +61,7 @@ _PROBLEMS = (
     Problem("sbhd causal", NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD, causal=True),
     Problem("bshd causal, two kv heads", NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, causal=True, groups=2),
     Problem("thd causal", NVTE_QKV_Layout.NVTE_THD_THD_THD, causal=True, lengths=(5, 2, 7)),
+    Problem("thd", NVTE_QKV_Layout.NVTE_THD_THD_THD, lengths=(40, 33)),
 )
 
 
@@ -193,8 +194,8 @@ def copy_to_kv_cache(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
     pages = len(new) * each + 1
     table = torch.randperm(pages, generator=generator)[: pages - 1].view(len(new), each).int()
-    news = [random(generator, (sum(new), 2, 6), dtype) for _ in range(2)]
-    caches = [random(generator, (pages, page, 2, 6), dtype) for _ in range(2)]
+    news = [random(generator, (sum(new), 2, 44), dtype) for _ in range(2)]
+    caches = [random(generator, (pages, page, 2, 44), dtype) for _ in range(2)]
     wanted = [cache.clone() for cache in caches]
     for cache, tokens in zip(wanted, news, strict=True):
         place = 0

@@ -15,7 +15,7 @@ __all__ = []
 
 _LENGTHS = (4, 0, 6, 2)
 _STARTS = (0, 4, 4, 10)
-_TOKENS, _HEADS, _WIDTH = 14, 3, 4
+_TOKENS, _HEADS, _WIDTH = 14, 300, 4
 _MOVED = (torch.bfloat16, torch.float32, torch.uint8)
 _SEQUENCES = tuple(zip(_STARTS, _LENGTHS, strict=True))
 
@@ -36,7 +36,7 @@ def bounds(values: list[int]) -> Tensor:
 @record("thd_read_half_tensor", dtypes=_MOVED)
 def read_half(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for which in (0, 1):
-        x, pair = numbers(generator, (_TOKENS, 2, 8), dtype), numbers(generator, (2, _TOKENS, 2, 8), dtype)
+        x, pair = numbers(generator, (_TOKENS, 2, 304), dtype), numbers(generator, (2, _TOKENS, 2, 304), dtype)
         wanted = [torch.cat((y[half(which)], torch.zeros_like(y[:1]))) for y in (x, *pair)]
         named = {"cu_seqlens": counts(), "half_idx": which}
         yield Sample(f"half {which}", {"tensor": x, **named}, (Output(None, wanted[0]),))
@@ -127,7 +127,7 @@ def grad_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
             if compact != ("none" in words) and not (compact and "zero" in words):
                 continue
             # Eighths, whose sums every dtype holds.
-            grad, step = ((torch.randint(-32, 33, (n, 2, 3), generator=generator) / 8).to(dtype) for n in (_TOKENS, 7 if compact else _TOKENS))
+            grad, step = ((torch.randint(-32, 33, (n, 2, 160), generator=generator) / 8).to(dtype) for n in (_TOKENS, 7 if compact else _TOKENS))
             wanted = grad.clone()
             for which, word in enumerate(words):
                 for i, token in enumerate(half(which)):
@@ -163,7 +163,7 @@ def partitioned_indices(generator: torch.Generator, dtype: torch.dtype) -> Itera
 def reordering(name: str, back: bool) -> None:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for world, ends, total in _DIVIDED:
-            x = numbers(generator, (total, 2, 8), dtype)
+            x = numbers(generator, (total, 2, 48), dtype)
             order = [token for rank in range(world) for token in owned([*ends, total], world, rank)]
             ranked = torch.stack([x[token] for token in order])
             given, wanted = (ranked, x.clone()) if back else (x, ranked)
@@ -180,7 +180,7 @@ reordering("thd_cp_rank_order_to_sequence_order", True)
 @record("thd_copy_valid_tokens_from_per_split_to_rank_local", dtypes=_MOVED)
 def copy_valid_tokens(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for starts, lengths in (([0, 4, 4, 10, 12], (3, 0, 6, 1)), ([2, 4, 7, 11, 12], (2, 0, 3, 0)), ([0, 6, 12, 12, 12], (6, 2, 0, 0))):
-        out, inp = numbers(generator, (12, 2, 8), dtype), numbers(generator, (12, 2, 8), dtype)
+        out, inp = numbers(generator, (12, 2, 176), dtype), numbers(generator, (12, 2, 176), dtype)
         wanted = out.clone()
         for start, n in zip(starts, lengths, strict=False):
             wanted[start : start + n] = inp[start : start + n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ def kept(x: Tensor, keep: Tensor, p: float) -> Tensor:
 @record("dropout_fwd")
 def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for p in (0.0, 0.25):
-        x = random(generator, (8, 32), dtype)
+        x = random(generator, (40, 120), dtype)
 
         def value(result: Any, arguments: dict[str, Any], p: float = p) -> Tensor:
             return kept(arguments["input"], bits(result[1]), p)
@@ -48,7 +49,7 @@ def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 @record("dropout_bwd")
 def dropout_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for p in (0.0, 0.25):
-        g, mask = random(generator, (8, 32), dtype), torch.randint(0, 256, (32,), generator=generator, dtype=torch.uint8)
+        g, mask = random(generator, (40, 120), dtype), torch.randint(0, 256, (600,), generator=generator, dtype=torch.uint8)
         value = kept(g, bits(mask), p)
         yield Sample(f"p={p}", {"grad_output": g, "mask": mask, "dropout_probability": p}, (Output(None, value, dtype),))
         given = {"grad_output": g, "mask": mask, "dropout_probability": p, "grad_input": torch.zeros_like(g)}
@@ -69,16 +70,22 @@ def word(seed: int, counter: int) -> int:
     return (x * x + y + key & _M64) >> 32
 
 
+@functools.cache
+def drawn(seed: int, start: int, count: int) -> tuple[bool, ...]:
+    """Which of ``count`` elements are kept with a probability of 0.7."""
+    return tuple(word(seed, start + i) >= int(0.3 * 2**32) for i in range(count))
+
+
 @record("prim_dropout")
 def prim_dropout(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for offset in (0, 3):
-        x = random(generator, (3, 5, 4), dtype)
-        keep = torch.tensor([word(42, offset * 2**40 + i) >= int(0.3 * 2**32) for i in range(x.numel())]).view(x.shape)
+        x = random(generator, (3, 5, 280), dtype)
+        keep = torch.tensor(drawn(42, offset * 2**40, x.numel())).view(x.shape)
         arguments = {"x": x, "probability": 0.3, "seed": torch.tensor([42]), "offset": offset}
         yield Sample(f"offset {offset}", arguments, (Output(0, kept(x, keep, 0.3), dtype), Output(1, keep.to(torch.uint8))))
 
 
 @record("prim_dropout_backward")
 def prim_dropout_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    g, mask = random(generator, (3, 5), dtype), torch.randint(0, 2, (3, 5), generator=generator, dtype=torch.uint8)
-    yield Sample("[3, 5]", {"dy": g, "mask": mask, "probability": 0.3}, (Output(None, kept(g, mask.bool(), 0.3), dtype),))
+    g, mask = random(generator, (3, 1403), dtype), torch.randint(0, 2, (3, 1403), generator=generator, dtype=torch.uint8)
+    yield Sample("[3, 1403]", {"dy": g, "mask": mask, "probability": 0.3}, (Output(None, kept(g, mask.bool(), 0.3), dtype),))

@@ -47,7 +47,7 @@ def product(a: Tensor, trans_a: bool, b: Tensor, trans_b: bool) -> tuple[Tensor,
 
 
 def layouts(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, bool, Tensor, bool]]:
-    for tokens, n, k in ((16, 8, 32), (7, 5, 3), (1, 1, 65)):
+    for tokens, n, k in ((16, 8, 32), (7, 5, 3), (1, 1, 65), (70, 61, 5)):
         weight, x, dy = random(generator, (n, k), dtype), random(generator, (tokens, k), dtype), random(generator, (tokens, n), dtype)
         yield f"TN-{tokens}-{n}-{k}", weight, True, x, False
         yield f"NN-{tokens}-{n}-{k}", weight, False, dy, False

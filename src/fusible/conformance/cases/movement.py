@@ -38,7 +38,7 @@ def padded(x: Tensor, former: Tensor, rows: list[int], wide: list[int]) -> Tenso
 @record("fused_multi_row_padding", dtypes=_DTYPES)
 def row_padding(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for rows, wide in _SEGMENTS:
-        x, out = numbers(generator, (sum(rows), 5), dtype), numbers(generator, (sum(wide), 5), dtype)
+        x, out = numbers(generator, (sum(rows), 517), dtype), numbers(generator, (sum(wide), 517), dtype)
         arguments = {"input": x, "output": out, "input_row_list": rows, "padded_input_row_list": wide}
         yield Sample(f"{rows} to {wide}", arguments, (Output("output", padded(x, out, rows, wide)), Output("input", x.clone()), Output(None, None)))
 
@@ -46,7 +46,7 @@ def row_padding(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 @record("fused_multi_row_unpadding", dtypes=_DTYPES)
 def row_unpadding(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for rows, wide in _SEGMENTS:
-        x, out = numbers(generator, (sum(wide), 5), dtype), numbers(generator, (sum(rows), 5), dtype)
+        x, out = numbers(generator, (sum(wide), 517), dtype), numbers(generator, (sum(rows), 517), dtype)
         kept = [sum(wide[:i]) + j for i, n in enumerate(rows) for j in range(n)]
         arguments = {"input": x, "output": out, "input_row_list": wide, "unpadded_input_row_list": rows}
         yield Sample(f"{wide} to {rows}", arguments, (Output("output", torch.stack([x[i] for i in kept])), Output(None, None)))
@@ -54,7 +54,7 @@ def row_unpadding(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 
 @record("swap_first_dims", dtypes=_DTYPES)
 def swap_first_dims(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in ((3, 4), (2, 5, 3), (4, 1, 2, 3), (0, 3)):
+    for shape in ((3, 4), (2, 5, 3), (4, 1, 2, 3), (0, 3), (3, 2, 701)):
         x = numbers(generator, shape, dtype)
         swapped = torch.empty(shape[1], shape[0], *shape[2:], dtype=dtype)
         for i in range(shape[0]):
@@ -83,8 +83,8 @@ def heads_first(x: Tensor, layout: str, width: int) -> Tensor:
 @record("multi_tensor_transpose_to_bhsd", dtypes=_DTYPES)
 def transpose_to_bhsd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for layout in ("sbhd", "bshd"):
-        x, y = (numbers(generator, shape, dtype) for shape in ((5, 2, 3, 4), (2, 5, 1, 8)))
-        wanted = heads_first(x, layout, 4), heads_first(y, layout, 8)
+        x, y = (numbers(generator, shape, dtype) for shape in ((5, 2, 3, 140), (2, 5, 1, 8)))
+        wanted = heads_first(x, layout, 140), heads_first(y, layout, 8)
         outputs = (Output(0, wanted[0]), Output(1, None), Output(2, wanted[1]))
         yield Sample(layout, {"inputs": [x, None, y], "original_format": layout}, outputs)
         given = [torch.full_like(wanted[0], 3), None, torch.full((*wanted[1].shape[:3], 16), 3).to(dtype)]
@@ -94,7 +94,7 @@ def transpose_to_bhsd(generator: torch.Generator, dtype: torch.dtype) -> Iterato
 
 @record("multi_tensor_pad_last_dim", dtypes=_DTYPES)
 def pad_last_dim(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    inputs = [numbers(generator, shape, dtype) for shape in ((3, 5), (2, 2, 8), (4, 1))]
+    inputs = [numbers(generator, shape, dtype) for shape in ((3, 1401), (2, 2, 8), (4, 1))]
     wanted = [torch.zeros(*x.shape[:-1], -(-x.shape[-1] // 4) * 4, dtype=dtype) for x in inputs]
     for x, y in zip(inputs, wanted, strict=True):
         y[..., : x.shape[-1]] = x

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
 
-SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000))
+SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000), (7, 611))
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor, Tensor, bool, torch.dtype]]:

@@ -11,7 +11,7 @@ from fusible.conformance.table import FLOATS, Output, Sample, random, record
 
 __all__ = []
 
-_SHAPES = ((5, 3), (7,), (0, 4), (1, 1))
+_SHAPES = ((5, 3), (4103,), (0, 4), (1, 1))
 _RATES = {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-4, "weight_decay": 0.2}
 
 
@@ -42,7 +42,7 @@ def l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         squares = torch.stack([(x.double() ** 2).sum() for x in tensors])
         apart = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
         arguments = {"chunk_size": 64, "noop_flag": flag(), "tensor_lists": [tensors], "per_tensor_python": each}
-        outputs = (Output(0, squares.sum().sqrt()[None], length=30), Output(1, apart, length=15), Output("noop_flag", flag()))
+        outputs = (Output(0, squares.sum().sqrt()[None], length=4200), Output(1, apart, length=4200), Output("noop_flag", flag()))
         yield Sample(f"each {each}", arguments, outputs)
 
 

@@ -193,7 +193,7 @@ def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             squares = torch.stack([(x.double() * factor.double()).square().sum() for x in tensors])
             apart = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
             arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
-            outputs = (Output(0, squares.sum().sqrt()[None], length=30), Output(1, apart, length=15))
+            outputs = (Output(0, squares.sum().sqrt()[None], length=4200), Output(1, apart, length=4200))
             yield Sample(f"each {each}, {value}", arguments, (*outputs, *untouched([tensors]), Output("noop_flag", flag(not math.isfinite(value)))))
     # Squares that overflow in the dtype before unscaling, and not after.
     large = torch.full((4,), 3e38 if dtype.itemsize == 4 or dtype is _BF16 else 6e4).to(dtype)

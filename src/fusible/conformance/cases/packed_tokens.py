@@ -30,7 +30,7 @@ def places(longest: int) -> Iterator[tuple[int, int, int]]:
 
 @record("convert_thd_to_bshd", dtypes=_DTYPES)
 def thd_to_bshd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for trailing, tokens, longest, b in (((2, 3), 11, 6, 4), ((), 9, 5, 4), ((2,), 9, 2, 4), ((4,), 9, 5, 3), ((2,), 0, 3, 0)):
+    for trailing, tokens, longest, b in (((2, 250), 11, 6, 4), ((), 9, 5, 4), ((2,), 9, 2, 4), ((4,), 9, 5, 3), ((2,), 0, 3, 0)):
         x = numbers(generator, (tokens, *trailing), dtype)
         wanted = torch.zeros(b, longest, *trailing, dtype=dtype)
         for i, position, token in places(longest):
@@ -42,7 +42,7 @@ def thd_to_bshd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 @record("convert_bshd_to_thd", dtypes=_DTYPES)
 def bshd_to_thd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for trailing, tokens, longest in (((2, 3), 11, 6), ((), 9, 5), ((2,), 9, 2), ((2,), 4, 0)):
+    for trailing, tokens, longest in (((2, 250), 11, 6), ((), 9, 5), ((2,), 9, 2), ((2,), 4, 0)):
         x = numbers(generator, (4, longest, *trailing), dtype)
         wanted = torch.zeros(tokens, *trailing, dtype=dtype)
         for i, position, token in places(longest):
@@ -53,7 +53,7 @@ def bshd_to_thd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
             yield Sample(f"{list(x.shape)} strided", {"tensor": across, "cu_seqlens": counts(), "t": tokens}, (Output(None, wanted),))
 
 
-_SHAPES = ((3, 2, 4, 8), (1, 2, 1, 16), (4, 1, 2, 1))
+_SHAPES = ((3, 2, 4, 8), (1, 2, 1, 16), (4, 1, 2, 1), (3, 2, 4, 176))
 """``[s, b, n, h]``"""
 
 

@@ -16,7 +16,7 @@ from fusible.tex import DType
 
 __all__ = []
 
-_TOKENS, _COPIES, _HIDDEN = 9, 3, 16
+_TOKENS, _COPIES, _HIDDEN = 9, 3, 464
 _BYTES = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _CODES = {torch.float32: DType.kFloat32, torch.bfloat16: DType.kBFloat16, torch.float16: DType.kFloat16}
 _MOVED = (*FLOATS, torch.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,11 +18,14 @@ def add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("wide", {"a": a, "b": b, "dtype": 4}, (Output(None, a.double() + b.double(), torch.float32),))
     c = random(generator, (4, 6), dtype)
     yield Sample("same", {"a": a, "b": c}, (Output(None, a.double() + c.double(), dtype),))
+    for shape in ((5, 13, 67), (0, 3)):
+        a, b = random(generator, shape, dtype), random(generator, shape, dtype)
+        yield Sample(f"{list(shape)}", {"a": a, "b": b}, (Output(None, a.double() + b.double(), dtype),))
 
 
 @record("prim_scale")
 def scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for x, factor in ((random(generator, (4, 6), dtype), 0.3), (strided(generator, (3, 5, 2), dtype), -2.5), (random(generator, (0, 3), dtype), 3.0)):
+    for x, factor in ((random(generator, (4, 6), dtype), 0.3), (strided(generator, (3, 5, 281), dtype), -2.5), (random(generator, (0, 3), dtype), 3.0)):
         yield Sample(f"{list(x.shape)}", {"x": x, "factor": factor}, (Output(None, x.double() * factor, dtype),))
         yield Sample(f"{list(x.shape)}-fp32", {"x": x, "factor": factor, "dtype": 4}, (Output(None, x.double() * factor, torch.float32),))
 
@@ -31,6 +35,7 @@ def row_sum(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for x in (
         random(generator, (2, 300, 5), dtype),
         random(generator, (7,), dtype),
+        random(generator, (3, 4111), dtype),
         strided(generator, (9, 4, 3), dtype),
         random(generator, (0, 3), dtype),
     ):
@@ -42,14 +47,16 @@ def row_sum(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 
 @record("prim_transpose")
 def transpose(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    x = random(generator, (5, 3), dtype)
-    yield Sample("matrix", {"x": x}, (Output(None, x.double().T, dtype),))
+    for shape in ((5, 3), (61, 71), (0, 3)):
+        x = random(generator, shape, dtype)
+        yield Sample(str(list(shape)), {"x": x}, (Output(None, x.double().T, dtype),))
 
 
 @record("prim_cast")
 def cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    x = random(generator, (5, 3), torch.float32)
-    yield Sample("matrix", {"x": x, "dtype": dtype}, (Output(None, x.double(), dtype),))
+    for shape in ((5, 3), (3, 2, 701), (0, 3)):
+        x = random(generator, shape, torch.float32)
+        yield Sample(str(list(shape)), {"x": x, "dtype": dtype}, (Output(None, x.double(), dtype),))
 
 
 @record("prim_rope_angles", dtypes=(torch.float32,))
@@ -61,11 +68,11 @@ def rope_angles(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 
 def moving(name: str, *calls: tuple[str, dict[str, object], Callable[[Tensor], object]]) -> None:
-    """Enter a record of a function that moves data: its arguments beside ``x``, and what it makes of ``x [4, 6]``, exactly."""
+    """Enter a record of a function that moves data: its arguments beside ``x``, and what it makes of ``x`` of two shapes, exactly."""
 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for label, arguments, wanted in calls:
-            x = random(generator, (4, 6), dtype)
+        for (label, arguments, wanted), shape in itertools.product(calls, ((4, 6), (12, 366))):
+            x = random(generator, shape, dtype)
             made = wanted(x)
             parts = made if isinstance(made, tuple) else (made,)
             places = range(len(parts)) if isinstance(made, tuple) else (None,)
@@ -74,14 +81,22 @@ def moving(name: str, *calls: tuple[str, dict[str, object], Callable[[Tensor], o
     record(name)(sample)
 
 
-moving("prim_copy", ("[4, 6]", {}, torch.clone))
-moving("prim_reshape", ("[3, 8]", {"shape": (3, 8)}, lambda x: x.reshape(3, 8)), ("[2, -1]", {"shape": (2, -1)}, lambda x: x.reshape(2, -1)))
-moving("prim_split", ("columns", {"sizes": [1, 5], "dim": 1}, lambda x: (x[:, :1].contiguous(), x[:, 1:].contiguous())))
+moving("prim_copy", ("as it is", {}, torch.clone))
+moving("prim_reshape", ("[3, -1]", {"shape": (3, -1)}, lambda x: x.reshape(3, -1)), ("[2, -1]", {"shape": (2, -1)}, lambda x: x.reshape(2, -1)))
+
+
+@record("prim_split")
+def split(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape, sizes, dim in (((4, 6), [1, 5], 1), ((4, 1501), [1, 1500], 1), ((7, 703), [6, 1, 0], 0)):
+        x = random(generator, shape, dtype)
+        parts = [part.contiguous() for part in x.split(sizes, dim)]
+        yield Sample(f"{list(shape)} in {sizes}", {"x": x, "sizes": sizes, "dim": dim}, tuple(Output(i, part) for i, part in enumerate(parts)))
+
 
 
 @record("prim_permute")
 def permute(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape, dims in (((3, 4, 2, 5), (0, 2, 1, 3)), ((3, 4, 2), (-1, 0, 1)), ((0, 4, 2), (2, 1, 0))):
+    for shape, dims in (((3, 4, 2, 5), (0, 2, 1, 3)), ((3, 4, 2), (-1, 0, 1)), ((0, 4, 2), (2, 1, 0)), ((3, 4, 2, 177), (0, 2, 1, 3))):
         x = random(generator, shape, dtype)
         yield Sample(f"{list(shape)}-{dims}", {"x": x, "dims": dims}, (Output(None, x.permute(dims).contiguous()),))
 
@@ -99,7 +114,7 @@ def _divided(x: Tensor, sizes: list[int], padded: list[int], total: int) -> Tens
 @record("prim_pad_groups")
 def pad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for label, sizes, padded in (("ragged", [3, 0, 5, 1], [4, 0, 8, 4]), ("whole", [4, 8, 0, 0], [4, 8, 0, 0]), ("empty", [0] * 4, [0] * 4)):
-        x, given = random(generator, (12, 3), dtype), torch.tensor(sizes)
+        x, given = random(generator, (12, 203), dtype), torch.tensor(sizes)
         outputs = (Output(0, _divided(x, sizes, padded, 24)), Output(1, torch.tensor(padded)))
         yield Sample(label, {"x": x, "sizes": given, "multiple": 4}, outputs)
     x = random(generator, (1, 3), dtype)  # with less rows than groups
@@ -110,15 +125,15 @@ def pad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 @record("prim_unpad_groups")
 def unpad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for sizes, padded in (([3, 0, 5, 1], [4, 0, 8, 4]), ([4, 8, 0, 0], [4, 8, 0, 0]), ([0] * 4, [0] * 4)):
-        x = random(generator, (24, 3), dtype)
+        x = random(generator, (24, 403), dtype)
         arguments = {"x": x, "sizes": torch.tensor(sizes), "multiple": 4, "rows": 12}
         yield Sample(str(sizes), arguments, (Output(None, _divided(x, padded, sizes, 12)),))
 
 
 @record("prim_concatenate")
 def concatenate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for dim in (0, 1):
-        parts = [random(generator, (2, 3), dtype) for _ in range(3)]
+    for dim, shape in itertools.product((0, 1), ((2, 3), (37, 41))):
+        parts = [random(generator, shape, dtype) for _ in range(3)]
         yield Sample(f"along {dim}", {"tensors": parts, "dim": dim}, (Output(None, torch.cat(parts, dim)),))
 
 

@@ -20,7 +20,7 @@ __all__ = ["amax_of", "cast", "scale_of"]
 
 _NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _FORMATS = tuple(_NUMPY)
-_SHAPES = ((4, 6), (2, 3, 5), (7,), (0, 4))
+_SHAPES = ((4, 6), (2, 3, 5), (7,), (0, 4), (3, 1401))
 
 
 def cast(x: Tensor, scale: float, fp8: DType) -> Tensor:
@@ -95,7 +95,7 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 @record("dequantize", dtypes=(torch.float32, torch.bfloat16, torch.float16))
 def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(16, 16)
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).repeat(17).view(16, 272)
     for fp8 in _FORMATS:
         quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8)
         x = Float8TensorStorage(data=every.clone(), fp8_scale_inv=torch.tensor([0.25]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer)

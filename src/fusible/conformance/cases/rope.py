@@ -41,7 +41,7 @@ def cases(generator: torch.Generator) -> Iterator[tuple[str, tuple[int, ...], di
     base: dict[str, Any] = {"start_positions": None, "cu_seqlens": None, "cp_size": 1, "cp_rank": 0}
     for interleaved in (False, True):
         along = torch.arange(5)
-        yield f"sbhd-{interleaved}", (5, 2, 3, 8), {**base, "qkv_format": sbhd, "interleaved": interleaved}, freqs, along[:, None].expand(5, 2)
+        yield f"sbhd-{interleaved}", (5, 2, 54, 8), {**base, "qkv_format": sbhd, "interleaved": interleaved}, freqs, along[:, None].expand(5, 2)
         yield f"bshd-{interleaved}", (2, 5, 3, 6), {**base, "qkv_format": bshd, "interleaved": interleaved}, freqs, along.expand(2, 5)
     start = torch.tensor([3, 0], dtype=torch.int32)
     options = {**base, "qkv_format": bshd, "interleaved": False, "start_positions": start}
@@ -77,7 +77,7 @@ def together_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[t
     ):
         options = {**angles, "qkv_split_arg_list": [16, 8, 8], "qkv_format": form, "interleaved": interleaved}
         options |= {"start_positions": starts, "cp_size": cp[0], "cp_rank": cp[1]}
-        parts = [random(generator, (*positions.shape, heads, 8), dtype) for heads in (6, 3, 3)]
+        parts = [random(generator, (*positions.shape, heads, 8), dtype) for heads in (180, 90, 90)]
         yield label, options, parts, [positions, positions]
 
 

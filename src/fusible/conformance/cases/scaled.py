@@ -11,7 +11,7 @@ from torch import Tensor
 from fusible.conformance.cases.pointwise import OPTIONS, clamped_swiglu, gated, silu, situglu, srelu
 from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
 
-SHAPES = ((6, 24), (2, 5, 12), (1, 12), (0, 12))
+SHAPES = ((6, 24), (2, 5, 12), (1, 12), (0, 12), (3, 2, 1452))
 INTERLEAVES = (0, 2, 6)
 GATED: dict[str, Callable[..., Tensor]] = {"swiglu": gated(silu), "situglu": situglu, "clamped_swiglu": clamped_swiglu}
 

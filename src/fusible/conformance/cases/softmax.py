@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fusible.conformance.table import Output, Sample, random, record, strided
 
-SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5))
+SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5), (2, 3, 9, 83))
 """``[b, h, q, k]``."""
 
-SQUARE = ((3, 5, 5), (1, 1, 1), (2, 33, 33), (0, 4, 4))
+SQUARE = ((3, 5, 5), (1, 1, 1), (4, 33, 33), (0, 4, 4))
 ALIGNED = (*SHAPES, (1, 2, 7, 4), (2, 1, 4, 9))
 
 
