@@ -370,7 +370,10 @@ def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, An
         found += [Mutant(name, wrap) for name, wrap in _ON_FLOATS.items()]
     if any(next(tensors([result]), None) is not None for result in results):
         found += [Mutant("result of another dtype", _returning(_of_another_dtype)), Mutant("result flat", _returning(_flat))]
-        found += [Mutant("result in one buffer", _buffered), Mutant("result in an argument's memory", _aliasing)]
+        found.append(Mutant("result in one buffer", _buffered))
+    alike = ({(x.shape, x.dtype) for _, x in tensors(tree) if x.numel()} for arguments, result, _ in came for tree in (arguments, [result]))
+    if any(given & made for given, made in zip(alike, alike, strict=True)):
+        found.append(Mutant("result in an argument's memory", _aliasing))
     lists = [result for result in results if isinstance(result, list | tuple)]
     if lists:
         most = max(len(result) for result in lists)

@@ -28,7 +28,8 @@ def quantizers(fp8: DType) -> tuple[Quantizer, ...]:
 def check_quantized(call: Callable[..., Any], function: str, sample: Sample, quantizer: Quantizer) -> None:
     """Raise ``Disagreement`` unless ``call(function, **arguments)``, with ``quantizer`` among them, quantizes the sample's first output."""
     main = sample.outputs[0]
-    arguments = {**sample.arguments, "quantizer": quantizer}
+    plain = dict.fromkeys(path.split(".")[0] for path in sample.written)  # outputs given to be written are not of the quantizer's format
+    arguments = {**sample.arguments, **plain, "quantizer": quantizer}
     quantized = main.find(call(function, **arguments), arguments)
     if quantized._dtype is not main.dtype:
         raise Disagreement(f"a nominal dtype of {quantized._dtype} instead of {main.dtype}")

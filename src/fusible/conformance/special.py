@@ -70,12 +70,12 @@ def plant(x: Tensor) -> Tensor:
 
 UNPLANTED = {
     "drelu": ("nan",), "dreglu": ("nan",), "dbias_drelu": ("nan",), "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",),
-    "fused_attn_fwd": ("nan",), "fused_attn_bwd": ("nan",), "scaled_aligned_causal_masked_softmax_backward": ("nan",),
+    "fused_attn_fwd": ("nan", "finite"), "fused_attn_bwd": ("nan",), "scaled_aligned_causal_masked_softmax_backward": ("nan",),
     "scaled_upper_triang_masked_softmax_backward": ("nan",), "quantize": ("nan", "inf"), "bgrad_quantize": ("nan", "inf"), "group_scaled_swiglu": ("inf",),
     "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
 }  # fmt: skip
 """Kinds that a function's samples have none of. Backends may differ: on the slope of relu at NaN, and on whether a hidden score or value that is NaN
-reaches what does not see it. Or the sample cannot be made: its scale is drawn from the data, or ties are sought in it."""
+reaches what does not see it; at scores of 1e10, whose rounding alone is more than an exponent bears, on the exponentials. Or the sample cannot be made: its scale is drawn from the data, or ties are sought in it."""
 
 OPEN: dict[str, frozenset[str]] = {
     "nan": frozenset({

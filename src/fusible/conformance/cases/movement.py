@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusible.conformance.special import plant
 from fusible.conformance.table import Output, Sample, record
 
 __all__ = ["numbers"]
@@ -17,8 +18,9 @@ _CPU = torch.device("cpu")
 
 
 def numbers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Integers that every dtype holds, none of them 0."""
-    return torch.randint(1, 100, shape, generator=generator).to(dtype)
+    """Integers that every dtype holds, none of them 0; special values among them where some are planted."""
+    x = torch.randint(1, 100, shape, generator=generator).to(dtype)
+    return plant(x) if dtype.is_floating_point else x
 
 
 _SEGMENTS = (([3, 0, 4, 1], [8, 2, 4, 2]), ([5], [5]), ([1, 2], [1, 16]))

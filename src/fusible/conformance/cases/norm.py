@@ -40,9 +40,9 @@ def magnitude(*tensors: Tensor) -> float:
 EPS = 1e-3
 
 
-def statistics(x: Tensor, *, centered: bool) -> tuple[Tensor, Tensor]:
+def statistics(x: Tensor, *, centered: bool, eps: float = EPS) -> tuple[Tensor, Tensor]:
     mu = x.mean(-1, keepdim=True) if centered else torch.zeros_like(x[..., :1])
-    return mu, 1 / torch.sqrt(((x - mu) ** 2).mean(-1, keepdim=True) + EPS)
+    return mu, 1 / torch.sqrt(((x - mu) ** 2).mean(-1, keepdim=True) + eps)
 
 
 def scale(weight: Tensor, zero_centered: bool) -> Tensor:
@@ -65,6 +65,14 @@ def layernorm_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
                 Output(2, rs.flatten(), torch.float32, x.shape[-1], size),
             ),
         )
+    outputs = Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), torch.float32, x.shape[-1], size)
+    given = {"input": x, "weight": w, "bias": b, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
+    written = Output(0, y, otype, x.shape[-1], size), Output("ln_out", y, otype, x.shape[-1], size)
+    yield Sample("into ln_out", given, (*written, *outputs))
+    mu, rs = statistics(x.double(), centered=True, eps=0.5)
+    y = (x.double() - mu) * rs * scale(w, zero_centered) + b.double()
+    outputs = Output(0, y, otype, x.shape[-1], size), Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), magnitude=size)
+    yield Sample("a large eps", {"input": x, "weight": w, "bias": b, **options, "eps": 0.5}, outputs)
 
 
 @record("rmsnorm_fwd", quantizes=True)
@@ -72,8 +80,15 @@ def rmsnorm_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     for label, x, w, _, zero_centered, otype in cases(generator, dtype):
         _, rs = statistics(x.double(), centered=False)
         options = {"eps": EPS, "ln_out": None, "quantizer": None, "otype": otype, "sm_margin": 0, "zero_centered_gamma": zero_centered}
-        y = Output(0, x.double() * rs * scale(w, zero_centered), otype, x.shape[-1])
-        yield Sample(label, {"input": x, "weight": w, **options}, (y, Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1])))
+        value = x.double() * rs * scale(w, zero_centered)
+        y, rest = Output(0, value, otype, x.shape[-1]), (Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1]))
+        yield Sample(label, {"input": x, "weight": w, **options}, (y, *rest))
+    given = {"input": x, "weight": w, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
+    yield Sample("into ln_out", given, (y, Output("ln_out", value, otype, x.shape[-1]), *rest))
+    _, rs = statistics(x.double(), centered=False, eps=0.5)
+    y = Output(0, x.double() * rs * scale(w, zero_centered), otype, x.shape[-1])
+    rest = Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1])
+    yield Sample("a large eps", {"input": x, "weight": w, **options, "eps": 0.5}, (y, *rest))
 
 
 def backward(x: Tensor, dz: Tensor, w: Tensor, zero_centered: bool, *, centered: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

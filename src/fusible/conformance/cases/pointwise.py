@@ -74,9 +74,10 @@ def forward(f: Callable[..., Tensor], options: dict[str, float]) -> Sampler:
         for label, x in inputs(generator, dtype):
             magnitude = 1 + f(x.double()).abs().max().item() if x.numel() else 1.0
             yield Sample(label, {"input": x, "quantizer": None}, (Output(None, f(x.double()), dtype, magnitude=magnitude),))
-        if options:
+        for chosen in (options, *({name: 0.75 * value} for name, value in options.items())) if options else ():
             x = random(generator, (4, 6), dtype, 3.0)
-            yield Sample("options", {"input": x, "quantizer": None, **options}, (Output(None, f(x.double(), **options), dtype, magnitude=20.0),))
+            wanted = Output(None, f(x.double(), **chosen), dtype, magnitude=160.0)
+            yield Sample(f"options {chosen}", {"input": x, "quantizer": None, **chosen}, (wanted,))
 
     return sample
 
@@ -90,8 +91,8 @@ def gradient(f: Callable[..., Tensor], x: Tensor, options: dict[str, float]) -> 
 def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool = False) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
-        if options:
-            cases.append(("options", random(generator, (4, 6), dtype, 3.0), options))
+        for one in (options, *({name: 0.75 * value} for name, value in options.items())) if options else ():
+            cases.append((f"options {one}", random(generator, (4, 6), dtype, 3.0), one))
         for label, x, chosen in cases:
             point, y = gradient(f, x, chosen)
             g = random(generator, tuple(y.shape), dtype)

@@ -20,12 +20,14 @@ LIBRARY = "torch"  # the vendor's package
 
 def reads(request: Request) -> str | None:
     """Why a call is refused, or None: the choice then falls on the next backend."""
-    if request["quantizer"] is not None:
-        return "gives unquantized results, and there is a quantizer"
-    refused = [name for name in ("input", "weight") if request[name] != ("cpu", torch.float32)]
-    if refused:
-        return f"reads float32, and {refused[0]} is {request[refused[0]]}"
-    return None if to_torch(request["otype"]) is torch.float32 else f"gives float32, and otype is {request['otype']}"
+    for name, kind in request.kinds:  # of whatever function: not every one has a quantizer or an otype
+        if name == "quantizer" and kind is not None:
+            return "gives unquantized results, and there is a quantizer"
+        if name == "otype" and to_torch(kind) is not torch.float32:
+            return f"gives float32, and otype is {kind}"
+        if isinstance(kind, tuple) and kind != ("cpu", torch.float32):
+            return f"reads float32, and {name} is {kind}"
+    return None
 
 
 class TemplateBackend(TEXBackendBase):
