@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fusible.conformance.memory import tensors
 from fusible.conformance.table import Record, Sample
+from fusible.tex import DType
 from fusible.tex.interface.declare import DECLARATIONS
 
 __all__ = ["Mutant", "changed", "mutants"]
@@ -101,10 +102,6 @@ def _floats(change: Callable[[Tensor], Tensor]) -> Wrapper:
     return _each(alter)
 
 
-def _flushed(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.where(x.abs() < torch.finfo(dtype).smallest_normal, 0, x) if x.dtype is dtype else x
-
-
 def _one_percent(x: Tensor) -> Tensor:
     y = x.clone(memory_format=torch.contiguous_format).view(-1)
     y[y.float().nan_to_num(0, 0, 0).abs().argmax()] *= 0.98
@@ -137,7 +134,6 @@ _ON_FLOATS = {
     "clamped to 65504": _floats(lambda x: x.clamp(-65504.0, 65504.0)),
     "without sign": _floats(lambda x: x.abs()),
     "rounded through bfloat16": _floats(lambda x: x.to(torch.bfloat16).to(x.dtype)),
-    "float16 subnormals flushed": _floats(_flushed(torch.float16)),
     "two per cent off in one element": _floats(_one_percent),
 }
 
@@ -347,6 +343,8 @@ def _of_arguments(function: str, samples: list[Sample]) -> Iterator[Mutant]:
         if any(x is None for x in values) or parameter.default is None:
             yield Mutant(f"ignores {name}", _instead(name, lambda _: None))
         plain = [x for x in values if isinstance(x, bool | int | float | str | torch.dtype)]
+        if len(set(plain)) == 1 and isinstance(plain[0], torch.dtype | DType):
+            plain = []  # the type of the samples of one dtype
         if isinstance(parameter.default, bool | int | float | str):
             plain.insert(0, parameter.default)
         for value in list(dict.fromkeys(plain))[:2]:

@@ -35,6 +35,9 @@ class Problem:
     causal: bool = False
     groups: int = _HEADS
     lengths: tuple[int, ...] = (8, 8)
+    scale: float = _SCALE
+    window: tuple[int, int] = (-1, -1)
+    off_by_one: bool = False
 
     @property
     def packed(self) -> bool:
@@ -62,13 +65,17 @@ _PROBLEMS = (
     Problem("bshd causal, two kv heads", NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, causal=True, groups=2),
     Problem("thd causal", NVTE_QKV_Layout.NVTE_THD_THD_THD, causal=True, lengths=(5, 2, 7)),
     Problem("thd", NVTE_QKV_Layout.NVTE_THD_THD_THD, lengths=(40, 33)),
+    Problem("bshd window, another scale", NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, scale=-0.2, window=(2, 1)),
+    Problem("sbhd off by one", NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD, causal=True, off_by_one=True),
 )
 
 
 def scores(problem: Problem, q: Tensor, k: Tensor) -> Tensor:
     """``[h, i, j]`` of one sequence; what is hidden is -inf."""
-    s = _SCALE * torch.einsum("ihd,jhd->hij", q.double(), k.double().repeat_interleave(_HEADS // problem.groups, 1))
-    return s.masked_fill(torch.ones(s.shape[1:], dtype=torch.bool).triu(1), -torch.inf) if problem.causal else s
+    s = problem.scale * torch.einsum("ihd,jhd->hij", q.double(), k.double().repeat_interleave(_HEADS // problem.groups, 1))
+    ahead = torch.arange(s.shape[2])[None] - torch.arange(s.shape[1])[:, None]
+    left, right = (n if n >= 0 else s.shape[2] for n in problem.window)
+    return s.masked_fill((ahead > (0 if problem.causal else right)) | (ahead < -left), -torch.inf)
 
 
 @dataclass
@@ -86,9 +93,10 @@ def given(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> G
     counts = torch.tensor([0, *problem.lengths]).cumsum(0).to(torch.int32) if problem.packed else None
     unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
     arguments = {
-        "max_seqlen_q": max(problem.lengths), "max_seqlen_kv": max(problem.lengths), "attn_scale": _SCALE, "p_dropout": 0.0, "set_zero": True,
+        "max_seqlen_q": max(problem.lengths), "max_seqlen_kv": max(problem.lengths), "attn_scale": problem.scale, "p_dropout": 0.0, "set_zero": True,
         "qkv_layout": problem.layout, "o_format": unset, "qkv_scale_inv_format": unset, "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS,
-        "attn_mask_type": problem.mask, "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, "window_size": [-1, -1],
+        "attn_mask_type": problem.mask, "window_size": [*problem.window],
+        "softmax_type": NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX if problem.off_by_one else NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
         "bottom_right_diagonal": False, "cu_seqlens_q": counts, "cu_seqlens_kv": counts, "Q": problem.join(q), "K": problem.join(k),
         "V": problem.join(v), "fake_dtype": dtype, "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "s_quantizer": None,
         "cuda_graph": False,
@@ -101,7 +109,7 @@ def forward(problem: Problem, x: Given) -> tuple[list[Tensor], list[Tensor]]:
     outputs, statistics = [], []
     for q, k, v in zip(x.q, x.k, x.v, strict=True):
         s = scores(problem, q, k)
-        statistics.append(torch.logsumexp(s, -1))
+        statistics.append(torch.logsumexp(torch.nn.functional.pad(s, (0, int(problem.off_by_one))), -1))
         values = v.double().repeat_interleave(_HEADS // problem.groups, 1)
         outputs.append(torch.einsum("hij,jhe->ihe", torch.exp(s - statistics[-1][..., None]), values))
     return outputs, statistics
@@ -139,8 +147,8 @@ def gradients(problem: Problem, operands: tuple[Tensor, ...], o: Tensor, stats: 
     def grouped(x: Tensor) -> Tensor:
         return x.unflatten(1, (problem.groups, share)).sum(2)
 
-    dq = _SCALE * torch.einsum("hij,jhd->ihd", ds, k.repeat_interleave(share, 1))
-    return dq, grouped(_SCALE * torch.einsum("hij,ihd->jhd", ds, q)), grouped(torch.einsum("hij,ihe->jhe", p, do.double()))
+    dq = problem.scale * torch.einsum("hij,jhd->ihd", ds, k.repeat_interleave(share, 1))
+    return dq, grouped(problem.scale * torch.einsum("hij,ihd->jhd", ds, q)), grouped(torch.einsum("hij,ihe->jhe", p, do.double()))
 
 
 @record("fused_attn_bwd")

@@ -33,7 +33,7 @@ def cast(x: Tensor, scale: float, fp8: DType) -> Tensor:
 def scale_of(x: Tensor, fp8: DType, power_of_two: bool) -> float:
     """The scale that brings the largest element to the format's largest; 1 for zeros, and the next lower power of two where one is asked for."""
     amax = np.float32(x.float().abs().max().item() if x.numel() else 0)
-    scale = np.float32(FP8_MAX[fp8]) / amax if amax else np.float32(1)
+    scale = np.float32(FP8_MAX[fp8]) / amax if amax and np.isfinite(amax) else np.float32(1)
     return float(2.0 ** math.floor(math.log2(scale)) if power_of_two else scale)
 
 
