@@ -1,7 +1,7 @@
 """Kernels that are wrong in the ways that kernels are: wrappers around any method of a backend, made from its declaration and its samples.
 
-A mutant calls the true method and spoils what it was given, what it wrote or what it returned. ``mutants(record)`` gives those that apply to a function:
-a mutant of NaN to one that gives floating-point numbers, of an argument to one that has it.
+A mutant calls the true method and spoils what it was given, what it wrote or what it returned. ``mutants`` gives those that apply to a function: a
+mutant of NaN to one that gives floating-point numbers, of an argument to one that has it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class _Fresh(list[Sample]):
     """Samples whose arguments are copied when their turn comes."""
 
     def __iter__(self) -> Iterator[Sample]:
-        return (replace(sample, arguments=deepcopy(sample.arguments)) for sample in super(_Fresh, self).__iter__())
+        return (replace(sample, arguments=deepcopy(sample.arguments)) for sample in list.__iter__(self))
 
 
 class Kept(Record):

@@ -20,7 +20,7 @@ _POISON = 0xFF
 
 
 def tensors(tree: Any, path: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """``(path, tensor)`` of every plain tensor in lists, dicts, quantizers and whatever holds tensors as attributes, as ``Output.at`` writes paths."""
+    """``(path, tensor)`` of every plain tensor in lists, dicts and whatever holds tensors as attributes, with paths as ``Output.at`` writes them."""
     seen = set() if _seen is None else _seen
     if type(tree) in _PLAIN:
         yield path, tree
@@ -92,8 +92,8 @@ def held(tree: Any) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def relaid(arguments: dict[str, Any], *, strided: Collection[str], shifted: Collection[str]) -> dict[str, Any]:
-    """A copy of ``arguments`` whose tensors have the same values amid poison: those named in ``strided`` with every other element of a larger buffer,
-    those in ``shifted`` with their own strides, but not from the beginning of their storage. A tensor is named by the argument that it is or that lists it."""
+    """A copy of ``arguments`` whose tensors have the same values amid poison. A tensor has the name of its argument or of its list: those in
+    ``strided`` are every other element of a larger buffer, those in ``shifted`` keep their strides and do not begin where their storage does."""
     made: dict[int, Tensor] = {}
     copied: dict[int, Any] = {}
 

@@ -20,7 +20,7 @@ from fusible.errors import NotServedError
 __all__ = ["Properties"]
 
 Call = Callable[..., Any]
-Compare = Callable[[Any, dict[str, Any]], None]
+Compare = Callable[[Any, dict[str, Any]], Any]
 
 
 class Properties:
@@ -32,9 +32,10 @@ class Properties:
         self._fixed: set[str] = set()
 
     def check(self, sample: Sample, fresh: dict[str, Any], before: Snapshot, result: Any, theirs: tuple[Any, Any], compare: Compare) -> None:
-        """Raise ``Disagreement`` unless they hold of the call that made ``result`` of the sample's arguments, which were as ``before`` and as ``fresh``.
+        """Raise ``Disagreement`` unless they hold of the call that made ``result`` of the sample's arguments, of which ``fresh`` is a copy.
 
-        ``theirs`` is ``(arguments, result)`` of the reference's own call; ``compare(result, arguments)`` raises where another call's outputs are wrong.
+        ``before`` is the memory that they had. ``theirs`` is the reference's own ``(arguments, result)``; ``compare(result, arguments)`` raises
+        where the outputs of another call are wrong.
         """
         before.check(sample.written)
         given, came = self._sides(sample.arguments, result)
@@ -106,4 +107,3 @@ class Properties:
         except Exception:
             return True
         return False
-

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["OPEN", "PLANTINGS", "UNPLANTED", "Planting", "current_planting", "plant", "planting"]
+__all__ = ["OPEN", "PLANTINGS", "TURNS", "UNPLANTED", "Planting", "current_planting", "plant", "planting"]
 
-_TURNS = 3
+TURNS = 3
+"""Of each kind: every random tensor has its own."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Planting:
         return -0.0, torch.finfo(dtype).smallest_normal / 4, large
 
 
-PLANTINGS = tuple((kind, turn) for kind in ("nan", "inf", "finite") for turn in range(_TURNS))
+PLANTINGS = tuple((kind, turn) for kind in ("nan", "inf", "finite") for turn in range(TURNS))
 
 _current: ContextVar[Planting | None] = ContextVar("planting", default=None)
 
@@ -59,7 +60,7 @@ def plant(x: Tensor) -> Tensor:
     chosen = _current.get()
     if chosen is None or not x.numel():
         return x
-    place, turn = divmod(chosen.drawn, _TURNS)
+    place, turn = divmod(chosen.drawn, TURNS)
     chosen.drawn += 1
     if turn == chosen.turn:
         values, last = chosen.values(x.dtype), x.numel() - 1
@@ -69,30 +70,31 @@ def plant(x: Tensor) -> Tensor:
 
 
 UNPLANTED = {
-    "quantize": ("nan",), "bgrad_quantize": ("nan",), "drelu": ("nan",), "dreglu": ("nan",), "dbias_drelu": ("nan",), "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",),
-    "fused_attn_fwd": ("nan", "finite"), "fused_attn_bwd": ("nan",), "scaled_aligned_causal_masked_softmax_backward": ("nan",),
-    "scaled_upper_triang_masked_softmax_backward": ("nan",), 
+    "quantize": ("nan",), "bgrad_quantize": ("nan",), "drelu": ("nan",), "dreglu": ("nan",), "dbias_drelu": ("nan",),
+    "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",), "fused_attn_fwd": ("nan", "finite"), "fused_attn_bwd": ("nan", "inf"),
+    "scaled_aligned_causal_masked_softmax_backward": ("nan",), "scaled_upper_triang_masked_softmax_backward": ("nan",),
     "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
 }  # fmt: skip
-"""Kinds that a function's samples have none of. Backends may differ: on the slope of relu at NaN, and on whether a hidden score or value that is NaN
-reaches what does not see it; on which of the NaN bytes of E5M2 a NaN becomes; at scores of 1e10, whose rounding alone is more than an exponent bears, on the exponentials. Or the sample cannot be made: its scale is drawn from the data, or ties are sought in it."""
+"""Kinds that a function's samples have none of. Right backends differ: on the slope of relu at NaN; on whether a hidden score or value that is no
+number reaches what does not see it; on which of the NaN bytes of E5M2 a NaN becomes; on exponentials of scores of 1e10, whose rounding alone is more
+than an exponent bears. Or the sample cannot be made, for ties are sought in it."""
 
 OPEN: dict[str, frozenset[str]] = {
     "nan": frozenset({
         "bgrad_group_quantize", "compute_amax", "dbias_dsrelu", "dsreglu", "dsrelu", "fused_qkv_rope_backward", "fused_qkv_rope_forward",
-        "fused_rope_backward", "fused_rope_forward", "group_quantize", "group_scaled_clamped_swiglu", "group_scaled_swiglu", "moe_unpermute_bwd",
-        "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_adam_fp8", "multi_tensor_l2norm", "multi_tensor_quantize",
-        "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_sgd", "multi_tensor_unscale_l2norm", "nvfp4_group_quantize_with_amax",
-        "prim_dropout", "prim_dropout_backward", "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu", "scaled_masked_softmax_backward",
+        "fused_rope_backward", "fused_rope_forward", "group_quantize", "group_scaled_clamped_swiglu", "group_scaled_swiglu",
+        "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_capturable_master", "multi_tensor_adam_fp8",
+        "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_sgd",
+        "multi_tensor_unscale_l2norm", "nvfp4_group_quantize_with_amax", "prim_dropout", "prim_dropout_backward",
+        "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu", "scaled_masked_softmax_backward",
         "scaled_upper_triang_masked_softmax_forward", "split_quantize", "thd_out_correction", "thd_second_half_lse_correction",
     }),
     "inf": frozenset({
-        "group_scaled_swiglu",
         "bgrad_group_quantize", "dbias_dsrelu", "dsreglu", "dsrelu", "fused_attn_fwd", "group_quantize", "group_scaled_clamped_swiglu",
-        "layernorm_fwd", "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_fp8", "multi_tensor_l2norm", "multi_tensor_quantize",
-        "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_unscale_l2norm", "prim_dropout", "prim_dropout_backward",
-        "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu", "scaled_masked_softmax_backward", "scaled_softmax_forward",
-        "thd_out_correction",
+        "group_scaled_swiglu", "layernorm_fwd", "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_fp8",
+        "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_unscale_l2norm",
+        "prim_dropout", "prim_dropout_backward", "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu",
+        "scaled_masked_softmax_backward", "scaled_softmax_forward", "thd_out_correction",
     }),
     "finite": frozenset({
         "group_scaled_swiglu", "multi_tensor_adam_capturable", "thd_second_half_lse_correction",

@@ -15,7 +15,7 @@ from fusible.conformance.crossing import Crossing
 from fusible.conformance.memory import Snapshot
 from fusible.conformance.properties import Properties
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
-from fusible.conformance.special import OPEN, PLANTINGS, UNPLANTED, planting
+from fusible.conformance.special import OPEN, PLANTINGS, TURNS, UNPLANTED, planting
 from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure, measure_special
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.grouped_call import is_grouped
@@ -161,16 +161,17 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
             return replace(row, verdict=Verdict.DISAGREES, detail=f"{sample.label}: {error}")
     if row.samples and not own_layout:
         try:
-            _planted(call, record, dtype, method)
+            # Each sample is a program where tensors record: fewer of them.
+            _planted(call, record, dtype, method, PLANTINGS if memory else PLANTINGS[::TURNS])
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=str(error))
     return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
 
 
-def _planted(call: Call, record: Record, dtype: torch.dtype, method: Call) -> None:
+def _planted(call: Call, record: Record, dtype: torch.dtype, method: Call, plantings: Sequence[tuple[str, int]]) -> None:
     """Raise ``Disagreement`` unless the samples come right with NaN, infinities, and extreme numbers among their random ones."""
     plain = record.samples(dtype)
-    for kind, turn in PLANTINGS:
+    for kind, turn in plantings:
         if kind in UNPLANTED.get(record.function, ()):
             continue
         with planting(kind, turn) as chosen:

@@ -122,7 +122,9 @@ def multi_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         makers = [*_MAKERS, *([transforming] if dtype is torch.bfloat16 else [])]
         list_of = [integers(generator, shape, dtype) if make is transforming else random(generator, shape, dtype, 30.0) for make in makers]
         chosen = [make() for make in makers]
-        outputs = [part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")]
+        outputs = [
+            part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")
+        ]
         yield Sample(f"every format of {list(shape)}", {"tensor_list": list_of, "quantizer_list": chosen}, tuple(outputs))
     x = random(generator, (16, 4, 32), dtype)
     chosen = [MXFP8Quantizer(_E4M3, columnwise=False), Float8BlockQuantizer(_E4M3, columnwise=False, block_scaling_dim=1)]
@@ -139,7 +141,9 @@ def split_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         for makers, sections in ((_MAKERS[:3], [3, 5, 1]), ((_MAKERS[6], _MAKERS[6], _MAKERS[0]), [32, 64, 32]), ((_MAKERS[8],) * 2, [32, 16])):
             x, chosen = random(generator, (sum(sections) + 32, 64), dtype, 5.0), [make() for make in makers]
             parts = [x[sum(sections[:i]) : sum(sections[: i + 1])] for i in range(len(sections))]
-            outputs = [part for i, pair in enumerate(zip(parts, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")]
+            outputs = [
+                part for i, pair in enumerate(zip(parts, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")
+            ]
             arguments = {"tensor": x, "split_sections": sections, "quantizer_list": chosen, "disable_bulk_allocation": separate}
             yield Sample(f"{sections} separate {separate} {type(chosen[0]).__name__}", arguments, tuple(outputs))
     x, chosen = random(generator, (64, 64), dtype), [MXFP8Quantizer(_E4M3) for _ in range(2)]

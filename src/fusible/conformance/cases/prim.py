@@ -25,7 +25,11 @@ def add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 
 @record("prim_scale")
 def scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for x, factor in ((random(generator, (4, 6), dtype), 0.3), (strided(generator, (3, 5, 281), dtype), -2.5), (random(generator, (0, 3), dtype), 3.0)):
+    for x, factor in (
+        (random(generator, (4, 6), dtype), 0.3),
+        (strided(generator, (3, 5, 281), dtype), -2.5),
+        (random(generator, (0, 3), dtype), 3.0),
+    ):
         yield Sample(f"{list(x.shape)}", {"x": x, "factor": factor}, (Output(None, x.double() * factor, dtype),))
         yield Sample(f"{list(x.shape)}-fp32", {"x": x, "factor": factor, "dtype": 4}, (Output(None, x.double() * factor, torch.float32),))
 
@@ -91,7 +95,6 @@ def split(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         x = random(generator, shape, dtype)
         parts = [part.contiguous() for part in x.split(sizes, dim)]
         yield Sample(f"{list(shape)} in {sizes}", {"x": x, "sizes": sizes, "dim": dim}, tuple(Output(i, part) for i, part in enumerate(parts)))
-
 
 
 @record("prim_permute")
