@@ -129,8 +129,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_sentence(tmp_path, capsys
 
 
 def test_recipes_of_blocks_train_too_and_compiled_like_eagerly(tmp_path) -> None:
-    """The first loss is one forward pass of equal weights; later ones drift apart with every rounding that falls otherwise. Whether a recipe of blocks
-    learns is seen where it takes enough steps."""
+    """The first loss is one forward pass of equal weights; later ones drift apart with every rounding that falls otherwise."""
     words = "--steps 4 --hidden 32 --seq-len 16 --batch 4 --recipe mxfp8,block,nvfp4".split()
     found = {}
     for executor in ("eager", "xla"):
