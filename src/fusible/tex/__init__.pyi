@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from typing import Any
-from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Limit, Positive, Probability, Size
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, Size
 
 from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
 from fusible.tex.classes import *
@@ -64,12 +64,12 @@ def compute_amax(
 ) -> None: ...
 def convert_bshd_to_thd(
     tensor: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     t: Size,
 ) -> Any: ...
 def convert_thd_to_bshd(
     tensor: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     b: Size,
     max_seq_len: Size,
 ) -> Any: ...
@@ -82,9 +82,9 @@ def copy_to_kv_cache(
     new_v: Any,
     k_cache: Any,
     v_cache: Any,
-    page_table: Any,
-    cu_new_lens: Any,
-    cu_cached_lens: Any,
+    page_table: Indices | None,
+    cu_new_lens: Lengths,
+    cu_cached_lens: Lengths,
     kv_format: NVTE_QKV_Format,
     b: Size,
     max_ctx_len: Size,
@@ -345,8 +345,8 @@ def fused_attn_bwd(
     window_size: Sequence[int],
     bottom_right_diagonal: bool,
     deterministic: bool,
-    cu_seqlens_q: Any,
-    cu_seqlens_kv: Any,
+    cu_seqlens_q: Lengths | None,
+    cu_seqlens_kv: Lengths | None,
     Q: Any,
     K: Any,
     V: Any,
@@ -354,8 +354,8 @@ def fused_attn_bwd(
     dO: Any,
     fake_dtype: FloatingDType,
     Aux_CTX_Tensors: Sequence[Any],
-    cu_seqlens_q_padded: Any,
-    cu_seqlens_kv_padded: Any,
+    cu_seqlens_q_padded: Lengths | None,
+    cu_seqlens_kv_padded: Lengths | None,
     s_quantizer: Any,
     dp_quantizer: Any,
     dqkv_quantizer: Any,
@@ -376,16 +376,16 @@ def fused_attn_fwd(
     softmax_type: NVTE_Softmax_Type,
     window_size: Sequence[int],
     bottom_right_diagonal: bool,
-    cu_seqlens_q: Any,
-    cu_seqlens_kv: Any,
+    cu_seqlens_q: Lengths | None,
+    cu_seqlens_kv: Lengths | None,
     Q: Any,
     K: Any,
     V: Any,
     fake_dtype: FloatingDType,
-    cu_seqlens_q_padded: Any,
-    cu_seqlens_kv_padded: Any,
-    page_table_k: Any,
-    page_table_v: Any,
+    cu_seqlens_q_padded: Lengths | None,
+    cu_seqlens_kv_padded: Lengths | None,
+    page_table_k: Indices | None,
+    page_table_v: Indices | None,
     s_quantizer: Any,
     o_quantizer: Any,
     Bias: Any,
@@ -450,7 +450,7 @@ def fused_qkv_rope_forward(
     qkv_input: Any,
     q_freqs: Any,
     k_freqs: Any,
-    start_positions: Any,
+    start_positions: Lengths | None,
     qkv_split_arg_list: Sequence[int],
     qkv_format: NVTE_QKV_Format,
     interleaved: bool,
@@ -460,20 +460,20 @@ def fused_qkv_rope_forward(
 def fused_rope_backward(
     output_grads: Any,
     freqs: Any,
-    start_positions: Any,
+    start_positions: Lengths | None,
     qkv_format: NVTE_QKV_Format,
     interleaved: bool,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths | None,
     cp_size: Count,
     cp_rank: Size,
 ) -> Any: ...
 def fused_rope_forward(
     input: Any,
     freqs: Any,
-    start_positions: Any,
+    start_positions: Lengths | None,
     qkv_format: NVTE_QKV_Format,
     interleaved: bool,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths | None,
     cp_size: Count,
     cp_rank: Size,
 ) -> Any: ...
@@ -1242,17 +1242,17 @@ def te_general_grouped_gemm_for_grouped_tensor(
 def thd_copy_valid_tokens_from_per_split_to_rank_local(
     out: Any,
     inp: Any,
-    cu_seqlens_padded: Any,
-    cu_seqlens: Any,
+    cu_seqlens_padded: Lengths,
+    cu_seqlens: Lengths,
 ) -> None: ...
 def thd_cp_rank_order_to_sequence_order(
     inp: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     cp_size: Count,
     total_tokens: Size,
 ) -> Any: ...
 def thd_get_partitioned_indices(
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     total_tokens: Size,
     world_size: Count,
     rank: Size,
@@ -1260,7 +1260,7 @@ def thd_get_partitioned_indices(
 def thd_grad_correction(
     grad: Any,
     grad_per_step: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     first_half: str,
     second_half: str,
 ) -> None: ...
@@ -1276,24 +1276,24 @@ def thd_out_correction(
 ) -> None: ...
 def thd_read_half_tensor(
     tensor: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     half_idx: int,
 ) -> Any: ...
 def thd_read_second_half_lse(
     lse: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     lse_packed: bool,
     second_half_lse_seqlen: Size,
 ) -> Any: ...
 def thd_second_half_lse_correction(
     lse: Any,
     lse_per_step: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     lse_packed: bool,
 ) -> None: ...
 def thd_sequence_order_to_cp_rank_order(
     inp: Any,
-    cu_seqlens: Any,
+    cu_seqlens: Lengths,
     cp_size: Count,
     total_tokens: Size,
 ) -> Any: ...

@@ -24,6 +24,7 @@ __all__ = [
     "check_block_output",
     "check_block_quantizer",
     "check_block_shape",
+    "check_scales",
     "data_shape",
     "is_tiled",
     "scale_shape",
@@ -88,6 +89,14 @@ def scale_shape(name: str, shape: Sequence[int], columnwise: bool, tiled: bool) 
     lines, blocks = used_scales(name, shape, columnwise, tiled)
     multiples = (1, 4) if name == "block" else (4, 128) if name == "mxfp8" and columnwise else (128, 4)
     return -(-lines // multiples[0]) * multiples[0], -(-blocks // multiples[1]) * multiples[1]
+
+
+def check_scales(scales: Any, least: Sequence[int], whole: Sequence[int], of: str) -> None:
+    """Raise ``ShapeError`` unless there is a matrix of scales with ``least`` lines and blocks at least: none is used for two blocks. ``whole`` is the
+    padded shape."""
+    if scales is None or len(scales.shape) != 2 or scales.shape[0] < least[0] or scales.shape[1] < least[1]:
+        got = "None" if scales is None else list(scales.shape)
+        raise ShapeError(expected(f"shape {list(whole)}", of=of, got=got, do="pass one scale per block, padded"))
 
 
 def buffer_specs(quantizer: Any, shape: Sequence[int], rowwise: bool, columnwise: bool) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

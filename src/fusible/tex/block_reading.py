@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ArgumentError, expected
-from fusible.tex.block_layout import used_scales
+from fusible.tex.block_layout import check_scales, scale_shape, used_scales
 from fusible.tex.protocol import format_of, logical_shape, outer
 
 __all__ = ["BlockReader", "WAYS", "by_columns"]
@@ -48,6 +48,8 @@ class BlockReader:
         if 0 in data.shape:
             return self.zeros(shape, data), None
         if name == "block":
+            used, whole = (f(name, shape, way == "columnwise", x._is_2D_scaled) for f in (used_scales, scale_shape))
+            check_scales(getattr(x, f"_{way}_scale_inv"), used, whole, f"{way} scales of a tensor of {name} {list(shape)}")
             return self.block(x, way, shape), None
         scales = self._compact(x, name, way, shape)
         return (self.mxfp8(x, way, scales, shape), None) if name == "mxfp8" else self.nvfp4(x, way, scales, shape, undo)
@@ -55,9 +57,11 @@ class BlockReader:
     def _compact(self, x: Any, name: str, way: str, shape: tuple[int, int]) -> Any:
         """The scales of a copy in the order of its blocks, without padding."""
         scales = getattr(x, f"_{way}_scale_inv")
+        lines, blocks = used_scales(name, shape, way == "columnwise", False)
+        whole = scale_shape(name, shape, way == "columnwise", False)
+        check_scales(scales, whole if x._with_gemm_swizzled_scales else (lines, blocks), whole, f"{way} scales of a tensor of {name} {list(shape)}")
         if x._with_gemm_swizzled_scales:
             scales = self.unswizzle(scales, by_columns(name, way))
-        lines, blocks = used_scales(name, shape, way == "columnwise", False)
         return scales[:lines, :blocks]
 
     def mixed_transform(self, a: Any, way_a: str, b: Any, way_b: str) -> bool:

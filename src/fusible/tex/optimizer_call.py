@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.checks import adam_corrections, check_lists
 
-__all__ = ["AdamRule", "check_typed_lists"]
+__all__ = ["AdamRule", "check_float_lists", "check_typed_lists"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,17 @@ class AdamRule:
         known = adam_corrections(call.mode, call.bias_correction, 0 if corrections else call.step, call.beta1, call.beta2)
         decays = (call.weight_decay, 0.0) if call.mode == 0 else (0.0, call.weight_decay)
         return cls(call.lr if lr is None else lr, call.beta1, call.beta2, call.epsilon, *(corrections or known), *decays)
+
+
+def check_float_lists(
+    tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], function: str, alike: Callable[[Any], Any], floating: Collection[Any]
+) -> None:
+    """``check_lists`` of tensors whose dtypes are all among ``floating``, the backend's values of fp32, bf16 and fp16."""
+    check_lists(tensor_lists, counts, function, alike)
+    for place, tensors in enumerate(tensor_lists):
+        for x in tensors:
+            if x.dtype not in floating:
+                raise DTypeError(expected("float32, bfloat16 or float16", of=f"list {place} of {function}", got=x.dtype, do="cast it"))
 
 
 def check_typed_lists(tensor_lists: Sequence[Sequence[Any]], types: Sequence[Sequence[Any] | None], function: str, single: int = 0) -> None:

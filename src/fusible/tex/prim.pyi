@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from typing import Any
-from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Limit, Positive, Probability, Size
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, Size
 
 def add(
     a: Any,

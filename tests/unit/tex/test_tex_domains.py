@@ -16,7 +16,7 @@ from fusible import tex
 from fusible.errors import FusibleError
 from fusible.tex import enums
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Number, Presence, domain_of
+from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Integers, Number, Presence, domain_of
 from fusible.tex.protocol import to_torch
 
 Place = tuple[str, str, Domain, bool]
@@ -50,6 +50,9 @@ def outside(domain: Domain) -> list[Any]:
         return [*wrong, 99, -1, "float32", None, enums.NVTE_QKV_Format.NVTE_SBHD_2BSHD, True, 1.5, torch.zeros(1)]
     if isinstance(domain, Presence):
         return [None]
+    if isinstance(domain, Integers):
+        wrong = [torch.zeros(2, dtype=dtype) for dtype in (torch.int64, torch.int16, torch.float32, torch.bool)]
+        return [*wrong, None, 3, [0, 1], *([torch.zeros((), dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)] if domain.rank else [])]
     assert isinstance(domain, Number)
     values: list[Any] = ["1", None, [1], object()]
     if domain.kind is int:
@@ -74,6 +77,8 @@ def inside(domain: Domain) -> list[Any]:
         return [*domain.dtypes, *(d for d in enums.DType if d != enums.DType.kFloat4E2M1 and tex_dtype(d) in domain.dtypes)]
     if isinstance(domain, Presence):
         return [0]
+    if isinstance(domain, Integers):
+        return [torch.zeros(2, dtype=torch.int32), torch.nn.Parameter(torch.zeros(0, dtype=torch.int32), requires_grad=False)]
     assert isinstance(domain, Number)
     middle = max(domain.lower, 0.0) if not domain.open_lower else 0.5
     return [
@@ -149,5 +154,7 @@ def test_every_enumeration_and_every_number_of_the_interface_has_a_domain() -> N
                 assert isinstance(marked.get(key), Enumeration), key
             if name in ("otype", "fp8_dtype", "out_dtype", "output_dtype", "D_type", "fake_dtype"):
                 assert isinstance(marked.get(key), DTypes), key
+            if name.startswith("cu_") and function != "thd_out_correction":
+                assert isinstance(marked.get(key), Integers), key
             if str(parameter.annotation) in ("int", "float"):
                 assert isinstance(marked.get(key), Number), key

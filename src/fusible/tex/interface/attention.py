@@ -10,7 +10,7 @@ from typing import Any
 
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import Finite, FloatingDType, Probability, Size
+from fusible.tex.interface.domains import Finite, FloatingDType, Indices, Lengths, Probability, Size
 
 __all__ = ["Attention"]
 
@@ -57,16 +57,16 @@ class Attention:
         softmax_type: NVTE_Softmax_Type,
         window_size: Sequence[int],
         bottom_right_diagonal: bool,
-        cu_seqlens_q: Any,
-        cu_seqlens_kv: Any,
+        cu_seqlens_q: Lengths | None,
+        cu_seqlens_kv: Lengths | None,
         Q: Any,
         K: Any,
         V: Any,
         fake_dtype: FloatingDType,
-        cu_seqlens_q_padded: Any,
-        cu_seqlens_kv_padded: Any,
-        page_table_k: Any,
-        page_table_v: Any,
+        cu_seqlens_q_padded: Lengths | None,
+        cu_seqlens_kv_padded: Lengths | None,
+        page_table_k: Indices | None,
+        page_table_v: Indices | None,
         s_quantizer: Any,
         o_quantizer: Any,
         Bias: Any,
@@ -110,8 +110,8 @@ class Attention:
         window_size: Sequence[int],
         bottom_right_diagonal: bool,
         deterministic: bool,
-        cu_seqlens_q: Any,
-        cu_seqlens_kv: Any,
+        cu_seqlens_q: Lengths | None,
+        cu_seqlens_kv: Lengths | None,
         Q: Any,
         K: Any,
         V: Any,
@@ -119,8 +119,8 @@ class Attention:
         dO: Any,
         fake_dtype: FloatingDType,
         Aux_CTX_Tensors: Sequence[Any],
-        cu_seqlens_q_padded: Any,
-        cu_seqlens_kv_padded: Any,
+        cu_seqlens_q_padded: Lengths | None,
+        cu_seqlens_kv_padded: Lengths | None,
         s_quantizer: Any,
         dp_quantizer: Any,
         dqkv_quantizer: Any,
@@ -141,9 +141,9 @@ class Attention:
         new_v: Any,
         k_cache: Any,
         v_cache: Any,
-        page_table: Any,
-        cu_new_lens: Any,
-        cu_cached_lens: Any,
+        page_table: Indices | None,
+        cu_new_lens: Lengths,
+        cu_cached_lens: Lengths,
         kv_format: NVTE_QKV_Format,
         b: Size,
         max_ctx_len: Size,
@@ -161,7 +161,7 @@ class Attention:
         """
 
     @function("cu_seqlens")
-    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Any, b: Size, max_seq_len: Size) -> Any:
+    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Lengths, b: Size, max_seq_len: Size) -> Any:
         """``[t, ..] -> [b, max_seq_len, ..]``: ``y[i, p] = tensor[cu_seqlens[i] + p]`` within the length of sequence i, else 0.
 
         ``cu_seqlens`` is int32 ``[b + 1]``; any dtype. Tokens of a sequence past ``max_seq_len`` are dropped. Raises ``ShapeError`` for fewer
@@ -169,7 +169,7 @@ class Attention:
         """
 
     @function("cu_seqlens")
-    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Any, t: Size) -> Any:
+    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Lengths, t: Size) -> Any:
         """``[b, s, ..] -> [t, ..]``: the inverse of ``convert_thd_to_bshd``; tokens of no sequence are 0."""
 
     @function("qkvi")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import Count, Size
+from fusible.tex.interface.domains import Count, Lengths, Size
 
 __all__ = ["ContextParallel"]
 
@@ -25,18 +25,18 @@ class ContextParallel:
     """
 
     @function("cu_seqlens")
-    def thd_read_half_tensor(self, tensor: Any, cu_seqlens: Any, half_idx: int) -> Any:
+    def thd_read_half_tensor(self, tensor: Any, cu_seqlens: Lengths, half_idx: int) -> Any:
         """The first (``half_idx`` 0) or second (1) halves of all sequences, one after the other, ``[t / 2, ..]``; any dtype.
 
         Of 4 dimensions, the second is that of the tokens. Raises ``ArgumentError`` for another ``half_idx``, ``ShapeError`` for an odd ``t``.
         """
 
     @function("lse", "lse_packed")
-    def thd_second_half_lse_correction(self, lse: Any, lse_per_step: Any, cu_seqlens: Any, lse_packed: bool) -> None:
+    def thd_second_half_lse_correction(self, lse: Any, lse_per_step: Any, cu_seqlens: Lengths, lse_packed: bool) -> None:
         """``lse = log(exp(lse) + exp(lse_per_step))`` on second halves, in place; ``lse_per_step`` is ``[h, >= t / 2]`` or ``[b, h, >= s / 2]``."""
 
     @function("lse", "lse_packed")
-    def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Any, lse_packed: bool, second_half_lse_seqlen: Size) -> Any:
+    def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Lengths, lse_packed: bool, second_half_lse_seqlen: Size) -> Any:
         """``lse`` of second halves, fp32 ``[h, second_half_lse_seqlen]`` or ``[b, h, second_half_lse_seqlen]``, the rest 0."""
 
     @function("out")
@@ -60,7 +60,7 @@ class ContextParallel:
         """
 
     @function("grad")
-    def thd_grad_correction(self, grad: Any, grad_per_step: Any, cu_seqlens: Any, first_half: str, second_half: str) -> None:
+    def thd_grad_correction(self, grad: Any, grad_per_step: Any, cu_seqlens: Lengths, first_half: str, second_half: str) -> None:
         """Write a step's gradient to the first and to the second halves of ``grad [t, ..]``, in place.
 
         Each of the two is ``"add"``, ``"copy"``, ``"zero"`` or ``"none"``. ``grad_per_step`` is ``[t, ..]``; where one half is ``"none"``, or is
@@ -69,7 +69,7 @@ class ContextParallel:
         """
 
     @function("cu_seqlens")
-    def thd_get_partitioned_indices(self, cu_seqlens: Any, total_tokens: Size, world_size: Count, rank: Size) -> Any:
+    def thd_get_partitioned_indices(self, cu_seqlens: Lengths, total_tokens: Size, world_size: Count, rank: Size) -> Any:
         """The tokens of rank ``rank`` of ``world_size``, in its order, int32 ``[total_tokens / world_size]``.
 
         Tokens past ``cu_seqlens[-1]`` are divided as one more sequence. Raises ``ShapeError`` where ``world_size`` does not divide
@@ -77,15 +77,15 @@ class ContextParallel:
         """
 
     @function("cu_seqlens")
-    def thd_sequence_order_to_cp_rank_order(self, inp: Any, cu_seqlens: Any, cp_size: Count, total_tokens: Size) -> Any:
+    def thd_sequence_order_to_cp_rank_order(self, inp: Any, cu_seqlens: Lengths, cp_size: Count, total_tokens: Size) -> Any:
         """``inp [total_tokens, ..]`` with the tokens of rank 0 first, then those of rank 1, and so on, each in the rank's order; any dtype."""
 
     @function("cu_seqlens")
-    def thd_cp_rank_order_to_sequence_order(self, inp: Any, cu_seqlens: Any, cp_size: Count, total_tokens: Size) -> Any:
+    def thd_cp_rank_order_to_sequence_order(self, inp: Any, cu_seqlens: Lengths, cp_size: Count, total_tokens: Size) -> Any:
         """The inverse of ``thd_sequence_order_to_cp_rank_order``."""
 
     @function("cu_seqlens")
-    def thd_copy_valid_tokens_from_per_split_to_rank_local(self, out: Any, inp: Any, cu_seqlens_padded: Any, cu_seqlens: Any) -> None:
+    def thd_copy_valid_tokens_from_per_split_to_rank_local(self, out: Any, inp: Any, cu_seqlens_padded: Lengths, cu_seqlens: Lengths) -> None:
         """Copy the tokens ``cu_seqlens_padded[i] + p`` with ``p < diff(cu_seqlens)[i]`` of all sequences i from ``inp`` to ``out``, in place.
 
         Both are ``[t, ..]`` of one dtype, and the sequences begin in ascending order. Every other token of ``out`` keeps its value.

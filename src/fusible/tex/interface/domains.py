@@ -37,6 +37,9 @@ __all__ = [
     "FloatingDType",
     "GivenDType",
     "GivenTensor",
+    "Indices",
+    "Integers",
+    "Lengths",
     "Limit",
     "NAMES",
     "Number",
@@ -77,8 +80,8 @@ class Domain:
 def _shown(value: Any) -> str:
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
-    if hasattr(value, "shape"):
-        return f"a {type(value).__name__} of shape {list(value.shape)}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {list(value.shape)}"
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__}"
 
@@ -152,6 +155,23 @@ class Presence(Domain):
 
 
 @dataclass(frozen=True)
+class Integers(Domain):
+    """A tensor of int32, of ``rank`` dimensions (0: of any number): lengths and indices. Their values are checked by who reads them."""
+
+    rank: int
+    refusal = DTypeError
+
+    def fast(self, argument: str, bind: Callable[[Any], str]) -> str:
+        shaped = f" and {argument}.dim() == {self.rank}" if self.rank else ""
+        return f"type({argument}) is {bind(torch.Tensor)} and {argument}.dtype is {bind(torch.int32)}{shaped}"
+
+    def holds(self, value: Any) -> bool:
+        if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
+            raise TypeError
+        return to_torch(value.dtype) is torch.int32 and (not self.rank or value.ndim == self.rank)
+
+
+@dataclass(frozen=True)
 class DTypes(Domain):
     """One of ``dtypes``: as a ``torch.dtype``, a ``tex.DType``, another package's, the integer of one, or a dtype of a registered framework."""
 
@@ -190,6 +210,8 @@ Limit = Annotated[float, _number("a number of at least 0", 0.0, math.inf)]
 Count = Annotated[int, _integer("an integer of at least 1", 1)]
 Size = Annotated[int, _integer("an integer of at least 0", 0)]
 BooleanNumber = Annotated[int, _integer("0 or 1", 0, 1)]
+Lengths = Annotated[Any, Integers("an int32 tensor of one dimension", "cast the cumulative lengths [b + 1], or flatten them", 1)]
+Indices = Annotated[Any, Integers("an int32 tensor", "cast it", 0)]
 GivenTensor = Annotated[Any, Presence("a tensor", "pass it: it has no default")]
 GivenDType = Annotated[Any, Presence("a dtype", "pass it: it has no default")]
 FloatingDType = Annotated[Any, DTypes("float32, bfloat16 or float16", "pass the torch.dtype or the tex.DType of one", _FLOATING)]

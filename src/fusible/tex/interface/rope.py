@@ -7,7 +7,7 @@ from typing import Any
 
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import Count, Size
+from fusible.tex.interface.domains import Count, Lengths, Size
 
 __all__ = ["Rope"]
 
@@ -26,10 +26,10 @@ class Rope:
         self,
         input: Any,
         freqs: Any,
-        start_positions: Any,
+        start_positions: Lengths | None,
         qkv_format: NVTE_QKV_Format,
         interleaved: bool,
-        cu_seqlens: Any,
+        cu_seqlens: Lengths | None,
         cp_size: Count,
         cp_rank: Size,
     ) -> Any:
@@ -43,10 +43,10 @@ class Rope:
         self,
         output_grads: Any,
         freqs: Any,
-        start_positions: Any,
+        start_positions: Lengths | None,
         qkv_format: NVTE_QKV_Format,
         interleaved: bool,
-        cu_seqlens: Any,
+        cu_seqlens: Lengths | None,
         cp_size: Count,
         cp_rank: Size,
     ) -> Any:
@@ -58,7 +58,7 @@ class Rope:
         qkv_input: Any,
         q_freqs: Any,
         k_freqs: Any,
-        start_positions: Any,
+        start_positions: Lengths | None,
         qkv_split_arg_list: Sequence[int],
         qkv_format: NVTE_QKV_Format,
         interleaved: bool,

@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.checks import adam_corrections, check_lists
+from fusible.tex.checks import adam_corrections
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
+from fusible.tex.optimizer_call import check_float_lists
 
 __all__ = ["OptimizerKernels"]
+
+_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class OptimizerKernels(Optimizer):
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
-        check_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel)
+        check_float_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel, _FLOATING)
         inputs, outputs = tensor_lists
         written = _Written(outputs)
         if not native.multi_tensor_scale(_contiguous(inputs), written.tensors, scale):
@@ -28,7 +31,7 @@ class OptimizerKernels(Optimizer):
     def multi_tensor_l2norm(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
-        check_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel)
+        check_float_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel, _FLOATING)
         total, each = native.multi_tensor_l2norm(_contiguous(tensor_lists[0]))
         norm = torch.tensor([total], dtype=torch.float64).float()
         if not norm.isfinite():
@@ -37,7 +40,7 @@ class OptimizerKernels(Optimizer):
 
     @by_name
     def multi_tensor_adam(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel)
+        check_float_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel, _FLOATING)
         corrections = adam_corrections(call.mode, call.bias_correction, call.step, call.beta1, call.beta2)
         gradients, *states = call.tensor_lists
         written = [_Written(tensors) for tensors in states]

@@ -14,6 +14,7 @@ from fusible.tex.attention_buffers import heads_first
 from fusible.tex.attention_call import PADDING, bounds, check_counts, check_within
 from fusible.tex.attention_layout import Layout
 from fusible.tex.backends.torch_backend.kv_cache import capacity, gathered
+from fusible.tex.index_checks import check_lengths
 
 __all__ = ["Piece", "batches", "keys_and_values", "pieces", "row_blocks", "take"]
 
@@ -79,12 +80,13 @@ def pieces(lay: Layout, call: Any) -> Iterator[Piece]:
         b, _, sq, _ = heads_first(call.Q, lay.q).shape
         skv = _key_limit(lay, call)
         if int(call.attn_mask_type) in PADDING:
-            yield Piece(0, b, sq, skv, lengths_q=_lengths(bounds(cu_q, "q"), b, "q"), lengths_kv=_lengths(bounds(cu_kv, "kv"), b, "kv"), rows=sq)
+            lengths_q, lengths_kv = _lengths(bounds(cu_q, "q"), b, "q", sq), _lengths(bounds(cu_kv, "kv"), b, "kv", skv)
+            yield Piece(0, b, sq, skv, lengths_q=lengths_q, lengths_kv=lengths_kv, rows=sq)
         else:
             yield Piece(0, b, sq, skv, rows=sq)
         return
-    starts_q, lengths_q = _sequences(bounds(cu_q, "q"), call.cu_seqlens_q_padded)
-    starts_kv, lengths_kv = _sequences(bounds(cu_kv, "kv"), call.cu_seqlens_kv_padded)
+    starts_q, lengths_q = _sequences(bounds(cu_q, "q"), call.cu_seqlens_q_padded, "q")
+    starts_kv, lengths_kv = _sequences(bounds(cu_kv, "kv"), call.cu_seqlens_kv_padded, "kv")
     count = len(lengths_q)
     check_counts(count, len(lengths_kv))
     check_within([s + n for s, n in zip(starts_q, lengths_q, strict=True)], call.Q.shape[0], "q")
@@ -103,14 +105,18 @@ def _key_limit(lay: Layout, call: Any) -> int:
     return call.K.shape[0] if lay.kv == "THD" else call.K.shape[lay.kv.index("S")]
 
 
-def _lengths(cu: Tensor, batch: int, side: str) -> Tensor:
+def _lengths(cu: Tensor, batch: int, side: str, limit: int) -> Tensor:
     if cu.numel() <= batch:
         got = list(cu.shape)
         raise ShapeError(expected(f"[{batch + 1}]", of=f"cu_seqlens_{side}", got=got, do="pass the cumulative lengths of all sequences"))
+    check_lengths(cu[: batch + 1], f"cu_seqlens_{side}", limit)
     return torch.diff(cu[: batch + 1])
 
 
-def _sequences(cu: Tensor, padded: Tensor | None) -> tuple[list[int], list[int]]:
+def _sequences(cu: Tensor, padded: Tensor | None, side: str) -> tuple[list[int], list[int]]:
+    check_lengths(cu, f"cu_seqlens_{side}")
+    if padded is not None:
+        check_lengths(padded, f"cu_seqlens_{side}_padded")
     ends = cu.tolist()
     starts = ends[:-1] if padded is None else padded.tolist()[: len(ends) - 1]
     return starts, [after - before for before, after in zip(ends, ends[1:], strict=False)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.segments import Segments, segments
 from fusible.tex.context_parallel_call import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
-from fusible.tex.index_checks import check_cumulative
+from fusible.tex.index_checks import check_cumulative, check_lengths
 from fusible.tex.interface.context_parallel import ContextParallel
 
 __all__ = ["ContextParallelKernels"]
@@ -36,6 +36,7 @@ class ContextParallelKernels(ContextParallel):
             position, half, start = seg.position, seg.length // 2, seg.start // 2
             second = (position >= half).logical_and_(seg.inside)
         else:
+            _check_each(cu_seqlens, lse.shape[-1])
             position, half, start = torch.arange(lse.shape[-1], device=lse.device), (torch.diff(cu_seqlens) // 2).view(-1, 1, 1), 0
             second = (position >= half).logical_and_(position < 2 * half)
         step = _pick(lse_per_step, start + position - half).to(lse.dtype)
@@ -45,9 +46,11 @@ class ContextParallelKernels(ContextParallel):
     def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Any, lse_packed: bool, second_half_lse_seqlen: int) -> Any:
         check_lse(lse, cu_seqlens, lse_packed, lse.shape[-2], "lse of thd_read_second_half_lse")
         if lse_packed:
+            check_cumulative(cu_seqlens, lse.shape[-1], "cu_seqlens")
             seg = _halves(second_half_lse_seqlen, cu_seqlens)
             token, inside = 2 * seg.start + seg.position + seg.length, seg.inside
         else:
+            _check_each(cu_seqlens, lse.shape[-1])
             position, half = torch.arange(second_half_lse_seqlen, device=lse.device), (torch.diff(cu_seqlens) // 2).view(-1, 1, 1)
             token, inside = position + half, position < half
         return _pick(lse, token).float().masked_fill_(~inside, 0)
@@ -119,6 +122,11 @@ class ContextParallelKernels(ContextParallel):
 def _whole(tokens: int, cu_seqlens: Tensor) -> Segments:
     """The sequences of a rank's tokens."""
     return segments(tokens, cu_seqlens[:-1], torch.diff(cu_seqlens))
+
+
+def _check_each(cu_seqlens: Tensor, tokens: int) -> None:
+    """Raise unless every sequence has at most ``tokens``."""
+    check_lengths(cu_seqlens, "cu_seqlens", tokens)
 
 
 def _halves(tokens: int, cu_seqlens: Tensor) -> Segments:

@@ -11,6 +11,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.backends.torch_backend.permutation import permute, unpermute, unpermute_gradient
 from fusible.tex.backends.torch_backend.router import Chosen, choose, count_margins, marked, routing_map, score_gradient, scores_of_all
+from fusible.tex.index_checks import check_range
 from fusible.tex.interface.moe import MoE
 from fusible.tex.moe_call import (
     Routing,
@@ -39,6 +40,7 @@ class MoEKernels(MoE):
         check_permutation(x, indices)
         check_integers(indices, "indices of moe_permute_fwd", _INTEGERS)
         check_same_device(indices, x, "indices of moe_permute_fwd")
+        check_range(indices, 0, None, "indices of moe_permute_fwd")
         moved, row_id_map = permute(x, indices, num_out_tokens if num_out_tokens > 0 else indices.numel())
         return moved, row_id_map, workspace or [torch.empty(0, dtype=torch.int32, device=x.device) for _ in range(_WORKSPACES)]
 
@@ -59,6 +61,7 @@ class MoEKernels(MoE):
         check_shape(g, (row_id_map.numel() // max(copies, 1), x.shape[1]), f"input_bwd of {function}")
         check_moved(row_id_map, weights, len(g), copies, function)
         check_integers(row_id_map, f"row_id_map of {function}", _INTEGERS)
+        check_range(row_id_map, -1, len(x), f"row_id_map of {function}")
         return unpermute_gradient(g, x, row_id_map, weights)
 
     def fused_topk_with_score_function_fwd(
@@ -128,6 +131,7 @@ class MoEKernels(MoE):
         check_shape(routing_map, shape, f"routing_map of {function}")
         if use_dense_indices:
             check_integers(routing_map, f"routing_map of {function}", _INTEGERS)
+            check_range(routing_map, 0, routing.experts, f"routing_map of {function}")
         elif routing_map.element_size() != 1:
             raise DTypeError(expected("bool or uint8", of=f"routing_map of {function}", got=routing_map.dtype, do="pass what the forward returned"))
         chosen = marked(routing_map, routing, use_dense_indices)
@@ -224,6 +228,7 @@ def _unpermute(input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: i
     weights = _weights(prob, x, function)
     check_moved(row_id_map, weights, num_tokens, topK, function)
     check_integers(row_id_map, f"row_id_map of {function}", _INTEGERS)
+    check_range(row_id_map, -1, len(x), f"row_id_map of {function}")
     return unpermute(x, dtype, row_id_map, weights, num_tokens, topK)
 
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.fp8 import encode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import encode_e8m0, scale_of_amax
-from fusible.tex.checks import check_lists
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.optimizer_call import AdamRule, check_typed_lists
+from fusible.tex.optimizer_call import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
 __all__ = ["OptimizerKernels"]
@@ -28,29 +27,29 @@ _E8M0 = (torch.uint8, torch.float8_e8m0fnu)
 
 class OptimizerKernels(Optimizer):
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
-        check_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel)
+        check_float_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel, _FLOATING)
         _scale(noop_flag, tensor_lists, scale)
 
     def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
-        check_lists(tensor_lists, (2,), "multi_tensor_scale_tensor", Tensor.numel)
+        check_float_lists(tensor_lists, (2,), "multi_tensor_scale_tensor", Tensor.numel, _FLOATING)
         _scale(is_infinite, tensor_lists, scale.view(()))
 
     def multi_tensor_l2norm(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
-        check_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel)
+        check_float_lists(tensor_lists, (1,), "multi_tensor_l2norm", Tensor.numel, _FLOATING)
         return _norms(noop_flag, [torch.linalg.vector_norm(x, dtype=torch.float32) for x in tensor_lists[0]], per_tensor_python)
 
     def multi_tensor_unscale_l2norm(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
-        check_lists(tensor_lists, (1,), "multi_tensor_unscale_l2norm", Tensor.numel)
+        check_float_lists(tensor_lists, (1,), "multi_tensor_unscale_l2norm", Tensor.numel, _FLOATING)
         factor = inv_scale.view(())
         return _norms(noop_flag, [torch.linalg.vector_norm(x.float() * factor) for x in tensor_lists[0]], per_tensor_python)
 
     @by_name
     def multi_tensor_adam(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel)
+        check_float_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel, _FLOATING)
         adam = _Adam.of(call)
         for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
             new = adam.step(g.float(), (master[0] if master else p).float(), m, v)
@@ -59,7 +58,7 @@ class OptimizerKernels(Optimizer):
 
     @by_name
     def multi_tensor_adam_param_remainder(self, call: Any) -> None:
-        types = (None, (torch.bfloat16,), None, None, (torch.int16,))
+        types = (_FLOATING, (torch.bfloat16,), _FLOATING, _FLOATING, (torch.int16,))
         check_typed_lists(call.tensor_lists, types, "multi_tensor_adam_param_remainder")
         adam = _Adam.of(call)
         for g, p, m, v, remainder in zip(*call.tensor_lists, strict=True):
@@ -71,7 +70,7 @@ class OptimizerKernels(Optimizer):
     @by_name
     def multi_tensor_adam_fp8(self, call: Any) -> None:
         fp8 = fp8_format(call.fp8_dtype)
-        check_typed_lists(call.tensor_lists, (None, _BYTES, None, None, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
+        check_typed_lists(call.tensor_lists, (_FLOATING, _BYTES, _FLOATING, _FLOATING, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
         adam = _Adam.of(call)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*call.tensor_lists, strict=True):
             new = adam.step(g.float(), master, m, v)
@@ -82,17 +81,17 @@ class OptimizerKernels(Optimizer):
 
     @by_name
     def multi_tensor_adam_capturable(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (4,), "multi_tensor_adam_capturable", Tensor.numel)
+        check_float_lists(call.tensor_lists, (4,), "multi_tensor_adam_capturable", Tensor.numel, _FLOATING)
         _adam_on_device(call)
 
     @by_name
     def multi_tensor_adam_capturable_master(self, call: Any) -> None:
-        check_typed_lists(call.tensor_lists, (None, None, None, None, _FP32), "multi_tensor_adam_capturable_master")
+        check_typed_lists(call.tensor_lists, (_FLOATING, _FLOATING, _FLOATING, _FLOATING, _FP32), "multi_tensor_adam_capturable_master")
         _adam_on_device(call)
 
     @by_name
     def multi_tensor_sgd(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (3, 4), "multi_tensor_sgd", Tensor.numel)
+        check_float_lists(call.tensor_lists, (3, 4), "multi_tensor_sgd", Tensor.numel, _FLOATING)
         skip = call.noop_flag.view(()) != 0
         for g, p, mom, *copies in zip(*call.tensor_lists, strict=True):
             value, update = p.float(), g.float() * call.scale

@@ -129,6 +129,7 @@ def _angles(
         position = _shifted(seg.position, seg.length, cp_size, cp_rank)
         if start is not None:
             position = position + start[seg.sequence]
+        check_positions(torch.where(seg.inside, position, 0), table.shape[0], f"start_positions of {function}")
         return table[torch.where(seg.inside, position, 0).clamp_(0, table.shape[0] - 1)].unsqueeze(1), seg.inside
     along = 0 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1
     length = x.shape[along]

@@ -11,11 +11,10 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import encode, tensor_amax
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax
 from fusible.tex.backends.xla.operands import fp32
-from fusible.tex.checks import check_lists
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.optimizer_call import AdamRule, check_typed_lists
+from fusible.tex.optimizer_call import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
 __all__ = ["OptimizerKernels"]
@@ -27,28 +26,28 @@ _BYTES = (lazy.uint8, lazy.float8, lazy.float8e5m2)
 
 class OptimizerKernels(Optimizer):
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
-        check_lists(tensor_lists, (2,), "multi_tensor_scale", _shape)
+        check_float_lists(tensor_lists, (2,), "multi_tensor_scale", _shape, _FLOATING)
         _scale(noop_flag, tensor_lists, scale)
 
     def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
-        check_lists(tensor_lists, (2,), "multi_tensor_scale_tensor", _shape)
+        check_float_lists(tensor_lists, (2,), "multi_tensor_scale_tensor", _shape, _FLOATING)
         _scale(is_infinite, tensor_lists, _number(scale))
 
     def multi_tensor_l2norm(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None = None
     ) -> tuple[Any, Any]:
-        check_lists(tensor_lists, (1,), "multi_tensor_l2norm", _shape)
+        check_float_lists(tensor_lists, (1,), "multi_tensor_l2norm", _shape, _FLOATING)
         return _norms(noop_flag, [fp32(x) for x in tensor_lists[0]], per_tensor_python)
 
     def multi_tensor_unscale_l2norm(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None = None
     ) -> tuple[Any, Any]:
-        check_lists(tensor_lists, (1,), "multi_tensor_unscale_l2norm", _shape)
+        check_float_lists(tensor_lists, (1,), "multi_tensor_unscale_l2norm", _shape, _FLOATING)
         return _norms(noop_flag, [fp32(x) * _number(inv_scale) for x in tensor_lists[0]], per_tensor_python)
 
     @by_name
     def multi_tensor_adam(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", _shape)
+        check_float_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", _shape, _FLOATING)
         adam = _Adam.of(call)
         for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
             new = adam.step(fp32(g), fp32(master[0] if master else p), m, v)
@@ -57,7 +56,7 @@ class OptimizerKernels(Optimizer):
 
     @by_name
     def multi_tensor_adam_param_remainder(self, call: Any) -> None:
-        types = (None, (lazy.bfloat16,), None, None, (lazy.int16,))
+        types = (_FLOATING, (lazy.bfloat16,), _FLOATING, _FLOATING, (lazy.int16,))
         check_typed_lists(call.tensor_lists, types, "multi_tensor_adam_param_remainder")
         adam = _Adam.of(call)
         for g, p, m, v, remainder in zip(*call.tensor_lists, strict=True):
@@ -71,7 +70,7 @@ class OptimizerKernels(Optimizer):
     @by_name
     def multi_tensor_adam_fp8(self, call: Any) -> None:
         fp8 = fp8_format(call.fp8_dtype)
-        check_typed_lists(call.tensor_lists, (None, _BYTES, None, None, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
+        check_typed_lists(call.tensor_lists, (_FLOATING, _BYTES, _FLOATING, _FLOATING, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
         adam = _Adam.of(call)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*call.tensor_lists, strict=True):
             new = adam.step(fp32(g), master, m, v)
@@ -82,17 +81,17 @@ class OptimizerKernels(Optimizer):
 
     @by_name
     def multi_tensor_adam_capturable(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (4,), "multi_tensor_adam_capturable", _shape)
+        check_float_lists(call.tensor_lists, (4,), "multi_tensor_adam_capturable", _shape, _FLOATING)
         _adam_of_tensors(call)
 
     @by_name
     def multi_tensor_adam_capturable_master(self, call: Any) -> None:
-        check_typed_lists(call.tensor_lists, (None, None, None, None, _FP32), "multi_tensor_adam_capturable_master")
+        check_typed_lists(call.tensor_lists, (_FLOATING, _FLOATING, _FLOATING, _FLOATING, _FP32), "multi_tensor_adam_capturable_master")
         _adam_of_tensors(call)
 
     @by_name
     def multi_tensor_sgd(self, call: Any) -> None:
-        check_lists(call.tensor_lists, (3, 4), "multi_tensor_sgd", _shape)
+        check_float_lists(call.tensor_lists, (3, 4), "multi_tensor_sgd", _shape, _FLOATING)
         skip: Any = _number(call.noop_flag) != 0
         for g, p, mom, *copies in zip(*call.tensor_lists, strict=True):
             value, update = fp32(p), fp32(g) * call.scale
