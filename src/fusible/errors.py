@@ -6,6 +6,8 @@ and what to do about it. ``expected`` builds that sentence, so that no call site
 
 from __future__ import annotations
 
+import math
+
 __all__ = [
     "ArgumentError",
     "BackendError",
@@ -20,6 +22,7 @@ __all__ = [
     "MissingNameError",
     "NotServedError",
     "ShapeError",
+    "check_number",
     "expected",
 ]
 
@@ -27,6 +30,17 @@ __all__ = [
 def expected(what: str, *, of: str, got: object, do: str) -> str:
     """The sentence of an error: ``Expected {what} of {of}, got {got}: {do}.``"""
     return f"Expected {what} of {of}, got {got}: {do.rstrip('.')}."
+
+
+def check_number(value: float, of: str, *, least: float | None = None, below: float | None = None) -> None:
+    """Raise ``ArgumentError`` unless ``value`` is a finite number, of at ``least`` that and ``below`` that, ``DTypeError`` unless it is a number."""
+    bounds = [text for bound, text in ((least, f"at least {least:g}" if least is not None else ""), (below, f"below {below}")) if bound is not None]
+    wanted = "a finite number" + (f" of {' and '.join(bounds)}" if bounds else "")
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise DTypeError(expected(wanted, of=of, got=repr(value), do="pass such a number"))
+    number = float(value)
+    if not (math.isfinite(number) and (least is None or number >= least) and (below is None or number < below)):
+        raise ArgumentError(expected(wanted, of=of, got=value, do="pass such a number"))
 
 
 class FusibleError(Exception):

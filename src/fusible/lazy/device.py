@@ -43,6 +43,11 @@ class device:
         """What memory and processor the device really is: the host, for the engine that is there."""
         return "host"
 
+    @property
+    def found(self) -> str:
+        """The device that is there: ``cpu:0`` where the host stands for the accelerator. What evaluated tensors print."""
+        return "cpu:0" if self.backed_by == "host" else self.name
+
     def __str__(self) -> str:
         return self.name
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from fusible import nvte
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, OpTypes
 
@@ -22,6 +22,7 @@ class ConstantScale(Op):
 
     def __init__(self, scale: float, **types: Unpack[OpTypes]) -> None:
         super().__init__(**types)
+        check_number(scale, f"scale of {type(self).__name__}")
         self.scale = float(scale)
         self.exponent = nvte.exponent_of(self.scale)
 

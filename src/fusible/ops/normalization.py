@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from fusible import nvte
+from fusible.errors import check_number
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, OpTypes, check_width
 
@@ -26,6 +27,7 @@ class _Norm(Op):
         y_dtype: nvte.Type,
         dx_dtype: nvte.Type,
     ) -> None:
+        check_number(eps, f"eps of {type(self).__name__}", least=0)
         self.weight = weight
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
@@ -156,6 +158,7 @@ class L2Normalization(Op):
 
     def __init__(self, *, eps: float = 1e-6, **types: Unpack[OpTypes]) -> None:
         super().__init__(**types)
+        check_number(eps, "eps of L2Normalization", least=0)
         self.eps = eps
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:

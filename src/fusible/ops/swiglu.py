@@ -6,7 +6,7 @@ import math
 from typing import Unpack
 
 from fusible import nvte
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_number, expected
 from fusible.ops.activation import Activation, half_width
 from fusible.ops.op import Op, OpTypes
 
@@ -92,6 +92,10 @@ class ClampedSwiGLU(_BlockGate):
         **types: Unpack[OpTypes],
     ) -> None:
         super().__init__(glu_interleave_size=glu_interleave_size, cache_quantized_input=cache_quantized_input, **types)
+        for name, value in (("alpha", alpha), ("glu_linear_offset", glu_linear_offset)):
+            check_number(value, f"{name} of {type(self).__name__}")
+        if not limit >= 0:
+            raise ArgumentError(expected("a number of at least 0", of=f"limit of {type(self).__name__}", got=limit, do="pass such a number"))
         self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
 
     @property

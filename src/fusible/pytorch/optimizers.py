@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from fusible import tex
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_number, expected
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.tex.protocol import is_quantized
 
@@ -29,9 +29,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
     _slots: tuple[str, ...]
 
     def __init__(self, params: Any, defaults: dict[str, Any], master_weights: bool, executor: str) -> None:
-        for name in ("lr", "weight_decay"):
-            if not defaults[name] >= 0:
-                raise ArgumentError(expected("a number of at least 0", of=f"{name} of {type(self).__name__}", got=defaults[name], do="pass one"))
+        for name in ("lr", "weight_decay", "eps", "momentum", "dampening"):
+            if name in defaults:
+                check_number(defaults[name], f"{name} of {type(self).__name__}", least=None if name == "dampening" else 0)
         self.master_weights = master_weights
         self._executor: Executor = make_executor(executor)
         super().__init__(params, defaults)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, check_number, expected
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
@@ -67,6 +67,7 @@ class Float8BlockQuantizer(BlockScalingQuantizer):
         if block_scaling_dim not in (1, 2):
             raise ArgumentError(expected("1 or 2", of="block_scaling_dim", got=block_scaling_dim, do="pass 1 for 1x128 blocks, 2 for 128x128"))
         self.dtype = fp8_format(fp8_dtype)
+        check_number(amax_epsilon, f"amax_epsilon of {type(self).__name__}", least=0)
         self.amax_epsilon = amax_epsilon
         self.force_pow_2_scales = force_pow_2_scales
         self.block_scaling_dim = block_scaling_dim

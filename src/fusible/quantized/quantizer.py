@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from fusible import tex
-from fusible.errors import DTypeError, NotServedError, expected
+from fusible.errors import DTypeError, NotServedError, check_number, expected
 from fusible.quantized import block_recipes, recipe
 from fusible.quantized.formats import FP8_MAX
 from fusible.quantized.saving import register_saved
@@ -283,6 +283,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         self.with_amax_reduction = with_amax_reduction
         self.amax_reduction_group = amax_reduction_group
         self.force_pow_2_scales = force_pow_2_scales
+        check_number(amax_epsilon, f"amax_epsilon of {type(self).__name__}", least=0)
         self.amax_epsilon = amax_epsilon
         self.internal = internal
 

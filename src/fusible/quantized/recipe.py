@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 from fusible import knobs
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_number, expected
 from fusible.quantized.formats import Format
 from fusible.quantized.options import MMParams, Options, QParams, from_knob, from_others
 
@@ -154,6 +154,7 @@ class DelayedScaling(Recipe):
         self._check_8_bits()
         if self.backward_override is not None:
             raise self._unfit("backward_override", "None", f"give None, or unset {knobs.NVTE_BACKWARD_OVERRIDE.name}")
+        check_number(self.margin, f"margin of {type(self).__name__}")
         if self.amax_history_len < 1:
             raise self._unfit("amax_history_len", "at least 1", "give the window's length")
         if not callable(self.amax_compute_algo) and self.amax_compute_algo not in ("max", "most_recent"):

@@ -5,9 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 
-__all__ = ["check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
+__all__ = ["check_apart", "check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
+
+
+def check_apart(out: Any, others: Sequence[Any], of: str) -> None:
+    """Raise ``ArgumentError`` where ``out``, which a movement writes, shares memory with a tensor that it still reads, or writes too.
+
+    Told by the first and the last byte of each, so that tensors which lie within one another without an element in common are refused as well. Lazy
+    tensors have no memory.
+    """
+    if not isinstance(out, torch.Tensor):
+        return
+    first, last = _extent(out)
+    for other in others:
+        start, end = _extent(other)
+        if first < end and start < last:
+            raise ArgumentError(expected("memory of its own", of=of, got="that of another argument", do="pass a tensor of its own, or None"))
+
+
+def _extent(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a tensor and of what follows the last."""
+    if not x.numel():
+        return 0, 0
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + elements * x.element_size()
 
 
 def check_equal_lengths(function: str, *lists: Sequence[Any]) -> None:

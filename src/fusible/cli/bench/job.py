@@ -16,7 +16,7 @@ import torch
 from fusible import __version__
 from fusible.cli.bench.machine import Limits, describe_machine, measure_limits
 from fusible.cli.bench.options import TABLES, BenchOptions
-from fusible.cli.bench.printing import print_machine, print_table
+from fusible.cli.bench.printing import QUICK, print_machine, print_table
 from fusible.cli.bench.table import Measured, Settings
 from fusible.cli.console import make_console
 
@@ -26,8 +26,9 @@ __all__ = ["bench"]
 def bench(given: argparse.Namespace) -> int:
     """Run the command and return its exit code.
 
-    The JSON has ``fusible`` (the version), ``machine`` (``describe_machine``), ``limits`` (``Limits``), ``options`` (``rounds``, ``quick``), and
-    ``tables``: by name ``title``, ``rows`` (the fields of ``Row``, ``ratio`` and ``met``) and ``notes``.
+    The JSON has ``fusible`` (the version), ``machine`` (``describe_machine``), ``limits`` (``Limits``), ``options`` (``rounds``, ``quick``), with
+    ``--quick`` a ``note`` that says what the figures are not, and ``tables``: by name ``title``, ``rows`` (the fields of ``Row``, ``ratio`` and
+    ``met``) and ``notes``.
     """
     options = BenchOptions.from_command_line(given)
     console = make_console(sys.stderr if options.json == "-" else None)
@@ -37,6 +38,8 @@ def bench(given: argparse.Namespace) -> int:
             limits = measure_limits(options.quick)
         report = _head(options, machine, limits)
         print_machine(machine, limits, console)
+        if options.quick:
+            console.print(f"{QUICK}\n")
         settings = Settings(options.rounds, options.quick, options.threads_used, limits)
         for name in options.tables:
             with console.status(name):
@@ -56,6 +59,7 @@ def _head(options: BenchOptions, machine: dict[str, Any], limits: Limits) -> dic
         "machine": machine,
         "limits": {"gflops": limits.gflops, "gbytes": limits.gbytes},
         "options": {"rounds": options.rounds, "quick": options.quick},
+        **({"note": QUICK} if options.quick else {}),
         "tables": {},
     }
 

@@ -12,7 +12,7 @@ from fusible.cli.bench.machine import Bound, Limits
 from fusible.cli.bench.table import Measured, Row
 from fusible.cli.console import make_table
 
-__all__ = ["print_machine", "print_table"]
+__all__ = ["QUICK", "print_machine", "print_table"]
 
 _BUSY = 0.5
 _UNITS = {"products": "GFLOP/s", "bandwidth": "GB/s", "overhead": "us"}
@@ -28,6 +28,12 @@ def print_machine(machine: Mapping[str, Any], limits: Limits, console: Console) 
         busy = f"The load over the last minute was {machine['load']}: where others compute too, figures of several threads say little."
         console.print(busy)
     console.print()
+
+
+QUICK = (
+    "With --quick the sizes are those of a smoke test: what follows shows that every contestant runs. The times are of call overhead and noise, and "
+    "the ratios say nothing of speed: do not quote them."
+)
 
 
 def print_table(name: str, title: str, measured: Measured, console: Console, *, judged: bool = True) -> None:

@@ -162,7 +162,8 @@ class Tensor(metaclass=TensorMeta):
     def __repr__(self) -> str:
         if self.dtype is dtypes.int4:
             raise DTypeError(expected("a dtype that prints", of="repr()", got="a tensor of int4", do="dequantize it, or cast it to int8 first"))
-        return f"tensor({np.array2string(self.numpy(), separator=', ', prefix='tensor(')}, dtype={self.dtype}, loc={self.device}, shape={self.shape})"
+        values = np.array2string(self.numpy(), separator=", ", prefix="tensor(")
+        return f"tensor({values}, dtype={self.dtype}, loc={self.device.found}, shape={self.shape})"
 
     @shows_user
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:

@@ -15,6 +15,7 @@ class Dropout(BasicOperation):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.dropout_probability = p
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.Dropout(self.dropout_probability)

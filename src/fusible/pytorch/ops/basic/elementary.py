@@ -46,6 +46,7 @@ class ConstantScale(BasicOperation):
     def __init__(self, scale: float) -> None:
         super().__init__()
         self.scale = scale
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.ConstantScale(self.scale)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusible import ops
+from fusible.errors import check_number
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.op import BasicOperation
@@ -34,6 +35,7 @@ class _Normalization(BasicOperation):
         sm_margin: int | dict[str, int] = 0,
     ) -> None:
         super().__init__()
+        check_number(eps, f"eps of {type(self).__name__}", least=0)
         self.eps, self.zero_centered_gamma, self.sm_margin = eps, zero_centered_gamma, sm_margin
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         for name in self._names:

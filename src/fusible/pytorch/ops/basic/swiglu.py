@@ -15,6 +15,7 @@ class SwiGLU(BasicOperation):
     def __init__(self, *, cache_quantized_input: bool = False, glu_interleave_size: int | None = None) -> None:
         super().__init__()
         self.cache_quantized_input, self.glu_interleave_size = cache_quantized_input, glu_interleave_size
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.SwiGLU(glu_interleave_size=self.glu_interleave_size, cache_quantized_input=self.cache_quantized_input)
@@ -29,6 +30,7 @@ class SiTUGLU(BasicOperation):
         super().__init__()
         self.beta1, self.beta2 = beta1, beta2
         self.cache_quantized_input, self.glu_interleave_size = cache_quantized_input, glu_interleave_size
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.SiTUGLU(
@@ -51,6 +53,7 @@ class ClampedSwiGLU(BasicOperation):
         super().__init__()
         self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
         self.cache_quantized_input, self.glu_interleave_size = cache_quantized_input, glu_interleave_size
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.ClampedSwiGLU(
@@ -71,6 +74,7 @@ class ScaledSwiGLU(BasicOperation):
     def __init__(self, glu_interleave_size: int | None = None, *, activation_recompute_in_mlp: bool = False) -> None:
         super().__init__()
         self.glu_interleave_size, self.activation_recompute_in_mlp = glu_interleave_size, activation_recompute_in_mlp
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.ScaledSwiGLU("scales", glu_interleave_size=self.glu_interleave_size)
@@ -89,6 +93,7 @@ class ScaledSiTUGLU(ScaledSwiGLU):
     ) -> None:
         super().__init__(glu_interleave_size, activation_recompute_in_mlp=activation_recompute_in_mlp)
         self.beta1, self.beta2 = beta1, beta2
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.ScaledSiTUGLU("scales", beta1=self.beta1, beta2=self.beta2, glu_interleave_size=self.glu_interleave_size)
@@ -108,6 +113,7 @@ class ScaledClampedQGeGLU(ScaledSwiGLU):
     ) -> None:
         super().__init__(glu_interleave_size, activation_recompute_in_mlp=activation_recompute_in_mlp)
         self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
+        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.ScaledClampedQGeGLU(

@@ -17,6 +17,7 @@ from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.transpose import Transpose
+from fusible.tex.layout_call import check_apart
 from fusible.tex.protocol import (
     FLT_MAX,
     FP8_MAX,
@@ -65,7 +66,9 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         if out is None:
             out = torch.empty(shape, dtype=torch.uint8)
         else:
+            check_bytes(out, "out of fp8_transpose")
             check_shape(out, shape, "out of fp8_transpose")
+            check_apart(out, [input], "out of fp8_transpose")
         compact = out if out.is_contiguous() else torch.empty(shape, dtype=torch.uint8)
         native.transpose_bytes(input.contiguous().view(torch.uint8), compact.view(torch.uint8))
         return out if compact is out else out.copy_(compact.view(out.dtype))

@@ -15,7 +15,7 @@ from fusible.tex.backends.torch_backend.number_formats import encode_e2m1, facto
 from fusible.tex.backends.torch_backend.tiles import cast_by_tiles, tile_amaxes
 from fusible.tex.enums import DType
 from fusible.tex.interface.sharded_cast import ShardedCast
-from fusible.tex.layout_call import check_equal_lengths, check_same_dtype
+from fusible.tex.layout_call import check_apart, check_equal_lengths, check_same_dtype
 from fusible.tex.protocol import check_amax_buffer, check_shape, fp8_format
 from fusible.tex.sharded_call import (
     Block,
@@ -69,6 +69,7 @@ class ShardedCastKernels(ShardedCast):
         start_offset: int,
     ) -> None:
         function = "mxfp8_scaling_partial_cast"
+        check_apart(output_rowwise, [output_colwise], f"output_rowwise of {function}")
         part = check_slice(input, rows, cols, start_offset, function, _FLOATING)
         jobs = {"rowwise": (output_rowwise, scale_inv_rowwise), "colwise": (output_colwise, scale_inv_colwise)}
         for name, (out, scale) in jobs.items():

@@ -12,7 +12,7 @@ from fusible.tex.backends.torch_backend.fp8 import transpose_bytes
 from fusible.tex.backends.torch_backend.number_formats import pack_nibbles, unpack_nibbles
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.layout_call import check_same_dtype
+from fusible.tex.layout_call import check_apart, check_same_dtype
 from fusible.tex.protocol import check_bytes, check_shape, outer, transposed_shape
 from fusible.tex.transpose_call import TILE, check_codes, check_scales, checked_weights
 
@@ -24,7 +24,9 @@ class TransposeKernels(Transpose):
         check_bytes(input, "fp8_transpose")
         if out is None:
             return transpose_bytes(input)
+        check_bytes(out, "out of fp8_transpose")
         check_shape(out, transposed_shape(input.shape), "out of fp8_transpose")
+        check_apart(out, [input], "out of fp8_transpose")
         return out.copy_(input.movedim(-1, 0))
 
     def nvfp4_data_transpose(self, input: Any, *, out: Any) -> Any:
@@ -34,6 +36,7 @@ class TransposeKernels(Transpose):
 
     def nvfp4_2d_scale_transpose(self, input: Any, output: Any, M_tiles: int, K_tiles: int) -> None:
         check_scales(input, output, M_tiles, K_tiles, "nvfp4_2d_scale_transpose")
+        check_apart(output, [input], "output of nvfp4_2d_scale_transpose")
         _transpose_scales(input, output, M_tiles, K_tiles)
 
     @by_name
@@ -50,6 +53,7 @@ class TransposeKernels(Transpose):
             return swapped.contiguous()
         check_shape(out, swapped.shape, "out of swap_first_dims")
         check_same_dtype(out, tensor, "out of swap_first_dims")
+        check_apart(out, [tensor], "out of swap_first_dims")
         return out.copy_(swapped)
 
 
