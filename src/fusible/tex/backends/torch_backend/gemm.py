@@ -122,13 +122,16 @@ def _native(job: _Job, A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tens
             check_bias(bias, job)
             result = torch.addmm(bias, b, a)
         return result if len(job.shape.output) == 2 else result.view(job.shape.output)
-    if not D.is_contiguous() or bias is not None or job.beta not in (0.0, 1.0) or (job.beta and job.dtype is not torch.float32):
+    if not D.is_contiguous() or job.beta not in (0.0, 1.0) or (job.beta and (bias is not None or job.dtype is not torch.float32)):
         return None
     matrix = D.view(job.shape.rows, job.shape.columns)
     if job.beta:
         matrix.addmm_(b, a)
-    else:
+    elif bias is None:
         torch.mm(b, a, out=matrix)
+    else:
+        check_bias(bias, job)
+        torch.addmm(bias, b, a, out=matrix)
     return D
 
 
