@@ -1,4 +1,5 @@
-// Sine and cosine of fp32 angles, in double and rounded once, so that every level gives the same bits.
+// Sine and cosine of fp32 angles, in double and rounded once, which give the same bits at every level. The rotation by them does so only at the
+// levels with vectors: generic code rounds both products, where they fuse one of them with the sum.
 #pragma once
 
 #include <cstddef>

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusible import tex
+from fusible.tex.interface.declare import DECLARATIONS
 
 MODULE = "transformer_engine_torch"
 LACKING = {"LayerNorm"}
@@ -53,7 +54,7 @@ def imported(tree: ast.AST) -> tuple[set[str], set[str]]:
 def named(node: ast.AST, aliases: set[str], names: set[str]) -> str | None:
     """The name of the module's that ``node`` reads, or None."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        kept = node.value.id == "self" and node.attr.startswith("multi_tensor_") and node.attr in tex.__all__
+        kept = node.value.id == "self" and node.attr.startswith("multi_tensor_") and node.attr in DECLARATIONS
         return node.attr if node.value.id in aliases or kept else None  # kept: an optimizer's own attribute that holds the function
     return node.id if isinstance(node, ast.Name) and node.id in names else None
 

@@ -71,7 +71,7 @@ def outside(domain: Domain) -> list[Any]:
 def inside(domain: Domain) -> list[Any]:
     """Values that belong, in every form that callers have them in."""
     if isinstance(domain, Enumeration):
-        alike = Enum(domain.members.__name__, {member.name: member.value for member in domain.members})
+        alike: Any = Enum(domain.members.__name__, {member.name: member.value for member in domain.members})
         return [*domain.members, *(member.value for member in domain.members), *alike]
     if isinstance(domain, DTypes):
         return [*domain.dtypes, *(d for d in enums.DType if d != enums.DType.kFloat4E2M1 and tex_dtype(d) in domain.dtypes)]
