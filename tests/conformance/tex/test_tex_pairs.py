@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
+from fusible.tex.block_layout import used_scales
 
 E4M3 = DType.kFloat8E4M3
 ROWS, COLUMNS, DEPTH = 32, 96, 64
@@ -142,16 +143,20 @@ def test_a_list_and_a_split_are_quantized_as_their_parts(runner: Runner, name: s
 def test_scales_are_swizzled_alike_one_by_one_together_and_for_discrete_weights(runner: Runner, name: str) -> None:
     x = torch.randn(96, 96, generator=torch.Generator().manual_seed(7), dtype=torch.float32).bfloat16()
 
-    def fresh() -> Any:
+    def fresh(padding: int) -> Any:
         made = runner("quantize", tensor=x, quantizer=quantizer(name))
-        for scales in (made._rowwise_scale_inv, made._columnwise_scale_inv):
-            scales[96:] = 77  # what pads them may be anything
+        for usage in ("rowwise", "columnwise"):
+            scales = getattr(made, f"_{usage}_scale_inv")
+            lines, blocks = used_scales(name, x.shape, usage == "columnwise", False)
+            scales[lines:], scales[:, blocks:] = padding, padding
         return made
 
-    one, many, weight = fresh(), fresh(), fresh()
+    one, many, weight, clean = fresh(77), fresh(78), fresh(79), fresh(0)
+    runner("swizzle_scales_for_gemm_", tensor=clean)
     runner("swizzle_scales_for_gemm_", tensor=one)
     runner("multi_tensor_swizzle_scales_for_gemm_", tensors=[many], rowwise_usage=True, columnwise_usage=True)
-    assert all(torch.equal(p, q) for p, q in zip(parts(one), parts(many), strict=True))
+    for other in (many, clean):  # what pads them may be anything, and becomes 0
+        assert all(torch.equal(p, q) for p, q in zip(parts(one), parts(other), strict=True))
     for usage in ("rowwise", "columnwise"):
         packed = runner(
             "swizzle_scales_and_pack_ptrs_for_discrete_weights",
