@@ -680,7 +680,7 @@ def moe_unpermute_fwd(
     topK: Count,
 ) -> Any: ...
 def multi_tensor_adam(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Finite,
@@ -693,7 +693,7 @@ def multi_tensor_adam(
     weight_decay: Finite,
 ) -> None: ...
 def multi_tensor_adam_capturable(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Any,
@@ -707,7 +707,7 @@ def multi_tensor_adam_capturable(
     inv_scale: Any,
 ) -> None: ...
 def multi_tensor_adam_capturable_master(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Any,
@@ -721,7 +721,7 @@ def multi_tensor_adam_capturable_master(
     inv_scale: Any,
 ) -> None: ...
 def multi_tensor_adam_fp8(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Finite,
@@ -735,7 +735,7 @@ def multi_tensor_adam_fp8(
     fp8_dtype: FP8DType,
 ) -> None: ...
 def multi_tensor_adam_param_remainder(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     lr: Finite,
@@ -748,7 +748,7 @@ def multi_tensor_adam_param_remainder(
     weight_decay: Finite,
 ) -> None: ...
 def multi_tensor_compute_scale_and_scale_inv(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     max_fp8: Positive,
@@ -756,12 +756,12 @@ def multi_tensor_compute_scale_and_scale_inv(
     epsilon: Epsilon,
 ) -> None: ...
 def multi_tensor_compute_scale_inv_e8m0(
-    chunk_size: Count,
+    chunk_size: int,
     dummy: Any,
     tensor_lists: Sequence[Sequence[Any]],
 ) -> None: ...
 def multi_tensor_l2norm(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     per_tensor_python: bool | None,
@@ -775,19 +775,19 @@ def multi_tensor_quantize(
     quantizer_list: Sequence[Any],
 ) -> list[Any]: ...
 def multi_tensor_scale(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     scale: float,
 ) -> None: ...
 def multi_tensor_scale_tensor(
-    chunk_size: Count,
+    chunk_size: int,
     is_infinite: Any,
     tensor_lists: Sequence[Sequence[Any]],
     scale: Any,
 ) -> None: ...
 def multi_tensor_sgd(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     wd: Finite,
@@ -815,7 +815,7 @@ def multi_tensor_transpose_to_bhsd(
     outputs: Sequence[Any | None] = [],
 ) -> list[Any | None]: ...
 def multi_tensor_unscale_l2norm(
-    chunk_size: Count,
+    chunk_size: int,
     noop_flag: Any,
     tensor_lists: Sequence[Sequence[Any]],
     inv_scale: Any,

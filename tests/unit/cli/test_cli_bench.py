@@ -22,7 +22,7 @@ from fusible.cli.bench.plain import DecoderShape, PlainDecoder
 from fusible.cli.bench.table import Case, Row, Settings
 from fusible.cli.bench.timing import side_by_side
 
-REPORT = {"fusible": str, "machine": dict, "limits": dict, "options": dict, "tables": dict}
+REPORT = {"fusible": str, "machine": dict, "limits": dict, "options": dict, "note": str, "tables": dict}
 MACHINE = {"cpu", "cores", "load", "memory_bytes", "threads", "native_threads", "level", "torch", "python", "system"}
 ROW = {"what", "unit", "torch", "fusible", "ratio", "target", "met", "bound"}
 LEAST_ROWS = {"casts": 7, "gemm": 7, "matvec": 5, "producers": 10, "training": 5, "generation": 11}
@@ -63,7 +63,7 @@ def test_the_report_has_the_promised_form(measured: dict[str, Any]) -> None:
     assert {name: type(value) for name, value in measured.items()} == REPORT
     assert set(measured["machine"]) == MACHINE and measured["machine"]["threads"] == 1
     assert measured["limits"]["gflops"] > 0 and measured["limits"]["gbytes"] > 0
-    assert measured["options"] == {"rounds": 1, "quick": True}
+    assert measured["options"] == {"rounds": 1, "quick": True} and "do not quote them" in measured["note"]
     assert list(measured["tables"]) == FAST
 
 

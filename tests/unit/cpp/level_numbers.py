@@ -38,7 +38,7 @@ def attention() -> dict[str, torch.Tensor]:
     form, layout = tex.NVTE_QKV_Format.NVTE_BSHD, tex.NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD
     kinds = tex.NVTE_Bias_Type.NVTE_NO_BIAS, tex.NVTE_Mask_Type.NVTE_CAUSAL_MASK, tex.NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX
     sizes, rest = (40, 40, True, 0.2, 0.0, True, layout, form, form, *kinds, [-1, -1], False, LENGTHS, LENGTHS), [None] * 9
-    o, stats, *_ = tex.fused_attn_fwd(*sizes, q, k, v, torch.float32, *rest, 0, False, False)
+    o, stats, *_ = tex.fused_attn_fwd(*sizes, q, k, v, torch.float32, *rest, 0, False, False)  # pyright: ignore[reportCallIssue]
     scores = torch.randn(2, 2, 33, 65) * 4
     return {"attention O": o, "attention Stats": stats, "softmax": tex.scaled_softmax_forward(scores, 0.7)}
 

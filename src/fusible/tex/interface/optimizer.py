@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import BooleanNumber, Count, Decay, Epsilon, Finite, FP8DType, Positive, Size
+from fusible.tex.interface.domains import BooleanNumber, Decay, Epsilon, Finite, FP8DType, Positive, Size
 
 __all__ = ["Optimizer"]
 
@@ -19,16 +19,16 @@ class Optimizer:
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
     @function("tensor_lists")
-    def multi_tensor_scale(self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
+    def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
     @function("tensor_lists")
-    def multi_tensor_scale_tensor(self, chunk_size: Count, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
+    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
     @function("tensor_lists")
     def multi_tensor_l2norm(
-        self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
+        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``[x]``: ``(norm, per_tensor)``, the L2 norm over all tensors, fp32 ``[1]``, and that of each, fp32 ``[n]`` (``[0]`` unless asked for).
 
@@ -37,14 +37,14 @@ class Optimizer:
 
     @function("tensor_lists")
     def multi_tensor_unscale_l2norm(
-        self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
+        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
     @function("tensor_lists")
     def multi_tensor_adam(
         self,
-        chunk_size: Count,
+        chunk_size: int,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Finite,
@@ -66,7 +66,7 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_param_remainder(
         self,
-        chunk_size: Count,
+        chunk_size: int,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Finite,
@@ -87,7 +87,7 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_fp8(
         self,
-        chunk_size: Count,
+        chunk_size: int,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Finite,
@@ -110,7 +110,7 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_capturable(
         self,
-        chunk_size: Count,
+        chunk_size: int,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Any,
@@ -132,7 +132,7 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_adam_capturable_master(
         self,
-        chunk_size: Count,
+        chunk_size: int,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         lr: Any,
@@ -150,7 +150,7 @@ class Optimizer:
     @function("tensor_lists")
     def multi_tensor_sgd(
         self,
-        chunk_size: Count,
+        chunk_size: int,
         noop_flag: Any,
         tensor_lists: Sequence[Sequence[Any]],
         wd: Finite,
@@ -172,7 +172,7 @@ class Optimizer:
 
     @function("tensor_lists")
     def multi_tensor_compute_scale_and_scale_inv(
-        self, chunk_size: Count, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: Positive, force_pow_2_scales: bool, epsilon: Epsilon
+        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: Positive, force_pow_2_scales: bool, epsilon: Epsilon
     ) -> None:
         """``[amax, scale, scale_inv]``, fp32, element by element: ``scale = max_fp8 / max(amax, epsilon)`` and ``scale_inv = 1 / scale``.
 
@@ -181,7 +181,7 @@ class Optimizer:
         """
 
     @function("tensor_lists")
-    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: Count, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:
+    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:
         """``[amax, out]``: ``out = e8m0(amax * (1 / 448))``, the exponent byte rounded up, of amaxes in fp32, bf16 or fp16; ``out`` is uint8.
 
         0 gives 0, infinity 0xFE, NaN 0xFF. Raises ``DTypeError`` for other types. Source: OCP Microscaling Formats specification 1.0 (2023).
