@@ -9,12 +9,14 @@ from fusible.compute_pipeline.matching import Group, group_ops, needs_backward, 
 from fusible.compute_pipeline.pipeline import ComputePipeline
 from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
 from fusible.compute_pipeline.request import PlanRequest
+from fusible.compute_pipeline.sides import Extras, route
 from fusible.compute_pipeline.stretch import run_stretch, run_stretch_backward
 from fusible.fusions import epoch as fusion_epoch
 
 __all__ = [
     "BackwardResult",
     "ComputePipeline",
+    "Extras",
     "ForwardResult",
     "Group",
     "Plan",
@@ -30,6 +32,7 @@ __all__ = [
     "needs_backward",
     "outer_sides",
     "quantize_args",
+    "route",
     "run_backward",
     "run_forward",
     "run_inference",

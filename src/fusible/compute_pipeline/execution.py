@@ -199,5 +199,4 @@ def _values(names: Sequence[str], given_names: Sequence[str], sides: dict[str, l
 
 def _put(values: Mapping[str, Any], sides: dict[str, list[Any]]) -> None:
     for name, value in values.items():
-        if value is not None:
-            sides.setdefault(name, []).append(value)
+        sides.setdefault(name, []).append(value)  # None too: what is taken next of the name would else be another's

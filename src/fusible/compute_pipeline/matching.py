@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fusible.compute_pipeline.sides import OpenSides
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.ops import Op
@@ -41,18 +42,11 @@ class Group:
 def outer_sides(ops: Sequence[Op]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Per op, the side inputs that none of ``ops`` before it gives, and the side outputs that none of ``ops`` after it takes."""
     inputs: list[tuple[str, ...]] = []
-    open_: list[tuple[int, str]] = []
+    open_ = OpenSides()
     for i, op in enumerate(ops):
-        outer = []
-        for name in op.side_inputs:
-            made = next((entry for entry in reversed(open_) if entry[1] == name), None)
-            if made is None:
-                outer.append(name)
-            else:
-                open_.remove(made)
-        inputs.append(tuple(outer))
-        open_ += [(i, name) for name in op.side_outputs]
-    return inputs, [tuple(name for maker, name in open_ if maker == i) for i in range(len(ops))]
+        inputs.append(tuple(name for name in op.side_inputs if open_.take(name) is None))
+        open_.give(op.side_outputs, i)
+    return inputs, [tuple(name for name, maker in open_.open if maker == i) for i in range(len(ops))]
 
 
 def needs_backward(op: Op) -> bool:

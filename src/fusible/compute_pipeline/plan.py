@@ -9,6 +9,7 @@ from itertools import accumulate
 from fusible.compute_pipeline.inference import StateLayout, activation_type, delayed_recipe, infer_types, state_layout
 from fusible.compute_pipeline.matching import Group, group_ops, needs_backward
 from fusible.compute_pipeline.request import PlanRequest
+from fusible.compute_pipeline.sides import OpenSides
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import registered
 from fusible.nvte import DType, QuantizedType, Type, is_quantized_type
@@ -126,15 +127,16 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
 
 
 def _bind(ops: Sequence[Op], request: PlanRequest, widths: Sequence[int | None]) -> tuple[Op, ...]:
-    needed, sides = request.x_grad, dict(request.sides)
+    needed, sides = request.x_grad, OpenSides(request.sides)
     marked = []
     for i, op in enumerate(ops):
         unwanted = {name for name, (_, grad) in zip(op.arg_names, request.args[i], strict=True) if not grad}
-        unwanted.update(name for name in op.side_inputs if not sides.get(name, needed))
+        taken = {name: sides.take(name, needed) for name in op.side_inputs}
+        unwanted.update(name for name, grad in taken.items() if not grad)
         if not needed:
             unwanted.add("x")
-        needed = needed or any(grad for _, grad in request.args[i]) or any(sides.get(name, False) for name in op.side_inputs)
-        sides.update(dict.fromkeys(op.side_outputs, needed))
+        needed = needed or any(grad for _, grad in request.args[i]) or any(taken.values())
+        sides.give(op.side_outputs, needed)
         marked.append(op.with_(unwanted=frozenset(unwanted), training=request.training[i], position=i, x_width=widths[i]))
     return tuple(op.with_(**types) for op, types in zip(marked, infer_types(marked, request), strict=True))
 
@@ -154,25 +156,19 @@ def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...
 
 
 def _check_sides(ops: Sequence[Op], request: PlanRequest) -> None:
-    open_ = [name for name, _ in request.sides]
+    open_ = OpenSides(request.sides)
     for op in ops:
         for name in op.side_inputs:
-            if name not in open_:
+            if open_.take(name) is None:
                 raise ArgumentError(
                     expected(f"an earlier op with the side output {name!r}", of=f"{op!r}", got="none", do="put the op that gives it before this one")
                 )
-            _remove_last(open_, name)
-        open_ += op.side_outputs
+        open_.give(op.side_outputs, op)
     for name in request.outputs:
-        if name not in open_:
+        if open_.take(name) is None:
             raise ArgumentError(expected("a side output", of="what a pipeline returns", got=repr(name), do="name one that no later op takes"))
-        _remove_last(open_, name)
-    if open_:
-        raise ArgumentError(expected("a later op that takes it", of=f"the side output {open_[-1]!r}", got="none", do="close what was begun"))
-
-
-def _remove_last(names: list[str], name: str) -> None:
-    del names[len(names) - 1 - names[::-1].index(name)]
+    if open_.open:
+        raise ArgumentError(expected("a later op that takes it", of=f"the side output {open_.open[-1][0]!r}", got="none", do="close what was begun"))
 
 
 def _given(ops: Sequence[Op]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch
+from fusible.compute_pipeline import ComputePipeline, Extras, Plan, PlanRequest, describe, fusion_epoch, route
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import DType, Tensor, nvte_dtype
 from fusible.ops import Op
@@ -21,22 +21,40 @@ from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["BoundOp", "PipelineRunner", "draw_seed", "note_change"]
+__all__ = ["BoundOp", "PipelineRunner", "draw_seed", "key_of", "note_change"]
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 class BoundOp(NamedTuple):
-    """An op, the module that it belongs to, and the module's names of the parameters behind ``op.args``."""
+    """An op, the module that it belongs to, and the module's names of the parameters behind ``op.args``. ``extras``: the extra tensors of an
+    operation that has some. ``block``: the containers in which it stands, from the outermost inwards, each by its place in the one around it."""
 
     op: Op
     module: Any
     parameters: tuple[str, ...]
+    extras: Extras | None = None
+    block: tuple[int, ...] = ()
 
     @property
     def key(self) -> int:
         """What tells it from others: the module, where that may make its op anew, else the op."""
         return id(self.module if self.module.remakes_op else self.op)
+
+    def within(self, block: tuple[int, ...]) -> BoundOp:
+        """The same in a container that stands at ``block``."""
+        return BoundOp(self.op, self.module, self.parameters, self.extras, (*block, *self.block)) if block else self
+
+    def now(self) -> BoundOp:
+        """What the module has in its place by now; itself where that is the same."""
+        made = self.module.current(self)
+        same = made.op is self.op and made.parameters == self.parameters and made.extras == self.extras
+        return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block)
+
+
+def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:
+    """What tells a list of ops from others."""
+    return tuple([(b.key, b.block) for b in bound])
 
 
 _changes = 0
@@ -54,11 +72,7 @@ class PipelineRunner:
     batched = True
     """Whether an input is read as a batch of sequences (``read_batch``)."""
 
-    def __init__(
-        self, bound: Sequence[BoundOp], executor: str = "eager", *, sides: tuple[str, ...] = (), outputs: tuple[str, ...] = ()
-    ) -> None:
-        """``sides`` and ``outputs``: the names of the side values that come from the caller, and that go to it."""
-        self.sides, self.outputs = sides, outputs
+    def __init__(self, bound: Sequence[BoundOp], executor: str = "eager") -> None:
         self.executor: Executor = make_executor(executor)
         self._weights = QuantizedWeights()
         self._context = OUTSIDE
@@ -67,30 +81,33 @@ class PipelineRunner:
         self.scaling = ScalingOwner(self.pipeline.state)
 
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
-        """Run these from now on; ``bound`` is what the pipeline has of them."""
+        """Run these from now on; ``bound`` is what the pipeline has of them. ``sides`` and ``outputs``: the names of the side values that come from
+        the caller, and that go to it. Raises ``ArgumentError`` for channels that do not match, and keeps what it has."""
+        routing = route([(b.op, b.extras, b.block) for b in entries])
+        if self.batched and (routing.inputs or routing.outputs):
+            _refuse_extras(entries)
+        self.sides, self.outputs = routing.inputs, routing.outputs
         self._entries = entries
-        self.bound = self._placed(entries)
+        self.bound = tuple(b if b.op is op else b._replace(op=op) for b, op in zip(entries, routing.ops, strict=True))
         self.pipeline = ComputePipeline([b.op for b in self.bound])
-        self._slots = tuple((module._parameters, name) for _, module, names in self.bound for name in names)
+        self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
         self._modules = tuple(b.module for b in self.bound)
         owners = [(b.module, name) for b in self.bound for name in b.parameters]
         self._accumulating = [i for i, (module, name) in enumerate(owners) if name in getattr(module, "accumulating_parameters", ())]
         self._plans: dict[Any, Plan] = {}
         self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
 
-    def _placed(self, entries: tuple[BoundOp, ...]) -> tuple[BoundOp, ...]:
-        return entries
-
     def look_again(self) -> None:
         """Take the ops that modules have made anew, if any has. The scaling state stays, unless they quantize other tensors."""
         if self._seen == _changes:
             return
-        self._seen = _changes
-        entries = tuple(b.module.current(b) for b in self._entries)
+        seen = _changes
+        entries = tuple(b.now() for b in self._entries)
         if any(now is not then for now, then in zip(entries, self._entries, strict=True)):
             self._take(entries)
             if self.scaling.layout != self.pipeline.state:
                 self.scaling = ScalingOwner(self.pipeline.state)
+        self._seen = seen
 
     def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``."""
@@ -281,6 +298,19 @@ class PipelineRunner:
         if plan.delayed is None or not plan.state:
             return None
         return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)
+
+
+def _refuse_extras(entries: Sequence[BoundOp]) -> None:
+    """Raise ``ArgumentError``: the call is one of ``x`` alone."""
+    for b in entries:
+        if b.extras is None:
+            continue
+        if None in b.extras.inputs:
+            do = "call set_extra_input_channel, or put it into an ops.Sequential, whose call takes extra inputs"
+            raise ArgumentError(expected("a channel", of=f"an extra input of {b.extras.title}", got="none", do=do))
+        if True in b.extras.to_caller:
+            do = "call set_extra_output_channel with output_to_caller=False, or put it into an ops.Sequential, whose call gives extra outputs"
+            raise ArgumentError(expected("a channel alone", of=f"an extra output of {b.extras.title}", got="one that the caller is to get", do=do))
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:

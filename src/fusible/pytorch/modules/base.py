@@ -17,7 +17,7 @@ from fusible.pytorch.compiled import handle_of, holders_of, traced_call
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.dictionaries import ScalingStates, held_so, is_empty, versions, written_in_place
-from fusible.pytorch.runner import BoundOp, PipelineRunner
+from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
 
@@ -38,6 +38,8 @@ class BaseModule(nn.Module):
 
     remakes_op: ClassVar[bool] = False
     """Whether it is one op that it makes anew when its options change."""
+    takes_batch: ClassVar[bool] = True
+    """Whether a call takes ``seq_lens`` and ``cache`` after ``x``; else extra tensors, and may give some."""
     _changes: int = 0
     """How often it has."""
 
@@ -45,7 +47,7 @@ class BaseModule(nn.Module):
         self._ops = tuple(op for op in ops if op is not None)
         self._bound = tuple(BoundOp(op, self, self._names(op)) for op in self._ops)
         self._executor = "eager"
-        self._runners: dict[tuple[int, ...], PipelineRunner] = {}
+        self._runners: dict[tuple[Any, ...], PipelineRunner] = {}
         self._loaded_states: dict[str, torch.Tensor] = {}
         self._handed_out: dict[str, int] = {}
         self._unread = False
@@ -69,6 +71,11 @@ class BaseModule(nn.Module):
     def bound_ops(self) -> Iterator[BoundOp]:
         """The module's ops, in order, with the parameters behind them."""
         yield from self._bound
+
+    @property
+    def public_extra_inputs(self) -> int:
+        """How many extra inputs of the operations in it no channel feeds: they are its caller's."""
+        return 0
 
     def own_ops(self) -> tuple[BoundOp, ...]:
         """The ops that are the module's own, without those of modules inside."""
@@ -123,7 +130,7 @@ class BaseModule(nn.Module):
 
     def _runner(self, bound: tuple[BoundOp, ...] | None = None) -> PipelineRunner:
         bound = tuple(self.bound_ops()) if bound is None else bound
-        key = tuple(b.key for b in bound)
+        key = key_of(bound)
         runner = self._runners.get(key)
         if runner is None:
             runner = self._runners[key] = self._new_runner(bound)
@@ -140,9 +147,9 @@ class BaseModule(nn.Module):
         """The lists of ops that the module, as it now stands, runs as pipelines of its own; in order."""
         return [tuple(self.bound_ops())]
 
-    def _state_names(self) -> dict[tuple[int, ...], str]:
+    def _state_names(self) -> dict[tuple[Any, ...], str]:
         """By the key of each pipeline, the name of its scaling state: its place in the module, whatever has been called before."""
-        return {tuple(b.key for b in bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
+        return {key_of(bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
 
     def _saved_states(self) -> dict[str, torch.Tensor]:
         if not self._runners:

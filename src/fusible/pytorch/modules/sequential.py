@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.errors import DTypeError, expected
-from fusible.pytorch.compiled import holders_of, traced_call
+from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.pytorch.compiled import traced_call
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
-__all__ = ["Arrangement", "Container", "Residual", "Sequential", "is_open"]
+__all__ = ["Arrangement", "Container", "Residual", "Sequential", "bound_at", "is_open"]
 
 
 class Container(BaseModule):
@@ -44,9 +44,17 @@ class Container(BaseModule):
         return (module for module in self._modules.values() if module is not None)
 
     def bound_ops(self) -> Iterator[BoundOp]:
-        for child in self._chain():
+        for place, child in enumerate(self._chain()):
             assert isinstance(child, BaseModule)
-            yield from child.bound_ops()
+            yield from bound_at(child, (), place)
+
+    def holders(self) -> Sequence[tuple[nn.Module, Sequence[str]]]:
+        # Of the modules, not of the ops: an operation that nobody has called yet has none, and a compiler that traces cannot make one.
+        return [holder for child in self._chain() if isinstance(child, BaseModule) for holder in child.holders()]
+
+    @property
+    def public_extra_inputs(self) -> int:
+        return sum(child.public_extra_inputs for child in self._chain() if isinstance(child, BaseModule))
 
     def compile(self, executor: str = "xla"):
         super().compile(executor)
@@ -65,6 +73,27 @@ class Container(BaseModule):
 def is_open(module: nn.Module) -> bool:
     """Whether a module's ops join the pipeline around it: it is one of ours, and nobody has hooked it."""
     return isinstance(module, BaseModule) and not has_hooks(module) and module.open
+
+
+def bound_at(module: BaseModule, at: tuple[int, ...], place: int) -> Iterator[BoundOp]:
+    """A module's ops where it stands at a place of the container ``at``: a container is a block, to whose operations its channels belong."""
+    block = (*at, place) if isinstance(module, Container) else at
+    return (bound.within(block) for bound in module.bound_ops())
+
+
+def _holders_at(module: BaseModule, *_: Any) -> Sequence[Any]:
+    return module.holders()
+
+
+def _call(part: Any, x: torch.Tensor, seq_lens: torch.Tensor | None, cache: KVCache | None) -> torch.Tensor:
+    """What a part of a chain gives for what the one before gave. Raises ``ArgumentError`` where that is no single tensor."""
+    call: Callable[..., Any] = part
+    takes_batch = isinstance(part, PipelineRunner) or (isinstance(part, BaseModule) and part.takes_batch)
+    y = call(x, seq_lens, cache) if takes_batch else call(x)
+    if isinstance(part, BaseModule) and isinstance(y, tuple):
+        do = "keep extra outputs inside by channels, or put it into an ops.Sequential"
+        raise ArgumentError(expected("one tensor", of=f"what {type(part).__name__} gives in a chain", got=f"a tuple of {len(y)}", do=do))
+    return y
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +128,7 @@ class Sequential(Container):
         if torch.compiler.is_compiling():
             return self._traced(x, seq_lens, cache)
         for part in self._arranged():
-            x = part(x, seq_lens, cache) if isinstance(part, (PipelineRunner, BaseModule)) else part(x)
+            x = _call(part, x, seq_lens, cache)
         return x
 
     def _arranged(self) -> list[Any]:
@@ -114,11 +143,11 @@ class Sequential(Container):
         return self._arranged()[part]
 
     def _traced(self, x: torch.Tensor, seq_lens: torch.Tensor | None, cache: KVCache | None) -> torch.Tensor:
-        for index, part in enumerate(self._parts()):
+        for index, part in enumerate(self._parts(_holders_at)):
             if isinstance(part, tuple):
-                x = traced_call(self, index, holders_of(part), x, seq_lens=seq_lens, cache=cache)[0]
+                x = traced_call(self, index, part, x, seq_lens=seq_lens, cache=cache)[0]
             else:
-                x = part(x, seq_lens, cache) if isinstance(part, BaseModule) else part(x)
+                x = _call(part, x, seq_lens, cache)
         return x
 
     def forget_plans(self) -> None:
@@ -162,16 +191,15 @@ class Sequential(Container):
             return Sequential(OrderedDict(list(self._modules.items())[index]))
         return list(self._chain())[index]
 
-    def _parts(self) -> list[Any]:
-        """Runs of open children as tuples of their ops, other children as themselves."""
+    def _parts(self, of: Callable[..., Iterable[Any]] = bound_at, at: tuple[int, ...] = ()) -> list[Any]:
+        """Runs of open children as tuples of their ops, or of what else ``of(child, at, place)`` gives, other children as themselves."""
         parts: list[Any] = []
-        run: list[BoundOp] = []
-        for child in self._chain():
+        run: list[Any] = []
+        for place, child in enumerate(self._chain()):
             if is_open(child):
-                assert isinstance(child, BaseModule)
-                run.extend(child.bound_ops())
+                run.extend(of(child, at, place))
             elif isinstance(child, Sequential) and not has_hooks(child):
-                for part in child._parts():
+                for part in child._parts(of, (*at, place)):
                     if isinstance(part, tuple):
                         run.extend(part)
                     else:
@@ -204,6 +232,9 @@ class Residual(Container):
         yield from super().bound_ops()
         yield BoundOp(self._end, self, ())
 
+    def holders(self) -> Sequence[tuple[nn.Module, Sequence[str]]]:
+        return [(self, ()), *super().holders(), (self, ())]
+
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return super()._pipelines() if self.open else []
 
@@ -212,5 +243,5 @@ class Residual(Container):
             return super().forward(x, seq_lens, cache)
         y = x
         for child in self._chain():
-            y = child(y, seq_lens, cache) if isinstance(child, BaseModule) else child(y)
+            y = _call(child, y, seq_lens, cache)
         return x + y

@@ -39,7 +39,7 @@ def made_anew(module: BasicOperation) -> Iterator[None]:
             if module._parameters.get(name) is None:
                 of = f"{name} of {type(module).__name__}"
                 raise ArgumentError(expected("a parameter", of=of, got="none", do="assign another one, or use another operation"))
-        made = BoundOp(module.make_op(), module, module.parameter_names)
+        made = BoundOp(module.make_op(), module, module.parameter_names, module.extras)
     except BaseException:
         vars(module).clear()
         vars(module).update(own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,12 +35,13 @@ class OperationFuser(PipelineRunner):
 
     batched = False
 
-    def __init__(self, ops: Sequence[BaseModule], *, executor: str = "eager") -> None:
-        self.operations = tuple(part for op in ops for part in _operations(op))
+    def __init__(self, ops: Sequence[BaseModule], *, executor: str = "eager", blocks: Sequence[tuple[int, ...]] | None = None) -> None:
+        """``blocks``: of each of ``ops`` the containers in which it stands, as of ``BoundOp``; by default all are in one."""
+        placed = list(zip(ops, blocks if blocks is not None else [()] * len(ops), strict=True))
+        parts = [(part, block) for op, block in placed for part in _operations(op)]
+        self.operations = tuple(part for part, _ in parts)
         self.basic_ops = tuple(basic for op in self.operations for basic in op.basic_operations())
-        self._routing = _route(self.basic_ops)
-        entries = [basic.entry for basic in self.basic_ops]
-        super().__init__(entries, executor, sides=self._routing.inputs, outputs=self._routing.outputs)
+        super().__init__([basic.entry.within(block) for part, block in parts for basic in part.basic_operations()], executor)
         own = FusibleOperation.pre_fuser_forward
         self._prepared = [(i, op) for i, op in enumerate(self.basic_ops) if type(op).pre_fuser_forward is not own]
         self._first = True
@@ -50,17 +51,16 @@ class OperationFuser(PipelineRunner):
         super()._take(entries)
         self._fused: tuple[tuple[Any, ...], tuple[tuple[int, int, Fusion], ...]] | None = None
 
-    def _placed(self, entries: tuple[BoundOp, ...]) -> tuple[BoundOp, ...]:
-        return tuple(entry._replace(op=entry.op.with_(**sides)) for entry, sides in zip(entries, self._routing.sides, strict=True))
-
     @property
     def num_extra_inputs(self) -> int:
+        """How many of a call's extra inputs are for it, by the channels as they are now."""
+        self.look_again()
         return len(self.sides)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: torch.Tensor, *extra_inputs: torch.Tensor, basic_op_kwargs: Sequence[dict[str, Any]] | None = None
     ) -> Any:
-        if len(extra_inputs) != len(self.sides):
+        if len(extra_inputs) != self.num_extra_inputs:
             of = f"a call of {', '.join(type(op).__name__ for op in self.operations)}"
             do = "give one for each extra input that no channel feeds"
             raise ArgumentError(expected(f"{len(self.sides)} extra inputs", of=of, got=len(extra_inputs), do=do))
@@ -148,55 +148,6 @@ class _OpOf(BasicOperation):
 
 def _operations(module: BaseModule) -> list[FusibleOperation]:
     return [module] if isinstance(module, FusibleOperation) else [_OpOf(entry) for entry in module.bound_ops()]
-
-
-class _Routing(NamedTuple):
-    sides: list[dict[str, Any]]
-    """Per basic operation: what its op is to be called with."""
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def _route(ops: Sequence[BasicOperation]) -> _Routing:
-    """Name every tensor that passes beside the input: by caller and place, or by channel and consumer."""
-    consumers: dict[str, list[str]] = {}
-    makers: dict[str, int] = {}
-    for position, op in enumerate(ops):
-        for channel in op._extra_output_channels:
-            if channel is not None and channel in makers:
-                raise ArgumentError(expected("one producer", of=f"the channel {channel!r}", got="several", do="give each extra output its own"))
-            if channel is not None:
-                makers[channel] = position
-    inputs: list[str] = []
-    taken: list[tuple[str, ...]] = []
-    for position, op in enumerate(ops):
-        names = []
-        for index, channel in enumerate(op._extra_input_channels):
-            if channel is None:
-                names.append(f"input_{position}_{index}")
-                inputs.append(names[-1])
-                continue
-            if makers.get(channel, position) >= position:
-                got = "none" if channel not in makers else "a later one"
-                of = f"the channel {channel!r} that {type(op).__name__} reads"
-                raise ArgumentError(expected("an earlier operation that gives it", of=of, got=got, do="bind an extra output before it"))
-            names.append(f"channel_{channel}_{len(consumers.setdefault(channel, []))}")
-            consumers[channel].append(names[-1])
-        taken.append(tuple(names))
-    outputs: list[str] = []
-    sides: list[dict[str, Any]] = []
-    for position, op in enumerate(ops):
-        routes = []
-        for index, channel in enumerate(op._extra_output_channels):
-            names = list(consumers.get(channel or "", ()))
-            if op._extra_output_to_caller[index]:
-                names.append(f"output_{position}_{index}")
-                outputs.append(names[-1])
-            routes.append(tuple(names))
-        given = tuple(name for names in routes for name in names)
-        has_extras = op.num_extra_inputs or op.num_extra_outputs
-        sides.append({"side_inputs": taken[position], "side_outputs": given, "routes": tuple(routes)} if has_extras else {})
-    return _Routing(sides, tuple(inputs), tuple(outputs))
 
 
 def _fuse(

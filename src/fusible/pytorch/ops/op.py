@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
@@ -24,7 +25,7 @@ from fusible.pytorch.ops.entry import check_channel, check_fixed, check_override
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
 from fusible.pytorch.ops.ran_in import shown
 from fusible.pytorch.ops.tracing import traced_operations
-from fusible.pytorch.runner import BoundOp
+from fusible.pytorch.runner import BoundOp, note_change
 from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
@@ -35,6 +36,7 @@ Mode = Literal["forward", "backward"]
 class FusibleOperation(BaseModule):
     """Base of all operations: a ``torch.nn.Module`` that a fuser can run together with its neighbours."""
 
+    takes_batch = False
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """The options by which its parameters were made: another value is refused (``ArgumentError``)."""
 
@@ -167,8 +169,20 @@ class BasicOperation(FusibleOperation):
     def entry(self) -> BoundOp:
         """The operation as a pipeline takes it. Made anew when an attribute or a parameter that it depends on has changed."""
         if self._entry is None:
-            self._entry = BoundOp(self.make_op(), self, self.parameter_names)
+            self._entry = BoundOp(self.make_op(), self, self.parameter_names, self.extras)
         return self._entry
+
+    @property
+    def extras(self) -> Extras | None:
+        """Where its extra tensors come from and go to; None where it has none."""
+        if not self.num_extra_inputs and not self.num_extra_outputs:
+            return None
+        channels = tuple(self._extra_input_channels), tuple(self._extra_output_channels), tuple(self._extra_output_to_caller)
+        return Extras(*channels, type(self).__name__)
+
+    @property
+    def public_extra_inputs(self) -> int:
+        return self._extra_input_channels.count(None)
 
     def current(self, bound: BoundOp) -> BoundOp:
         return self.entry
@@ -236,22 +250,34 @@ class BasicOperation(FusibleOperation):
         return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
 
     def set_extra_input_channel(self, index: int, channel: str | None) -> BasicOperation:
-        """Take an extra input from an earlier operation's extra output of that channel, in the same fuser, and not from the caller; None undoes it.
+        """Take an extra input from an earlier operation's extra output of that channel, in the same block or one around it, and not from the caller;
+        None undoes it. What a channel's name means is said in ``compute_pipeline/sides.py``.
 
-        Fusers made before keep what they have. Returns the operation. Raises ``ArgumentError``.
+        It takes effect at the next call. Returns the operation. Raises ``ArgumentError``.
         """
         check_channel(self, "input", index, self.num_extra_inputs, channel)
-        self._extra_input_channels[index] = channel
-        self.forget_plans()
+        channels = list(self._extra_input_channels)
+        channels[index] = channel
+        self._extra_input_channels = channels
+        self._rerouted()
         return self
 
     def set_extra_output_channel(self, index: int, channel: str | None, *, output_to_caller: bool = True) -> BasicOperation:
-        """Hand an extra output to later operations of the same fuser as ``channel``, and to the caller where ``output_to_caller``; None undoes it."""
+        """Hand an extra output to later operations of the same block, and of blocks in it, as ``channel``, and to the caller where
+        ``output_to_caller``; None undoes it. It takes effect at the next call."""
         check_channel(self, "output", index, self.num_extra_outputs, channel)
-        self._extra_output_channels[index] = channel
-        self._extra_output_to_caller[index] = output_to_caller or channel is None
-        self.forget_plans()
+        channels, to_caller = list(self._extra_output_channels), list(self._extra_output_to_caller)
+        channels[index], to_caller[index] = channel, output_to_caller or channel is None
+        self._extra_output_channels, self._extra_output_to_caller = channels, to_caller
+        self._rerouted()
         return self
+
+    def _rerouted(self) -> None:
+        """Its channels have changed: pipelines that run it look at them before the next call."""
+        if self._entry is not None:
+            self._entry = self._entry._replace(extras=self.extras)
+        self._changes += 1
+        note_change()
 
     def op_forward(
         self,
@@ -358,6 +384,10 @@ class FusedOperation(FusibleOperation):
 
     def own_ops(self) -> tuple[BoundOp, ...]:
         return ()
+
+    @property
+    def public_extra_inputs(self) -> int:
+        return sum(op.public_extra_inputs for op in self.basic_operations())
 
     @property
     def open(self) -> bool:

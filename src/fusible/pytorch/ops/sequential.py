@@ -10,7 +10,7 @@ from torch import nn
 
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.modules.sequential import Arrangement, Container, is_open
+from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 from fusible.pytorch.ops.tracing import traced_operations
@@ -18,6 +18,9 @@ from fusible.pytorch.runner import BoundOp
 from fusible.quantized import Recipe
 
 __all__ = ["Sequential"]
+
+
+_Member = tuple[BaseModule, tuple[int, ...]]
 
 
 class Sequential(Container):
@@ -28,6 +31,7 @@ class Sequential(Container):
     modules, join the pipeline. A module that is none of these, or that has hooks, is called on its own.
     """
 
+    takes_batch = False
     _arrangement: Arrangement | None = None
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -53,7 +57,7 @@ class Sequential(Container):
                 y = part(y, *taken, basic_op_kwargs=[kwargs.get(id(op), {}) for op in part.basic_ops] if kwargs else None)
             else:
                 y = part(y, *taken, **kwargs.get(id(part), {}))
-            if isinstance(y, tuple) and isinstance(part, (OperationFuser, FusibleOperation)):
+            if isinstance(y, tuple) and isinstance(part, (OperationFuser, FusibleOperation, Sequential)):
                 y, *more = y
                 extra_outputs += more
         return (y, *extra_outputs) if extra_outputs else y
@@ -64,9 +68,9 @@ class Sequential(Container):
             if not isinstance(part, list):
                 x = part(x)
                 continue
-            operations = [op for module in part if isinstance(module, FusibleOperation) for op in module.basic_operations()]
-            count = sum(channel is None for op in operations for channel in op._extra_input_channels)
-            x = traced_operations(self, index, part, x, left[:count], op_kwargs)
+            modules = [module for module, _ in part]
+            count = sum(module.public_extra_inputs for module in modules)
+            x = traced_operations(self, index, modules, x, left[:count], op_kwargs)
             left = left[count:]
         return x
 
@@ -82,13 +86,15 @@ class Sequential(Container):
         return arrangement.parts
 
     def _parts(self) -> list[Any]:
-        """Runs of modules whose ops join one pipeline, as lists; other modules as themselves."""
+        """Runs of modules whose ops join one pipeline, as lists of each with the containers in which it stands; other modules as themselves."""
         parts: list[Any] = []
-        for child in self._chain():
+        for place, child in enumerate(self._chain()):
             if isinstance(child, Sequential) and not has_hooks(child):
-                inner = child._parts()
+                inner: list[Any] = [
+                    [(module, (place, *block)) for module, block in part] if isinstance(part, list) else part for part in child._parts()
+                ]
             else:
-                inner = [[child]] if is_open(child) else [child]
+                inner = [[(child, (place,) if isinstance(child, Container) else ())]] if is_open(child) else [child]
             for part in inner:
                 if isinstance(part, list) and parts and isinstance(parts[-1], list):
                     parts[-1] += part
@@ -101,21 +107,21 @@ class Sequential(Container):
         return all(is_open(child) for child in self._chain())
 
     def bound_ops(self) -> Iterator[BoundOp]:
-        for child in self._chain():
+        for place, child in enumerate(self._chain()):
             assert isinstance(child, BaseModule)
-            yield from child.bound_ops()
+            yield from bound_at(child, (), place)
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return [_bound(part) for part in self._parts() if isinstance(part, list)]
 
-    def _fuser_of(self, modules: Sequence[BaseModule]) -> OperationFuser:
+    def _fuser_of(self, modules: Sequence[_Member]) -> OperationFuser:
         runner = self._runner(_bound(modules))
         assert isinstance(runner, OperationFuser)
         return runner
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> OperationFuser:
         modules = next(part for part in self._parts() if isinstance(part, list) and _bound(part) == bound)
-        return OperationFuser(modules, executor=self._executor)
+        return OperationFuser([module for module, _ in modules], executor=self._executor, blocks=[block for _, block in modules])
 
     def forget_plans(self) -> None:
         super().forget_plans()
@@ -199,11 +205,11 @@ class Sequential(Container):
         return self
 
 
-def _bound(modules: Iterable[BaseModule]) -> tuple[BoundOp, ...]:
-    return tuple(bound for module in modules for bound in module.bound_ops())
+def _bound(modules: Iterable[_Member]) -> tuple[BoundOp, ...]:
+    return tuple(bound.within(block) for module, block in modules for bound in module.bound_ops())
 
 
 def _extra_inputs(part: Any) -> int:
     if isinstance(part, OperationFuser):
         return part.num_extra_inputs
-    return sum(op.num_extra_inputs for op in part.basic_operations()) if isinstance(part, FusibleOperation) else 0
+    return part.public_extra_inputs if isinstance(part, (FusibleOperation, Sequential)) else 0
