@@ -3,6 +3,7 @@
 
 #include "optimizer/adam.hpp"
 #include "optimizer/reduce.hpp"
+#include "optimizer/sgd.hpp"
 
 namespace fusible {
 namespace FUSIBLE_LEVEL {
@@ -11,6 +12,7 @@ extern const OptimizerKernels optimizer_kernels;
 
 const OptimizerKernels optimizer_kernels = {
     {adam<Decay::Nothing>, adam<Decay::Gradient>, adam<Decay::Update>},
+    {sgd<false>, sgd<true>},
     {sum_of_squares<float>, sum_of_squares<f16>, sum_of_squares<bf16>},
     {{scale<float, float>, scale<float, f16>, scale<float, bf16>},
      {scale<f16, float>, scale<f16, f16>, scale<f16, bf16>},

@@ -39,9 +39,35 @@ struct AdamRun {
     int copy_type;
 };
 
+/// The numbers of one step of stochastic gradient descent.
+struct SgdStep {
+    float lr;
+    float momentum;
+    float one_minus_dampening;
+    float weight_decay;
+    float scale;  // of the gradient
+    bool nesterov;
+    bool first_run;    // the momentum begins with this gradient
+    bool decay_after;  // weight decay is added to what the momentum gave, not to the gradient
+};
+
+/// A run of elements of one parameter; types are indices of a source type.
+struct SgdRun {
+    const void* gradient;
+    void* weight;  // read and written
+    void* momentum;
+    void* copy;  // written as the weight is, or null
+    int gradient_type;
+    int weight_type;
+    int momentum_type;
+    int copy_type;
+};
+
 struct OptimizerKernels {
     /// By what weight decay is added to.
     void (*adam[3])(const AdamRun& run, std::size_t count, const AdamStep& step);
+    /// By whether there is momentum.
+    void (*sgd[2])(const SgdRun& run, std::size_t count, const SgdStep& step);
     /// By source type: the sum of the squares, in double.
     double (*sum_of_squares[kSources])(const void* source, std::size_t count);
     /// By source type and type of the output: out = source * scale; returns the bits of max |source|, +inf and NaN above every finite number.

@@ -35,6 +35,24 @@ void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, c
     });
 }
 
+void multi_tensor_sgd(const TensorList& gradients, const TensorList& weights, const TensorList& momenta, const TensorList& copies, double lr,
+                      double momentum, double dampening, double weight_decay, double scale, bool nesterov, bool first_run, bool decay_after,
+                      int num_threads) {
+    check_threads(num_threads);
+    check_list(gradients, "gradients", gradients);
+    check_list(weights, "weights", gradients);
+    check_list(momenta, "momenta", gradients);
+    if (!copies.empty()) check_list(copies, "copies", gradients);
+    const auto f = [](double value) { return static_cast<float>(value); };
+    const SgdStep step{f(lr), f(momentum), f(1 - dampening), f(weight_decay), f(scale), nesterov, first_run, decay_after};
+    const auto kernel = optimizer_kernels().sgd[momentum != 0];
+    each_run(runs_of(gradients), num_threads, [&](std::size_t, const Run& run) {
+        const SgdRun arguments{run.of(gradients),       run.of(weights),       run.of(momenta),       copies.empty() ? nullptr : run.of(copies),
+                               type_of(gradients, run), type_of(weights, run), type_of(momenta, run), copies.empty() ? 0 : type_of(copies, run)};
+        kernel(arguments, run.count, step);
+    });
+}
+
 std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& tensors, int num_threads) {
     check_threads(num_threads);
     check_list(tensors, "tensors", tensors);

@@ -18,6 +18,11 @@ void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, c
 /// The L2 norm over all tensors, and that of each.
 std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& tensors, int num_threads);
 
+/// One step of stochastic gradient descent in place; see the stub for every argument.
+void multi_tensor_sgd(const TensorList& gradients, const TensorList& weights, const TensorList& momenta, const TensorList& copies, double lr,
+                      double momentum, double dampening, double weight_decay, double scale, bool nesterov, bool first_run, bool decay_after,
+                      int num_threads);
+
 /// outputs = inputs * scale; whether every input is finite.
 bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, int num_threads);
 

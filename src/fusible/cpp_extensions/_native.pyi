@@ -262,6 +262,27 @@ def fingerprints(tensors: Sequence[TensorLike], num_threads: int = 0) -> list[tu
     for what an adversary may choose: finding two tensors of one fingerprint is easy.
     """
 
+def multi_tensor_sgd(
+    gradients: Sequence[TensorLike],
+    weights: Sequence[TensorLike],
+    momenta: Sequence[TensorLike],
+    copies: Sequence[TensorLike],
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    scale: float,
+    nesterov: bool,
+    first_run: bool,
+    decay_after: bool,
+    num_threads: int = 0,
+) -> None:
+    """One step of stochastic gradient descent in place, in fp32 with one rounding at each store (``tex.multi_tensor_sgd``).
+
+    The lists hold a tensor each per parameter, float32, float16 or bfloat16 in any mix; ``copies`` is one, written as the weights are, or empty.
+    Without a ``momentum`` the momenta are left alone; in the ``first_run`` they are not read. ``scale`` multiplies the gradients.
+    """
+
 def rope(
     src: StridedTensorLike,
     dst: TensorLike,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import importlib
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 from fusible import tex
-from fusible.errors import ArgumentError, check_number, expected
+from fusible.errors import ArgumentError, CheckpointError, check_number, expected
+from fusible.nvte import take_apart
 from fusible.pytorch.executors import Executor, make_executor
+from fusible.pytorch.uninterrupted import uninterrupted
 from fusible.tex.protocol import is_quantized
+from fusible.tex.transaction import Write, gathered, run
 
 __all__ = ["FusedAdam", "FusedSGD"]
 
@@ -19,22 +27,66 @@ _CHUNK = 2048 * 32
 _L2, _DECOUPLED = 0, 1
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_STRIDED = {torch.strided}
+_SURELY_MEMORY = 2**40
+
+
+@dataclass
+class _Batch:
+    """Parameters that one call steps: of one group, on one device, all whose first gradient this is (``begins``) or none of them, all quantized or
+    none, all with masters or none.
+
+    ``new``: the states that the optimizer does not have yet. ``lists``: the tensors that the kernels see,
+    gradients first, then what moves, then a list for each slot.
+    """
+
+    group: dict[str, Any]
+    begins: bool
+    quantized: bool
+    masters: bool
+    parameters: list[Any] = field(default_factory=list)
+    new: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    lists: list[list[Any]] = field(default_factory=list)
+
+    def add(self, p: Any, state: dict[str, Any], new: bool, slots: Sequence[str]) -> None:
+        self.parameters.append(p)
+        if new:
+            self.new.append((p, state))
+        tensors = [p.grad, state["master_param"] if self.masters else p, *[state.get(name) for name in slots]]
+        if p.__class__ not in _PLAIN:
+            tensors = [_local(x) for x in tensors]
+        for of_kind, tensor in zip(self.lists, tensors):  # noqa: B905 (strict costs more than the rest)
+            of_kind.append(tensor)
+
+
 class _FusedOptimizer(torch.optim.Optimizer):
     """Parameters, gradients and state as lists of tensors, stepped at once.
 
     With ``master_weights``, parameters of 16 bits have fp32 copies in the state that the step works on. A quantized parameter has always one, and is
-    quantized anew from it.
+    quantized anew from it. Of a ``DTensor`` (a model under FSDP2) each process steps its own part; its state is ``DTensor``s of the same placements.
+
+    A step happens as a whole or not at all: whatever it refuses it refuses before anything is written, and on a CPU its writes are made with no
+    bytecode between them (``tex.transaction``), so that an interrupt comes before all of them or after. Elsewhere signals wait until they are made.
     """
 
     _slots: tuple[str, ...]
+    _counts = False
+    """Whether a group counts its steps."""
+    _apart = False
+    """Whether parameters whose first gradient this is are stepped by themselves."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], master_weights: bool, executor: str) -> None:
-        for name in ("lr", "weight_decay", "eps", "momentum", "dampening"):
-            if name in defaults:
-                check_number(defaults[name], f"{name} of {type(self).__name__}", least=None if name == "dampening" else 0)
+        self._check_options(defaults)
         self.master_weights = master_weights
         self._executor: Executor = make_executor(executor)
         super().__init__(params, defaults)
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        """Raise ``ArgumentError`` for a number out of range."""
+        for name in ("lr", "weight_decay", "eps", "momentum", "dampening"):
+            if name in options:
+                check_number(options[name], f"{name} of {type(self).__name__}", least=None if name == "dampening" else 0)
 
     def compile(self, executor: str = "xla") -> None:
         """Run the steps from now on by ``executor``: with ``"xla"`` each group's step is one executable, whose learning rate and count are inputs."""
@@ -42,48 +94,125 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient. Raises ``ArgumentError`` for a sparse gradient, before anything is written."""
+        """Move every parameter that has a gradient.
+
+        Raises ``ArgumentError`` for a gradient or parameter that cannot be stepped (sparse, no floating-point numbers, without memory, on different
+        devices), an option out of range and a state that does not fit, before anything is written.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        for _, parameters in groups:
-            for p in parameters:
-                if p.grad is not None and p.grad.is_sparse:
-                    do = "make the gradient dense"
-                    raise ArgumentError(expected("dense gradients", of=type(self).__name__, got=f"a sparse one of shape {list(p.shape)}", do=do))
-        for group, parameters in groups:
-            if parameters:
-                self._step(group, parameters)
-                increment_version(parameters)
+        batches = [batch for group in self.param_groups for batch in self._batches(group)]
+        if not batches:
+            return loss
+        if any(tensors[0].device.type != "cpu" for batch in batches for tensors in batch.lists[:1]):
+            with uninterrupted():  # results are not kept apart until all are there: that would take the memory of the whole state again
+                run(self._written(batches))
+            return loss
+        run(gathered(lambda: self._written(batches)))
         return loss
 
-    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        states = [self._state_of(p) for p in parameters]
-        gradients = [p.grad for p in parameters]
-        moving = [state.get("master_param", p) for p, state in zip(parameters, states, strict=True)]
-        lists = [gradients, moving, *([state[name] for state in states] for name in self._slots)]
-        self._run(group, lists)
-        for p, value in zip(parameters, moving, strict=True):
-            if value is not p:
-                p.copy_(value)
+    def _written(self, batches: Sequence[_Batch]) -> list[Write]:
+        """Step the batches; what there is to write beyond what kernels do."""
+        writes: list[Write] = []
+        for batch in batches:
+            own = [p if p.__class__ in _PLAIN else _local(p) for p in batch.parameters]
+            if batch.quantized:
+                writes += self._quantized(batch)
+            else:
+                writes += self._run(batch)
+                if batch.masters:
+                    writes += [partial(p.copy_, value) for p, value in zip(own, batch.lists[1], strict=True)]
+            writes += [partial(self.state.__setitem__, p, state) for p, state in batch.new]
+            changed = batch.parameters if all(map(operator.is_, batch.parameters, own)) else [*batch.parameters, *own]
+            writes.append(partial(torch._C._increment_version, [p for p in changed if not p.is_inference()]))
+        if self._counts:
+            counts = {id(batch.group): batch.group for batch in batches}
+            writes += [partial(group.__setitem__, "step", group["step"] + 1) for group in counts.values()]
+        return writes
 
-    def _state_of(self, p: torch.Tensor) -> dict[str, Any]:
-        state = self.state[p]
-        if not state:
-            wide = self.master_weights and p.dtype is not torch.float32
-            if wide or is_quantized(p):
-                state["master_param"] = (p.dequantize() if is_quantized(p) else p).float().clone()
-            for name in self._slots:
-                state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+    def _quantized(self, batch: _Batch) -> list[Write]:
+        """Step copies of the masters and the other state, and quantize from these copies."""
+        given = batch.lists[1:]
+        made = replace(batch, lists=[batch.lists[0], *([x.clone() for x in tensors] for tensors in given)])
+        run(gathered(lambda: self._run(made)))
+        pairs = zip([x for tensors in given for x in tensors], [x for tensors in made.lists[1:] for x in tensors], strict=True)
+        requantized = [write for p, value in zip(batch.parameters, made.lists[1], strict=True) for write in _requantized(_local(p), value)]
+        return [*[partial(old.copy_, new) for old, new in pairs], *requantized]
+
+    def _batches(self, group: dict[str, Any]) -> list[_Batch]:
+        """What a step of a group steps, checked; nothing is changed."""
+        self._check_options(group)
+        batches: dict[tuple[Any, ...], _Batch] = {}
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            known = self.state.get(p)
+            begins = self._apart and not known
+            plain = p.__class__ in _PLAIN and p.grad.__class__ in _PLAIN
+            if not plain:
+                self._check_placed(p)
+            state = known or self._new_state(p)
+            key = p.device, begins, not plain and is_quantized(_local(p)), "master_param" in state
+            batch = batches.get(key)
+            if batch is None:
+                batch = batches[key] = _Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
+            batch.add(p, state, not known, self._slots)
+        for batch in batches.values():
+            self._check(batch)
+        return list(batches.values())
+
+    def _check(self, batch: _Batch) -> None:
+        """Raise ``ArgumentError`` where parameters cannot be stepped."""
+        name, (gradients, *rest) = type(self).__name__, batch.lists
+        if any(x is None for tensors in rest[1:] for x in tensors):
+            do = "load a state dict of its own"
+            raise ArgumentError(expected(", ".join(self._slots), of=f"the state of parameters of {name}", got="some without", do=do))
+        if {x.layout for x in gradients} != _STRIDED:
+            shape = next(list(x.shape) for x in gradients if x.layout is not torch.strided)
+            do = "make the gradient dense"
+            raise ArgumentError(expected("dense gradients", of=name, got=f"a sparse one of shape {shape}", do=do))
+        dtypes = {x.dtype for tensors in (gradients, rest[0]) for x in tensors}
+        if not all(dtype.is_floating_point for dtype in dtypes):
+            got, do = ", ".join(sorted(map(str, dtypes))), "leave out what has none"
+            raise ArgumentError(expected("floating-point numbers", of=f"parameters of {name} and their gradients", got=got, do=do))
+        devices = {x.device for tensors in batch.lists for x in tensors}
+        if devices != {batch.parameters[0].device}:
+            got, do = ", ".join(sorted(map(str, devices))), "move model and optimizer together"
+            raise ArgumentError(expected("one device", of=f"a parameter of {name}, its gradient and its state", got=got, do=do))
+        for x in [*gradients, *rest[0]]:
+            # A null pointer plus an offset is small. Asking for the storage costs more than all that is checked here.
+            if x.data_ptr() < _SURELY_MEMORY and x.numel() and (x.is_meta or not x.untyped_storage().size()):
+                do = "materialize the model before it is stepped"
+                raise ArgumentError(expected("tensors with memory", of=name, got=f"one of {list(x.shape)} without", do=do))
+
+    def _check_placed(self, p: Any) -> None:
+        """Raise ``ArgumentError`` where a gradient is not placed as its ``DTensor`` parameter is."""
+        placed = [getattr(x, "placements", None) for x in (p, p.grad)]
+        if placed[0] != placed[1]:
+            own, got = (str(each) if each is not None else "a plain tensor" for each in placed)
+            raise ArgumentError(expected(own, of=f"a gradient of {type(self).__name__}", got=got, do="redistribute the gradient"))
+
+    def _new_state(self, p: Any) -> dict[str, Any]:
+        own = _local(p)
+        state: dict[str, Any] = {}
+        if is_quantized(own):
+            state["master_param"] = _placed_as(p, own.dequantize().detach().float().clone())
+        elif self.master_weights and p.dtype is not torch.float32:
+            state["master_param"] = p.detach().float().clone()
+        for name in self._slots:
+            state[name] = _placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device))
         return state
 
-    def _run(self, group: dict[str, Any], lists: list[list[torch.Tensor]]) -> None:
+    def _run(self, batch: _Batch) -> list[Write]:
+        """Step a batch's lists by the executor; the writes that kernels do not do themselves."""
         raise NotImplementedError
 
-    def _run_compiled(self, key: tuple[Any, ...], numbers: list[torch.Tensor], lists: list[list[torch.Tensor]], step: Callable[..., None]) -> None:
-        """``step(numbers, lists)`` as one program that gives the tensors of all lists but the first, the gradients; they are copied back."""
+    def _run_compiled(
+        self, key: tuple[Any, ...], numbers: list[torch.Tensor], lists: list[list[torch.Tensor]], step: Callable[..., None]
+    ) -> list[Write]:
+        """``step(numbers, lists)`` as one program that gives the tensors of all lists but the first, the gradients; they are to be copied back."""
         count, length = len(numbers), len(lists[0])
 
         def program(inputs: list[Any]) -> tuple[list[Any], Any]:
@@ -93,16 +222,94 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
         own = [x for tensors in lists[1:] for x in tensors]
         results, _ = self._executor((type(self).__name__, length, *key), program, [*numbers, *lists[0], *own])
-        for x, result in zip(own, results, strict=True):
-            x.copy_(result)
+        return [partial(x.copy_, result) for x, result in zip(own, results, strict=True)]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As ``torch.optim.Optimizer`` does, but fp32 state stays fp32 beside parameters of 16 bits."""
-        super().load_state_dict(state_dict)
-        for index, p in enumerate(p for group in self.param_groups for p in group["params"]):
-            for name, value in state_dict["state"].get(index, {}).items():
-                if isinstance(value, torch.Tensor):
-                    self.state[p][name] = value.to(p.device, torch.float32, copy=True)
+        """As ``torch.optim.Optimizer`` does, but fp32 state stays fp32 beside parameters of 16 bits. The state dicts of torch's ``Adam``, ``AdamW``
+        and ``SGD`` are taken too. Raises ``CheckpointError`` for state that does not fit the parameters; the optimizer is then as it was."""
+        former = {"state": self.state, "param_groups": self.param_groups}
+        try:
+            super().load_state_dict(state_dict)
+            groups = zip(self.param_groups, state_dict["param_groups"], strict=True)
+            self.param_groups = [self._filled(*group, state_dict["state"]) for group in groups]
+            state: defaultdict[Any, Any] = defaultdict(dict)
+            indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            for index, p in zip(indices, parameters, strict=True):
+                loaded = state_dict["state"].get(index)
+                if loaded:
+                    state[p] = self._loaded(index, p, loaded)
+            self.state = state
+        except BaseException:  # torch has made new containers, and left the former ones as they were
+            vars(self).update(former)
+            raise
+
+    def _filled(self, own: dict[str, Any], saved: Mapping[str, Any], states: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
+        """A loaded group with the options that it lacks; where torch counts steps by parameter, their count."""
+        for option in ("amsgrad", "maximize"):
+            if own.get(option):
+                do = "go on with torch's optimizer"
+                raise CheckpointError(expected(f"no {option}", of=f"a state dict for {type(self).__name__}", got="it", do=do))
+        filled = {**self.defaults, **own}
+        if self._counts and "step" not in own:
+            counts = {int(states[index]["step"]) for index in saved["params"] if "step" in states.get(index, {})}
+            if len(counts) > 1:
+                got, do = ", ".join(map(str, sorted(counts))), "give parameters of different age groups of their own"
+                raise CheckpointError(expected("one count of steps", of=f"a group in a state dict for {type(self).__name__}", got=got, do=do))
+            filled["step"] = counts.pop() if counts else 0
+        return filled
+
+    def _loaded(self, index: Any, p: Any, loaded: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a parameter, of what a state dict has for it."""
+        known = (*self._slots, "master_param")
+        found = {name: value for name, value in loaded.items() if name in known and isinstance(value, torch.Tensor)}
+        for name in self._slots:
+            value = found.get(name)
+            if found and (value is None or value.shape != p.shape):
+                of, do = f"{name} of parameter {index} in a state dict for {type(self).__name__}", "load it beside the model it was saved with"
+                raise CheckpointError(expected(str(list(p.shape)), of=of, got="none" if value is None else list(value.shape), do=do))
+        state = {}
+        for name, value in found.items():
+            if hasattr(p, "to_local") and not hasattr(value, "to_local"):
+                # A DTensor has brought the module; importing it costs users of plain tensors a third of a second.
+                distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
+                value = distribute(value.to(p.device), p.device_mesh, p.placements)
+            state[name] = value.to(p.device, torch.float32, copy=True)
+        return state
+
+
+def _local(x: Any) -> Any:
+    """Of a ``DTensor`` the part that this process has."""
+    return x.to_local() if x.__class__ not in _PLAIN and hasattr(x, "to_local") else x
+
+
+def _placed_as(p: Any, own: torch.Tensor) -> torch.Tensor:
+    """A tensor whose part in this process is ``own``, placed as ``p`` is."""
+    if not hasattr(p, "to_local"):
+        return own
+    return type(p).from_local(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def _requantized(p: Any, values: torch.Tensor) -> list[Write]:
+    """Writes that give a quantized tensor other values. What its quantizer has seen is written with them."""
+    quantizer = p._quantizer
+    amax = getattr(quantizer, "amax", None)
+    before = amax.clone() if isinstance(amax, torch.Tensor) else None
+    made, writes = p.detach().clone(), list[Write]()
+    try:
+        made.copy_(values)
+        seen = getattr(quantizer, "amax", None)
+        if isinstance(amax, torch.Tensor) and isinstance(seen, torch.Tensor):
+            writes.append(partial(amax.copy_, seen.clone()))
+        elif seen is not amax:
+            writes.append(partial(setattr, quantizer, "amax", seen))
+    finally:
+        if isinstance(amax, torch.Tensor) and before is not None:
+            amax.copy_(before)
+        if getattr(quantizer, "amax", None) is not amax:
+            quantizer.amax = amax
+    old, new = (take_apart(tensor.storage_without_autograd())[0] for tensor in (p, made))
+    return [*writes, *(partial(into.copy_, value) for into, value in zip(old, new, strict=True))]
 
 
 def _number(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
@@ -118,6 +325,7 @@ class FusedAdam(_FusedOptimizer):
     """
 
     _slots = ("exp_avg", "exp_avg_sq")
+    _counts = True
 
     def __init__(
         self,
@@ -132,30 +340,34 @@ class FusedAdam(_FusedOptimizer):
         master_weights: bool = False,
         executor: str = "eager",
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(expected("two numbers from 0 to below 1", of="betas of FusedAdam", got=betas, do="pass for instance (0.9, 0.999)"))
         defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay, "step": 0}
         self.adam_w_mode = adam_w_mode
         super().__init__(params, defaults, master_weights, executor)
 
-    def _run(self, group: dict[str, Any], lists: list[list[torch.Tensor]]) -> None:
-        group["step"] += 1
+    def _check_options(self, options: dict[str, Any]) -> None:
+        super()._check_options(options)
+        if not all(0 <= beta < 1 for beta in options["betas"]):
+            do = "pass for instance (0.9, 0.999)"
+            raise ArgumentError(expected("two numbers from 0 to below 1", of="betas of FusedAdam", got=options["betas"], do=do))
+
+    def _run(self, batch: _Batch) -> list[Write]:
+        group, lists, steps = batch.group, batch.lists, batch.group["step"] + 1
         beta1, beta2 = group["betas"]
         options = (beta1, beta2, group["eps"])
         rule = (_DECOUPLED if self.adam_w_mode else _L2, int(group["bias_correction"]), group["weight_decay"])
         like = lists[1][0]
         noop = _number(0, torch.int32, like)
         if self._executor.in_place:
-            tex.multi_tensor_adam(_CHUNK, noop, lists, float(group["lr"]), *options, group["step"], *rule)
-            return
+            tex.multi_tensor_adam(_CHUNK, noop, lists, float(group["lr"]), *options, steps, *rule)
+            return []
 
         def step(numbers: list[Any], of: list[list[Any]]) -> None:
             flag, lr, count, one = numbers
             tex.multi_tensor_adam_capturable(_CHUNK, flag, of, lr, *options, count, *rule, one)
 
-        lr, count, one = (group["lr"], torch.float32), (group["step"], torch.int32), (1.0, torch.float32)
+        lr, count, one = (group["lr"], torch.float32), (steps, torch.int32), (1.0, torch.float32)
         numbers = [noop, *(_number(value, dtype, like) for value, dtype in (lr, count, one))]
-        self._run_compiled((options, rule), numbers, lists, step)
+        return self._run_compiled((options, rule), numbers, lists, step)
 
 
 class FusedSGD(_FusedOptimizer):
@@ -166,8 +378,7 @@ class FusedSGD(_FusedOptimizer):
     """
 
     _slots = ("momentum_buffer",)
-    _begins = True
-    """Whether the parameters of the step at hand have no buffers yet."""
+    _apart = True  # they begin their buffers with it
 
     def __init__(
         self,
@@ -187,25 +398,18 @@ class FusedSGD(_FusedOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, defaults, master_weights, executor)
 
-    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Those whose first gradient this is begin their buffers with it; the others go on."""
-        new = {p for p in parameters if not self.state[p]}
-        for self._begins in (True, False):
-            chosen = [p for p in parameters if (p in new) is self._begins]
-            if chosen:
-                super()._step(group, chosen)
-
-    def _run(self, group: dict[str, Any], lists: list[list[torch.Tensor]]) -> None:
+    def _run(self, batch: _Batch) -> list[Write]:
+        group, lists = batch.group, batch.lists
         like = lists[1][0]
         noop = _number(0, torch.int32, like)
         before = (group["weight_decay"], group["momentum"], group["dampening"])
-        after = (group["nesterov"], self._begins, False, 1.0)
+        after = (group["nesterov"], batch.begins, False, 1.0)
         if self._executor.in_place:
             tex.multi_tensor_sgd(_CHUNK, noop, lists, *before, float(group["lr"]), *after)
-            return
+            return []
 
         def step(numbers: list[Any], of: list[list[Any]]) -> None:
             flag, lr = numbers
             tex.multi_tensor_sgd(_CHUNK, flag, of, *before, lr.reshape(()), *after)
 
-        self._run_compiled((before, after), [noop, _number(float(group["lr"]), torch.float32, like)], lists, step)
+        return self._run_compiled((before, after), [noop, _number(float(group["lr"]), torch.float32, like)], lists, step)

@@ -81,7 +81,7 @@ def _sweep(seeds: range) -> tuple[int, int]:
         case = Case(generated(seed, wild=seed % 3 == 0))
         if case.wanted is None:
             with pytest.raises(ArgumentError, match=r"^Expected [^\n]*: [^\n]*\.$"):
-                case.model(case.x, *case.extra)
+                case.model(case.x, *(case.extra if case.root.kind == "ops" else ()))
             refused += 1
         elif case.exact:
             _check(case, case.model)

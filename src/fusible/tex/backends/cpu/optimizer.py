@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from fusible.tex.checks import adam_corrections
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
 from fusible.tex.optimizer_call import check_float_lists
+from fusible.tex.transaction import Write, commit, run
 
 __all__ = ["OptimizerKernels"]
 
@@ -46,12 +48,26 @@ class OptimizerKernels(Optimizer):
         written = [_Written(tensors) for tensors in states]
         lists = [state.tensors for state in written]
         weights, first, second, masters = lists if len(lists) == 4 else [*lists, []]
-        native.multi_tensor_adam(
-            _contiguous(gradients), weights, first, second, masters, call.lr, call.beta1, call.beta2, call.epsilon, *corrections, call.mode == 1,
-            call.weight_decay,
+        step = partial(
+            native.multi_tensor_adam, _contiguous(gradients), weights, first, second, masters, call.lr, call.beta1, call.beta2, call.epsilon,
+            *corrections, call.mode == 1, call.weight_decay,
         )  # fmt: skip
-        for state in written:
-            state.copy_back()
+        commit([step, *(write for state in written for write in state.copies_back())])
+
+    @by_name
+    def multi_tensor_sgd(self, call: Any) -> None:
+        check_float_lists(call.tensor_lists, (3, 4), "multi_tensor_sgd", Tensor.numel, _FLOATING)
+        if call.noop_flag.any():
+            return
+        gradients, *states = call.tensor_lists
+        written = [_Written(tensors) for tensors in states]
+        weights, momenta, *copies = [state.tensors for state in written]
+        step = partial(
+            native.multi_tensor_sgd, _contiguous(gradients), weights, momenta, copies[0] if copies else [], float(call.lr), call.momentum,
+            call.dampening, call.wd, call.scale, bool(call.nesterov), bool(call.first_run), bool(call.wd_after_momentum),
+        )  # fmt: skip
+        changed = written if call.momentum else [state for i, state in enumerate(written) if i != 1]
+        commit([step, *(write for state in changed for write in state.copies_back())])
 
 
 def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -67,7 +83,10 @@ class _Written:
 
     def copy_back(self) -> None:
         """Let the results be where they are expected, and torch know that these tensors have changed."""
-        for given, written in zip(self._given, self.tensors, strict=True):
-            if not given.is_contiguous():
-                given.detach().copy_(written)
-        torch.autograd.graph.increment_version([x for x in self._given if not x.is_inference()])
+        run(self.copies_back())
+
+    def copies_back(self) -> list[Write]:
+        """The writes that do so."""
+        pairs = zip(self._given, self.tensors, strict=True)
+        copies = [partial(given.detach().copy_, written) for given, written in pairs if not given.is_contiguous()]
+        return [*copies, partial(torch._C._increment_version, [x for x in self._given if not x.is_inference()])]

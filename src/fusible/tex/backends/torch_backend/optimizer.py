@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
 from fusible.tex.optimizer_call import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
+from fusible.tex.transaction import Write, commit
 
 __all__ = ["OptimizerKernels"]
 
@@ -52,9 +54,8 @@ class OptimizerKernels(Optimizer):
         check_float_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel, _FLOATING)
         adam = _Adam.of(call)
         for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
-            new = adam.step(g.float(), (master[0] if master else p).float(), m, v)
-            for weight in (p, *master):
-                weight.copy_(new)
+            new, *moments = adam.step(g.float(), (master[0] if master else p).float(), m, v)
+            commit([*_puts((m, v), moments), *(partial(weight.copy_, new) for weight in (p, *master))])
 
     @by_name
     def multi_tensor_adam_param_remainder(self, call: Any) -> None:
@@ -63,9 +64,10 @@ class OptimizerKernels(Optimizer):
         adam = _Adam.of(call)
         for g, p, m, v, remainder in zip(*call.tensor_lists, strict=True):
             master = (p.view(torch.int16).to(torch.int32) << 16) + remainder
-            new = adam.step(g.float(), master.view(torch.float32), m, v).view(torch.int32)
-            remainder.copy_(new.to(torch.int16))  # the low word, signed
-            p.view(torch.int16).copy_((new - remainder) >> 16)
+            value, *moments = adam.step(g.float(), master.view(torch.float32), m, v)
+            new = value.view(torch.int32)
+            low = new.to(torch.int16)  # signed
+            commit([*_puts((m, v), moments), partial(remainder.copy_, low), partial(p.view(torch.int16).copy_, (new - low) >> 16)])
 
     @by_name
     def multi_tensor_adam_fp8(self, call: Any) -> None:
@@ -73,11 +75,10 @@ class OptimizerKernels(Optimizer):
         check_typed_lists(call.tensor_lists, (_FLOATING, _BYTES, _FLOATING, _FLOATING, _FP32, _FP32, _FP32, _FP32), "multi_tensor_adam_fp8", single=3)
         adam = _Adam.of(call)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*call.tensor_lists, strict=True):
-            new = adam.step(g.float(), master, m, v)
-            master.copy_(new)
-            amax.copy_(torch.maximum(amax, tensor_amax(new).view(amax.shape)))
-            scale_inv.copy_(scale.reciprocal().view(scale_inv.shape))
-            p.view(torch.uint8).copy_(encode(new.mul_(scale.view(())), fp8))
+            new, *moments = adam.step(g.float(), master, m, v)
+            numbers = torch.maximum(amax, tensor_amax(new).view(amax.shape)), scale.reciprocal().view(scale_inv.shape)
+            bytes_ = encode(new * scale.view(()), fp8)
+            commit(_puts((m, v, master, amax, scale_inv, p.view(torch.uint8)), (*moments, new, *numbers, bytes_)))
 
     @by_name
     def multi_tensor_adam_capturable(self, call: Any) -> None:
@@ -97,15 +98,15 @@ class OptimizerKernels(Optimizer):
             value, update = p.float(), g.float() * call.scale
             if call.wd and not call.wd_after_momentum:
                 update.add_(value, alpha=call.wd)
+            writes: list[Write] = []
             if call.momentum:
                 moved = update if call.first_run else torch.add(mom.float() * call.momentum, update, alpha=1 - call.dampening)
-                _put(mom, moved, skip)
+                writes += _puts([mom], [moved], skip)
                 update = update.add(moved, alpha=call.momentum) if call.nesterov else moved
             if call.wd and call.wd_after_momentum:
                 update = update.add(value, alpha=call.wd)
             new = value.sub(update, alpha=call.lr)
-            for weight in (p, *copies):
-                _put(weight, new, skip)
+            commit([*writes, *_puts((p, *copies), [new] * (1 + len(copies)), skip)])
 
     def multi_tensor_compute_scale_and_scale_inv(
         self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: float, force_pow_2_scales: bool, epsilon: float
@@ -139,14 +140,15 @@ def _norms(flag: Tensor, norms: list[Tensor], each: bool | None) -> tuple[Tensor
     return norm, stacked if each else empty
 
 
-def _put(old: Tensor, new: Tensor, skip: Tensor | None) -> None:
-    """Round ``new`` into ``old``, except where ``skip`` (one flag)."""
-    old.copy_(new if skip is None else torch.where(skip, old, new))
+def _puts(old: Sequence[Tensor], new: Sequence[Tensor], skip: Tensor | None = None) -> list[Write]:
+    """Round each of ``new`` into its tensor of ``old``, except where ``skip`` (one flag)."""
+    pairs = zip(old, new, strict=True)
+    return [partial(into.copy_, value if skip is None else torch.where(skip, into, value)) for into, value in pairs]
 
 
 class _Adam(AdamRule):
-    def step(self, gradient: Tensor, value: Tensor, m: Tensor, v: Tensor, skip: Tensor | None = None) -> Tensor:
-        """The new value of a parameter, all fp32; moves the moments on."""
+    def step(self, gradient: Tensor, value: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The new value of a parameter and its new moments, all fp32."""
         if self.l2:
             gradient = gradient.add(value, alpha=self.l2)
         first = torch.add(m.float() * self.beta1, gradient, alpha=1 - self.beta1)
@@ -154,9 +156,8 @@ class _Adam(AdamRule):
         update = (first / self.correction1).div_((second / self.correction2).sqrt_().add_(self.epsilon))
         if self.decoupled:
             update.add_(value, alpha=self.decoupled)
-        _put(m, first, skip)
-        _put(v, second, skip)
-        return value - update.mul_(self.lr) if isinstance(self.lr, Tensor) else value.sub(update, alpha=self.lr)
+        new = value - update.mul_(self.lr) if isinstance(self.lr, Tensor) else value.sub(update, alpha=self.lr)
+        return new, first, second
 
 
 def _adam_on_device(call: Any) -> None:
@@ -169,10 +170,8 @@ def _adam_on_device(call: Any) -> None:
     skip, factor = call.noop_flag.view(()) == 1, call.inv_scale.view(())
     for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
         gradient = g.float() * factor
-        new = adam.step(gradient, (master[0] if master else p).float(), m, v, skip)
-        _put(g, gradient, skip)
-        for weight in (p, *master):
-            _put(weight, new, skip)
+        new, *moments = adam.step(gradient, (master[0] if master else p).float(), m, v)
+        commit(_puts((m, v, g, p, *master), (*moments, gradient, new, *[new] * len(master)), skip))
 
 
 def _correction(beta: float, steps: Tensor) -> Tensor:
