@@ -173,10 +173,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
             shape = next(list(x.shape) for x in gradients if x.layout is not torch.strided)
             do = "make the gradient dense"
             raise ArgumentError(expected("dense gradients", of=name, got=f"a sparse one of shape {shape}", do=do))
-        dtypes = {x.dtype for tensors in (gradients, rest[0]) for x in tensors}
-        if not all(dtype.is_floating_point for dtype in dtypes):
-            got, do = ", ".join(sorted(map(str, dtypes))), "leave out what has none"
-            raise ArgumentError(expected("floating-point numbers", of=f"parameters of {name} and their gradients", got=got, do=do))
+        for dtype in {x.dtype for tensors in (gradients, rest[0]) for x in tensors}:
+            self._check_dtype(dtype)
         devices = {x.device for tensors in batch.lists for x in tensors}
         if devices != {batch.parameters[0].device}:
             got, do = ", ".join(sorted(map(str, devices))), "move model and optimizer together"
@@ -194,7 +192,13 @@ class _FusedOptimizer(torch.optim.Optimizer):
             own, got = (str(each) if each is not None else "a plain tensor" for each in placed)
             raise ArgumentError(expected(own, of=f"a gradient of {type(self).__name__}", got=got, do="redistribute the gradient"))
 
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        if not dtype.is_floating_point:
+            of, do = f"parameters of {type(self).__name__} and their gradients", "leave out what has none"
+            raise ArgumentError(expected("floating-point numbers", of=of, got=dtype, do=do))
+
     def _new_state(self, p: Any) -> dict[str, Any]:
+        self._check_dtype(p.dtype)
         own = _local(p)
         state: dict[str, Any] = {}
         if is_quantized(own):
