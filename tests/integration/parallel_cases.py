@@ -118,6 +118,7 @@ def train(model: te_ops.Sequential, case: Case, x: torch.Tensor, dy: torch.Tenso
             y = model(leaf)
         y.backward(dy)
         results = {"y": y.detach(), "dx": leaf.grad}  # type: ignore[dict-item]
+    fusible.pytorch.reduce_sequence_parallel_gradients(model)
     for name, parameter in model.named_parameters():
         if getattr(parameter, "main_grad", None) is not None:
             assert parameter.grad is None
@@ -133,7 +134,7 @@ def run_part(case: Case, rank: int) -> Results:
     tensors = whole_tensors()
     model = build(case, tensors, True, rank)
     results = train(model, case, *inputs(case, tensors, rank), dist.group.WORLD if case.layer == "mlp" else None)
-    executor: Any = model._fuser_of(list(model)).executor
+    executor: Any = model.pipeline(0).executor
     results["replayed"] = torch.tensor(not executor._unlistable and any(replay is not None for replay in executor._replays.values()))
     return results
 

@@ -14,6 +14,7 @@ from fusible import autocast, tex
 from fusible.errors import ArgumentError, NotServedError, ShapeError
 from fusible.ops import MMT, Add
 from fusible.pytorch import ops as te_ops
+from fusible.pytorch import reduce_sequence_parallel_gradients
 from fusible.quantized import DelayedScaling, Float8CurrentScaling
 
 Check = Callable[[int], Any]
@@ -153,7 +154,7 @@ def a_norm_before_a_column_layer_writes_what_is_sent(rank: int) -> None:
         with tex.record() as calls:
             model(mine(rank, 4, 64))
     assert [call.function for call in calls if "quantize" in call.function or "norm" in call.function] == ["rmsnorm_fwd"]
-    state = model._fuser_of(list(model)).scaling.current
+    state = model.pipeline(0).scaling.current
     assert state is not None
     slot = state.forward.slots.index("1.x")
     scales = tex.prim.all_gather(state.forward.scale[slot : slot + 1])
@@ -269,3 +270,85 @@ def mxfp8_is_sent_in_bytes_where_blocks_lie_in_one_process(rank: int) -> None:
             torch.testing.assert_close(part.weight.grad, wanted, rtol=0, atol=1e-4)
             if mode == "column":
                 torch.testing.assert_close(y, reference[:, columns], rtol=0, atol=1e-4)
+
+
+class Slope(te_ops.BasicOperation):
+    """``x * slope``, in plain torch, with a slope for each column."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.linspace(0.5, 1.5, width))
+
+    def op_forward(self, ctx: Any, input_: Any, **_: Any) -> torch.Tensor:
+        x = te_ops.maybe_dequantize(input_)
+        ctx.save_for_backward(x)
+        return x * self.slope
+
+    def op_backward(self, ctx: Any, grad_output: torch.Tensor) -> Any:
+        return grad_output * self.slope, [(grad_output * ctx.saved_tensors[0]).sum(0)]
+
+
+PARTIAL = [0, 1, 2, 3, 7, 8, 9]
+"""Of the list below: where the rows are shared out."""
+
+
+def parallel_list(parallel: bool) -> te_ops.Sequential:
+    """Every kind of parameter before, in and after what gathers and scatters rows; the first eight operations are in the sequence-parallel region."""
+    torch.manual_seed(5)
+    split = {"sequence_parallel": True}
+    column = {"tensor_parallel_mode": "column", **split} if parallel else {}
+    row = {"tensor_parallel_mode": "row", **split} if parallel else {}
+    gather = te_ops.AllGather() if parallel else te_ops.Identity()
+    return te_ops.Sequential(
+        te_ops.LayerNorm(16), Slope(16), te_ops.Linear(16, 16), te_ops.Bias(16), te_ops.BasicLinear(16, 32, **column),
+        te_ops.GELU(), te_ops.BasicLinear(32, 16, **row), te_ops.Bias(16), te_ops.RMSNorm(16), te_ops.BasicLinear(16, 16), gather, te_ops.RMSNorm(16),
+    )  # fmt: skip
+
+
+@job
+def every_partial_gradient_is_marked_and_reduced(rank: int) -> None:
+    whole, part = parallel_list(False), parallel_list(True)
+    with torch.no_grad():
+        for (name, p), q in zip(part.named_parameters(), whole.parameters(), strict=True):
+            p.copy_(q if p.shape == q.shape else q.chunk(2, 0 if name.startswith("4.") else 1)[rank])
+    x, dy = torch.randn(8, 16), torch.randn(8, 16)
+    for name, parameter in [*whole.named_parameters(), *part.named_parameters()]:
+        if name.startswith("3."):
+            parameter.main_grad = torch.zeros_like(parameter)  # type: ignore[attr-defined]
+    whole(x).backward(dy)
+    part(x.chunk(2)[rank]).backward(dy / 2)  # each process has all rows in the end: half of the loss
+    for name, p in part.named_parameters():
+        assert getattr(p, "sequence_parallel", False) is (int(name.split(".")[0]) in PARTIAL), name
+    for p in part[3].parameters():  # Megatron's way of keeping a gradient
+        p.main_grad, p.grad = p.grad, None  # type: ignore[union-attr]
+    reduce_sequence_parallel_gradients(part)
+    for (name, p), q in zip(part.named_parameters(), whole.named_parameters(), strict=True):
+        got = p.main_grad if name.startswith("3.") else p.grad  # type: ignore[attr-defined]
+        wanted: Any = q[1].grad
+        if int(name.split(".")[0]) == 11:
+            wanted = wanted / 2  # the other half is the other process's
+        assert got is not None
+        wanted = wanted if wanted.shape == got.shape else wanted.chunk(2, 0 if name.startswith("4.") else 1)[rank]
+        # Products of up to 32 terms five layers deep, and sums over 8 rows in another order.
+        assert (got - wanted).abs().max() <= 5 * 48 * torch.finfo(torch.float32).eps * (wanted.abs().max() + 1), name
+
+
+@job
+def marks_stay_where_parameters_are_made_or_named_by_hand(rank: int) -> None:
+    norm = te_ops.LayerNorm(16, device="meta", sequence_parallel=True)
+    norm(torch.randn(4, 16))
+    assert not norm.weight.is_meta and norm.weight.sequence_parallel and norm.bias.sequence_parallel  # type: ignore[attr-defined]
+    model = te_ops.Sequential(te_ops.RMSNorm(16), te_ops.BasicLinear(16, 32, tensor_parallel_mode="column", sequence_parallel=True))
+    model[0].weight.sequence_parallel = False  # whoever says so has another owner in mind
+    model(torch.randn(4, 16)).sum().backward()
+    assert model[0].weight.sequence_parallel is False  # type: ignore[attr-defined]
+    model[0].weight = torch.nn.Parameter(torch.ones(16))
+    model(torch.randn(4, 16)).sum().backward()
+    assert model[0].weight.sequence_parallel  # type: ignore[attr-defined]
+    alone = te_ops.RMSNorm(16, sequence_parallel=True)
+    alone(torch.full((2, 16), 1.0 + rank)).backward(torch.ones(2, 16))
+    weight: Any = alone.weight
+    gradient = weight.grad.clone()
+    dist.all_reduce(gradient)
+    reduce_sequence_parallel_gradients([weight], dist.group.WORLD)
+    assert torch.equal(weight.grad, gradient)

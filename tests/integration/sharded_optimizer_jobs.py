@@ -73,8 +73,8 @@ def values(made: nn.Module) -> list[Tensor]:
 
 
 def check_close(found: list[Tensor], wanted: list[Tensor]) -> None:
-    """Of each step: two halves of a gradient summed in another order, through Adam's quotient, which is of the size of the rate whatever the gradient's
-    size. So a relative error of a gradient, 16 (terms) epsilons, becomes one of the step, and the steps add up; small gradients have larger ones."""
+    """Gradients of the two are sums of the same 8 terms in another order, which err by some 2**-20 of the largest. Adam divides by the gradient's own
+    size, so that this becomes 2**-20 over its share of the largest, 2**-7 or more, of a step of the rate 0.01 at most; four steps add up."""
     for a, b in zip(found, wanted, strict=True):
         assert a.shape == b.shape and (a - b).abs().max() <= 2.0**-13 * (b.abs().max() + 1), (a - b).abs().max()
 

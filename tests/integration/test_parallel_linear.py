@@ -55,8 +55,7 @@ def together(case: Case, results: list[Results]) -> Results:
     whole = {"dx": joined("dx", x), "y": joined("y", y), "inference": joined("inference", y)}
     for name in results[0]:
         if "weight" in name and "basic_ops" not in name and case.layer == "mlp":
-            # A norm's weight: with sequence parallelism each process has the gradient from its own rows, and its owner sums them.
-            whole[name] = torch.stack([result[name] for result in results]).sum(0) if case.sequence else same(name)
+            whole[name] = same(name)  # a norm's weight: each process has the gradient from its own rows, and they have been summed
         elif "weight" in name or "bias" in name:
             column = (case.mode or ("column" if name.startswith("1.") else "row")) == "column"
             whole[name] = joined(name, "rows" if column else "columns" if "weight" in name else None)

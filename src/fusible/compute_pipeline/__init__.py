@@ -9,6 +9,7 @@ from fusible.compute_pipeline.matching import Group, group_ops, needs_backward, 
 from fusible.compute_pipeline.pipeline import ComputePipeline
 from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
 from fusible.compute_pipeline.request import PlanRequest
+from fusible.compute_pipeline.sharded_rows import sharded_rows
 from fusible.compute_pipeline.sides import Extras, route
 from fusible.compute_pipeline.stretch import run_stretch, run_stretch_backward
 from fusible.fusions import epoch as fusion_epoch
@@ -38,4 +39,5 @@ __all__ = [
     "run_inference",
     "run_stretch",
     "run_stretch_backward",
+    "sharded_rows",
 ]

@@ -22,6 +22,8 @@ class Collective(Op):
 class AllGather(Collective):
     """``y`` = the ``x [rows, *]`` of all processes, one after the other; ``dx`` = the process's rows of the sum of all ``dy``."""
 
+    reshards = "gathers"
+
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         return nvte.all_gather(nvte.cast_checked(x, self.y_dtype), self.group), {}
 
@@ -31,6 +33,8 @@ class AllGather(Collective):
 
 class ReduceScatter(Collective):
     """``y`` = the process's rows of the sum of all ``x [processes * rows, *]``; ``dx`` = the ``dy`` of all processes, one after the other."""
+
+    reshards = "scatters"
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         return nvte.reduce_scatter(nvte.cast_checked(x, self.y_dtype), self.group), {}

@@ -60,6 +60,8 @@ class Op(ABC):
     foreign: ClassVar[bool] = False
     """Whether its passes compute elsewhere than by nvte's words, so that they can be neither replayed nor compiled."""
 
+    reshards: str | None = None
+    """``"gathers"`` where x has the rows of one process of the op's ``group`` and y those of all, ``"scatters"`` where it is the other way."""
     effects: bool = False
     """Whether a pass of it hands something over beside what it returns: then it cannot be replayed or compiled either."""
 

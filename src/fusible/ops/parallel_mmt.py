@@ -33,6 +33,7 @@ class ParallelMMT(MMT):
     def __init__(self, weight: nvte.Tensor, *, group: Any = None, sequence_parallel: bool = False, **types: Any) -> None:
         super().__init__(weight, **types)
         self.group, self.sequence_parallel = group, sequence_parallel
+        self.reshards = {"x": "gathers", "dy": "scatters"}[self.gathers] if sequence_parallel else None
         vars(self).update(self.resolved({name: getattr(self, name) for name in ("x_dtype", "dy_dtype")}))
 
     def resolved(self, types: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from fusible.pytorch.modules import (
 )
 from fusible.pytorch.optimizers import FusedAdam, FusedSGD
 from fusible.pytorch.quantized_init import quantized_model_init
+from fusible.pytorch.sequence_parallel import reduce_sequence_parallel_gradients
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,
@@ -85,5 +86,6 @@ __all__ = [
     "parameter_bytes",
     "quantize_parameters",
     "quantized_model_init",
+    "reduce_sequence_parallel_gradients",
     "register_executor",
 ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Extras, Plan, PlanRequest, describe, fusion_epoch, route
+from fusible.compute_pipeline import ComputePipeline, Extras, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import DType, Tensor, nvte_dtype
 from fusible.ops import Op
@@ -18,6 +18,7 @@ from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, i
 from fusible.pytorch.executors import DIRECT, Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
+from fusible.pytorch.sequence_parallel import mark
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
@@ -92,6 +93,8 @@ class PipelineRunner:
         self.pipeline = ComputePipeline([b.op for b in self.bound])
         self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
         self._modules = tuple(b.module for b in self.bound)
+        spans = zip(self.bound, sharded_rows([b.op for b in self.bound]), strict=True)
+        self._partial = [(b.module._parameters, name, span.group) for b, span in spans if span is not None for name in b.parameters]  # type: ignore[attr-defined]
         owners = [(b.module, name) for b in self.bound for name in b.parameters]
         self._accumulating = [i for i, (module, name) in enumerate(owners) if name in getattr(module, "accumulating_parameters", ())]
         self._plans: dict[Any, Plan] = {}
@@ -184,6 +187,8 @@ class PipelineRunner:
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
         given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, True)
+        for parameters, name, group in self._partial:  # each time: a module may have another parameter by now
+            mark(parameters[name], group)
         executor = self._executor_of(plan)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)

@@ -16,6 +16,7 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.op import BasicOperation, Mode
+from fusible.pytorch.sequence_parallel import materialized
 from fusible.quantized import QuantizerRole, Recipe
 
 __all__ = ["GroupedLinear", "is_op_fuser_grouped_tensor_path_supported"]
@@ -129,7 +130,7 @@ class GroupedLinear(BasicOperation):
         """Draw the weights, group after group, uniform in ``+-1/sqrt(in_features)``; biases are 0. What is on the meta device is made first."""
         for name, parameter in list(self._parameters.items()):
             if parameter is not None and parameter.is_meta:
-                self._parameters[name] = nn.Parameter(torch.empty_like(parameter, device=torch.get_default_device()))
+                self._parameters[name] = materialized(parameter)
         tracker = self._rng_state_tracker_function
         with torch.no_grad():
             for name in self._weight_names:

@@ -16,6 +16,7 @@ from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import TensorParallel, share
 from fusible.pytorch.ops.op import BasicOperation
 from fusible.pytorch.quantized_init import as_parameter
+from fusible.pytorch.sequence_parallel import materialized
 from fusible.quantized import QuantizerRole
 
 __all__ = ["BasicLinear", "Bias"]
@@ -82,7 +83,7 @@ class BasicLinear(BasicOperation):
         """Draw the weight: uniform in ``+-1/sqrt(in_features)``. One on the meta device is made first, on the default device. Within
         ``quantized_model_init`` it is quantized then."""
         if self.weight.is_meta:
-            self.weight = nn.Parameter(torch.empty_like(self.weight, device=torch.get_default_device()))
+            self.weight = materialized(self.weight)
         tracker = self._rng_state_tracker_function
         with torch.no_grad():
             if tracker is None:
@@ -144,7 +145,7 @@ class Bias(BasicOperation):
     def reset_parameters(self) -> None:
         """Zeros. A bias on the meta device is made first, on the default device."""
         if self.bias.is_meta:
-            self.bias = nn.Parameter(torch.empty_like(self.bias, device=torch.get_default_device()))
+            self.bias = materialized(self.bias)
         nn.init.zeros_(self.bias)
 
     def pre_first_fuser_forward(self) -> None:

@@ -13,12 +13,18 @@ from fusible.errors import check_number
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.op import BasicOperation
+from fusible.pytorch.sequence_parallel import materialized
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
 
 class _Normalization(BasicOperation):
-    """``sm_margin`` is taken for compatibility: it reserves multiprocessors of a GPU, and changes no number."""
+    """``sm_margin`` is taken for compatibility: it reserves multiprocessors of a GPU, and changes no number.
+
+    ``sequence_parallel``: whether each process has other rows of x, so that the gradients of the parameters are partial sums. It becomes an attribute
+    of the parameters, which Megatron and ``reduce_sequence_parallel_gradients`` look at. In one list with the layer that scatters or gathers the rows
+    it need not be given.
+    """
 
     _names: tuple[str, ...]
     weight: nn.Parameter
@@ -33,13 +39,17 @@ class _Normalization(BasicOperation):
         dtype: torch.dtype | None = None,
         zero_centered_gamma: bool = False,
         sm_margin: int | dict[str, int] = 0,
+        sequence_parallel: bool | None = None,
     ) -> None:
         super().__init__()
         check_number(eps, f"eps of {type(self).__name__}", least=0)
         self.eps, self.zero_centered_gamma, self.sm_margin = eps, zero_centered_gamma, sm_margin
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         for name in self._names:
-            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+            parameter: Any = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            if sequence_parallel is not None:
+                parameter.sequence_parallel = sequence_parallel
+            self.register_parameter(name, parameter)
         if not self.weight.is_meta:
             self.reset_parameters()
 
@@ -48,7 +58,7 @@ class _Normalization(BasicOperation):
         for name in self._names:
             parameter: Any = self._parameters[name]
             if parameter.is_meta:
-                parameter = self._parameters[name] = nn.Parameter(torch.empty_like(parameter, device=torch.get_default_device()))
+                parameter = self._parameters[name] = materialized(parameter)
             nn.init.constant_(parameter, 1.0 if name == "weight" and not self.zero_centered_gamma else 0.0)
 
     def pre_first_fuser_forward(self) -> None:
