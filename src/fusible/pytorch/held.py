@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.weights import held_type
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
 from fusible.tex import DType
+from fusible.tex.transaction import Write, run
 
 __all__ = ["parameter_bytes", "quantize_parameters"]
 
@@ -25,10 +27,12 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
     are; outside of ``autocast``, activations stay in their own precision. A parameter that several modules share is quantized once.
     """
     done: dict[int, nn.Parameter] = {}
+    writes: list[Write] = []  # made at once: an interrupt finds all weights in 8 bits or none
     modules = [module for module in model.modules() if isinstance(module, BaseModule)]
     for module in modules:
         module.forget_plans()
     for module in modules:
+        rebound: dict[int, dict[str, Tensor]] = {}
         for bound in module.own_ops():
             for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
                 asked = getattr(bound.op, f"{name}_dtype", None)
@@ -38,8 +42,11 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
                 if id(parameter) not in done:
                     done[id(parameter)] = _quantized(parameter, fp8_dtype)
                 held = done[id(parameter)]
-                module._parameters[parameter_name] = held
-                module.rebind(bound.op, **{name: Tensor(held, held_type(held))})
+                writes.append(partial(module._parameters.__setitem__, parameter_name, held))
+                rebound.setdefault(id(bound.op), {})[name] = Tensor(held, held_type(held))
+        if rebound:
+            writes.append(partial(vars(module).update, module.rebound(rebound)))
+    run(writes)
     return model
 
 

@@ -74,10 +74,12 @@ class KVCache:
         """Forget what sequence ``index`` has beyond ``length`` tokens, and give back the pages."""
         if not 0 <= length <= self._lengths[index]:
             raise ArgumentError(expected(f"at most the {self._lengths[index]} tokens of it", of="truncate", got=length, do="give a smaller length"))
-        self._lengths[index] = length
         kept = -(-length // self.page_size)
-        self._free += self._held[index][kept:][::-1]
-        del self._held[index][kept:]
+        lengths, held = list(self._lengths), [list(pages) for pages in self._held]
+        lengths[index] = length
+        free = [*self._free, *held[index][kept:][::-1]]
+        del held[index][kept:]
+        vars(self).update(_lengths=lengths, _held=held, _free=free)  # at once: an interrupt finds all of it or nothing
 
     def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
         """What the ops of a plan take, by position, for a call with ``seq_lens`` further tokens; memory for these is set aside.
@@ -100,8 +102,8 @@ class KVCache:
 
     def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
         """Take what a pass of ``owner`` has made of the layers at ``positions``, k and v of each in turn, where it wrote to none of them."""
-        for position, pair in zip(positions, zip(tensors[::2], tensors[1::2], strict=True), strict=True):
-            self._layers[owner, position] = pair
+        pairs = zip(positions, zip(tensors[::2], tensors[1::2], strict=True), strict=True)
+        self._layers.update({(owner, position): pair for position, pair in pairs})
 
     def _layer(self, key: Hashable, groups: int, width: int) -> list[Tensor]:
         layer = self._layers.get(key)
@@ -127,8 +129,11 @@ class KVCache:
         if sum(missing) > len(self._free):
             wanted, got = f"{sum(missing)} free pages of {self.page_size} tokens", f"{len(self._free)} of {self._pages}"
             raise ArgumentError(expected(wanted, of="a KVCache", got=got, do="truncate a sequence that has ended, or make one with more pages"))
-        for held, count in zip(self._held, missing, strict=True):
-            held += [self._free.pop() for _ in range(count)]
+        if any(missing):
+            free, held = list(self._free), [list(pages) for pages in self._held]
+            for pages, count in zip(held, missing, strict=True):
+                pages += [free.pop() for _ in range(count)]
+            vars(self).update(_held=held, _free=free)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
         """A cache of the same model, whose tokens go another way from here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -95,14 +96,14 @@ class BaseModule(nn.Module):
 
     def forget_plans(self) -> None:
         """Let go of what was made for the ops as they are: pipelines, and what they hold. Scaling states are kept for those to come."""
-        self._loaded_states = self._saved_states()
-        self._runners = {}
+        vars(self).update(_loaded_states=self._saved_states(), _runners={})
 
-    def rebind(self, op: Op, **args: Tensor) -> None:
-        """Let an own op hold other tensors; every module around it must have forgotten its plans (``forget_plans``)."""
-        changed = op.with_(**args)
-        self._ops = tuple(changed if known is op else known for known in self._ops)
-        self._bound = tuple(bound._replace(op=changed) if bound.op is op else bound for bound in self._bound)
+    def rebound(self, args: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Any]:
+        """The attributes of the module whose own ops hold other tensors, by the ids of the ops; every module around it must have forgotten its plans
+        (``forget_plans``)."""
+        changed = {id(op): op.with_(**args[id(op)]) if id(op) in args else op for op in self._ops}
+        bound = tuple(b._replace(op=changed[id(b.op)]) for b in self._bound)
+        return {"_ops": tuple(changed[id(op)] for op in self._ops), "_bound": bound}
 
     def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -218,7 +219,15 @@ class BaseModule(nn.Module):
             if strict:
                 module._check_states(state_dict, prefix)
         _check_fits(self, state_dict, strict=strict)
-        return super().load_state_dict(state_dict, *options, **more)
+        try:
+            return super().load_state_dict(state_dict, *options, **more)
+        except RuntimeError:
+            raise
+        except BaseException:
+            # An interrupt half way: what is left is a model of two, so it is finished. All that was copied is copied again.
+            with contextlib.suppress(Exception):
+                super().load_state_dict(state_dict, *options, **more)
+            raise
 
     def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Give what ``state_dict`` has for this module under names of another kind of layer its names here."""
