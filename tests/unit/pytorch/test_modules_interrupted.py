@@ -14,6 +14,9 @@ import fusible
 from fusible import autocast
 from fusible.pytorch import KVCache, quantize_parameters
 
+# An interrupt that hits a weak reference's callback is reported by the interpreter, and lost.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 RECIPE = fusible.DelayedScaling(amax_history_len=4)
 Made = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -42,7 +45,7 @@ def _state(model: fusible.Sequential) -> Callable[[], Any]:
 
 
 def _forward() -> Made:
-    """The scaling state: each of the two pipelines has its own, so an interrupt between them may find the first one's forward done."""
+    """What a forward commits: the scaling state of its pipeline."""
     model = fusible.Sequential(fusible.LayerNorm(32), fusible.Linear(32, 32), fusible.GELU(), fusible.Linear(32, 32))
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -113,7 +116,14 @@ def _truncate() -> Made:
     return lambda: cache.truncate(1, 1), state
 
 
-CASES = {"forward": (_forward, 12), "backward": (_backward, 8), "load": (_load, 16), "quantize": (_quantize, 10), "cache": (_cache, 8), "truncate": (_truncate, 8)}  # fmt: skip
+CASES: dict[str, tuple[Callable[[], Made], int]] = {
+    "forward": (_forward, 12),
+    "backward": (_backward, 6),
+    "load": (_load, 16),
+    "quantize": (_quantize, 8),
+    "cache": (_cache, 8),
+    "truncate": (_truncate, 8),
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -22,6 +22,9 @@ from fusible.pytorch import ops
 from fusible.pytorch.uninterrupted import uninterrupted
 from fusible.tex.protocol import is_quantized
 
+# An interrupt that hits a weak reference's callback is reported by the interpreter, and lost.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 Make = Callable[[], torch.optim.Optimizer]
 
 
