@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError, check_number, expected
-from fusible.nvte import take_apart
 from fusible.pytorch.executors import Executor, make_executor
+from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, local, placed_as, requantized
 from fusible.pytorch.uninterrupted import uninterrupted
 from fusible.tex.protocol import is_quantized
 from fusible.tex.transaction import Write, gathered, run
@@ -25,39 +24,6 @@ __all__ = ["FusedAdam", "FusedSGD"]
 
 _CHUNK = 2048 * 32
 _L2, _DECOUPLED = 0, 1
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-_STRIDED = {torch.strided}
-_SURELY_MEMORY = 2**40
-
-
-@dataclass
-class _Batch:
-    """Parameters that one call steps: of one group, on one device, all whose first gradient this is (``begins``) or none of them, all quantized or
-    none, all with masters or none.
-
-    ``new``: the states that the optimizer does not have yet. ``lists``: the tensors that the kernels see,
-    gradients first, then what moves, then a list for each slot.
-    """
-
-    group: dict[str, Any]
-    begins: bool
-    quantized: bool
-    masters: bool
-    parameters: list[Any] = field(default_factory=list)
-    new: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
-    lists: list[list[Any]] = field(default_factory=list)
-
-    def add(self, p: Any, state: dict[str, Any], new: bool, slots: Sequence[str]) -> None:
-        self.parameters.append(p)
-        if new:
-            self.new.append((p, state))
-        tensors = [p.grad, state["master_param"] if self.masters else p, *[state.get(name) for name in slots]]
-        if p.__class__ not in _PLAIN:
-            tensors = [_local(x) for x in tensors]
-        for of_kind, tensor in zip(self.lists, tensors):  # noqa: B905 (strict costs more than the rest)
-            of_kind.append(tensor)
 
 
 class _FusedOptimizer(torch.optim.Optimizer):
@@ -113,11 +79,11 @@ class _FusedOptimizer(torch.optim.Optimizer):
         run(gathered(lambda: self._written(batches)))
         return loss
 
-    def _written(self, batches: Sequence[_Batch]) -> list[Write]:
+    def _written(self, batches: Sequence[Batch]) -> list[Write]:
         """Step the batches; what there is to write beyond what kernels do."""
         writes: list[Write] = []
         for batch in batches:
-            own = [p if p.__class__ in _PLAIN else _local(p) for p in batch.parameters]
+            own = [p if p.__class__ in PLAIN else local(p) for p in batch.parameters]
             if batch.quantized:
                 writes += self._quantized(batch)
             else:
@@ -134,44 +100,44 @@ class _FusedOptimizer(torch.optim.Optimizer):
             writes += [partial(group.__setitem__, "step", group["step"] + 1) for group in counts.values()]
         return writes
 
-    def _quantized(self, batch: _Batch) -> list[Write]:
+    def _quantized(self, batch: Batch) -> list[Write]:
         """Step copies of the masters and the other state, and quantize from these copies."""
         given = batch.lists[1:]
         made = replace(batch, lists=[batch.lists[0], *([x.clone() for x in tensors] for tensors in given)])
         run(gathered(lambda: self._run(made)))
         pairs = zip([x for tensors in given for x in tensors], [x for tensors in made.lists[1:] for x in tensors], strict=True)
-        requantized = [write for p, value in zip(batch.parameters, made.lists[1], strict=True) for write in _requantized(_local(p), value)]
-        return [*[partial(old.copy_, new) for old, new in pairs], *requantized]
+        anew = [write for p, value in zip(batch.parameters, made.lists[1], strict=True) for write in requantized(local(p), value)]
+        return [*[partial(old.copy_, new) for old, new in pairs], *anew]
 
-    def _batches(self, group: dict[str, Any]) -> list[_Batch]:
+    def _batches(self, group: dict[str, Any]) -> list[Batch]:
         """What a step of a group steps, checked; nothing is changed."""
         self._check_options(group)
-        batches: dict[tuple[Any, ...], _Batch] = {}
+        batches: dict[tuple[Any, ...], Batch] = {}
         for p in group["params"]:
             if p.grad is None:
                 continue
             known = self.state.get(p)
             begins = self._apart and not known
-            plain = p.__class__ in _PLAIN and p.grad.__class__ in _PLAIN
+            plain = p.__class__ in PLAIN and p.grad.__class__ in PLAIN
             if not plain:
                 self._check_placed(p)
             state = known or self._new_state(p)
-            key = p.device, begins, not plain and is_quantized(_local(p)), "master_param" in state
+            key = p.device, begins, not plain and is_quantized(local(p)), "master_param" in state
             batch = batches.get(key)
             if batch is None:
-                batch = batches[key] = _Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
+                batch = batches[key] = Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
             batch.add(p, state, not known, self._slots)
         for batch in batches.values():
             self._check(batch)
         return list(batches.values())
 
-    def _check(self, batch: _Batch) -> None:
+    def _check(self, batch: Batch) -> None:
         """Raise ``ArgumentError`` where parameters cannot be stepped."""
         name, (gradients, *rest) = type(self).__name__, batch.lists
         if any(x is None for tensors in rest[1:] for x in tensors):
             do = "load a state dict of its own"
             raise ArgumentError(expected(", ".join(self._slots), of=f"the state of parameters of {name}", got="some without", do=do))
-        if {x.layout for x in gradients} != _STRIDED:
+        if {x.layout for x in gradients} != STRIDED:
             shape = next(list(x.shape) for x in gradients if x.layout is not torch.strided)
             do = "make the gradient dense"
             raise ArgumentError(expected("dense gradients", of=name, got=f"a sparse one of shape {shape}", do=do))
@@ -183,7 +149,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             raise ArgumentError(expected("one device", of=f"a parameter of {name}, its gradient and its state", got=got, do=do))
         for x in [*gradients, *rest[0]]:
             # A null pointer plus an offset is small. Asking for the storage costs more than all that is checked here.
-            if x.data_ptr() < _SURELY_MEMORY and x.numel() and (x.is_meta or not x.untyped_storage().size()):
+            if x.data_ptr() < SURELY_MEMORY and x.numel() and (x.is_meta or not x.untyped_storage().size()):
                 do = "materialize the model before it is stepped"
                 raise ArgumentError(expected("tensors with memory", of=name, got=f"one of {list(x.shape)} without", do=do))
 
@@ -201,17 +167,17 @@ class _FusedOptimizer(torch.optim.Optimizer):
 
     def _new_state(self, p: Any) -> dict[str, Any]:
         self._check_dtype(p.dtype)
-        own = _local(p)
+        own = local(p)
         state: dict[str, Any] = {}
         if is_quantized(own):
-            state["master_param"] = _placed_as(p, own.dequantize().detach().float().clone())
+            state["master_param"] = placed_as(p, own.dequantize().detach().float().clone())
         elif self.master_weights and p.dtype is not torch.float32:
             state["master_param"] = p.detach().float().clone()
         for name in self._slots:
-            state[name] = _placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device))
+            state[name] = placed_as(p, torch.zeros(own.shape, dtype=torch.float32, device=own.device))
         return state
 
-    def _run(self, batch: _Batch) -> list[Write]:
+    def _run(self, batch: Batch) -> list[Write]:
         """Step a batch's lists by the executor; the writes that kernels do not do themselves."""
         raise NotImplementedError
 
@@ -276,46 +242,12 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 raise CheckpointError(expected(str(list(p.shape)), of=of, got="none" if value is None else list(value.shape), do=do))
         state = {}
         for name, value in found.items():
-            if hasattr(p, "to_local") and not hasattr(value, "to_local"):
+            if hasattr(p, "tolocal") and not hasattr(value, "tolocal"):
                 # A DTensor has brought the module; importing it costs users of plain tensors a third of a second.
                 distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
                 value = distribute(value.to(p.device), p.device_mesh, p.placements)
             state[name] = value.to(p.device, torch.float32, copy=True)
         return state
-
-
-def _local(x: Any) -> Any:
-    """Of a ``DTensor`` the part that this process has."""
-    return x.to_local() if x.__class__ not in _PLAIN and hasattr(x, "to_local") else x
-
-
-def _placed_as(p: Any, own: torch.Tensor) -> torch.Tensor:
-    """A tensor whose part in this process is ``own``, placed as ``p`` is."""
-    if not hasattr(p, "to_local"):
-        return own
-    return type(p).from_local(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
-
-
-def _requantized(p: Any, values: torch.Tensor) -> list[Write]:
-    """Writes that give a quantized tensor other values. What its quantizer has seen is written with them."""
-    quantizer = p._quantizer
-    amax = getattr(quantizer, "amax", None)
-    before = amax.clone() if isinstance(amax, torch.Tensor) else None
-    made, writes = p.detach().clone(), list[Write]()
-    try:
-        made.copy_(values)
-        seen = getattr(quantizer, "amax", None)
-        if isinstance(amax, torch.Tensor) and isinstance(seen, torch.Tensor):
-            writes.append(partial(amax.copy_, seen.clone()))
-        elif seen is not amax:
-            writes.append(partial(setattr, quantizer, "amax", seen))
-    finally:
-        if isinstance(amax, torch.Tensor) and before is not None:
-            amax.copy_(before)
-        if getattr(quantizer, "amax", None) is not amax:
-            quantizer.amax = amax
-    old, new = (take_apart(tensor.storage_without_autograd())[0] for tensor in (p, made))
-    return [*writes, *(partial(into.copy_, value) for into, value in zip(old, new, strict=True))]
 
 
 def _number(value: float, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
@@ -356,7 +288,7 @@ class FusedAdam(_FusedOptimizer):
             do = "pass for instance (0.9, 0.999)"
             raise ArgumentError(expected("two numbers from 0 to below 1", of="betas of FusedAdam", got=options["betas"], do=do))
 
-    def _run(self, batch: _Batch) -> list[Write]:
+    def _run(self, batch: Batch) -> list[Write]:
         group, lists, steps = batch.group, batch.lists, batch.group["step"] + 1
         beta1, beta2 = group["betas"]
         options = (beta1, beta2, group["eps"])
@@ -404,7 +336,7 @@ class FusedSGD(_FusedOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, defaults, master_weights, executor)
 
-    def _run(self, batch: _Batch) -> list[Write]:
+    def _run(self, batch: Batch) -> list[Write]:
         group, lists = batch.group, batch.lists
         like = lists[1][0]
         noop = _number(0, torch.int32, like)

@@ -71,7 +71,7 @@ def check_fixed(module: FusibleOperation, name: str, value: Any) -> None:
         raise ArgumentError(expected(f"{vars(module)[name]!r}, by which it was made", of=of, got=repr(value), do=do))
 
 
-def check_channel(op: BasicOperation, side: str, index: int, count: int, channel: str | None) -> None:
+def check_channel(op: Any, side: str, index: int, count: int, channel: str | None) -> None:
     """Raise ``ArgumentError`` for an extra tensor that there is not, and for a channel that is no name."""
     of = f"{type(op).__name__}.set_extra_{side}_channel"
     if not 0 <= index < count:

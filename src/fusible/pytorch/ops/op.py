@@ -14,18 +14,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops import Op
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
-from fusible.pytorch.ops.entry import check_channel, check_fixed, check_overrides, made_anew, rewritten
+from fusible.pytorch.ops.channels import ExtraTensors
+from fusible.pytorch.ops.entry import check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
 from fusible.pytorch.ops.ran_in import shown
 from fusible.pytorch.ops.tracing import traced_operations
-from fusible.pytorch.runner import BoundOp, note_change
+from fusible.pytorch.runner import BoundOp
 from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
@@ -118,7 +118,7 @@ class FusibleOperation(BaseModule):
         return OperationFuser([self], executor=self._executor)
 
 
-class BasicOperation(FusibleOperation):
+class BasicOperation(ExtraTensors, FusibleOperation):
     """An operation with a forward and a backward of its own. A subclass calls ``super().__init__()`` first and may then assign parameters.
 
     ``num_extra_inputs``, ``num_extra_outputs``: tensors that it takes beside its input, and gives beside its output. An operation that has any
@@ -129,8 +129,6 @@ class BasicOperation(FusibleOperation):
     ``saved_for_backward``).
     """
 
-    num_extra_inputs: int = 0
-    num_extra_outputs: int = 0
     remakes_op = True
     _entry: BoundOp | None = None
 
@@ -139,9 +137,7 @@ class BasicOperation(FusibleOperation):
         super().__init__()
         self._quantizers: dict[str, list[Quantizer | None]] | None = None
         self._recipe: Recipe | None = None
-        self._extra_input_channels: list[str | None] = [None] * self.num_extra_inputs
-        self._extra_output_channels: list[str | None] = [None] * self.num_extra_outputs
-        self._extra_output_to_caller: list[bool] = [True] * self.num_extra_outputs
+        self._begin_channels()
 
     @property
     def is_fused_op(self) -> bool:
@@ -171,18 +167,6 @@ class BasicOperation(FusibleOperation):
         if self._entry is None:
             self._entry = BoundOp(self.make_op(), self, self.parameter_names, self.extras)
         return self._entry
-
-    @property
-    def extras(self) -> Extras | None:
-        """Where its extra tensors come from and go to; None where it has none."""
-        if not self.num_extra_inputs and not self.num_extra_outputs:
-            return None
-        channels = tuple(self._extra_input_channels), tuple(self._extra_output_channels), tuple(self._extra_output_to_caller)
-        return Extras(*channels, type(self).__name__)
-
-    @property
-    def public_extra_inputs(self) -> int:
-        return self._extra_input_channels.count(None)
 
     def current(self, bound: BoundOp) -> BoundOp:
         return self.entry
@@ -248,36 +232,6 @@ class BasicOperation(FusibleOperation):
 
     def get_grad_output_quantizer(self) -> Quantizer | None:
         return self.get_quantizer("backward", 0) if self.num_quantizers("backward") else None
-
-    def set_extra_input_channel(self, index: int, channel: str | None) -> BasicOperation:
-        """Take an extra input from an earlier operation's extra output of that channel, in the same block or one around it, and not from the caller;
-        None undoes it. What a channel's name means is said in ``compute_pipeline/sides.py``.
-
-        It takes effect at the next call. Returns the operation. Raises ``ArgumentError``.
-        """
-        check_channel(self, "input", index, self.num_extra_inputs, channel)
-        channels = list(self._extra_input_channels)
-        channels[index] = channel
-        self._extra_input_channels = channels
-        self._rerouted()
-        return self
-
-    def set_extra_output_channel(self, index: int, channel: str | None, *, output_to_caller: bool = True) -> BasicOperation:
-        """Hand an extra output to later operations of the same block, and of blocks in it, as ``channel``, and to the caller where
-        ``output_to_caller``; None undoes it. It takes effect at the next call."""
-        check_channel(self, "output", index, self.num_extra_outputs, channel)
-        channels, to_caller = list(self._extra_output_channels), list(self._extra_output_to_caller)
-        channels[index], to_caller[index] = channel, output_to_caller or channel is None
-        self._extra_output_channels, self._extra_output_to_caller = channels, to_caller
-        self._rerouted()
-        return self
-
-    def _rerouted(self) -> None:
-        """Its channels have changed: pipelines that run it look at them before the next call."""
-        if self._entry is not None:
-            self._entry = self._entry._replace(extras=self.extras)
-        self._changes += 1
-        note_change()
 
     def op_forward(
         self,

@@ -1,0 +1,81 @@
+"""What an optimizer steps in one call, and parameters that are parts of a ``DTensor``, or quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from fusible.nvte import take_apart
+from fusible.tex.transaction import Write
+
+__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "local", "placed_as", "requantized"]
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+STRIDED = {torch.strided}
+SURELY_MEMORY = 2**40
+
+
+@dataclass
+class Batch:
+    """Parameters that one call steps: of one group, on one device, all whose first gradient this is (``begins``) or none of them, all quantized or
+    none, all with masters or none.
+
+    ``new``: the states that the optimizer does not have yet. ``lists``: the tensors that the kernels see,
+    gradients first, then what moves, then a list for each slot.
+    """
+
+    group: dict[str, Any]
+    begins: bool
+    quantized: bool
+    masters: bool
+    parameters: list[Any] = field(default_factory=list)
+    new: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
+    lists: list[list[Any]] = field(default_factory=list)
+
+    def add(self, p: Any, state: dict[str, Any], new: bool, slots: Sequence[str]) -> None:
+        self.parameters.append(p)
+        if new:
+            self.new.append((p, state))
+        tensors = [p.grad, state["master_param"] if self.masters else p, *[state.get(name) for name in slots]]
+        if p.__class__ not in PLAIN:
+            tensors = [local(x) for x in tensors]
+        for of_kind, tensor in zip(self.lists, tensors):  # noqa: B905 (strict costs more than the rest)
+            of_kind.append(tensor)
+
+
+def local(x: Any) -> Any:
+    """Of a ``DTensor`` the part that this process has."""
+    return x.tolocal() if x.__class__ not in PLAIN and hasattr(x, "tolocal") else x
+
+
+def placed_as(p: Any, own: torch.Tensor) -> torch.Tensor:
+    """A tensor whose part in this process is ``own``, placed as ``p`` is."""
+    if not hasattr(p, "tolocal"):
+        return own
+    return type(p).fromlocal(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def requantized(p: Any, values: torch.Tensor) -> list[Write]:
+    """Writes that give a quantized tensor other values. What its quantizer has seen is written with them."""
+    quantizer = p._quantizer
+    amax = getattr(quantizer, "amax", None)
+    before = amax.clone() if isinstance(amax, torch.Tensor) else None
+    made, writes = p.detach().clone(), list[Write]()
+    try:
+        made.copy_(values)
+        seen = getattr(quantizer, "amax", None)
+        if isinstance(amax, torch.Tensor) and isinstance(seen, torch.Tensor):
+            writes.append(partial(amax.copy_, seen.clone()))
+        elif seen is not amax:
+            writes.append(partial(setattr, quantizer, "amax", seen))
+    finally:
+        if isinstance(amax, torch.Tensor) and before is not None:
+            amax.copy_(before)
+        if getattr(quantizer, "amax", None) is not amax:
+            quantizer.amax = amax
+    old, new = (take_apart(tensor.storage_without_autograd())[0] for tensor in (p, made))
+    return [*writes, *(partial(into.copy_, value) for into, value in zip(old, new, strict=True))]
