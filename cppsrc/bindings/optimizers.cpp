@@ -12,7 +12,8 @@ void bind_optimizers(pybind11::module_& m) {
     m.def("multi_tensor_l2norm", wrap(multi_tensor_l2norm, reads<1>), arg("tensors"), arg("num_threads") = 0);
     m.def("multi_tensor_scale", wrap(multi_tensor_scale, reads<1>), arg("inputs"), arg("outputs"), arg("scale"), arg("num_threads") = 0);
     m.def("multi_tensor_sgd", wrap(multi_tensor_sgd, reads<1>), arg("gradients"), arg("weights"), arg("momenta"), arg("copies"), arg("lr"),
-          arg("momentum"), arg("dampening"), arg("weight_decay"), arg("scale"), arg("nesterov"), arg("first_run"), arg("decay_after"), arg("num_threads") = 0);
+          arg("momentum"), arg("dampening"), arg("weight_decay"), arg("scale"), arg("nesterov"), arg("first_run"), arg("decay_after"),
+          arg("num_threads") = 0);
 }
 
 }  // namespace fusible
