@@ -28,6 +28,7 @@ __all__ = [
     "evaluate",
     "is_static",
     "maximum",
+    "may_agree",
     "minimum",
     "plain",
     "product",
@@ -302,6 +303,12 @@ def bounds(of: SizeLike) -> tuple[int, int]:
             span = (min(corners), max(corners))
         low, high = low + span[0], high + span[1]
     return low, high
+
+
+def may_agree(a: SizeLike, b: SizeLike) -> bool:
+    """Whether two sizes can be equal: numbers that are, or a dynamic one with another in its bounds, which a condition of the program then says."""
+    (low, high), (least, most) = bounds(a), bounds(b)
+    return low <= most and least <= high
 
 
 def _atom_bounds(atom: Atom) -> tuple[int, int]:

@@ -74,7 +74,11 @@ class _Change:
         entered = registry.scope_of(self._make(registry.policy))
         now = here.get()
         update_here(entered=(*(now.entered if now is not None else ()), (self, entered)))
-        return registry.current()
+        try:
+            return registry.current()
+        except BaseException:  # no __exit__ follows
+            self.__exit__(None, None, None)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         now = here.get()

@@ -326,6 +326,14 @@ def test_errors_generators_stacks_and_copied_contexts() -> None:
     assert _who() == "process"
 
 
+def test_a_with_that_cannot_be_entered_leaves_nothing_behind() -> None:
+    change = tex.set_backend("second")
+    registry.unregister_backend("second")
+    with pytest.raises(BackendError, match="Backend 'second' not found"):
+        change.__enter__()
+    assert _who() == "process" and here.get() is None
+
+
 def test_a_policy_entered_again_finds_its_choices_made(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with tex.set_backend("first"):

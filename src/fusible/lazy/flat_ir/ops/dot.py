@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fusible.lazy.dims import may_agree
 from fusible.lazy.flat_ir.op import FlatIROp
 
 if TYPE_CHECKING:
@@ -37,4 +38,4 @@ class DotOp(FlatIROp):
     def check(self) -> str | None:
         a, b = self.inputs
         pairs = [*zip(*self.contracting, strict=True), *zip(*self.batch, strict=True)]
-        return None if all(a.shape[i] == b.shape[j] for i, j in pairs) else "paired dimensions of a dot have equal sizes"
+        return None if all(may_agree(a.shape[i], b.shape[j]) for i, j in pairs) else "paired dimensions of a dot have equal sizes"
