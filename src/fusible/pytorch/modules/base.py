@@ -18,6 +18,7 @@ from fusible.pytorch.compiled import handle_of, holders_of, traced_call
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.dictionaries import ScalingStates, held_so, is_empty, versions, written_in_place
+from fusible.pytorch.modules.sharded import share_states
 from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
@@ -51,7 +52,7 @@ class BaseModule(nn.Module):
         self._runners: dict[tuple[Any, ...], PipelineRunner] = {}
         self._loaded_states: dict[str, torch.Tensor] = {}
         self._handed_out: dict[str, int] = {}
-        self._unread = False
+        self._unread = self._shared = False
         self._handle = handle_of(self)
 
     def _names(self, op: Op) -> tuple[str, ...]:
@@ -212,6 +213,7 @@ class BaseModule(nn.Module):
         inside = [(f"{name}." if name else "", module) for name, module in self.named_modules() if isinstance(module, BaseModule)]
         if isinstance(state_dict, Mapping):
             state_dict = _copied(state_dict)
+            self._share(state_dict, "")
             for prefix, module in inside:
                 module._rename(state_dict, prefix)
         for prefix, module in inside:
@@ -229,6 +231,14 @@ class BaseModule(nn.Module):
                 super().load_state_dict(state_dict, *options, **more)
             raise
 
+    def _share(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Once for a module and all inside it."""
+        if not self._shared:
+            share_states(self, state_dict, prefix, _STATE)
+            for module in self.modules():
+                if isinstance(module, BaseModule):
+                    module._shared = True
+
     def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
         """Give what ``state_dict`` has for this module under names of another kind of layer its names here."""
 
@@ -245,6 +255,8 @@ class BaseModule(nn.Module):
             raise CheckpointError(expected("no state of Transformer Engine's, which is a pickle", of=of, got=type(extra).__name__, do=do))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local: Any, strict: bool, missing: list[str], *rest: Any) -> None:
+        self._share(state_dict, prefix)
+        self._shared = False
         self._rename(state_dict, prefix)
         states = self._read_states(state_dict, prefix)
         missing += [f"{prefix}{name}" for name in self._saved_states() if f"{prefix}{name}" not in state_dict]
