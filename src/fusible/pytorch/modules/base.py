@@ -251,8 +251,9 @@ class BaseModule(nn.Module):
             raise CheckpointError(expected("its scaling state", of=of, got=f"one without {prefix + missing[0]!r}", do=do))
         extra = state_dict.get(f"{prefix}{_EXTRA}")
         if not is_empty(extra):
-            of, do = f"{prefix}{_EXTRA} in a checkpoint of {type(self).__name__}", "load it with strict=False, and scales begin anew"
-            raise CheckpointError(expected("no state of Transformer Engine's, which is a pickle", of=of, got=type(extra).__name__, do=do))
+            wanted, got = f"an empty {_EXTRA}, as Transformer Engine's others are pickles, which are not read,", f"another for {prefix + _EXTRA!r}"
+            do = "load it with strict=False, and scales begin anew"
+            raise CheckpointError(expected(wanted, of=f"a checkpoint of {type(self).__name__}", got=got, do=do))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, local: Any, strict: bool, missing: list[str], *rest: Any) -> None:
         self._share(state_dict, prefix)
