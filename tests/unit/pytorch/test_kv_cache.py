@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fusible import autocast
-from fusible.errors import ArgumentError, ShapeError
+from fusible.errors import ArgumentError, CheckpointError, ShapeError
 from fusible.pytorch import (
     DelayedScaling,
     Float8CurrentScaling,
@@ -193,3 +197,54 @@ def test_scaling_states_outlive_the_quantization_of_the_weights() -> None:
 def _tensors_alive() -> list[torch.Tensor]:
     gc.collect()
     return [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter) and o.layout is torch.strided]
+
+
+def test_a_copy_of_a_cache_goes_another_way() -> None:
+    model, tokens = _cached_model(), torch.randn(9, 32)
+    cache = KVCache(1, 16, dtype=torch.float32)
+    _further(model, cache, tokens[:4])
+    twin = copy.deepcopy(cache)
+    _further(model, cache, tokens[4:6])
+    first = _further(model, twin, tokens[4:])
+    again = KVCache(1, 16, dtype=torch.float32)
+    _further(model, again, tokens[:4])
+    assert torch.equal(first, _further(model, again, tokens[4:])) and cache.lengths == (6,) and twin.lengths == (9,)
+
+
+OTHERS: dict[str, Callable[[Sequential, KVCache], tuple[Any, Any]]] = {
+    "another model": lambda model, cache: (_cached_model(), cache),
+    "a copy of the model": lambda model, cache: (copy.deepcopy(model), cache),
+    "copies of both": lambda model, cache: copy.deepcopy((model, cache)),
+    "a hooked model": lambda model, cache: (model[0].register_forward_hook(lambda *args: None) and model, cache),
+    "quantized weights": lambda model, cache: (quantize_parameters(model), cache),
+}
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_a_cache_goes_on_with_the_model_that_filled_it(how: str) -> None:
+    """Any other has no keys and values of the tokens that the cache counts, and would attend to zeros."""
+    model, tokens = _cached_model(), torch.randn(9, 32)
+    cache = KVCache(1, 16, dtype=torch.float32)
+    _further(model, cache, tokens[:4])
+    other, held = OTHERS[how](model, cache)
+    with pytest.raises(ArgumentError, match=r"^Expected the model that filled it of a KVCache with tokens, got [^\n]*\.$"):
+        _further(other, held, tokens[4:])
+    held.truncate(0)
+    assert _further(other, held, tokens).shape == (9, 32)
+
+
+def test_a_cache_is_not_pickled() -> None:
+    with pytest.raises(CheckpointError, match=r"^Expected copies by copy.deepcopy alone of a KVCache, got [^\n]*\.$"):
+        pickle.dumps(KVCache(1, 16))
+
+
+def _cached_model() -> Sequential:
+    torch.manual_seed(1)
+    return Sequential(Residual(LayerNorm(32), Linear(32, 96), MultiHeadedSelfAttention(32, 2, rope_base=10000.0), Linear(32, 32)))
+
+
+def _further(model: Any, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = model(tokens, torch.tensor([len(tokens)], dtype=torch.int32), cache=cache)
+    cache.advance([len(tokens)])
+    return y
