@@ -41,6 +41,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
     """Whether a group counts its steps."""
     _apart = False
     """Whether parameters whose first gradient this is are stepped by themselves."""
+    _options: tuple[str, ...] = ("master_weights",)
+    """What makes it beside its groups and state."""
 
     def __init__(self, params: Any, defaults: dict[str, Any], master_weights: bool, executor: str) -> None:
         self._check_options(defaults)
@@ -196,6 +198,15 @@ class _FusedOptimizer(torch.optim.Optimizer):
         results, _ = self._executor((type(self).__name__, length, *key), program, [*numbers, *lists[0], *own])
         return [partial(x.copy_, result) for x, result in zip(own, results, strict=True)]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the executor, whose programs are this process's: the name of it."""
+        own = {name: value for name, value in vars(self).items() if name in self._options}
+        return {**super().__getstate__(), **own, "executor": self._executor.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._executor = make_executor(state.pop("executor", "eager"))
+        super().__setstate__(state)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As ``torch.optim.Optimizer`` does, but fp32 state stays fp32 beside parameters of 16 bits. The state dicts of torch's ``Adam``, ``AdamW``
         and ``SGD`` are taken too. Raises ``CheckpointError`` for state that does not fit the parameters; the optimizer is then as it was."""
@@ -242,7 +253,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
                 raise CheckpointError(expected(str(list(p.shape)), of=of, got="none" if value is None else list(value.shape), do=do))
         state = {}
         for name, value in found.items():
-            if hasattr(p, "tolocal") and not hasattr(value, "tolocal"):
+            if hasattr(p, "to_local") and not hasattr(value, "to_local"):
                 # A DTensor has brought the module; importing it costs users of plain tensors a third of a second.
                 distribute = importlib.import_module("torch.distributed.tensor").distribute_tensor
                 value = distribute(value.to(p.device), p.device_mesh, p.placements)
@@ -264,6 +275,7 @@ class FusedAdam(_FusedOptimizer):
 
     _slots = ("exp_avg", "exp_avg_sq")
     _counts = True
+    _options = ("master_weights", "adam_w_mode")
 
     def __init__(
         self,
