@@ -109,7 +109,7 @@ def test_a_checkpoint_without_scaling_state_says_so() -> None:
     train(model, 2)
     before = everything(model)
     scaling = [name for name in before if "scaling" in name]
-    with pytest.raises(CheckpointError, match=r"^Expected its scaling state of .*, got one without 'scaling_state.0': load it with strict=False .*\.$"):
+    with pytest.raises(CheckpointError, match=r"^Expected its scaling state .*, got one without 'scaling_state.0': load it with strict=False .*\.$"):
         model.load_state_dict(plain)
     assert same(everything(model), before)
     assert model.load_state_dict(plain, strict=False).missing_keys == scaling

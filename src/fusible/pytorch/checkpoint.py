@@ -20,8 +20,8 @@ _STATE = re.compile(r"(.*\.)?scaling_state\.\d+")
 class LoadPlanner(DefaultLoadPlanner):
     """``dcp.load(state_dict, planner=LoadPlanner(state_dict))``: also reads the scaling states that the checkpoint has and ``state_dict`` has not.
 
-    A model that has not been called under delayed scaling has no scaling state to write into, and ``torch.distributed.checkpoint`` reads what it finds
-    a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are read
+    A model that has not been called under delayed scaling has no scaling state to write into, and ``torch.distributed.checkpoint`` reads what it
+    finds a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are read
     too. Options are ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
     """
 

@@ -84,8 +84,8 @@ class KVCache:
     def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
         """What the ops of a plan take, by position, for a call with ``seq_lens`` further tokens; memory for these is set aside.
 
-        Raises ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are counted in, and
-        sets nothing aside then.
+        Raises ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are counted in,
+        and sets nothing aside then.
         """
         if any(self._lengths) and any((owner, position) not in self._layers for position, _, _ in plan.caches):
             do = "go on with that model as it was, or begin with a cache of its own"

@@ -187,7 +187,7 @@ class BaseModule(nn.Module):
         return ScalingStates({name.removeprefix(f"{_STATE}."): saved for name, saved in self._saved_states().items()})
 
     def reset_scaling_state(self) -> None:
-        """Begin anew: the scaling states of this module, and of all inside it, are forgotten, and the next call under delayed scaling makes others."""
+        """Begin anew: the scaling states of this module and of all inside it are forgotten; the next call under delayed scaling makes others."""
         for module in self.modules():
             if isinstance(module, BaseModule):
                 module._loaded_states, module._unread = {}, False
