@@ -21,8 +21,8 @@ class LoadPlanner(DefaultLoadPlanner):
     """``dcp.load(state_dict, planner=LoadPlanner(state_dict))``: also reads the scaling states that the checkpoint has and ``state_dict`` has not.
 
     A model that has not been called under delayed scaling has no scaling state to write into, and ``torch.distributed.checkpoint`` reads what it
-    finds a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are read
-    too. Options are ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
+    finds a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are
+    read too. Options are ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
     """
 
     def __init__(self, state_dict: dict[str, Any] | None = None, **options: Any) -> None:

@@ -88,8 +88,8 @@ class KVCache:
         and sets nothing aside then.
         """
         if any(self._lengths) and any((owner, position) not in self._layers for position, _, _ in plan.caches):
-            do = "go on with that model as it was, or begin with a cache of its own"
-            raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got="another, a copy, or one that was rebuilt", do=do))
+            got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
+            raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
         self._reserve(self._checked(seq_lens))
         new = torch.as_tensor(seq_lens, dtype=torch.int32)
         starts = torch.tensor(self._lengths, dtype=torch.int32)
