@@ -21,7 +21,7 @@ from fusible.errors import CheckpointError
 from fusible.pytorch.checkpoint import LoadPlanner
 
 WORLD = 2
-FEW = [(kind, "delayed", sharded) for kind, sharded in (("nested", "replicated"), ("attention", "whole"), ("foreign", "parts"))]
+FEW = [(kind, "delayed", sharded) for kind, sharded in (("nested", "replicated"), ("quantized", "whole"), ("foreign", "parts"))]
 REST = [
     (kind, recipe, sharded)
     for kind in ("linear", "nested", "attention", "foreign", "ops", "quantized", "held-delayed")
@@ -105,6 +105,9 @@ def through(cases: list[tuple[str, str, str]], folder: Path) -> None:
 
 def test_a_checkpoint_goes_through_two_processes(tmp_path: Path) -> None:
     through(FEW, tmp_path)
+    state = make("quantized", 2).state_dict()
+    with pytest.raises(dcp.CheckpointException, match=r"CheckpointError: Expected all rows at once of [^\n]*Float8Tensor, got 16 of 32: [^\n]*LoadPlanner"):
+        dcp.load({"0.weight": state["0.weight"]}, checkpoint_id=tmp_path / "quantized-delayed-whole", no_dist=True)
 
 
 @pytest.mark.slow

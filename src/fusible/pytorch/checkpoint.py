@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 
 from fusible.errors import CheckpointError, expected
+from fusible.quantized import QuantizedTensor
 
 __all__ = ["LoadPlanner"]
 
 _STATE = re.compile(r"(.*\.)?scaling_state\.\d+")
+
+
+@dataclass
+class _Parts:
+    """A quantized tensor that is read in parts: the values so far, and how many are missing."""
+
+    whole: QuantizedTensor
+    values: torch.Tensor
+    missing: int
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -22,12 +34,14 @@ class LoadPlanner(DefaultLoadPlanner):
 
     A model that has not been called under delayed scaling has no scaling state to write into, and ``torch.distributed.checkpoint`` reads what it
     finds a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are
-    read too. Options are ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
+    read too. A quantized tensor that several processes wrote in parts is put together from the values, and quantized as the one here is. Options are
+    ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
     """
 
     def __init__(self, state_dict: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._given = state_dict
+        self._parts: dict[tuple[str, Any], _Parts] = {}
 
     def set_up_planner(self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
         for name, saved in metadata.state_dict_metadata.items() if metadata is not None else ():
@@ -35,6 +49,21 @@ class LoadPlanner(DefaultLoadPlanner):
                 path = (metadata.planner_data or {}).get(name, (name,))  # type: ignore[union-attr]
                 self._make_place(state_dict, path, torch.empty(saved.size, dtype=saved.properties.dtype))
         super().set_up_planner(state_dict, metadata, is_coordinator)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        whole = self.lookup_tensor(read_item.dest_index)
+        if not isinstance(whole, QuantizedTensor) or tuple(read_item.lengths) == tuple(whole.shape):
+            return super().resolve_tensor(read_item)
+        key = read_item.dest_index.fqn, read_item.dest_index.offset
+        parts = self._parts.setdefault(key, _Parts(whole, torch.empty(whole.shape, dtype=whole.dtype), whole.numel()))
+        return self.transform_tensor(read_item, parts.values)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        parts = self._parts.get((read_item.dest_index.fqn, read_item.dest_index.offset))
+        if parts is not None:
+            parts.missing -= tensor.numel()
+            if not parts.missing:
+                parts.whole.copy_(parts.values)
 
     def _make_place(self, state_dict: dict[str, Any], path: Sequence[Any], place: torch.Tensor) -> None:
         """Put ``place`` at a path of keys through nested dictionaries; nothing where they lead elsewhere."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, CheckpointError, ShapeError, expected
 from fusible.quantized.saving import rebuild, reduced
 from fusible.quantized.storage import FieldStorage, resolved
 
@@ -33,6 +33,7 @@ class QuantizedTensor(torch.Tensor):
     _STORAGE: ClassVar[Any] = None
     _dtype: torch.dtype
     _quantizer: Any
+    _undivided = False
 
     # What the storage brings.
     _TENSORS: ClassVar[Any]
@@ -246,6 +247,12 @@ class QuantizedTensor(torch.Tensor):
             out.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
         return out, all_gather_outputs
 
+    def __get_tensor_shard__(self, index: Any) -> Self:
+        """What ``torch.distributed.checkpoint`` reads into: this tensor, of which no part can be taken, as writing to a part changes nothing here."""
+        whole = self._like(requires_grad=False)
+        whole._undivided = True
+        return whole
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         element = next((getattr(self, f"_{name}") for name in self._OPTIONS if name in ("fp8_dtype", "fp4_dtype")), None)
         told = f"{element.name.removeprefix('kFloat8').removeprefix('kFloat4')}, " if element is not None else ""
@@ -352,6 +359,9 @@ def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, 
     length = x.shape[dim]
     begin, stop, _ = slice(start, end).indices(length)
     whole = (begin, stop, step) == (0, length, 1)
+    if x._undivided and not whole:
+        of, got = f"what torch.distributed.checkpoint reads into a {type(x).__name__}", f"{stop - begin} of {length}"
+        raise CheckpointError(expected("all rows at once", of=of, got=got, do="load with planner=fusible.pytorch.checkpoint.LoadPlanner(state_dict)"))
     part = x._like(requires_grad=False) if whole else x._rows(begin, stop) if dim in (0, -x.dim()) and step == 1 else None
     return NotImplemented if part is None else part
 
