@@ -49,14 +49,14 @@ class Batch:
 
 def local(x: Any) -> Any:
     """Of a ``DTensor`` the part that this process has."""
-    return x.tolocal() if x.__class__ not in PLAIN and hasattr(x, "tolocal") else x
+    return x.to_local() if x.__class__ not in PLAIN and hasattr(x, "to_local") else x
 
 
 def placed_as(p: Any, own: torch.Tensor) -> torch.Tensor:
     """A tensor whose part in this process is ``own``, placed as ``p`` is."""
-    if not hasattr(p, "tolocal"):
+    if not hasattr(p, "to_local"):
         return own
-    return type(p).fromlocal(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    return type(p).from_local(own, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
 def requantized(p: Any, values: torch.Tensor) -> list[Write]:
