@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from fusible.locks import Lock
+from fusible.tex.examination import blame, check_before
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import domain_of
@@ -102,7 +104,8 @@ def _test(function: str, parameter: inspect.Parameter, bind: Callable[[Any], str
 def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hears: bool) -> str:
     """The text of a function that makes ``declaration``'s dispatcher: its own parameters, so that Python itself binds, checks and defaults a call.
 
-    What an argument may be is tested first (``interface.domains``), inline: a comparison costs 30 ns, a call of a check 300.
+    What an argument may be is tested first (``interface.domains``), inline: a comparison costs 30 ns, a call of a check 300. What would cost too much
+    is looked at once a call has failed (``fusible.tex.examination``): a ``try`` in which nothing is raised costs nothing.
 
     A general ``(*args, **kwargs)`` costs 0.2 to 0.7 us more per call: it packs, loops over the deciding arguments, and unpacks.
     """
@@ -125,13 +128,16 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hea
     # What nobody serves says that first, whatever its arguments.
     tests = "" if declaration.unserved else "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
     arguments = ", ".join(positional + named)
+    seen = ", ".join(f"{p!r}: {p}" for p in declaration.signature.parameters)
+    rest = [p for p in declaration.before if domain_of(declaration.signature.parameters[p].annotation)[0] is None]
+    before = f"_check({{{', '.join(f'{p!r}: {p}' for p in rest)}}})" if rest else "pass"
     heard = f"""
-        if _here.note is not None:
-            _result = _method({arguments})
-            _here.note(_heard(_method, ({"".join(f"{value}, " for value in positional)}), dict({", ".join(named)}), _result))
-            return _result"""
+            if _here.note is not None:
+                _result = _method({arguments})
+                _here.note(_heard(_method, ({"".join(f"{value}, " for value in positional)}), dict({", ".join(named)}), _result))
+                return _result"""
     return f"""
-def _make(_kinds, _type, _tensor, _choose, _whats_here, _scope_here, _heard, _on_change):
+def _make(_kinds, _type, _tensor, _choose, _whats_here, _scope_here, _heard, _on_change, _blame, _check):
     _common, _own = {{}}, {{}}
     def _drop():
         nonlocal _common, _own
@@ -141,14 +147,19 @@ def _make(_kinds, _type, _tensor, _choose, _whats_here, _scope_here, _heard, _on
         _scope = _scope_here()
         return _common if _scope is None else _own.setdefault(_scope, {{}})
     def {name}({", ".join(accepted)}):
-{tests}        _here = _whats_here()
-        _methods, _key = _common if _here is None else _methods_here(), ({key})
-        _method = _methods.get(_key)
-        if _method is None:
-            _method = _methods[_key] = _choose(_key)
-        if _here is None:
-            return _method({arguments}){heard if hears else ""}
-        return _method({arguments})
+{tests}        try:
+            {before}
+            _here = _whats_here()
+            _methods, _key = _common if _here is None else _methods_here(), ({key})
+            _method = _methods.get(_key)
+            if _method is None:
+                _method = _methods[_key] = _choose(_key)
+            if _here is None:
+                return _method({arguments}){heard if hears else ""}
+            return _method({arguments})
+        except Exception as _error:
+            _blame(_error, {{{seen}}})
+            raise
     return {name}
 """
 
@@ -170,8 +181,9 @@ def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., An
     source, file = _source(declaration, name, bind, hears), f"{__file__}: the dispatcher of {declaration.name}"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     exec(compile(source, file, "exec"), made)
+    asked = partial(blame, declaration), partial(check_before, declaration)
     choose = lambda key: _chosen(_request(declaration, key))  # noqa: E731
-    call = made["_make"](KINDS, type, torch.Tensor, choose, here.get, current_scope, Heard, registry.on_change)
+    call = made["_make"](KINDS, type, torch.Tensor, choose, here.get, current_scope, Heard, registry.on_change, *asked)
     parameters = declaration.signature.parameters.values()
     call.__defaults__ = tuple(p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty) or None
     call.__kwdefaults__ = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty} or None

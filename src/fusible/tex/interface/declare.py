@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -60,6 +60,10 @@ class Declaration:
     asks: tuple[str, ...]
     doc: str = field(repr=False)
     unserved: str | None = None
+    where: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of which dtype and shape an argument is, by its name (``interface.layouts``)."""
+    before: tuple[str, ...] = ()
+    """The arguments that are held against the declaration before each call, and not only once one fails: it would have written to others by then."""
 
     @property
     def positions(self) -> dict[str, int]:
@@ -93,8 +97,11 @@ def unserved_method(declaration: Declaration) -> Callable[..., Any]:
     return method
 
 
-def function(*asks: str, unserved: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def function(*asks: str, unserved: str | None = None, before: str = "", **where: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on.
+
+    The annotations say what each argument may be (``interface.arguments``), ``where`` of which dtype and shape (``interface.layouts``): a call that
+    fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them).
 
     Every name in ``asks`` must be a parameter without a default. ``unserved`` says of a function that no backend of this package serves what it
     needs ("needs NVSHMEM"); a vendor's backend may serve it like any other.
@@ -106,7 +113,10 @@ def function(*asks: str, unserved: str | None = None) -> Callable[[Callable[...,
         name = method.__name__
         unknown = [ask for ask in asks if ask not in signature.parameters]
         assert not unknown, f"{name} asks by {unknown}, which are no parameters of it"
-        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved)
+        names = tuple(signature.parameters) if before == "*" else tuple(before.split())
+        unknown = [argument for argument in (*where, *names) if argument not in signature.parameters]
+        assert not unknown, f"{name} describes {unknown}, which are no parameters of it"
+        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved, where, names)
         return unserved_method(DECLARATIONS[name])
 
     return declare

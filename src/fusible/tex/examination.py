@@ -1,0 +1,229 @@
+"""What was wrong with a call that failed: its arguments, held against the declaration.
+
+A call that succeeds costs nothing for this. When a backend's method raises, dispatch asks ``examine`` whether an argument is not what the
+declaration says; if so, the user gets that sentence, with the method's own error as its cause, and otherwise the error as it came. So a declaration
+may say what the kernels do not look at, and no good call is refused by one; and a kernel's own failure stays its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError, expected
+from fusible.tex.argument_kinds import kind_of, shown
+from fusible.tex.argument_relations import unrelated
+from fusible.tex.grouped_call import is_grouped
+from fusible.tex.interface.declare import Declaration
+from fusible.tex.interface.layouts import LayoutOf, layout_of_text
+from fusible.tex.protocol import is_quantized, to_torch
+
+__all__ = ["blame", "check_before", "examine"]
+
+_BUFFERS = ("scale", "amax", "_data", "_rowwise_data", "_columnwise_data", "rowwise_data", "columnwise_data")
+"""Where quantizers, quantized tensors and grouped ones hold tensors."""
+_NOT_THE_ARGUMENTS = (MemoryError, RecursionError, ImportError)
+"""Errors that no argument explains."""
+
+
+def blame(declaration: Declaration, error: Exception, arguments: Mapping[str, Any]) -> None:
+    """Raise what the user is told of ``error``, where that is more than ``error`` says: which argument is wrong, or at least of which function."""
+    if isinstance(error, _NOT_THE_ARGUMENTS) or (isinstance(error, NotServedError) and declaration.unserved):
+        return
+    name = declaration.name.removeprefix("prim_")
+    named = _named(declaration, arguments)
+    ours = isinstance(error, ArgumentError | DTypeError | NotServedError)
+    said = ours and not _words(_subject(str(error))).isdisjoint(named)
+    wrong = examine(declaration, named, classes_alone=said or isinstance(error, NotServedError))
+    if wrong is None and not ours and "meta tensor" in str(error):
+        wrong = _without_data(named, name)
+    if wrong is not None and not (ours and {name, wrong.argument} <= _words(str(error))):
+        raise wrong from error
+    if ours:
+        _name_function(error, name, named)
+
+
+def check_before(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
+    """Raise for the first argument that is not what the declaration says: for functions that would have written to another one by then."""
+    wrong = examine(declaration, arguments)
+    if wrong is not None:
+        raise wrong
+
+
+def examine(declaration: Declaration, arguments: Mapping[str, Any], *, classes_alone: bool = False) -> FusibleError | None:
+    """The error of the first argument that is not what ``declaration`` says, or None.
+
+    First of what class each is; then memory layouts, devices, and where they are declared, dtypes and shapes.
+    """
+    wrong = _examine(declaration, arguments, classes_alone)
+    if wrong is not None:
+        wrong.argument = next(name for name in sorted(arguments, key=len, reverse=True) if name in _words(str(wrong)))
+    return wrong
+
+
+def _examine(declaration: Declaration, arguments: Mapping[str, Any], classes_alone: bool) -> FusibleError | None:
+    of = declaration.name.removeprefix("prim_")
+    parameters = declaration.signature.parameters
+    named = _named(declaration, arguments)
+    for name, value in named.items():
+        said = kind_of(parameters[name].annotation) if name in parameters else None
+        found = said.wrong(value, name) if said is not None else None
+        if found is not None:
+            place, kind, got = found
+            return kind.error(expected(kind.what, of=f"{place} of {of}", got=got, do="pass one"))
+    if classes_alone:
+        return None
+    tensors = [(place, x) for name, value in named.items() for place, x in _tensors(name, value)]
+    return _of_layouts(tensors, of) or _of_devices(tensors, of) or _of_shapes(declaration, named, of) or _of_relations(declaration, named, of)
+
+
+def _named(declaration: Declaration, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, those that a function takes by ``**`` among them."""
+    parameters, named = declaration.signature.parameters, dict[str, Any]()
+    for name, value in arguments.items():
+        kind = parameters[name].kind if name in parameters else inspect.Parameter.KEYWORD_ONLY
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind is not inspect.Parameter.VAR_POSITIONAL:
+            named[name] = value
+    return named
+
+
+def _subject(text: str) -> str:
+    """Of what a sentence speaks."""
+    return text.partition(" of ")[2].partition(", got ")[0]
+
+
+def _without_data(named: Mapping[str, Any], of: str) -> FusibleError | None:
+    place = next((place for name, value in named.items() for place, x in _tensors(name, value) if x.device.type == "meta"), None)
+    if place is None:
+        return None
+    return ArgumentError(expected("a tensor with data", of=f"{place} of {of}", got="one on meta", do="make it on another device"))
+
+
+def _tensors(place: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The torch tensors of an argument, and where each is; of a quantizer, those that it reads and writes."""
+    if isinstance(value, torch.Tensor) and not is_quantized(value) and not is_grouped(value):
+        yield place, value
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _tensors(f"{place}[{i}]", item)
+    elif hasattr(value, "rowwise_usage") or is_quantized(value) or is_grouped(value):
+        for attribute in _BUFFERS:
+            yield from _tensors(f"{place}.{attribute}", getattr(value, attribute, None))
+
+
+def _of_layouts(tensors: Sequence[tuple[str, torch.Tensor]], of: str) -> FusibleError | None:
+    for place, x in tensors:
+        if x.layout is not torch.strided:
+            got = str(x.layout).removeprefix("torch.")
+            return ArgumentError(expected("a dense tensor", of=f"{place} of {of}", got=f"one of layout {got}", do="pass x.to_dense()"))
+    return None
+
+
+def _of_devices(tensors: Sequence[tuple[str, torch.Tensor]], of: str) -> FusibleError | None:
+    """Which tensor lies elsewhere than most do; of equally many, the later one."""
+    devices = [x.device for _, x in tensors]
+    if len(set(devices)) < 2:
+        return None
+    usual = max(devices, key=devices.count)
+    place, x = next((place, x) for place, x in tensors if x.device != usual)
+    return ArgumentError(expected(f"a tensor on {usual}", of=f"{place} of {of}", got=f"one on {x.device}", do="move it there"))
+
+
+def _of_shapes(declaration: Declaration, named: Mapping[str, Any], of: str) -> FusibleError | None:
+    sizes: dict[str, int] = {}
+    of_items: dict[int, dict[str, int]] = {}
+    for name, text in declaration.where.items():
+        value, layout = named.get(name), layout_of_text(text)
+        if value is None:
+            continue
+        if layout.count is None:
+            wrong = _of_shape(layout, value, f"{name} of {of}", sizes, named)
+            if wrong is not None:
+                return wrong
+            continue
+        if not isinstance(value, list | tuple):
+            continue
+        length = int(layout.count) if layout.count.isdigit() else sizes.setdefault(layout.count, len(value))
+        if length != len(value):
+            wanted = f"a list of {length}"
+            return ArgumentError(expected(wanted, of=f"{name} of {of}", got=f"{len(value)}", do="pass lists of equal length"))
+        for i, item in enumerate(value):
+            wrong = _of_shape(layout, item, f"{name}[{i}] of {of}", of_items.setdefault(i, {}), named)
+            if wrong is not None:
+                return wrong
+    return None
+
+
+def _of_relations(declaration: Declaration, named: Mapping[str, Any], of: str) -> FusibleError | None:
+    return unrelated(declaration.name, named, of) if len(named) == len(declaration.signature.parameters) else None
+
+
+def _of_shape(layout: LayoutOf, x: Any, of: str, sizes: dict[str, int], named: Mapping[str, Any]) -> FusibleError | None:
+    if isinstance(x, list | tuple):
+        return next((wrong for item in x if (wrong := _of_shape(layout, item, of, {}, named))), None)
+    if not hasattr(x, "shape") or is_quantized(x) or is_grouped(x):
+        return None
+    wrong_dtype = layout.wrong_dtype(_dtype(x), {name: _dtype(value) for name, value in named.items()})
+    if wrong_dtype:
+        return DTypeError(expected(wrong_dtype, of=of, got=shown(x), do="pass such a tensor"))
+    numbers = {name: value for name, value in named.items() if type(value) is int}
+    wanted = layout.wrong_shape(tuple(x.shape), sizes, numbers)
+    return ShapeError(expected(f"shape {wanted}", of=of, got=list(x.shape), do="pass a tensor of that shape")) if wanted else None
+
+
+def _dtype(x: Any) -> torch.dtype | None:
+    try:
+        return to_torch(x.dtype) if hasattr(x, "dtype") and not is_quantized(x) else None
+    except DTypeError:
+        return getattr(x, "dtype", None)
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+_OF_KERNELS = {
+    "a dtype": ("otype", "dtype", "output_dtype", "D_type", "fake_dtype"),
+    "a grouped tensor": ("first_dims",),
+    "a quantizer": ("quantizer", "o_quantizer"),
+    "a tensor to quantize[a-zA-Z0-9 ]*": ("tensor", "input", "tensor_list", "inp"),
+    "amax": ("partial_amax_list",),
+    "an FP8 format": ("fp8_dtype", "dtype", "out_dtype"),
+    "an alignment": ("alignments",),
+    "argument 2": ("out",),
+    "block scales": ("scale_tensors", "tensors", "tensor"),
+    "dst": ("out", "otype"),
+    "freqs": ("q_freqs",),
+    "grad": ("dO",),
+    "out": ("O", "out_list"),
+    "q": ("Q",),
+    "rows_padded": ("rows_padded_list",),
+    "scale": ("scale_list",),
+    "start_offset": ("start_offset_list",),
+    "stats": ("Aux_CTX_Tensors",),
+    "the given output": ("out", "ln_out", "output", "D", "grad_input"),
+    "the input": ("input", "input_2h", "output_grads"),
+    "tile_rows and tile_cols": ("tile_rows_list",),
+}
+"""What code that serves several functions calls an argument in its sentences, and what these functions call it."""
+
+
+def _name_function(error: FusibleError, name: str, parameters: Mapping[str, Any]) -> None:
+    """Let the sentence of an error say of which function it speaks, and by its own name for the argument."""
+    text = str(error)
+    if ", got " not in text:
+        return
+    if name not in _words(text):
+        text = text.replace(", got ", f" of {name}, got ", 1)
+    if _words(_subject(text)).isdisjoint(parameters):
+        for general, own in _OF_KERNELS.items():
+            known = next((argument for argument in own if argument in parameters), None)
+            if known is not None:
+                text = re.sub(rf" of {general}(?=,| of )", f" of {known}", text, count=1)
+    error.args = (text, *error.args[1:])
