@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+from fusible.tex.interface.arguments import Quantizer, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Finite, FloatingDType, Indices, Lengths, Probability, Size
 
@@ -40,7 +41,27 @@ class Attention:
         window_size_right, return_max_logit, cuda_graph, deterministic``, and then returns the enum alone. ``NVTE_No_Backend`` (-1) means not served.
         """
 
-    @function("Q", "K", "qkv_layout", "bias_type", "attn_mask_type", "softmax_type", "s_quantizer", "o_quantizer")
+    @function(
+        "Q",
+        "K",
+        "qkv_layout",
+        "bias_type",
+        "attn_mask_type",
+        "softmax_type",
+        "s_quantizer",
+        "o_quantizer",
+        cu_seqlens_q="int32 [b]",
+        cu_seqlens_kv="int32 [b]",
+        window_size="2 * any",
+        Q="any [_ * _ d]",
+        K="=Q [_ * _ d]",
+        V="=Q [_ * _ e]",
+        cu_seqlens_q_padded="int32 [b]",
+        cu_seqlens_kv_padded="int32 [b]",
+        page_table_k="int32 [n p]",
+        page_table_v="int32 [n p]",
+        Bias="float [_ _ _ _]",
+    )
     def fused_attn_fwd(
         self,
         max_seqlen_q: Size,
@@ -59,18 +80,18 @@ class Attention:
         bottom_right_diagonal: bool,
         cu_seqlens_q: Lengths | None,
         cu_seqlens_kv: Lengths | None,
-        Q: Any,
-        K: Any,
-        V: Any,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
         fake_dtype: FloatingDType,
         cu_seqlens_q_padded: Lengths | None,
         cu_seqlens_kv_padded: Lengths | None,
         page_table_k: Indices | None,
         page_table_v: Indices | None,
-        s_quantizer: Any,
-        o_quantizer: Any,
-        Bias: Any,
-        SoftmaxOffset: Any,
+        s_quantizer: Quantizer | None,
+        o_quantizer: Quantizer | None,
+        Bias: Tensor | None,
+        SoftmaxOffset: Tensor | None,
         rng_gen: Any,
         rng_elts_per_thread: int,
         return_max_logit: bool,
@@ -90,7 +111,27 @@ class Attention:
         softmax off by one is read as 0.
         """
 
-    @function("Q", "K", "qkv_layout", "dqkv_layout", "bias_type", "attn_mask_type", "softmax_type", "dO", "dqkv_quantizer")
+    @function(
+        "Q",
+        "K",
+        "qkv_layout",
+        "dqkv_layout",
+        "bias_type",
+        "attn_mask_type",
+        "softmax_type",
+        "dO",
+        "dqkv_quantizer",
+        cu_seqlens_q="int32 [b]",
+        cu_seqlens_kv="int32 [b]",
+        window_size="2 * any",
+        Q="any [_ * _ d]",
+        K="=Q [_ * _ d]",
+        V="=Q [_ * _ e]",
+        O="float [_ * _ e]",
+        dO="float [_ * _ e]",
+        cu_seqlens_q_padded="int32 [b]",
+        cu_seqlens_kv_padded="int32 [b]",
+    )
     def fused_attn_bwd(
         self,
         max_seqlen_q: Size,
@@ -112,18 +153,18 @@ class Attention:
         deterministic: bool,
         cu_seqlens_q: Lengths | None,
         cu_seqlens_kv: Lengths | None,
-        Q: Any,
-        K: Any,
-        V: Any,
-        O: Any,  # noqa: E741
-        dO: Any,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
+        O: Tensor,  # noqa: E741
+        dO: Tensor,
         fake_dtype: FloatingDType,
-        Aux_CTX_Tensors: Sequence[Any],
+        Aux_CTX_Tensors: Sequence[Tensor],
         cu_seqlens_q_padded: Lengths | None,
         cu_seqlens_kv_padded: Lengths | None,
-        s_quantizer: Any,
-        dp_quantizer: Any,
-        dqkv_quantizer: Any,
+        s_quantizer: Quantizer | None,
+        dp_quantizer: Quantizer | None,
+        dqkv_quantizer: Quantizer | None,
         cuda_graph: bool,
     ) -> list[Any]:
         """``[dQ, dK, dV, dBias, dSoftmaxOffset]``, the last two None where there is no such input.
@@ -134,13 +175,24 @@ class Attention:
         gradients of ``fake_dtype`` otherwise. A ``dp_quantizer`` of delayed scaling has its amax raised to the largest ``dS``.
         """
 
-    @function("new_k", "k_cache", "kv_format")
+    @function(
+        "new_k",
+        "k_cache",
+        "kv_format",
+        new_k="any [* g d]",
+        new_v="=new_k [* h e]",
+        k_cache="=new_k [p s g d]",
+        v_cache="=new_k [p s h e]",
+        page_table="int32",
+        cu_new_lens="int32 [b+1]",
+        cu_cached_lens="int32 [b+1]",
+    )
     def copy_to_kv_cache(
         self,
-        new_k: Any,
-        new_v: Any,
-        k_cache: Any,
-        v_cache: Any,
+        new_k: Tensor,
+        new_v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
         page_table: Indices | None,
         cu_new_lens: Lengths,
         cu_cached_lens: Lengths,
@@ -160,27 +212,27 @@ class Attention:
         comes from row ``page_table[i]``, for all sequences at once.
         """
 
-    @function("cu_seqlens")
-    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Lengths, b: Size, max_seq_len: Size) -> Any:
+    @function("cu_seqlens", tensor="any [t *]", cu_seqlens="int32 [n+1]")
+    def convert_thd_to_bshd(self, tensor: Tensor, cu_seqlens: Lengths, b: Size, max_seq_len: Size) -> Any:
         """``[t, ..] -> [b, max_seq_len, ..]``: ``y[i, p] = tensor[cu_seqlens[i] + p]`` within the length of sequence i, else 0.
 
         ``cu_seqlens`` is int32 ``[b + 1]``; any dtype. Tokens of a sequence past ``max_seq_len`` are dropped. Raises ``ShapeError`` for fewer
         lengths than ``b``.
         """
 
-    @function("cu_seqlens")
-    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Lengths, t: Size) -> Any:
+    @function("cu_seqlens", tensor="any [n s *]", cu_seqlens="int32 [n+1]")
+    def convert_bshd_to_thd(self, tensor: Tensor, cu_seqlens: Lengths, t: Size) -> Any:
         """``[b, s, ..] -> [t, ..]``: the inverse of ``convert_thd_to_bshd``; tokens of no sequence are 0."""
 
-    @function("qkvi")
-    def fa_prepare_fwd(self, qkvi: Any) -> Any:
+    @function("qkvi", qkvi="any [s b n h]")
+    def fa_prepare_fwd(self, qkvi: Tensor) -> Any:
         """``[3, b, s, n, h]``, contiguous: Q, K and V of the buffer ``[s, b, n, 3h]`` whose first third of each head is the view ``qkvi``.
 
         ``qkvi`` is ``[s, b, n, h]``. Raises ``ShapeError`` where its strides are not those of such a view.
         """
 
-    @function("q")
-    def fa_prepare_bwd(self, q: Any, k: Any, v: Any) -> Any:
+    @function("q", q="any [b s n h]", k="=q [b s n h]", v="=q [b s n h]")
+    def fa_prepare_bwd(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         """``[s, b, n, 3h]``, contiguous: the gradients ``q``, ``k``, ``v``, each ``[b, s, n, h]``, side by side in each head.
 
         Raises ``ShapeError`` for different shapes, ``DTypeError`` for different dtypes.

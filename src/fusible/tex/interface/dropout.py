@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Probability
 
@@ -16,8 +17,8 @@ __all__ = ["Dropout"]
 class Dropout:
     """Dropout decided by one random byte per element, so the drop probability is ``floor(256 p) / 256``; the scale is exactly ``1 / (1 - p)``."""
 
-    @function("input")
-    def dropout_fwd(self, input: Any, dropout_probability: Probability, out: Any = None) -> list[Any]:
+    @function("input", input="any", out="any")
+    def dropout_fwd(self, input: Tensor, dropout_probability: Probability, out: Tensor | None = None) -> list[Any]:
         """``[y, mask]`` with ``y = keep * x / (1 - p)``, ``keep`` where a random byte is at least ``floor(256 p)``.
 
         ``mask`` is uint8 ``[numel / 8]``, least significant bit first, 1 = kept. Bytes come from torch's default generator. ``input`` may be FP8;
@@ -25,6 +26,6 @@ class Dropout:
         unless ``numel`` is a multiple of 16 (Srivastava et al. 2014).
         """
 
-    @function("grad_output")
-    def dropout_bwd(self, grad_output: Any, mask: Any, dropout_probability: Probability, grad_input: Any = None) -> Any:
+    @function("grad_output", grad_output="float", mask="uint8", grad_input="=grad_output")
+    def dropout_bwd(self, grad_output: Tensor, mask: Tensor, dropout_probability: Probability, grad_input: Tensor | None = None) -> Any:
         """``grad_output * keep / (1 - p)`` with the bits of ``mask``; ``grad_input``, where given, is written and returned."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.enums import CommOverlapType
+from fusible.tex.interface.arguments import Quantizer, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Finite, FloatingDType
 
@@ -17,28 +18,28 @@ __all__ = ["GEMM"]
 class GEMM:
     """Matrix products with fp32 accumulation and a fused epilogue."""
 
-    @function("A", "transA", "B", "transB", "D", "quantizer")
+    @function("A", "transA", "B", "transB", "D", "quantizer", A="any [* a]", B="any [* b]", bias="float [n]", gelu_in="float", extra_output="any")
     def generic_gemm(
         self,
-        A: Any,
+        A: Tensor,
         transA: bool,
-        B: Any,
+        B: Tensor,
         transB: bool,
-        D: Any,
-        quantizer: Any,
+        D: Tensor | None,
+        quantizer: Quantizer | None,
         output_dtype: FloatingDType | None,
-        bias: Any,
+        bias: Tensor | None,
         bias_type: FloatingDType | None,
         gelu: bool,
-        gelu_in: Any,
+        gelu_in: Tensor | None,
         grad: bool,
-        workspace: Any,
+        workspace: Tensor | None,
         workspace_size: int,
         accumulate: bool,
         use_split_accumulator: bool,
         comm_overlap: Any = None,
         comm_type: CommOverlapType | None = None,
-        extra_output: Any = None,
+        extra_output: Tensor | None = None,
         bulk_overlap: bool = False,
         alpha: Finite = 1.0,
         beta: Finite | None = None,

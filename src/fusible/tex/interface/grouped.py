@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.interface.arguments import GroupedTensor, Quantizer, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Count, Finite, FloatingDType, GivenTensor, Positive
 
@@ -23,22 +25,22 @@ class Grouped:
     member alone. The functions raise ``ShapeError``, ``DTypeError`` or ``ArgumentError`` before anything is written.
     """
 
-    @function("A", "B", "transb", "D")
+    @function("A", "B", "transb", "D", A="n * any [* a]", B="n * any [* b]", bias="n * any", pre_gelu_out="n * any")
     def te_general_grouped_gemm(
         self,
-        A: list[Any],
+        A: list[Tensor],
         transa: bool,
-        B: list[Any],
+        B: list[Tensor],
         transb: bool,
-        D: list[Any] | None,
+        D: list[Tensor] | None,
         D_type: FloatingDType,
         m_splits: list[int],
-        bias: list[Any],
+        bias: list[Tensor],
         bias_type: FloatingDType | None,
         single_output: bool,
-        pre_gelu_out: list[Any],
+        pre_gelu_out: list[Tensor],
         grad: bool,
-        workspace: list[Any],
+        workspace: list[Tensor],
         workspaceSize: int,
         accumulate: bool,
         use_split_accumulator: bool,
@@ -53,20 +55,20 @@ class Grouped:
         ``pre_gelu_out``. ``m_splits``, the workspaces and ``math_sm_count`` change nothing.
         """
 
-    @function("A", "B", "D")
+    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32")
     def te_general_grouped_gemm_for_grouped_tensor(
         self,
-        A: Any,
+        A: GroupedTensor | Sequence[Tensor],
         transa: bool,
-        B: Any,
+        B: GroupedTensor | Sequence[Tensor],
         transb: bool,
-        D: Any,
-        bias: Any,
-        bias_scale: Any,
-        alpha: Any,
-        beta: Any,
-        workspace_setup: Any,
-        workspace_cublas: Any,
+        D: GroupedTensor | Sequence[Tensor],
+        bias: GroupedTensor | None,
+        bias_scale: Tensor | None,
+        alpha: Tensor,
+        beta: Tensor,
+        workspace_setup: Tensor,
+        workspace_cublas: Tensor,
         use_split_accumulator: bool,
         math_sm_count: int,
     ) -> Any:
@@ -77,39 +79,39 @@ class Grouped:
         counts as 0, without bias.
         """
 
-    @function("A", "B", "D")
+    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32")
     def te_general_grouped_gemm_for_discrete_in(
         self,
-        A: Any,
+        A: GroupedTensor | Sequence[Tensor],
         transa: bool,
-        B: Any,
+        B: GroupedTensor | Sequence[Tensor],
         transb: bool,
-        D: Any,
-        bias: Any,
-        bias_scale: Any,
-        alpha: Any,
-        beta: Any,
-        workspace_setup: Any,
-        workspace_cublas: Any,
+        D: GroupedTensor | Sequence[Tensor],
+        bias: GroupedTensor | None,
+        bias_scale: Tensor | None,
+        alpha: Tensor,
+        beta: Tensor,
+        workspace_setup: Tensor,
+        workspace_cublas: Tensor,
         use_split_accumulator: bool,
         math_sm_count: int,
     ) -> Any:
         """``te_general_grouped_gemm_for_grouped_tensor`` whose A is a list of tensors."""
 
-    @function("A", "B", "D")
+    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32")
     def te_general_grouped_gemm_for_discrete_out(
         self,
-        A: Any,
+        A: GroupedTensor | Sequence[Tensor],
         transa: bool,
-        B: Any,
+        B: GroupedTensor | Sequence[Tensor],
         transb: bool,
-        D: Any,
-        bias: Any,
-        bias_scale: Any,
-        alpha: Any,
-        beta: Any,
-        workspace_setup: Any,
-        workspace_cublas: Any,
+        D: GroupedTensor | Sequence[Tensor],
+        bias: GroupedTensor | None,
+        bias_scale: Tensor | None,
+        alpha: Tensor,
+        beta: Tensor,
+        workspace_setup: Tensor,
+        workspace_cublas: Tensor,
         use_split_accumulator: bool,
         math_sm_count: int,
     ) -> Any:
@@ -119,17 +121,25 @@ class Grouped:
     def get_grouped_gemm_setup_workspace_size(self, num_tensors: Count) -> int:
         """The bytes of ``workspace_setup`` for ``num_tensors`` problems: 0 where a backend needs none."""
 
-    @function("tensor", "quantizer")
+    @function(
+        "tensor",
+        "quantizer",
+        tensor="float [* n]",
+        first_dims="integer [num_tensors]",
+        last_dims="integer [num_tensors]",
+        tensor_offsets="integer [num_tensors+1]",
+        noop_flag="fp32 [1]",
+    )
     def group_quantize(
         self,
-        tensor: Any,
-        quantizer: Any,
+        tensor: Tensor,
+        quantizer: Quantizer | None,
         num_tensors: Count,
-        first_dims: Any,
-        last_dims: Any = None,
-        tensor_offsets: Any = None,
-        noop_flag: Any = None,
-        output: Any = None,
+        first_dims: Tensor | None,
+        last_dims: Tensor | None = None,
+        tensor_offsets: Tensor | None = None,
+        noop_flag: Tensor | None = None,
+        output: GroupedTensor | None = None,
     ) -> Any:
         """The members of ``tensor``, quantized each by itself, as a grouped tensor whose logical shape is that of ``tensor`` flattened to a matrix.
 
@@ -138,27 +148,40 @@ class Grouped:
         """
 
     @function("input")
-    def group_dequantize(self, input: Any, otype: FloatingDType) -> Any:
+    def group_dequantize(self, input: GroupedTensor, otype: FloatingDType) -> Any:
         """The unquantized grouped tensor of a quantized one, in ``otype``."""
 
-    @function("tensor", "quantizer")
+    @function(
+        "tensor",
+        "quantizer",
+        tensor="float [* n]",
+        first_dims="integer [num_tensors]",
+        last_dims="integer [num_tensors]",
+        tensor_offsets="integer [num_tensors+1]",
+    )
     def bgrad_group_quantize(
-        self, tensor: Any, quantizer: Any, num_tensors: Count, first_dims: Any, last_dims: Any = None, tensor_offsets: Any = None
+        self,
+        tensor: Tensor,
+        quantizer: Quantizer | None,
+        num_tensors: Count,
+        first_dims: Tensor | None,
+        last_dims: Tensor | None = None,
+        tensor_offsets: Tensor | None = None,
     ) -> Any:
         """``[group_quantize(tensor), grad_bias]``: and each member's sum over its rows, ``[num_tensors, columns]`` in ``tensor``'s dtype.
 
         The members share their columns.
         """
 
-    @function("grouped_x", "quantizer")
+    @function("grouped_x", "quantizer", first_dims="integer [num_tensors]", tensor_offsets="integer [num_tensors+1]")
     def group_requantize_inplace(
         self,
-        grouped_x: Any,
-        quantizer: Any,
+        grouped_x: GroupedTensor,
+        quantizer: Quantizer,
         num_tensors: Count,
-        first_dims: Any,
+        first_dims: Tensor | None,
         otype: FloatingDType,
-        tensor_offsets: Any = None,
+        tensor_offsets: Tensor | None = None,
         return_dequantized: bool = False,
     ) -> Any:
         """Add to a grouped tensor that arrived with row-wise data alone the column-wise copy that ``quantizer`` asks for.
@@ -168,26 +191,51 @@ class Grouped:
         dequantized values, ``logical_shape`` in ``otype``, if ``return_dequantized``, else None.
         """
 
-    @function("tensor", "quantizer")
+    @function(
+        "tensor",
+        "quantizer",
+        tensor="float [* n]",
+        first_dims="integer [num_tensors]",
+        last_dims="integer [num_tensors]",
+        rowwise_amax="fp32 (num_tensors)",
+        columnwise_amax="fp32 (num_tensors)",
+        tensor_offsets="integer [num_tensors+1]",
+    )
     def nvfp4_group_quantize_with_amax(
         self,
-        tensor: Any,
-        quantizer: Any,
+        tensor: Tensor,
+        quantizer: Quantizer,
         num_tensors: Count,
-        first_dims: Any,
-        last_dims: Any = None,
+        first_dims: Tensor,
+        last_dims: Tensor | None = None,
         rowwise_amax: GivenTensor = None,
         columnwise_amax: GivenTensor = None,
-        tensor_offsets: Any = None,
+        tensor_offsets: Tensor | None = None,
     ) -> Any:
         """``group_quantize`` to NVFP4 by given amaxes: ``rowwise_amax`` and ``columnwise_amax``, fp32 ``[num_tensors]``.
 
         Both must be given: NVIDIA's signature has them behind a parameter with a default. Raises ``DTypeError`` without.
         """
 
-    @function("input_2h", "prob", "quantizer")
+    @function(
+        "input_2h",
+        "prob",
+        "quantizer",
+        input_2h="float [n 2*h]",
+        prob="float (n)",
+        first_dims="integer [num_tensors]",
+        last_dims="integer [num_tensors]",
+        tensor_offsets="integer [num_tensors+1]",
+    )
     def group_scaled_swiglu(
-        self, input_2h: Any, prob: Any, quantizer: Any, num_tensors: Count, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None
+        self,
+        input_2h: Tensor,
+        prob: Tensor,
+        quantizer: Quantizer | None,
+        num_tensors: Count,
+        first_dims: Tensor | None = None,
+        last_dims: Tensor | None = None,
+        tensor_offsets: Tensor | None = None,
     ) -> Any:
         """``scaled_swiglu(input_2h, prob)`` as a grouped tensor of logical shape ``[N, H]``, column-wise alone.
 
@@ -195,18 +243,27 @@ class Grouped:
         ``tensor_offsets`` are those of the result.
         """
 
-    @function("input_2h", "prob", "quantizer")
+    @function(
+        "input_2h",
+        "prob",
+        "quantizer",
+        input_2h="float [n 2*h]",
+        prob="float (n)",
+        first_dims="integer [num_tensors]",
+        last_dims="integer [num_tensors]",
+        tensor_offsets="integer [num_tensors+1]",
+    )
     def group_scaled_clamped_swiglu(
         self,
-        input_2h: Any,
-        prob: Any,
-        quantizer: Any,
+        input_2h: Tensor,
+        prob: Tensor,
+        quantizer: Quantizer | None,
         num_tensors: Count,
         limit: Positive,
         alpha: Finite = 1.702,
         glu_linear_offset: Finite = 1.0,
-        first_dims: Any = None,
-        last_dims: Any = None,
-        tensor_offsets: Any = None,
+        first_dims: Tensor | None = None,
+        last_dims: Tensor | None = None,
+        tensor_offsets: Tensor | None = None,
     ) -> Any:
         """``group_scaled_swiglu`` of ``scaled_clamped_swiglu``; ``limit`` is positive and the three numbers finite."""

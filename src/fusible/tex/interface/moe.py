@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.tex.enums import NVTEQBHistogramMode, NVTERoutingMapFormat
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import AnyDType, Count, Finite, Size
 
@@ -27,9 +28,9 @@ class MoE:
     (BITMAP_U8), where expert e is bit ``e % 8`` of byte ``e // 8``. Of equal scores the expert of the lowest index comes first.
     """
 
-    @function("input", "indices")
+    @function("input", "indices", input="any [t h]", indices="integer [t k]")
     def moe_permute_fwd(
-        self, input: Any, dtype: AnyDType, indices: Any, num_out_tokens: int, workspace: list[Any], max_expanded_token_num: int
+        self, input: Tensor, dtype: AnyDType, indices: Tensor, num_out_tokens: int, workspace: list[Tensor], max_expanded_token_num: int
     ) -> Any:
         """``(permuted, row_id_map, workspace)``: the rows of ``input [T, H]``, K copies of each, sorted by expert.
 
@@ -38,20 +39,20 @@ class MoE:
         0. ``workspace``: four tensors, made where the list is empty; scratch. Raises ``ShapeError`` or ``DTypeError``.
         """
 
-    @function("input", "row_id_map")
-    def moe_permute_bwd(self, input: Any, dtype: AnyDType, row_id_map: Any, prob: Any, num_tokens: Size, topK: Count) -> Any:
+    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 [n]", prob="fp32")
+    def moe_permute_bwd(self, input: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor | None, num_tokens: Size, topK: Count) -> Any:
         """The gradient of ``moe_permute_fwd``: ``moe_unpermute_fwd`` of the gradient ``input``, ``prob`` being empty."""
 
-    @function("input", "row_id_map")
-    def moe_unpermute_fwd(self, input: Any, dtype: AnyDType, row_id_map: Any, prob: Any, num_tokens: Size, topK: Count) -> Any:
+    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 [n]", prob="fp32")
+    def moe_unpermute_fwd(self, input: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor | None, num_tokens: Size, topK: Count) -> Any:
         """``out[t] = sum_k prob[t, k] * input[row_id_map[k * T + t]]``, dropped copies being skipped: ``[T, H]`` in ``input``'s dtype.
 
         ``input``: ``[rows, H]``; ``prob``: fp32 ``[T, K]``, or empty, which stands for ones. FP8 data without ``prob`` is averaged over K instead of
         summed, so that it stays in range. Raises ``ShapeError`` or ``DTypeError``.
         """
 
-    @function("input_bwd", "input_fwd", "row_id_map")
-    def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: AnyDType, row_id_map: Any, prob: Any) -> Any:
+    @function("input_bwd", "input_fwd", "row_id_map", input_bwd="any [t h]", input_fwd="any [r h]", row_id_map="int32 [n]", prob="fp32")
+    def moe_unpermute_bwd(self, input_bwd: Tensor, input_fwd: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor) -> Any:
         """``(act_grad, prob_grad)`` of ``moe_unpermute_fwd`` for the gradient ``input_bwd [T, H]`` and the forward's ``input_fwd [rows, H]``.
 
         ``act_grad[row_id_map[k * T + t]] = input_bwd[t] * prob[t, k]`` in ``input_bwd``'s dtype, ``[rows, H]``, 0 in rows that nothing came from;
@@ -59,19 +60,19 @@ class MoE:
         ``prob``, K is 1, ``prob`` stands for ones, and ``prob_grad`` is 0.
         """
 
-    @function("logits")
+    @function("logits", logits="float [*m e]", expert_bias="float [e]", topk_indices="integer [*m topk]")
     def fused_topk_with_score_function_fwd(
         self,
-        logits: Any,
+        logits: Tensor,
         topk: Count,
         use_pre_softmax: bool,
         num_groups: int | None,
         group_topk: int | None,
         scaling_factor: Finite | None,
         score_function: str,
-        expert_bias: Any,
+        expert_bias: Tensor | None,
         routing_map_format: NVTERoutingMapFormat | int = 0,
-        topk_indices: Any = None,
+        topk_indices: Tensor | None = None,
     ) -> Any:
         """``(probs, routing_map, intermediate)``: the ``topk`` experts of each token and their weights.
 
@@ -88,17 +89,25 @@ class MoE:
         ``ArgumentError`` before anything is written.
         """
 
-    @function("logits", "expert_bias")
+    @function(
+        "logits",
+        "expert_bias",
+        logits="float [*m e]",
+        expert_bias="float [e]",
+        topk_indices="integer [*m topk]",
+        histogram="int32 [e bins]",
+        bin_bounds="fp32 [2]",
+    )
     def fused_topk_with_score_function_qb_fwd(
         self,
-        logits: Any,
+        logits: Tensor,
         topk: Count,
         scaling_factor: Finite | None,
-        expert_bias: Any,
+        expert_bias: Tensor | None,
         routing_map_format: NVTERoutingMapFormat,
-        topk_indices: Any,
-        histogram: Any,
-        bin_bounds: Any,
+        topk_indices: Tensor | None,
+        histogram: Tensor,
+        bin_bounds: Tensor,
         histogram_mode: NVTEQBHistogramMode,
         bin_bounds_validated: bool = False,
     ) -> Any:
@@ -112,13 +121,21 @@ class MoE:
         the bounds are known to be finite and ascending; else they are read and checked. Raises like the router, before anything is written.
         """
 
-    @function("intermediate_output", "grad_probs", "grad_logits")
+    @function(
+        "intermediate_output",
+        "grad_probs",
+        "grad_logits",
+        routing_map="bool|uint8|integer [*m k]",
+        intermediate_output="fp32 [*m e]",
+        grad_probs="float [*m e]",
+        grad_logits="float [*m e]",
+    )
     def fused_topk_with_score_function_bwd(
         self,
-        routing_map: Any,
-        intermediate_output: Any,
-        grad_probs: Any,
-        grad_logits: Any,
+        routing_map: Tensor,
+        intermediate_output: Tensor,
+        grad_probs: Tensor,
+        grad_logits: Tensor,
         topk: Count,
         use_pre_softmax: bool,
         scaling_factor: Finite | None,
@@ -132,26 +149,28 @@ class MoE:
         ``[*leading, topk]``. The choice of experts has no gradient. Raises ``ShapeError``, ``DTypeError`` or ``ArgumentError``.
         """
 
-    @function("logits")
+    @function("logits", logits="float [*m e]")
     def fused_score_for_moe_aux_loss_fwd(
-        self, logits: Any, topk: Count, score_function: str, routing_map_format: NVTERoutingMapFormat | int = 0
+        self, logits: Tensor, topk: Count, score_function: str, routing_map_format: NVTERoutingMapFormat | int = 0
     ) -> Any:
         """``(scores, routing_map, intermediate)``: the scores of all experts for the load-balancing loss, fp32 in ``logits``' shape.
 
         ``softmax(logits)``, or the sigmoid or sqrtsoftplus divided by ``their sum + 1e-20``; ``routing_map`` marks the ``topk`` best.
         """
 
-    @function("intermediate_output", "grad_scores", "grad_logits")
+    @function(
+        "intermediate_output", "grad_scores", "grad_logits", intermediate_output="fp32 [*m e]", grad_scores="float [*m e]", grad_logits="float [*m e]"
+    )
     def fused_score_for_moe_aux_loss_bwd(
-        self, intermediate_output: Any, grad_scores: Any, grad_logits: Any, topk: Count, score_function: str
+        self, intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: Count, score_function: str
     ) -> None:
         """Write the gradient of ``fused_score_for_moe_aux_loss_fwd``'s scores to ``grad_logits`` (shape of ``grad_scores``)."""
 
-    @function("probs", "tokens_per_expert")
+    @function("probs", "tokens_per_expert", probs="float [num_rows num_cols]", tokens_per_expert="float|integer [num_cols]")
     def fused_moe_aux_loss_fwd(
         self,
-        probs: Any,
-        tokens_per_expert: Any,
+        probs: Tensor,
+        tokens_per_expert: Tensor,
         total_num_tokens: Count,
         num_experts: Count,
         num_rows: Size,
@@ -165,12 +184,19 @@ class MoE:
         ``probs``' dtype; ``Const_buf`` is fp32 ``[C, loss]``. Source: Fedus et al. 2021, arXiv:2101.03961. Raises ``ShapeError``.
         """
 
-    @function("probs", "tokens_per_expert", "total_num_tokens")
+    @function(
+        "probs",
+        "tokens_per_expert",
+        "total_num_tokens",
+        probs="float [num_rows num_cols]",
+        tokens_per_expert="float|integer [num_cols]",
+        total_num_tokens="integer (1)",
+    )
     def fused_moe_aux_loss_fwd_graph_safe(
         self,
-        probs: Any,
-        tokens_per_expert: Any,
-        total_num_tokens: Any,
+        probs: Tensor,
+        tokens_per_expert: Tensor,
+        total_num_tokens: Tensor,
         num_experts: Count,
         num_rows: Size,
         num_cols: Size,
@@ -179,6 +205,13 @@ class MoE:
     ) -> Any:
         """``fused_moe_aux_loss_fwd`` whose ``total_num_tokens`` is a tensor of one integer, never read by the host."""
 
-    @function("Const_buf", "tokens_per_expert", "grad_aux_loss")
-    def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: Size, num_cols: Size, grad_aux_loss: Any) -> Any:
+    @function(
+        "Const_buf",
+        "tokens_per_expert",
+        "grad_aux_loss",
+        Const_buf="fp32 (2)",
+        tokens_per_expert="float|integer [num_cols]",
+        grad_aux_loss="float (1)",
+    )
+    def fused_moe_aux_loss_bwd(self, Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: Size, num_cols: Size, grad_aux_loss: Tensor) -> Any:
         """The gradient for ``probs``: ``C * tokens_per_expert[c] * grad_aux_loss``, ``[num_rows, num_cols]`` in ``grad_aux_loss``'s dtype."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.tex.interface.arguments import Quantizer, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Epsilon, FloatingDType
 
@@ -21,15 +22,15 @@ class Normalization:
     others after rounding to ``otype``. ``sm_margin`` changes no result. Raises ``ShapeError`` where ``weight`` or ``bias`` is not ``[N]``.
     """
 
-    @function("input", "weight", "quantizer", "otype")
+    @function("input", "weight", "quantizer", "otype", input="float [* n]", weight="float [n]", bias="float [n]", ln_out="any [* n]")
     def layernorm_fwd(
         self,
-        input: Any,
-        weight: Any,
-        bias: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
         eps: Epsilon,
-        ln_out: Any,
-        quantizer: Any,
+        ln_out: Tensor | None,
+        quantizer: Quantizer | None,
         otype: FloatingDType,
         sm_margin: int,
         zero_centered_gamma: bool,
@@ -37,26 +38,36 @@ class Normalization:
         """``[y, mu, rsigma]``: ``y = (x - mu) * rsigma * g + bias``, ``rsigma = 1 / sqrt(mean (x - mu)^2 + eps)`` (Ba et al. 2016,
         arXiv:1607.06450)."""
 
-    @function("dz", "x", "gamma")
-    def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+    @function("dz", "x", "gamma", dz="float [*m n]", x="float [*m n]", mu="fp32 (m)", rsigma="fp32 (m)", gamma="float [n]")
+    def layernorm_bwd(self, dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         """``[dx, dgamma, dbeta]``: with ``xh = (x - mu) rsigma`` and ``dy = dz g``, ``dx = rsigma (dy - mean(dy) - xh mean(dy xh))``.
 
         ``dgamma = sum dz xh`` and ``dbeta = sum dz`` over rows, in ``gamma``'s dtype; ``dx`` in ``x``'s.
         """
 
-    @function("input", "weight", "quantizer", "otype")
+    @function("input", "weight", "quantizer", "otype", input="float [* n]", weight="float [n]", ln_out="any [* n]")
     def rmsnorm_fwd(
-        self, input: Any, weight: Any, eps: Epsilon, ln_out: Any, quantizer: Any, otype: FloatingDType, sm_margin: int, zero_centered_gamma: bool
+        self,
+        input: Tensor,
+        weight: Tensor,
+        eps: Epsilon,
+        ln_out: Tensor | None,
+        quantizer: Quantizer | None,
+        otype: FloatingDType,
+        sm_margin: int,
+        zero_centered_gamma: bool,
     ) -> list[Any]:
         """``[y, None, rsigma]``: ``y = x * rsigma * g``, ``rsigma = 1 / sqrt(mean x^2 + eps)`` (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
-    @function("dz", "x", "gamma")
-    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+    @function("dz", "x", "gamma", dz="float [*m n]", x="float [*m n]", rsigma="fp32 (m)", gamma="float [n]")
+    def rmsnorm_bwd(self, dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         """``[dx, dgamma]``: with ``xh = x rsigma`` and ``dy = dz g``, ``dx = rsigma (dy - xh mean(dy xh))`` in ``x``'s dtype.
 
         ``dgamma = sum dz xh`` over rows, in ``gamma``'s dtype.
         """
 
-    @function("dz", "x", "add", "gamma")
-    def rmsnorm_bwd_add(self, dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+    @function("dz", "x", "add", "gamma", dz="float [*m n]", x="float [*m n]", add="float [*m n]", rsigma="fp32 (m)", gamma="float [n]")
+    def rmsnorm_bwd_add(
+        self, dz: Tensor, x: Tensor, add: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
+    ) -> list[Any]:
         """``rmsnorm_bwd`` with ``add`` (of ``x``'s shape) added to ``dx`` in fp32, before the one rounding."""

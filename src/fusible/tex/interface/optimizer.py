@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import BooleanNumber, Decay, Epsilon, Finite, FP8DType, Positive, Size
 
@@ -18,35 +19,35 @@ class Optimizer:
     """Each works on ``tensor_lists``: lists of equally many tensors, the i-th of each list belonging together. Arithmetic is fp32, with one rounding
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
-    @function("tensor_lists")
-    def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], scale: float) -> None:
+    @function("tensor_lists", noop_flag="int32 (1)", before="noop_flag scale")
+    def multi_tensor_scale(self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
-    @function("tensor_lists")
-    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: Sequence[Sequence[Any]], scale: Any) -> None:
+    @function("tensor_lists", is_infinite="int32 (1)", scale="fp32 (1)", before="is_infinite scale")
+    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: Tensor) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
-    @function("tensor_lists")
+    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 (1)", before="noop_flag per_tensor_python")
     def multi_tensor_l2norm(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], per_tensor_python: bool | None
+        self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``[x]``: ``(norm, per_tensor)``, the L2 norm over all tensors, fp32 ``[1]``, and that of each, fp32 ``[n]`` (``[0]`` unless asked for).
 
         Sets ``noop_flag`` to 1 where a norm is not finite. The flag is not read.
         """
 
-    @function("tensor_lists")
+    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 (1)", inv_scale="fp32 (1)", before="noop_flag inv_scale per_tensor_python")
     def multi_tensor_unscale_l2norm(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], inv_scale: Any, per_tensor_python: bool | None
+        self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], inv_scale: Tensor, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
-    @function("tensor_lists")
+    @function("tensor_lists", noop_flag="int32 (1)", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
     def multi_tensor_adam(
         self,
         chunk_size: int,
-        noop_flag: Any,
-        tensor_lists: Sequence[Sequence[Any]],
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
         lr: Finite,
         beta1: Decay,
         beta2: Decay,
@@ -63,12 +64,12 @@ class Optimizer:
         ``p`` is read from them and written to both. ``g`` is left alone, and ``noop_flag`` is not read.
         """
 
-    @function("tensor_lists")
+    @function("tensor_lists", noop_flag="int32 (1)", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
     def multi_tensor_adam_param_remainder(
         self,
         chunk_size: int,
-        noop_flag: Any,
-        tensor_lists: Sequence[Sequence[Any]],
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
         lr: Finite,
         beta1: Decay,
         beta2: Decay,
@@ -84,12 +85,12 @@ class Optimizer:
         that is off by. Both are written. Raises ``DTypeError`` for other types.
         """
 
-    @function("tensor_lists")
+    @function("tensor_lists", noop_flag="int32 (1)", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype")
     def multi_tensor_adam_fp8(
         self,
         chunk_size: int,
-        noop_flag: Any,
-        tensor_lists: Sequence[Sequence[Any]],
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
         lr: Finite,
         beta1: Decay,
         beta2: Decay,
@@ -107,21 +108,28 @@ class Optimizer:
         other types.
         """
 
-    @function("tensor_lists")
+    @function(
+        "tensor_lists",
+        noop_flag="int32 (1)",
+        lr="fp32 (1)",
+        step="int32|fp32 (1)",
+        inv_scale="fp32 (1)",
+        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
+    )
     def multi_tensor_adam_capturable(
         self,
         chunk_size: int,
-        noop_flag: Any,
-        tensor_lists: Sequence[Sequence[Any]],
-        lr: Any,
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
+        lr: Tensor,
         beta1: Decay,
         beta2: Decay,
         epsilon: Epsilon,
-        step: Any,
+        step: Tensor,
         mode: BooleanNumber,
         bias_correction: BooleanNumber,
         weight_decay: Finite,
-        inv_scale: Any,
+        inv_scale: Tensor,
     ) -> None:
         """``[g, p, m, v]``: ``multi_tensor_adam`` whose ``lr``, ``step`` and ``inv_scale`` are numbers on the device, ``[1]``, and that reads none of
         them back. Nothing is written where ``noop_flag`` is 1.
@@ -129,30 +137,37 @@ class Optimizer:
         ``g * inv_scale`` takes the place of ``g``, in the step unrounded and in the tensor rounded to its dtype.
         """
 
-    @function("tensor_lists")
+    @function(
+        "tensor_lists",
+        noop_flag="int32 (1)",
+        lr="fp32 (1)",
+        step="int32|fp32 (1)",
+        inv_scale="fp32 (1)",
+        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
+    )
     def multi_tensor_adam_capturable_master(
         self,
         chunk_size: int,
-        noop_flag: Any,
-        tensor_lists: Sequence[Sequence[Any]],
-        lr: Any,
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
+        lr: Tensor,
         beta1: Decay,
         beta2: Decay,
         epsilon: Epsilon,
-        step: Any,
+        step: Tensor,
         mode: BooleanNumber,
         bias_correction: BooleanNumber,
         weight_decay: Finite,
-        inv_scale: Any,
+        inv_scale: Tensor,
     ) -> None:
         """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
 
-    @function("tensor_lists")
+    @function("tensor_lists", noop_flag="int32 (1)", before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag")
     def multi_tensor_sgd(
         self,
         chunk_size: int,
-        noop_flag: Any,
-        tensor_lists: Sequence[Sequence[Any]],
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
         wd: Finite,
         momentum: Epsilon,
         dampening: Finite,
@@ -170,9 +185,15 @@ class Optimizer:
         is not 0.
         """
 
-    @function("tensor_lists")
+    @function("tensor_lists", noop_flag="int32 (1)")
     def multi_tensor_compute_scale_and_scale_inv(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: Positive, force_pow_2_scales: bool, epsilon: Epsilon
+        self,
+        chunk_size: int,
+        noop_flag: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
+        max_fp8: Positive,
+        force_pow_2_scales: bool,
+        epsilon: Epsilon,
     ) -> None:
         """``[amax, scale, scale_inv]``, fp32, element by element: ``scale = max_fp8 / max(amax, epsilon)`` and ``scale_inv = 1 / scale``.
 
@@ -181,7 +202,7 @@ class Optimizer:
         """
 
     @function("tensor_lists")
-    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:
+    def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Tensor]]) -> None:
         """``[amax, out]``: ``out = e8m0(amax * (1 / 448))``, the exponent byte rounded up, of amaxes in fp32, bf16 or fp16; ``out`` is uint8.
 
         0 gives 0, infinity 0xFE, NaN 0xFF. Raises ``DTypeError`` for other types. Source: OCP Microscaling Formats specification 1.0 (2023).

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.interface.arguments import DTypeLike, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import GivenDType
 
@@ -61,15 +62,15 @@ class Platform:
         """Set NVSHMEM up among the ranks of a ``torch.distributed`` process group."""
 
     @function(unserved=_NVSHMEM)
-    def create_nvshmem_tensor(self, shape: Sequence[int], dtype: Any) -> Any:
+    def create_nvshmem_tensor(self, shape: Sequence[int], dtype: DTypeLike) -> Any:
         """A tensor of ``shape`` and torch ``dtype`` in memory that every rank can reach."""
 
     @function("src", unserved=_NVSHMEM)
-    def nvshmem_send_on_current_stream(self, src: Any, dst: Any, peer: int, signal: Any) -> None:
+    def nvshmem_send_on_current_stream(self, src: Tensor, dst: Tensor, peer: int, signal: Tensor) -> None:
         """Write ``src`` to ``dst`` on rank ``peer``, then raise ``signal`` there; in order on the current stream."""
 
     @function("signal", unserved=_NVSHMEM)
-    def nvshmem_wait_on_current_stream(self, signal: Any, wait_kind: str) -> None:
+    def nvshmem_wait_on_current_stream(self, signal: Tensor, wait_kind: str) -> None:
         """Let the current stream wait for ``signal``; ``wait_kind`` says how: ``"kernel"``, ``"nvshmem"`` or ``"stream"``."""
 
     @function(unserved=_NVSHMEM)
@@ -85,7 +86,7 @@ class Platform:
         """Give back a context that ``cusolvermp_ctx_create`` made."""
 
     @function("x", unserved=_CUSOLVERMP)
-    def newton_schulz(self, ctx_ptr: int, m: int, n: int, x: Any, num_iterations: int, coefficients: Sequence[float]) -> None:
+    def newton_schulz(self, ctx_ptr: int, m: int, n: int, x: Tensor, num_iterations: int, coefficients: Sequence[float]) -> None:
         """Orthogonalize an ``m x n`` matrix by Newton-Schulz iterations, in place in ``x``, this rank's columns of it."""
 
     @function(unserved=_NCCL_EP)
@@ -124,58 +125,63 @@ class Platform:
     @function("topk_idx", unserved=_NCCL_EP)
     def ep_prepare(
         self,
-        handle_mem: Any,
-        topk_idx: Any,
-        tokens_per_expert: Any,
+        handle_mem: Tensor,
+        topk_idx: Tensor,
+        tokens_per_expert: Tensor,
         top_k: int,
         dispatch_output_per_expert_alignment: int,
-        total_recv_tokens: Any,
+        total_recv_tokens: Tensor,
     ) -> None:
         """Plan the exchange of tokens; writes ``handle_mem``, ``tokens_per_expert`` and ``total_recv_tokens``."""
 
     @function("tokens", unserved=_NCCL_EP)
     def ep_dispatch(
         self,
-        handle_mem: Any,
-        topk_idx: Any,
-        tokens: Any,
-        topk_weights: Any,
-        recv_tokens: Any,
-        recv_topk_weights: Any,
-        tokens_scale_inv: Any = None,
-        recv_scale_inv: Any = None,
+        handle_mem: Tensor,
+        topk_idx: Tensor,
+        tokens: Tensor,
+        topk_weights: Tensor,
+        recv_tokens: Tensor | None,
+        recv_topk_weights: Tensor | None,
+        tokens_scale_inv: Tensor | None = None,
+        recv_scale_inv: Tensor | None = None,
     ) -> None:
         """Send tokens to the ranks of their experts; writes ``recv_tokens``, ``recv_topk_weights`` and, of MXFP8 tokens, ``recv_scale_inv``."""
 
     @function("tokens", unserved=_NCCL_EP)
     def ep_prepare_and_dispatch(
         self,
-        handle_mem: Any,
-        topk_idx: Any,
-        tokens: Any,
-        topk_weights: Any,
-        tokens_per_expert: Any,
-        total_recv_tokens: Any,
+        handle_mem: Tensor,
+        topk_idx: Tensor,
+        tokens: Tensor,
+        topk_weights: Tensor,
+        tokens_per_expert: Tensor,
+        total_recv_tokens: Tensor,
         top_k: int,
         dispatch_output_per_expert_alignment: int,
-        recv_tokens: Any = None,
-        recv_topk_weights: Any = None,
-        recv_scale_inv: Any = None,
-        tokens_scale_inv: Any = None,
+        recv_tokens: Tensor | None = None,
+        recv_topk_weights: Tensor | None = None,
+        recv_scale_inv: Tensor | None = None,
+        tokens_scale_inv: Tensor | None = None,
     ) -> list[Any]:
         """``ep_prepare`` and ``ep_dispatch`` in one; gives the receive buffers that it made, or ``[]`` where they were given."""
 
     @function("expert_out", unserved=_NCCL_EP)
-    def ep_combine(self, handle_mem: Any, expert_out: Any, result: Any) -> None:
+    def ep_combine(self, handle_mem: Tensor, expert_out: Tensor, result: Tensor) -> None:
         """Send what the experts made back to the ranks of the tokens, and add it up in ``result``."""
 
     @function("grad", unserved=_NCCL_EP)
-    def ep_dispatch_bwd(self, handle_mem: Any, grad: Any, g_recv_topk_weights: Any, grad_tokens: Any, grad_topk_weights: Any) -> None:
+    def ep_dispatch_bwd(self, handle_mem: Tensor, grad: Tensor, g_recv_topk_weights: Tensor, grad_tokens: Tensor, grad_topk_weights: Tensor) -> None:
         """The gradient of ``ep_dispatch``; writes ``grad_tokens`` and ``grad_topk_weights``."""
 
     @function("grad", unserved=_NCCL_EP)
     def ep_combine_bwd(
-        self, handle_mem: Any, grad: Any, grad_expert_out: Any, grad_scale_inv: Any = None, grad_expert_out_scale_inv: Any = None
+        self,
+        handle_mem: Tensor,
+        grad: Tensor,
+        grad_expert_out: Tensor,
+        grad_scale_inv: Tensor | None = None,
+        grad_expert_out_scale_inv: Tensor | None = None,
     ) -> None:
         """The gradient of ``ep_combine``; writes ``grad_expert_out`` and, of an MXFP8 gradient, its scales."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.interface.arguments import Shape, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import AnyDType, Count, Positive, Probability, Size
 
@@ -19,55 +20,55 @@ class Prim:
     (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind."""
 
     @function("a", "b")
-    def prim_add(self, a: Any, b: Any, dtype: AnyDType | None = None) -> Any:
+    def prim_add(self, a: Tensor, b: Tensor, dtype: AnyDType | None = None) -> Any:
         """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
 
     @function("x")
-    def prim_scale(self, x: Any, factor: float, dtype: AnyDType | None = None) -> Any:
+    def prim_scale(self, x: Tensor, factor: float, dtype: AnyDType | None = None) -> Any:
         """``x * factor`` in fp32, rounded once to ``dtype`` (default: the dtype of ``x``)."""
 
     @function("x")
-    def prim_cast(self, x: Any, dtype: AnyDType) -> Any:
+    def prim_cast(self, x: Tensor, dtype: AnyDType) -> Any:
         """``x`` rounded to nearest even in ``dtype``; the same tensor where it has that dtype."""
 
     @function("x")
-    def prim_copy(self, x: Any) -> Any:
+    def prim_copy(self, x: Tensor) -> Any:
         """A contiguous copy of ``x`` that shares no memory with it."""
 
-    @function("x")
-    def prim_transpose(self, x: Any) -> Any:
+    @function("x", x="any [r c]")
+    def prim_transpose(self, x: Tensor) -> Any:
         """``x.T`` of a matrix ``[rows, columns]``, contiguous."""
 
     @function("x")
-    def prim_permute(self, x: Any, dims: Sequence[int]) -> Any:
+    def prim_permute(self, x: Tensor, dims: Sequence[int]) -> Any:
         """``x`` with its dimensions in the order ``dims``, contiguous. Raises ``ArgumentError`` where ``dims`` is no order of all of them."""
 
-    @function("x")
-    def prim_row_sum(self, x: Any, dtype: AnyDType | None = None) -> Any:
+    @function("x", x="any [* n]")
+    def prim_row_sum(self, x: Tensor, dtype: AnyDType | None = None) -> Any:
         """The sum over all rows: ``[..., columns] -> [columns]``, accumulated in fp32, rounded once to ``dtype`` (default: that of ``x``)."""
 
     @function("x")
-    def prim_reshape(self, x: Any, shape: Sequence[int]) -> Any:
+    def prim_reshape(self, x: Tensor, shape: Sequence[int]) -> Any:
         """``x`` with another shape of the same number of elements; shares memory with ``x`` where it can."""
 
     @function("like")
-    def prim_empty(self, shape: Sequence[int], dtype: AnyDType, like: Any) -> Any:
+    def prim_empty(self, shape: Shape, dtype: AnyDType, like: Tensor) -> Any:
         """A tensor of unspecified values, of the kind and device of ``like``."""
 
     @function("like")
-    def prim_full(self, shape: Sequence[int], value: float, dtype: AnyDType, like: Any) -> Any:
+    def prim_full(self, shape: Shape, value: float, dtype: AnyDType, like: Tensor) -> Any:
         """A tensor filled with ``value``, of the kind and device of ``like``."""
 
     @function("tensors")
-    def prim_concatenate(self, tensors: Sequence[Any], dim: int) -> Any:
+    def prim_concatenate(self, tensors: Sequence[Tensor], dim: int) -> Any:
         """The tensors side by side along ``dim``."""
 
     @function("x")
-    def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
+    def prim_split(self, x: Tensor, sizes: Shape, dim: int) -> list[Any]:
         """``x`` cut along ``dim`` into pieces of ``sizes``; the pieces may be views."""
 
-    @function("x")
-    def prim_pad_groups(self, x: Any, sizes: Any, multiple: Count) -> tuple[Any, Any]:
+    @function("x", x="any [r n]", sizes="integer [g]")
+    def prim_pad_groups(self, x: Tensor, sizes: Tensor, multiple: Count) -> tuple[Any, Any]:
         """``(padded, padded_sizes)``: after each group of rows of ``x [rows, columns]`` as many zeros as make its size a multiple of ``multiple``.
 
         Group ``i`` has the ``sizes[i]`` rows (int32 or int64 ``[groups]``) after those of the groups before it; rows beyond the last group are left
@@ -75,37 +76,37 @@ class Prim:
         the last group. ``padded_sizes`` have the dtype of ``sizes``. Raises ``ShapeError`` where the groups have more rows than ``x``.
         """
 
-    @function("x")
-    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: Count, rows: Size) -> Any:
+    @function("x", x="any [r n]", sizes="integer [g]")
+    def prim_unpad_groups(self, x: Tensor, sizes: Tensor, multiple: Count, rows: Size) -> Any:
         """``[rows, columns]``: the rows that ``prim_pad_groups`` would have put into ``x``, where they were; 0 beyond the last group."""
 
     @function("like")
-    def prim_rope_angles(self, positions: Size, width: Size, base: Positive, like: Any) -> Any:
+    def prim_rope_angles(self, positions: Size, width: Size, base: Positive, like: Tensor) -> Any:
         """Rotary angles ``p * base**(-2 i / width)`` for the first ``positions`` positions, as ``fused_rope_forward`` takes them.
 
         fp32 ``[positions, 1, 1, width]``, the ``width / 2`` frequencies twice, side by side (Su et al. 2021, arXiv:2104.09864).
         """
 
-    @function("x")
-    def prim_dropout(self, x: Any, probability: Probability, seed: Any, offset: Size) -> tuple[Any, Any]:
+    @function("x", x="float", seed="int64 [1]")
+    def prim_dropout(self, x: Tensor, probability: Probability, seed: Tensor, offset: Size) -> tuple[Any, Any]:
         """``(y, mask)`` with ``y = x * mask / (1 - probability)``; a mask element is 0 with exactly that probability (to 2^-32).
 
         ``seed`` is an int64 tensor ``[1]``. The random word of element ``i`` is a function of ``seed`` and ``offset * 2**40 + i`` alone
         (Squares, Widynski 2020, arXiv:2004.06278), so every backend draws the same. ``mask`` is uint8 of ``x``'s shape.
         """
 
-    @function("dy")
-    def prim_dropout_backward(self, dy: Any, mask: Any, probability: Probability) -> Any:
+    @function("dy", dy="float [*m h]", mask="uint8 [*m h]")
+    def prim_dropout_backward(self, dy: Tensor, mask: Tensor, probability: Probability) -> Any:
         """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""
 
-    @function("dz", "x", "add", "gamma")
+    @function("dz", "x", "add", "gamma", dz="float [*m n]", x="float [*m n]", add="float [*m n]", mu="fp32 (m)", rsigma="fp32 (m)", gamma="float [n]")
     def prim_layernorm_bwd_add(
-        self, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool
+        self, dz: Tensor, x: Tensor, add: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
     ) -> list[Any]:
         """``layernorm_bwd`` with ``add`` (of ``x``'s shape) added to ``dx`` in fp32, before the one rounding: ``[dx, dgamma, dbeta]``."""
 
     @function("x")
-    def prim_all_gather(self, x: Any, group: Any = None) -> Any:
+    def prim_all_gather(self, x: Tensor, group: Any = None) -> Any:
         """The tensors of all processes of ``group`` along the first dimension, in the order of their ranks: ``[n, ..] -> [processes * n, ..]``.
 
         Any dtype, the same shape in every process. ``group``: an opaque value that says which processes (a ``torch.distributed.ProcessGroup``);
@@ -113,7 +114,7 @@ class Prim:
         """
 
     @function("x")
-    def prim_reduce_scatter(self, x: Any, group: Any = None) -> Any:
+    def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
         """The process's own part of the sum over ``group``: ``[processes * n, ..] -> [n, ..]``, of which rank r gets the r-th ``n`` rows.
 
         The sum is made in the dtype of ``x``, in whatever order the group makes it. Raises ``ShapeError`` where the processes do not divide the first
@@ -121,7 +122,7 @@ class Prim:
         """
 
     @function("x")
-    def prim_all_reduce(self, x: Any, group: Any = None, reduction: str = "sum") -> Any:
+    def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:
         """``x`` reduced over ``group``, element by element: ``"sum"`` and ``"max"`` in the dtype of ``x``, ``"mean"`` in fp32 with one rounding.
 
         Raises ``ArgumentError`` for another reduction.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.interface.arguments import Device, DTypeLike, QuantizedTensor, Quantizer, Shape, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import FloatingDType
 
@@ -37,8 +38,8 @@ class Quantize:
     With ``optimize_for_gemm`` the scales of MXFP8 and NVFP4 lie in the order that tensor cores read.
     """
 
-    @function("tensor", "quantizer")
-    def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+    @function("tensor", "quantizer", tensor="float [* n]", noop="fp32 (1)")
+    def quantize(self, tensor: Tensor, quantizer: Quantizer, output: QuantizedTensor | None = None, noop: Tensor | None = None) -> Any:
         """``cast(tensor * scale)`` with ``scale_inv = 1 / scale`` beside it, of the quantizer's class.
 
         ``tensor`` is ``[*leading, last]``. With ``output``, that tensor's buffers are written and it is returned; where ``noop[0] == 1``, nothing is
@@ -47,45 +48,45 @@ class Quantize:
         """
 
     @function("input")
-    def dequantize(self, input: Any, otype: FloatingDType) -> Any:
+    def dequantize(self, input: QuantizedTensor, otype: FloatingDType) -> Any:
         """``data * scale_inv`` in fp32, rounded once to ``otype``; ``[*leading, last]`` as the quantized tensor.
 
         NVFP4 is ``data * (amax / (6 * 448)) * scale_inv``. The row-wise copy is read where there is one; of a column-wise one the Hadamard transform
         is taken back.
         """
 
-    @function("input", "quantizer")
-    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+    @function("input", "quantizer", input="float [* n]")
+    def bgrad_quantize(self, input: Tensor, quantizer: Quantizer | None) -> list[Any]:
         """``[grad_bias, quantized]`` of ``input [*leading, last]``: the sum over rows ``[last]`` in ``input``'s dtype, and ``quantize(input)``.
 
         With ``quantizer`` None the second is ``input`` itself.
         """
 
     @function("quantizer")
-    def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+    def create_empty_quantized_tensor(self, quantizer: Quantizer | None, shape: Shape, dtype: DTypeLike, device: Device, pin_memory: bool) -> Any:
         """A quantized tensor of unspecified values with the buffers that ``quantizer``'s usages ask for; ``dtype`` is the nominal one.
 
         With ``quantizer`` None, a plain tensor of ``dtype``.
         """
 
-    @function("tensor_list", "quantizer_list")
-    def multi_tensor_quantize(self, tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:
+    @function("tensor_list", "quantizer_list", tensor_list="k * any", quantizer_list="k * any")
+    def multi_tensor_quantize(self, tensor_list: Sequence[Tensor], quantizer_list: Sequence[Quantizer | None]) -> list[Any]:
         """``quantize`` of each tensor by the quantizer at its place; the tensor itself where that is None.
 
         Raises ``ArgumentError`` for unequal counts.
         """
 
-    @function("tensor", "quantizer_list")
+    @function("tensor", "quantizer_list", tensor="float [r *]", split_sections="k * any", quantizer_list="k * any")
     def split_quantize(
-        self, tensor: Any, split_sections: Sequence[int], quantizer_list: Sequence[Any], disable_bulk_allocation: bool = False
+        self, tensor: Tensor, split_sections: Shape, quantizer_list: Sequence[Quantizer | None], disable_bulk_allocation: bool = False
     ) -> list[Any]:
         """``multi_tensor_quantize`` of consecutive parts of ``tensor``, with ``split_sections`` rows of its first dimension each.
 
         Rows beyond the last part are left out. ``disable_bulk_allocation`` changes no value. Raises ``ShapeError`` where they exceed the rows.
         """
 
-    @function("tensor", "quantizer")
-    def nvfp4_quantize_with_amax(self, tensor: Any, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> Any:
+    @function("tensor", "quantizer", tensor="float [* n]", rowwise_amax="fp32", columnwise_amax="fp32")
+    def nvfp4_quantize_with_amax(self, tensor: Tensor, quantizer: Quantizer, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
         """``quantize`` by an NVFP4 quantizer with known amaxes, fp32 ``[1]`` (``[M]`` and ``[K]`` with ``row_scaled_nvfp4``), of each copy.
 
         ``columnwise_amax`` is that of the transform, where there is one. No amax is computed or reduced over a group; that of a copy which the

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Finite, FP8DType
 
@@ -14,16 +14,16 @@ __all__ = ["Recipe"]
 class Recipe:
     """Amax and scale arithmetic, fp32 throughout."""
 
-    @function("input")
-    def compute_amax(self, input: Any, amax: Any) -> None:
+    @function("input", input="float", amax="fp32 (1)")
+    def compute_amax(self, input: Tensor, amax: Tensor) -> None:
         """Overwrites ``amax`` (fp32 ``[1]``) with ``max |input|``; 0 for an empty tensor, NaN where an element is NaN."""
 
-    @function("amax_reduction_buffer")
+    @function("amax_reduction_buffer", before="*", amax_reduction_buffer="fp32 [n]", amax_histories="k * fp32 [h n]", scales="k * fp32 (n)")
     def fused_amax_and_scale_update_after_reduction(
         self,
-        amax_reduction_buffer: Any,
-        amax_histories: Sequence[Any],
-        scales: Sequence[Any],
+        amax_reduction_buffer: Tensor,
+        amax_histories: Sequence[Tensor],
+        scales: Sequence[Tensor],
         amax_compute_algo: str,
         fp8_dtype: FP8DType,
         margin: Finite,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Count, Lengths, Size
 
@@ -21,11 +22,20 @@ class Rope:
     Raises ``ShapeError`` for another rank, an odd ``d2``, or ``s * cp_size > s_max``; ``ArgumentError`` for THD without ``cu_seqlens``.
     """
 
-    @function("input", "freqs", "qkv_format", "interleaved")
+    @function(
+        "input",
+        "freqs",
+        "qkv_format",
+        "interleaved",
+        input="float [* h d]",
+        freqs="fp32 [s 1 1 w]",
+        start_positions="int32 [b]",
+        cu_seqlens="int32 [n+1]",
+    )
     def fused_rope_forward(
         self,
-        input: Any,
-        freqs: Any,
+        input: Tensor,
+        freqs: Tensor,
         start_positions: Lengths | None,
         qkv_format: NVTE_QKV_Format,
         interleaved: bool,
@@ -38,11 +48,20 @@ class Rope:
         ``R(x)[i] = -x[i + d2/2]`` in the first half and ``x[i - d2/2]`` in the second; interleaved, ``R(x)[2i] = -x[2i+1]``, ``R(x)[2i+1] = x[2i]``.
         """
 
-    @function("output_grads", "freqs", "qkv_format", "interleaved")
+    @function(
+        "output_grads",
+        "freqs",
+        "qkv_format",
+        "interleaved",
+        output_grads="float [* h d]",
+        freqs="fp32 [s 1 1 w]",
+        start_positions="int32 [b]",
+        cu_seqlens="int32 [n+1]",
+    )
     def fused_rope_backward(
         self,
-        output_grads: Any,
-        freqs: Any,
+        output_grads: Tensor,
+        freqs: Tensor,
         start_positions: Lengths | None,
         qkv_format: NVTE_QKV_Format,
         interleaved: bool,
@@ -52,12 +71,21 @@ class Rope:
     ) -> Any:
         """``dx = g cos f + R^T(g sin f)``: the exact transpose of ``fused_rope_forward``, also where both halves of ``freqs`` differ."""
 
-    @function("qkv_input", "q_freqs", "qkv_format", "interleaved")
+    @function(
+        "qkv_input",
+        "q_freqs",
+        "qkv_format",
+        "interleaved",
+        qkv_input="float [a b h d]",
+        q_freqs="fp32 [s 1 1 w]",
+        k_freqs="fp32 [s 1 1 v]",
+        start_positions="int32 [n]",
+    )
     def fused_qkv_rope_forward(
         self,
-        qkv_input: Any,
-        q_freqs: Any,
-        k_freqs: Any,
+        qkv_input: Tensor,
+        q_freqs: Tensor,
+        k_freqs: Tensor,
         start_positions: Lengths | None,
         qkv_split_arg_list: Sequence[int],
         qkv_format: NVTE_QKV_Format,
@@ -73,14 +101,24 @@ class Rope:
         for THD.
         """
 
-    @function("q_grad_out", "q_freqs", "qkv_format", "interleaved")
+    @function(
+        "q_grad_out",
+        "q_freqs",
+        "qkv_format",
+        "interleaved",
+        q_grad_out="float [a b q d]",
+        k_grad_out="=q_grad_out [a b h d]",
+        v_grad_out="=q_grad_out [a b h e]",
+        q_freqs="fp32 [s 1 1 w]",
+        k_freqs="fp32 [s 1 1 v]",
+    )
     def fused_qkv_rope_backward(
         self,
-        q_grad_out: Any,
-        k_grad_out: Any,
-        v_grad_out: Any,
-        q_freqs: Any,
-        k_freqs: Any,
+        q_grad_out: Tensor,
+        k_grad_out: Tensor,
+        v_grad_out: Tensor,
+        q_freqs: Tensor,
+        k_freqs: Tensor,
         qkv_split_arg_list: Sequence[int],
         qkv_format: NVTE_QKV_Format,
         interleaved: bool,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from fusible.tex.interface.arguments import Shape, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Count, FP8DType, Size
 
@@ -21,31 +21,39 @@ class ShardedCast:
     buffers that do not fit, ``DTypeError`` for other types, ``ArgumentError`` for a ``block_len`` below 1, all before anything is written.
     """
 
-    @function("tensor")
-    def fp8_block_scaling_compute_partial_amax(self, tensor: Any, amax: Any, h: Size, w: Size, start_offset: Size, block_len: Count) -> None:
+    @function("tensor", tensor="float", amax="fp32 [a b]")
+    def fp8_block_scaling_compute_partial_amax(self, tensor: Tensor, amax: Tensor, h: Size, w: Size, start_offset: Size, block_len: Count) -> None:
         """Overwrites ``amax`` (fp32, at least ``[ceil(h / block_len), ceil(w / block_len)]``) with the amax of each square tile."""
 
-    @function("inp")
+    @function("inp", inp="float (n)", out="byte (n)", scale="fp32 [a b]")
     def fp8_block_scaling_partial_cast(
-        self, inp: Any, out: Any, scale: Any, h: Size, w: Size, start_offset: Size, block_len: Count, out_dtype: FP8DType
+        self, inp: Tensor, out: Tensor, scale: Tensor, h: Size, w: Size, start_offset: Size, block_len: Count, out_dtype: FP8DType
     ) -> None:
         """Overwrites ``out`` (``n`` bytes) with ``cast(inp * scale[tile])`` in the format ``out_dtype``; ``scale`` is fp32, shaped like an amax."""
 
-    @function("input")
+    @function("input", input="float", amax_rowwise="fp32|=input [a b]", amax_colwise="fp32|=input [c d]", before="*")
     def mxfp8_scaling_compute_partial_amax(
-        self, input: Any, amax_rowwise: Any, amax_colwise: Any, rows: Size, cols: Size, start_offset: Size
+        self, input: Tensor, amax_rowwise: Tensor, amax_colwise: Tensor, rows: Size, cols: Size, start_offset: Size
     ) -> None:
         """Overwrites ``amax_rowwise`` (at least ``[rows, ceil(cols / 32)]``) with the amax of each 1x32 block, ``amax_colwise`` (at least
         ``[ceil(rows / 32), cols]``) with that of each 32x1 block; both of ``input``'s dtype or fp32."""
 
-    @function("input")
+    @function(
+        "input",
+        input="float (n)",
+        output_rowwise="byte (n)",
+        output_colwise="byte (n)",
+        scale_inv_rowwise="byte [a b]",
+        scale_inv_colwise="byte [c d]",
+        before="*",
+    )
     def mxfp8_scaling_partial_cast(
         self,
-        input: Any,
-        output_rowwise: Any,
-        output_colwise: Any,
-        scale_inv_rowwise: Any,
-        scale_inv_colwise: Any,
+        input: Tensor,
+        output_rowwise: Tensor,
+        output_colwise: Tensor,
+        scale_inv_rowwise: Tensor,
+        scale_inv_colwise: Tensor,
         rows: Size,
         cols: Size,
         start_offset: Size,
@@ -53,13 +61,13 @@ class ShardedCast:
         """Overwrites the outputs (``n`` bytes each) with ``cast(input * 2^(127 - scale_inv[block]))`` in E4M3; the E8M0 scales (uint8) are shaped
         like the amaxes, and neither output is transposed. Source: OCP Microscaling Formats specification 1.0 (2023)."""
 
-    @function("tensor")
-    def nvfp4_2d_compute_partial_amax(self, tensor: Any, amax: Any, h: Size, w: Size, start_offset: Size, block_len: Count = 16) -> None:
+    @function("tensor", tensor="float", amax="fp32 [a b]")
+    def nvfp4_2d_compute_partial_amax(self, tensor: Tensor, amax: Tensor, h: Size, w: Size, start_offset: Size, block_len: Count = 16) -> None:
         """Overwrites ``amax`` (fp32, at least ``[ceil(h / block_len), ceil(w / block_len)]``) with the amax of each square tile."""
 
-    @function("inp")
+    @function("inp", inp="float (n)", out="uint8", scale="fp32 [a b]", global_scale="fp32 (1)")
     def nvfp4_2d_partial_cast(
-        self, inp: Any, out: Any, scale: Any, global_scale: Any, h: Size, w: Size, start_offset: Size, block_len: Count = 16
+        self, inp: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, h: Size, w: Size, start_offset: Size, block_len: Count = 16
     ) -> None:
         """Writes E2M1 codes to ``out``, two to a byte, the even column's in the low nibble; ``w`` is even.
 
@@ -69,59 +77,86 @@ class ShardedCast:
         belongs to a neighbouring slice is kept.
         """
 
-    @function("master_weight_list")
+    @function(
+        "master_weight_list",
+        master_weight_list="k * float",
+        partial_amax_list="k * fp32 [a b]",
+        global_amax_list="k * fp32 (1)",
+        h_list="k * any",
+        w_list="k * any",
+        start_offset_list="k * any",
+        before="*",
+    )
     def nvfp4_multi_tensor_compute_partial_amax(
         self,
-        master_weight_list: Sequence[Any],
-        partial_amax_list: Sequence[Any],
-        global_amax_list: Sequence[Any],
-        h_list: Sequence[int],
-        w_list: Sequence[int],
-        start_offset_list: Sequence[int],
+        master_weight_list: Sequence[Tensor],
+        partial_amax_list: Sequence[Tensor],
+        global_amax_list: Sequence[Tensor],
+        h_list: Shape,
+        w_list: Shape,
+        start_offset_list: Shape,
         block_len: Count = 16,
     ) -> None:
         """``nvfp4_2d_compute_partial_amax`` of each, and ``max |slice|`` into each of ``global_amax_list`` (fp32 ``[1]``)."""
 
-    @function("inp_list")
+    @function(
+        "inp_list",
+        inp_list="k * float",
+        out_list="k * uint8",
+        scale_list="k * fp32 [a b]",
+        global_scale_list="k * fp32 (1)",
+        h_list="k * any",
+        w_list="k * any",
+        start_offset_list="k * any",
+        before="*",
+    )
     def nvfp4_multi_tensor_2d_partial_cast(
         self,
-        inp_list: Sequence[Any],
-        out_list: Sequence[Any],
-        scale_list: Sequence[Any],
-        global_scale_list: Sequence[Any],
-        h_list: Sequence[int],
-        w_list: Sequence[int],
-        start_offset_list: Sequence[int],
+        inp_list: Sequence[Tensor],
+        out_list: Sequence[Tensor],
+        scale_list: Sequence[Tensor],
+        global_scale_list: Sequence[Tensor],
+        h_list: Shape,
+        w_list: Shape,
+        start_offset_list: Shape,
         block_len: Count = 16,
     ) -> None:
         """``nvfp4_2d_partial_cast`` of each."""
 
-    @function("input")
-    def nvfp4_expand_scale_to_fp8(self, input: Any, output: Any, tile_rows: Size, tile_cols: Size, rows_padded: Size, block_len: Count) -> None:
+    @function("input", input="fp32 [tile_rows tile_cols]", output="byte [rows_padded w]")
+    def nvfp4_expand_scale_to_fp8(self, input: Tensor, output: Tensor, tile_rows: Size, tile_cols: Size, rows_padded: Size, block_len: Count) -> None:
         """``output[r, c] = e4m3(input[r // block_len, c])``: scales of tiles (fp32 ``[tile_rows, tile_cols]``) as one byte per row of a tile.
 
         ``output`` is uint8 ``[rows_padded, at least tile_cols]``; what lies beyond the tiles becomes 0.
         """
 
-    @function("block_amax")
-    def nvfp4_compute_per_block_scale(self, block_amax: Any, scale: Any, global_amax: Any) -> None:
+    @function("block_amax", block_amax="fp32 (n)", scale="fp32 (n)", global_amax="fp32 (1)")
+    def nvfp4_compute_per_block_scale(self, block_amax: Tensor, scale: Tensor, global_amax: Tensor) -> None:
         """``scale = min(block_amax * (S * (1 / 6)), FLT_MAX)``, fp32 of one shape, with ``S`` the global scale of ``global_amax`` (fp32 ``[1]``).
 
         The scale that a byte of E4M3 then holds is this number, rounded. Source: NVIDIA 2025, arXiv:2509.25149.
         """
 
-    @function("global_amax")
-    def nvfp4_compute_global_scale(self, global_amax: Any, global_scale: Any) -> None:
+    @function("global_amax", global_amax="fp32 (n)", global_scale="fp32 (n)")
+    def nvfp4_compute_global_scale(self, global_amax: Tensor, global_scale: Tensor) -> None:
         """``global_scale = min(448 * 6 / global_amax, FLT_MAX)``, or 1 where that amax is 0 or infinite; fp32 of one shape, element by element."""
 
-    @function("block_amax")
+    @function(
+        "block_amax",
+        block_amax="fp32 [tile_rows tile_cols]",
+        global_amax="fp32 (1)",
+        per_block_scale="fp32 [tile_rows tile_cols]",
+        target_scale="byte [rows_padded w]",
+        target_amax="fp32 (1)",
+        before="*",
+    )
     def nvfp4_fused_scale(
         self,
-        block_amax: Any,
-        global_amax: Any,
-        per_block_scale: Any,
-        target_scale: Any,
-        target_amax: Any,
+        block_amax: Tensor,
+        global_amax: Tensor,
+        per_block_scale: Tensor,
+        target_scale: Tensor,
+        target_amax: Tensor,
         tile_rows: Size,
         tile_cols: Size,
         rows_padded: Size,
@@ -130,17 +165,28 @@ class ShardedCast:
         """``nvfp4_compute_per_block_scale`` into ``per_block_scale``, ``nvfp4_expand_scale_to_fp8`` of it into ``target_scale``, and ``global_amax``
         copied to ``target_amax`` (fp32 ``[1]``)."""
 
-    @function("block_amax_list")
+    @function(
+        "block_amax_list",
+        block_amax_list="k * fp32 [r c]",
+        global_amax_list="k * fp32 (1)",
+        per_block_scale_list="k * fp32 [r c]",
+        target_scale_list="k * byte [p w]",
+        target_amax_list="k * fp32 (1)",
+        tile_rows_list="k * any",
+        tile_cols_list="k * any",
+        rows_padded_list="k * any",
+        before="*",
+    )
     def nvfp4_multi_tensor_fused_scale(
         self,
-        block_amax_list: Sequence[Any],
-        global_amax_list: Sequence[Any],
-        per_block_scale_list: Sequence[Any],
-        target_scale_list: Sequence[Any],
-        target_amax_list: Sequence[Any],
-        tile_rows_list: Sequence[int],
-        tile_cols_list: Sequence[int],
-        rows_padded_list: Sequence[int],
+        block_amax_list: Sequence[Tensor],
+        global_amax_list: Sequence[Tensor],
+        per_block_scale_list: Sequence[Tensor],
+        target_scale_list: Sequence[Tensor],
+        target_amax_list: Sequence[Tensor],
+        tile_rows_list: Shape,
+        tile_cols_list: Shape,
+        rows_padded_list: Shape,
         block_len: Count,
     ) -> None:
         """``nvfp4_fused_scale`` of each."""

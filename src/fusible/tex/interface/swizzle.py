@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.interface.arguments import Device, GroupedTensor, Tensor
 from fusible.tex.interface.declare import function
 
 __all__ = ["Swizzle"]
@@ -23,37 +24,37 @@ class Swizzle:
     """
 
     @function("tensor")
-    def swizzle_scales_for_gemm_(self, tensor: Any) -> None:
+    def swizzle_scales_for_gemm_(self, tensor: Tensor) -> None:
         """Swizzles ``_rowwise_scale_inv`` and ``_columnwise_scale_inv``, whichever there are, and sets ``_with_gemm_swizzled_scales``.
 
         A tensor with that flag is left alone. Raises ``ShapeError`` where scales do not fit the data.
         """
 
     @function("tensors")
-    def multi_tensor_swizzle_scales_for_gemm_(self, tensors: Sequence[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+    def multi_tensor_swizzle_scales_for_gemm_(self, tensors: Sequence[Tensor], rowwise_usage: bool, columnwise_usage: bool) -> None:
         """``swizzle_scales_for_gemm_`` of the asked scales of each tensor that has them.
 
         Scales not asked for stay in plain order, which the flag no longer tells: leave a usage out only where these scales are not read.
         """
 
     @function("tensors")
-    def multi_tensor_swizzle_scales_for_gemm_unchecked_(self, tensors: Sequence[Any], rowwise_usage: bool, columnwise_usage: bool) -> None:
+    def multi_tensor_swizzle_scales_for_gemm_unchecked_(self, tensors: Sequence[Tensor], rowwise_usage: bool, columnwise_usage: bool) -> None:
         """The same, of scales that are not shaped after the data; ``_with_gemm_swizzled_scales`` is neither read nor set, the caller sets it.
 
         Each scale matrix is taken as ``[-1, last]``, and must have whole tiles.
         """
 
     @function("tensor")
-    def grouped_swizzle_for_gemm(self, tensor: Any, rowwise: bool, columnwise: bool) -> None:
+    def grouped_swizzle_for_gemm(self, tensor: GroupedTensor, rowwise: bool, columnwise: bool) -> None:
         """Swizzles the asked scales of each member of a grouped MXFP8 or NVFP4 tensor: ``scale_inv`` and ``columnwise_scale_inv``, where the members'
         matrices lie one after the other. Sets ``_with_gemm_swizzled_scales``; a tensor with that flag is left alone.
 
         Scales not asked for stay in plain order, as above. Raises ``ShapeError`` where the members need more scales than there are.
         """
 
-    @function("data_tensors", "scale_tensors")
+    @function("data_tensors", "scale_tensors", data_tensors="k * any", scale_tensors="k * any")
     def swizzle_scales_and_pack_ptrs_for_discrete_weights(
-        self, data_tensors: Sequence[Any], scale_tensors: Sequence[Any], swizzle_type: str, device: Any
+        self, data_tensors: Sequence[Tensor], scale_tensors: Sequence[Tensor], swizzle_type: str, device: Device
     ) -> tuple[Any, Any, Any]:
         """``(data pointers, scale pointers, swizzled scales)``: int64 ``[n]`` addresses on ``device``, and the uint8 buffer that the second lie in.
 
