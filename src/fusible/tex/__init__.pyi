@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from fusible.tex.interface.arguments import *
 from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, Size
 
 from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
@@ -21,21 +22,21 @@ from fusible.tex.registry import Decision as Decision, registry as registry
 from fusible.tex.taping import Heard as Heard, listening as listening
 
 def bgrad_group_quantize(
-    tensor: Any,
-    quantizer: Any,
+    tensor: Tensor,
+    quantizer: Quantizer | None,
     num_tensors: Count,
-    first_dims: Any,
-    last_dims: Any = None,
-    tensor_offsets: Any = None,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
 ) -> Any: ...
 def bgrad_quantize(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> list[Any]: ...
 def bulk_allocate(
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[Any],
-    device: Any = None,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[DTypeLike],
+    device: Device | None = None,
     alignments: Sequence[int] | None = None,
 ) -> list[Any]: ...
 def bulk_overlap_ag_with_external_gemm(
@@ -44,44 +45,44 @@ def bulk_overlap_ag_with_external_gemm(
     recv_stream: Any,
 ) -> None: ...
 def clamped_dswiglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
     limit: Limit = 7.0,
     alpha: Finite = 1.702,
     glu_linear_offset: Finite = 1.0,
 ) -> Any: ...
 def clamped_swiglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
     limit: Limit = 7.0,
     alpha: Finite = 1.702,
     glu_linear_offset: Finite = 1.0,
 ) -> Any: ...
 def compute_amax(
-    input: Any,
-    amax: Any,
+    input: Tensor,
+    amax: Tensor,
 ) -> None: ...
 def convert_bshd_to_thd(
-    tensor: Any,
+    tensor: Tensor,
     cu_seqlens: Lengths,
     t: Size,
 ) -> Any: ...
 def convert_thd_to_bshd(
-    tensor: Any,
+    tensor: Tensor,
     cu_seqlens: Lengths,
     b: Size,
     max_seq_len: Size,
 ) -> Any: ...
 def copy_data_ptrs_to_device(
-    tensors: Sequence[Any],
-    device: Any,
+    tensors: Sequence[Tensor],
+    device: Device,
 ) -> Any: ...
 def copy_to_kv_cache(
-    new_k: Any,
-    new_v: Any,
-    k_cache: Any,
-    v_cache: Any,
+    new_k: Tensor,
+    new_v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
     page_table: Indices | None,
     cu_new_lens: Lengths,
     cu_cached_lens: Lengths,
@@ -93,15 +94,15 @@ def copy_to_kv_cache(
     is_non_paged: bool,
 ) -> None: ...
 def create_empty_quantized_tensor(
-    quantizer: Any,
-    shape: Sequence[int],
-    dtype: Any,
-    device: Any,
+    quantizer: Quantizer | None,
+    shape: Shape,
+    dtype: DTypeLike,
+    device: Device,
     pin_memory: bool,
 ) -> Any: ...
 def create_nvshmem_tensor(
     shape: Sequence[int],
-    dtype: Any,
+    dtype: DTypeLike,
 ) -> Any: ...
 def cusolvermp_ctx_create(
     nccl_comm_ptr: int,
@@ -112,138 +113,138 @@ def cusolvermp_ctx_destroy(
     ctx_ptr: int,
 ) -> None: ...
 def dbias_dgelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> list[Any]: ...
 def dbias_dqgelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> list[Any]: ...
 def dbias_drelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> list[Any]: ...
 def dbias_dsilu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> list[Any]: ...
 def dbias_dsrelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> list[Any]: ...
 def dequantize(
-    input: Any,
+    input: QuantizedTensor,
     otype: FloatingDType,
 ) -> Any: ...
 def device_supports_multicast(
     device_id: int = -1,
 ) -> bool: ...
 def dgeglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dgelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dqgeglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dqgelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dreglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def drelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dropout_bwd(
-    grad_output: Any,
-    mask: Any,
+    grad_output: Tensor,
+    mask: Tensor,
     dropout_probability: Probability,
-    grad_input: Any = None,
+    grad_input: Tensor | None = None,
 ) -> Any: ...
 def dropout_fwd(
-    input: Any,
+    input: Tensor,
     dropout_probability: Probability,
-    out: Any = None,
+    out: Tensor | None = None,
 ) -> list[Any]: ...
 def dsilu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dsituglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
     beta1: Positive = 4.0,
     beta2: Positive = 25.0,
 ) -> Any: ...
 def dsreglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dsrelu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def dswiglu(
-    grad: Any,
-    fwd_input: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def ep_combine(
-    handle_mem: Any,
-    expert_out: Any,
-    result: Any,
+    handle_mem: Tensor,
+    expert_out: Tensor,
+    result: Tensor,
 ) -> None: ...
 def ep_combine_bwd(
-    handle_mem: Any,
-    grad: Any,
-    grad_expert_out: Any,
-    grad_scale_inv: Any = None,
-    grad_expert_out_scale_inv: Any = None,
+    handle_mem: Tensor,
+    grad: Tensor,
+    grad_expert_out: Tensor,
+    grad_scale_inv: Tensor | None = None,
+    grad_expert_out_scale_inv: Tensor | None = None,
 ) -> None: ...
 def ep_dispatch(
-    handle_mem: Any,
-    topk_idx: Any,
-    tokens: Any,
-    topk_weights: Any,
-    recv_tokens: Any,
-    recv_topk_weights: Any,
-    tokens_scale_inv: Any = None,
-    recv_scale_inv: Any = None,
+    handle_mem: Tensor,
+    topk_idx: Tensor,
+    tokens: Tensor,
+    topk_weights: Tensor,
+    recv_tokens: Tensor | None,
+    recv_topk_weights: Tensor | None,
+    tokens_scale_inv: Tensor | None = None,
+    recv_scale_inv: Tensor | None = None,
 ) -> None: ...
 def ep_dispatch_bwd(
-    handle_mem: Any,
-    grad: Any,
-    g_recv_topk_weights: Any,
-    grad_tokens: Any,
-    grad_topk_weights: Any,
+    handle_mem: Tensor,
+    grad: Tensor,
+    g_recv_topk_weights: Tensor,
+    grad_tokens: Tensor,
+    grad_topk_weights: Tensor,
 ) -> None: ...
 def ep_finalize() -> None: ...
 def ep_get_zero_copy() -> bool: ...
@@ -265,48 +266,48 @@ def ep_initialize(
     drop_on_overflow: bool = False,
 ) -> None: ...
 def ep_prepare(
-    handle_mem: Any,
-    topk_idx: Any,
-    tokens_per_expert: Any,
+    handle_mem: Tensor,
+    topk_idx: Tensor,
+    tokens_per_expert: Tensor,
     top_k: int,
     dispatch_output_per_expert_alignment: int,
-    total_recv_tokens: Any,
+    total_recv_tokens: Tensor,
 ) -> None: ...
 def ep_prepare_and_dispatch(
-    handle_mem: Any,
-    topk_idx: Any,
-    tokens: Any,
-    topk_weights: Any,
-    tokens_per_expert: Any,
-    total_recv_tokens: Any,
+    handle_mem: Tensor,
+    topk_idx: Tensor,
+    tokens: Tensor,
+    topk_weights: Tensor,
+    tokens_per_expert: Tensor,
+    total_recv_tokens: Tensor,
     top_k: int,
     dispatch_output_per_expert_alignment: int,
-    recv_tokens: Any = None,
-    recv_topk_weights: Any = None,
-    recv_scale_inv: Any = None,
-    tokens_scale_inv: Any = None,
+    recv_tokens: Tensor | None = None,
+    recv_topk_weights: Tensor | None = None,
+    recv_scale_inv: Tensor | None = None,
+    tokens_scale_inv: Tensor | None = None,
 ) -> list[Any]: ...
 def ep_zero_copy_supported() -> bool: ...
 def fa_prepare_bwd(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
 ) -> Any: ...
 def fa_prepare_fwd(
-    qkvi: Any,
+    qkvi: Tensor,
 ) -> Any: ...
 def fp8_block_scaling_compute_partial_amax(
-    tensor: Any,
-    amax: Any,
+    tensor: Tensor,
+    amax: Tensor,
     h: Size,
     w: Size,
     start_offset: Size,
     block_len: Count,
 ) -> None: ...
 def fp8_block_scaling_partial_cast(
-    inp: Any,
-    out: Any,
-    scale: Any,
+    inp: Tensor,
+    out: Tensor,
+    scale: Tensor,
     h: Size,
     w: Size,
     start_offset: Size,
@@ -314,15 +315,15 @@ def fp8_block_scaling_partial_cast(
     out_dtype: FP8DType,
 ) -> None: ...
 def fp8_transpose(
-    input: Any,
+    input: Tensor,
     dtype: FP8DType,
     *,
-    out: Any,
+    out: Tensor | None,
 ) -> Any: ...
 def fused_amax_and_scale_update_after_reduction(
-    amax_reduction_buffer: Any,
-    amax_histories: Sequence[Any],
-    scales: Sequence[Any],
+    amax_reduction_buffer: Tensor,
+    amax_histories: Sequence[Tensor],
+    scales: Sequence[Tensor],
     amax_compute_algo: str,
     fp8_dtype: FP8DType,
     margin: Finite,
@@ -347,18 +348,18 @@ def fused_attn_bwd(
     deterministic: bool,
     cu_seqlens_q: Lengths | None,
     cu_seqlens_kv: Lengths | None,
-    Q: Any,
-    K: Any,
-    V: Any,
-    O: Any,
-    dO: Any,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    O: Tensor,
+    dO: Tensor,
     fake_dtype: FloatingDType,
-    Aux_CTX_Tensors: Sequence[Any],
+    Aux_CTX_Tensors: Sequence[Tensor],
     cu_seqlens_q_padded: Lengths | None,
     cu_seqlens_kv_padded: Lengths | None,
-    s_quantizer: Any,
-    dp_quantizer: Any,
-    dqkv_quantizer: Any,
+    s_quantizer: Quantizer | None,
+    dp_quantizer: Quantizer | None,
+    dqkv_quantizer: Quantizer | None,
     cuda_graph: bool,
 ) -> list[Any]: ...
 def fused_attn_fwd(
@@ -378,33 +379,33 @@ def fused_attn_fwd(
     bottom_right_diagonal: bool,
     cu_seqlens_q: Lengths | None,
     cu_seqlens_kv: Lengths | None,
-    Q: Any,
-    K: Any,
-    V: Any,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
     fake_dtype: FloatingDType,
     cu_seqlens_q_padded: Lengths | None,
     cu_seqlens_kv_padded: Lengths | None,
     page_table_k: Indices | None,
     page_table_v: Indices | None,
-    s_quantizer: Any,
-    o_quantizer: Any,
-    Bias: Any,
-    SoftmaxOffset: Any,
+    s_quantizer: Quantizer | None,
+    o_quantizer: Quantizer | None,
+    Bias: Tensor | None,
+    SoftmaxOffset: Tensor | None,
     rng_gen: Any,
     rng_elts_per_thread: int,
     return_max_logit: bool,
     cuda_graph: bool,
 ) -> list[Any]: ...
 def fused_moe_aux_loss_bwd(
-    Const_buf: Any,
-    tokens_per_expert: Any,
+    Const_buf: Tensor,
+    tokens_per_expert: Tensor,
     num_rows: Size,
     num_cols: Size,
-    grad_aux_loss: Any,
+    grad_aux_loss: Tensor,
 ) -> Any: ...
 def fused_moe_aux_loss_fwd(
-    probs: Any,
-    tokens_per_expert: Any,
+    probs: Tensor,
+    tokens_per_expert: Tensor,
     total_num_tokens: Count,
     num_experts: Count,
     num_rows: Size,
@@ -413,9 +414,9 @@ def fused_moe_aux_loss_fwd(
     coeff: Finite,
 ) -> Any: ...
 def fused_moe_aux_loss_fwd_graph_safe(
-    probs: Any,
-    tokens_per_expert: Any,
-    total_num_tokens: Any,
+    probs: Tensor,
+    tokens_per_expert: Tensor,
+    total_num_tokens: Tensor,
     num_experts: Count,
     num_rows: Size,
     num_cols: Size,
@@ -423,23 +424,23 @@ def fused_moe_aux_loss_fwd_graph_safe(
     coeff: Finite,
 ) -> Any: ...
 def fused_multi_row_padding(
-    input: Any,
-    output: Any,
-    input_row_list: Sequence[int],
-    padded_input_row_list: Sequence[int],
+    input: Tensor,
+    output: Tensor,
+    input_row_list: Shape,
+    padded_input_row_list: Shape,
 ) -> None: ...
 def fused_multi_row_unpadding(
-    input: Any,
-    output: Any,
-    input_row_list: Sequence[int],
-    unpadded_input_row_list: Sequence[int],
+    input: Tensor,
+    output: Tensor,
+    input_row_list: Shape,
+    unpadded_input_row_list: Shape,
 ) -> None: ...
 def fused_qkv_rope_backward(
-    q_grad_out: Any,
-    k_grad_out: Any,
-    v_grad_out: Any,
-    q_freqs: Any,
-    k_freqs: Any,
+    q_grad_out: Tensor,
+    k_grad_out: Tensor,
+    v_grad_out: Tensor,
+    q_freqs: Tensor,
+    k_freqs: Tensor,
     qkv_split_arg_list: Sequence[int],
     qkv_format: NVTE_QKV_Format,
     interleaved: bool,
@@ -447,9 +448,9 @@ def fused_qkv_rope_backward(
     cp_rank: Size,
 ) -> Any: ...
 def fused_qkv_rope_forward(
-    qkv_input: Any,
-    q_freqs: Any,
-    k_freqs: Any,
+    qkv_input: Tensor,
+    q_freqs: Tensor,
+    k_freqs: Tensor,
     start_positions: Lengths | None,
     qkv_split_arg_list: Sequence[int],
     qkv_format: NVTE_QKV_Format,
@@ -458,8 +459,8 @@ def fused_qkv_rope_forward(
     cp_rank: Size,
 ) -> Any: ...
 def fused_rope_backward(
-    output_grads: Any,
-    freqs: Any,
+    output_grads: Tensor,
+    freqs: Tensor,
     start_positions: Lengths | None,
     qkv_format: NVTE_QKV_Format,
     interleaved: bool,
@@ -468,8 +469,8 @@ def fused_rope_backward(
     cp_rank: Size,
 ) -> Any: ...
 def fused_rope_forward(
-    input: Any,
-    freqs: Any,
+    input: Tensor,
+    freqs: Tensor,
     start_positions: Lengths | None,
     qkv_format: NVTE_QKV_Format,
     interleaved: bool,
@@ -478,23 +479,23 @@ def fused_rope_forward(
     cp_rank: Size,
 ) -> Any: ...
 def fused_score_for_moe_aux_loss_bwd(
-    intermediate_output: Any,
-    grad_scores: Any,
-    grad_logits: Any,
+    intermediate_output: Tensor,
+    grad_scores: Tensor,
+    grad_logits: Tensor,
     topk: Count,
     score_function: str,
 ) -> None: ...
 def fused_score_for_moe_aux_loss_fwd(
-    logits: Any,
+    logits: Tensor,
     topk: Count,
     score_function: str,
     routing_map_format: NVTERoutingMapFormat | int = 0,
 ) -> Any: ...
 def fused_topk_with_score_function_bwd(
-    routing_map: Any,
-    intermediate_output: Any,
-    grad_probs: Any,
-    grad_logits: Any,
+    routing_map: Tensor,
+    intermediate_output: Tensor,
+    grad_probs: Tensor,
+    grad_logits: Tensor,
     topk: Count,
     use_pre_softmax: bool,
     scaling_factor: Finite | None,
@@ -503,57 +504,57 @@ def fused_topk_with_score_function_bwd(
     routing_map_format: NVTERoutingMapFormat | int = 0,
 ) -> None: ...
 def fused_topk_with_score_function_fwd(
-    logits: Any,
+    logits: Tensor,
     topk: Count,
     use_pre_softmax: bool,
     num_groups: int | None,
     group_topk: int | None,
     scaling_factor: Finite | None,
     score_function: str,
-    expert_bias: Any,
+    expert_bias: Tensor | None,
     routing_map_format: NVTERoutingMapFormat | int = 0,
-    topk_indices: Any = None,
+    topk_indices: Tensor | None = None,
 ) -> Any: ...
 def fused_topk_with_score_function_qb_fwd(
-    logits: Any,
+    logits: Tensor,
     topk: Count,
     scaling_factor: Finite | None,
-    expert_bias: Any,
+    expert_bias: Tensor | None,
     routing_map_format: NVTERoutingMapFormat,
-    topk_indices: Any,
-    histogram: Any,
-    bin_bounds: Any,
+    topk_indices: Tensor | None,
+    histogram: Tensor,
+    bin_bounds: Tensor,
     histogram_mode: NVTEQBHistogramMode,
     bin_bounds_validated: bool = False,
 ) -> Any: ...
 def geglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def gelu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def generic_gemm(
-    A: Any,
+    A: Tensor,
     transA: bool,
-    B: Any,
+    B: Tensor,
     transB: bool,
-    D: Any,
-    quantizer: Any,
+    D: Tensor | None,
+    quantizer: Quantizer | None,
     output_dtype: FloatingDType | None,
-    bias: Any,
+    bias: Tensor | None,
     bias_type: FloatingDType | None,
     gelu: bool,
-    gelu_in: Any,
+    gelu_in: Tensor | None,
     grad: bool,
-    workspace: Any,
+    workspace: Tensor | None,
     workspace_size: int,
     accumulate: bool,
     use_split_accumulator: bool,
     comm_overlap: Any = None,
     comm_type: CommOverlapType | None = None,
-    extra_output: Any = None,
+    extra_output: Tensor | None = None,
     bulk_overlap: bool = False,
     alpha: Finite = 1.0,
     beta: Finite | None = None,
@@ -573,55 +574,55 @@ def get_stream_priority_range(
     device_id: int = -1,
 ) -> tuple[int, int]: ...
 def glu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def group_dequantize(
-    input: Any,
+    input: GroupedTensor,
     otype: FloatingDType,
 ) -> Any: ...
 def group_quantize(
-    tensor: Any,
-    quantizer: Any,
+    tensor: Tensor,
+    quantizer: Quantizer | None,
     num_tensors: Count,
-    first_dims: Any,
-    last_dims: Any = None,
-    tensor_offsets: Any = None,
-    noop_flag: Any = None,
-    output: Any = None,
+    first_dims: Tensor | None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
+    noop_flag: Tensor | None = None,
+    output: GroupedTensor | None = None,
 ) -> Any: ...
 def group_requantize_inplace(
-    grouped_x: Any,
-    quantizer: Any,
+    grouped_x: GroupedTensor,
+    quantizer: Quantizer,
     num_tensors: Count,
-    first_dims: Any,
+    first_dims: Tensor | None,
     otype: FloatingDType,
-    tensor_offsets: Any = None,
+    tensor_offsets: Tensor | None = None,
     return_dequantized: bool = False,
 ) -> Any: ...
 def group_scaled_clamped_swiglu(
-    input_2h: Any,
-    prob: Any,
-    quantizer: Any,
+    input_2h: Tensor,
+    prob: Tensor,
+    quantizer: Quantizer | None,
     num_tensors: Count,
     limit: Positive,
     alpha: Finite = 1.702,
     glu_linear_offset: Finite = 1.0,
-    first_dims: Any = None,
-    last_dims: Any = None,
-    tensor_offsets: Any = None,
+    first_dims: Tensor | None = None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
 ) -> Any: ...
 def group_scaled_swiglu(
-    input_2h: Any,
-    prob: Any,
-    quantizer: Any,
+    input_2h: Tensor,
+    prob: Tensor,
+    quantizer: Quantizer | None,
     num_tensors: Count,
-    first_dims: Any = None,
-    last_dims: Any = None,
-    tensor_offsets: Any = None,
+    first_dims: Tensor | None = None,
+    last_dims: Tensor | None = None,
+    tensor_offsets: Tensor | None = None,
 ) -> Any: ...
 def grouped_swizzle_for_gemm(
-    tensor: Any,
+    tensor: GroupedTensor,
     rowwise: bool,
     columnwise: bool,
 ) -> None: ...
@@ -629,60 +630,60 @@ def init_nvshmem_backend(
     process_group: Any,
 ) -> None: ...
 def layernorm_bwd(
-    dz: Any,
-    x: Any,
-    mu: Any,
-    rsigma: Any,
-    gamma: Any,
+    dz: Tensor,
+    x: Tensor,
+    mu: Tensor,
+    rsigma: Tensor,
+    gamma: Tensor,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def layernorm_fwd(
-    input: Any,
-    weight: Any,
-    bias: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     eps: Epsilon,
-    ln_out: Any,
-    quantizer: Any,
+    ln_out: Tensor | None,
+    quantizer: Quantizer | None,
     otype: FloatingDType,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def moe_permute_bwd(
-    input: Any,
+    input: Tensor,
     dtype: AnyDType,
-    row_id_map: Any,
-    prob: Any,
+    row_id_map: Tensor,
+    prob: Tensor | None,
     num_tokens: Size,
     topK: Count,
 ) -> Any: ...
 def moe_permute_fwd(
-    input: Any,
+    input: Tensor,
     dtype: AnyDType,
-    indices: Any,
+    indices: Tensor,
     num_out_tokens: int,
-    workspace: list[Any],
+    workspace: list[Tensor],
     max_expanded_token_num: int,
 ) -> Any: ...
 def moe_unpermute_bwd(
-    input_bwd: Any,
-    input_fwd: Any,
+    input_bwd: Tensor,
+    input_fwd: Tensor,
     dtype: AnyDType,
-    row_id_map: Any,
-    prob: Any,
+    row_id_map: Tensor,
+    prob: Tensor,
 ) -> Any: ...
 def moe_unpermute_fwd(
-    input: Any,
+    input: Tensor,
     dtype: AnyDType,
-    row_id_map: Any,
-    prob: Any,
+    row_id_map: Tensor,
+    prob: Tensor | None,
     num_tokens: Size,
     topK: Count,
 ) -> Any: ...
 def multi_tensor_adam(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     lr: Finite,
     beta1: Decay,
     beta2: Decay,
@@ -694,36 +695,36 @@ def multi_tensor_adam(
 ) -> None: ...
 def multi_tensor_adam_capturable(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
-    lr: Any,
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    lr: Tensor,
     beta1: Decay,
     beta2: Decay,
     epsilon: Epsilon,
-    step: Any,
+    step: Tensor,
     mode: BooleanNumber,
     bias_correction: BooleanNumber,
     weight_decay: Finite,
-    inv_scale: Any,
+    inv_scale: Tensor,
 ) -> None: ...
 def multi_tensor_adam_capturable_master(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
-    lr: Any,
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    lr: Tensor,
     beta1: Decay,
     beta2: Decay,
     epsilon: Epsilon,
-    step: Any,
+    step: Tensor,
     mode: BooleanNumber,
     bias_correction: BooleanNumber,
     weight_decay: Finite,
-    inv_scale: Any,
+    inv_scale: Tensor,
 ) -> None: ...
 def multi_tensor_adam_fp8(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     lr: Finite,
     beta1: Decay,
     beta2: Decay,
@@ -736,8 +737,8 @@ def multi_tensor_adam_fp8(
 ) -> None: ...
 def multi_tensor_adam_param_remainder(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     lr: Finite,
     beta1: Decay,
     beta2: Decay,
@@ -749,8 +750,8 @@ def multi_tensor_adam_param_remainder(
 ) -> None: ...
 def multi_tensor_compute_scale_and_scale_inv(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     max_fp8: Positive,
     force_pow_2_scales: bool,
     epsilon: Epsilon,
@@ -758,38 +759,38 @@ def multi_tensor_compute_scale_and_scale_inv(
 def multi_tensor_compute_scale_inv_e8m0(
     chunk_size: int,
     dummy: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    tensor_lists: Sequence[Sequence[Tensor]],
 ) -> None: ...
 def multi_tensor_l2norm(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     per_tensor_python: bool | None,
 ) -> tuple[Any, Any]: ...
 def multi_tensor_pad_last_dim(
-    inputs: Sequence[Any],
+    inputs: Sequence[Tensor],
     alignment: Count,
 ) -> list[Any]: ...
 def multi_tensor_quantize(
-    tensor_list: Sequence[Any],
-    quantizer_list: Sequence[Any],
+    tensor_list: Sequence[Tensor],
+    quantizer_list: Sequence[Quantizer | None],
 ) -> list[Any]: ...
 def multi_tensor_scale(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     scale: float,
 ) -> None: ...
 def multi_tensor_scale_tensor(
     chunk_size: int,
-    is_infinite: Any,
-    tensor_lists: Sequence[Sequence[Any]],
-    scale: Any,
+    is_infinite: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    scale: Tensor,
 ) -> None: ...
 def multi_tensor_sgd(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
     wd: Finite,
     momentum: Epsilon,
     dampening: Finite,
@@ -800,41 +801,41 @@ def multi_tensor_sgd(
     scale: float,
 ) -> None: ...
 def multi_tensor_swizzle_scales_for_gemm_(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     rowwise_usage: bool,
     columnwise_usage: bool,
 ) -> None: ...
 def multi_tensor_swizzle_scales_for_gemm_unchecked_(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     rowwise_usage: bool,
     columnwise_usage: bool,
 ) -> None: ...
 def multi_tensor_transpose_to_bhsd(
-    inputs: Sequence[Any | None],
+    inputs: Sequence[Tensor | None],
     original_format: str,
-    outputs: Sequence[Any | None] = [],
+    outputs: Sequence[Tensor | None] = [],
 ) -> list[Any | None]: ...
 def multi_tensor_unscale_l2norm(
     chunk_size: int,
-    noop_flag: Any,
-    tensor_lists: Sequence[Sequence[Any]],
-    inv_scale: Any,
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    inv_scale: Tensor,
     per_tensor_python: bool | None,
 ) -> tuple[Any, Any]: ...
 def mxfp8_scaling_compute_partial_amax(
-    input: Any,
-    amax_rowwise: Any,
-    amax_colwise: Any,
+    input: Tensor,
+    amax_rowwise: Tensor,
+    amax_colwise: Tensor,
     rows: Size,
     cols: Size,
     start_offset: Size,
 ) -> None: ...
 def mxfp8_scaling_partial_cast(
-    input: Any,
-    output_rowwise: Any,
-    output_colwise: Any,
-    scale_inv_rowwise: Any,
-    scale_inv_colwise: Any,
+    input: Tensor,
+    output_rowwise: Tensor,
+    output_colwise: Tensor,
+    scale_inv_rowwise: Tensor,
+    scale_inv_colwise: Tensor,
     rows: Size,
     cols: Size,
     start_offset: Size,
@@ -843,196 +844,196 @@ def newton_schulz(
     ctx_ptr: int,
     m: int,
     n: int,
-    x: Any,
+    x: Tensor,
     num_iterations: int,
     coefficients: Sequence[float],
 ) -> None: ...
 def nvfp4_2d_compute_partial_amax(
-    tensor: Any,
-    amax: Any,
+    tensor: Tensor,
+    amax: Tensor,
     h: Size,
     w: Size,
     start_offset: Size,
     block_len: Count = 16,
 ) -> None: ...
 def nvfp4_2d_multi_tensor_transpose(
-    rowwise_data_list: Sequence[Any],
-    columnwise_data_list: Sequence[Any],
-    rowwise_scale_inv_list: Sequence[Any],
-    columnwise_scale_inv_list: Sequence[Any],
-    M_list: Sequence[int],
-    K_list: Sequence[int],
+    rowwise_data_list: Sequence[Tensor],
+    columnwise_data_list: Sequence[Tensor],
+    rowwise_scale_inv_list: Sequence[Tensor],
+    columnwise_scale_inv_list: Sequence[Tensor],
+    M_list: Shape,
+    K_list: Shape,
 ) -> None: ...
 def nvfp4_2d_partial_cast(
-    inp: Any,
-    out: Any,
-    scale: Any,
-    global_scale: Any,
+    inp: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    global_scale: Tensor,
     h: Size,
     w: Size,
     start_offset: Size,
     block_len: Count = 16,
 ) -> None: ...
 def nvfp4_2d_scale_transpose(
-    input: Any,
-    output: Any,
+    input: Tensor,
+    output: Tensor,
     M_tiles: Size,
     K_tiles: Size,
 ) -> None: ...
 def nvfp4_compute_global_scale(
-    global_amax: Any,
-    global_scale: Any,
+    global_amax: Tensor,
+    global_scale: Tensor,
 ) -> None: ...
 def nvfp4_compute_per_block_scale(
-    block_amax: Any,
-    scale: Any,
-    global_amax: Any,
+    block_amax: Tensor,
+    scale: Tensor,
+    global_amax: Tensor,
 ) -> None: ...
 def nvfp4_data_transpose(
-    input: Any,
+    input: Tensor,
     *,
-    out: Any,
+    out: Tensor | None,
 ) -> Any: ...
 def nvfp4_expand_scale_to_fp8(
-    input: Any,
-    output: Any,
+    input: Tensor,
+    output: Tensor,
     tile_rows: Size,
     tile_cols: Size,
     rows_padded: Size,
     block_len: Count,
 ) -> None: ...
 def nvfp4_fused_scale(
-    block_amax: Any,
-    global_amax: Any,
-    per_block_scale: Any,
-    target_scale: Any,
-    target_amax: Any,
+    block_amax: Tensor,
+    global_amax: Tensor,
+    per_block_scale: Tensor,
+    target_scale: Tensor,
+    target_amax: Tensor,
     tile_rows: Size,
     tile_cols: Size,
     rows_padded: Size,
     block_len: Count,
 ) -> None: ...
 def nvfp4_group_quantize_with_amax(
-    tensor: Any,
-    quantizer: Any,
+    tensor: Tensor,
+    quantizer: Quantizer,
     num_tensors: Count,
-    first_dims: Any,
-    last_dims: Any = None,
+    first_dims: Tensor,
+    last_dims: Tensor | None = None,
     rowwise_amax: GivenTensor = None,
     columnwise_amax: GivenTensor = None,
-    tensor_offsets: Any = None,
+    tensor_offsets: Tensor | None = None,
 ) -> Any: ...
 def nvfp4_multi_tensor_2d_partial_cast(
-    inp_list: Sequence[Any],
-    out_list: Sequence[Any],
-    scale_list: Sequence[Any],
-    global_scale_list: Sequence[Any],
-    h_list: Sequence[int],
-    w_list: Sequence[int],
-    start_offset_list: Sequence[int],
+    inp_list: Sequence[Tensor],
+    out_list: Sequence[Tensor],
+    scale_list: Sequence[Tensor],
+    global_scale_list: Sequence[Tensor],
+    h_list: Shape,
+    w_list: Shape,
+    start_offset_list: Shape,
     block_len: Count = 16,
 ) -> None: ...
 def nvfp4_multi_tensor_compute_partial_amax(
-    master_weight_list: Sequence[Any],
-    partial_amax_list: Sequence[Any],
-    global_amax_list: Sequence[Any],
-    h_list: Sequence[int],
-    w_list: Sequence[int],
-    start_offset_list: Sequence[int],
+    master_weight_list: Sequence[Tensor],
+    partial_amax_list: Sequence[Tensor],
+    global_amax_list: Sequence[Tensor],
+    h_list: Shape,
+    w_list: Shape,
+    start_offset_list: Shape,
     block_len: Count = 16,
 ) -> None: ...
 def nvfp4_multi_tensor_fused_scale(
-    block_amax_list: Sequence[Any],
-    global_amax_list: Sequence[Any],
-    per_block_scale_list: Sequence[Any],
-    target_scale_list: Sequence[Any],
-    target_amax_list: Sequence[Any],
-    tile_rows_list: Sequence[int],
-    tile_cols_list: Sequence[int],
-    rows_padded_list: Sequence[int],
+    block_amax_list: Sequence[Tensor],
+    global_amax_list: Sequence[Tensor],
+    per_block_scale_list: Sequence[Tensor],
+    target_scale_list: Sequence[Tensor],
+    target_amax_list: Sequence[Tensor],
+    tile_rows_list: Shape,
+    tile_cols_list: Shape,
+    rows_padded_list: Shape,
     block_len: Count,
 ) -> None: ...
 def nvfp4_quantize_with_amax(
-    tensor: Any,
-    quantizer: Any,
-    rowwise_amax: Any,
-    columnwise_amax: Any,
+    tensor: Tensor,
+    quantizer: Quantizer,
+    rowwise_amax: Tensor | None,
+    columnwise_amax: Tensor | None,
 ) -> Any: ...
 def nvshmem_finalize() -> None: ...
 def nvshmem_send_on_current_stream(
-    src: Any,
-    dst: Any,
+    src: Tensor,
+    dst: Tensor,
     peer: int,
-    signal: Any,
+    signal: Tensor,
 ) -> None: ...
 def nvshmem_wait_on_current_stream(
-    signal: Any,
+    signal: Tensor,
     wait_kind: str,
 ) -> None: ...
 def nvte_built_with_cublasmp() -> bool: ...
 def qgeglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def qgelu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def quantize(
-    tensor: Any,
-    quantizer: Any,
-    output: Any = None,
-    noop: Any = None,
+    tensor: Tensor,
+    quantizer: Quantizer,
+    output: QuantizedTensor | None = None,
+    noop: Tensor | None = None,
 ) -> Any: ...
 def reglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def relu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def rmsnorm_bwd(
-    dz: Any,
-    x: Any,
-    rsigma: Any,
-    gamma: Any,
+    dz: Tensor,
+    x: Tensor,
+    rsigma: Tensor,
+    gamma: Tensor,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def rmsnorm_bwd_add(
-    dz: Any,
-    x: Any,
-    add: Any,
-    rsigma: Any,
-    gamma: Any,
+    dz: Tensor,
+    x: Tensor,
+    add: Tensor,
+    rsigma: Tensor,
+    gamma: Tensor,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def rmsnorm_fwd(
-    input: Any,
-    weight: Any,
+    input: Tensor,
+    weight: Tensor,
     eps: Epsilon,
-    ln_out: Any,
-    quantizer: Any,
+    ln_out: Tensor | None,
+    quantizer: Quantizer | None,
     otype: FloatingDType,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def scaled_aligned_causal_masked_softmax_backward(
-    output_grads_: Any,
-    softmax_results_: Any,
+    output_grads_: Tensor,
+    softmax_results_: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_aligned_causal_masked_softmax_forward(
-    input: Any,
+    input: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_clamped_dswiglu(
-    grad: Any,
-    fwd_input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     limit: Limit = 7.0,
     alpha: Finite = 1.702,
     glu_linear_offset: Finite = 1.0,
@@ -1040,213 +1041,213 @@ def scaled_clamped_dswiglu(
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_clamped_swiglu(
-    input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     limit: Limit = 7.0,
     alpha: Finite = 1.702,
     glu_linear_offset: Finite = 1.0,
     glu_interleave_size: Size = 0,
 ) -> Any: ...
 def scaled_dsituglu(
-    grad: Any,
-    fwd_input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     beta1: Positive = 4.0,
     beta2: Positive = 25.0,
     glu_interleave_size: Size = 0,
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_dsrelu(
-    grad: Any,
-    fwd_input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_dswiglu(
-    grad: Any,
-    fwd_input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    grad: Tensor,
+    fwd_input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     glu_interleave_size: Size = 0,
     compute_scale_grad: bool = True,
 ) -> Any: ...
 def scaled_masked_softmax_backward(
-    output_grad_: Any,
-    softmax_results_: Any,
+    output_grad_: Tensor,
+    softmax_results_: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_masked_softmax_forward(
-    input: Any,
-    mask: Any,
+    input: Tensor,
+    mask: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_situglu(
-    input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     beta1: Positive = 4.0,
     beta2: Positive = 25.0,
     glu_interleave_size: Size = 0,
 ) -> Any: ...
 def scaled_softmax_backward(
-    output_grad_: Any,
-    softmax_results_: Any,
+    output_grad_: Tensor,
+    softmax_results_: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_softmax_forward(
-    input: Any,
+    input: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_srelu(
-    input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def scaled_swiglu(
-    input: Any,
-    act_scales: Any,
-    quantizer: Any,
+    input: Tensor,
+    act_scales: Tensor,
+    quantizer: Quantizer | None,
     glu_interleave_size: Size = 0,
 ) -> Any: ...
 def scaled_upper_triang_masked_softmax_backward(
-    output_grads_: Any,
-    softmax_results_: Any,
+    output_grads_: Tensor,
+    softmax_results_: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def scaled_upper_triang_masked_softmax_forward(
-    input: Any,
+    input: Tensor,
     scale_factor: Finite,
 ) -> Any: ...
 def silu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def situglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
     beta1: Positive = 4.0,
     beta2: Positive = 25.0,
 ) -> Any: ...
 def split_quantize(
-    tensor: Any,
-    split_sections: Sequence[int],
-    quantizer_list: Sequence[Any],
+    tensor: Tensor,
+    split_sections: Shape,
+    quantizer_list: Sequence[Quantizer | None],
     disable_bulk_allocation: bool = False,
 ) -> list[Any]: ...
 def splits_to_offsets(
-    first_dims: Any,
+    first_dims: Tensor,
     logical_last_dim: Size,
 ) -> Any: ...
 def splits_to_offsets_multi(
-    split_sizes: Any,
-    device: Any,
+    split_sizes: Tensor,
+    device: Device,
     *,
     strides: Sequence[int],
     include_leading_zero: Sequence[bool],
-    dtypes: Sequence[Any],
+    dtypes: Sequence[DTypeLike],
     bulk_allocate: bool = False,
 ) -> tuple[Any, list[Any]]: ...
 def sreglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def srelu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def swap_first_dims(
-    tensor: Any,
+    tensor: Tensor,
     *,
-    out: Any,
+    out: Tensor | None,
 ) -> Any: ...
 def swiglu(
-    input: Any,
-    quantizer: Any,
+    input: Tensor,
+    quantizer: Quantizer | None,
 ) -> Any: ...
 def swizzle_scales_and_pack_ptrs_for_discrete_weights(
-    data_tensors: Sequence[Any],
-    scale_tensors: Sequence[Any],
+    data_tensors: Sequence[Tensor],
+    scale_tensors: Sequence[Tensor],
     swizzle_type: str,
-    device: Any,
+    device: Device,
 ) -> tuple[Any, Any, Any]: ...
 def swizzle_scales_for_gemm_(
-    tensor: Any,
+    tensor: Tensor,
 ) -> None: ...
 def te_general_grouped_gemm(
-    A: list[Any],
+    A: list[Tensor],
     transa: bool,
-    B: list[Any],
+    B: list[Tensor],
     transb: bool,
-    D: list[Any] | None,
+    D: list[Tensor] | None,
     D_type: FloatingDType,
     m_splits: list[int],
-    bias: list[Any],
+    bias: list[Tensor],
     bias_type: FloatingDType | None,
     single_output: bool,
-    pre_gelu_out: list[Any],
+    pre_gelu_out: list[Tensor],
     grad: bool,
-    workspace: list[Any],
+    workspace: list[Tensor],
     workspaceSize: int,
     accumulate: bool,
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any: ...
 def te_general_grouped_gemm_for_discrete_in(
-    A: Any,
+    A: GroupedTensor | Sequence[Tensor],
     transa: bool,
-    B: Any,
+    B: GroupedTensor | Sequence[Tensor],
     transb: bool,
-    D: Any,
-    bias: Any,
-    bias_scale: Any,
-    alpha: Any,
-    beta: Any,
-    workspace_setup: Any,
-    workspace_cublas: Any,
+    D: GroupedTensor | Sequence[Tensor],
+    bias: GroupedTensor | None,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor,
+    workspace_cublas: Tensor,
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any: ...
 def te_general_grouped_gemm_for_discrete_out(
-    A: Any,
+    A: GroupedTensor | Sequence[Tensor],
     transa: bool,
-    B: Any,
+    B: GroupedTensor | Sequence[Tensor],
     transb: bool,
-    D: Any,
-    bias: Any,
-    bias_scale: Any,
-    alpha: Any,
-    beta: Any,
-    workspace_setup: Any,
-    workspace_cublas: Any,
+    D: GroupedTensor | Sequence[Tensor],
+    bias: GroupedTensor | None,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor,
+    workspace_cublas: Tensor,
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any: ...
 def te_general_grouped_gemm_for_grouped_tensor(
-    A: Any,
+    A: GroupedTensor | Sequence[Tensor],
     transa: bool,
-    B: Any,
+    B: GroupedTensor | Sequence[Tensor],
     transb: bool,
-    D: Any,
-    bias: Any,
-    bias_scale: Any,
-    alpha: Any,
-    beta: Any,
-    workspace_setup: Any,
-    workspace_cublas: Any,
+    D: GroupedTensor | Sequence[Tensor],
+    bias: GroupedTensor | None,
+    bias_scale: Tensor | None,
+    alpha: Tensor,
+    beta: Tensor,
+    workspace_setup: Tensor,
+    workspace_cublas: Tensor,
     use_split_accumulator: bool,
     math_sm_count: int,
 ) -> Any: ...
 def thd_copy_valid_tokens_from_per_split_to_rank_local(
-    out: Any,
-    inp: Any,
+    out: Tensor,
+    inp: Tensor,
     cu_seqlens_padded: Lengths,
     cu_seqlens: Lengths,
 ) -> None: ...
 def thd_cp_rank_order_to_sequence_order(
-    inp: Any,
+    inp: Tensor,
     cu_seqlens: Lengths,
     cp_size: Count,
     total_tokens: Size,
@@ -1258,41 +1259,41 @@ def thd_get_partitioned_indices(
     rank: Size,
 ) -> Any: ...
 def thd_grad_correction(
-    grad: Any,
-    grad_per_step: Any,
+    grad: Tensor,
+    grad_per_step: Tensor,
     cu_seqlens: Lengths,
     first_half: str,
     second_half: str,
 ) -> None: ...
 def thd_out_correction(
-    out: Any,
-    out_per_step: Any,
-    old_lse: Any = None,
-    lse: Any = None,
-    lse_per_step: Any = None,
-    cu_seqlens: Any = None,
+    out: Tensor,
+    out_per_step: Tensor,
+    old_lse: Tensor | None = None,
+    lse: Tensor | None = None,
+    lse_per_step: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     only_second_half: bool | None = None,
     lse_packed: bool | None = None,
 ) -> None: ...
 def thd_read_half_tensor(
-    tensor: Any,
+    tensor: Tensor,
     cu_seqlens: Lengths,
     half_idx: int,
 ) -> Any: ...
 def thd_read_second_half_lse(
-    lse: Any,
+    lse: Tensor,
     cu_seqlens: Lengths,
     lse_packed: bool,
     second_half_lse_seqlen: Size,
 ) -> Any: ...
 def thd_second_half_lse_correction(
-    lse: Any,
-    lse_per_step: Any,
+    lse: Tensor,
+    lse_per_step: Tensor,
     cu_seqlens: Lengths,
     lse_packed: bool,
 ) -> None: ...
 def thd_sequence_order_to_cp_rank_order(
-    inp: Any,
+    inp: Tensor,
     cu_seqlens: Lengths,
     cp_size: Count,
     total_tokens: Size,

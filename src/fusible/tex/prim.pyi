@@ -3,108 +3,109 @@
 
 from collections.abc import Sequence
 from typing import Any
+from fusible.tex.interface.arguments import *
 from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, Size
 
 def add(
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     dtype: AnyDType | None = None,
 ) -> Any: ...
 def all_gather(
-    x: Any,
+    x: Tensor,
     group: Any = None,
 ) -> Any: ...
 def all_reduce(
-    x: Any,
+    x: Tensor,
     group: Any = None,
     reduction: str = 'sum',
 ) -> Any: ...
 def cast(
-    x: Any,
+    x: Tensor,
     dtype: AnyDType,
 ) -> Any: ...
 def concatenate(
-    tensors: Sequence[Any],
+    tensors: Sequence[Tensor],
     dim: int,
 ) -> Any: ...
 def copy(
-    x: Any,
+    x: Tensor,
 ) -> Any: ...
 def dropout(
-    x: Any,
+    x: Tensor,
     probability: Probability,
-    seed: Any,
+    seed: Tensor,
     offset: Size,
 ) -> tuple[Any, Any]: ...
 def dropout_backward(
-    dy: Any,
-    mask: Any,
+    dy: Tensor,
+    mask: Tensor,
     probability: Probability,
 ) -> Any: ...
 def empty(
-    shape: Sequence[int],
+    shape: Shape,
     dtype: AnyDType,
-    like: Any,
+    like: Tensor,
 ) -> Any: ...
 def full(
-    shape: Sequence[int],
+    shape: Shape,
     value: float,
     dtype: AnyDType,
-    like: Any,
+    like: Tensor,
 ) -> Any: ...
 def layernorm_bwd_add(
-    dz: Any,
-    x: Any,
-    add: Any,
-    mu: Any,
-    rsigma: Any,
-    gamma: Any,
+    dz: Tensor,
+    x: Tensor,
+    add: Tensor,
+    mu: Tensor,
+    rsigma: Tensor,
+    gamma: Tensor,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
 def pad_groups(
-    x: Any,
-    sizes: Any,
+    x: Tensor,
+    sizes: Tensor,
     multiple: Count,
 ) -> tuple[Any, Any]: ...
 def permute(
-    x: Any,
+    x: Tensor,
     dims: Sequence[int],
 ) -> Any: ...
 def reduce_scatter(
-    x: Any,
+    x: Tensor,
     group: Any = None,
 ) -> Any: ...
 def reshape(
-    x: Any,
+    x: Tensor,
     shape: Sequence[int],
 ) -> Any: ...
 def rope_angles(
     positions: Size,
     width: Size,
     base: Positive,
-    like: Any,
+    like: Tensor,
 ) -> Any: ...
 def row_sum(
-    x: Any,
+    x: Tensor,
     dtype: AnyDType | None = None,
 ) -> Any: ...
 def scale(
-    x: Any,
+    x: Tensor,
     factor: float,
     dtype: AnyDType | None = None,
 ) -> Any: ...
 def split(
-    x: Any,
-    sizes: Sequence[int],
+    x: Tensor,
+    sizes: Shape,
     dim: int,
 ) -> list[Any]: ...
 def transpose(
-    x: Any,
+    x: Tensor,
 ) -> Any: ...
 def unpad_groups(
-    x: Any,
-    sizes: Any,
+    x: Tensor,
+    sizes: Tensor,
     multiple: Count,
     rows: Size,
 ) -> Any: ...

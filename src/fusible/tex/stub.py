@@ -17,7 +17,10 @@ __all__ = ["stubs"]
 
 _HERE = Path(__file__).parent
 _HEAD = '"""Written by `make stub` from the declarations of fusible.tex.interface; their documentation is there."""\n\n'
-_NEEDED = f"from collections.abc import Sequence\nfrom typing import Any\nfrom fusible.tex.interface.domains import {', '.join(NAMES)}\n"
+_NEEDED = (
+    "from collections.abc import Sequence\nfrom typing import Any\nfrom fusible.tex.interface.arguments import *\n"
+    f"from fusible.tex.interface.domains import {', '.join(NAMES)}\n"
+)
 _PREFIX = "prim_"
 
 
