@@ -129,7 +129,7 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("an odd head with rotary positions", lambda: ops.DotProductAttention(4, 7, rope_base=1e4), ArgumentError,
      "Expected an even head width of attention with rotary positions, got 7: change the number of heads."),
     ("a probability", lambda: Dropout(1.0), ArgumentError,
-     "Expected a probability in [0, 1) of Dropout, got 1.0: give the share of elements to drop."),
+     "Expected a probability in [0, 1) of p of Dropout, got 1.0: give the share of elements to drop."),
     ("a window", lambda: DelayedScaling(amax_history_len=0), ArgumentError,
      "Expected at least 1 of DelayedScaling.amax_history_len, got 0: give the window's length."),
     ("an amax rule", lambda: DelayedScaling(amax_compute_algo="mean"), ArgumentError,
@@ -148,7 +148,7 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
      "Expected 'delayed' with a slot, 'current', or another scaling with its quantizer of a QuantizedType's scaling, "
      "got 'delayed' with slot '' and quantizer None: give one of these."),
     ("a quantizer's format", lambda: Float8Quantizer(torch.ones(1), torch.zeros(1), 6), DTypeError,
-     "Expected kFloat8E4M3 or kFloat8E5M2 of a quantizer's fp8_dtype, got 6: name one of the two."),
+     "Expected kFloat8E4M3 or kFloat8E5M2 of fp8_dtype of Float8Quantizer, got 6: pass one."),
     ("a tensor of float64", lambda: make_nvte_tensor(torch.zeros(2, dtype=torch.float64)), DTypeError,
      "Expected fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64 of a tensor, got torch.float64: cast it."),
     ("a fusion without types", lambda: register_fusion_forward(lambda a, x: a), DTypeError,

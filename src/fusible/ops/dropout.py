@@ -26,7 +26,7 @@ class Dropout(Op):
         dx_dtype: nvte.Type = DType.BFloat16,
     ) -> None:
         if not 0 <= p < 1:
-            raise ArgumentError(expected("a probability in [0, 1)", of="Dropout", got=p, do="give the share of elements to drop"))
+            raise ArgumentError(expected("a probability in [0, 1)", of="p of Dropout", got=p, do="give the share of elements to drop"))
         self.p = p
         self.x_dtype = x_dtype
         self.dy_dtype = dy_dtype

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 from fusible import nvte
 from fusible.errors import ShapeError, expected
 from fusible.quantized import QuantizerRole
+from fusible.tex.argument_kinds import Kind
+from fusible.tex.constructors import check_constructor
 
 __all__ = ["Context", "Op"]
 
 Context = dict[str, nvte.Tensor]
 """What a forward leaves for its backward: tensors by identifier names."""
+
+
+_NVTE = SimpleNamespace(Tensor=Kind("an nvte.Tensor", lambda x: isinstance(x, nvte.Tensor)))
 
 
 class OpTypes(TypedDict, total=False):
@@ -78,6 +84,10 @@ class Op(ABC):
     """Of a parameter that passes take in 8 bits part by part along its first dimension, as a grouped tensor: the names by which its parts ask."""
     routes: tuple[tuple[str, ...], ...] = ()
     """For each of its extra outputs, in NVIDIA's sense, the side outputs that it goes to."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls, {"nvte": _NVTE})
 
     @property
     def transparent(self) -> bool:

@@ -16,6 +16,7 @@ from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
 from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
+from fusible.tex.constructors import check_constructor
 
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer"]
 
@@ -37,6 +38,10 @@ class Quantizer:
     optimize_for_gemm: bool = False
 
     _RECIPE: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls)
 
     def __init__(self, *, rowwise: bool = True, columnwise: bool = True) -> None:
         self.rowwise_usage = rowwise

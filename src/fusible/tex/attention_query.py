@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fusible.errors import expected
+from fusible.errors import DTypeError, expected
 from fusible.tex.attention_call import Served
 from fusible.tex.attention_layout import layout
 from fusible.tex.enums import NVTE_Fused_Attn_Backend, NVTEScalingMode
@@ -30,7 +30,7 @@ def support_query(served: Served, to_dtype: Callable[[Any], Any], arguments: tup
     values = dict(zip(_NAMES, arguments, strict=False)) | named
     missing = [name for name in _NAMES[:17] if name not in values]
     if missing or set(values) - set(_NAMES) or len(arguments) > len(_NAMES):
-        raise TypeError(expected("fused_attn_params, or 19 arguments", of="get_fused_attn_backend", got=sorted(values), do=f"pass {missing} too"))
+        raise DTypeError(expected("fused_attn_params, or 19 arguments", of="get_fused_attn_backend", got=sorted(values), do=f"pass {missing} too"))
     if to_value(values["q_dtype"]) != to_value(values["kv_dtype"]):
         return NVTE_Fused_Attn_Backend.NVTE_No_Backend
     values["dropout"] = values["p_dropout"]

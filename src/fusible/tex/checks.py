@@ -142,9 +142,9 @@ def check_rope(x: Any, freqs: Any, qkv_format: int, cu_seqlens: Any, cp_size: in
     sbhd, thd = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
     if qkv_format not in (sbhd, NVTE_QKV_Format.NVTE_BSHD, thd):
         raise ArgumentError(expected("SBHD, BSHD or THD", of=f"qkv_format of {function}", got=qkv_format, do="pass one of the three"))
-    rank = 3 if qkv_format == thd else 4
+    rank, tensor = 3 if qkv_format == thd else 4, "output_grads" if function == "fused_rope_backward" else "the input"
     if x.ndim != rank:
-        raise ShapeError(expected(f"{rank} dimensions", of=f"the input of {function}", got=list(x.shape), do="reshape it"))
+        raise ShapeError(expected(f"{rank} dimensions", of=f"{tensor} of {function}", got=list(x.shape), do="reshape it"))
     if freqs.dtype is not fp32 or freqs.ndim != 4 or freqs.shape[1:3] != (1, 1):
         got = f"{freqs.dtype} {list(freqs.shape)}"
         raise ShapeError(expected("fp32 [positions, 1, 1, width]", of=f"freqs of {function}", got=got, do="pass the angles in that shape"))
@@ -197,8 +197,8 @@ def check_lists(tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], 
         raise ArgumentError(expected("lists of equal length", of=f"tensor_lists of {function}", got=lengths, do="pass one of each per parameter"))
     for tensors in zip(*tensor_lists, strict=True):
         if len({alike(x) for x in tensors}) > 1:
-            shapes = [tuple(x.shape) for x in tensors]
-            raise ShapeError(expected("equal shapes", of=f"tensors that belong together in {function}", got=shapes, do="order the lists alike"))
+            of, shapes = f"tensor_lists of {function}, of tensors that belong together,", [tuple(x.shape) for x in tensors]
+            raise ShapeError(expected("equal shapes", of=of, got=shapes, do="order the lists alike"))
 
 
 def adam_corrections(mode: int, bias_correction: int, step: int, beta1: float, beta2: float) -> tuple[float, float]:
@@ -217,9 +217,9 @@ def check_scale_update(buffer: Any, histories: Sequence[Any], scales: Sequence[A
         raise ShapeError(expected("as many amax histories as scales", of="a scale update", got=counts, do="pass one history per scale tensor"))
     sizes = [math.prod(scale.shape) for scale in scales]
     for history, scale, size in zip(histories, scales, sizes, strict=True):
-        if history.ndim != 2 or history.shape[1] != size:
+        if history.ndim != 2 or history.shape[1] != size or not history.shape[0]:
             shapes = f"{list(history.shape)} and {list(scale.shape)}"
-            raise ShapeError(expected("[H, n] and [n]", of="an amax history and its scales", got=shapes, do="give each scale a column"))
+            raise ShapeError(expected("[H, n] and [n]", of="amax_histories and scales", got=shapes, do="give each scale a column"))
     if math.prod(buffer.shape) != sum(sizes):
         got = math.prod(buffer.shape)
         raise ShapeError(expected(f"{sum(sizes)} amaxes", of="amax_reduction_buffer", got=got, do="concatenate one amax per scale"))

@@ -66,9 +66,10 @@ def check_halves(tensor: Any, half_idx: int) -> int:
 
 def per_step_tokens(grad: Any, grad_per_step: Any, first_half: str, second_half: str) -> int:
     """How many tokens a step's gradient has: those of ``grad``, or of one of its halves. Raises for words and shapes that do not fit."""
-    for word in (first_half, second_half):
+    for name, word in (("first_half", first_half), ("second_half", second_half)):
         if word not in _WORDS:
-            raise ArgumentError(expected(f"one of {', '.join(_WORDS)}", of="a half of thd_grad_correction", got=repr(word), do="pass one of these"))
+            of = f"{name} of thd_grad_correction"
+            raise ArgumentError(expected(f"one of {', '.join(_WORDS)}", of=of, got=repr(word), do="pass one of these"))
     total, given = grad.shape[0], grad_per_step.shape[0]
     half = "none" in (first_half, second_half) or ("zero" in (first_half, second_half) and given < total)
     tokens = total // 2 if half else total
@@ -82,10 +83,11 @@ def per_step_tokens(grad: Any, grad_per_step: Any, first_half: str, second_half:
 def check_partition(total: int, world: int, rank: int, function: str, tokens: int | None = None) -> None:
     """Raise unless ``world`` ranks share ``total`` tokens, which are all of the tensor's ``tokens``."""
     if not 0 <= rank < world:
-        raise ArgumentError(expected("a rank of the group", of=function, got=f"rank {rank} of {world}", do="pass 0 <= rank < world_size"))
+        of = f"{'rank and world_size' if tokens is None else 'cp_size'} of {function}"
+        raise ArgumentError(expected("a rank of the group", of=of, got=f"rank {rank} of {world}", do="pass 0 <= rank < world_size"))
     if total % world or (tokens is not None and tokens != total):
         got = total if tokens is None else f"{total} of {tokens}"
-        raise ShapeError(expected(f"all tokens, a multiple of {world}", of=function, got=got, do="pad the sequences"))
+        raise ShapeError(expected(f"all tokens, a multiple of {world}", of=f"total_tokens of {function}", got=got, do="pad the sequences"))
 
 
 def check_moved(out: Any, inp: Any, starts: Any, ends: Any) -> None:

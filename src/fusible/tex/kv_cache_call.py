@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 
 __all__ = ["check_cache_call", "check_cache_lengths", "check_cache_pages"]
 
@@ -24,7 +24,17 @@ def check_cache_call(call: Any) -> None:
         if cache.ndim != 4 or new.ndim not in (3, 4) or tuple(new.shape[-2:]) != tuple(cache.shape[-2:]):
             got = f"{list(new.shape)} and {list(cache.shape)}"
             wanted = "[.., g, d] and [pages, page_size, g, d]"
-            raise ShapeError(expected(wanted, of=f"new_{name} and {name}_cache", got=got, do="pass tokens of the cache's heads"))
+            of = f"new_{name} and {name}_cache of copy_to_kv_cache"
+            raise ShapeError(expected(wanted, of=of, got=got, do="pass tokens of the cache's heads"))
+    # What one of the two is refused for must not be found out when the other is written.
+    for name, x, like in (("new_v", call.new_v, call.new_k), ("v_cache", call.v_cache, call.k_cache)):
+        if tuple(x.shape[:-1]) != tuple(like.shape[:-1]):
+            wanted = f"[{', '.join(map(str, like.shape[:-1]))}, d]"
+            raise ShapeError(expected(wanted, of=f"{name} of copy_to_kv_cache", got=list(x.shape), do="pass keys and values of the same tokens"))
+        if x.dtype != like.dtype or x.device != like.device:
+            got = f"{x.dtype} on {x.device}"
+            do = "pass keys and values alike"
+            raise DTypeError(expected(f"{like.dtype} on {like.device}", of=f"{name} of copy_to_kv_cache", got=got, do=do))
     if call.is_non_paged:
         if min(call.k_cache.shape[0], call.v_cache.shape[0]) < call.b:
             got = f"{call.k_cache.shape[0]} and {call.v_cache.shape[0]}"
@@ -36,10 +46,11 @@ def check_cache_call(call: Any) -> None:
         got = f"{list(call.k_cache.shape)} and {list(call.v_cache.shape)}"
         raise ShapeError(expected("pages of at least one token", of="k_cache and v_cache", got=got, do="make larger pages"))
     if call.page_table is None:
-        raise ArgumentError(expected("a table", of="page_table of a paged cache", got="None", do="pass the pages of each sequence"))
+        of = "page_table of copy_to_kv_cache with a paged cache"
+        raise ArgumentError(expected("a table", of=of, got="None", do="pass the pages of each sequence"))
     if math.prod(call.page_table.shape) < call.b * call.max_pages_per_seq:
-        got = list(call.page_table.shape)
-        raise ShapeError(expected(f"[{call.b}, {call.max_pages_per_seq}]", of="page_table", got=got, do="pass a row of pages for each sequence"))
+        wanted, got = f"[{call.b}, {call.max_pages_per_seq}]", list(call.page_table.shape)
+        raise ShapeError(expected(wanted, of="page_table of copy_to_kv_cache", got=got, do="pass a row of pages for each sequence"))
 
 
 def check_cache_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room: int, *, packed: bool) -> None:

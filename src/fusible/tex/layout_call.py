@@ -51,16 +51,18 @@ def check_same_dtype(x: Any, like: Any, of: str) -> None:
 def check_segments(short: Any, padded: Any, rows: Sequence[int], padded_rows: Sequence[int], function: str) -> None:
     """Raise ``ShapeError`` unless ``short`` and ``padded`` are matrices of the same segments, none of which padding shortens."""
     check_equal_lengths(function, rows, padded_rows)
-    for x, counts in ((short, rows), (padded, padded_rows)):
+    back = function == "fused_multi_row_unpadding"
+    for name, x, counts in (("output" if back else "input", short, rows), ("input" if back else "output", padded, padded_rows)):
         if len(x.shape) != 2 or x.shape[0] != sum(counts):
-            of = f"a matrix of the segments {list(counts)} of {function}"
+            of = f"{name}, a matrix of the segments {list(counts)}, of {function}"
             raise ShapeError(expected(f"[{sum(counts)}, n]", of=of, got=list(x.shape), do="pass the rows of each segment"))
     if short.shape[1] != padded.shape[1]:
         widths = f"{short.shape[1]} and {padded.shape[1]}"
-        raise ShapeError(expected("equal widths", of=f"both matrices of {function}", got=widths, do="pass matrices of one width"))
+        raise ShapeError(expected("equal widths", of=f"input and output of {function}", got=widths, do="pass matrices of one width"))
     if any(not 0 <= one <= other for one, other in zip(rows, padded_rows, strict=True)):
         got = f"{list(rows)} and {list(padded_rows)}"
-        raise ShapeError(expected("segments that padding does not shorten", of=function, got=got, do="pass both lists in the same order"))
+        of = f"input_row_list of {function}"
+        raise ShapeError(expected("segments that padding does not shorten", of=of, got=got, do="pass both lists in the same order"))
 
 
 def check_wider(out: Any, x: Any, of: str) -> None:

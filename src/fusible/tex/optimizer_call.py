@@ -61,9 +61,10 @@ def check_typed_lists(tensor_lists: Sequence[Sequence[Any]], types: Sequence[Seq
     alike = len(types) - single
     check_lists(tensor_lists[:alike], (alike,), function, lambda x: math.prod(x.shape))
     for place, (tensors, dtypes) in enumerate(zip(tensor_lists, types, strict=True)):
+        of = f"tensor_lists[{place}] of {function}"
         for x in tensors:
             if dtypes is not None and x.dtype not in dtypes:
                 wanted = " or ".join(map(str, dtypes))
-                raise DTypeError(expected(wanted, of=f"list {place} of {function}", got=x.dtype, do="pass the lists in the order it documents"))
+                raise DTypeError(expected(wanted, of=of, got=x.dtype, do="pass the lists in the order it documents"))
             if place >= alike and math.prod(x.shape) != 1:
-                raise DTypeError(expected("one number", of=f"list {place} of {function}", got=list(x.shape), do="pass one per tensor"))
+                raise DTypeError(expected("one number", of=of, got=list(x.shape), do="pass one per tensor"))

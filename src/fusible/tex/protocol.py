@@ -84,14 +84,14 @@ def to_torch(dtype: Any) -> torch.dtype:
             return _OF_FRAMEWORKS[dtype]
         return _TO_TORCH[int(dtype)]
     except (KeyError, TypeError, ValueError):
-        raise DTypeError(expected("a torch.dtype, a tex.DType or its value", of="a tex call", got=repr(dtype), do="pass one of those")) from None
+        raise DTypeError(expected("a torch.dtype, a tex.DType or its value", of="a dtype", got=repr(dtype), do="pass one of those")) from None
 
 
 def to_dtype(dtype: Any) -> DType | int:
     """The ``DType`` of a ``torch.dtype``, a ``DType`` or an integer; an integer for the types that ``DType`` lacks (int64: 3, int16: 1)."""
     value = _FROM_TORCH.get(dtype) if type(dtype) is torch.dtype else int(dtype)
     if value is None or (value not in _TO_TORCH and value != DType.kFloat4E2M1):
-        raise DTypeError(expected("a type that tex has", of="a tex call", got=repr(dtype), do="cast to float32, bfloat16 or float16"))
+        raise DTypeError(expected("a type that tex has", of="a dtype", got=repr(dtype), do="cast to float32, bfloat16 or float16"))
     return value if value in (INT16, INT64) else DType(value)
 
 

@@ -18,8 +18,8 @@ __all__ = ["check_sections", "given_amaxes", "quantize_each"]
 def quantize_each(quantize: Callable[[Any, Any], Any], tensors: Sequence[Any], quantizers: Sequence[Any], function: str) -> list[Any]:
     """``quantize(x, quantizer)`` of each pair; a tensor whose quantizer is None stays as it is."""
     if len(tensors) != len(quantizers):
-        got = f"{len(quantizers)} for {len(tensors)}"
-        raise ArgumentError(expected("a quantizer for each tensor", of=function, got=got, do="pass None where nothing is to be quantized"))
+        of, got = f"quantizer_list of {function}", f"{len(quantizers)} for {len(tensors)}"
+        raise ArgumentError(expected("a quantizer for each tensor", of=of, got=got, do="pass None where nothing is to be quantized"))
     return [x if quantizer is None else quantize(x, quantizer) for x, quantizer in zip(tensors, quantizers, strict=True)]
 
 
@@ -30,7 +30,7 @@ def check_sections(sections: Sequence[int], x: Any, quantizers: Sequence[Any]) -
     rows = x.shape[0] if len(x.shape) else 0
     if sum(sections) > rows or any(section < 0 for section in sections):
         do = "pass sections that add up to no more"
-        raise ShapeError(expected(f"sections of {rows} rows", of="split_quantize", got=list(sections), do=do))
+        raise ShapeError(expected(f"sections of {rows} rows", of="split_sections of split_quantize", got=list(sections), do=do))
 
 
 def given_amaxes(x: Any, quantizer: Any, rowwise: Any, columnwise: Any, fp32: Any = torch.float32) -> dict[str, tuple[Any, tuple[int, ...]]]:
@@ -40,14 +40,14 @@ def given_amaxes(x: Any, quantizer: Any, rowwise: Any, columnwise: Any, fp32: An
     """
     if scaling(quantizer) != "nvfp4":
         got = type(quantizer).__qualname__
-        raise DTypeError(expected("an NVFP4 quantizer", of="nvfp4_quantize_with_amax", got=got, do="call quantize"))
+        raise DTypeError(expected("an NVFP4 quantizer", of="quantizer of nvfp4_quantize_with_amax", got=got, do="call quantize"))
     specs, found = buffer_specs(quantizer, x.shape, *usages(quantizer)), {}
     for way, amax in (("rowwise", rowwise), ("columnwise", columnwise)):
         if f"amax_{way}" not in specs:
             continue
         shape = specs[f"amax_{way}"][0]
         if amax is None or math.prod(amax.shape) != shape[0] or amax.dtype is not fp32:
-            got = "None" if amax is None else f"{amax.dtype} {list(amax.shape)}"
-            raise ShapeError(expected(f"fp32 {list(shape)}", of=f"{way}_amax", got=got, do="pass the amax of what that copy is made of"))
+            of, got = f"{way}_amax of nvfp4_quantize_with_amax", "None" if amax is None else f"{amax.dtype} {list(amax.shape)}"
+            raise ShapeError(expected(f"fp32 {list(shape)}", of=of, got=got, do="pass the amax of what that copy is made of"))
         found[way] = amax, shape
     return found

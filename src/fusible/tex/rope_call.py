@@ -15,7 +15,7 @@ def check_qkv_rope(qkv: Any, split: Sequence[int], qkv_format: Any, function: st
     """``(dq, dk, dv)`` of a call that fits. Raises for one that does not (``interface.rope.Rope.fused_qkv_rope_forward``)."""
     widths = _widths(split, qkv_format, function)
     if qkv.ndim != 4 or qkv.shape[-1] != sum(widths):
-        raise ShapeError(expected(f"4 dimensions, the last {sum(widths)}", of=f"the input of {function}", got=list(qkv.shape), do="reshape it"))
+        raise ShapeError(expected(f"4 dimensions, the last {sum(widths)}", of=f"qkv_input of {function}", got=list(qkv.shape), do="reshape it"))
     return widths
 
 
@@ -26,7 +26,8 @@ def check_qkv_rope_gradients(grads: Sequence[Any], split: Sequence[int], qkv_for
     leading = shapes[2][:-1]
     wanted = [(*leading[:-1], leading[-1] * dq // dk, dk), (*leading, dk), (*leading, dv)] if len(leading) == 3 else None
     if shapes != wanted:
-        raise ShapeError(expected("[.., h dq / dk, dk], [.., h, dk], [.., h, dv]", of=f"the gradients of {function}", got=shapes, do="reshape them"))
+        of = f"q_grad_out, k_grad_out and v_grad_out of {function}"
+        raise ShapeError(expected("[.., h dq / dk, dk], [.., h, dk], [.., h, dv]", of=of, got=shapes, do="reshape them"))
     return dq, dk, dv
 
 

@@ -65,8 +65,8 @@ def check_slice(x: Any, rows: int, columns: int, start: int, function: str, floa
         raise DTypeError(expected("float32, bfloat16 or float16", of=f"the master weight of {function}", got=x.dtype, do="cast it"))
     length = math.prod(x.shape)
     if min(rows, columns, start) < 0 or start + length > rows * columns:
-        got = f"{start} to {start + length}"
-        raise ShapeError(expected(f"elements within 0 to {rows * columns}", of=f"the slice in {function}", got=got, do="pass where it lies"))
+        of, got = f"the slice by start_offset of {function}", f"{start} to {start + length}"
+        raise ShapeError(expected(f"elements within 0 to {rows * columns}", of=of, got=got, do="pass where it lies"))
     return MatrixSlice(rows, columns, start, length)
 
 
@@ -90,11 +90,11 @@ def check_fragment(out: Any, size: int, of: str) -> None:
 def check_expansion(scale: Any, output: Any, tile_rows: int, tile_cols: int, rows_padded: int, block: Block, function: str) -> None:
     """Raise unless ``output`` is bytes that have a row for each row of the tiles of ``scale``."""
     if tuple(scale.shape) != (tile_rows, tile_cols):
-        got = list(scale.shape)
-        raise ShapeError(expected(f"[{tile_rows}, {tile_cols}]", of=f"the scales of {function}", got=got, do="pass one number per tile"))
+        of, got = f"tile_rows and tile_cols, the tiles of the scales, of {function}", list(scale.shape)
+        raise ShapeError(expected(f"[{tile_rows}, {tile_cols}]", of=of, got=got, do="pass one number per tile"))
     if output.dtype.itemsize != 1:
         raise DTypeError(expected("uint8", of=f"the expanded scales of {function}", got=output.dtype, do="pass the scales of an NVFP4 tensor"))
     rows, columns = tuple(output.shape) if len(output.shape) == 2 else (-1, -1)
     if rows != rows_padded or columns < tile_cols or rows <= (tile_rows - 1) * block[0]:
         wanted = f"[{rows_padded}, {tile_cols} or more] with a row for each row of {tile_rows} tiles"
-        raise ShapeError(expected(wanted, of=f"the expanded scales of {function}", got=list(output.shape), do="pad it"))
+        raise ShapeError(expected(wanted, of=f"rows_padded, the expanded scales, of {function}", got=list(output.shape), do="pad it"))

@@ -17,24 +17,24 @@ TILE = 16
 
 def check_codes(data: Any, out: Any | None, function: str) -> None:
     """Raise unless ``data [*leading, K / 2]`` are packed codes of an even number of rows, and ``out``, where given, holds their transpose."""
-    check_bytes(data, function)
+    check_bytes(data, f"input of {function}")
     rows, columns = outer(data.shape), 2 * data.shape[-1]
     if rows % 2:
-        raise ShapeError(expected("an even number of rows", of=f"the data of {function}", got=rows, do="pad them, as two elements share a byte"))
+        raise ShapeError(expected("an even number of rows", of=f"input of {function}", got=rows, do="pad them, as two elements share a byte"))
     if out is not None:
-        check_bytes(out, function)
-        check_shape(out, (columns, rows // 2), f"the transposed data of {function}")
+        check_bytes(out, f"out of {function}")
+        check_shape(out, (columns, rows // 2), f"out of {function}")
 
 
 def check_scales(scale: Any, out: Any, down: int, across: int, function: str) -> None:
     """Raise unless both are bytes, of at least ``down`` by ``across`` tiles."""
-    sizes = (scale, (down, across), "row-wise"), (out, (across, down), "column-wise")
-    for x, (rows, columns), name in sizes:
-        check_bytes(x, function)
+    names = ("input", "output") if function == "nvfp4_2d_scale_transpose" else ("rowwise_scale_inv_list", "columnwise_scale_inv_list")
+    for x, (rows, columns), name in zip((scale, out), ((down, across), (across, down)), names, strict=True):
+        check_bytes(x, f"{name} of {function}")
         least = (max(TILE * rows - TILE + 1, 0), columns)
         if len(x.shape) != 2 or x.shape[0] < least[0] or x.shape[1] < least[1]:
             got = list(x.shape)
-            raise ShapeError(expected(f"at least {list(least)}", of=f"the {name} scales of {function}", got=got, do="pad them as NVFP4 does"))
+            raise ShapeError(expected(f"at least {list(least)}", of=f"{name}, scales, of {function}", got=got, do="pad them as NVFP4 does"))
 
 
 def checked_weights(call: Any) -> Iterator[tuple[Any, Any, Any, Any, int, int]]:
@@ -47,7 +47,7 @@ def checked_weights(call: Any) -> Iterator[tuple[Any, Any, Any, Any, int, int]]:
     for (data, columnwise, scale, columnwise_scale, down, across), rows, columns in zip(weights, call.M_list, call.K_list, strict=True):
         if (outer(data.shape), 2 * data.shape[-1]) != (rows, columns):
             got = list(data.shape)
-            raise ShapeError(expected(f"[{rows}, {columns} / 2]", of=f"rowwise data of {function}", got=got, do="pass the weight's own M and K"))
+            raise ShapeError(expected(f"[{rows}, {columns} / 2]", of=f"rowwise_data_list of {function}", got=got, do="pass the weight's own M and K"))
         check_codes(data, columnwise, function)
         check_scales(scale, columnwise_scale, down, across, function)
     return iter(weights)

@@ -180,7 +180,7 @@ def test_several_tensors_at_once(runner: Runner) -> None:
     quantized = runner("multi_tensor_quantize", tensor_list=[*xs, xs[0]], quantizer_list=[*(make() for make in makers), None])
     assert all(same(t, runner("quantize", tensor=x, quantizer=make())) for t, x, make in zip(quantized, xs, makers, strict=False))
     assert quantized[-1] is xs[0]
-    with pytest.raises(ArgumentError, match="a quantizer for each tensor of multi_tensor_quantize, got 1 for 2"):
+    with pytest.raises(ArgumentError, match="a quantizer for each tensor of quantizer_list of multi_tensor_quantize, got 1 for 2"):
         runner("multi_tensor_quantize", tensor_list=xs[:2], quantizer_list=[None])
 
 

@@ -20,6 +20,7 @@ from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.dictionaries import ScalingStates, held_so, is_empty, versions, written_in_place
 from fusible.pytorch.modules.sharded import share_states
 from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
+from fusible.tex.constructors import check_constructor
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
 
@@ -44,6 +45,10 @@ class BaseModule(nn.Module):
     """Whether a call takes ``seq_lens`` and ``cache`` after ``x``; else extra tensors, and may give some."""
     _changes: int = 0
     """How often it has."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls)
 
     def __init__(self, *ops: Op | None) -> None:
         self._ops = tuple(op for op in ops if op is not None)

@@ -61,7 +61,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
 
     def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
         fp8_format(dtype)
-        check_bytes(input, "fp8_transpose")
+        check_bytes(input, "input of fp8_transpose")
         shape = transposed_shape(input.shape)
         if out is None:
             out = torch.empty(shape, dtype=torch.uint8)

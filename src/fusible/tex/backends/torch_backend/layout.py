@@ -82,13 +82,14 @@ class LayoutKernels(Layout):
     ) -> list[Any | None]:
         function = "multi_tensor_transpose_to_bhsd"
         if original_format not in _TO_BHSD:
-            raise ArgumentError(expected("'sbhd' or 'bshd'", of=f"a format of {function}", got=repr(original_format), do="pass one of the two"))
+            of, got = f"original_format of {function}", repr(original_format)
+            raise ArgumentError(expected("'sbhd' or 'bshd'", of=of, got=got, do="pass one of the two"))
         views = [_heads_first(x, original_format, function) for x in inputs]
         given = outputs or [None] * len(inputs)
-        check_equal_lengths(function, inputs, given)
+        check_equal_lengths(f"inputs and outputs of {function}", inputs, given)
         for view, out in zip(views, given, strict=True):
             if view is not None and out is not None:
-                check_wider(out, view, f"an output of {function}")
+                check_wider(out, view, f"outputs of {function}")
         return [None if view is None else _padded(view, out) for view, out in zip(views, given, strict=True)]
 
     def multi_tensor_pad_last_dim(self, inputs: Sequence[Any], alignment: int) -> list[Any]:
@@ -128,7 +129,7 @@ def allocate_together(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dt
 
 def _ends(sizes: Tensor, function: str) -> Tensor:
     if sizes.dim() != 1:
-        raise ShapeError(expected("one dimension", of=f"the sizes of {function}", got=list(sizes.shape), do="pass one size per split"))
+        raise ShapeError(expected("one dimension", of=f"first_dims or split_sizes of {function}", got=list(sizes.shape), do="pass one per split"))
     return sizes.cumsum(0, dtype=torch.int64)
 
 
@@ -141,7 +142,7 @@ def _offsets(ends: Tensor, stride: int, out: Tensor) -> Tensor:
 
 def _heads_first(x: Tensor | None, original_format: str, function: str) -> Tensor | None:
     if x is not None and x.dim() != 4:
-        raise ShapeError(expected("4 dimensions", of=f"an input of {function}", got=list(x.shape), do="reshape it"))
+        raise ShapeError(expected("4 dimensions", of=f"inputs of {function}", got=list(x.shape), do="reshape it"))
     return None if x is None else x.permute(_TO_BHSD[original_format])
 
 

@@ -30,7 +30,7 @@ def segments(tokens: int, starts: Tensor, lengths: Tensor) -> Segments:
     """
     check_sequences(starts, lengths, tokens, "cu_seqlens")
     token = torch.arange(tokens, device=starts.device, dtype=torch.int32)
-    starts, lengths = starts.int(), lengths.int()
+    starts, lengths = starts.int().contiguous(), lengths.int()
     sequence = torch.searchsorted(starts, token, right=True, out_int32=True).sub_(1)
     inside = sequence >= 0
     sequence.clamp_(0)

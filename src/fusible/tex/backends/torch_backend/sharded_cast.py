@@ -208,7 +208,7 @@ def _cast_job(
     block = square(block_len, function)
     part = check_slice(x, h, w, start, function, _FLOATING)
     if w % 2:
-        raise ShapeError(expected("an even width", of=f"the weight of {function}", got=w, do="pad it, as two elements share a byte"))
+        raise ShapeError(expected("an even width", of=f"w of {function}", got=w, do="pad it, as two elements share a byte"))
     check_tiles(scale, part, block, f"scale of {function}", _FP32)
     check_amax_buffer(global_scale, f"global_scale of {function}")
     packed = getattr(out, "_rowwise_data", out)

@@ -38,7 +38,7 @@ class LayoutKernels(Layout):
 
 def _ends(sizes: Tensor, function: str) -> Tensor:
     if sizes.ndim != 1:
-        raise ShapeError(expected("one dimension", of=f"the sizes of {function}", got=list(sizes.shape), do="pass one size for each group"))
+        raise ShapeError(expected("one dimension", of=f"first_dims or split_sizes of {function}", got=list(sizes.shape), do="pass one per group"))
     return lazy.cumsum(lazy.cast(sizes, lazy.int64), 0)
 
 

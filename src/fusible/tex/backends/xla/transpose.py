@@ -22,7 +22,7 @@ __all__ = ["TransposeKernels"]
 
 class TransposeKernels(Transpose):
     def fp8_transpose(self, input: Any, dtype: Any, *, out: Any = None) -> Any:
-        check_bytes(input, "fp8_transpose")
+        check_bytes(input, "input of fp8_transpose")
         if out is None:
             return transpose_bytes(input)
         check_shape(out, transposed_shape(input.shape), "out of fp8_transpose")
@@ -45,7 +45,7 @@ class TransposeKernels(Transpose):
 
     def swap_first_dims(self, tensor: Any, *, out: Any) -> Any:
         if tensor.ndim < 2:
-            raise ShapeError(expected("at least two dimensions", of="swap_first_dims", got=list(tensor.shape), do="reshape it"))
+            raise ShapeError(expected("at least two dimensions", of="tensor of swap_first_dims", got=list(tensor.shape), do="reshape it"))
         swapped = lazy.transpose(tensor, 0, 1)
         if out is None:
             return swapped
