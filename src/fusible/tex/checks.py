@@ -167,7 +167,8 @@ def check_scores(x: Any, function: str, *, square: bool = False) -> None:
     fits = (x.ndim == 3 and x.shape[1] == x.shape[2]) if square else x.ndim == 4
     if not fits:
         wanted = "[b * h, s, s]" if square else "[b, h, q, k]"
-        raise ShapeError(expected(f"scores {wanted}", of=function, got=list(x.shape), do="reshape them"))
+        tensor = "softmax_results_" if function.endswith("backward") else "input"
+        raise ShapeError(expected(f"scores {wanted}", of=f"{tensor} of {function}", got=list(x.shape), do="reshape them"))
 
 
 def check_mask(mask: Any, x: Any, function: str) -> None:
@@ -184,7 +185,7 @@ def check_scores_gradient(g: Any, y: Any, function: str) -> None:
     """Raise unless the gradient ``g`` has the shape and dtype of the softmax results ``y``."""
     check_gradient(g, y.shape, function)
     if g.dtype is not y.dtype:
-        raise DTypeError(expected(y.dtype, of=f"the gradient in {function}", got=g.dtype, do="cast one of the two"))
+        raise DTypeError(expected(y.dtype, of=f"grad of {function}", got=g.dtype, do="cast one of the two"))
 
 
 def check_lists(tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], function: str, alike: Callable[[Any], Any]) -> None:

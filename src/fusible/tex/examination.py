@@ -37,14 +37,14 @@ def blame(declaration: Declaration, error: Exception, arguments: Mapping[str, An
     name = declaration.name.removeprefix("prim_")
     named = _named(declaration, arguments)
     ours = isinstance(error, ArgumentError | DTypeError | NotServedError)
+    if ours:
+        _name_function(error, name, named)
     said = ours and not _words(_subject(str(error))).isdisjoint(named)
     wrong = examine(declaration, named, classes_alone=said or isinstance(error, NotServedError))
     if wrong is None and not ours and "meta tensor" in str(error):
         wrong = _without_data(named, name)
     if wrong is not None and not (ours and {name, wrong.argument} <= _words(str(error))):
         raise wrong from error
-    if ours:
-        _name_function(error, name, named)
 
 
 def check_before(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
@@ -200,7 +200,7 @@ _OF_KERNELS = {
     "block scales": ("scale_tensors", "tensors", "tensor"),
     "dst": ("out", "otype"),
     "freqs": ("q_freqs",),
-    "grad": ("dO",),
+    "grad": ("dO", "output_grad_", "output_grads_"),
     "out": ("O", "out_list"),
     "q": ("Q",),
     "rows_padded": ("rows_padded_list",),

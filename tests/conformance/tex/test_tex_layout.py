@@ -59,7 +59,7 @@ def test_segments_are_padded_and_back(runner: Runner, dtype: torch.dtype) -> Non
         ({"input_row_list": [3, 4]}, ShapeError, r"\[7, n\] of input, a matrix of the segments \[3, 4\]"),
         ({"padded_input_row_list": [4, 5]}, ShapeError, r"\[9, n\]"),
         ({"padded_input_row_list": [2, 6]}, ShapeError, "padding does not shorten"),
-        ({"input_row_list": [-1, 6]}, ArgumentError, "at least 0"),
+        ({"input_row_list": [-1, 6]}, ShapeError, "padding does not shorten"),
         ({"padded_input_row_list": [8]}, ArgumentError, "lists of equal length"),
         ({"output": torch.ones(8, 4)}, ShapeError, "equal widths"),
         ({"output": torch.ones(8, 5).half()}, DTypeError, "torch.float32 of output"),

@@ -71,7 +71,7 @@ class Domain:
         """Raise ``ArgumentError``, or ``DTypeError`` for what is of another type altogether, unless ``value`` belongs."""
         try:
             error = None if self.holds(value) else self.refusal
-        except TypeError:
+        except (TypeError, ValueError):  # a tensor of several elements is no number, says torch by a ValueError
             error = DTypeError
         if error is not None:
             raise error(expected(self.what, of=f"{argument} of {function}", got=_shown(value), do=self.do))
