@@ -426,14 +426,14 @@ def fused_moe_aux_loss_fwd_graph_safe(
 def fused_multi_row_padding(
     input: Tensor,
     output: Tensor,
-    input_row_list: Shape,
-    padded_input_row_list: Shape,
+    input_row_list: Sequence[int],
+    padded_input_row_list: Sequence[int],
 ) -> None: ...
 def fused_multi_row_unpadding(
     input: Tensor,
     output: Tensor,
-    input_row_list: Shape,
-    unpadded_input_row_list: Shape,
+    input_row_list: Sequence[int],
+    unpadded_input_row_list: Sequence[int],
 ) -> None: ...
 def fused_qkv_rope_backward(
     q_grad_out: Tensor,

@@ -190,7 +190,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(7), **NORM_OPTIONS}, ShapeError, r"shape \[8\] of weight"),
     ("layernorm_fwd", {"input": X, "weight": torch.zeros(8), "bias": torch.zeros(7), **NORM_OPTIONS}, ShapeError, r"shape \[8\] of bias"),
     ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(8), **NORM_OPTIONS, "ln_out": torch.zeros(3, 7)}, ShapeError, r"shape \[3, 8\]"),
-    ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(8), **NORM_OPTIONS, "ln_out": X.bfloat16()}, DTypeError, "torch.float32 of the given output"),
+    ("rmsnorm_fwd", {"input": X, "weight": torch.zeros(8), **NORM_OPTIONS, "ln_out": X.bfloat16()}, DTypeError, "torch.float32 of ln_out"),
     (
         "rmsnorm_bwd",
         {"dz": X, "x": X, "rsigma": torch.zeros(2), "gamma": torch.zeros(8), "sm_margin": 0, "zero_centered_gamma": False},
@@ -212,13 +212,13 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         "scaled_softmax_backward",
         {"output_grad_": torch.zeros(2, 3, 4, 4), "softmax_results_": SCORES_CALL["input"], "scale_factor": 1.0},
         ShapeError,
-        r"shape \[2, 3, 4, 5\] of grad",
+        r"shape \[2, 3, 4, 5\] of output_grad_",
     ),
     (
         "scaled_softmax_backward",
         {"output_grad_": SCORES_CALL["input"].half(), "softmax_results_": SCORES_CALL["input"], "scale_factor": 1.0},
         DTypeError,
-        "of the gradient in scaled_softmax_backward",
+        "of output_grad_ of scaled_softmax_backward",
     ),
 ]
 

@@ -19,7 +19,7 @@ class Layout:
     """Tensors are of any dtype; what is wrong raises before anything is written."""
 
     @function("input", input="any [r n]", output="=input [s n]", input_row_list="k * any", padded_input_row_list="k * any")
-    def fused_multi_row_padding(self, input: Tensor, output: Tensor, input_row_list: Shape, padded_input_row_list: Shape) -> None:
+    def fused_multi_row_padding(self, input: Tensor, output: Tensor, input_row_list: Sequence[int], padded_input_row_list: Sequence[int]) -> None:
         """Copies the ``input_row_list[i]`` rows of segment ``i`` of ``input [sum, n]`` to the first of its ``padded_input_row_list[i]`` rows in
         ``output [padded sum, n]``, and zeroes the others. A segment without rows is skipped: its rows of ``output`` stay as they are.
 
@@ -27,7 +27,7 @@ class Layout:
         """
 
     @function("input", input="any [r n]", output="=input [s n]", input_row_list="k * any", unpadded_input_row_list="k * any")
-    def fused_multi_row_unpadding(self, input: Tensor, output: Tensor, input_row_list: Shape, unpadded_input_row_list: Shape) -> None:
+    def fused_multi_row_unpadding(self, input: Tensor, output: Tensor, input_row_list: Sequence[int], unpadded_input_row_list: Sequence[int]) -> None:
         """The inverse: copies the first ``unpadded_input_row_list[i]`` of the ``input_row_list[i]`` rows of each segment to ``output``, one segment
         after the other."""
 
