@@ -106,7 +106,8 @@ def through(cases: list[tuple[str, str, str]], folder: Path) -> None:
 def test_a_checkpoint_goes_through_two_processes(tmp_path: Path) -> None:
     through(FEW, tmp_path)
     state = make("quantized", 2).state_dict()
-    with pytest.raises(dcp.CheckpointException, match=r"CheckpointError: Expected all rows at once of [^\n]*Float8Tensor, got 16 of 32: [^\n]*LoadPlanner"):
+    said = r"CheckpointError: Expected all rows at once of [^\n]*Float8Tensor, got 16 of 32: [^\n]*LoadPlanner"
+    with pytest.raises(dcp.CheckpointException, match=said):
         dcp.load({"0.weight": state["0.weight"]}, checkpoint_id=tmp_path / "quantized-delayed-whole", no_dist=True)
 
 
