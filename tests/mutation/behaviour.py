@@ -356,17 +356,18 @@ def _of_arguments(function: str, samples: list[Sample]) -> Iterator[Mutant]:
 
 
 def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, Any], Any, list[Tensor]]]) -> list[Mutant]:
-    """Those that apply; ``came``: arguments, result and written tensors of the true method, of each sample."""
+    """Those that apply; ``came``: arguments, result, and the tensors written or made, of a call of the true method with each sample."""
     found = list(_of_arguments(record.function, samples))
     every = [x for _, _, made in came for x in made]
     results = [result for _, result, _ in came]
     if every:
-        found += [Mutant(name, wrap) for name, wrap in _ON_ANY.items()]
+        several = any(x.dim() > 2 and len(x) > 1 for x in every)
+        found += [Mutant(name, wrap) for name, wrap in _ON_ANY.items() if several or "batch" not in name]
         found += [Mutant("second call wrong", _second_call), Mutant("gaps between elements ignored", _without_strides)]
         found += [Mutant("offset in the storage ignored", _without_offset), Mutant("fails on empty tensors", _not_of_none)]
     if any(x.dtype.is_floating_point and x.itemsize > 1 for x in every):
         found += [Mutant(name, wrap) for name, wrap in _ON_FLOATS.items()]
-    if any(next(tensors([result]), None) is not None for result in results):
+    if any(type(x) is Tensor for result in results for x in (result if isinstance(result, list | tuple) else [result])):
         found += [Mutant("result of another dtype", _returning(_of_another_dtype)), Mutant("result flat", _returning(_flat))]
         found.append(Mutant("result in one buffer", _buffered))
     alike = ({(x.shape, x.dtype) for _, x in tensors(tree) if x.numel()} for arguments, result, _ in came for tree in (arguments, [result]))
@@ -380,7 +381,7 @@ def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, An
                 found.append(Mutant(f"result {i} left out", _returning(_dropped(i))))
             if i and all(len(result) > i for result in lists):
                 found.append(Mutant(f"results {i - 1} and {i} swapped", _returning(_swapped(i - 1, i))))
-    if any(path.endswith("amax") for arguments, _, _ in came for path, _ in tensors(arguments)):
+    if any(path.endswith("amax") and any(x is y for y in made) for arguments, _, made in came for path, x in tensors(arguments)):
         found += [
             Mutant("amax not written", _amaxes(lambda old, new: old)),
             Mutant("amax the larger of former and new", _amaxes(lambda old, new: torch.maximum(old, new) + old)),

@@ -83,5 +83,5 @@ def behavioural(function: str) -> list[Mutant]:
     for sample in samples:
         arguments = deepcopy(sample.arguments)
         result, made = changed(getattr(REFERENCE, function), arguments)
-        came.append((sample.arguments, result, made))
+        came.append((arguments, result, made))
     return mutants(record, samples, came)

@@ -21,6 +21,10 @@ _LISTED = Path(__file__).with_name("survivors.txt")
 EQUIVALENT = (
     (r"bulk_allocate|create_empty_quantized_tensor|prim_empty", r"(?!result of|fails|takes dtype|ignores device).*", "what is in new memory is free"),
     (r".*", r"(takes|inverts) (sm_margin|workspace_size|chunk_size|use_split_accumulator|cuda_graph|deterministic|pin_memory)\b.*", "a hint"),
+    (r"scaled_.*softmax_forward", r"(clamped to|infinity to|without sign).*", "probabilities: between 0 and 1"),
+    (r"s?relu", r"without sign", "nothing below 0 comes of it"),
+    (r".*", r"\w+ (to )?(the \w+ element of )?workspace_(setup|cublas)( as \w+)?", "memory to work in"),
+    (r".*", r"takes (math_sm_count|device_id) .*", "one device's own"),
     (r".*", r"(takes|inverts) (set_zero|bin_bounds_validated|bulk_overlap|disable_bulk_allocation)\b.*", "says how, and not what"),
     (r".*", r"ignores (workspace|comm_overlap|comm_type|extra_output|rng_gen|device)", "memory to work in, or what one process has not"),
     (r".*", r"takes (max_ctx_len|max_seq_len|max_expanded_token_num|num_tensors|rng_elts_per_thread|max_seqlen_\w+) .*", "follows from the data"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.quantize import amax_of, cast, scale_of
+from fusible.conformance.cases.quantize import FORMER, cast, scale_of, with_former
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
@@ -21,7 +21,7 @@ _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 _WAYS = ("rowwise", "columnwise")
 _MAKERS: tuple[Callable[[], Any], ...] = (
     lambda: None,
-    lambda: Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), _E4M3),
+    lambda: Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), _E4M3),
     lambda: Float8CurrentScalingQuantizer(_E5M2, "cpu"),
     lambda: Float8BlockQuantizer(_E4M3, block_scaling_dim=1),
     lambda: Float8BlockQuantizer(_E5M2, block_scaling_dim=2, force_pow_2_scales=False),
@@ -100,7 +100,7 @@ def quantized(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Outpu
     if isinstance(quantizer, Float8Quantizer | Float8CurrentScalingQuantizer):
         delayed = isinstance(quantizer, Float8Quantizer)
         data = cast(x, 4.0 if delayed else scale_of(x, quantizer.dtype, False), quantizer.dtype)
-        amax = [Output(f"{owner}.amax", amax_of(x))] if delayed and owner else []
+        amax = [Output(f"{owner}.amax", with_former(x))] if delayed and owner else []
         return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous()), *amax]
     matrix = x.reshape(-1, x.shape[-1])
     if isinstance(quantizer, NVFP4Quantizer):

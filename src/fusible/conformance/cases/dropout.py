@@ -71,18 +71,18 @@ def word(seed: int, counter: int) -> int:
 
 
 @functools.cache
-def drawn(seed: int, start: int, count: int) -> tuple[bool, ...]:
-    """Which of ``count`` elements are kept with a probability of 0.7."""
-    return tuple(word(seed, start + i) >= int(0.3 * 2**32) for i in range(count))
+def drawn(seed: int, start: int, count: int, p: float) -> tuple[bool, ...]:
+    """Which of ``count`` elements are kept where ``p`` are dropped."""
+    return tuple(word(seed, start + i) >= int(p * 2**32) for i in range(count))
 
 
 @record("prim_dropout")
 def prim_dropout(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for offset in (0, 3):
+    for offset, p in ((0, 0.3), (3, 0.6)):
         x = random(generator, (3, 5, 280), dtype)
-        keep = torch.tensor(drawn(42, offset * 2**40, x.numel())).view(x.shape)
-        arguments = {"x": x, "probability": 0.3, "seed": torch.tensor([42]), "offset": offset}
-        yield Sample(f"offset {offset}", arguments, (Output(0, kept(x, keep, 0.3), dtype), Output(1, keep.to(torch.uint8))))
+        keep = torch.tensor(drawn(42, offset * 2**40, x.numel(), p)).view(x.shape)
+        arguments = {"x": x, "probability": p, "seed": torch.tensor([42]), "offset": offset}
+        yield Sample(f"offset {offset}", arguments, (Output(0, kept(x, keep, p), dtype), Output(1, keep.to(torch.uint8))))
 
 
 @record("prim_dropout_backward")

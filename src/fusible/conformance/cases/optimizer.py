@@ -12,7 +12,13 @@ from fusible.conformance.table import FLOATS, Output, Sample, random, record
 __all__ = []
 
 _SHAPES = ((5, 3), (4103,), (0, 4), (1, 1))
-_RATES = {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-4, "weight_decay": 0.2}
+_RATES = {
+    0: {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-4, "weight_decay": 0.2},
+    1: {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.1},
+}
+"""By mode, so that none of them is the same in every sample."""
+_STEP = {0: 3, 1: 5}
+"""By bias correction."""
 
 
 def lists(generator: torch.Generator, *dtypes: torch.dtype) -> list[list[Tensor]]:
@@ -47,15 +53,16 @@ def l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def step(tensors: tuple[Tensor, ...], mode: int, correction: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``(p, m, v)`` after the third step of Adam, float64."""
+    """``(p, m, v)`` after a step of Adam, float64."""
     g, p, m, v, *master = (x.double() for x in tensors)
     p = master[0] if master else p
-    bc1, bc2 = (1 - _RATES["beta1"] ** 3, 1 - _RATES["beta2"] ** 3) if correction else (1, 1)
-    g = g + _RATES["weight_decay"] * p if mode == 0 else g
-    m = _RATES["beta1"] * m + (1 - _RATES["beta1"]) * g
-    v = _RATES["beta2"] * v + (1 - _RATES["beta2"]) * g * g
-    u = (m / bc1) / ((v / bc2).sqrt() + _RATES["epsilon"]) + (_RATES["weight_decay"] * p if mode == 1 else 0)
-    return p - _RATES["lr"] * u, m, v
+    lr, beta1, beta2, epsilon, weight_decay = _RATES[mode].values()
+    bc1, bc2 = (1 - beta1 ** _STEP[1], 1 - beta2 ** _STEP[1]) if correction else (1, 1)
+    g = g + weight_decay * p if mode == 0 else g
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    u = (m / bc1) / ((v / bc2).sqrt() + epsilon) + (weight_decay * p if mode == 1 else 0)
+    return p - lr * u, m, v
 
 
 @record("multi_tensor_adam")
@@ -71,6 +78,6 @@ def adam(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
             outputs += [Output(f"tensor_lists.{place}.{i}", moment, moments, magnitude=8.0) for place, moment in ((2, m), (3, v))]
             outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=40.0)] if master else []
             outputs.append(Output(f"tensor_lists.0.{i}", group[0].clone()))
-        options = {"step": 3, "mode": mode, "bias_correction": correction, **_RATES}
+        options = {"step": _STEP[correction], "mode": mode, "bias_correction": correction, **_RATES[mode]}
         arguments = {"chunk_size": 64, "noop_flag": flag(1), "tensor_lists": tensors, **options}
         yield Sample(f"mode {mode} correction {correction} moments {moments} master {master}", arguments, tuple(outputs))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.optimizer import _RATES, flag, lists, step
+from fusible.conformance.cases.optimizer import _RATES, _STEP, flag, lists, step
 from fusible.conformance.cases.quantize import cast
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.tex import DType
@@ -67,7 +67,7 @@ def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iter
             outputs += [Output(joined(i), p, magnitude=_BOUND), *both, Output(f"tensor_lists.0.{i}", group[0].clone())]
         bits = [x.view(torch.int32) for x in master]
         high = [((x + 0x8000) >> 16).to(torch.int16).view(_BF16) for x in bits]
-        options: dict[str, Any] = {"step": 3, "mode": mode, "bias_correction": correction, **_RATES}
+        options: dict[str, Any] = {"step": _STEP[correction], "mode": mode, "bias_correction": correction, **_RATES[mode]}
         arguments = call([g, high, m, v, [x.to(torch.int16) for x in bits]], **options)
         yield Sample(f"mode {mode} correction {correction} moments {moments}", arguments, tuple(outputs), ("tensor_lists.1", "tensor_lists.4"))
 
@@ -97,7 +97,7 @@ def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
             outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), *both, *eight_bit(i, fp8, scales[i], amaxes[i])]
         data = [torch.full(x.shape, 99, dtype=torch.uint8) for x in master]
         numbers = [[torch.tensor([x]) for x in row] for row in (scales, amaxes, (9.0,) * 4)]
-        options: dict[str, Any] = {"step": 3, "mode": mode, "bias_correction": correction, **_RATES, "fp8_dtype": fp8}
+        options: dict[str, Any] = {"step": _STEP[correction], "mode": mode, "bias_correction": correction, **_RATES[mode], "fp8_dtype": fp8}
         yield Sample(f"mode {mode} correction {correction} {fp8.name}", call([g, data, m, v, master, *numbers], **options), tuple(outputs))
 
 
@@ -114,8 +114,8 @@ def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) ->
             outputs += [Output(f"tensor_lists.0.{i}", g.double() * 0.25, dtype), *both, Output(f"tensor_lists.1.{i}", p, dtype, magnitude=_BOUND)]
             if masters:
                 outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), Output(f"tensor_lists.1.{i}", rounded_master(i, dtype))]
-        on_device = {"lr": torch.tensor([_RATES["lr"]]), "step": flag(3), "inv_scale": torch.tensor([0.25])}
-        arguments = call(tensors, noop, mode=mode, bias_correction=correction, **{**_RATES, **on_device})
+        on_device = {"lr": torch.tensor([_RATES[mode]["lr"]]), "step": flag(_STEP[correction]), "inv_scale": torch.tensor([0.25])}
+        arguments = call(tensors, noop, mode=mode, bias_correction=correction, **{**_RATES[mode], **on_device})
         yield Sample(f"mode {mode} correction {correction} noop {noop}", arguments, (*outputs, Output("noop_flag", flag(noop))))
 
 

@@ -16,7 +16,7 @@ from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Fl
 from fusible.tex import DType
 from fusible.tex.protocol import FP8_MAX
 
-__all__ = ["amax_of", "cast", "scale_of"]
+__all__ = ["FORMER", "amax_of", "cast", "scale_of", "with_former"]
 
 _NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _FORMATS = tuple(_NUMPY)
@@ -41,6 +41,15 @@ def amax_of(x: Tensor) -> Tensor:
     return x.float().abs().max()[None] if x.numel() else torch.zeros(1)
 
 
+FORMER = 20.0
+"""The amax that a quantizer had: more than that of some inputs, and less than that of others."""
+
+
+def with_former(x: Tensor) -> Tensor:
+    """The amax of a quantizer after ``x``: the larger of both."""
+    return torch.maximum(amax_of(x), torch.tensor([FORMER]))
+
+
 def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
     for shape in _SHAPES:
         yield random(generator, shape, dtype, 30.0)
@@ -56,7 +65,7 @@ def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple
     for x in inputs(generator, dtype):
         for fp8 in _FORMATS:
             label = f"{list(x.shape)} {fp8.name}"
-            yield f"{label} delayed", x, Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8), cast(x, 4.0, fp8), torch.tensor([4.0])
+            yield f"{label} delayed", x, Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), fp8), cast(x, 4.0, fp8), torch.tensor([4.0])
             for power_of_two in (False, True):
                 scale = scale_of(x, fp8, power_of_two)
                 quantizer = Float8CurrentScalingQuantizer(fp8, "cpu", force_pow_2_scales=power_of_two)
@@ -66,19 +75,19 @@ def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple
 @record("quantize")
 def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for label, x, quantizer, data, scale in quantizing(generator, dtype):
-        amax = (Output("quantizer.amax", amax_of(x)),) if isinstance(quantizer, Float8Quantizer) else ()
+        amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
         outputs = (*layouts("result", data), Output("result._scale_inv", scale.double().reciprocal()), *amax)
         yield Sample(label, {"tensor": x, "quantizer": quantizer}, outputs)
     x = random(generator, (4, 6), dtype)
     for skip in (0, 1):
-        quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), DType.kFloat8E4M3)
+        quantizer = Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), DType.kFloat8E4M3)
         old = torch.full((4, 6), 7, dtype=torch.uint8)
         output = Float8TensorStorage(
             data=old.clone(), fp8_scale_inv=torch.ones(1), fp8_dtype=DType.kFloat8E4M3, fake_dtype=dtype, quantizer=quantizer
         )
         data = old if skip else cast(x, 4.0, DType.kFloat8E4M3)
         inverse = Output("output._scale_inv", torch.tensor([1.0 if skip else 0.25]))
-        outputs = (Output("output._data", data), inverse, Output("quantizer.amax", torch.zeros(1) if skip else amax_of(x)))
+        outputs = (Output("output._data", data), inverse, Output("quantizer.amax", torch.tensor([FORMER]) if skip else with_former(x)))
         arguments = {"tensor": x, "quantizer": quantizer, "output": output, "noop": torch.tensor([float(skip)])}
         yield Sample(f"into an output, noop {skip}", arguments, outputs)
 
@@ -88,7 +97,7 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     for label, x, quantizer, data, scale in quantizing(generator, dtype):
         rows = x.double().reshape(-1, x.shape[-1])
         summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
-        amax = (Output("quantizer.amax", amax_of(x)),) if isinstance(quantizer, Float8Quantizer) else ()
+        amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
         inverse = Output("result.1._scale_inv", scale.double().reciprocal())
         yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *layouts("result.1", data), inverse, *amax))
 

@@ -38,6 +38,8 @@ def cases(generator: torch.Generator, dtype: torch.dtype, options: dict[str, flo
     yield "strided", strided(generator, (6, 4, 12), dtype), random(generator, (6, 4), dtype), {"glu_interleave_size": 3} if gate else {}
     if options:
         yield "options", random(generator, (4, 12), dtype, 2.0), random(generator, (4,), dtype), {**options, "glu_interleave_size": 1}
+        for name, value in options.items():
+            yield f"option {name}", random(generator, (4, 12), dtype, 2.0), random(generator, (4,), dtype), {name: 0.75 * value}
 
 
 def evaluate(f: Callable[..., Tensor], x: Tensor, scales: Tensor, chosen: dict[str, Any]) -> Tensor:
@@ -71,7 +73,7 @@ def backward(f: Callable[..., Tensor], options: dict[str, float], gate: bool) ->
             arguments = {"grad": g, "fwd_input": x, "act_scales": scales, "quantizer": None, **chosen}
             of_input = Output(0, dx, dtype, magnitude=8 * largest(dx, y))
             yield Sample(label, arguments, (of_input, Output(1, ds, scales.dtype, y.shape[-1], largest(terms))))
-            if label == "options":
+            if label in ("options", "fp32 scales"):
                 yield Sample("no gradient of the scales", {**arguments, "compute_scale_grad": False}, (of_input, Output(1, None)))
 
     return sample
