@@ -62,17 +62,18 @@ def functions() -> list[str]:
     return sorted(name for name in load() if REFERENCE.lacks(name) is None)
 
 
-def caught(function: str, mutant: Mutant) -> str | None:
-    """What the suite says of the mutant in the first dtype of the record, or None where it agrees: dtypes differ in rounding alone."""
+def caught(function: str, mutant: Mutant, dtypes: int = 1) -> str | None:
+    """What the suite says of the mutant in the first ``dtypes`` of the record, or None where it agrees."""
     record = kept(function)
     wrong = mutant.wrap(getattr(REFERENCE, function))
 
     def call(name: str, **arguments: Any) -> Any:
         return wrong(**arguments) if name == function else getattr(REFERENCE, name)(**arguments)
 
-    for row in check_record(call, record, record.dtypes[0]):
-        if row.wrong:
-            return row.detail or row.verdict
+    for dtype in record.dtypes[:dtypes]:
+        for row in check_record(call, record, dtype):
+            if row.wrong:
+                return row.detail or row.verdict
     return None
 
 
