@@ -1,6 +1,6 @@
 """Wrong formulas: one change at a time in the source of what the reference runs for a function, which is then compared with float64 alone.
 
-The changed code takes the place of the true one for every caller, so that a record whose expectation came from the reference itself would see nothing.
+The changed code takes the place of the true one for every caller: a record whose expectation came from the reference itself would see nothing.
 What only refuses bad calls is left as it is: samples are calls that are served.
 """
 

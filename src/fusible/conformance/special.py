@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["OPEN", "PLANTINGS", "TURNS", "UNPLANTED", "Planting", "current_planting", "plant", "planting"]
+__all__ = ["OPEN", "PLANTINGS", "Planting", "TURNS", "UNPLANTED", "current_planting", "plant", "planting"]
 
 TURNS = 3
 """Of each kind: every random tensor has its own."""
