@@ -195,6 +195,7 @@ def _show(x: Any) -> str:
 
 
 def bits(x: Tensor) -> Tensor:
+    """The elements of ``x`` as integers of their size."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return x.contiguous().view(integers[x.element_size()])
 

@@ -38,6 +38,7 @@ def scale_of(x: Tensor, fp8: DType, power_of_two: bool) -> float:
 
 
 def amax_of(x: Tensor) -> Tensor:
+    """The largest absolute value, ``[1]``; 0 of nothing."""
     return x.float().abs().max()[None] if x.numel() else torch.zeros(1)
 
 
