@@ -175,7 +175,8 @@ def measure(output: Output, got: Any, wanted: Any) -> float:
 def measure_special(output: Output, usual: Output, kind: str, got: Any, wanted: Any) -> float:
     """``measure`` where values of a kind were planted; ``usual`` is the output without them.
 
-    The magnitude is the larger one of both and four times the largest number that must come. Of infinities, where float64 has NaN anything may come:
+    The magnitude is the larger one of both and four times the largest number that must come, and at least 1 beside subnormal numbers, which hardware
+    may take for 0. Of infinities, where float64 has NaN anything may come:
     their difference is one, and a formula need not form it.
     """
     reference = output.reference
@@ -184,7 +185,10 @@ def measure_special(output: Output, usual: Output, kind: str, got: Any, wanted: 
         return measure(output, got, wanted)
     wanted = wanted.double()
     finite = wanted[wanted.isfinite()].abs()
-    sizes = [4 * finite.max().item() if finite.numel() else 1.0, *(x.magnitude for x in (output, usual) if x.magnitude is not None)]
+    sizes = [
+        max(4 * finite.max().item() if finite.numel() else 1.0, 1.0 if kind == "finite" else 0.0),
+        *(x.magnitude for x in (output, usual) if x.magnitude is not None),
+    ]
     if kind == "inf" and isinstance(got, Tensor) and got.shape == wanted.shape:
         wanted = torch.where(wanted.isnan(), got.detach().cpu().double(), wanted)
     return measure(replace(output, magnitude=max(size for size in sizes if math.isfinite(size))), got, wanted)
