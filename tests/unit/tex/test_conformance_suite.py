@@ -117,6 +117,7 @@ def test_the_backends_of_this_package_agree(backend: str) -> None:
     if registry.reason_unavailable(registry.find(backend)) is not None:
         pytest.skip("not available here")
     functions = ["bgrad_quantize", "fused_attn_bwd", "multi_tensor_adam", "quantize"]
+    functions = functions[1:3] if backend == "xla" else functions  # each sample is a program there
     rows = list(check_backend(backend, functions, [torch.bfloat16]))
     assert [row.function for row in rows] == functions
     assert all(row.verdict == Verdict.AGREES and row.samples for row in rows), rows
