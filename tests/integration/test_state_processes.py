@@ -32,7 +32,7 @@ REST = [
 OTHERWISE_ARRANGED = {"nested", "attention", "ops", "quantized", "held-delayed"}
 """Containers of ours: parts that FSDP2 hooks are called on their own, so that the pipelines are others, and so are their states."""
 GATHERED_BY_VALUE = {"held-delayed"}
-"""Parts of quantized parameters are put together by their values, which are quantized anew, and so rounded once more; a full dictionary of them has the
+"""Parts of quantized parameters are put together by their values, which are quantized anew, so rounded once more; a full dictionary of them has the
 values alone, which are quantized by each shard's own amax where they are handed on."""
 
 pytestmark = [
