@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["Device", "DTypeLike", "FloatDType", "FP8Format", "GroupedTensor", "QuantizedTensor", "Quantizer", "Shape", "Size", "Tensor"]
+__all__ = ["DTypeLike", "Device", "GroupedTensor", "QuantizedTensor", "Quantizer", "Shape", "Tensor"]
 
 Tensor: TypeAlias = Any
 """A tensor, real, lazy or quantized."""
@@ -24,17 +24,8 @@ Quantizer: TypeAlias = Any
 DTypeLike: TypeAlias = Any
 """A ``torch.dtype``, another framework's own, a ``tex.DType`` (NVIDIA's or ours) or its integer value."""
 
-FloatDType: TypeAlias = Any
-"""A ``DTypeLike`` that stands for fp32, bf16 or fp16."""
-
-FP8Format: TypeAlias = Any
-"""``kFloat8E4M3`` or ``kFloat8E5M2``: the enumeration's member, its integer value, or the ``torch.dtype``."""
-
 Shape: TypeAlias = Any
 """A sequence of integers that are at least 0."""
-
-Size: TypeAlias = int
-"""An integer that is at least 0."""
 
 Device: TypeAlias = Any
 """A ``torch.device``, or its name or index."""
