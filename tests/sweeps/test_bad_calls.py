@@ -18,6 +18,8 @@ from fusible.tex.interface.declare import DECLARATIONS
 
 TABLE = load()
 KNOWN = {
+    ("copy_to_kv_cache", "new_k"): "one rank more than any format has is told as a format that does not fit",
+    ("thd_out_correction", "lse_packed"): "None is its default, which stands for an argument of the older form that is left out",
     ("fused_attn_fwd", "page_table_k"): "the refusal speaks of page tables: attention has one sentence for what it does not serve",
     ("fused_attn_fwd", "page_table_v"): "the refusal speaks of page tables: attention has one sentence for what it does not serve",
     ("fused_qkv_rope_forward", "qkv_input"): "of no tokens at all, torch cannot tell the heads",

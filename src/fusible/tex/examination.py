@@ -61,7 +61,8 @@ def examine(declaration: Declaration, arguments: Mapping[str, Any], *, classes_a
     """
     wrong = _examine(declaration, arguments, classes_alone)
     if wrong is not None:
-        wrong.argument = next(name for name in sorted(arguments, key=len, reverse=True) if name in _words(str(wrong)))
+        named = _named(declaration, arguments)
+        wrong.argument = next(word for word in re.findall(r"\w+", _subject(str(wrong))) if word in named)
     return wrong
 
 
@@ -201,14 +202,16 @@ _OF_KERNELS = {
     "dst": ("out", "otype"),
     "freqs": ("q_freqs",),
     "grad": ("dO", "output_grad_", "output_grads_"),
-    "out": ("O", "out_list"),
+    "lengths_kv": ("cu_seqlens_kv",),
+    "lengths_q": ("cu_seqlens_q",),
+    "out": ("O", "out_list", "columnwise_data_list"),
     "q": ("Q",),
     "rows_padded": ("rows_padded_list",),
     "scale": ("scale_list",),
-    "start_offset": ("start_offset_list",),
     "stats": ("Aux_CTX_Tensors",),
     "the given output": ("out", "ln_out", "output", "D", "grad_input"),
     "the input": ("input", "input_2h", "output_grads"),
+    "the slice by start_offset": ("start_offset", "start_offset_list"),
     "tile_rows and tile_cols": ("tile_rows_list",),
 }
 """What code that serves several functions calls an argument in its sentences, and what these functions call it."""

@@ -143,7 +143,8 @@ def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, 
     total = math.prod(logical_shape)
     if any(size < 0 or offset < 0 or offset + size > total for size, offset in zip(sizes, offsets, strict=True)):
         got = f"members {[list(shape) for shape in shapes]} at {offsets}"
-        raise ShapeError(expected(f"members within {list(logical_shape)}", of="a grouped tensor", got=got, do="pass dimensions that fit"))
+        of = "first_dims and last_dims of a grouped tensor"
+        raise ShapeError(expected(f"members within {list(logical_shape)}", of=of, got=got, do="pass dimensions that fit"))
     return GroupLayout(tuple(logical_shape), shapes, tuple(offsets))
 
 

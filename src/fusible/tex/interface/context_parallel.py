@@ -40,7 +40,15 @@ class ContextParallel:
     def thd_read_second_half_lse(self, lse: Tensor, cu_seqlens: Lengths, lse_packed: bool, second_half_lse_seqlen: Size) -> Any:
         """``lse`` of second halves, fp32 ``[h, second_half_lse_seqlen]`` or ``[b, h, second_half_lse_seqlen]``, the rest 0."""
 
-    @function("out", out="float [* h d]", out_per_step="=out [* h d]")
+    @function(
+        "out",
+        out="float [* h d]",
+        out_per_step="=out [* h d]",
+        old_lse="fp32|fp64",
+        lse="fp32|fp64",
+        lse_per_step="fp32|fp64",
+        cu_seqlens="int32 [n+1]",
+    )
     def thd_out_correction(
         self,
         out: Tensor,

@@ -19,7 +19,7 @@ class Optimizer:
     """Each works on ``tensor_lists``: lists of equally many tensors, the i-th of each list belonging together. Arithmetic is fp32, with one rounding
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
-    @function("tensor_lists", noop_flag="int32 (1)", before="noop_flag scale")
+    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale")
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
@@ -27,7 +27,7 @@ class Optimizer:
     def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: Tensor) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
-    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 (1)", before="noop_flag per_tensor_python")
+    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 [1]", before="noop_flag per_tensor_python")
     def multi_tensor_l2norm(
         self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
@@ -36,13 +36,13 @@ class Optimizer:
         Sets ``noop_flag`` to 1 where a norm is not finite. The flag is not read.
         """
 
-    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 (1)", inv_scale="fp32 (1)", before="noop_flag inv_scale per_tensor_python")
+    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 [1]", inv_scale="fp32 (1)", before="noop_flag inv_scale per_tensor_python")
     def multi_tensor_unscale_l2norm(
         self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], inv_scale: Tensor, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
-    @function("tensor_lists", noop_flag="int32 (1)", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
+    @function("tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
     def multi_tensor_adam(
         self,
         chunk_size: int,
@@ -64,7 +64,7 @@ class Optimizer:
         ``p`` is read from them and written to both. ``g`` is left alone, and ``noop_flag`` is not read.
         """
 
-    @function("tensor_lists", noop_flag="int32 (1)", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
+    @function("tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
     def multi_tensor_adam_param_remainder(
         self,
         chunk_size: int,
@@ -85,7 +85,7 @@ class Optimizer:
         that is off by. Both are written. Raises ``DTypeError`` for other types.
         """
 
-    @function("tensor_lists", noop_flag="int32 (1)", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype")
+    @function("tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype")
     def multi_tensor_adam_fp8(
         self,
         chunk_size: int,
@@ -110,7 +110,7 @@ class Optimizer:
 
     @function(
         "tensor_lists",
-        noop_flag="int32 (1)",
+        noop_flag="int32 [1]",
         lr="fp32 (1)",
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",
@@ -139,7 +139,7 @@ class Optimizer:
 
     @function(
         "tensor_lists",
-        noop_flag="int32 (1)",
+        noop_flag="int32 [1]",
         lr="fp32 (1)",
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",
@@ -162,7 +162,7 @@ class Optimizer:
     ) -> None:
         """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
 
-    @function("tensor_lists", noop_flag="int32 (1)", before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag")
+    @function("tensor_lists", noop_flag="int32 [1]", before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag")
     def multi_tensor_sgd(
         self,
         chunk_size: int,
@@ -185,7 +185,7 @@ class Optimizer:
         is not 0.
         """
 
-    @function("tensor_lists", noop_flag="int32 (1)")
+    @function("tensor_lists", noop_flag="int32 [1]")
     def multi_tensor_compute_scale_and_scale_inv(
         self,
         chunk_size: int,
