@@ -19,6 +19,8 @@ from fusible.tex.interface.declare import DECLARATIONS
 TABLE = load()
 KNOWN = {
     ("copy_to_kv_cache", "new_k"): "one rank more than any format has is told as a format that does not fit",
+    ("nvfp4_group_quantize_with_amax", "first_dims"): "numbers of another type are read, and the sentence is of the rows that they give",
+    ("thd_copy_valid_tokens_from_per_split_to_rank_local", "cu_seqlens_padded"): "numbers of another type are read, and refused beside cu_seqlens",
     ("thd_out_correction", "lse_packed"): "None is its default, which stands for an argument of the older form that is left out",
     ("fused_attn_fwd", "page_table_k"): "the refusal speaks of page tables: attention has one sentence for what it does not serve",
     ("fused_attn_fwd", "page_table_v"): "the refusal speaks of page tables: attention has one sentence for what it does not serve",
