@@ -49,7 +49,7 @@ def check_float_lists(
     for place, tensors in enumerate(tensor_lists):
         for x in tensors:
             if x.dtype not in floating:
-                raise DTypeError(expected("float32, bfloat16 or float16", of=f"list {place} of {function}", got=x.dtype, do="cast it"))
+                raise DTypeError(expected("float32, bfloat16 or float16", of=f"tensor_lists[{place}] of {function}", got=x.dtype, do="cast it"))
 
 
 def check_typed_lists(tensor_lists: Sequence[Sequence[Any]], types: Sequence[Sequence[Any] | None], function: str, single: int = 0) -> None:
