@@ -37,7 +37,7 @@ $(VENV)/.installed: $(VENV)/.build-tools $(NATIVE_SOURCES)
 	touch $@
 
 demo: setup
-	$(VENV)/bin/fusible train --recipe bf16,delayed,current --out out/demo
+	$(VENV)/bin/fusible train --recipe bf16,delayed,current --out out/demo --overwrite
 
 test: setup
 	$(PY) -m pytest -m "not slow"

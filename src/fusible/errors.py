@@ -15,9 +15,11 @@ __all__ = [
     "CompileError",
     "DTypeError",
     "ExecutionError",
+    "FileError",
     "ForkError",
     "FusibleError",
     "KnobError",
+    "MissingFileError",
     "MissingModuleError",
     "MissingNameError",
     "NotServedError",
@@ -88,6 +90,14 @@ class ForkError(FusibleError, RuntimeError):
 
 class CheckpointError(FusibleError, ValueError, RuntimeError):
     """A checkpoint is truncated, altered, or belongs to another model."""
+
+
+class MissingFileError(CheckpointError, FileNotFoundError):
+    """There is no file of the name that was to be read."""
+
+
+class FileError(FusibleError, OSError):
+    """A file cannot be written: there is no room for it, or no permission."""
 
 
 class KnobError(FusibleError, ValueError):

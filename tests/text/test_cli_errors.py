@@ -22,8 +22,8 @@ SENTENCES = {
     "train --seed -1": "Expected a number from 0 to 2**62 - 1 of --seed, got -1: give another seed.",
     "train --save-every -1": "Expected at least 0 of --save-every, got -1: give a number of steps, or 0 for none.",
     "train --text short.txt": "Expected at least 1290 bytes of the text {here}/short.txt, got 4: give a longer text or a shorter --seq-len.",
-    "train --text none.txt": "Expected a file that can be read of --text, got {here}/none.txt (No such file or directory): give another.",
-    "train --text .": "Expected a file that can be read of --text, got {here} (Is a directory): give another.",
+    "train --text none.txt": "Expected a file that can be read of --text {here}/none.txt, got No such file or directory: give another.",
+    "train --text .": "Expected a regular file of --text {here}, got a directory: give another.",
     "train --resume none": "Expected a checkpoint of --resume none, got none: name the --out of a run that was saved.",
     "train --out short.txt": "Expected a folder that can be written of --out, got short.txt: name another.",
 }

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from fusible import __version__
 from fusible.cli.command import Command, all_commands
-from fusible.errors import FusibleError
+from fusible.errors import FusibleError, expected
 
 __all__ = ["main"]
 
@@ -36,6 +36,11 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
     return parser
 
 
+def _drop_output() -> None:
+    """What is left to write goes nowhere: the interpreter would try again at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: this process's) and return the exit code: 0, 2 for a user's error, 130 when interrupted.
 
@@ -45,15 +50,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()  # here, where a disk that is full is told of, and not when the interpreter ends
+        return code
     except FusibleError as error:
         print(error, file=sys.stderr)
         return _USER_ERROR
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _DONE
     except OSError as error:
-        print(f"Could not use {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        # Every file is read and written by fusible.files, which names it: what has no name is the standard output.
+        of, got = error.filename or "the standard output", error.strerror or error
+        print(expected("room and permission to write", of=of, got=got, do="name another place"), file=sys.stderr)
+        if not error.filename:
+            _drop_output()
         return _USER_ERROR
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

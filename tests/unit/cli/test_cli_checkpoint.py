@@ -132,7 +132,7 @@ def test_a_save_that_fails_leaves_the_former_checkpoint(folder: Path, text: Text
         path.write_bytes(content[:10])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fusible.cli.training.files._write", failing)
+    monkeypatch.setattr("fusible.files.writing._write", failing)
     with pytest.raises(OSError, match="No space"):
         save_checkpoint(folder, trainer.checkpoint())
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

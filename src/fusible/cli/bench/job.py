@@ -19,6 +19,7 @@ from fusible.cli.bench.options import TABLES, BenchOptions
 from fusible.cli.bench.printing import QUICK, print_machine, print_table
 from fusible.cli.bench.table import Measured, Settings
 from fusible.cli.console import make_console
+from fusible.files import replace_file
 
 __all__ = ["bench"]
 
@@ -47,7 +48,7 @@ def bench(given: argparse.Namespace) -> int:
             print_table(name, TABLES[name], measured, console, judged=not options.quick)
             report["tables"][name] = {"title": TABLES[name], **measured.to_json()}
             if options.json not in (None, "-"):
-                Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+                replace_file(Path(options.json), f"{json.dumps(report, indent=1)}\n".encode())
     if options.json == "-":
         print(json.dumps(report, indent=1))
     return 0

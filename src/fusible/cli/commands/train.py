@@ -56,6 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     option("text", "FILE", str, "the text to learn (default: the interpreter's documentation topics)")
     parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or the resumed folder)")
     parser.add_argument("--resume", metavar="DIR", default=None, help="go on with the run in DIR; it keeps its options, --steps may be raised")
+    parser.add_argument("--overwrite", action="store_true", help="start anew though DIR holds a run, which stays valid until the first save")
     parser.add_argument("--save-every", metavar="N", type=int, default=0, help="also save after every N steps (default: at the end and on Ctrl-C)")
 
 

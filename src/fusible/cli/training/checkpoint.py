@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +19,31 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from fusible.cli.training.files import locate, replace_files
-from fusible.cli.training.options import RECIPES, TrainOptions
+from fusible.cli.training.memory import parameter_count
+from fusible.cli.training.options import MAX_STEPS, RECIPES, TrainOptions
 from fusible.cli.training.record import Record
 from fusible.errors import CheckpointError, expected
+from fusible.files import locate, parse_json, read_file, replace_files
 
-__all__ = ["CHECKPOINT_FILES", "Checkpoint", "has_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CHECKPOINT_FILES", "Checkpoint", "Manifest", "has_checkpoint", "load_checkpoint", "read_manifest", "save_checkpoint"]
 
 _MODEL, _STATE, _MANIFEST = CHECKPOINT_FILES = ("model.safetensors", "state.safetensors", "state.json")
 _FORMAT = {"format": "fusible train", "version": 1}
 _SEAL = "sha256"
+_MANIFEST_LIMIT = 2**20 + 32 * MAX_STEPS
+"""Bytes of ``state.json``: a line for each loss, and the rest."""
+
+_TENSORS_SLACK = 2**20
+"""Bytes for each layer, and once, of what stands beside the parameters in a file: names, shapes and the scaling state."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything needed to go on. ``model`` is its ``state_dict``, scaling state included; ``state``: optimizer moments and the random generator."""
+    """Everything needed to go on. ``model`` is its ``state_dict``, scaling state included; ``state``: optimizer moments and the random generator.
+
+    ``replaces``: the seals of the checkpoints that it stands in place of, wherever they lie in the folder of their command. From the moment that this
+    one is whole they count as removed.
+    """
 
     options: TrainOptions
     recipe: str
@@ -40,56 +51,85 @@ class Checkpoint:
     record: Record
     model: Mapping[str, torch.Tensor]
     state: Mapping[str, torch.Tensor]
+    replaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """What ``state.json`` says, checked; ``seal`` tells it from every other one."""
+
+    options: TrainOptions
+    recipe: str
+    text: dict[str, Any]
+    record: Record
+    files: dict[str, dict[str, Any]]
+    replaces: tuple[str, ...]
+    seal: str
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run was saved in ``folder``."""
-    return any(locate(folder, name).exists() for name in CHECKPOINT_FILES)
+    return any(os.path.lexists(locate(folder, name)) for name in CHECKPOINT_FILES)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Save into ``folder``, replacing the former checkpoint there as one step."""
+    """Save into ``folder``, replacing the former checkpoint there as one step. Raises ``FileError`` where the system refuses; the former is whole then."""
     about = {"options": checkpoint.options.to_json(), "recipe": checkpoint.recipe}
     model = save_tensors(_plain(checkpoint.model), {"fusible": json.dumps({"model": "ByteGPT", **about}, sort_keys=True)})
     state = save_tensors(_plain(checkpoint.state))
     manifest = {**_FORMAT, **about, "text": checkpoint.text, "record": checkpoint.record.to_json()}
     manifest["files"] = {name: _fingerprint(content) for name, content in ((_MODEL, model), (_STATE, state))}
+    if checkpoint.replaces:
+        manifest["replaces"] = list(checkpoint.replaces)
     manifest[_SEAL] = _seal(manifest)
     text = json.dumps(manifest, indent=1, allow_nan=False).encode()
     replace_files(folder, {_MODEL: model, _STATE: state, _MANIFEST: text})
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
+def load_checkpoint(folder: Path, manifest: Manifest | None = None) -> Checkpoint:
     """Read and check all of a checkpoint. Raises ``CheckpointError`` for one that is not whole, or not of this program."""
-    manifest = _read_manifest(folder)
-    model, state = (_read_tensors(folder, name, manifest["files"][name]) for name in (_MODEL, _STATE))
-    return Checkpoint(
-        TrainOptions.from_json(manifest["options"]), manifest["recipe"], manifest["text"], Record.from_json(manifest["record"]), model, state
-    )
+    said = read_manifest(folder) if manifest is None else manifest
+    slack = _TENSORS_SLACK * (1 + said.options.layers)
+    parameters = parameter_count(said.options)
+    model = _read_tensors(folder, _MODEL, said.files[_MODEL], 4 * parameters + slack)
+    state = _read_tensors(folder, _STATE, said.files[_STATE], 8 * parameters + slack)
+    return Checkpoint(said.options, said.recipe, said.text, said.record, model, state, said.replaces)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``state.json`` alone. Raises ``CheckpointError`` where it is not one."""
     path = locate(folder, _MANIFEST)
-    try:
-        manifest = json.loads(_read(folder, _MANIFEST))
-    except ValueError:
-        raise CheckpointError(expected("JSON", of=str(path), got="damaged text", do="use an intact checkpoint")) from None
-    if not isinstance(manifest, dict) or manifest.pop(_SEAL, None) != _seal(manifest):
+    manifest = parse_json(read_file(path, limit=_MANIFEST_LIMIT, do="use a whole checkpoint"), of=str(path))
+    seal = manifest.pop(_SEAL, None) if isinstance(manifest, dict) else None
+    if seal is None or seal != _seal(manifest):
         raise CheckpointError(expected("the content that was saved", of=str(path), got="an altered one", do="use an intact checkpoint"))
     if any(manifest.get(key) != value for key, value in _FORMAT.items()):
         got = f"{manifest.get('format')!r} version {manifest.get('version')!r}"
         raise CheckpointError(expected("a checkpoint of 'fusible train' version 1", of=str(path), got=got, do="use the program that saved it"))
+    _check_entries(manifest, path)
+    try:
+        options, record = TrainOptions.from_json(manifest["options"]), Record.from_json(manifest["record"])
+    except CheckpointError as error:
+        raise CheckpointError(expected("legal entries", of=str(path), got=f"others ({error})", do="use an intact checkpoint")) from None
+    return Manifest(options, manifest["recipe"], manifest["text"], record, manifest["files"], tuple(manifest.get("replaces", ())), seal)
+
+
+def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     fields = {"options": dict, "recipe": str, "text": dict, "record": dict, "files": dict}
+    known = {*_FORMAT, *fields, "replaces"}
     wrong = [name for name, kind in fields.items() if not isinstance(manifest.get(name), kind)]
+    wrong += sorted(set(manifest) - known)
     wrong += [name for name in (_MODEL, _STATE) if not wrong and not _is_fingerprint(manifest["files"].get(name))]
+    replaced = manifest.get("replaces", [])
+    if not isinstance(replaced, list) or not all(isinstance(seal, str) for seal in replaced):
+        wrong.append("replaces")
     if wrong or manifest["recipe"] not in RECIPES:
         raise CheckpointError(expected("legal entries", of=str(path), got=f"another {', '.join(wrong) or 'recipe'}", do="use an intact checkpoint"))
-    return manifest
 
 
-def _read_tensors(folder: Path, name: str, fingerprint: dict[str, Any]) -> dict[str, torch.Tensor]:
-    content = _read(folder, name)
+def _read_tensors(folder: Path, name: str, fingerprint: dict[str, Any], limit: int) -> dict[str, torch.Tensor]:
     path = locate(folder, name)
+    content = read_file(path, limit=limit, do="use a whole checkpoint")
     if len(content) != fingerprint["bytes"]:
         raise CheckpointError(expected(f"{fingerprint['bytes']} bytes", of=str(path), got=len(content), do="use an intact checkpoint"))
     if _fingerprint(content) != fingerprint:
@@ -98,14 +138,6 @@ def _read_tensors(folder: Path, name: str, fingerprint: dict[str, Any]) -> dict[
         return {key: tensor.clone() for key, tensor in load_tensors(content).items()}
     except SafetensorError as error:
         raise CheckpointError(expected("a safetensors file", of=str(path), got=f"damaged bytes ({error})", do="use an intact checkpoint")) from None
-
-
-def _read(folder: Path, name: str) -> bytes:
-    path = locate(folder, name)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(expected(f"the file {name}", of=f"the checkpoint {folder}", got=error.strerror, do="use a whole checkpoint")) from None
 
 
 def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,16 +12,17 @@ import torch
 from rich.console import Console
 
 from fusible.cli.console import make_console
-from fusible.cli.training.checkpoint import Checkpoint, save_checkpoint
+from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.interruption import Interruption
-from fusible.cli.training.layout import discard_runs, load_runs, run_folder
-from fusible.cli.training.memory import PeakMemory
+from fusible.cli.training.layout import Saves, check_free, load_runs
+from fusible.cli.training.memory import PeakMemory, check_memory
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.progress import ProgressView, make_progress
 from fusible.cli.training.report import print_summary, run_report, write_reports
 from fusible.cli.training.text import Text, read_text
 from fusible.cli.training.trainer import Trainer
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, FileError, expected
+from fusible.files import make_folder
 
 __all__ = ["train"]
 
@@ -32,13 +33,17 @@ _INTERRUPTED = 130
 def train(given: argparse.Namespace) -> int:
     """The job of ``fusible train``; every option and every checkpoint is checked before anything is written."""
     options, checkpoints = _begin(given)
+    out = Path(given.out or given.resume or _OUT)
+    goes_on = given.resume is not None and out.resolve() == Path(given.resume).resolve()
+    if not goes_on and not given.overwrite:
+        check_free(out)
+    for recipe in options.recipes:
+        check_memory(options, recipe)
     text = read_text(options.text, options.seq_len)
     for checkpoint in checkpoints.values():
         Trainer.resumed(checkpoint, options, text)
-    out = Path(given.out or given.resume or _OUT)
     _make_folder(out)
-    if given.resume is None or out.resolve() != Path(given.resume).resolve():
-        discard_runs(out)
+    saves = Saves(out, options, checkpoints if goes_on else ())
     console = make_console()
     progress = make_progress(console)
     runs: list[dict[str, Any]] = []
@@ -47,7 +52,7 @@ def train(given: argparse.Namespace) -> int:
         trainer = _trainer(options, recipe, text, checkpoints.get(recipe))
         if not runs:
             _announce(console, trainer)
-        if not _run(trainer, run_folder(out, options, recipe), given.save_every, progress):
+        if not _run(trainer, saves, given.save_every, progress):
             place = f"step {trainer.record.step} of {options.steps} ({recipe})"
             print(f"Interrupted and saved after {place}: go on with 'fusible train --resume {out}'.", file=sys.stderr)
             return _INTERRUPTED
@@ -62,6 +67,8 @@ def _begin(given: argparse.Namespace) -> tuple[TrainOptions, dict[str, Checkpoin
     """The options in force, and for a resumed command the checkpoint of each recipe that has one."""
     if given.save_every < 0:
         raise ArgumentError(expected("at least 0", of="--save-every", got=given.save_every, do="give a number of steps, or 0 for none"))
+    if given.resume is not None and given.overwrite:
+        raise ArgumentError(expected("--resume or --overwrite", of="a command", got="both", do="go on with the run, or start anew without --resume"))
     if given.resume is None:
         return TrainOptions.from_command_line(vars(given)), {}
     saved, checkpoints = load_runs(Path(given.resume))
@@ -75,9 +82,9 @@ def _begin(given: argparse.Namespace) -> tuple[TrainOptions, dict[str, Checkpoin
 def _make_folder(out: Path) -> None:
     """Make sure, before hours are spent, that results can be written."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         writable = os.access(out, os.W_OK | os.X_OK)
-    except OSError:
+    except FileError:
         writable = False
     if not writable:
         raise ArgumentError(expected("a folder that can be written", of="--out", got=str(out), do="name another"))
@@ -87,7 +94,7 @@ def _trainer(options: TrainOptions, recipe: str, text: Text, checkpoint: Checkpo
     return Trainer(options, recipe, text) if checkpoint is None else Trainer.resumed(checkpoint, options, text)
 
 
-def _run(trainer: Trainer, folder: Path, save_every: int, progress: ProgressView) -> bool:
+def _run(trainer: Trainer, saves: Saves, save_every: int, progress: ProgressView) -> bool:
     """Train up to ``options.steps`` and save; false where Ctrl-C cut it short."""
     record, options = trainer.record, trainer.options
     progress.begin(trainer.recipe, record.step, options.steps, options.batch * options.seq_len)
@@ -97,10 +104,10 @@ def _run(trainer: Trainer, folder: Path, save_every: int, progress: ProgressView
                 progress.step(trainer.step())
                 record.peak_memory_bytes = max(record.peak_memory_bytes, memory.peak)
                 if save_every and record.step % save_every == 0 and record.step < options.steps:
-                    save_checkpoint(folder, trainer.checkpoint())
+                    saves.save(trainer.checkpoint())
     finally:
         progress.end()
-    save_checkpoint(folder, trainer.checkpoint())
+    saves.save(trainer.checkpoint())
     return record.step == options.steps
 
 

@@ -1,16 +1,24 @@
-"""Where the checkpoints of a training command lie: in ``DIR`` for one recipe, in ``DIR/<recipe>`` for several."""
+"""Where the checkpoints of a training command lie: in ``DIR`` for one recipe, in ``DIR/<recipe>`` for several.
+
+A command that is told to start over another's files leaves them whole until its own first checkpoint is: that one names the seals of those that it
+replaces, so the rename that makes it valid makes them void, wherever they lie. Only then are they removed.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from fusible.cli.training.checkpoint import CHECKPOINT_FILES, Checkpoint, has_checkpoint, load_checkpoint
-from fusible.cli.training.files import locate
+from fusible.cli.training.checkpoint import CHECKPOINT_FILES, Checkpoint, Manifest, has_checkpoint, load_checkpoint, read_manifest, save_checkpoint
 from fusible.cli.training.options import RECIPES, TrainOptions
-from fusible.errors import CheckpointError, expected
+from fusible.errors import ArgumentError, CheckpointError, expected
+from fusible.files import locate
 
-__all__ = ["discard_runs", "load_runs", "run_folder"]
+__all__ = ["REPORT_FILES", "Saves", "check_free", "load_runs", "run_folder"]
+
+REPORT_FILES = ("metrics.json", "loss.png", "pipeline.txt")
 
 
 def run_folder(out: Path, options: TrainOptions, recipe: str) -> Path:
@@ -24,25 +32,83 @@ def load_runs(folder: Path, option: str = "--resume") -> tuple[TrainOptions, dic
     ``option`` is what the user named the folder by. Raises ``CheckpointError`` where there is none, where one is damaged, or where they do not
     belong together.
     """
-    places = [place for place in (folder, *(folder / recipe for recipe in RECIPES)) if has_checkpoint(place)]
-    if not places:
+    manifests = _valid(folder)
+    if not manifests:
         raise CheckpointError(expected("a checkpoint", of=f"{option} {folder}", got="none", do="name the --out of a run that was saved"))
-    checkpoints = {place: load_checkpoint(place) for place in places}
-    options = [checkpoint.options for checkpoint in checkpoints.values()]
+    options = [manifest.options for manifest in manifests.values()]
     steps = max(option.steps for option in options)
     common = replace(options[0], steps=steps)
-    for place, checkpoint in checkpoints.items():
-        here = replace(checkpoint.options, steps=steps, text=common.text)
-        if here != common or checkpoint.recipe not in common.recipes or run_folder(folder, common, checkpoint.recipe) != place:
+    for place, manifest in manifests.items():
+        here = replace(manifest.options, steps=steps, text=common.text)
+        if here != common or manifest.recipe not in common.recipes or run_folder(folder, common, manifest.recipe) != place:
             raise CheckpointError(
                 expected("checkpoints of one training command", of=f"{option} {folder}", got=f"another in {place}", do="remove one")
             )
-    return common, {checkpoint.recipe: checkpoint for checkpoint in checkpoints.values()}
+    return common, {manifest.recipe: load_checkpoint(place, manifest) for place, manifest in manifests.items()}
 
 
-def discard_runs(folder: Path) -> None:
-    """Remove the checkpoints of a former command from ``folder``, since a new one starts there."""
-    for place in (folder, *(folder / recipe for recipe in RECIPES)):
-        for name in CHECKPOINT_FILES:
-            while (path := locate(place, name)).exists():
-                path.unlink()
+def check_free(out: Path) -> None:
+    """Raises ``ArgumentError`` where a run's checkpoint or report lies in ``out``: a new command would write over it."""
+    places = [place for place in _places(out) if has_checkpoint(place)]
+    places += [out / name for name in REPORT_FILES if not places and os.path.lexists(locate(out, name))]
+    if places:
+        do = f"go on with it by --resume {out}, name another folder, or write over it by --overwrite"
+        raise ArgumentError(expected("a folder without a run", of=f"--out {out}", got=f"the run in {places[0]}", do=do))
+
+
+class Saves:
+    """The checkpoints of one command in ``out``: with those of the recipes ``held`` it goes on, and what else lies there it stands in place of."""
+
+    def __init__(self, out: Path, options: TrainOptions, held: Collection[str]) -> None:
+        self._out, self._options = out, options
+        self._held = {run_folder(out, options, recipe) for recipe in held}
+        self._replaces = () if held else _seals(out)
+        if held:  # what was replaced before, by a process that did not come to remove it
+            _discard_runs(out, self._held, reports=False)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Save a recipe's checkpoint; after the first one, remove what it stands in place of."""
+        place = run_folder(self._out, self._options, checkpoint.recipe)
+        save_checkpoint(place, replace(checkpoint, replaces=self._replaces))
+        if not self._held:
+            _discard_runs(self._out, {place}, reports=True)
+        self._held.add(place)
+
+
+def _seals(folder: Path) -> tuple[str, ...]:
+    """Of the checkpoints in ``folder``, as far as they can be read: what cannot counts as none."""
+    found = []
+    for place in _places(folder):
+        try:
+            found += [read_manifest(place).seal] if has_checkpoint(place) else []
+        except CheckpointError:
+            continue
+    return tuple(found)
+
+
+def _discard_runs(folder: Path, keep: Collection[Path], reports: bool) -> None:
+    """Remove the checkpoints in ``folder`` except those in the places ``keep``, and the reports where asked to.
+
+    Of a checkpoint the manifest goes last: as long as anything is there, it says that it was replaced.
+    """
+    for place in _places(folder):
+        for name in CHECKPOINT_FILES if place not in keep else ():
+            _remove(place, name)
+    for name in REPORT_FILES if reports else ():
+        _remove(folder, name)
+
+
+def _remove(place: Path, name: str) -> None:
+    while os.path.lexists(path := locate(place, name)):
+        path.unlink()
+
+
+def _places(folder: Path) -> tuple[Path, ...]:
+    return (folder, *(folder / recipe for recipe in RECIPES))
+
+
+def _valid(folder: Path) -> dict[Path, Manifest]:
+    """The manifests in ``folder`` by their places, without those that another one replaces."""
+    found = {place: read_manifest(place) for place in _places(folder) if has_checkpoint(place)}
+    void = {seal for manifest in found.values() for seal in manifest.replaces}
+    return {place: manifest for place, manifest in found.items() if manifest.seal not in void}

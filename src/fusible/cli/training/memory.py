@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of the program."""
+"""The memory that a run needs, before it begins, and its peak while it goes on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,51 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["PeakMemory"]
+from fusible.cli.training.options import BYTES, TrainOptions
+from fusible.errors import ArgumentError, expected
+from fusible.files import available_memory
+
+__all__ = ["PeakMemory", "check_memory", "needed_memory", "parameter_count"]
 
 _STATM = Path("/proc/self/statm")
+
+
+_OPERAND = {"fp32": 4.0, "bf16": 2.0, "nvfp4": 0.5}
+"""Bytes of a value that a matrix product keeps for the way back, by recipe; one in the others."""
+
+
+def parameter_count(options: TrainOptions) -> int:
+    """The parameters of ``ByteGPT(options, ...)``: an embedding, two norms and four matrices with biases a layer, a norm and a head."""
+    h = options.hidden
+    layer = 4 * h + (3 * h * h + 3 * h) + (h * h + h) + (4 * h * h + 4 * h) + (4 * h * h + h)
+    return BYTES * h + options.layers * layer + 2 * h + BYTES * h + BYTES
+
+
+def needed_memory(options: TrainOptions, recipe: str) -> int:
+    """Bytes that a run needs at least.
+
+    A parameter has itself, its gradient and two moments in fp32. For the way back every layer keeps of each token the operands of its four products
+    (7 hidden values in all), and in the type of activations the inputs of its norms and of GELU and what attention reads (9). The logits and their
+    gradient are fp32, the bytes of the windows int64.
+    """
+    tokens = options.batch * options.seq_len
+    kept = 7 * _OPERAND.get(recipe, 1.0) + 9 * (4 if recipe == "fp32" else 2)
+    activations = int(tokens * options.layers * options.hidden * kept) + tokens * (2 * 4 * BYTES + 2 * 8)
+    return 16 * parameter_count(options) + activations
+
+
+def check_memory(options: TrainOptions, recipe: str) -> None:
+    """Raises ``ArgumentError`` where a run needs more memory than there is: nothing was allocated then."""
+    needed, there = needed_memory(options, recipe), available_memory()
+    if needed > there:
+        sizes = f"--layers {options.layers} --hidden {options.hidden} --batch {options.batch} --seq-len {options.seq_len}"
+        got = f"{sizes} under {recipe}, which needs at least {_shown(needed)}"
+        do = "give smaller sizes"
+        raise ArgumentError(expected(f"a run that fits in the {_shown(there)} of memory that are left", of="this machine", got=got, do=do))
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
 
 
 class PeakMemory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fusible.cli.training.options import TrainOptions
+from fusible.cli.training.options import BYTES, TrainOptions
 from fusible.ops import MMT
 from fusible.pytorch import (
     GELU,
@@ -27,7 +27,6 @@ from fusible.pytorch import (
 
 __all__ = ["ByteGPT"]
 
-_BYTES = 256
 _RECIPES: dict[str, tuple[Recipe, torch.dtype]] = {
     "bf16": (HighPrecision(), torch.bfloat16),
     "fp32": (HighPrecision(), torch.float32),
@@ -50,9 +49,9 @@ class ByteGPT(nn.Module):
         super().__init__()
         self.recipe, self.activation = _RECIPES[recipe]
         h = options.hidden
-        self.embedding = nn.Embedding(_BYTES, h)
+        self.embedding = nn.Embedding(BYTES, h)
         blocks = [block for _ in range(options.layers) for block in (attention_block(h, options.heads), feed_forward_block(h))]
-        self.body = Sequential(*blocks, LayerNorm(h), Linear(h, _BYTES))
+        self.body = Sequential(*blocks, LayerNorm(h), Linear(h, BYTES))
         self.body.compile(options.executor)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,16 @@ from typing import Any, Self
 
 from fusible.errors import ArgumentError, CheckpointError, expected
 
-__all__ = ["EXECUTORS", "RECIPES", "TrainOptions"]
+__all__ = ["BYTES", "EXECUTORS", "MAX_STEPS", "RECIPES", "TrainOptions"]
 
 RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 EXECUTORS = ("eager", "xla")
+BYTES = 256
+"""The values of a byte: what is embedded, and what the model chooses among."""
+
+MAX_STEPS = 2**21
+"""A checkpoint holds the loss of each step, and is read up to 64 MiB of them."""
+
 _BLOCKS = {"mxfp8": 32, "nvfp4": 16}
 """What rows and columns of everything that a recipe quantizes are multiples of."""
 
@@ -43,6 +49,8 @@ class TrainOptions:
         for name in ("steps", "layers", "heads", "seq_len", "batch", "decay_steps"):
             if getattr(self, name) < 1:
                 raise ArgumentError(expected("at least 1", of=_flag(name), got=getattr(self, name), do="give a larger number"))
+        if self.steps > MAX_STEPS:
+            raise ArgumentError(expected(f"at most {MAX_STEPS}", of="--steps", got=self.steps, do="give fewer, and go on in another folder"))
         if not 0 < self.lr < float("inf"):
             raise ArgumentError(expected("a positive number", of="--lr", got=self.lr, do="give e.g. 2e-3"))
         if not 0 <= self.seed < 2**62:

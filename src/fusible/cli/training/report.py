@@ -13,11 +13,11 @@ from rich.console import Console
 
 from fusible import __version__
 from fusible.cli.console import make_table
-from fusible.cli.training.files import replace_files
 from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.plot import draw_losses
 from fusible.cli.training.text import Text
 from fusible.cli.training.trainer import Trainer
+from fusible.files import replace_files
 
 __all__ = ["print_summary", "run_report", "write_reports"]
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import importlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusible.errors import ArgumentError, expected
+from fusible.files import available_memory, read_file
 
 __all__ = ["Text", "read_text"]
 
 _HELD_OUT = 0.1
 _MAX_WINDOWS = 512
+_COPIES = 3
+"""Of a text, while it is read: two of its bytes, and one that torch may write to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,4 @@ def _documentation() -> bytes:
 
 
 def _read_file(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ArgumentError(expected("a file that can be read", of="--text", got=f"{path} ({error.strerror})", do="give another")) from None
+    return read_file(path, of=f"--text {path}", do="give another", error=ArgumentError, missing=ArgumentError, limit=available_memory() // _COPIES)

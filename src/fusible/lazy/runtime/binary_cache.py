@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
+from fusible.errors import CheckpointError, FileError, MissingFileError
+from fusible.files import make_folder, read_file, replace_file
 from fusible.lazy.logger import logger
 from fusible.lazy.runtime.engine import Engine, EngineRefusal, Program, Types
 from fusible.lazy.stablehlo.module import StableHLO
@@ -20,7 +20,8 @@ def load_or_compile(directory: str, engine: Engine, module: StableHLO, inputs: T
     """The program of ``module`` from its file in ``directory``; compiled and written there where there is none.
 
     A file is named by the engine's fingerprint and the module's text, which has no source lines: moving a program in its file changes
-    nothing. A file that is cut off, altered or refused by the engine is compiled anew and written over, and a warning says so.
+    nothing. A file that is cut off, altered or refused by the engine is compiled anew and written over, and a warning says so; likewise where no
+    file can be written: the program is there all the same.
     """
     name = hashlib.sha256(f"{engine.NAME}\n{engine.fingerprint()}\n{level}\n{module.text}".encode()).hexdigest()
     path = Path(directory) / f"{name}.bin"
@@ -33,8 +34,11 @@ def load_or_compile(directory: str, engine: Engine, module: StableHLO, inputs: T
 
 def _load(path: Path, engine: Engine, inputs: Types, outputs: Types) -> Program | None:
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        data = read_file(path)
+    except MissingFileError:
+        return None
+    except CheckpointError as error:
+        logger.warning(f"{path} is not used: {error}")
         return None
     digest, binary = data[:_DIGEST], data[_DIGEST:]
     if hashlib.sha256(binary).digest() != digest:
@@ -49,7 +53,8 @@ def _load(path: Path, engine: Engine, inputs: Types, outputs: Types) -> Program 
 
 def _write(path: Path, binary: bytes) -> None:
     """Whole or not at all: other processes may read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(hashlib.sha256(binary).digest() + binary)
-    os.replace(file.name, path)
+    try:
+        make_folder(path.parent)
+        replace_file(path, hashlib.sha256(binary).digest() + binary)
+    except FileError as error:
+        logger.warning(f"{path} is not written: {error}")

@@ -7,7 +7,8 @@ A file is a line that names the format and its version, a line with the SHA-256 
 * ``constants.safetensors``: the tensors that it was compiled with (int4 as int8);
 * ``binary``, where it was asked for: the compiled program of the usual sizes, which fits one version of the engine and one kind of processor.
 
-Nothing in it is code of Python's. It is written beside its place and then renamed, so that a reader finds the old file or the new one.
+Nothing in it is code of Python's. Nothing in it is compressed, so reading takes no more memory than the file is long. It is written beside its place
+and then renamed, so that a reader finds the old file or the new one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import io
 import json
 import os
 import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import safetensors
 import safetensors.numpy
 
 from fusible.errors import ArgumentError, CheckpointError, CompileError, expected
+from fusible.files import parse_json, read_file, replace_file
 from fusible.lazy.assumptions import Condition
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import Size, Symbol
@@ -48,6 +49,7 @@ __all__ = ["load", "save"]
 _FORMAT = b"fusible executable 1\n"
 _DIGEST = 64
 _MANIFEST, _MODULE, _CONSTANTS, _BINARY = "executable.json", "module.stablehlo", "constants.safetensors", "binary"
+_SAVED_DTYPES = {"bool": "BOOL", "bfloat16": "BF16", "float8": "F8_E4M3", "float8e5m2": "F8_E5M2", "int4": "I8"}
 _DAMAGE = (
     ArithmeticError,
     AttributeError,
@@ -60,13 +62,15 @@ _DAMAGE = (
     ValueError,
     safetensors.SafetensorError,
     zipfile.BadZipFile,
-    zlib.error,
 )
 """What reading a damaged archive, text or table raises."""
 
 
 def save(executable: Executable, path: str | os.PathLike[str], binary: bool) -> None:
-    """Write ``executable`` to ``path``. See the module. Raises ``ArgumentError`` where there is no such directory."""
+    """Write ``executable`` to ``path``. See the module.
+
+    Raises ``ArgumentError`` where there is no such directory, ``FileError`` where the system refuses: no room, no permission.
+    """
     if not Path(path).parent.is_dir():
         raise ArgumentError(expected("a directory that exists", of=f"a file to save, {os.fspath(path)}", got=Path(path).parent, do="make it first"))
     contents = {
@@ -81,20 +85,7 @@ def save(executable: Executable, path: str | os.PathLike[str], binary: bool) -> 
         for name, content in contents.items():
             file.writestr(name, content)
     body = archive.getvalue()
-    _replace(Path(path), b"".join((_FORMAT, hashlib.sha256(body).hexdigest().encode(), b"\n", body)))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that the old one stands until the new one is whole on the disk."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.saving")
-    try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    replace_file(Path(path), b"".join((_FORMAT, hashlib.sha256(body).hexdigest().encode(), b"\n", body)))
 
 
 def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -117,7 +108,7 @@ def _manifest(executable: Executable, binary: bool) -> dict[str, Any]:
 
 def load(cls: type[Executable], path: str | os.PathLike[str], trust_binary: bool) -> Executable:
     """The executable that ``path`` holds. See the module."""
-    content = Path(path).read_bytes()
+    content = read_file(path, do="save the executable again")
     head = len(_FORMAT) + _DIGEST + 1
     if not content.startswith(_FORMAT):
         first = content.split(b"\n")[0]
@@ -127,11 +118,26 @@ def load(cls: type[Executable], path: str | os.PathLike[str], trust_binary: bool
     if hashlib.sha256(body).hexdigest().encode() != content[len(_FORMAT) : head - 1]:
         raise _damaged(path, "one that is truncated or altered")
     try:
-        with zipfile.ZipFile(io.BytesIO(body)) as file:
-            parts = {name: file.read(name) for name in file.namelist()}
-        return _made(cls, json.loads(parts[_MANIFEST]), parts, trust_binary)
+        parts = _parts(body)
+        manifest = parse_json(parts[_MANIFEST], of=f"{_MANIFEST} in {os.fspath(path)}", do="save the executable again")
+        return _made(cls, manifest, parts, trust_binary)
     except _DAMAGE as error:
         raise _damaged(path, f"damaged contents ({type(error).__name__}: {str(error).rpartition(chr(10))[2]})") from error
+
+
+def _parts(body: bytes) -> dict[str, bytes]:
+    """The members of an archive as ``save`` makes it: known names, each once, and nothing that is longer when read than in the file."""
+    with zipfile.ZipFile(io.BytesIO(body)) as file:
+        members = file.infolist()
+        names = [member.filename for member in members]
+        if not set(names) <= {_MANIFEST, _MODULE, _CONSTANTS, _BINARY} or len(set(names)) != len(names):
+            raise ValueError(f"the members {', '.join(names)[:80]}")
+        for member in members:
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+                raise ValueError(f"{member.filename} is compressed")
+        if sum(member.file_size for member in members) > len(body):
+            raise ValueError("members that overlap")
+        return {name: file.read(name) for name in names}
 
 
 def _damaged(path: str | os.PathLike[str], got: str) -> CheckpointError:
@@ -162,13 +168,23 @@ def _dtype(name: str) -> dtype:
     return DTYPES[name]
 
 
+def _saved_dtype(of: dtype) -> str:
+    """What safetensors calls the dtype that a constant is saved in."""
+    return _SAVED_DTYPES.get(of.name) or of.name.replace("uint", "U").replace("int", "I").replace("float", "F").upper()
+
+
 def _storages(data: bytes, types: list[Any]) -> list[Storage]:
     """The constants, as stored tensors."""
     found = dict(safetensors.deserialize(data))
+    if set(found) != {f"c{i}" for i in range(len(types))}:
+        raise ValueError(f"{len(found)} constants, not the {len(types)} of the program")
     made = []
     for i, (shape, name) in enumerate(types):
         of = _dtype(name)
-        array = aligned(np.frombuffer(found[f"c{i}"]["data"], of.numpy).reshape(shape))
+        held = found[f"c{i}"]
+        if list(held["shape"]) != list(shape) or held["dtype"] != _saved_dtype(of):
+            raise ValueError(f"constant {i} is {held['dtype']} {held['shape']}, not {name} {shape}")
+        array = aligned(np.frombuffer(held["data"], of.numpy).reshape(shape))
         op = Storage(tuple(shape), of, array)
         op.bind((), (TraceTensor(op.shape, of, DEFAULT, op, (None, 0)),))
         made.append(op)

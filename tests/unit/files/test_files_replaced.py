@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusible.cli.training import files
-from fusible.cli.training.files import locate, replace_files
+from fusible.files import writing as files
+from fusible.files import locate, replace_files
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
@@ -19,7 +19,7 @@ NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fusible.cli.training import files
+from fusible.files import writing as files
 left = int(sys.argv[2])
 def counted(function):
     def call(*args, **kwargs):

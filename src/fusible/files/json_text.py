@@ -1,0 +1,76 @@
+"""JSON as it is in files that are loaded: what has one meaning, and a depth and numbers that every reader can hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from fusible.errors import CheckpointError, expected
+
+__all__ = ["parse_json"]
+
+_DEPTH = 200
+"""Levels of brackets: sizes of saved executables take four for each function in one another, nothing else more than five."""
+
+_INTEGERS = range(-(2**63), 2**64)
+
+
+class _Refused(ValueError):
+    """What is wrong with a text, in a few words."""
+
+
+def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint") -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises ``CheckpointError``, which names ``of``, for a text that is none, and for what readers understand differently or not at all: a key that
+    comes twice, NaN and infinities, integers beyond 64 bits, more than 200 brackets within one another.
+    """
+    try:
+        text = content if isinstance(content, str) else content.decode()
+        value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_float=_number, parse_constant=_constant)
+        _check_depth(value)
+    except _Refused as problem:
+        raise CheckpointError(expected("JSON", of=of, got=str(problem), do=do)) from None
+    except UnicodeDecodeError:
+        raise CheckpointError(expected("JSON", of=of, got="bytes that are no UTF-8", do=do)) from None
+    except RecursionError:
+        raise CheckpointError(expected("JSON", of=of, got=f"more than {_DEPTH} brackets within one another", do=do)) from None
+    except ValueError:
+        raise CheckpointError(expected("JSON", of=of, got="damaged text", do=do)) from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Refused(f"{next(name for name in names if names.count(name) > 1)[:40]!r} twice")
+    return made
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or (value := int(text)) not in _INTEGERS:
+        raise _Refused(f"a number of more than 64 bits ({text[:20]}...)")
+    return value
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise _Refused(f"a number that no float holds ({text[:20]})")
+    return value
+
+
+def _constant(text: str) -> NoReturn:
+    raise _Refused(text)
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level, so that the check itself goes no deeper than Python's stack."""
+    level, depth = [value], 0
+    while level:
+        if depth > _DEPTH:
+            raise RecursionError
+        level = [part for of in level if isinstance(of, (dict, list)) for part in (of.values() if isinstance(of, dict) else of)]
+        level = [part for part in level if isinstance(part, (dict, list))]
+        depth += 1

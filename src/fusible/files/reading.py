@@ -1,0 +1,76 @@
+"""Reading a file that somebody else may have made: nothing else than a regular file, and no more of it than it may have."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import FileIO
+
+from fusible.errors import CheckpointError, FusibleError, MissingFileError, expected
+from fusible.files.memory import available_memory
+
+__all__ = ["read_file"]
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def read_file(
+    path: str | os.PathLike[str],
+    *,
+    limit: int | None = None,
+    of: str | None = None,
+    do: str = "use an intact checkpoint",
+    error: type[FusibleError] = CheckpointError,
+    missing: type[FusibleError] = MissingFileError,
+) -> bytes:
+    """The content of the regular file ``path``, of at most ``limit`` bytes (default: what fits in memory).
+
+    Raises ``error`` for anything else: a FIFO, a device, a directory, a file that may not be read or is too large; ``missing`` where there is none.
+    Nothing is waited for, and no memory is taken before the size is known. ``of`` is what the sentence calls the file, ``do`` what it advises.
+    """
+    name = of or os.fspath(path)
+    try:
+        # Opening some devices does something already, so what is no regular file is not opened; and again, for it may be another one by then.
+        _check_kind(os.stat(path).st_mode, name, do, error)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            found = os.fstat(descriptor)
+            _check_kind(found.st_mode, name, do, error)
+            _check_size(found.st_size, limit, name, do, error)
+            content = _read(file, found.st_size)
+    except FusibleError:
+        raise
+    except (OSError, ValueError) as problem:  # a name with a null character is a ValueError
+        kind = missing if isinstance(problem, FileNotFoundError) else error
+        got = getattr(problem, "strerror", None) or str(problem)
+        raise kind(expected("a file that can be read", of=name, got=got, do=do)) from None
+    if len(content) != found.st_size:
+        raise error(expected(f"{found.st_size} bytes", of=name, got="a file that changes while it is read", do="wait until it is written"))
+    return content
+
+
+def _read(file: FileIO, size: int) -> bytes:
+    """Up to one byte more than ``size``: one that grows meanwhile is recognized, and not followed."""
+    parts, left = [], size + 1
+    while left and (part := file.read(left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _check_kind(mode: int, name: str, do: str, error: type[FusibleError]) -> None:
+    if not stat.S_ISREG(mode):
+        raise error(expected("a regular file", of=name, got=_KINDS.get(stat.S_IFMT(mode), "something else"), do=do))
+
+
+def _check_size(size: int, limit: int | None, name: str, do: str, error: type[FusibleError]) -> None:
+    if limit is not None and size > limit:
+        raise error(expected(f"at most {limit} bytes", of=name, got=size, do=do))
+    if size > (memory := available_memory()):
+        raise error(expected(f"a file that fits in the {memory} bytes of memory that are left", of=name, got=f"{size} bytes", do=do))

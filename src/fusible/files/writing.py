@@ -1,0 +1,136 @@
+"""Replacing files so that a reader, or a process killed at any moment, leaves either all the old ones or all the new ones.
+
+New files are written to ``.saving`` and flushed to the disk; renaming that folder to ``.saved`` is the one step that makes them valid. Then they
+are moved to their places. Where that was cut short, ``.saved`` still holds the rest: ``locate`` looks there first, and the next save finishes it.
+A single file is written beside its place and renamed.
+
+What the system refuses (no room, no permission, a file in a folder's place) is a ``FileError`` that names the file and its folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from fusible.errors import FileError, expected
+
+__all__ = ["locate", "make_folder", "replace_file", "replace_files"]
+
+_SAVING, _SAVED = ".saving", ".saved"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write the files ``contents`` (by name) into ``folder``, all or none. ``folder`` is made where it is missing.
+
+    Raises ``FileError`` where that cannot be done; what was there is valid still.
+    """
+    make_folder(folder)
+    saving = folder / _SAVING
+    with _telling(folder, next(iter(contents), "")):
+        _finish(folder)
+        shutil.rmtree(saving, ignore_errors=True)
+        saving.mkdir()
+    try:
+        for name, content in contents.items():
+            with _telling(folder, name):
+                _write(saving / name, content)
+        with _telling(folder, *contents):
+            _flush(saving)
+            os.rename(saving, folder / _SAVED)
+    except BaseException:
+        shutil.rmtree(saving, ignore_errors=True)
+        raise
+    with _telling(folder, *contents):
+        _flush(folder)
+        _finish(folder)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write one file so that the old one stands until the new one is whole on the disk. Raises ``FileError`` where that cannot be done.
+
+    A link is followed. What is no file, say ``/dev/stderr``, cannot be replaced, and is written to.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        with _telling(path.parent, path.name), open(path, "wb") as stream:
+            stream.write(content)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}.saving")
+    with _telling(path.parent, path.name):
+        try:
+            _write(beside, content)
+            os.replace(beside, path)
+        finally:
+            _remove(beside)
+        _flush(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and what is above it. Raises ``FileError`` where that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refused(error, f"the folder {folder}") from error
+
+
+def locate(folder: Path, name: str) -> Path:
+    """Where the valid file ``name`` of ``folder`` lies; it need not exist."""
+    saved = folder / _SAVED / name
+    return saved if os.path.lexists(saved) else folder / name
+
+
+def _finish(folder: Path) -> None:
+    saved = folder / _SAVED
+    if not saved.is_dir():
+        return
+    for path in sorted(saved.iterdir()):
+        os.replace(path, folder / path.name)
+    _flush(folder)
+    saved.rmdir()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb", buffering=0) as file:
+        left = memoryview(content)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+
+
+def _flush(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Where there is nothing, or it cannot be removed, what went before is what there is to tell."""
+    try:
+        path.unlink()
+    except OSError:
+        pass
+
+
+@contextmanager
+def _telling(folder: Path, *names: str) -> Iterator[None]:
+    """What the system refuses, told of the files ``names`` in ``folder``."""
+    try:
+        yield
+    except FileError:
+        raise
+    except OSError as error:
+        raise _refused(error, f"{' and '.join(names)} in {folder.absolute()}") from error
+
+
+def _refused(error: OSError, of: str) -> FileError:
+    do = "make room there, or name another folder" if error.errno in _FULL else "name a folder that can be written"
+    told = FileError(expected("room and permission to write", of=of, got=error.strerror or str(error), do=do))
+    told.errno = error.errno
+    return told
