@@ -13,7 +13,7 @@ import torch
 
 from fusible import compat
 
-__all__ = ["EPSILON", "package", "recipe_for", "relative_error"]
+__all__ = ["EPSILON", "RECIPES_OF_CLIENT", "package", "recipe_for", "relative_error"]
 
 EPSILON = {"bf16": 2.0**-8, "delayed": 2.0**-3, "current": 2.0**-3, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
 """By recipe: the largest relative error of rounding an operand, forward or backward: half a unit of E5M2 for the hybrid recipes' gradients, of E4M3
@@ -26,6 +26,7 @@ _RECIPES = {
     "mxfp8": "MXFP8BlockScaling",
     "nvfp4": "NVFP4BlockScaling",
 }
+RECIPES_OF_CLIENT = tuple(_RECIPES)
 _AVAILABLE = {
     "delayed": "is_fp8_available",
     "current": "is_fp8_available",

@@ -17,6 +17,7 @@ import torch
 
 from fusible import knobs, tex
 from fusible.compat.finder import Around
+from fusible.compat.nvidia_state import around_state
 from fusible.compat.nvidia_tensors import register_classes
 
 __all__ = ["AROUND", "SUPPORT", "adapt_loaded", "support"]
@@ -101,6 +102,8 @@ SUPPORT = {
 AROUND: dict[str, Around] = {
     "transformer_engine.common": _around_common,
     "transformer_engine.pytorch.jit": _around_jit,
+    "transformer_engine.pytorch.module.base": around_state,
+    "transformer_engine.pytorch.ops.op": around_state,
     "transformer_engine.pytorch.quantization": _around_quantization,
     "transformer_engine.pytorch.tensor": _around_tensor,
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),

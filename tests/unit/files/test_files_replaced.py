@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusible.files import writing as files
 from fusible.files import locate, replace_files
+from fusible.files import writing as files
 
 OLD = {"a": b"old a", "b": b"old b", "c": b"old c"}
 NEW = {"a": b"new a", "b": b"new b", "c": b"new c"}

@@ -73,7 +73,10 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Save into ``folder``, replacing the former checkpoint there as one step. Raises ``FileError`` where the system refuses; the former is whole then."""
+    """Save into ``folder``, replacing the former checkpoint there as one step.
+
+    Raises ``FileError`` where the system refuses; the former is whole then.
+    """
     about = {"options": checkpoint.options.to_json(), "recipe": checkpoint.recipe}
     model = save_tensors(_plain(checkpoint.model), {"fusible": json.dumps({"model": "ByteGPT", **about}, sort_keys=True)})
     state = save_tensors(_plain(checkpoint.state))

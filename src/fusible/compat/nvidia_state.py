@@ -1,0 +1,205 @@
+"""The extra state of NVIDIA's modules, read without running anything of it.
+
+The package keeps the state of delayed scaling as a pickle in a uint8 tensor. It reads that by ``pickle.loads``, and by ``torch.load`` with
+``weights_only=False`` where a checkpoint is older, if an environment variable says that the checkpoint is trusted. Here both are done by a reader
+that makes plain values, tensors and the package's recipes, and nothing else; so no trust is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from fusible.errors import CheckpointError, expected
+
+__all__ = ["around_state", "read_state"]
+
+_RECIPES = "transformer_engine.common.recipe"
+_RECORDS = (
+    "CustomRecipe",
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "MMParams",
+    "MXFP8BlockScaling",
+    "NVFP4BlockScaling",
+    "QParams",
+    "_FormatHelper",
+    "_OverrideLinearPrecision",
+)
+"""The classes of the package's recipes: dataclasses, an enumeration and tuples of plain values."""
+
+
+def read_state(data: bytes) -> Any:
+    """What ``pickle.dumps`` of an extra state gave. Raises ``CheckpointError`` for whatever names another function or class, and runs none of it."""
+    try:
+        return _Reader(io.BytesIO(data)).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle raises whatever the step that meets the damage does
+        raise _refused(f"damaged bytes ({type(error).__name__})") from error
+
+
+_Unpickler: Any = vars(pickle)["_Unpickler"]
+"""Python's own reader, written in Python: the one in C cannot be told which of its objects it may call."""
+
+
+class _Reader(_Unpickler):
+    """A reader of pickles that calls what ``find_class`` gives, and no object that is among the values."""
+
+    dispatch: dict[int, Callable[[Any], None]] = dict(_Unpickler.dispatch)
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._given: list[Any] = []
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _allowed(module, name)
+        self._given.append(found)
+        return found
+
+    def _check_call(self, function: Any) -> None:
+        if not any(function is given for given in self._given):
+            raise _refused(f"a call of {type(function).__qualname__}")
+
+    def load_reduce(self) -> None:
+        self._check_call(self.stack[-2])
+        super().load_reduce()
+
+    def load_newobj(self) -> None:
+        self._check_call(self.stack[-2])
+        super().load_newobj()
+
+    def load_newobj_ex(self) -> None:
+        self._check_call(self.stack[-3])
+        super().load_newobj_ex()
+
+    def load_build(self) -> None:
+        """The values of a recipe, not its methods, and of nothing else: what a class or a function is, no file may change."""
+        state, of = self.stack.pop(), self.stack[-1]
+        if not _is_record(type(of)) or not isinstance(state, dict) or not all(_is_value(of, name) for name in state):
+            raise _refused(f"attributes of {type(of).__qualname__}")
+        vars(of).update(state)
+
+    def load_extension(self) -> None:
+        raise _refused("a name by number")
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    dispatch[pickle.NEWOBJ[0]] = load_newobj
+    dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
+    dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.EXT1[0]] = dispatch[pickle.EXT2[0]] = dispatch[pickle.EXT4[0]] = load_extension
+
+
+def _allowed(module: str, name: str) -> Any:
+    """What a pickle may name; some are stood in for by what does the same for fewer arguments."""
+    if (found := _STAND_INS.get((module, name))) is not None:
+        return found
+    if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+        return found
+    if module == _RECIPES and name in _RECORDS and isinstance(found := getattr(sys.modules.get(module), name, None), type):
+        return found
+    raise _refused(f"{module}.{name}")
+
+
+def _member(of: Any, name: Any) -> Any:
+    """A member of an enumeration, as some versions of Python write it: ``getattr(Format, "HYBRID")``."""
+    if not (isinstance(of, type) and issubclass(of, Enum) and isinstance(name, str)):
+        raise _refused("builtins.getattr")
+    return of[name]
+
+
+def _storage(data: Any) -> Any:
+    """The memory of a tensor, which is a file of torch's within the pickle."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> torch.Tensor:
+    """A tensor within its memory: torch would enlarge that until it fits."""
+    whole = storage._untyped_storage.nbytes() // storage.dtype.itemsize
+    if min((offset, *size, *stride), default=0) < 0 or len(size) != len(stride):
+        raise _refused("a tensor of negative sizes")
+    if math.prod(size) and offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= whole:
+        raise _refused(f"a tensor {list(size)} in the memory of {whole} values")
+    return torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage, offset, size, stride)
+
+
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("builtins", "getattr"): _member,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "set"): set,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch.storage", "_load_from_bytes"): _storage,
+}
+
+
+def _is_record(of: type) -> bool:
+    return of.__module__ == _RECIPES and of.__name__ in _RECORDS and is_dataclass(of)
+
+
+def _is_value(of: object, name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and not name.startswith("__") and not callable(getattr(type(of), name, None))
+
+
+def _refused(got: str) -> CheckpointError:
+    what = "tensors, plain values and recipes of Transformer Engine"
+    return CheckpointError(expected(what, of="the extra state of a module", got=got, do="use a checkpoint without it: nothing of it was run"))
+
+
+@contextmanager
+def around_state(module: ModuleType) -> Iterator[None]:
+    """Around a module of the package that reads extra state: it reads by ``read_state``, and whether or not pickles are trusted."""
+    yield
+    names = vars(module)
+    if isinstance(names["pickle"], SimpleNamespace):
+        return
+    names["pickle"] = SimpleNamespace(dumps=pickle.dumps, loads=read_state)
+    names["should_load_extra_state_pickle"] = _whether_to_load(names["should_load_extra_state_pickle"])
+    owner = names.get("TransformerEngineBaseModule")
+    if owner is not None:
+        names["unsafe_pickle_extra_state_enabled"] = lambda: False
+        owner.set_extra_state = _reading_files(owner.set_extra_state)
+
+
+def _whether_to_load(ask: Callable[[bytes, str], bool]) -> Callable[[bytes, str], bool]:
+    """The package passes over what holds no state, and otherwise asks for trust, which is not needed."""
+
+    def should_load(data: bytes, context: str) -> bool:
+        try:
+            return ask(data, context)
+        except RuntimeError:
+            return True
+
+    return should_load
+
+
+def _reading_files(set_extra_state: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Where the state is a file of torch's, as in checkpoints of before there was a tensor for it: read as weights are, and given as a tensor."""
+
+    def set_state(self: Any, state: Any) -> None:
+        if isinstance(state, io.BytesIO):
+            try:
+                records = [getattr(sys.modules[_RECIPES], name) for name in _RECORDS if hasattr(sys.modules[_RECIPES], name)]
+                with torch.serialization.safe_globals(records):
+                    held = torch.load(io.BytesIO(state.getvalue()), map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise _refused(f"what torch reads for no weights ({type(error).__name__})") from error
+            state = torch.frombuffer(bytearray(pickle.dumps(held)), dtype=torch.uint8)
+        set_extra_state(self, state)
+
+    return set_state
