@@ -69,7 +69,7 @@ def _check_depth(value: Any) -> None:
     """Level by level, so that the check itself goes no deeper than Python's stack."""
     level, depth = [value], 0
     while level:
-        if depth > _DEPTH:
+        if depth >= _DEPTH:
             raise RecursionError
         level = [part for of in level if isinstance(of, (dict, list)) for part in (of.values() if isinstance(of, dict) else of)]
         level = [part for part in level if isinstance(part, (dict, list))]

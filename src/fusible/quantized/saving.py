@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fusible.errors import CheckpointError, expected
+from fusible.files import parse_json
 from fusible.tex import DType
 
 __all__ = ["flatten_state_dict", "from_plain", "rebuild", "reduced", "register_saved", "to_plain", "unflatten_state_dict"]
@@ -63,7 +64,7 @@ def reduced(x: Any) -> tuple[str, dict[str, torch.Tensor], bool, bool]:
 
 def rebuild(header: str, tensors: dict[str, torch.Tensor], requires_grad: bool, is_parameter: bool) -> Any:
     """A quantized tensor that ``torch.save`` wrote; allowed to ``torch.load(weights_only=True)`` where this package is imported."""
-    x = from_plain(tensors, json.loads(header))
+    x = from_plain(tensors, parse_json(header, of="a quantized tensor", do="save it again"))
     return torch.nn.Parameter(x, requires_grad) if is_parameter else x.requires_grad_(requires_grad)
 
 
@@ -98,11 +99,7 @@ def unflatten_state_dict(tensors: Mapping[str, torch.Tensor], metadata: Mapping[
         parts = {key.removeprefix(f"{name}:"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}:")}
         if not parts:
             continue
-        try:
-            header = json.loads(text)
-        except ValueError as error:
-            raise CheckpointError(expected("JSON", of=f"the metadata of {name}", got=repr(text[:40]), do="save it again")) from error
-        taken[name] = from_plain(parts, header)
+        taken[name] = from_plain(parts, parse_json(text, of=f"the metadata of {name}", do="save it again"))
         for part in parts:
             del state[f"{name}:{part}"]
     return {**state, **taken}

@@ -122,10 +122,13 @@ def _check_entries(manifest: dict[str, Any], path: Path) -> None:
     known = {*_FORMAT, *fields, "replaces"}
     wrong = [name for name, kind in fields.items() if not isinstance(manifest.get(name), kind)]
     wrong += sorted(set(manifest) - known)
-    wrong += [name for name in (_MODEL, _STATE) if not wrong and not _is_fingerprint(manifest["files"].get(name))]
+    if not wrong and (set(manifest["files"]) != {_MODEL, _STATE} or not all(map(_is_fingerprint, manifest["files"].values()))):
+        wrong.append("files")
     replaced = manifest.get("replaces", [])
     if not isinstance(replaced, list) or not all(isinstance(seal, str) for seal in replaced):
         wrong.append("replaces")
+    if not wrong and not _is_text(manifest["text"]):
+        wrong.append("text")
     if wrong or manifest["recipe"] not in RECIPES:
         raise CheckpointError(expected("legal entries", of=str(path), got=f"another {', '.join(wrong) or 'recipe'}", do="use an intact checkpoint"))
 
@@ -152,7 +155,13 @@ def _fingerprint(content: bytes) -> dict[str, Any]:
 
 
 def _is_fingerprint(saved: Any) -> bool:
-    return isinstance(saved, dict) and isinstance(saved.get("bytes"), int) and isinstance(saved.get("sha256"), str)
+    return isinstance(saved, dict) and set(saved) == {"bytes", "sha256"} and type(saved["bytes"]) is int and isinstance(saved["sha256"], str)
+
+
+def _is_text(saved: dict[str, Any]) -> bool:
+    """Whether it is what ``Text.describe`` gives."""
+    kinds = {"source": str, "sha256": str, "bytes": int, "training_bytes": int, "held_out_bytes": int}
+    return set(saved) == set(kinds) and all(type(saved[name]) is kind for name, kind in kinds.items())
 
 
 def _seal(manifest: dict[str, Any]) -> str:

@@ -52,8 +52,28 @@ class Record:
     def from_json(cls, saved: dict[str, Any]) -> Self:
         """What ``to_json`` gave. Raises ``CheckpointError`` for anything else."""
         names = [field.name for field in fields(cls)]
-        if set(saved) == set(names) and isinstance(saved["loss"], list) and isinstance(saved["observation"], dict):
-            numbers = [*saved["loss"], *(saved[name] for name in names if name not in ("loss", "observation"))]
-            if all(isinstance(number, (int, float)) and math.isfinite(number) and number >= 0 for number in numbers):
+        if set(saved) == set(names) and isinstance(saved["loss"], list) and _is_observation(saved["observation"]):
+            numbers = [*saved["loss"], saved["seconds"], saved["steady_seconds"]]
+            counts = [saved["steady_steps"], saved["peak_memory_bytes"]]
+            if all(type(number) is float and math.isfinite(number) and number >= 0 for number in numbers) and all(map(_is_count, counts)):
                 return cls(**saved)
         raise CheckpointError(expected("losses and figures", of="a checkpoint's record", got="others", do="use an intact checkpoint"))
+
+
+def _is_observation(saved: Any) -> bool:
+    """Whether it is what ``summarize_calls`` gives, or none; the reports read all of it."""
+    if not isinstance(saved, dict) or not saved:
+        return saved == {}
+    tables = saved.get("calls"), *(saved["gemms"].values() if isinstance(saved.get("gemms"), dict) else [None])
+    return (
+        set(saved) == {"backend", "calls", "matrix_products", "gemms"}
+        and isinstance(saved["backend"], str)
+        and _is_count(saved["matrix_products"])
+        and all(isinstance(table, dict) and all(map(_is_count, table.values())) for table in tables)
+        and {frozenset(table) for table in tables[1:]} == {frozenset(("fprop", "dgrad", "wgrad"))}
+        and set(saved["gemms"]) == {"fp8", "fp4", "other"}
+    )
+
+
+def _is_count(saved: Any) -> bool:
+    return type(saved) is int and saved >= 0
