@@ -198,11 +198,15 @@ class ScalingOwner:
             raise CheckpointError(
                 expected("a safetensors file", of="a saved scaling state", got=f"damaged bytes ({error})", do="use an intact checkpoint")
             ) from None
+        wanted = {"open", *(f"{name}.{field}" for name in ("forward", "backward") for field in ("scale", "amax_history", "fp8_dtype"))}
+        if set(tensors) != wanted or tensors["open"].dtype != torch.bool:
+            got = ", ".join(sorted(set(tensors) ^ wanted)) or f"open of {tensors['open'].dtype}"
+            raise CheckpointError(expected("the tensors of save", of="a saved scaling state", got=f"one more or less: {got}", do="use an intact checkpoint"))
         read: dict[str, Any] = {}
         for name, slots in (("forward", self.layout.forward), ("backward", self.layout.backward)):
             held = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
             read[name] = ScalingState.from_tensors(held, slots, name)
-        read["open"] = bool(tensors.get("open", torch.zeros(1)).any())
+        read["open"] = bool(tensors["open"].any())
         return read
 
 

@@ -48,7 +48,13 @@ def to_plain(x: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def from_plain(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Any:
     """The quantized tensor or storage of ``to_plain``. Raises ``CheckpointError`` where tensors or header are not those of one."""
     try:
-        return _restored(header, "", tensors)
+        made = _restored(header, "", tensors)
+        # What is saved of it again is what was read: so no entry or tensor was left over, or taken for something that it only resembles.
+        again, told = to_plain(made)
+        if set(again) != set(tensors) or json.dumps(told, sort_keys=True) != json.dumps(header, sort_keys=True):
+            got = "other entries: " + (", ".join(sorted(set(again) ^ set(tensors))) or "in the header")
+            raise CheckpointError(expected("tensors and a header of to_plain", of="a quantized tensor", got=got, do="save it again"))
+        return made
     except CheckpointError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

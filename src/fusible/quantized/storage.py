@@ -372,7 +372,8 @@ class Float8TensorStorage(FieldStorage):
 
     def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
         wanted = {"data": (shape, torch.uint8), "data_transpose": ((*shape[-1:], *shape[:-1]), torch.uint8), "fp8_scale_inv": ((1,), torch.float32)}
-        return wrong_buffer(self, wanted) or ("no data" if self._data is None and self._transpose is None else None)
+        lacks = "no data" if self._data is None and self._transpose is None else "no scale" if self._scale_inv is None else None
+        return wrong_buffer(self, wanted) or lacks
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._fp8_dtype.name.removeprefix('kFloat8')}, shape={list(self.shape)}, dtype={self._dtype})"

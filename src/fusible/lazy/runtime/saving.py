@@ -74,7 +74,7 @@ def save(executable: Executable, path: str | os.PathLike[str], binary: bool) -> 
     if not Path(path).parent.is_dir():
         raise ArgumentError(expected("a directory that exists", of=f"a file to save, {os.fspath(path)}", got=Path(path).parent, do="make it first"))
     contents = {
-        _MANIFEST: json.dumps(_manifest(executable, binary), indent=1).encode(),
+        _MANIFEST: json.dumps(_manifest(executable, current_engine().tag() if binary else None), indent=1).encode(),
         _MODULE: executable.saved.source.module().portable,
         _CONSTANTS: safetensors.numpy.save({f"c{i}": _bits(op.data) for i, op in enumerate(executable.saved.source.storages)}),
     }
@@ -92,7 +92,7 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.int8) if array.dtype == int4.numpy else array
 
 
-def _manifest(executable: Executable, binary: bool) -> dict[str, Any]:
+def _manifest(executable: Executable, engine: Any) -> dict[str, Any]:
     saved = executable.saved
     return {
         "name": executable.name,
@@ -102,7 +102,7 @@ def _manifest(executable: Executable, binary: bool) -> dict[str, Any]:
         "results": [[[to_json(n) for n in shape], of.name, place.name] for shape, of, place in saved.results],
         "conditions": [condition.to_json() for condition in saved.conditions],
         "constants": [[list(op.shape), op.dtype.name] for op in saved.source.storages],
-        "engine": current_engine().tag() if binary else None,
+        "engine": engine,
     }
 
 
@@ -120,7 +120,11 @@ def load(cls: type[Executable], path: str | os.PathLike[str], trust_binary: bool
     try:
         parts = _parts(body)
         manifest = parse_json(parts[_MANIFEST], of=f"{_MANIFEST} in {os.fspath(path)}", do="save the executable again")
-        return _made(cls, manifest, parts, trust_binary)
+        made = _made(cls, manifest, parts, trust_binary)
+        # What was read is what is written of it again: so no entry was left over, or taken for something that it only resembles.
+        if json.dumps(_manifest(made, manifest["engine"]), sort_keys=True) != json.dumps(manifest, sort_keys=True):
+            raise ValueError("entries of another kind")
+        return made
     except _DAMAGE as error:
         raise _damaged(path, f"damaged contents ({type(error).__name__}: {str(error).rpartition(chr(10))[2]})") from error
 
