@@ -71,7 +71,7 @@ def plant(x: Tensor) -> Tensor:
 
 UNPLANTED = {
     "quantize": ("nan",), "bgrad_quantize": ("nan",), "drelu": ("nan",), "dreglu": ("nan",), "dbias_drelu": ("nan",),
-    "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",), "fused_attn_fwd": ("nan", "finite"), "fused_attn_bwd": ("nan", "inf"),
+    "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",), "fused_attn_fwd": ("nan", "inf", "finite"), "fused_attn_bwd": ("nan", "inf"),
     "scaled_aligned_causal_masked_softmax_backward": ("nan",), "scaled_upper_triang_masked_softmax_backward": ("nan",),
     "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
 }  # fmt: skip
@@ -90,7 +90,7 @@ OPEN: dict[str, frozenset[str]] = {
         "scaled_upper_triang_masked_softmax_forward", "split_quantize", "thd_out_correction", "thd_second_half_lse_correction",
     }),
     "inf": frozenset({
-        "bgrad_group_quantize", "dbias_dsrelu", "dsreglu", "dsrelu", "fused_attn_fwd", "group_quantize", "group_scaled_clamped_swiglu",
+        "bgrad_group_quantize", "dbias_dsrelu", "dsreglu", "dsrelu", "group_quantize", "group_scaled_clamped_swiglu",
         "group_scaled_swiglu", "layernorm_fwd", "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_fp8",
         "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_unscale_l2norm",
         "prim_dropout", "prim_dropout_backward", "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu",

@@ -108,12 +108,14 @@ class Listing:
 
     def finish(self, outputs: Sequence[Any], static: Any, epoch: int) -> Replay | None:
         """The program that gave ``outputs``; None where a value in it comes from elsewhere."""
-        if not self._replayable:
-            return None
         try:
+            if not self._replayable:
+                return None
             places = tuple(self._place(output) for output in outputs)
         except _Unreplayable:
             return None
+        finally:
+            self._alive.clear()  # a tensor that something refers to weakly, as the collector has yet to find, cannot be swapped
         return Replay(self._with_liveness(places), self._template(), self._inputs, places, static, epoch)
 
     def _new(self, value: Any) -> int:

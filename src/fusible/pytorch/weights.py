@@ -15,7 +15,7 @@ from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
 from fusible.tex.backends.cpu import fingerprints
 
-__all__ = ["PLAIN", "DelayedWeights", "QuantizedWeights", "held_type"]
+__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "held_type"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""

@@ -184,6 +184,14 @@ def multi_tensor_adam() -> dict[str, Any]:
     return {**lists, **numbers, "weight_decay": 0.1}
 
 
+@_call("weights", "momenta", "copies")
+def multi_tensor_sgd() -> dict[str, Any]:
+    lists = {name: [_x(ROWS, COLS, seed=i)] for i, name in enumerate(("gradients", "weights", "momenta"))}
+    numbers = {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1, "scale": 0.5}
+    flags = {"nesterov": False, "first_run": False, "decay_after": False}
+    return {**lists, "copies": [torch.zeros(ROWS, COLS, dtype=torch.bfloat16)], **numbers, **flags}
+
+
 @_call()
 def multi_tensor_l2norm() -> dict[str, Any]:
     return {"tensors": [_x(ROWS, COLS), _x(3)]}

@@ -184,10 +184,12 @@ def test_a_weight_that_is_one_parameter_is_quantized_when_it_has_changed(name: s
         call().float().square().sum().backward()
     with torch.no_grad():
         call()
-    assert executor.quantized == [(0,)]
+    # Under delayed scaling it is another copy when the scale has followed the first amax, and again the first time that this one is to be kept.
+    before = [(0,)] * (3 if name == "delayed" else 1)
+    assert executor.quantized == before
     change(made)
     y = call()
-    assert executor.quantized == [(0,), (0,)]
+    assert executor.quantized == [*before, (0,)]
     if name != "delayed":  # whose scale depends on the steps before
         fresh = layer(single_grouped_weight=True)
         fresh.load_state_dict({key: value for key, value in made.state_dict().items() if "scaling_state" not in key})

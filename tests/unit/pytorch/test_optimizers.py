@@ -149,7 +149,7 @@ def test_quantized_parameters_are_stepped_by_their_master_weights() -> None:
 
 def test_illegal_options_and_gradients_are_refused_before_anything_is_written() -> None:
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
-    with pytest.raises(ArgumentError, match="Expected a number of at least 0 of lr of FusedAdam, got -1"):
+    with pytest.raises(ArgumentError, match="Expected a finite number of at least 0 of lr of FusedAdam, got -1"):
         fusible.FusedAdam([p], lr=-1)
     with pytest.raises(ArgumentError, match="betas of FusedAdam"):
         fusible.FusedAdam([p], betas=(0.9, 1.0))

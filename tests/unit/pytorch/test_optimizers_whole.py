@@ -191,8 +191,8 @@ REFUSALS: dict[str, tuple[Callable[[torch.optim.Optimizer], None], str]] = {
     "state": (_incomplete, "of the state of parameters"),
     "int32": (_integers, "floating-point numbers"),
     "complex": (_complex, "floating-point numbers"),
-    "rate": (_negative, "a number of at least 0 of lr"),
-    "decay": (_infinite, "a number of at least 0 of weight_decay"),
+    "rate": (_negative, "a finite number of at least 0 of lr"),
+    "decay": (_infinite, "a finite number of at least 0 of weight_decay"),
 }
 
 

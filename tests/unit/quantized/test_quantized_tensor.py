@@ -50,7 +50,7 @@ def test_copy_takes_values_from_a_tensor_and_from_a_quantized_one() -> None:
     assert q.copy_(torch.full((3, 5), 2.0)) is q and torch.equal(q.dequantize(), torch.full((3, 5), 2.0)) and q._data is data
     other, values = _quantized(3, 5, scale=2.0)
     q.copy_(other)
-    assert torch.equal(q.dequantize(), values) and q._scale_inv.item() == 1 / 8
+    assert torch.equal(q.dequantize(), values) and q._scale_inv.item() == 1 / 2  # of the same format: the bytes and their scale
     plain = torch.zeros(3, 5)
     plain.copy_(other)
     assert torch.equal(plain, values)

@@ -72,9 +72,13 @@ class ScaledSwiGLU(BasicOperation):
     num_extra_inputs = 1
 
     def __init__(self, glu_interleave_size: int | None = None, *, activation_recompute_in_mlp: bool = False) -> None:
+        self._begin(glu_interleave_size, activation_recompute_in_mlp)
+        self.make_op()  # refuses what the operation refuses
+
+    def _begin(self, glu_interleave_size: int | None, activation_recompute_in_mlp: bool) -> None:
+        """What all scaled gates have; the operation is made when a class has the rest of its options."""
         super().__init__()
         self.glu_interleave_size, self.activation_recompute_in_mlp = glu_interleave_size, activation_recompute_in_mlp
-        self.make_op()  # refuses what the operation refuses
 
     def make_op(self) -> Op:
         return ops.ScaledSwiGLU("scales", glu_interleave_size=self.glu_interleave_size)
@@ -91,7 +95,7 @@ class ScaledSiTUGLU(ScaledSwiGLU):
         beta2: float = 25.0,
         activation_recompute_in_mlp: bool = False,
     ) -> None:
-        super().__init__(glu_interleave_size, activation_recompute_in_mlp=activation_recompute_in_mlp)
+        self._begin(glu_interleave_size, activation_recompute_in_mlp)
         self.beta1, self.beta2 = beta1, beta2
         self.make_op()  # refuses what the operation refuses
 
@@ -111,7 +115,7 @@ class ScaledClampedQGeGLU(ScaledSwiGLU):
         glu_linear_offset: float = 1.0,
         activation_recompute_in_mlp: bool = False,
     ) -> None:
-        super().__init__(glu_interleave_size, activation_recompute_in_mlp=activation_recompute_in_mlp)
+        self._begin(glu_interleave_size, activation_recompute_in_mlp)
         self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
         self.make_op()  # refuses what the operation refuses
 
