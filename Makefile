@@ -14,7 +14,7 @@ NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 VERSION ?= 0.8.0
 OTHER := build/jaxlib-$(VERSION)
 
-.PHONY: setup demo test test-all test-order test-jaxlib sanitize bench lint diagram stub clean
+.PHONY: FORCE setup demo test test-all test-order test-jaxlib sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -30,11 +30,21 @@ $(VENV)/.build-tools: $(VENV)/.torch
 	$(PY) -m pip install "scikit-build-core>=0.11" "pybind11>=2.13" cmake ninja
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.build-tools $(NATIVE_SOURCES)
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install --no-build-isolation -e ".[dev]"
+# The C++ compiler that is there, by its name and version: the file changes when that does, and the kernels are built anew.
+$(VENV)/.compiler: FORCE | $(VENV)/.created
+	@compiler="$${CXX:-$$(command -v c++ || command -v g++ || command -v clang++ || true)}"; \
+	{ echo "$$compiler"; $${compiler:-true} --version 2>&1 | head -n 1; } > $@.now; \
+	if cmp -s $@.now $@; then rm $@.now; else rm -f build/*/configured_with; mv $@.now $@; fi
+
+# Where there is a compiler and yet no kernels, the stamp is not set: the next run tries again. What failed is in $(VENV)/native-build.log, and
+# `fusible info` tells of it.
+$(VENV)/.installed: $(VENV)/.build-tools $(VENV)/.compiler $(NATIVE_SOURCES)
+	rm -f $@ $(VENV)/native-build.log
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install --log $(VENV)/native-build.log --no-build-isolation -e ".[dev]"
 	$(PY) -m pip install --no-deps "$(CLIENT)"
-	$(PY) -c "from fusible import cpp_extensions as c; print('native kernels:', c.info()['level'] if c.available else c.reason)"
-	touch $@
+	$(PY) -m fusible.cpp_extensions.attempt $(VENV)/.compiler $(VENV)/native-build.log && touch $@ || rm -f build/*/configured_with
+
+FORCE:
 
 demo: setup
 	$(VENV)/bin/fusible train --recipe bf16,delayed,current --out out/demo --overwrite

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fusible.cpp_extensions.attempt import why_not
 from fusible.cpp_extensions.build import build, get_include
 from fusible.errors import BackendError, expected
 from fusible.knobs import FUSIBLE_CPU_LEVEL, FUSIBLE_NUM_THREADS
@@ -77,7 +78,7 @@ def _load() -> dict[str, Any]:
         importlib.import_module("torch")
         native = importlib.import_module("fusible.cpp_extensions._native")
     except ModuleNotFoundError as error:
-        missing = "an installation that was made without a working C++ compiler"
+        missing = f"an installation that was made without a working C++ compiler{why_not()}"
         reason = missing if error.name == f"{__name__}._native" else f"the compiled extension cannot be loaded ({error})"
         return {"available": False, "reason": reason}
     except ImportError as error:
