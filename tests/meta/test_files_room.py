@@ -7,8 +7,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[2] / "src" / "fusible"
 ATTRIBUTES = {"read_bytes", "read_text", "write_bytes", "write_text", "loads", "load_file", "save_file", "safe_open", "NamedTemporaryFile", "fdopen"}
-QUALIFIED = {("torch", "load"), ("torch", "save"), ("np", "load"), ("np", "fromfile"), ("json", "load"), ("json", "loads"), ("os", "open"), ("io", "open")}
-QUALIFIED |= {("os", "rename"), ("os", "replace"), ("pickle", "load"), ("pickle", "loads"), ("zipfile", "ZipFile")}
+QUALIFIED = {("torch", "load"), ("torch", "save"), ("np", "load"), ("np", "fromfile"), ("json", "load"), ("json", "loads")}
+QUALIFIED |= {("os", "open"), ("io", "open"), ("os", "rename"), ("os", "replace"), ("pickle", "load"), ("pickle", "loads"), ("zipfile", "ZipFile")}
 ELSEWHERE = {
     "cli/info.py": {"open"},  # the system's own /proc/cpuinfo
     "cli/main.py": {"open"},  # /dev/null

@@ -201,7 +201,7 @@ class ScalingOwner:
         wanted = {"open", *(f"{name}.{field}" for name in ("forward", "backward") for field in ("scale", "amax_history", "fp8_dtype"))}
         if set(tensors) != wanted or tensors["open"].dtype != torch.bool:
             got = ", ".join(sorted(set(tensors) ^ wanted)) or f"open of {tensors['open'].dtype}"
-            raise CheckpointError(expected("the tensors of save", of="a saved scaling state", got=f"one more or less: {got}", do="use an intact checkpoint"))
+            raise CheckpointError(expected("the tensors of save", of="a saved scaling state", got=f"otherwise: {got}", do="use an intact checkpoint"))
         read: dict[str, Any] = {}
         for name, slots in (("forward", self.layout.forward), ("backward", self.layout.backward)):
             held = {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}

@@ -117,7 +117,8 @@ def test_json_of_more_than_one_meaning_is_refused(folder: Path, name: str) -> No
 
 def test_json_of_one_meaning_is_read() -> None:
     deep = b"[" * 200 + b"]" * 200
-    assert parse_json(b'{"a": [1, -9223372036854775808, 18446744073709551615, 1.5, true, null, "\\u00e9"]}', of="x")["a"][1:3] == [-(2**63), 2**64 - 1]
+    read = parse_json(b'{"a": [1, -9223372036854775808, 18446744073709551615, 1.5, true, null, "\\u00e9"]}', of="x")
+    assert read == {"a": [1, -(2**63), 2**64 - 1, 1.5, True, None, "\u00e9"]}
     assert parse_json(deep, of="x") is not None
 
 

@@ -1,4 +1,4 @@
-"""A disk that is full, and what else the system refuses: at every call that writes, the sentence names file and folder, and the old files are whole."""
+"""A disk that is full, and what else the system refuses: at every call that writes the sentence names the file, and the old files are whole."""
 
 from __future__ import annotations
 

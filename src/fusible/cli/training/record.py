@@ -64,15 +64,15 @@ def _is_observation(saved: Any) -> bool:
     """Whether it is what ``summarize_calls`` gives, or none; the reports read all of it."""
     if not isinstance(saved, dict) or not saved:
         return saved == {}
-    tables = saved.get("calls"), *(saved["gemms"].values() if isinstance(saved.get("gemms"), dict) else [None])
-    return (
-        set(saved) == {"backend", "calls", "matrix_products", "gemms"}
-        and isinstance(saved["backend"], str)
-        and _is_count(saved["matrix_products"])
-        and all(isinstance(table, dict) and all(map(_is_count, table.values())) for table in tables)
-        and {frozenset(table) for table in tables[1:]} == {frozenset(("fprop", "dgrad", "wgrad"))}
-        and set(saved["gemms"]) == {"fp8", "fp4", "other"}
-    )
+    if set(saved) != {"backend", "calls", "matrix_products", "gemms"} or not isinstance(saved["backend"], str):
+        return False
+    gemms: Any = saved["gemms"]
+    if not isinstance(gemms, dict) or set(gemms) != {"fp8", "fp4", "other"}:
+        return False
+    tables = [saved["calls"], *gemms.values()]
+    if not all(isinstance(table, dict) and all(map(_is_count, table.values())) for table in tables):
+        return False
+    return _is_count(saved["matrix_products"]) and all(set(table) == {"fprop", "dgrad", "wgrad"} for table in gemms.values())
 
 
 def _is_count(saved: Any) -> bool:
