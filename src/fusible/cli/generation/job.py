@@ -17,7 +17,8 @@ from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.layout import load_runs
 from fusible.cli.training.model import ByteGPT
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch import KVCache, parameter_bytes, quantize_parameters
+from fusible.files import available_memory
+from fusible.pytorch import KVCache, MultiHeadedSelfAttention, parameter_bytes, quantize_parameters
 
 __all__ = ["generate_text"]
 
@@ -32,6 +33,7 @@ def generate_text(given: argparse.Namespace) -> int:
         raise ArgumentError(expected("at least one byte", of="--prompt", got="none", do="give a text to go on from"))
     model = load_model(Path(given.folder), given.recipe, given.executor)
     longest = max(map(len, prompts)) + given.bytes
+    _check_memory(model, len(prompts) * longest)
     cache = KVCache(len(prompts), longest, page_size=given.page_size, dtype=model.activation)
     stream = TextStream(sys.stdout, prompts)
     generator = torch.Generator().manual_seed(given.seed)
@@ -47,6 +49,16 @@ def generate_text(given: argparse.Namespace) -> int:
     report = f"{made} bytes in {seconds:.2f} s ({made / seconds:.0f} a second); weights {weights / 1e6:.2f} MB, cache {cache.nbytes / 1e6:.2f} MB"
     print(report, file=sys.stderr)
     return 0
+
+
+def _check_memory(model: ByteGPT, tokens: int) -> None:
+    """Raises ``ArgumentError`` where the keys and values of ``tokens`` find no room; nothing was allocated then."""
+    layers = sum(isinstance(module, MultiHeadedSelfAttention) for module in model.modules())
+    needed, there = 2 * layers * tokens * model.embedding.embedding_dim * model.activation.itemsize, available_memory()
+    if needed > there:
+        what = f"at most the {there / 2**30:,.1f} GiB of memory that are left"
+        got = f"{tokens} bytes in all, whose keys and values need {needed / 2**30:,.1f} GiB"
+        raise ArgumentError(expected(what, of="the prompts and --bytes", got=got, do="give fewer"))
 
 
 def load_model(folder: Path, recipe: str | None, executor: str = "eager") -> ByteGPT:
