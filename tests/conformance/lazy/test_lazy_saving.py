@@ -206,6 +206,7 @@ def test_damaged_and_foreign_files_are_refused(saved: tuple[lazy.Executable, Pat
         _with_manifest(results=[[[[[1, "rows"]], 3], "float32", "tpu"], [[[[1, "n"]]], "float32", "gpu:0"]]),
         _with_manifest(constants=[]),
         _with_manifest(level="high"),
+        *[_with_manifest(**entry) for entry in ({"level": True}, {"single": 0}, {"single": "x"}, {"name": 7}, {"extra": 1})],
     ]
     damaged += [_rewritten(content, change) for change in changes]
     path = tmp_path / "damaged"

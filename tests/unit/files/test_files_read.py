@@ -82,6 +82,8 @@ def test_what_is_no_file_is_refused_at_once(folder: Path, monkeypatch: pytest.Mo
     (folder / name).unlink()
     INSTEAD[kind](folder / name)
     before = sorted(folder.iterdir())
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **named: pytest.fail("opened") if not Path(path).is_file() else opened(path, *rest, **named))
     with pytest.raises(ArgumentError if name == "text" else CheckpointError, match=rf"(?m)^Expected .*{name}.*, got .*: .*\.$") as error:
         load(folder / name)
     assert ("\n" not in str(error.value) or name == "program") and sorted(folder.iterdir()) == before  # an executable's shows the user's line first

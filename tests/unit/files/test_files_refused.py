@@ -111,6 +111,18 @@ def test_every_call_of_the_system_may_be_refused(tmp_path: Path, monkeypatch: py
     assert sorted(content(tmp_path)) == files and not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_files_are_on_the_disk_before_they_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stops loses what was not flushed: each file and its folder, and then the rename."""
+    done: list[str] = []
+    for name in ("fsync", "rename", "replace"):
+        monkeypatch.setattr(os, name, lambda *args, name=name, real=getattr(os, name): (done.append(name), real(*args))[1])
+    writing.replace_files(tmp_path, {"a": b"1", "b": b"2"})
+    assert done == ["fsync"] * 3 + ["rename", "fsync", "replace", "replace", "fsync"]
+    done.clear()
+    writing.replace_file(tmp_path / "c", b"3")
+    assert done == ["fsync", "replace", "fsync"]
+
+
 def test_a_program_is_there_though_its_cache_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for at in range(5):
         with refusing(at, errno.ENOSPC) as was_refused:
