@@ -114,8 +114,12 @@ def test_every_call_of_the_system_may_be_refused(tmp_path: Path, monkeypatch: py
 def test_files_are_on_the_disk_before_they_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stops loses what was not flushed: each file and its folder, and then the rename."""
     done: list[str] = []
+
+    def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (done.append(name), real(*args))[1]
+
     for name in ("fsync", "rename", "replace"):
-        monkeypatch.setattr(os, name, lambda *args, name=name, real=getattr(os, name): (done.append(name), real(*args))[1])
+        monkeypatch.setattr(os, name, noted(name, getattr(os, name)))
     writing.replace_files(tmp_path, {"a": b"1", "b": b"2"})
     assert done == ["fsync"] * 3 + ["rename", "fsync", "replace", "replace", "fsync"]
     done.clear()

@@ -149,6 +149,8 @@ def _damaged(path: str | os.PathLike[str], got: str) -> CheckpointError:
 
 
 def _made(cls: type[Executable], manifest: Any, parts: dict[str, bytes], trust_binary: bool) -> Executable:
+    if type(manifest["name"]) is not str:
+        raise TypeError(f"the name {manifest['name']!r}")
     signature = Signature(manifest["name"], parameters_from_json(manifest["parameters"]))
     admissions = admissions_of(signature)
     known = {symbol.name: symbol for a in admissions for symbol, _ in a.origins}
