@@ -40,7 +40,7 @@ def _dimension(of: int | Bounds | NamedDimension) -> Any:
 
 def parameters_from_json(data: Any) -> list[Parameter]:
     """The parameters; raises what reading a table of another form raises."""
-    return [Parameter(name, _read(template), bool(by_keyword)) for name, by_keyword, template in data]
+    return [Parameter(_text(name), _read(template), bool(by_keyword)) for name, by_keyword, template in data]
 
 
 def _read(data: Any) -> Template:
@@ -48,14 +48,20 @@ def _read(data: Any) -> Template:
         return None
     if "tensor" in data:
         shape = tuple([_read_dimension(d) for d in data["shape"]])
-        return Leaf(data["tensor"], InputInfo(shape, DTYPES[data["dtype"]], bool(data["donate"])))
+        return Leaf(_text(data["tensor"]), InputInfo(shape, DTYPES[data["dtype"]], bool(data["donate"])))
     if "size" in data:
-        return Leaf(data["size"], DimensionInputInfo(Bounds(*data["bounds"])))
+        return Leaf(_text(data["size"]), DimensionInputInfo(Bounds(*data["bounds"])))
     if "dict" in data:
         return {key: _read(part) for key, part in data["dict"]}
     parts = [_read(part) for part in data["tuple" if "tuple" in data else "list"]]
     return tuple(parts) if "tuple" in data else parts
 
 
+def _text(data: Any) -> str:
+    if type(data) is not str:
+        raise TypeError(f"a name is a text, not {data!r}")
+    return data
+
+
 def _read_dimension(data: Any) -> Any:
-    return data if isinstance(data, int) else NamedDimension(data[3], *data[:3]) if len(data) == 4 else Bounds(*data)
+    return data if isinstance(data, int) else NamedDimension(_text(data[3]), *data[:3]) if len(data) == 4 else Bounds(*data)
