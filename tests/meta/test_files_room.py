@@ -17,7 +17,6 @@ ELSEWHERE = {
     "cpp_extensions/__init__.py": {"read_text"},  # the package's own stub
     "lazy/runtime/pjrt.py": {"open"},  # /proc/cpuinfo
     "lazy/runtime/saving.py": {"ZipFile"},  # an archive in memory
-    "pytorch/modules/sharded.py": {"loads"},  # what the processes of one job send one another
     "tex/stub.py": {"read_text", "write_text"},  # make stub: the package's own sources
     "compat/nvidia_state.py": {"load"},  # weights_only, of bytes
 }

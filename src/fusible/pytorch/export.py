@@ -28,8 +28,8 @@ class _Exporting:
         self.shape = tuple(shape)
         self.executable: lazy.Executable | None = None
 
-    def __call__(self, key: tuple[Hashable, ...], program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        if "weights" in key:  # they are quantized here, and constants of the program
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        if isinstance(key, tuple) and "weights" in key:  # they are quantized here, and constants of the program
             return program(inputs)
         flat, held = tuple(inputs[0].shape), [lazy.Tensor(read_tensor(x)) for x in inputs[1:]]
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusible.files import parse_json
+
 __all__ = ["share_states"]
 
 
@@ -38,7 +40,7 @@ def _share(state_dict: dict[str, Any], prefix: str, kind: str, group: Any, devic
     longest = max(int(length) for length in lengths)
     texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(world)]
     distributed.all_gather(texts, nn.functional.pad(text, (0, longest - len(text))), group=group)
-    theirs = [json.loads(bytes(text[: int(length)].tolist())) for text, length in zip(texts, lengths, strict=True)]
+    theirs = [parse_json(bytes(text[: int(length)].tolist()), of="what another process sent") for text, length in zip(texts, lengths, strict=True)]
     for key in sorted({key for sizes in theirs for key in sizes}):
         if all(key in sizes for sizes in theirs):
             continue
