@@ -153,7 +153,8 @@ class _Fields(tuple[Any, ...]):
 
 def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) -> dict[QuantizedArg, Fingerprint]:
     read = [arg for arg in chosen if not isinstance(args[arg.place], QuantizedTensor)]
-    return dict(zip(read, (fingerprints([args[arg.place] for arg in read]) if read else None) or (), strict=False))
+    found = fingerprints([args[arg.place] for arg in read]) if read else None
+    return {} if found is None else dict(zip(read, found, strict=True))
 
 
 def _vouched(copy: _Copy, now: Fingerprint | None, parameter: torch.Tensor) -> bool:

@@ -219,20 +219,29 @@ class BaseModule(nn.Module):
         if isinstance(state_dict, Mapping):
             state_dict = _copied(state_dict)
             self._share(state_dict, "")
+        try:
+            for prefix, module in inside if isinstance(state_dict, Mapping) else ():
+                module._rename(state_dict, prefix)  # type: ignore[arg-type]  # the copy
             for prefix, module in inside:
-                module._rename(state_dict, prefix)
-        for prefix, module in inside:
-            module._read_states(state_dict, prefix)
-            if strict:
-                module._check_states(state_dict, prefix)
-        _check_fits(self, state_dict, strict=strict)
+                module._read_states(state_dict, prefix)
+                if strict:
+                    module._check_states(state_dict, prefix)
+            _check_fits(self, state_dict, strict=strict)
+            return self._load(state_dict, inside, *options, **more)
+        finally:
+            for _, module in inside:
+                module._shared = False  # a load that was refused on the way has not come by all of them
+
+    def _load(self, state_dict: Mapping[str, Any], inside: Sequence[tuple[str, BaseModule]], *options: Any, **more: Any) -> Any:
+        """``nn.Module.load_state_dict``, which an interrupt half way does not leave between two models: it is finished first."""
         try:
             return super().load_state_dict(state_dict, *options, **more)
         except RuntimeError:
             raise
         except BaseException:
-            # An interrupt half way: what is left is a model of two, so it is finished. All that was copied is copied again.
-            with contextlib.suppress(Exception):
+            for _, module in inside:
+                module._shared = True  # the other processes, which were not interrupted, do not share a second time
+            with contextlib.suppress(Exception):  # all that was copied is copied again
                 super().load_state_dict(state_dict, *options, **more)
             raise
 
