@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
-from fusible.tex.scope import Carried
+from fusible.tex.scope import carried
 
 __all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
 
@@ -183,6 +184,9 @@ class Call:
         return dx, grads
 
 
+_AS_IT_IS = nullcontext()
+
+
 class PipelineFunction(torch.autograd.Function):
     """The autograd node of one segment: ``apply(call, index, x, *args, *extra) -> y``, or ``(y, *extra outputs)`` where the caller gets side values.
     Quantized storages stay inside: what leaves quantized is a ``QuantizedTensor``."""
@@ -192,7 +196,7 @@ class PipelineFunction(torch.autograd.Function):
         extra = args[len(args) - len(call.plan.request.sides) :]
         y, outputs, saved = call.forward(index, x, extra)
         ctx.save_for_backward(*saved)
-        ctx.call, ctx.index, ctx.policy = call, index, Carried()
+        ctx.call, ctx.index, ctx.policy = call, index, carried()
         return (y, *(output.detach() for output in outputs)) if outputs else y
 
     @staticmethod
@@ -202,7 +206,7 @@ class PipelineFunction(torch.autograd.Function):
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
-        with ctx.policy.along():
+        with _AS_IT_IS if ctx.policy is None else ctx.policy.along():
             dx, grads = ctx.call.backward(ctx.index, saved, dys[0], dys[1:])
         return None, None, dx if ctx.needs_input_grad[2] else None, *grads
 

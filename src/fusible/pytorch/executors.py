@@ -12,6 +12,7 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, BackendError, expected
 from fusible.pytorch.replay import Listing, Replay, apart
+from fusible.tex.scope import current_scope
 
 __all__ = ["DIRECT", "EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
 
@@ -54,7 +55,7 @@ class EagerExecutor:
         self._unlistable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        shaped = (key, inputs[0].shape, tex.registry.scope)
+        shaped = (key, inputs[0].shape, current_scope())
         replay = self._replays.get(shaped)
         if replay is not None and replay.epoch == tex.registry.epoch:
             return replay.run(inputs), replay.static

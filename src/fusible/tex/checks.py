@@ -124,6 +124,8 @@ def check_norm_parameter(parameter: Any, x: Any, of: str) -> None:
 
 def check_norm_statistic(statistic: Any, x: Any, of: str) -> None:
     """Raise ``ShapeError`` unless ``statistic`` has one value per row of ``x``."""
+    if statistic.shape == x.shape[:-1]:
+        return
     rows = outer(x.shape)
     if math.prod(statistic.shape) != rows:
         raise ShapeError(expected(f"shape [{rows}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))

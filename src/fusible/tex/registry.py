@@ -158,11 +158,6 @@ class Registry:
                 scope = self._scopes[policy] = Scope(policy)
             return scope
 
-    @property
-    def scope(self) -> Scope | None:
-        """What distinguishes choices made here from those of the process: a key for caches of them, or None."""
-        return current_scope()
-
     def load_plugins(self) -> None:
         """Load backends from outside the package, once: the entry-point group ``te_fl.plugin`` and ``TE_FL_PLUGIN_MODULES``.
 

@@ -15,7 +15,7 @@ from weakref import ref
 
 from fusible.tex.policy import Policy
 
-__all__ = ["Carried", "Here", "Scope", "current_scope", "here", "update_here"]
+__all__ = ["Carried", "Here", "Scope", "carried", "current_scope", "here", "update_here"]
 
 
 class Scope:
@@ -71,17 +71,17 @@ def current_scope() -> Scope | None:
 
 
 class Carried:
-    """The policy in force where this is made, for work that torch may do later on a thread of its own: a backward pass on a GPU."""
+    """A policy for work that torch may do later on a thread of its own: a backward pass on a GPU."""
 
     __slots__ = ("_scope", "_thread")
 
-    def __init__(self) -> None:
-        self._scope, self._thread = current_scope(), threading.get_ident()
+    def __init__(self, scope: Scope) -> None:
+        self._scope, self._thread = scope, threading.get_ident()
 
     @contextmanager
     def along(self) -> Iterator[None]:
         """Let it be in force on another thread, unless one was entered there."""
-        if self._scope is None or self._thread == threading.get_ident() or current_scope() is not None:
+        if self._thread == threading.get_ident() or current_scope() is not None:
             yield
             return
         update_here(entered=((self, self._scope),))
@@ -89,3 +89,9 @@ class Carried:
             yield
         finally:
             update_here(entered=())
+
+
+def carried() -> Carried | None:
+    """The policy in force where this is called, to be taken along; None where it is the process's own, which holds on every thread."""
+    scope = current_scope()
+    return None if scope is None else Carried(scope)

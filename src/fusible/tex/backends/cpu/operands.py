@@ -14,9 +14,12 @@ from fusible.tex.protocol import is_quantized, nominal
 __all__ = ["int32", "plain", "unquantized"]
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 def plain(x: Any) -> Tensor:
     """``unquantized(x)``, contiguous."""
-    return unquantized(x).contiguous()
+    return x.contiguous() if type(x) in _PLAIN else unquantized(x).contiguous()
 
 
 def unquantized(x: Any) -> Tensor:
