@@ -10,12 +10,10 @@ ATTRIBUTES = {"read_bytes", "read_text", "write_bytes", "write_text", "loads", "
 QUALIFIED = {("torch", "load"), ("torch", "save"), ("np", "load"), ("np", "fromfile"), ("json", "load"), ("json", "loads")}
 QUALIFIED |= {("os", "open"), ("io", "open"), ("os", "rename"), ("os", "replace"), ("pickle", "load"), ("pickle", "loads"), ("zipfile", "ZipFile")}
 ELSEWHERE = {
-    "cli/info.py": {"open"},  # the system's own /proc/cpuinfo
     "cli/main.py": {"open"},  # /dev/null
-    "cli/training/memory.py": {"read_text"},  # /proc/self/statm
     "cli/training/job.py": {"read_text"},  # of fusible.cli.training.text, by read_file
     "cpp_extensions/__init__.py": {"read_text"},  # the package's own stub
-    "lazy/runtime/pjrt.py": {"open"},  # /proc/cpuinfo
+    "machine.py": {"open", "read_text"},  # what the system lays under /proc and /sys
     "lazy/runtime/saving.py": {"ZipFile"},  # an archive in memory
     "tex/stub.py": {"read_text", "write_text"},  # make stub: the package's own sources
     "compat/nvidia_state.py": {"load"},  # weights_only, of bytes

@@ -16,9 +16,10 @@ from fusible import __version__, tex
 from fusible.cli.console import make_console, make_table
 from fusible.errors import FusibleError
 from fusible.knobs import KNOBS
+from fusible.machine import cpu_model
 from fusible.tex.backends import cpu
 
-__all__ = ["collect", "cpu_model", "info", "native_kernels", "show", "show_coverage"]
+__all__ = ["collect", "info", "native_kernels", "show", "show_coverage"]
 
 _PACKAGES = ("torch", "jaxlib", "numpy", "triton", "transformer_engine")
 
@@ -80,15 +81,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def cpu_model() -> str:
-    """The name of the CPU, as the system gives it."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
-    except OSError:
-        return platform.processor() or platform.machine()
 
 
 def native_kernels() -> dict[str, Any]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusible import knobs
 from fusible.errors import NotServedError, expected
+from fusible.machine import installed_memory, peak_memory
 
 __all__ = ["cuda_on_cpu"]
 
@@ -210,16 +209,6 @@ def _always(value: Any) -> Callable[..., Any]:
     return answer
 
 
-def _resident() -> int:
-    """Bytes of the process that are in memory, at most so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _installed() -> int:
-    """Bytes of memory that the machine has."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _mapped(function: Callable[..., Any], argument: str) -> Callable[..., Any]:
     """``function`` with its keyword ``argument`` on the CPU."""
 
@@ -298,7 +287,7 @@ def _triton_replacements() -> Iterator[tuple[Any, str, Any]]:
 def _accelerator_replacements(constants: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
     """``torch.accelerator``, as far as this torch has it, answers as ``torch.cuda`` does. A build of torch for CUDA asks the driver otherwise."""
     values: dict[str, Any] = {
-        **{name: lambda device=None: _resident() for name in _MEMORY_IN_USE},
+        **{name: lambda device=None: peak_memory() for name in _MEMORY_IN_USE},
         **{name: _always(value) for name, value in {"is_available": True, "current_accelerator": _CPU, "device_count": 1}.items()},
         **{name: _always(0) for name in ("current_device_index", "current_device_idx")},
         **{name: _always(None) for name in ("set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache", "empty_host_cache")},
@@ -306,7 +295,7 @@ def _accelerator_replacements(constants: dict[str, Any]) -> Iterator[tuple[Any, 
         "current_stream": _always(constants["current_stream"]),
         "device_index": _context,
         "get_device_capability": _always({"supported_dtypes": set(_DTYPES)}),
-        "get_memory_info": lambda device=None: (_installed() - _resident(), _installed()),
+        "get_memory_info": lambda device=None: (installed_memory() - peak_memory(), installed_memory()),
         "memory_stats": lambda device=None: {},
         "Graph": _Graph,
     }
@@ -328,7 +317,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of everything that is put in place."""
     generator = torch.default_generator
     properties = SimpleNamespace(
-        name="CPU", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=_installed(), multi_processor_count=torch.get_num_threads()
+        name="CPU", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=installed_memory(), multi_processor_count=torch.get_num_threads()
     )
     constants = {
         "is_available": True,
@@ -347,8 +336,8 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     values: dict[str, Any] = {
         **{name: _always(value) for name, value in constants.items()},
         **{name: _always(None) for name in nothing},
-        **{name: lambda device=None: _resident() for name in _MEMORY_IN_USE},
-        "mem_get_info": lambda device=None: (_installed() - _resident(), _installed()),
+        **{name: lambda device=None: peak_memory() for name in _MEMORY_IN_USE},
+        "mem_get_info": lambda device=None: (installed_memory() - peak_memory(), installed_memory()),
         "Stream": _Stream,
         "Event": _Event,
         "stream": _context,

@@ -7,9 +7,11 @@ import stat
 from io import FileIO
 
 from fusible.errors import CheckpointError, FusibleError, MissingFileError, expected
-from fusible.files.memory import available_memory
+from fusible.machine import available_memory
 
 __all__ = ["read_file"]
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -38,7 +40,7 @@ def read_file(
     try:
         # Opening some devices does something already, so what is no regular file is not opened; and again, for it may be another one by then.
         _check_kind(os.stat(path).st_mode, name, do, error)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, _FLAGS)
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
             _check_kind(found.st_mode, name, do, error)

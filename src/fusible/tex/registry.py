@@ -380,4 +380,5 @@ def _show_selections() -> None:
 
 
 registry = Registry()
-os.register_at_fork(after_in_child=registry._after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=registry._after_fork)

@@ -13,7 +13,8 @@ import torch
 
 from fusible import tex
 from fusible.cli.bench.fp8 import fp8, product
-from fusible.cli.info import cpu_model, native_kernels
+from fusible.cli.info import native_kernels
+from fusible.machine import cpu_model, installed_memory
 
 __all__ = ["Bound", "Limits", "describe_machine", "measure_limits"]
 
@@ -26,12 +27,11 @@ def describe_machine() -> dict[str, Any]:
     ``level``: of the native kernels, or None where there are none. ``load``: how many processes wanted a core over the last minute, or None.
     """
     native = native_kernels()
-    pages = {name: os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_PAGE_SIZE") if name in os.sysconf_names}
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "memory_bytes": pages["SC_PHYS_PAGES"] * pages["SC_PAGE_SIZE"] if len(pages) == 2 else None,
+        "memory_bytes": installed_memory() or None,
         "threads": torch.get_num_threads(),
         "native_threads": native.get("threads"),
         "level": native.get("level"),

@@ -17,7 +17,7 @@ from fusible.cli.training.checkpoint import Checkpoint
 from fusible.cli.training.layout import load_runs
 from fusible.cli.training.model import ByteGPT
 from fusible.errors import ArgumentError, expected
-from fusible.files import available_memory
+from fusible.machine import available_memory
 from fusible.pytorch import KVCache, MultiHeadedSelfAttention, parameter_bytes, quantize_parameters
 
 __all__ = ["generate_text"]

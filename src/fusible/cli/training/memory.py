@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import sys
 import threading
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from fusible.cli.training.options import BYTES, TrainOptions
 from fusible.errors import ArgumentError, expected
-from fusible.files import available_memory
+from fusible.machine import available_memory, resident_memory
 
 __all__ = ["PeakMemory", "check_memory", "needed_memory", "parameter_count"]
-
-_STATM = Path("/proc/self/statm")
-
 
 _OPERAND = {"fp32": 4.0, "bf16": 2.0, "nvfp4": 0.5}
 """Bytes of a value that a matrix product keeps for the way back, by recipe; one in the others."""
@@ -71,22 +64,15 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Self:
-        self.peak = _resident()
+        self.peak = resident_memory()
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
-        self.peak = max(self.peak, _resident())
+        self.peak = max(self.peak, resident_memory())
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
-            self.peak = max(self.peak, _resident())
-
-
-def _resident() -> int:
-    if _STATM.exists():
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
+            self.peak = max(self.peak, resident_memory())

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, expected
-from fusible.files import available_memory, read_file
+from fusible.files import read_file
+from fusible.machine import available_memory
 
 __all__ = ["Text", "read_text"]
 

@@ -39,6 +39,7 @@ from fusible.lazy.runtime import engine as engines
 from fusible.lazy.runtime.engine import EngineRefusal, Types
 from fusible.lazy.runtime.host import ALIGNMENT, aligned, pointer, view
 from fusible.locks import Lock
+from fusible.machine import proc_cpuinfo
 
 __all__ = [
     "PJRT",
@@ -275,8 +276,4 @@ class PJRT(engines.Engine):
 @functools.cache
 def _cpu_flags() -> str:
     """The instruction sets of this processor, where the system tells them."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        return platform.processor()
+    return proc_cpuinfo("flags", "Features") or platform.processor()
