@@ -121,7 +121,14 @@ def _is_dtype(x: Any) -> bool:
 
 
 def _is_one_of(*dtypes: torch.dtype) -> Callable[[Any], bool]:
-    return lambda x: _is_dtype(x) and x != enums.DType.kFloat4E2M1 and to_torch(x) in dtypes
+    known = {*dtypes, *(x for x in enums.DType if x is not enums.DType.kFloat4E2M1 and to_torch(x) in dtypes)}
+
+    def accepts(x: Any) -> bool:
+        if type(x) is enums.DType or type(x) is torch.dtype:
+            return x in known
+        return _is_dtype(x) and x != enums.DType.kFloat4E2M1 and to_torch(x) in dtypes
+
+    return accepts
 
 
 def _is_device(x: Any) -> bool:
@@ -162,7 +169,7 @@ _NAMES: dict[str, Any] = {
     "Sequence": _ListOf(),
     "Shape": _List("a list of sizes", lambda value: True, _SIZE),
     "Tensor": Kind("a tensor", _is_tensor),
-    "bool": Kind("a bool", lambda x: isinstance(x, bool | int) or type(x).__name__ == "bool_"),
+    "bool": Kind("a bool", lambda x: isinstance(x, int) or type(x).__name__ == "bool_"),
     "float": Kind("a number", _is_float),
     "int": _INT,
     "list": _ListOf(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusible.errors import expected
@@ -39,21 +39,27 @@ def check_constructor(cls: type, known: Mapping[str, Any] | None = None) -> None
         if kind is not None and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             kinds[name] = kind
     if kinds:
-        cls.__init__ = _checked(made, signature, kinds)  # type: ignore[misc]
+        positional = [name for name, p in signature.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        cls.__init__ = _checked(made, positional, kinds)  # type: ignore[misc]
 
 
-def _checked(made: Callable[..., None], signature: inspect.Signature, kinds: Mapping[str, Kind]) -> Callable[..., None]:
+def _checked(made: Callable[..., None], positional: Sequence[str], kinds: Mapping[str, Kind]) -> Callable[..., None]:
+    """``made``, checked before. Arguments that it has no place for are left to Python, which says so itself."""
+    places = [(name, kinds.get(name)) for name in positional]
+
     @functools.wraps(made)
     def checked(*args: Any, **kwargs: Any) -> None:
-        try:
-            arguments = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            arguments = {}  # Python says so itself below, of the constructor
-        for name, value in arguments.items():
-            found = kinds[name].wrong(value, name) if name in kinds else None
-            if found is not None:
-                place, kind, got = found
-                raise kind.error(expected(kind.what, of=f"{place} of {type(args[0]).__name__}", got=got, do="pass one"))
+        for value, (name, kind) in zip(args, places, strict=False):
+            if kind is not None and (found := kind.wrong(value, name)) is not None:
+                raise _refusal(found, args[0])
+        for name, value in kwargs.items():
+            if name in kinds and (found := kinds[name].wrong(value, name)) is not None:
+                raise _refusal(found, args[0])
         made(*args, **kwargs)
 
     return checked
+
+
+def _refusal(found: tuple[str, Kind, str], made: object) -> Exception:
+    place, kind, got = found
+    return kind.error(expected(kind.what, of=f"{place} of {type(made).__name__}", got=got, do="pass one"))
