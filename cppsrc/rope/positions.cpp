@@ -18,15 +18,14 @@ std::vector<std::int64_t> positions_of_grid(std::int64_t length, std::int64_t ba
     return positions;
 }
 
-std::vector<std::int64_t> positions_of_packed(std::int64_t tokens, const std::int32_t* cu_seqlens, std::int64_t sequences, std::int64_t count,
+std::vector<std::int64_t> positions_of_packed(std::int64_t tokens, const std::int32_t* cu_seqlens, std::int64_t sequences,
                                               const PositionRule& rule) {
-    std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens), -1);
+    std::vector<std::int64_t> positions(static_cast<std::size_t>(tokens), kNowhere);
     for (std::int64_t k = 0; k < sequences; ++k) {
         const std::int64_t begin = cu_seqlens[k] / rule.cp_size;
         const std::int64_t end = cu_seqlens[k + 1] / rule.cp_size;
-        const std::int64_t last = std::max<std::int64_t>(count - 1, 0);
-        for (std::int64_t token = k == 0 ? 0 : std::max<std::int64_t>(begin, 0); token < std::min(end, tokens); ++token)
-            positions[static_cast<std::size_t>(token)] = std::clamp<std::int64_t>(rule.position(token - begin, end - begin, k), 0, last);
+        for (std::int64_t token = begin; token < std::min(end, tokens); ++token)
+            positions[static_cast<std::size_t>(token)] = rule.position(token - begin, end - begin, k);
     }
     return positions;
 }

@@ -75,9 +75,9 @@ void check(const StridedView& src, const TensorView& dst, const TensorView& freq
     check_numel(*start, "start_positions", sequences);
 }
 
-void check_positions(const std::vector<std::int64_t>& positions, std::int64_t count, bool packed) {
+void check_positions(const std::vector<std::int64_t>& positions, std::int64_t count) {
     for (const std::int64_t position : positions)
-        if (position >= count || (position < 0 && !packed))
+        if (position != kNowhere && (position < 0 || position >= count))
             throw ShapeError(expected("positions of every token", "freqs", std::to_string(count) + " and a token at " + std::to_string(position),
                                       "make more angles"));
 }
@@ -95,7 +95,7 @@ void rotate(const StridedView& src, const TensorView& dst, const Shape& shape, i
         for (std::int64_t token = begin; token < std::min(begin + run, shape.tokens()); ++token) {
             const std::int64_t position = positions[static_cast<std::size_t>(token)];
             auto* out = dst.as<std::uint8_t>() + token * elements * size;
-            if (position < 0) {
+            if (position == kNowhere) {
                 std::memset(out, 0, static_cast<std::size_t>(elements * size));
                 continue;
             }
@@ -118,9 +118,9 @@ void rope(const StridedView& src, const TensorView& dst, const TensorView& freqs
     if (src.numel() == 0) return;
     const PositionRule rule{start_positions ? start_positions->as<const std::int32_t>() : nullptr, cp_size, cp_rank};
     const std::int64_t length = sequence_first ? shape.outer : shape.inner;
-    const auto positions = cu_seqlens ? positions_of_packed(shape.tokens(), cu_seqlens->as<const std::int32_t>(), sequences, freqs.rows(), rule)
+    const auto positions = cu_seqlens ? positions_of_packed(shape.tokens(), cu_seqlens->as<const std::int32_t>(), sequences, rule)
                                       : positions_of_grid(length, sequences, sequence_first, rule);
-    check_positions(positions, freqs.rows(), cu_seqlens.has_value());
+    check_positions(positions, freqs.rows());
     const Rotation rotation{static_cast<int>(freqs.cols()), interleaved, backward, freqs.as<const float>()};
     rotate(src, dst, shape, source, rotation, positions, num_threads);
 }

@@ -33,6 +33,7 @@ __all__ = [
 T = TypeVar("T")
 
 _M = NVTE_Mask_Type
+_WIDEST = 2**31 - 1
 PADDING: frozenset[int] = frozenset({_M.NVTE_PADDING_MASK, _M.NVTE_PADDING_CAUSAL_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
 BOTTOM_RIGHT: frozenset[int] = frozenset({_M.NVTE_CAUSAL_BOTTOM_RIGHT_MASK, _M.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK})
 CAUSAL: frozenset[int] = BOTTOM_RIGHT | {_M.NVTE_CAUSAL_MASK, _M.NVTE_PADDING_CAUSAL_MASK}
@@ -131,7 +132,8 @@ class ScoreRules(Generic[T]):
             if wanted and given is None:
                 raise ShapeError(expected(f"a {name} tensor", of="attention of that type", got="None", do=f"pass {name}"))
         _check_side_inputs(call, bias if biased else None, offset if learnable else None)
-        left, right = (-1, -1) if call.window_size is None else (int(call.window_size[0]), int(call.window_size[1]))
+        # A window beyond int32 is as wide as any sequence.
+        left, right = (-1, -1) if call.window_size is None else (min(int(edge), _WIDEST) for edge in call.window_size[:2])
         return cls(
             scale=float(call.attn_scale),
             mask=int(call.attn_mask_type),

@@ -19,6 +19,7 @@ from fusible.tex import enums
 from fusible.tex.argument_kinds import kind_of, shown
 from fusible.tex.argument_relations import unrelated
 from fusible.tex.grouped_call import is_grouped
+from fusible.tex.index_relations import wrong_indices
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.layouts import LayoutOf, layout_of_text
 from fusible.tex.protocol import is_quantized, to_torch
@@ -38,12 +39,19 @@ def blame(declaration: Declaration, error: Exception, arguments: Mapping[str, An
     name = declaration.name.removeprefix("prim_")
     named = _named(declaration, arguments)
     ours = isinstance(error, ArgumentError | DTypeError | NotServedError)
+    if isinstance(error, ArgumentError):
+        found = wrong_indices(name, named)
+        if found is not None:
+            _name_function(found, name, named)
+            raise found from error
     if ours:
         _name_function(error, name, named)
     said = ours and not _words(_subject(str(error))).isdisjoint(named)
     wrong = examine(declaration, named, classes_alone=said or isinstance(error, NotServedError))
     if wrong is None and not ours and "meta tensor" in str(error):
         wrong = _without_data(named, name)
+    if wrong is None and not ours and "overflow" in str(error):
+        wrong = _too_large(named, name)
     if wrong is not None and not (ours and {name, wrong.argument} <= _words(str(error))):
         raise wrong from error
 
@@ -133,6 +141,17 @@ def _named(declaration: Declaration, arguments: Mapping[str, Any]) -> dict[str, 
 def _subject(text: str) -> str:
     """Of what a sentence speaks."""
     return text.partition(" of ")[2].partition(", got ")[0]
+
+
+def _too_large(named: Mapping[str, Any], of: str) -> FusibleError | None:
+    """Of a call whose sizes multiply to more than 64 bits hold: the argument that has them."""
+    name = next((name for name in ("shape", "shapes") if name in named), None)
+    if name is None:
+        return None
+    wanted, do = "sizes whose product is below 2^63 bytes", "pass the sizes of a tensor that memory holds"
+    error = ShapeError(expected(wanted, of=f"{name} of {of}", got=str(list(named[name])), do=do))
+    error.argument = name
+    return error
 
 
 def _without_data(named: Mapping[str, Any], of: str) -> FusibleError | None:

@@ -116,10 +116,12 @@ def _numbers(values: Any, count: int, of: str) -> list[int] | None:
     """A tensor or list of integers, read by the host; None stays None."""
     if values is None:
         return None
-    found = [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+    found = values.flatten().tolist() if hasattr(values, "tolist") else list(values)
+    if any(not isinstance(value, int) for value in found):
+        raise DTypeError(expected("integers", of=f"{of} of a grouped tensor", got=getattr(values, "dtype", found), do="pass int64"))
     if len(found) < count:
         raise ShapeError(expected(f"{count} numbers", of=f"{of} of a grouped tensor", got=len(found), do="pass one for each member"))
-    return found[:count]
+    return found
 
 
 def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None) -> GroupLayout:
@@ -135,17 +137,25 @@ def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, 
     firsts, lasts = _numbers(first_dims, count, "first_dims"), _numbers(last_dims, count, "last_dims")
     if firsts is None and lasts is None and rows % count:
         raise ShapeError(expected(f"a multiple of {count} rows", of="a grouped tensor of equal members", got=rows, do="pass first_dims"))
-    firsts = firsts if firsts is not None else [rows // count if lasts is None else rows] * count
-    lasts = lasts if lasts is not None else [columns] * count
+    firsts = firsts[:count] if firsts is not None else [rows // count if lasts is None else rows] * count
+    lasts = lasts[:count] if lasts is not None else [columns] * count
     shapes = tuple(zip(firsts, lasts, strict=True))
     sizes = [first * last for first, last in shapes]
-    offsets = _numbers(tensor_offsets, count, "tensor_offsets") or [*accumulate(sizes[:-1], initial=0)]
+    given = _numbers(tensor_offsets, count, "tensor_offsets")
+    offsets = given[: count + 1] if given else [*accumulate(sizes, initial=0)]
     total = math.prod(logical_shape)
-    if any(size < 0 or offset < 0 or offset + size > total for size, offset in zip(sizes, offsets, strict=True)):
-        got = f"members {[list(shape) for shape in shapes]} at {offsets}"
+    if any(first < 0 or last < 0 for first, last in shapes) or any(
+        size and (offset < 0 or offset + size > total) for size, offset in zip(sizes, offsets, strict=False)
+    ):
+        got = f"members {[list(shape) for shape in shapes]} at {offsets[:count]}"
         of = "first_dims and last_dims of a grouped tensor"
         raise ShapeError(expected(f"members within {list(logical_shape)}", of=of, got=got, do="pass dimensions that fit"))
-    return GroupLayout(tuple(logical_shape), shapes, tuple(offsets))
+    # Members may lie in any order, but two at one place would be written over one another.
+    places = sorted((offset, offset + size) for offset, size in zip(offsets, sizes, strict=False) if size)
+    if any(start < end for (_, end), (start, _) in zip(places, places[1:], strict=False)) or not 0 <= offsets[-1] <= total:
+        wanted, of = f"offsets of members apart within {total} elements", "tensor_offsets of a grouped tensor"
+        raise ShapeError(expected(wanted, of=of, got=offsets, do="pass where each member begins, and where the last one ends"))
+    return GroupLayout(tuple(logical_shape), shapes, tuple(offsets[:count]))
 
 
 def layout_of_grouped(x: Any) -> GroupLayout:

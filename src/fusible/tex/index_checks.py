@@ -3,11 +3,23 @@ check would wait for it. There the caller answers for them, as with NVIDIA's ker
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 
-__all__ = ["check_cumulative", "check_lengths", "check_positions", "check_range", "check_sequences"]
+__all__ = [
+    "check_counts_fit",
+    "check_cumulative",
+    "check_indices",
+    "check_lengths",
+    "check_once",
+    "check_positions",
+    "check_range",
+    "check_sequences",
+]
 
 
 def _readable(x: Any, of: str) -> bool:
@@ -63,11 +75,37 @@ def check_sequences(starts: Any, lengths: Any, limit: int, of: str) -> None:
         end = start + length
 
 
-def check_positions(positions: Any, count: int, of: str) -> None:
+def check_positions(positions: Sequence[int], count: int, of: str) -> None:
     """Raise ``ShapeError`` unless every position is one of ``count``: a negative one would count from the end."""
-    if not (_readable(positions, of) and positions.numel()):
-        return
-    least, largest = (int(bound) for bound in positions.aminmax())
-    if least < 0 or largest >= count:
-        got = least if least < 0 else largest
+    if positions and not 0 <= min(positions) <= max(positions) < count:
+        got = min(positions) if min(positions) < 0 else max(positions)
         raise ShapeError(expected(f"positions among {count}", of=of, got=got, do="make more angles, or check the positions"))
+
+
+def check_indices(numbers: Sequence[int], count: int, what: str, of: str) -> None:
+    """Raise ``ArgumentError`` unless each of ``numbers`` is an index of one of ``count``; ``what`` they are, in a word of the plural."""
+    for number in numbers:
+        if not 0 <= number < count:
+            raise ArgumentError(expected(f"{what} below {count}", of=of, got=number, do="check the table"))
+
+
+def check_once(x: Any, of: str) -> None:
+    """Raise ``ArgumentError`` where an index of 0 and above comes twice in ``x``, so that two would write to one place."""
+    if not _readable(x, of):
+        return
+    counts = torch.bincount(x[x >= 0].flatten())
+    if counts.numel() and int(counts.max()) > 1:
+        got = f"{int(counts.argmax())} twice"
+        raise ArgumentError(expected("each index at most once", of=of, got=got, do="pass what the forward returned"))
+
+
+def check_counts_fit(sizes: Any, factors: Sequence[int], bounds: Sequence[int], of: str) -> None:
+    """Raise ``ArgumentError`` unless ``sizes`` are at least 0, and their sum times each of ``factors`` is at most the bound beside it."""
+    check_range(sizes, 0, None, of)
+    if not (sizes.is_cpu and factors):
+        return
+    total = sum(sizes.flatten().tolist())
+    for factor, bound in zip(factors, bounds, strict=True):
+        if not 0 <= total * factor <= bound:
+            of, got = f"{of}, which add up to {total},", f"{factor} times as many"
+            raise ArgumentError(expected(f"offsets from 0 to {bound}", of=of, got=got, do="pass smaller sizes, or offsets of a wider type"))

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.index_checks import check_indices
 
-__all__ = ["check_cache_call", "check_cache_lengths", "check_cache_pages"]
+__all__ = ["check_cache_call", "check_cache_indices"]
 
 
 def check_cache_call(call: Any) -> None:
@@ -53,7 +54,7 @@ def check_cache_call(call: Any) -> None:
         raise ShapeError(expected(wanted, of="page_table of copy_to_kv_cache", got=got, do="pass a row of pages for each sequence"))
 
 
-def check_cache_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room: int, *, packed: bool) -> None:
+def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room: int, *, packed: bool) -> None:
     """Raise ``ArgumentError`` for cumulative lengths that are none, or that reach past the ``tokens`` of a call or the ``room`` of a sequence.
 
     ``packed``: sequences lie one after another, and ``tokens`` is of all of them.
@@ -72,8 +73,25 @@ def check_cache_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, 
             raise ArgumentError(expected(f"at most {tokens} tokens", of=of, got=got, do="pass the lengths of new_k and new_v"))
 
 
-def check_cache_pages(pages: Sequence[int], count: int) -> None:
-    """Raise ``ArgumentError`` unless each of ``pages`` is one of the ``count`` that a cache has."""
-    for page in pages:
-        if not 0 <= page < count:
-            raise ArgumentError(expected(f"pages below {count}", of="page_table of copy_to_kv_cache", got=page, do="check the table"))
+def check_cache_indices(call: Any, name: str) -> None:
+    """Raise ``ArgumentError`` or ``ShapeError`` for a length or a page that is not in the tensors of ``copy_to_kv_cache``, whose tokens come in the
+    format ``name``; the indices lie on the host."""
+    starts, cached = (x.flatten().tolist()[: call.b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
+    table = None if call.page_table is None else call.page_table.flatten().tolist()
+    per = call.max_pages_per_seq
+    for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):
+        size = cache.shape[1]
+        sequences = call.b if name == "THD" else new.shape[name.index("B")]
+        if sequences < call.b:
+            of, got = "new_k and new_v of copy_to_kv_cache", list(new.shape)
+            raise ShapeError(expected(f"tokens of {call.b} sequences", of=of, got=got, do="pass those of each"))
+        tokens = new.shape[0] if name == "THD" else new.shape[name.index("S")]
+        _check_lengths(starts, cached, tokens, size if call.is_non_paged else per * size, packed=name == "THD")
+        if table is None:
+            continue
+        if call.is_non_paged:
+            check_indices(table[: call.b], cache.shape[0], "pages", "page_table of copy_to_kv_cache")
+            continue
+        for i in range(call.b):
+            used = -(-(cached[i + 1] - cached[i]) // size)
+            check_indices(table[i * per : i * per + used], cache.shape[0], "pages", "page_table of copy_to_kv_cache")

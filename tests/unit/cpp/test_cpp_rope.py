@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fusible import cpp_extensions
-from fusible.errors import ArgumentError, DTypeError, ShapeError
+from fusible.errors import ArgumentError, DTypeError, FusibleError, ShapeError
 
 WIDE = (torch.float32, torch.bfloat16, torch.float16)
 EPS = torch.finfo(torch.float32).eps
@@ -119,8 +119,12 @@ def test_packed_sequences_restart_and_the_rest_is_zero(level: str) -> None:
     y = rope(x, freqs, cu_seqlens=cu)
     assert_close(y[:6], reference(x[:6], freqs, torch.tensor([0, 1, 2, 0, 1, 2]), False, False), x)
     assert not y[6:].any()
-    beyond = rope(x, freqs, cu_seqlens=cu, start_positions=torch.tensor([9, 0, -9], dtype=torch.int32))
-    assert_close(beyond[:6], reference(x[:6], freqs, torch.tensor([4, 4, 4, 0, 0, 0]), False, False), x)
+    later = rope(x, freqs, cu_seqlens=cu, start_positions=torch.tensor([2, 9, 1], dtype=torch.int32))
+    assert_close(later[:6], reference(x[:6], freqs, torch.tensor([2, 3, 4, 1, 2, 3]), False, False), x)
+    assert not rope(x, freqs, cu_seqlens=cu[1:])[:3].any()
+    for starts in ([3, 0, 0], [0, 0, -1]):
+        with pytest.raises(FusibleError, match="positions of every token"):
+            rope(x, freqs, cu_seqlens=cu, start_positions=torch.tensor(starts, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3, 8), (2, 0, 3, 8), (2, 3, 0, 8), (2, 3, 2, 0)])

@@ -11,6 +11,7 @@ import torch
 
 from fusible import cpp_extensions, tex
 from fusible.errors import FusibleError
+from fusible.tex.interface.declare import DECLARATIONS
 
 BACKENDS = ["torch", *(["cpu"] if cpp_extensions.available else [])]
 FORMAT = tex.NVTE_QKV_Format
@@ -45,6 +46,34 @@ def _gradients() -> dict[str, Any]:
     return {"output_grads": made.pop("input"), **made}
 
 
+def _packed(function: str = "fused_attn_fwd", *, padded: bool = False) -> dict[str, Any]:
+    """Two packed sequences of attention; ``padded``: which lie apart."""
+    thd, unset = tex.NVTE_QKV_Layout.NVTE_THD_THD_THD, FORMAT.NVTE_QKV_Format_NOT_SET
+    starts = _ints(0, 3, 6) if padded else None
+    given = {
+        "max_seqlen_q": 4, "max_seqlen_kv": 4, "attn_scale": 0.5, "p_dropout": 0.0, "qkv_layout": thd, "dqkv_layout": thd,
+        "fake_dtype": torch.float32, "o_format": FORMAT.NVTE_THD, "do_format": FORMAT.NVTE_THD, "qkv_scale_inv_format": unset,
+        "do_scale_inv_format": unset,
+        "bias_type": tex.NVTE_Bias_Type.NVTE_NO_BIAS, "attn_mask_type": tex.NVTE_Mask_Type.NVTE_PADDING_MASK,
+        "softmax_type": tex.NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, "window_size": [-1, -1], "rng_elts_per_thread": 0,
+        "Q": _x(6, 2, 4), "K": _x(6, 2, 4), "V": _x(6, 2, 4), "O": _x(6, 2, 4), "dO": _x(6, 2, 4),
+        "Aux_CTX_Tensors": [_x(6, 2, 1), torch.zeros(2).long()],
+        "cu_seqlens_q": _ints(0, 2, 5), "cu_seqlens_kv": _ints(0, 3, 5), "cu_seqlens_q_padded": starts, "cu_seqlens_kv_padded": starts,
+    }  # fmt: skip
+    flags = ("bottom_right_diagonal", "cuda_graph", "deterministic", "is_training", "return_max_logit", "set_zero")
+    parameters = DECLARATIONS[function].signature.parameters
+    return {name: given.get(name, False if name in flags else None) for name in parameters}
+
+
+def _paged() -> dict[str, Any]:
+    """Attention over pages of three tokens, of which the sequences have reached 5 and 2."""
+    layouts = tex.NVTE_QKV_Layout
+    pages = {"page_table_k": torch.stack((_ints(3, 1), _ints(0, 2))), "page_table_v": torch.stack((_ints(3, 1), _ints(0, 2)))}
+    sizes = {"Q": _x(2, 4, 2, 4), "K": _x(4, 3, 2, 4), "V": _x(4, 3, 2, 4), "cu_seqlens_q": _ints(0, 4, 6), "cu_seqlens_kv": _ints(0, 5, 7)}
+    form = {"qkv_layout": layouts.NVTE_Paged_KV_BSHD_BSHD_BSHD, "o_format": FORMAT.NVTE_BSHD, "max_seqlen_kv": 6}
+    return {**_packed(), **sizes, **form, **pages}
+
+
 OUTSIDE = (-1, -(2**31), 2**31 - 1, 2**31, 2**40 + 1, 99)
 """What no index below may be; the ones past int32 are given as int64."""
 
@@ -59,6 +88,17 @@ CALLS: dict[str, tuple[str, Callable[[], dict[str, Any]], tuple[str, ...]]] = {
         lambda: _rope(input=_x(6, 2, 2, 8), qkv_format=FORMAT.NVTE_SBHD, start_positions=_ints(0, 2), cu_seqlens=None),
         ("start_positions",),
     ),
+    "rope that begins later": ("fused_rope_forward", lambda: _rope(start_positions=_ints(5, 1)), ("start_positions",)),
+    "rope of a rank": (
+        "fused_rope_forward", lambda: _rope(cu_seqlens=_ints(0, 4, 8), freqs=_x(10, 1, 1, 8), cp_size=2, cp_rank=1, start_positions=_ints(6, 0)),
+        ("cu_seqlens",),
+    ),
+    "packed attention": ("fused_attn_fwd", _packed, ("cu_seqlens_q", "cu_seqlens_kv")),
+    "packed attention backward": ("fused_attn_bwd", lambda: _packed("fused_attn_bwd"), ("cu_seqlens_q", "cu_seqlens_kv")),
+    "attention of padded sequences": (
+        "fused_attn_fwd", lambda: _packed(padded=True), ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
+    ),
+    "paged attention": ("fused_attn_fwd", _paged, ("cu_seqlens_q", "cu_seqlens_kv", "page_table_k", "page_table_v")),
     "rope backward": ("fused_rope_backward", _gradients, ("cu_seqlens",)),
     "thd to bshd": (
         "convert_thd_to_bshd", lambda: {"tensor": _x(5, 2), "cu_seqlens": _ints(0, 3, 5), "b": 2, "max_seq_len": 4}, ("cu_seqlens",)
@@ -104,7 +144,9 @@ CASES = [
 
 def _unread(call: str, name: str, i: int) -> bool:
     """Entries of a table past a sequence's last page, and the end of the last padded place."""
-    return (call.startswith("paged") and name == "page_table" and i in (2, 5)) or (name == "cu_seqlens_padded" and i == 2)
+    if name.startswith("page_table"):
+        return call.startswith("paged ") and i in ((3,) if call == "paged attention" else (2, 5))
+    return name.endswith("_padded") and i == 2
 
 
 def _changed(arguments: dict[str, Any], name: str, i: int, value: int) -> None:
@@ -113,25 +155,68 @@ def _changed(arguments: dict[str, Any], name: str, i: int, value: int) -> None:
     arguments[name] = indices.to(torch.int32) if -(2**31) <= value < 2**31 else indices
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("call", CALLS)
-def test_an_index_outside_is_refused(backend: str, call: str) -> None:
+def _outcome(backend: str, call: str, name: str, i: int, value: int) -> str:
+    """The sentence that refuses a call with another index, or nothing; nothing is written either way."""
     function, make, _ = CALLS[call]
-    accepted, words = [], []
+    arguments = make()
+    _changed(arguments, name, i, value)
+    before = {key: x.clone() for key, x in arguments.items() if isinstance(x, torch.Tensor)}
+    found = ""
     with tex.set_backend(backend):  # what the native backend lacks is served by torch's
-        getattr(tex, function)(**make())
-        for _, _, name, i, value in [case for case in CASES if case[:2] == (backend, call) and not _unread(*case[1:4])]:
-            arguments = make()
-            _changed(arguments, name, i, value)
-            before = {key: x.clone() for key, x in arguments.items() if isinstance(x, torch.Tensor)}
-            try:
-                getattr(tex, function)(**arguments)
-                accepted.append((name, i, value))
-            except FusibleError as error:
-                words.append(str(error))
-            assert all(torch.equal(arguments[key], x) for key, x in before.items()), (name, i, value)
-    assert not accepted
-    assert words and all(re.fullmatch(r"Expected .+ of .+, got .+: .+\.", text) for text in words), words
+        try:
+            getattr(tex, function)(**arguments)
+        except FusibleError as error:
+            found = str(error)
+    assert all(torch.equal(arguments[key], x) for key, x in before.items()), (name, i, value)
+    return found
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_index_outside_is_refused_in_the_same_words_by_every_backend(call: str) -> None:
+    function, make, _ = CALLS[call]
+    for backend in BACKENDS:
+        with tex.set_backend(backend):
+            getattr(tex, function)(**make())
+    for _, _, name, i, value in [case for case in CASES if case[:2] == (BACKENDS[0], call) and not _unread(*case[1:4])]:
+        found = [_outcome(backend, call, name, i, value) for backend in BACKENDS]
+        assert len(set(found)) == 1, found
+        assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", found[0]), (name, i, value, found)
+        assert function in found[0], found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_packed_sequences_that_share_tokens_are_refused(backend: str) -> None:
+    for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
+        arguments = _packed(padded=True)
+        arguments[name] = _ints(0, 1, 6)
+        with tex.set_backend(backend), pytest.raises(FusibleError, match=f"begin past the ones before of {name} of fused_attn_fwd, got 1 before"):
+            tex.fused_attn_fwd(**arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tokens_before_the_first_sequence_are_in_none(backend: str) -> None:
+    with tex.set_backend(backend):
+        whole = tex.fused_rope_forward(**_rope(cu_seqlens=_ints(2, 4, 5)))
+    assert not whole[:2].any() and whole[2:5].any() and not whole[5:].any()
+
+
+def test_a_row_that_two_copies_went_to_has_no_gradient() -> None:
+    x, prob = _x(4, 2), torch.ones(4, 1)
+    tex.moe_unpermute_bwd(x, x, torch.float32, _ints(3, 1, -1, -1), prob)
+    with pytest.raises(FusibleError, match="each index at most once of row_id_map of moe_unpermute_bwd, got 3 twice"):
+        tex.moe_unpermute_bwd(x, x, torch.float32, _ints(3, 1, 3, -1), prob)
+
+
+@pytest.mark.parametrize("wrong", [{"first_dims": (-1, 5)}, {"first_dims": (3, 99)}, {"tensor_offsets": (0, 16, 99)}, {"tensor_offsets": (0, 8, 64)}])
+def test_members_of_a_group_lie_apart_and_within(wrong: dict[str, tuple[int, ...]]) -> None:
+    given = {"first_dims": (2, 2), "tensor_offsets": (0, 32, 64)}
+    for named in (given, {**given, **wrong}):
+        first_dims, offsets = (torch.tensor(named[name]) for name in given)
+        if named is given:
+            tex.group_quantize(_x(4, 16), None, 2, first_dims, None, offsets)
+            continue
+        with pytest.raises(FusibleError, match="of group_quantize, got"):
+            tex.group_quantize(_x(4, 16), None, 2, first_dims, None, offsets)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

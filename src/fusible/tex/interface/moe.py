@@ -34,9 +34,9 @@ class MoE:
     ) -> Any:
         """``(permuted, row_id_map, workspace)``: the rows of ``input [T, H]``, K copies of each, sorted by expert.
 
-        ``indices``: int32 ``[T, K]``, the experts of each token. The sort is stable in ``t * K + k``. ``permuted`` is ``[num_out_tokens, H]`` in
-        ``input``'s dtype (``[T * K, H]`` where ``num_out_tokens <= 0``): copies that come later in the order are dropped, rows beyond ``T * K`` are
-        0. ``workspace``: four tensors, made where the list is empty; scratch. Raises ``ShapeError`` or ``DTypeError``.
+        ``indices``: int32 or int64 ``[T, K]``, the experts of each token, from 0 on; how many there are does not matter to a sort, which is
+        stable in ``t * K + k``. ``permuted`` is ``[num_out_tokens, H]`` in ``input``'s dtype (``[T * K, H]`` where ``num_out_tokens <= 0``): copies
+        that come later in the order are dropped, rows beyond ``T * K`` are 0. ``workspace``: four tensors, made where the list is empty; scratch. Raises ``ShapeError`` or ``DTypeError``.
         """
 
     @function("input", "row_id_map", input="any [r h]", row_id_map="int32 [n]", prob="fp32")
@@ -57,7 +57,7 @@ class MoE:
 
         ``act_grad[row_id_map[k * T + t]] = input_bwd[t] * prob[t, k]`` in ``input_bwd``'s dtype, ``[rows, H]``, 0 in rows that nothing came from;
         ``prob_grad[t, k] = sum_h input_bwd[t, h] * input_fwd[row_id_map[k * T + t], h]``, fp32 ``[T, K]``, 0 for a dropped copy. With an empty
-        ``prob``, K is 1, ``prob`` stands for ones, and ``prob_grad`` is 0.
+        ``prob``, K is 1, ``prob`` stands for ones, and ``prob_grad`` is 0. Raises ``ArgumentError`` for a row that two copies went to.
         """
 
     @function("logits", logits="float [*m e]", expert_bias="float [e]", topk_indices="integer [*m topk]")

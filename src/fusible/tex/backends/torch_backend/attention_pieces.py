@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ShapeError, expected
 from fusible.tex.attention_buffers import heads_first
-from fusible.tex.attention_call import PADDING, bounds, check_counts, check_within
+from fusible.tex.attention_call import PADDING
 from fusible.tex.attention_layout import Layout
-from fusible.tex.backends.torch_backend.kv_cache import capacity, gathered
-from fusible.tex.index_checks import check_lengths
+from fusible.tex.backends.torch_backend.kv_cache import gathered
+from fusible.tex.index_relations import check_attention_indices, key_limit
 
 __all__ = ["Piece", "batches", "keys_and_values", "pieces", "row_blocks", "take"]
 
@@ -75,22 +74,20 @@ def keys_and_values(lay: Layout, call: Any, piece: Piece) -> tuple[Tensor, Tenso
 
 def pieces(lay: Layout, call: Any) -> Iterator[Piece]:
     """The pieces of a call, each of all queries of its sequences: all of these where they are equally long in memory, else one by one."""
+    check_attention_indices(call, "attention")
     cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
     if lay.q != "THD" and lay.kv != "THD":
         b, _, sq, _ = heads_first(call.Q, lay.q).shape
-        skv = _key_limit(lay, call)
+        skv = key_limit(call, lay)
         if int(call.attn_mask_type) in PADDING:
-            lengths_q, lengths_kv = _lengths(bounds(cu_q, "q"), b, "q", sq), _lengths(bounds(cu_kv, "kv"), b, "kv", skv)
+            lengths_q, lengths_kv = (torch.diff(cu[: b + 1]) for cu in (cu_q, cu_kv))
             yield Piece(0, b, sq, skv, lengths_q=lengths_q, lengths_kv=lengths_kv, rows=sq)
         else:
             yield Piece(0, b, sq, skv, rows=sq)
         return
-    starts_q, lengths_q = _sequences(bounds(cu_q, "q"), call.cu_seqlens_q_padded, "q")
-    starts_kv, lengths_kv = _sequences(bounds(cu_kv, "kv"), call.cu_seqlens_kv_padded, "kv")
+    starts_q, lengths_q = _sequences(cu_q, call.cu_seqlens_q_padded)
+    starts_kv, lengths_kv = _sequences(cu_kv, call.cu_seqlens_kv_padded)
     count = len(lengths_q)
-    check_counts(count, len(lengths_kv))
-    check_within([s + n for s, n in zip(starts_q, lengths_q, strict=True)], call.Q.shape[0], "q")
-    check_within([s + n for s, n in zip(starts_kv, lengths_kv, strict=True)] if lay.kv == "THD" else lengths_kv, _key_limit(lay, call), "kv")
     if count and _uniform(starts_q, lengths_q) and _uniform(starts_kv, lengths_kv):
         yield Piece(0, count, lengths_q[0], lengths_kv[0], starts_q[0], starts_kv[0], rows=lengths_q[0])
         return
@@ -98,25 +95,7 @@ def pieces(lay: Layout, call: Any) -> Iterator[Piece]:
         yield Piece(i, 1, lengths_q[i], lengths_kv[i], starts_q[i], starts_kv[i], rows=lengths_q[i])
 
 
-def _key_limit(lay: Layout, call: Any) -> int:
-    """The tokens that K has in memory: all of them for THD, else those of a sequence."""
-    if lay.paged:
-        return min(capacity(x, t, lay.kv, call.max_seqlen_kv) for x, t in ((call.K, call.page_table_k), (call.V, call.page_table_v)))
-    return call.K.shape[0] if lay.kv == "THD" else call.K.shape[lay.kv.index("S")]
-
-
-def _lengths(cu: Tensor, batch: int, side: str, limit: int) -> Tensor:
-    if cu.numel() <= batch:
-        got = list(cu.shape)
-        raise ShapeError(expected(f"[{batch + 1}]", of=f"cu_seqlens_{side}", got=got, do="pass the cumulative lengths of all sequences"))
-    check_lengths(cu[: batch + 1], f"cu_seqlens_{side}", limit)
-    return torch.diff(cu[: batch + 1])
-
-
-def _sequences(cu: Tensor, padded: Tensor | None, side: str) -> tuple[list[int], list[int]]:
-    check_lengths(cu, f"cu_seqlens_{side}")
-    if padded is not None:
-        check_lengths(padded, f"cu_seqlens_{side}_padded")
+def _sequences(cu: Tensor, padded: Tensor | None) -> tuple[list[int], list[int]]:
     ends = cu.tolist()
     starts = ends[:-1] if padded is None else padded.tolist()[: len(ends) - 1]
     return starts, [after - before for before, after in zip(ends, ends[1:], strict=False)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.tex.index_checks import check_counts_fit
 from fusible.tex.interface.layout import Layout
 from fusible.tex.layout_call import check_apart, check_equal_lengths, check_same_dtype, check_segments, check_wider
 from fusible.tex.protocol import to_torch
@@ -17,6 +18,7 @@ from fusible.tex.protocol import to_torch
 __all__ = ["LayoutKernels", "addresses", "allocate_together"]
 
 _ALIGNMENT = 16
+_LARGEST_ALIGNMENT = 1 << 30
 _TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3)}
 
 
@@ -49,6 +51,7 @@ class LayoutKernels(Layout):
         return addresses(tensors, device)
 
     def splits_to_offsets(self, first_dims: Any, logical_last_dim: int) -> Any:
+        check_counts_fit(first_dims, [logical_last_dim], [torch.iinfo(torch.int64).max], "first_dims of splits_to_offsets")
         ends = _ends(first_dims, "splits_to_offsets")
         return _offsets(ends, logical_last_dim, ends.new_empty(ends.numel() + 1))
 
@@ -67,6 +70,7 @@ class LayoutKernels(Layout):
         sizes = split_sizes.to(device=device, dtype=torch.int64)
         ends = _ends(sizes, function)
         types = [to_torch(dtype) for dtype in dtypes]
+        check_counts_fit(split_sizes, strides, [_most(dtype) for dtype in types], f"split_sizes of {function}")
         shapes = [[ends.numel() + bool(zero)] for zero in include_leading_zero]
         if bulk_allocate:
             outputs = allocate_together(shapes, types, ends.device, [_ALIGNMENT] * len(types))
@@ -111,8 +115,8 @@ def allocate_together(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dt
     """
     starts, end = [], 0
     for shape, dtype, alignment in zip(shapes, dtypes, alignments, strict=True):
-        if alignment < dtype.itemsize or alignment & (alignment - 1):
-            wanted = f"a power of two of at least {dtype.itemsize}"
+        if not dtype.itemsize <= alignment <= _LARGEST_ALIGNMENT or alignment & (alignment - 1):
+            wanted = f"a power of two from {dtype.itemsize} to {_LARGEST_ALIGNMENT}"
             raise ArgumentError(expected(wanted, of="an alignment of bulk_allocate", got=alignment, do="pass such a number of bytes"))
         starts.append(-(-end // alignment) * alignment)
         end = starts[-1] + math.prod(shape) * dtype.itemsize
@@ -125,6 +129,11 @@ def allocate_together(shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dt
         torch.empty(0, dtype=dtype, device=buffer.device).set_(storage, (first + start) // dtype.itemsize, tuple(shape))  # pyright: ignore
         for shape, dtype, start in zip(shapes, dtypes, starts, strict=True)
     ]
+
+
+def _most(dtype: torch.dtype) -> int:
+    """The largest number up to which ``dtype`` holds every offset."""
+    return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def _ends(sizes: Tensor, function: str) -> Tensor:

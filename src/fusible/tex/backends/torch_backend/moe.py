@@ -11,7 +11,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.backends.torch_backend.permutation import permute, unpermute, unpermute_gradient
 from fusible.tex.backends.torch_backend.router import Chosen, choose, count_margins, marked, routing_map, score_gradient, scores_of_all
-from fusible.tex.index_checks import check_range
+from fusible.tex.index_checks import check_once, check_range
 from fusible.tex.interface.moe import MoE
 from fusible.tex.moe_call import (
     Routing,
@@ -62,6 +62,7 @@ class MoEKernels(MoE):
         check_moved(row_id_map, weights, len(g), copies, function)
         check_integers(row_id_map, f"row_id_map of {function}", _INTEGERS)
         check_range(row_id_map, -1, len(x), f"row_id_map of {function}")
+        check_once(row_id_map, f"row_id_map of {function}")
         return unpermute_gradient(g, x, row_id_map, weights)
 
     def fused_topk_with_score_function_fwd(

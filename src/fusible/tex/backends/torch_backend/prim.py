@@ -64,15 +64,14 @@ class PrimKernels(Prim):
 
     def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
         rows, padded = x.shape[0], _rounded_up(sizes, multiple)
-        if sizes.is_cpu and (int(sizes.sum()) > rows or bool((sizes < 0).any())):  # reading them elsewhere would wait for the device
-            of, got = "the sizes of prim.pad_groups", sizes.tolist()
-            raise ShapeError(expected(f"members within {rows} rows", of=of, got=got, do="divide the rows that there are"))
+        _check_groups(sizes, rows, "pad_groups")
         total = -(-(rows + min(rows, sizes.numel()) * (multiple - 1)) // multiple) * multiple
         place, owned = _places(sizes, padded, rows)
         y = x.new_zeros((total + 1, *x.shape[1:]))  # the last row takes those of nobody
         return y.index_copy_(0, place.where(owned, total), x)[:total], padded.to(sizes.dtype)
 
     def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+        _check_groups(sizes, rows, "unpad_groups")
         place, owned = _places(sizes, _rounded_up(sizes, multiple), rows)
         return x.index_select(0, place.where(owned, 0)).masked_fill_(~owned[:, None], 0)
 
@@ -102,6 +101,13 @@ class PrimKernels(Prim):
 
 def _rounded_up(sizes: torch.Tensor, multiple: int) -> torch.Tensor:
     return (sizes.long() + (multiple - 1)) // multiple * multiple
+
+
+def _check_groups(sizes: torch.Tensor, rows: int, function: str) -> None:
+    """Raise ``ShapeError`` unless the groups are some of ``rows`` rows; reading their sizes on a device would wait for it."""
+    numbers = sizes.tolist() if sizes.is_cpu else []
+    if sum(numbers) > rows or min(numbers, default=0) < 0:
+        raise ShapeError(expected(f"members within {rows} rows", of=f"sizes of {function}", got=numbers, do="divide the rows that there are"))
 
 
 def _places(sizes: torch.Tensor, padded: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
-from fusible.tex.index_checks import check_positions
+from fusible.tex.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.interface.rope import Rope
 from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients
 
@@ -121,6 +121,7 @@ def _angles(
 ) -> tuple[Tensor, Tensor | None]:
     """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
     check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, torch.float32)
+    check_rope_indices(RopeIndices(x, freqs.shape[0], start, qkv_format, cu_seqlens, cp_size, cp_rank), function)
     table = freqs.reshape(freqs.shape[0], freqs.shape[3])
     if qkv_format == _THD:
         assert cu_seqlens is not None
@@ -129,7 +130,6 @@ def _angles(
         position = _shifted(seg.position, seg.length, cp_size, cp_rank)
         if start is not None:
             position = position + start[seg.sequence]
-        check_positions(torch.where(seg.inside, position, 0), table.shape[0], f"start_positions of {function}")
         return table[torch.where(seg.inside, position, 0).clamp_(0, table.shape[0] - 1)].unsqueeze(1), seg.inside
     along = 0 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1
     length = x.shape[along]
@@ -141,7 +141,6 @@ def _angles(
         angles = table[position]
         return (angles[:, None, None] if along == 0 else angles[None, :, None]), None
     position = position[:, None] + start[None, :] if along == 0 else position[None, :] + start[:, None]
-    check_positions(position, table.shape[0], f"start_positions of {function}")
     return table[position].unsqueeze(2), None
 
 
