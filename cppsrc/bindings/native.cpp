@@ -32,12 +32,12 @@ FUSIBLE_MODULE(_native, m) {
     bind_optimizers(m);
     bind_fingerprint(m);
 
-    m.def("set_level", wrap(set_level), pybind11::arg("name"));
+    define(m, "set_level", set_level, reads<>, pybind11::arg("name"));
     m.def("get_level", wrap(get_level));
     m.def("usable_levels", wrap(usable_levels));
     m.def("compiled_levels", wrap(compiled_levels));
     m.def("cpu_features", wrap(cpu_features));
-    m.def("set_num_threads", wrap(set_num_threads), pybind11::arg("count"));
+    define(m, "set_num_threads", set_num_threads, reads<>, pybind11::arg("count"));
     m.def("get_num_threads", wrap(get_num_threads));
     m.def("has_openmp", wrap(has_openmp));
     m.def("compiler", wrap(compiler));

@@ -6,9 +6,9 @@ namespace fusible {
 
 void bind_softmax(pybind11::module_& m) {
     using pybind11::arg;
-    m.def("softmax_forward", wrap(softmax_forward, reads<1, 4>), arg("src"), arg("dst"), arg("scale"), arg("mask") = pybind11::none(),
+    define(m, "softmax_forward", softmax_forward, reads<1, 4>, arg("src"), arg("dst"), arg("scale"), arg("mask") = pybind11::none(),
           arg("causal") = false, arg("num_threads") = 0);
-    m.def("softmax_backward", wrap(softmax_backward, reads<1, 2>), arg("grads"), arg("results"), arg("dst"), arg("scale"), arg("causal") = false,
+    define(m, "softmax_backward", softmax_backward, reads<1, 2>, arg("grads"), arg("results"), arg("dst"), arg("scale"), arg("causal") = false,
           arg("num_threads") = 0);
 }
 

@@ -229,7 +229,7 @@ BACKWARD: dict[str, Any] = {
 WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("norm_fwd", {"x": X.int()}, DTypeError, "of x, got int32"),
     ("norm_fwd", {"weight": X[0, 1:].clone()}, ShapeError, "8 elements of weight"),
-    ("norm_fwd", {"weight": X[0].double()}, DTypeError, "of argument 2, got torch.float64"),
+    ("norm_fwd", {"weight": X[0].double()}, DTypeError, "of weight, got torch.float64"),
     ("norm_fwd", {"bias": X}, ShapeError, "8 elements of bias"),
     ("norm_fwd", {"bias": X[0], "mu": None}, ArgumentError, "no bias of RMSNorm"),
     ("norm_fwd", {"mu": torch.zeros(3)}, ShapeError, "4 elements of mu"),

@@ -146,7 +146,7 @@ LISTS = [X, X, X, X, X]
 SCALE, NORM = cpp_extensions.multi_tensor_scale, cpp_extensions.multi_tensor_l2norm
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]] = {
     "integers": (NORM, ([torch.ones(3).int()],), DTypeError, "of tensors, got int32"),
-    "one tensor": (NORM, (torch.ones(3),), DTypeError, "Expected a list of tensors of argument 1"),
+    "one tensor": (NORM, (torch.ones(3),), DTypeError, "Expected a list of tensors of tensors"),
     "an output too many": (SCALE, (X, [*X, *X], 2.0), ShapeError, "Expected 1 tensors of outputs, got 2"),
     "another size": (SCALE, (X, [torch.ones(3)], 2.0), ShapeError, "Expected 4 elements of outputs, got 3"),
     "negative threads": (SCALE, (X, X, 2.0, -1), ArgumentError, "num_threads"),

@@ -172,5 +172,5 @@ def test_strides_are_those_of_the_tensor() -> None:
         def stride(self) -> tuple[int, ...]:
             return (2,)
 
-    with pytest.raises(ShapeError, match="Expected 2 strides of argument 1, got 1"):
+    with pytest.raises(ShapeError, match="Expected 2 strides of src, got 1"):
         cpp_extensions.rope(Short(), X, FREQS, True, False, False)  # pyright: ignore[reportArgumentType]

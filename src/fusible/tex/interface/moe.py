@@ -36,7 +36,8 @@ class MoE:
 
         ``indices``: int32 or int64 ``[T, K]``, the experts of each token, from 0 on; how many there are does not matter to a sort, which is
         stable in ``t * K + k``. ``permuted`` is ``[num_out_tokens, H]`` in ``input``'s dtype (``[T * K, H]`` where ``num_out_tokens <= 0``): copies
-        that come later in the order are dropped, rows beyond ``T * K`` are 0. ``workspace``: four tensors, made where the list is empty; scratch. Raises ``ShapeError`` or ``DTypeError``.
+        that come later in the order are dropped, rows beyond ``T * K`` are 0. ``workspace``: four tensors, made where the list is empty; scratch.
+        Raises ``ShapeError`` or ``DTypeError``.
         """
 
     @function("input", "row_id_map", input="any [r h]", row_id_map="int32 [n]", prob="fp32")
