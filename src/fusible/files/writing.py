@@ -2,7 +2,7 @@
 
 New files are written to ``.saving`` and flushed to the disk; renaming that folder to ``.saved`` is the one step that makes them valid. Then they
 are moved to their places. Where that was cut short, ``.saved`` still holds the rest: ``locate`` looks there first, and the next save finishes it.
-A single file is written beside its place and renamed.
+A single file is written beside its place and renamed; the next save of it removes what was left beside it by a process that was killed.
 
 What the system refuses (no room, no permission, a file in a folder's place) is a ``FileError`` that names the file and its folder.
 """
@@ -10,13 +10,21 @@ What the system refuses (no room, no permission, a file in a folder's place) is 
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import RawIOBase
 from pathlib import Path
+from typing import IO
 
 from fusible.errors import FileError, expected
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 __all__ = ["locate", "make_folder", "replace_file", "replace_files"]
 
@@ -62,11 +70,14 @@ def replace_file(path: Path, content: bytes) -> None:
         return
     beside = path.with_name(f".{path.name}.{os.getpid()}.saving")
     with _telling(path.parent, path.name):
+        _sweep(path)
         try:
-            _write(beside, content)
-            os.replace(beside, path)
-        finally:
+            with _opened(beside) as file:
+                _write_all(file, content)
+                os.replace(beside, path)
+        except BaseException:
             _remove(beside)
+            raise
         _flush(path.parent)
 
 
@@ -94,12 +105,52 @@ def _finish(folder: Path) -> None:
     saved.rmdir()
 
 
+@contextmanager
+def _opened(beside: Path) -> Iterator[RawIOBase]:
+    """The empty file ``beside``, locked for as long as it is written, so that nobody takes it for what a killed process left."""
+    while True:
+        with open(beside, "ab", buffering=0) as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is(beside, file):
+                file.truncate(0)
+                yield file
+                return
+            # Another thread has put the file in its place meanwhile, or another process has swept it away.
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed while they saved ``path`` have left beside it: files that nobody holds a lock of."""
+    if fcntl is None:
+        return
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.saving"):
+        try:
+            with open(left, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is(left, file):
+                    left.unlink()
+        except OSError:  # held by who writes it, gone, or another user's
+            continue
+
+
+def _is(path: Path, file: IO[bytes] | RawIOBase) -> bool:
+    """Whether ``file`` is what the path names still."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
 def _write(path: Path, content: bytes) -> None:
     with open(path, "wb", buffering=0) as file:
-        left = memoryview(content)
-        while left:
-            left = left[file.write(left) :]
-        os.fsync(file.fileno())
+        _write_all(file, content)
+
+
+def _write_all(file: RawIOBase, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) or 0 :]
+    os.fsync(file.fileno())
 
 
 def _flush(folder: Path) -> None:
