@@ -298,7 +298,11 @@ void attention_backward(const StridedView& q, const StridedView& k, const Stride
     const Tensors tensors{read_like(out, "out", like, problem.v.cols),       read_like(grad, "grad", like, problem.v.cols),
                           read_statistics(stats, "stats", like),             read_like(dq, "dq", like, like.cols),
                           read_like(dk, "dk", problem.k, problem.k.cols),    read_like(dv, "dv", problem.k, problem.v.cols)};
-    for (const auto& [view, name] : {std::pair(&dq, "dq"), std::pair(&dk, "dk"), std::pair(&dv, "dv")}) check_apart(*view, name);
+    for (const auto& [view, name] : {std::pair(&dq, "dq"), std::pair(&dk, "dk"), std::pair(&dv, "dv")}) {
+        check_apart(*view, name);
+        for (const auto& [read, other] : {std::pair(&q, "q"), std::pair(&k, "k"), std::pair(&v, "v"), std::pair(&out, "out"), std::pair(&grad, "grad")})
+            check_elsewhere(*view, name, *read, other);
+    }
     check_dtype(out, "out", out.dtype == q.dtype, name_of(q.dtype));
     check_dtype(grad, "grad", grad.dtype == q.dtype, name_of(q.dtype));
     if (extra_gradient) check_float32(*extra_gradient, "extra_gradient", like.heads);

@@ -351,7 +351,10 @@ void attention_forward(const StridedView& q, const StridedView& k, const Strided
     const TokenView o = read_like(out, "out", problem.q, problem.v.cols);
     const TokenView row_stats = read_statistics(stats, "stats", problem.q);
     const TokenView row_largest = read_statistics(largest, "largest", problem.q);
-    for (const auto& [view, name] : {std::pair(&out, "out"), std::pair(&stats, "stats"), std::pair(&largest, "largest")}) check_apart(*view, name);
+    for (const auto& [view, name] : {std::pair(&out, "out"), std::pair(&stats, "stats"), std::pair(&largest, "largest")}) {
+        check_apart(*view, name);
+        for (const auto& [read, other] : {std::pair(&q, "q"), std::pair(&k, "k"), std::pair(&v, "v")}) check_elsewhere(*view, name, *read, other);
+    }
     Forward(problem, o, row_stats, row_largest, threads_for(num_threads, problem.work())).run();
 }
 

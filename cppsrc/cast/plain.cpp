@@ -63,6 +63,7 @@ void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threa
     check_one_byte(src, "src");
     check_one_byte(dst, "dst");
     check_numel(dst, "dst", src.numel());
+    check_elsewhere(dst, "dst", src, "src");
     const auto kernel = cast_kernels().transpose_tile;
     const std::int64_t rows = src.rows();
     const std::int64_t cols = src.cols();

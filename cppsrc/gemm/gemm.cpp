@@ -339,6 +339,12 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
           const OptionalView& amax, bool accumulate_amax, const OptionalView& bias, const OptionalView& addend, float alpha, float beta, int gelu,
           const OptionalView& pre_gelu, const OptionalView& column_sums, int num_threads) {
     check_threads(num_threads);
+    for (const auto& [view, name] : {std::pair(&dst, "dst"), std::pair(&dst_transposed, "dst_transposed"), std::pair(&pre_gelu, "pre_gelu"),
+                                     std::pair(&column_sums, "column_sums")}) {
+        if (!*view) continue;
+        check_elsewhere(**view, name, left, "left");
+        check_elsewhere(**view, name, right, "right");
+    }
     const Operand a = read_operand(left, left_transposed, left_dtype, left_scale, "left");
     const Operand b = read_operand(right, right_transposed, right_dtype, right_scale, "right");
     const std::int64_t rows = a.transposed ? a.cols : a.rows;

@@ -72,17 +72,22 @@ std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& ten
     return {std::sqrt(total), norms};
 }
 
-bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, int num_threads) {
+bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, const OptionalView& flag, int num_threads) {
     constexpr std::int32_t kInfinity = 0x7f800000;
     check_threads(num_threads);
     check_list(inputs, "inputs", inputs);
     check_list(outputs, "outputs", inputs);
+    if (flag) {
+        check_dtype(*flag, "flag", flag->dtype == DType::Int32, "int32");
+        check_numel(*flag, "flag", 1);
+    }
     std::atomic<bool> finite{true};
     each_run(runs_of(inputs), num_threads, [&](std::size_t, const Run& run) {
         const auto kernel = optimizer_kernels().scale[type_of(inputs, run)][type_of(outputs, run)];
         const std::int32_t largest = kernel(run.of(inputs), run.of(outputs), run.count, static_cast<float>(scale));
         if (largest >= kInfinity) finite.store(false, std::memory_order_relaxed);
     });
+    if (flag && !finite.load()) *flag->as<std::int32_t>() = 1;
     return finite.load();
 }
 

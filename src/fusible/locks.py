@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["Lock"]
 
 if TYPE_CHECKING:
-    from _thread import RLock as _Native
+
+    class _Native:
+        """What the interpreter's lock has, which a type checker takes for a class that has no subclasses."""
+
+        def __enter__(self) -> bool: ...
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> None: ...
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+        def release(self) -> None: ...
+        def _is_owned(self) -> bool: ...
+        def _at_fork_reinit(self) -> None: ...
+
 else:
     _Native = type(threading.RLock())
 
@@ -22,9 +32,9 @@ class Lock(_Native):
     next would wait for ever. So each lock is made anew in the child. What it guards is found as the other thread had it: nothing that is guarded may
     be wrong between two statements, so a state of several parts is one value, which is assigned once.
 
-    It is the interpreter's own lock and no wrapper of one. A signal's handler, which may raise ``KeyboardInterrupt``, runs between two steps of Python
-    code: in a method ``__enter__`` of ours that would be after the lock was taken and before the with block that gives it back. Entering a native lock is
-    one step. For the same reason it is taken by ``with`` alone.
+    It is the interpreter's own lock and no wrapper of one. A signal's handler, which may raise ``KeyboardInterrupt``, runs between two steps of
+    Python code: in a method ``__enter__`` of ours that would be after the lock was taken and before the with block that gives it back. Entering a
+    native lock is one step. For the same reason it is taken by ``with`` alone.
     """
 
     __slots__ = ()

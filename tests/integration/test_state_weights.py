@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from weight_writes import MODELS, WIDTH, WRITES, weights
+from weight_writes import GROUPED, MODELS, WIDTH, WRITES, weights
 
 import fusible
 from fusible.quantized import Recipe
@@ -65,7 +65,7 @@ MODES: dict[str, Callable[[nn.Module, Recipe, int], Results]] = {
 
 def made(kind: str, frozen: bool, executor: str = "eager") -> Any:
     torch.manual_seed(0)
-    model: Any = MODELS[kind]()
+    model: Any = {**MODELS, **GROUPED}[kind]()
     for _, _, weight in weights(model):
         weight.requires_grad_(not frozen)
     return model if executor == "eager" else model.compile(executor)
@@ -114,6 +114,40 @@ def test_the_draw_has_every_pair_of_a_write_with_a_recipe_and_with_a_mode() -> N
 def test_no_call_computes_with_a_stale_copy_in_any_combination(write: str, kind: str) -> None:
     for _, recipe, frozen, mode in [case for case in CASES if case[0] == write]:
         check(kind, write, RECIPES[recipe], frozen, MODES[mode])
+
+
+GROUPED_CASES = [
+    (list(GROUPED)[w % 3], write, list(RECIPES)[(w + w // 5) % len(RECIPES)], list(MODES)[(w // 3) % len(MODES)]) for w, write in enumerate(WRITES)
+]
+"""Frozen weights of groups: every write, with kinds, recipes and modes by turns; all of the product is among the slow tests."""
+
+
+@pytest.mark.parametrize(("kind", "write", "recipe", "mode"), GROUPED_CASES)
+def test_frozen_weights_of_groups_alike(kind: str, write: str, recipe: str, mode: str) -> None:
+    check(kind, write, RECIPES[recipe], True, MODES[mode])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", GROUPED)
+@pytest.mark.parametrize("write", WRITES)
+def test_weights_of_groups_in_any_combination(write: str, kind: str) -> None:
+    for _, recipe, frozen, mode in [case for case in CASES if case[0] == write]:
+        check(kind, write, RECIPES[recipe], frozen, MODES[mode])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("kind", [*GROUPED, *MODELS])
+def test_a_frozen_weight_is_quantized_by_a_scale_of_its_own_size(kind: str, recipe: str) -> None:
+    """Small weights, as those of a fine-tuned model's last layers: by the scale 1 of a first cast most of their bits would be lost."""
+    results = []
+    for frozen in (True, False):
+        model = made(kind, frozen)
+        for _, _, weight in weights(model):
+            weight.data.mul_(2.0**-9)
+        for seed in range(3):
+            trained(model, RECIPES[recipe], seed)
+        results.append(inferred(model, RECIPES[recipe], 9)[0])
+    assert torch.equal(*results)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("kind", ["modules", "ops"])

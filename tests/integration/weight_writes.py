@@ -51,7 +51,7 @@ def _add_by_view(p: nn.Parameter) -> None:
 
 
 def _numpy(p: nn.Parameter) -> None:
-    array = p.detach().numpy()
+    array = p.detach().numpy().reshape(-1, p.shape[-1])
     array[3:, ::2] *= -1.5
 
 
@@ -97,7 +97,17 @@ def _rebound(p: nn.Parameter) -> None:
 
 def _transposed(p: nn.Parameter) -> None:
     """The same memory, read along the other dimension."""
-    p.data = p.data.t()
+    p.data = p.data.mT
+
+
+def _negated(p: nn.Parameter) -> None:
+    """Values that torch has not computed: the memory holds their negation."""
+    p.data = torch._neg_view(other(p))
+
+
+def _negated_imaginary(p: nn.Parameter) -> None:
+    values = other(p)
+    p.data = torch.complex(values, -values).conj().imag
 
 
 def _expanded(p: nn.Parameter) -> None:
@@ -230,6 +240,9 @@ WRITES: dict[str, Write] = {
     "storage freed": each(_resized),
     "data =": each(_rebound),
     "data = data.t()": each(_transposed),
+    "data = negated view": each(_negated),
+    "data = imaginary part": each(_negated_imaginary),
+    "negated view": each(lambda p: torch._neg_view(p.data).copy_(other(p))),
     "data = expanded": each(_expanded),
     "data = next window": each(_moved_by_one),
     "average": each(_average),
@@ -249,8 +262,39 @@ WRITES: dict[str, Write] = {
     "restored": _restored,
 }
 
+class Grouped(nn.Module):
+    """Two groups of rows, each with its weight."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.linear = ops.GroupedLinear(len(SIZES), WIDTH, WIDTH, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x, SIZES)
+
+
+SIZES = torch.tensor([WIDTH // 4, WIDTH - WIDTH // 4])
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "Sequential": lambda: fusible.Sequential(fusible.Linear(WIDTH, WIDTH), fusible.GELU(), fusible.Linear(WIDTH, WIDTH)),
     "modules": lambda: nn.Sequential(fusible.Linear(WIDTH, WIDTH), nn.ReLU(), fusible.Linear(WIDTH, WIDTH)),
     "ops": lambda: ops.Sequential(ops.Linear(WIDTH, WIDTH), ops.GELU(), ops.Linear(WIDTH, WIDTH)),
 }
+
+GROUPED: dict[str, Callable[[], nn.Module]] = {
+    "weights apart": Grouped,
+    "one weight": lambda: Grouped(single_grouped_weight=True),
+    "in Sequential": lambda: InSequential(),
+}
+"""Models whose weights are those of groups."""
+
+
+class InSequential(nn.Module):
+    """Groups beside other operations, in one fused list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = ops.Sequential(ops.Linear(WIDTH, WIDTH), ops.GELU(), ops.GroupedLinear(len(SIZES), WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, SIZES)

@@ -69,6 +69,12 @@ inline void check_numel(const TensorBase& tensor, const char* name, std::int64_t
                               "allocate it for the shape of the source"));
 }
 
+/// Raises where what is written lies where what is read does, of a kernel that reads it more than once.
+inline void check_elsewhere(const TensorBase& written, const char* name, const TensorBase& read, const char* other) {
+    if (written.data == read.data && written.numel() != 0 && read.numel() != 0)
+        throw ArgumentError(expected("memory of its own", name, std::string("that of ") + other, "pass a tensor that shares none"));
+}
+
 inline void check_dtype(const TensorBase& tensor, const char* name, bool accepted, const char* what) {
     if (accepted) return;
     throw DTypeError(expected(what, name, name_of(tensor.dtype), "convert it first"));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fusible/arguments.hpp"
+#include "fusible/overlap.hpp"
 
 namespace fusible {
 
@@ -58,6 +59,13 @@ R call_native(R (*function)(A...), const char* const* names, std::index_sequence
     // Braces fix the order of evaluation, so that the first wrong argument is the one reported.
     std::tuple<std::decay_t<A>...> arguments{
         read<A>(values, {static_cast<int>(I) + 1, names == nullptr ? nullptr : names[I]}, ReadOnly::has(static_cast<int>(I) + 1), kept)...};
+    if (names != nullptr) {
+        Spans spans;
+        (spans.add(std::get<I>(arguments), !ReadOnly::has(static_cast<int>(I) + 1), static_cast<int>(I)), ...);
+        if (const auto found = spans.find_overlap())
+            throw ArgumentError(expected("memory of its own", names[found->first.argument], std::string("that of ") + names[found->second.argument],
+                                         "pass a tensor that shares none"));
+    }
     const pybind11::gil_scoped_release released;
     return std::apply(function, arguments);
 }

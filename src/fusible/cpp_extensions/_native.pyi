@@ -251,7 +251,9 @@ def multi_tensor_adam(
 def multi_tensor_l2norm(tensors: Sequence[TensorLike], num_threads: int = 0) -> tuple[float, list[float]]:
     """The L2 norm over all tensors, and that of each, summed in double in an order that does not depend on the threads."""
 
-def multi_tensor_scale(inputs: Sequence[TensorLike], outputs: Sequence[TensorLike], scale: float, num_threads: int = 0) -> bool:
+def multi_tensor_scale(
+    inputs: Sequence[TensorLike], outputs: Sequence[TensorLike], scale: float, flag: TensorLike | None = None, num_threads: int = 0
+) -> bool:
     """``output = input * scale`` in fp32, rounded once; returns whether every element of the inputs is finite."""
 
 def fingerprints(tensors: Sequence[TensorLike], num_threads: int = 0) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ void exercise(DType a, DType b, bool decoupled) {
     multi_tensor_adam(g.views, p.views, m.views, v.views, master.views, 0.1, 0.9, 0.95, 1e-8, 0.5, 0.5, decoupled, 0.0, 2);
     multi_tensor_sgd(g.views, p.views, m.views, {}, 0.1, 0.0, 0.0, 0.1, 1.0, false, false, decoupled, 2);
     multi_tensor_sgd(g.views, p.views, m.views, v.views, 0.1, 0.9, 0.5, 0.1, 0.5, !decoupled, decoupled, decoupled, 2);
-    multi_tensor_scale(g.views, p.views, 0.3, 2);
+    multi_tensor_scale(g.views, p.views, 0.3, {}, 2);
     multi_tensor_l2norm(g.views, 2);
 }
 

@@ -186,6 +186,7 @@ class Attention:
         page_table="int32",
         cu_new_lens="int32 [b+1]",
         cu_cached_lens="int32 [b+1]",
+        alone="k_cache v_cache",
     )
     def copy_to_kv_cache(
         self,

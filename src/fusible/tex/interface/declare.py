@@ -64,6 +64,10 @@ class Declaration:
     """Of which dtype and shape an argument is, by its name (``interface.layouts``)."""
     before: tuple[str, ...] = ()
     """The arguments that are held against the declaration before each call, and not only once one fails: it would have written to others by then."""
+    apart: tuple[str, ...] = ()
+    """The arguments, or lists among them (``tensor_lists[1]``), whose tensors are written, no two in one place."""
+    alone: tuple[str, ...] = ()
+    """Those of ``apart`` that share no memory with what is read, either."""
 
     @property
     def positions(self) -> dict[str, int]:
@@ -97,11 +101,14 @@ def unserved_method(declaration: Declaration) -> Callable[..., Any]:
     return method
 
 
-def function(*asks: str, unserved: str | None = None, before: str = "", **where: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def function(
+    *asks: str, unserved: str | None = None, before: str = "", apart: str = "", alone: str = "", **where: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on.
 
     The annotations say what each argument may be (``interface.arguments``), ``where`` of which dtype and shape (``interface.layouts``): a call that
-    fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them).
+    fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them). ``apart`` names those whose
+    tensors are written and may not share memory with one another, ``alone`` those that may not with what is read, either (``tex.memory_checks``).
 
     Every name in ``asks`` must be a parameter without a default. ``unserved`` says of a function that no backend of this package serves what it
     needs ("needs NVSHMEM"); a vendor's backend may serve it like any other.
@@ -116,7 +123,10 @@ def function(*asks: str, unserved: str | None = None, before: str = "", **where:
         names = tuple(signature.parameters) if before == "*" else tuple(before.split())
         unknown = [argument for argument in (*where, *names) if argument not in signature.parameters]
         assert not unknown, f"{name} describes {unknown}, which are no parameters of it"
-        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved, where, names)
+        memory = tuple(apart.split()), tuple(alone.split())
+        unknown = [path for path in (*memory[0], *memory[1]) if path.partition("[")[0] not in signature.parameters]
+        assert not unknown, f"{name} keeps {unknown} apart, which are no parameters of it"
+        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved, where, names, *memory)
         return unserved_method(DECLARATIONS[name])
 
     return declare

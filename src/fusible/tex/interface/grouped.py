@@ -25,7 +25,7 @@ class Grouped:
     member alone. The functions raise ``ShapeError``, ``DTypeError`` or ``ArgumentError`` before anything is written.
     """
 
-    @function("A", "B", "transb", "D", A="n * any [* a]", B="n * any [* b]", bias="n * any", pre_gelu_out="n * any")
+    @function("A", "B", "transb", "D", A="n * any [* a]", B="n * any [* b]", bias="n * any", pre_gelu_out="n * any", alone="D")
     def te_general_grouped_gemm(
         self,
         A: list[Tensor],
@@ -55,7 +55,7 @@ class Grouped:
         ``pre_gelu_out``. ``m_splits``, the workspaces and ``math_sm_count`` change nothing.
         """
 
-    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32")
+    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_grouped_tensor(
         self,
         A: GroupedTensor | Sequence[Tensor],
@@ -79,7 +79,7 @@ class Grouped:
         counts as 0, without bias.
         """
 
-    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32")
+    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_discrete_in(
         self,
         A: GroupedTensor | Sequence[Tensor],
@@ -98,7 +98,7 @@ class Grouped:
     ) -> Any:
         """``te_general_grouped_gemm_for_grouped_tensor`` whose A is a list of tensors."""
 
-    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32")
+    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_discrete_out(
         self,
         A: GroupedTensor | Sequence[Tensor],

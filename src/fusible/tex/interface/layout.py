@@ -70,7 +70,7 @@ class Layout:
         for lists of unequal length.
         """
 
-    @function("inputs", inputs="k * any [a b c d]")
+    @function("inputs", inputs="k * any [a b c d]", alone="outputs")
     def multi_tensor_transpose_to_bhsd(
         self,
         inputs: Sequence[Tensor | None],

@@ -98,6 +98,7 @@ class MoE:
         topk_indices="integer [*m topk]",
         histogram="int32 [e bins]",
         bin_bounds="fp32 [2]",
+        apart="histogram topk_indices",
     )
     def fused_topk_with_score_function_qb_fwd(
         self,

@@ -19,11 +19,11 @@ class Optimizer:
     """Each works on ``tensor_lists``: lists of equally many tensors, the i-th of each list belonging together. Arithmetic is fp32, with one rounding
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale")
+    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale", apart="noop_flag tensor_lists[1]")
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
-    @function("tensor_lists", is_infinite="int32 (1)", scale="fp32 (1)", before="is_infinite scale")
+    @function("tensor_lists", is_infinite="int32 (1)", scale="fp32 (1)", before="is_infinite scale", apart="is_infinite tensor_lists[1]")
     def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: Tensor) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
@@ -42,7 +42,10 @@ class Optimizer:
     ) -> tuple[Any, Any]:
         """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
+    @function(
+        "tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
+        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
+    )
     def multi_tensor_adam(
         self,
         chunk_size: int,
@@ -64,7 +67,10 @@ class Optimizer:
         ``p`` is read from them and written to both. ``g`` is left alone, and ``noop_flag`` is not read.
         """
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay")
+    @function(
+        "tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
+        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
+    )
     def multi_tensor_adam_param_remainder(
         self,
         chunk_size: int,
@@ -85,7 +91,10 @@ class Optimizer:
         that is off by. Both are written. Raises ``DTypeError`` for other types.
         """
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype")
+    @function(
+        "tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype",
+        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
+    )
     def multi_tensor_adam_fp8(
         self,
         chunk_size: int,
@@ -115,6 +124,7 @@ class Optimizer:
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
+        apart="noop_flag tensor_lists",
     )
     def multi_tensor_adam_capturable(
         self,
@@ -144,6 +154,7 @@ class Optimizer:
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
+        apart="noop_flag tensor_lists",
     )
     def multi_tensor_adam_capturable_master(
         self,
@@ -162,7 +173,10 @@ class Optimizer:
     ) -> None:
         """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag")
+    @function(
+        "tensor_lists", noop_flag="int32 [1]", before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag",
+        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3]",
+    )
     def multi_tensor_sgd(
         self,
         chunk_size: int,
@@ -185,7 +199,7 @@ class Optimizer:
         is not 0.
         """
 
-    @function("tensor_lists", noop_flag="int32 [1]")
+    @function("tensor_lists", noop_flag="int32 [1]", apart="tensor_lists[1] tensor_lists[2]")
     def multi_tensor_compute_scale_and_scale_inv(
         self,
         chunk_size: int,
@@ -201,7 +215,7 @@ class Optimizer:
         below. ``noop_flag`` is not read. Raises ``DTypeError`` for other types.
         """
 
-    @function("tensor_lists")
+    @function("tensor_lists", apart="tensor_lists[1]")
     def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Tensor]]) -> None:
         """``[amax, out]``: ``out = e8m0(amax * (1 / 448))``, the exponent byte rounded up, of amaxes in fp32, bf16 or fp16; ``out`` is uint8.
 

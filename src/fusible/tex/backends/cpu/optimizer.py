@@ -26,8 +26,7 @@ class OptimizerKernels(Optimizer):
         check_float_lists(tensor_lists, (2,), "multi_tensor_scale", Tensor.numel, _FLOATING)
         inputs, outputs = tensor_lists
         written = _Written(outputs)
-        if not native.multi_tensor_scale(_contiguous(inputs), written.tensors, scale):
-            noop_flag.fill_(1)
+        native.multi_tensor_scale(_contiguous(inputs), written.tensors, scale, noop_flag)
         written.copy_back()
 
     def multi_tensor_l2norm(

@@ -31,6 +31,7 @@ from fusible.tex.backends.torch_backend.transpose import TransposeKernels
 from fusible.tex.checks import BLOCK_SCALED, PER_TENSOR, refused_kind
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
+from fusible.tex.memory_checks import writing_apart
 from fusible.tex.registry import registry
 
 __all__ = ["TorchBackend"]
@@ -61,6 +62,9 @@ def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
     for name in DECLARATIONS:
         method = getattr(cls, name)
         if method is not getattr(TEXBackendBase, name):
+            declaration = DECLARATIONS[name]
+            if declaration.apart or declaration.alone:
+                method = writing_apart(method, declaration)
             setattr(cls, name, _outside_autograd(method))
     return cls
 

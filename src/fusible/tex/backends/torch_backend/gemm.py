@@ -15,6 +15,7 @@ from fusible.tex.backends.torch_backend.operands import dense, flat
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
 from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
+from fusible.tex.layout_call import check_apart
 from fusible.tex.protocol import a_buffer, check_same_device, format_of, is_quantized, nominal, to_torch, transposed
 
 __all__ = ["GemmKernels"]
@@ -59,6 +60,8 @@ class GemmKernels(GEMM):
             raise NotServedError(expected("no comm_overlap", of="the torch backend's generic_gemm", got=type(comm_overlap).__name__, do="pass None"))
         job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
         _check_devices(A, B, D)
+        if D is not None:
+            check_apart(D, [x for x in (A, B) if type(x) in _PLAIN], "D of generic_gemm")
         if quantizer is None and D is not None and is_quantized(D):
             quantizer = D._quantizer
         if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:

@@ -1,0 +1,123 @@
+"""What a call writes shares no memory with what else it writes, nor, where it says so, with what it reads: checked before anything is written.
+
+Functions declare it (``interface.declare.function``: ``apart``, ``alone``); who computes one by several steps, of which a later one reads what an
+earlier one wrote, wraps its method here. A native kernel asks by itself (``cppsrc/include/fusible/overlap.hpp``).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusible.errors import ArgumentError, expected
+from fusible.tex.interface.declare import DECLARATIONS, Declaration
+
+__all__ = ["check_apart_of", "surely_apart", "writing_apart"]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _Span(NamedTuple):
+    """Where a tensor lies, whether it is written and ``alone``, and which it is: an argument's name, and its places in lists."""
+
+    begin: int
+    end: int
+    written: bool
+    alone: bool
+    argument: str
+    places: tuple[int, ...]
+    x: Tensor
+
+    def __str__(self) -> str:
+        return self.argument + "".join(f"[{place}]" for place in self.places)
+
+
+def writing_apart(method: Callable[..., Any], declaration: Declaration) -> Callable[..., Any]:
+    """``method`` of the function, which raises ``ArgumentError`` where a tensor that it writes shares memory as the declaration forbids."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_apart_of(declaration.name, declaration.signature.bind(*args, **kwargs).arguments)
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def surely_apart(lists: Iterable[Sequence[Any]]) -> bool:
+    """Whether all tensors of these lists are plain ones without gaps, and no two share memory: told in a fraction of the time of a full check."""
+    places: list[tuple[int, int]] = []
+    for tensors in lists:
+        for x in tensors:
+            if type(x) not in _PLAIN or not x.is_contiguous():
+                return False
+            places.append((x.data_ptr(), x.nbytes))
+    places.sort()
+    return all(begin + size <= after for (begin, size), (after, _) in pairwise(places) if size)
+
+
+def check_apart_of(function: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ``ArgumentError`` where a written tensor of a call shares memory as the declaration of ``function`` forbids."""
+    declaration = DECLARATIONS[function]
+    spans: list[_Span] = []
+    for name, value in arguments.items():
+        if isinstance(value, list | tuple | Tensor):
+            _collect(spans, value, name, (), name in declaration.apart, name in declaration.alone, declaration.apart)
+    spans.sort(key=_begin)
+    for i, one in enumerate(spans):
+        end, written, alone = one[1:4]
+        for other in spans[i + 1 :]:
+            if other[0] >= end:
+                break
+            both = written and other.written
+            if (both or ((written or other.written) and (alone or other.alone))) and _meet(one.x, other.x):
+                first, second = (one, other) if written else (other, one)
+                of = f"{first} of {function}"
+                raise ArgumentError(expected("memory of its own", of=of, got=f"that of {second}", do="pass a tensor that shares none"))
+
+
+_begin = operator.itemgetter(0)
+
+
+def _collect(
+    spans: list[_Span], value: Any, name: str, places: tuple[int, ...], apart: bool, alone: bool, listed: tuple[str, ...]
+) -> None:
+    """Add the plain tensors of an argument; ``listed`` may name one of its lists (``tensor_lists[1]``)."""
+    if isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _collect(spans, item, name, (*places, i), apart or (not places and f"{name}[{i}]" in listed), alone, listed)
+    elif type(value) in _PLAIN and value.layout is torch.strided and value.numel() and value.device.type != "meta":
+        begin = value.data_ptr()
+        size = value.nbytes if value.is_contiguous() else _extent(value)
+        spans.append(_Span(begin, begin + size, apart or alone, alone, name, places, value))
+
+
+def _extent(x: Tensor) -> int:
+    """The bytes from the first element of a tensor to the end of the last."""
+    return (1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+
+
+def _meet(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors whose extents meet have an element in common; of tensors without gaps that is so."""
+    if x.is_contiguous() and y.is_contiguous():
+        return True
+    if x.dim() != y.dim() or x.stride() != y.stride() or x.element_size() != y.element_size():
+        return True  # who knows: tensors of different strides are told apart by their extents alone
+    distance, width = y.data_ptr() - x.data_ptr(), x.element_size()
+    return _within(distance, [(stride * width, m, n) for stride, m, n in zip(x.stride(), x.shape, y.shape, strict=True)], width)
+
+
+def _within(distance: int, dims: list[tuple[int, int, int]], width: int) -> bool:
+    """Whether whole steps of ``dims`` (bytes, and the sizes of both tensors), of which each is longer than the rest together, make the distance."""
+    if not dims:
+        return -width < distance < width
+    (step, m, n), rest = dims[0], dims[1:]
+    if not step:
+        return _within(distance, rest, width)
+    steps = distance // step
+    return any(1 - n <= k <= m - 1 and _within(distance - k * step, rest, width) for k in (steps, steps + 1))
