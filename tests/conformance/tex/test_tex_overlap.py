@@ -111,10 +111,14 @@ def tried(entry: Record, samples: int, most: tuple[int, int]) -> Counter[str]:
     return found
 
 
+SHARED_BYTES = ("nvfp4_multi_tensor_2d_partial_cast",)
+"""Functions whose results may share a byte, of which each writes its half."""
+
 WRITING = [
     pytest.param(entry, id=entry.function)
     for entry in TABLE.values()
     if "dropout" not in entry.function  # two calls give different numbers
+    and entry.function not in SHARED_BYTES
     and any(True for sample in entry.samples(entry.dtypes[0])[:SAMPLES] for _ in pairs(sample, (1, 1)))
 ]
 
@@ -137,7 +141,7 @@ def test_tensors_in_one_place_are_right_or_refused_in_every_sample(entry: Record
 def test_several_results_of_a_call_never_share_memory() -> None:
     """Of every function that says which tensors it writes: each of these in the place of each other."""
     declared = {name for name, declaration in DECLARATIONS.items() if declaration.apart or declaration.alone}
-    assert len(declared) >= 24 and declared - set(TABLE) <= {"multi_tensor_adam_capturable_master"}
+    assert len(declared) >= 23 and declared - set(TABLE) <= {"multi_tensor_adam_capturable_master"}
 
 
 def test_parts_of_a_packed_tensor_lie_apart() -> None:

@@ -283,7 +283,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("nvfp4_compute_global_scale", {"global_amax": X, "global_scale": TILES}, ShapeError, r"shape \[8\] of global_scale"),
     (
         "mxfp8_scaling_compute_partial_amax",
-        {"input": X, "amax_rowwise": TILES, "amax_colwise": TILES, "rows": 2, "cols": 4, "start_offset": 0},
+        {"input": X, "amax_rowwise": TILES, "amax_colwise": TILES.clone(), "rows": 2, "cols": 4, "start_offset": 0},
         ShapeError,
         r"at least \[2, 1\] of amax_rowwise",
     ),
@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
 
 def test_a_list_is_checked_before_its_first_tensor_is_written(runner: Runner) -> None:
     amax, of_all = torch.full((1, 1), 7.0), torch.full((1,), 7.0)
-    lists = {"master_weight_list": [X + 1, X], "partial_amax_list": [amax] * 2, "global_amax_list": [of_all] * 2, "h_list": [4, 4], "w_list": [4, 4]}
+    lists = {"master_weight_list": [X + 1, X], "partial_amax_list": [amax, amax.clone()], "global_amax_list": [of_all, of_all.clone()], "h_list": [4, 4], "w_list": [4, 4]}
     with pytest.raises(ShapeError, match="elements within 0 to 16"):
         runner("nvfp4_multi_tensor_compute_partial_amax", **lists, start_offset_list=[0, 9])
     with pytest.raises(ArgumentError, match="lists of equal length"):
