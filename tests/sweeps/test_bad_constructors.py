@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bad_calls import words
+from wrong_values import words
 
 import fusible
 from fusible import nvte, ops, quantized

@@ -53,23 +53,25 @@ def lengths(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
 
 CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = [
     ("rank 1", lambda m: m(torch.zeros(8)), ShapeError,
-     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of a module's input, got shape [8]: reshape it."),
+     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of x of Residual -> LayerNorm -> Linear -> ..., "
+     "got shape [8]: reshape it."),
     ("rank 4", lambda m: m(torch.zeros(1, 2, 3, 8)), ShapeError,
-     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of a module's input, got shape [1, 2, 3, 8]: reshape it."),
+     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of x of Residual -> LayerNorm -> Linear -> ..., "
+     "got shape [1, 2, 3, 8]: reshape it."),
     ("rank 3 with lengths", lambda m: m(torch.zeros(2, 3, 8), lengths(3, 3)), ShapeError,
-     "Expected a tensor [tokens, hidden] with seq_lens of a module's input, got shape [2, 3, 8]: reshape it."),
+     "Expected a tensor [tokens, hidden], as lengths are given, of x of Residual -> LayerNorm -> Linear -> ..., got shape [2, 3, 8]: reshape it."),
     ("width", lambda m: m(torch.zeros(4, 7)), ShapeError,
      "Expected 8 columns of the input of LayerNorm(8), got 7: give a tensor whose last dimension is that wide."),
     ("float64", lambda m: m(torch.zeros(4, 8, dtype=torch.float64)), DTypeError,
-     "Expected fp32, fp16 or bf16 of a module's input, got float64: cast it."),
+     "Expected fp32, fp16 or bf16 of x of Residual -> LayerNorm -> Linear -> ..., got float64: cast it."),
     ("integers", lambda m: m(torch.zeros(4, 8, dtype=torch.int64)), DTypeError,
-     "Expected fp32, fp16 or bf16 of a module's input, got int64: cast it."),
+     "Expected fp32, fp16 or bf16 of x of Residual -> LayerNorm -> Linear -> ..., got int64: cast it."),
     ("8-bit floats", lambda m: m(torch.zeros(4, 8).to(torch.float8_e4m3fn)), DTypeError,
-     "Expected fp32, fp16 or bf16 of a module's input, got float8_e4m3fn: cast it."),
+     "Expected fp32, fp16 or bf16 of x of Residual -> LayerNorm -> Linear -> ..., got float8_e4m3fn: cast it."),
     ("no tensor", lambda m: m([[0.0] * 8]), DTypeError,
-     "Expected a torch.Tensor of a module's input, got list: convert it."),
+     "Expected a torch.Tensor of x of Residual -> LayerNorm -> Linear -> ..., got list: convert it."),
     ("device", lambda m: m(torch.zeros(4, 8, device="meta")), ArgumentError,
-     "Expected a tensor on cpu, where the parameters are of a module's input, got meta: move one of them."),
+     "Expected a tensor on cpu, where the parameters are, of x of Residual -> LayerNorm -> Linear -> ..., got meta: move one of them."),
     ("lengths that are too short", lambda m: m(torch.zeros(4, 8), lengths(1, 2)), ShapeError,
      "Expected lengths that add up to the 4 tokens of x of seq_lens, got a sum of 3: check the lengths."),
     ("lengths that are too long", lambda m: m(torch.zeros(4, 8), lengths(4, 1)), ShapeError,
@@ -118,9 +120,9 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("an odd gate", lambda: SwiGLU()(torch.zeros(2, 7)), ShapeError,
      "Expected an even number of columns of the input of SwiGLU(), got 7: give two halves, the gate first."),
     ("the width of a product", lambda: Sequential(Linear(4, 6), Linear(5, 3))(torch.zeros(2, 4)), ShapeError,
-     "Expected 5 columns of the input of MMT(5 -> 3), got 6: give a tensor whose last dimension is that wide."),
+     "Expected 5 columns of the input of MMT(5 -> 3) of Linear -> Linear, got 6: give a tensor whose last dimension is that wide."),
     ("the width of attention", lambda: MultiHeadedSelfAttention(8, 2)(torch.zeros(2, 8)), ShapeError,
-     "Expected 24 columns of the input of DotProductAttention(heads=2, groups=2, head_width=4, causal=True), got 8: "
+     "Expected 24 columns of the input of DotProductAttention(heads=2, groups=2, head_width=4, causal=True) of MultiHeadedSelfAttention, got 8: "
      "give a tensor whose last dimension is that wide."),
     ("heads", lambda: MultiHeadedSelfAttention(8, 3), ArgumentError,
      "Expected a divisor of the 8 features of the number of heads, got 3: choose another number."),
@@ -182,7 +184,7 @@ def test_parameters_on_two_devices() -> None:
     net = Sequential(Linear(4, 4), Linear(4, 4, device="meta"))
     with pytest.raises(ArgumentError) as raised:
         net(torch.zeros(2, 4))
-    assert str(raised.value) == "Expected a tensor on meta, where the parameters are of a module's input, got cpu: move one of them."
+    assert str(raised.value) == "Expected a tensor on meta, where the parameters are, of x of Linear -> Linear, got cpu: move one of them."
 
 
 def test_nvte_tensors_are_immutable() -> None:

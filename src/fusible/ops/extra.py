@@ -74,7 +74,7 @@ class AddExtra(Op):
         """The side input, unquantized. Raises ``ShapeError`` unless it has the ``shape`` of x."""
         extra = sides[self.name]
         if extra.shape != tuple(shape):
-            raise ShapeError(expected(f"shape {list(shape)}", of=f"the side input {self.name!r}", got=list(extra.shape), do="give x's shape"))
+            raise ShapeError(expected(f"shape {list(shape)}", of=f"the side input of {self!r}", got=list(extra.shape), do="give x's shape"))
         return nvte.dequantize(extra, DType.Float32) if nvte.is_quantized_type(extra.type) else extra
 
     def backward(self, ctx: Context, dy: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor], dict[str, nvte.Tensor | None]]:

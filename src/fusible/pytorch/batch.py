@@ -45,20 +45,22 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = Fal
     up, ``DTypeError`` for lengths that are no int32.
     """
     if not isinstance(x, torch.Tensor):
-        raise DTypeError(expected("a torch.Tensor", of="a module's input", got=type(x).__qualname__, do="convert it"))
+        raise DTypeError(expected("a torch.Tensor", of="x", got=type(x).__qualname__, do="convert it"))
     shape = tuple(x.shape)
     if len(shape) == 3 and seq_lens is None:
         lengths = torch.full(shape[:1], shape[1], dtype=torch.int32) if apart else None
         return Batch(x.reshape(shape[0] * shape[1], shape[2]), shape[:2], lengths, shape[1])
     if len(shape) != 2:
-        wanted = "[tokens, hidden] with seq_lens" if seq_lens is not None else "[tokens, hidden] or [batch, seq, hidden]"
-        raise ShapeError(expected(f"a tensor {wanted}", of="a module's input", got=f"shape {list(shape)}", do="reshape it"))
+        wanted = "[tokens, hidden], as lengths are given," if seq_lens is not None else "[tokens, hidden] or [batch, seq, hidden]"
+        raise ShapeError(expected(f"a tensor {wanted}", of="x", got=f"shape {list(shape)}", do="reshape it"))
     if seq_lens is None:
         return Batch(x, shape[:1], torch.tensor(shape[:1], dtype=torch.int32) if apart else None, shape[0])
     return Batch(x, shape[:1], seq_lens, _check_lengths(seq_lens, shape[0]))
 
 
 def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> int:
+    if isinstance(seq_lens, torch.Tensor) and seq_lens.is_meta:
+        raise ArgumentError(expected("a tensor with data", of="seq_lens", got="one on meta", do="make it on another device"))
     if not isinstance(seq_lens, torch.Tensor) or seq_lens.dtype != torch.int32 or seq_lens.ndim != 1:
         got = f"{seq_lens.dtype} {list(seq_lens.shape)}" if isinstance(seq_lens, torch.Tensor) else type(seq_lens).__qualname__
         raise DTypeError(expected("an int32 tensor [sequences]", of="seq_lens", got=got, do="give one length per sequence"))

@@ -9,10 +9,10 @@ import torch
 
 from fusible import nvte
 from fusible.compute_pipeline import Plan
-from fusible.errors import ArgumentError, CheckpointError, ShapeError, expected
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, ShapeError, expected
 from fusible.nvte import DType, Tensor
 
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "check_cache"]
 
 
 class KVCache:
@@ -150,3 +150,9 @@ class KVCache:
 
     def __repr__(self) -> str:
         return f"KVCache({len(self._lengths)} sequences, capacity={self.capacity}, page_size={self.page_size}, lengths={list(self._lengths)})"
+
+
+def check_cache(cache: Any) -> None:
+    """Raise ``DTypeError`` for what is no cache."""
+    if not isinstance(cache, KVCache):
+        raise DTypeError(expected("a KVCache", of="cache", got=type(cache).__qualname__, do="make one for the sequences"))

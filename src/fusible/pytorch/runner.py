@@ -16,7 +16,8 @@ from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
 from fusible.pytorch.executors import DIRECT, Executor, make_executor
-from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.kv_cache import KVCache, check_cache
+from fusible.pytorch.refusals import check_dense, refuse, title_of
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.sequence_parallel import mark
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
@@ -72,6 +73,8 @@ class PipelineRunner:
 
     batched = True
     """Whether an input is read as a batch of sequences (``read_batch``)."""
+    argument = "x"
+    """What the modules' callers call the input."""
 
     def __init__(self, bound: Sequence[BoundOp], executor: str = "eager") -> None:
         self.executor: Executor = make_executor(executor)
@@ -114,8 +117,14 @@ class PipelineRunner:
 
     def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``."""
-        batch = read_batch(x, seq_lens, cache is not None)
-        return batch.restore(self.run(batch.x, (), {}, batch, cache)[0])
+        try:
+            batch = read_batch(x, seq_lens, cache is not None)
+            if cache is not None:
+                check_cache(cache)
+            return batch.restore(self.run(batch.x, (), {}, batch, cache)[0])
+        except Exception as error:
+            self.refuse(error, x, ())
+            raise
 
     def run(
         self,
@@ -129,8 +138,13 @@ class PipelineRunner:
         ``x`` are sequences, for ops that look at it."""
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
+        if x.layout is not torch.strided:
+            check_dense(x, f"{self.argument} of {self.title}")
         if extra:
             extra = [value.dequantize() if isinstance(value, QuantizedTensor) else value for value in extra]
+            for place, value in enumerate(extra):
+                if value.layout is not torch.strided:
+                    check_dense(value, f"extra input {place} of {self.title}")
         repeated = torch._C._current_graph_task_id() != -1
         context = self._context_of_call(repeated)
         args = self.parameters()
@@ -147,6 +161,21 @@ class PipelineRunner:
             y = PipelineFunction.apply(call, index, y, *args[segment.args], *extra)
         self.commit(call)
         return y if isinstance(y, tuple) else (y,)
+
+    def refuse(self, error: Exception, x: Any, extra: Sequence[Any]) -> None:
+        """Raise what is to be said of ``error``, which a call with these arguments raised, in its place; else let it say of which modules."""
+        known = {type(module).__name__ for module in (*self._modules, *self.called)} | {"seq_lens", "cache", "KVCache"}
+        refuse(error, known, self.title, {self.argument: x, **{f"extra input {place}": value for place, value in enumerate(extra)}})
+
+    @property
+    def title(self) -> str:
+        """The modules that are run, in a sentence."""
+        return title_of(self.called)
+
+    @property
+    def called(self) -> Sequence[Any]:
+        """The modules as the caller knows them."""
+        return self._modules
 
     def infer(
         self,
@@ -224,6 +253,9 @@ class PipelineRunner:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
         if plan.uncached is not None:
             raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(plan.uncached), do="call it on whole sequences"))
+        if batch is not None and batch.x.device != cache.device:
+            got = f"one on {cache.device}"
+            raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is,", of="a call with a cache", got=got, do="make it there"))
         return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch is not None and batch.seq_lens is not None else None
 
     def _context_of_call(self, repeated: bool) -> autocast:
@@ -262,12 +294,12 @@ class PipelineRunner:
         signatures: Any, _: Any, training: tuple[bool, ...], whole: bool, fusions: int, sides: tuple[bool, ...], fused: tuple[Any, ...],
     ) -> PlanRequest:  # fmt: skip
         if dtype not in _ACTIVATIONS:
-            raise DTypeError(expected("fp32, fp16 or bf16", of="a module's input", got=str(dtype).removeprefix("torch."), do="cast it"))
+            got = str(dtype).removeprefix("torch.")
+            raise DTypeError(expected("fp32, fp16 or bf16", of=f"{self.argument} of {self.title}", got=got, do="cast it"))
         for arg in args:
             if arg.device != device:
-                raise ArgumentError(
-                    expected(f"a tensor on {arg.device}, where the parameters are", of="a module's input", got=str(device), do="move one of them")
-                )
+                wanted, of = f"a tensor on {arg.device}, where the parameters are,", f"{self.argument} of {self.title}"
+                raise ArgumentError(expected(wanted, of=of, got=str(device), do="move one of them"))
         types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, signatures, strict=True)])
         arg_types = tuple(tuple(next(types) for _ in b.parameters) for b in self.bound)
         named = tuple(zip(self.sides, sides, strict=True))

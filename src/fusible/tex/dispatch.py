@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fusible.errors import ArgumentError, expected
 from fusible.locks import Lock
 from fusible.tex.examination import blame, check_before
 from fusible.tex.interface.base import TEXBackendBase
@@ -63,6 +64,9 @@ def _request(declaration: Declaration, key: tuple[Any, ...]) -> Request:
 
 
 def _chosen(request: Request) -> Callable[..., Any]:
+    devices = request.devices
+    if "meta" in devices and len(devices) > 1:  # torch writes nothing, and says nothing, where one operand of a sum in place has no data
+        raise ArgumentError(expected("tensors on one device", of=request.function, got=", ".join(sorted(devices)), do="give all of them data"))
     backend = registry.choose(request)
     method = getattr(backend, request.function)
     if not _recorders:

@@ -34,6 +34,7 @@ class OperationFuser(PipelineRunner):
     """
 
     batched = False
+    argument = "input"
 
     def __init__(self, ops: Sequence[BaseModule], *, executor: str = "eager", blocks: Sequence[tuple[int, ...]] | None = None) -> None:
         """``blocks``: of each of ``ops`` the containers in which it stands, as of ``BoundOp``; by default all are in one."""
@@ -50,6 +51,10 @@ class OperationFuser(PipelineRunner):
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
         super()._take(entries)
         self._fused: tuple[tuple[Any, ...], tuple[tuple[int, int, Fusion], ...]] | None = None
+
+    @property
+    def called(self) -> Sequence[Any]:
+        return self.operations
 
     @property
     def num_extra_inputs(self) -> int:
@@ -76,7 +81,11 @@ class OperationFuser(PipelineRunner):
                     of = f"{type(self.basic_ops[position]).__name__}.op_forward"
                     raise ArgumentError(expected("no keyword arguments", of=of, got=got, do="leave them out"))
                 notes["kwargs", position] = kwargs
-        outputs = self.run(x, extra_inputs, notes)
+        try:
+            outputs = self.run(x, extra_inputs, notes)
+        except Exception as error:
+            self.refuse(error, x, extra_inputs)
+            raise
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def explain(self, x: torch.Tensor | None = None, recipe: Recipe | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,0 +1,45 @@
+"""Whether an error is clear, and how many bad calls came to what."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from wrong_values import words
+
+from fusible.errors import FusibleError
+
+__all__ = ["Scores", "score"]
+
+SENTENCE = re.compile(r"Expected \S.* of \S.*, got .*: \S.*\.")
+
+
+def score(error: BaseException, names: Iterable[str], *, changed: bool = False) -> str:
+    """"clear", or why it is not: an error that is Fusible's own, of one sentence (what was expected, of what, what came, what to do) that has one of
+    ``names``, and was raised before anything was ``changed``."""
+    text, wrong = str(error), []
+    if changed:
+        wrong.append("changed")
+    if not isinstance(error, FusibleError):
+        wrong.append(f"a {type(error).__name__}")
+    elif "\n" in text:
+        wrong.append("several lines")
+    elif words(text).isdisjoint(names):
+        wrong.append("no name")
+    elif not SENTENCE.fullmatch(text):
+        wrong.append("no such sentence")
+    return ", ".join(wrong) or "clear"
+
+
+class Scores:
+    """The outcomes of bad calls by kind; ``unclear``: those that are not as they should be."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        self.unclear: list[str] = []
+
+    def add(self, call: object, kind: str, error: BaseException | None = None) -> None:
+        self.counts[kind] += 1
+        if kind not in ("clear", "accepted", "right afterwards"):
+            self.unclear.append(f"{call}: {kind}: {type(error).__name__ if error else ''}: {str(error)[:250]}")
