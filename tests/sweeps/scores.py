@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from wrong_values import words
 
-from fusible.errors import FusibleError
+from fusible.errors import FusibleError, NotServedError
 
 __all__ = ["Scores", "score"]
 
@@ -27,7 +27,7 @@ def score(error: BaseException, names: Iterable[str], *, changed: bool = False) 
         wrong.append("several lines")
     elif words(text).isdisjoint(names):
         wrong.append("no name")
-    elif not SENTENCE.fullmatch(text):
+    elif not SENTENCE.fullmatch(text) and not isinstance(error, NotServedError):  # which has the reason of each backend
         wrong.append("no such sentence")
     return ", ".join(wrong) or "clear"
 

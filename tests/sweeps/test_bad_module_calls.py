@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -51,12 +51,7 @@ class Call(NamedTuple):
         return f"{self.subject.name} under {self.recipe}: {self.argument} {self.what}"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _alone() -> Iterator[None]:
-    """Collectives among one process."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def _calls(subjects: Iterable[Subject], recipes: Iterable[str]) -> list[Call]:

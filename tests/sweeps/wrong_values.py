@@ -38,7 +38,7 @@ def _tensors(x: torch.Tensor) -> Iterator[tuple[str, Any]]:
         yield "wider", torch.ones((*x.shape[:-1], x.shape[-1] + 1)).to(x.dtype)
     yield "meta", x.detach().to("meta")
     if x.layout is torch.strided and x.ndim:
-        yield "sparse", torch.zeros(x.shape).to_sparse()
+        yield "sparse", x.detach().to_sparse()
     if x.ndim and x.numel():
         spread = torch.empty((*x.shape, 2), dtype=x.dtype)[..., 0]
         spread.copy_(x.detach())
@@ -121,7 +121,7 @@ def state(x: Any, seen: set[int] | None = None) -> Iterator[Any]:
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -143,7 +143,7 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("an op", lambda: ComputePipeline([Linear(2, 2)]), DTypeError,  # type: ignore[list-item]
      "Expected fusible.ops.Op of a pipeline's list, got Linear: give operations."),
     ("a slot", lambda: nvte.cast(make_nvte_tensor(torch.ones(2, 2)), QuantizedType(DType.Float8E4M3, "delayed", "0.x")), ArgumentError,
-     "Expected a scale named '0.x' of the running pass, got none: run inside nvte.running(Pass)."),
+     "Expected a scale named '0.x' of the running pass of cast, got none: run inside nvte.running(Pass)."),
     ("a quantized type", lambda: QuantizedType(DType.BFloat16, "current"), DTypeError,
      "Expected an element type of 8 or 4 bits of a QuantizedType, got bf16: use Float8E4M3 or Float8E5M2."),
     ("a scaling", lambda: QuantizedType(DType.Float8E4M3, "delayed"), DTypeError,
@@ -152,7 +152,7 @@ MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("a quantizer's format", lambda: Float8Quantizer(torch.ones(1), torch.zeros(1), 6), DTypeError,
      "Expected kFloat8E4M3 or kFloat8E5M2 of fp8_dtype of Float8Quantizer, got 6: pass one."),
     ("a tensor of float64", lambda: make_nvte_tensor(torch.zeros(2, dtype=torch.float64)), DTypeError,
-     "Expected fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64 of a tensor, got torch.float64: cast it."),
+     "Expected fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64 of a tensor of make_nvte_tensor, got torch.float64: cast it."),
     ("a fusion without types", lambda: register_fusion_forward(lambda a, x: a), DTypeError,
      "Expected parameters (op types, x: nvte.Tensor) of the forward fusion <lambda>, got (a, x): annotate each parameter with its type."),
 ]  # fmt: skip

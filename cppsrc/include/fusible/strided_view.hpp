@@ -13,8 +13,8 @@ namespace fusible {
 struct StridedView : TensorBase {
     std::int64_t strides[kMaxDims] = {};  // in elements
 
-    /// Whether the elements of a row (the last dimension) are neighbours.
-    bool rows_are_contiguous() const { return ndim == 0 || shape[ndim - 1] <= 1 || strides[ndim - 1] == 1; }
+    /// Whether the elements of a row (the last dimension) are neighbours. Of no rows they are, whatever their stride.
+    bool rows_are_contiguous() const { return ndim == 0 || shape[ndim - 1] <= 1 || strides[ndim - 1] == 1 || numel() == 0; }
 
     bool is_contiguous() const {
         std::int64_t stride = 1;

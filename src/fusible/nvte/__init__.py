@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from fusible.nvte.activation import (
     cast_transpose_dbias_dgelu_checked,
     cast_transpose_dgeglu_checked,
@@ -103,6 +105,7 @@ from fusible.nvte.grouped import (
     stack,
     unstack,
 )
+from fusible.nvte.kinds import EXACT, KINDS
 from fusible.nvte.kv_cache import KVCache, append_kv, attention_cached
 from fusible.nvte.matmul import (
     matmul,
@@ -123,6 +126,7 @@ from fusible.nvte.matmul import (
 from fusible.nvte.normalization import dl2norm, dlayernorm, dlayernorm_add, drmsnorm, drmsnorm_add, l2norm, layernorm, rmsnorm
 from fusible.nvte.rescaling import exponent_of, is_rescalable, rescale
 from fusible.nvte.tensor import Tensor, make_nvte_tensor
+from fusible.tex.functions import checked
 
 __all__ = [
     "AttentionAux",
@@ -281,3 +285,7 @@ __all__ = [
     "unstack",
     "zeros",
 ]
+
+for _word in __all__:
+    if inspect.isfunction(globals()[_word]):
+        globals()[_word] = checked(globals()[_word], known=KINDS, exact=EXACT, module=__name__)

@@ -116,7 +116,7 @@ def _scaled_pair(name: str, forward: Callable, backward: Callable) -> tuple[Scal
         dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         quantizer = quantizer_for(type)
-        dx, dscales = backward(dy.data, x.data, scales.data, quantizer, *options, scales_gradient)
+        dx, dscales = backward(dy.data, x.data, scales.data, quantizer, *options, compute_scale_grad=scales_gradient)
         return emit(dx, type, quantizer), Tensor(dscales, scales.type) if scales_gradient else None
 
     word.__name__, dword.__name__ = name, backward.__name__

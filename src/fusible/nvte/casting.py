@@ -13,8 +13,8 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte.dtype import DType, QuantizedType, Type, is_quantized_type
 from fusible.nvte.execution import current_pass
 from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype
-from fusible.nvte.tensor import Tensor
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
+from fusible.nvte.tensor import Data, Tensor
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage, GroupedTensorStorage, Quantizer
 
 __all__ = [
     "bgrad_cast",
@@ -54,7 +54,7 @@ def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
     return descriptor
 
 
-def emit(data: Any, type: Type, quantizer: Any) -> Tensor:
+def emit(data: Data, type: Type, quantizer: Quantizer | None) -> Tensor:
     """Wrap what a tex call gave for ``type``: notes the amax that the call observed in the running pass, casts what is not yet of the type."""
     if quantizer is None:
         return cast(Tensor(data, nvte_dtype(data.dtype)), type) if isinstance(type, QuantizedType) else plain(data, type)
@@ -63,12 +63,12 @@ def emit(data: Any, type: Type, quantizer: Any) -> Tensor:
     return Tensor(data, type)
 
 
-def plain(data: Any, type: DType) -> Tensor:
+def plain(data: Data, type: DType) -> Tensor:
     """Wrap unquantized data, cast where it is not of the type."""
     return Tensor(data if nvte_dtype(data.dtype) is type else tex.prim.cast(data, type), type)
 
 
-def note_amax(slot: str, amax: Any) -> None:
+def note_amax(slot: str, amax: Data) -> None:
     """Leave an amax (fp32 ``[1]``) with the running pass. Raises ``ArgumentError`` where the pass has one of that slot: code of the caller's may have
     quantized by a neighbour's quantizer what it then handed on unquantized."""
     amaxes = current_pass().amaxes
@@ -78,7 +78,7 @@ def note_amax(slot: str, amax: Any) -> None:
     amaxes[slot] = amax
 
 
-def quantize(x: Tensor, type: QuantizedType, scale: Any = None) -> tuple[Tensor, Any]:
+def quantize(x: Tensor, type: QuantizedType, scale: Data | None = None) -> tuple[Tensor, Any]:
     """``(q, amax)``: ``x`` in an 8-bit type, and ``max|x|`` (fp32 ``[1]``; None under current scaling, which keeps it to itself).
 
     ``scale`` (fp32 ``[1]``) defaults to the running pass's for the type's slot. Notes nothing in the pass.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from fusible import tex
 from fusible.nvte.dtype import DType, QuantizedType, Type
@@ -22,8 +22,11 @@ from fusible.tex.protocol import outer
 
 __all__ = ["all_gather", "all_reduce", "has_own_blocks", "over", "reduce_scatter", "share_amax"]
 
+Group: TypeAlias = Any
+"""Which processes: what ``tex.prim.all_gather`` takes."""
 
-def all_gather(x: Tensor, group: Any, *, rowwise: bool = True, columnwise: bool = True) -> Tensor:
+
+def all_gather(x: Tensor, group: Group, *, rowwise: bool = True, columnwise: bool = True) -> Tensor:
     """The rows of all processes: ``[tokens / processes, ..] -> [tokens, ..]``.
 
     ``x`` is unquantized, or has one scale, the same in all of them, or is in MXFP8 and ``has_own_blocks``: then of its two copies those that are
@@ -47,7 +50,7 @@ def has_own_blocks(shape: Sequence[int], type: Type | None) -> bool:
     return outer(shape) % BLOCK_FORMATS["mxfp8"].length == 0 and not type.quantizer.optimize_for_gemm
 
 
-def _gathered_blocks(x: Tensor, group: Any, copies: dict[str, bool]) -> Tensor:
+def _gathered_blocks(x: Tensor, group: Group, copies: dict[str, bool]) -> Tensor:
     fields = x.data.get_metadata()
     for way, asked in copies.items():
         data, scales = fields[f"{way}_data"], fields[f"{way}_scale_inv"]
@@ -68,17 +71,17 @@ def _lines(x: Any, count: int) -> Any:
     return tex.prim.concatenate([x, tex.prim.full((count - have, width), 0, DType.Byte, x)], 0) if have < count else x
 
 
-def reduce_scatter(x: Tensor, group: Any) -> Tensor:
+def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """The process's own rows of the sum over the group: ``[tokens, ..] -> [tokens / processes, ..]``; ``x`` is unquantized."""
     return Tensor(tex.prim.reduce_scatter(x.data, group), x.type)
 
 
-def all_reduce(x: Tensor, group: Any, reduction: str = "sum") -> Tensor:
+def all_reduce(x: Tensor, group: Group, reduction: str = "sum") -> Tensor:
     """The sum, ``"max"`` or ``"mean"`` of ``x``, unquantized, over the group, in every process of it."""
     return Tensor(tex.prim.all_reduce(x.data, group, reduction), x.type)
 
 
-def over(type: Type | None, group: Any) -> Type | None:
+def over(type: Type | None, group: Group) -> Type | None:
     """The type in which each process quantizes rows of one tensor, for ``all_gather``, where the tensor is asked for in ``type``.
 
     None where blocks of several processes may be one block of the whole: such a tensor is gathered first.
@@ -95,7 +98,7 @@ def over(type: Type | None, group: Any) -> Type | None:
     return replace(type, quantizer=quantizer)
 
 
-def share_amax(type: Type | None, group: Any) -> None:
+def share_amax(type: Type | None, group: Group) -> None:
     """Let the amax that the running pass has observed for ``type``, under delayed scaling, be the group's largest."""
     state = current_pass()
     if isinstance(type, QuantizedType) and type.slot in state.amaxes and state.kind != "inference":

@@ -136,7 +136,8 @@ def is_quantized_type(type: Type) -> bool:
 
 def is_fp8(of: object) -> bool:
     """Whether a type, or a tensor with a ``dtype``, is 8-bit floating point."""
-    return element(getattr(of, "dtype", of)) in _FP8  # type: ignore[arg-type]
+    dtype = element(getattr(of, "dtype", of))  # type: ignore[arg-type]
+    return isinstance(dtype, DType) and dtype in _FP8
 
 
 def bit_width(dtype: DType) -> int:

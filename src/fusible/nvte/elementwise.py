@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible import tex
-from fusible.errors import ShapeError, expected
+from fusible.errors import DTypeError, ShapeError, expected
 from fusible.nvte.casting import cast as _cast
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
+from fusible.tex.interface.domains import Count
 
 __all__ = [
     "add",
@@ -62,12 +63,12 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     return Tensor(held.view(tuple(shape)), type_)
 
 
-def interleave(x: Tensor, size: int) -> Tensor:
+def interleave(x: Tensor, size: Count) -> Tensor:
     """The two halves of each row, cut into blocks of ``size`` columns, by turns: ``[a0 a1 .. b0 b1 ..]`` as ``[a0 b0 a1 b1 ..]``."""
     return _blocks_exchanged(x, 2, x.shape[-1] // (2 * size), size)
 
 
-def deinterleave(x: Tensor, size: int) -> Tensor:
+def deinterleave(x: Tensor, size: Count) -> Tensor:
     """The inverse of ``interleave``: ``[a0 b0 a1 b1 ..]`` as ``[a0 a1 .. b0 b1 ..]``."""
     return _blocks_exchanged(x, x.shape[-1] // (2 * size), 2, size)
 
@@ -90,7 +91,11 @@ def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
 
 
 def concatenate(xs: Sequence[Tensor], dim: int) -> Tensor:
-    """Tensors of one (unquantized) type side by side along ``dim``."""
+    """Tensors of one (unquantized) type side by side along ``dim``. Raises ``DTypeError`` for others."""
+    types = {x.type for x in xs}
+    if len(types) > 1 or any(map(is_quantized_type, types)):
+        got, do = ", ".join(sorted(map(str, types))), "cast them to one type that is not quantized"
+        raise DTypeError(expected("tensors of one type", of="xs of concatenate", got=got, do=do))
     return Tensor(tex.prim.concatenate([x.data for x in xs], dim), xs[0].type)
 
 

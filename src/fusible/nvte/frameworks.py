@@ -40,7 +40,7 @@ def nvte_dtype(dtype: Any) -> DType:
     """The element type of a framework's dtype. Raises ``DTypeError`` for one that has none here (float64, int16, ...)."""
     try:
         return _ALL[dtype]
-    except KeyError:
+    except (KeyError, TypeError):  # what cannot be looked up is none
         raise DTypeError(expected("fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64", of="a tensor", got=str(dtype), do="cast it")) from None
 
 

@@ -20,6 +20,7 @@ from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8Quantizer, GroupedTensorStorage
 from fusible.tex.block_layout import BLOCK_FORMATS
+from fusible.tex.interface.domains import Count
 
 __all__ = [
     "check_sizes",
@@ -60,7 +61,7 @@ def rows_together(types: Sequence[Type]) -> int:
 _TOGETHER = {name: form.length for name, form in BLOCK_FORMATS.items() if form.whole}
 
 
-def grouped_pad(x: Tensor, sizes: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
+def grouped_pad(x: Tensor, sizes: Tensor, multiple: Count) -> tuple[Tensor, Tensor]:
     """``x [rows, columns]`` with zeros after each of its groups, and their sizes then: multiples of ``multiple``. What is divided anyhow comes as it
     is where ``multiple`` is 1. The rows of the result depend on the shapes alone. Raises ``ShapeError`` where the groups have more rows than x."""
     if multiple == 1:
@@ -69,7 +70,7 @@ def grouped_pad(x: Tensor, sizes: Tensor, multiple: int) -> tuple[Tensor, Tensor
     return Tensor(padded, x.type), Tensor(padded_sizes, sizes.type)
 
 
-def grouped_unpad(x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Tensor:
+def grouped_unpad(x: Tensor, sizes: Tensor, multiple: Count, rows: int) -> Tensor:
     """The inverse of ``grouped_pad``: ``[rows, columns]``, 0 in rows that belong to nobody. ``sizes``: those before."""
     return x if multiple == 1 else Tensor(tex.prim.unpad_groups(x.data, sizes.data, multiple, rows), x.type)
 
@@ -77,9 +78,10 @@ def grouped_unpad(x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Tensor:
 def grouped_cast(x: Tensor, sizes: Tensor, types: Sequence[Type]) -> Tensor:
     """``x [rows, columns]`` divided by ``sizes``, each group in its type; the amaxes are noted in the running pass.
 
-    The types differ in nothing but their slots. Raises ``ArgumentError`` for others, and ``ShapeError`` where a group does not consist of whole
-    blocks and the format asks for that.
+    The types differ in nothing but their slots. Raises ``ArgumentError`` for others or of another number, and ``ShapeError`` where a group does not
+    consist of whole blocks and the format asks for that.
     """
+    _check_types(types, sizes.shape[0])
     if not is_quantized_type(types[0]):
         return _view(cast_checked(x, types[0]), *_division(x, sizes, x.shape[1]))
     quantizer, (first_dims, offsets) = _quantizer_for(types), _division(x, sizes, x.shape[1])
@@ -90,6 +92,7 @@ def grouped_cast(x: Tensor, sizes: Tensor, types: Sequence[Type]) -> Tensor:
 def grouped_cast_stack(x: Tensor, types: Sequence[Type]) -> Tensor:
     """``x [groups, rows, columns]``, each matrix in its (quantized) type, as a grouped tensor; else as ``grouped_cast``."""
     groups, rows, columns = x.shape
+    _check_types(types, groups)
     quantizer = _quantizer_for(types)
     matrix = tex.prim.reshape(x.data, (groups * rows, columns))
     return _emit(tex.group_quantize(matrix, quantizer, groups, None, None, None, None, None), types, quantizer)
@@ -100,6 +103,7 @@ def grouped_bgrad_cast(dy: Tensor, sizes: Tensor, types: Sequence[Type], dbias_t
 
     Where ``dy`` is quantized by the same read, they are rounded to its dtype first, as tex gives them.
     """
+    _check_types(types, sizes.shape[0])
     first_dims, offsets = _division(dy, sizes, dy.shape[1])
     if not is_quantized_type(types[0]):
         y = cast_checked(dy, types[0])
@@ -178,6 +182,11 @@ def stack(tensors: Sequence[Tensor]) -> Tensor:
 def unstack(x: Tensor) -> list[Tensor]:
     """The parts of an (unquantized) tensor along its first dimension, which they lack; they share its memory."""
     return [reshape(part, x.shape[1:]) for part in split(x, [1] * x.shape[0], 0)]
+
+
+def _check_types(types: Sequence[Type], groups: int) -> None:
+    if len(types) != groups:
+        raise ArgumentError(expected(f"one type for each of {groups} groups", of="types", got=len(types), do="give as many types as sizes"))
 
 
 def _division(x: Tensor, sizes: Tensor, columns: int) -> tuple[Any, Any]:

@@ -43,18 +43,18 @@ def matmul_transpose_add(x: Tensor, weight: Tensor, bias: Tensor, type: Type) ->
 
 
 def matmul_transpose_add_add(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, type: Type, alpha: float = 1.0) -> Tensor:
-    """``alpha * x @ weight.T + bias + residual`` with ``residual [tokens, N]``, summed in fp32 and rounded once."""
+    """``alpha * x @ weight.T + bias + residual`` with ``residual [tokens, N]`` in ``type``, summed in fp32 and rounded once."""
     return _gemm(weight, True, x, False, type, bias=bias, addend=residual, alpha=alpha)[0]
 
 
 def matmul_transpose_gelu(x: Tensor, weight: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
-    """``(gelu(z), z)`` with ``z = x @ weight.T`` in ``pre_type``."""
+    """``(gelu(z), z)`` with ``z = x @ weight.T`` in ``pre_type``; of operands that are not quantized it is rounded to ``type`` first."""
     y, pre = _gemm(weight, True, x, False, type, gelu=True, pre_type=pre_type)
     return y, pre
 
 
 def matmul_transpose_add_gelu(x: Tensor, weight: Tensor, bias: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
-    """``(gelu(z), z)`` with ``z = x @ weight.T + bias`` in ``pre_type``."""
+    """``(gelu(z), z)`` with ``z = x @ weight.T + bias`` in ``pre_type``; of operands that are not quantized it is rounded to ``type`` first."""
     y, pre = _gemm(weight, True, x, False, type, bias=bias, gelu=True, pre_type=pre_type)
     return y, pre
 
@@ -79,7 +79,7 @@ def matmul(dy: Tensor, weight: Tensor, type: Type, alpha: float = 1.0) -> Tensor
 
 
 def matmul_add(dy: Tensor, weight: Tensor, addend: Tensor, type: Type) -> Tensor:
-    """``dy @ weight + addend`` with ``addend [tokens, K]``, summed in fp32 and rounded once."""
+    """``dy @ weight + addend`` with ``addend [tokens, K]`` in ``type``, summed in fp32 and rounded once."""
     return _gemm(weight, False, dy, False, type, grad=True, addend=addend)[0]
 
 
@@ -89,7 +89,8 @@ def matmul_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type) -> Tensor:
 
 
 def matmul_dbias_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
-    """``(d, dbias)`` with ``d = (dy @ weight) * gelu'(pre)``, rounded once, and ``dbias [K]`` the sum of d over rows, before it is rounded."""
+    """``(d, dbias)`` with ``d = (dy @ weight) * gelu'(pre)``, rounded once, and ``dbias [K]`` the sum of d over rows, before it is rounded; the sum
+    comes in ``type`` where that is not quantized, and is cast."""
     d, dbias = _dgelu(dy, weight, pre, type, pre)
     return d, plain(dbias, dbias_type)
 
@@ -127,7 +128,8 @@ def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor, alpha: float = 1
 
 
 def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:
-    """``(dy.T @ x, dbias)`` of an unquantized ``dy``, with ``dbias [N]`` the sum of ``dy`` over rows from the same read."""
+    """``(dy.T @ x, dbias)`` of an unquantized ``dy``, with ``dbias [N]`` the sum of ``dy`` over rows from the same read; it comes in ``type`` and is
+    cast."""
     result = tex.generic_gemm(
         read(x, True), False, dy.data, True, None, None, type, dy.data, dbias_type, False, None, True, None, 0, False, True
     )

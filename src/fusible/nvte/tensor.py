@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from fusible.nvte.dtype import DType, QuantizedType, Type, element
 from fusible.nvte.frameworks import nvte_dtype
 from fusible.quantized import Float8TensorStorage, QuantizedTensorStorage
 
-__all__ = ["Tensor", "make_nvte_tensor"]
+__all__ = ["Data", "Tensor", "make_nvte_tensor"]
+
+Data: TypeAlias = Any
+"""What tex looks into: a tensor of some framework, or a bare quantized storage."""
 
 
 class Tensor:
@@ -58,7 +61,7 @@ _set_data = Tensor.data.__set__  # type: ignore[attr-defined]
 _set_type = Tensor.type.__set__  # type: ignore[attr-defined]
 
 
-def make_nvte_tensor(data: Any) -> Tensor:
+def make_nvte_tensor(data: Data | Tensor) -> Tensor:
     """Wrap a tensor of a framework (``torch.Tensor``, lazy tensor) or a quantized storage, without copying."""
     if isinstance(data, Tensor):
         return data

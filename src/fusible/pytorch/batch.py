@@ -8,6 +8,7 @@ import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.nvte import DType, Sequences, Tensor
+from fusible.pytorch.refusals import check_dense
 
 __all__ = ["Batch", "read_batch"]
 
@@ -59,6 +60,8 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = Fal
 
 
 def _check_lengths(seq_lens: torch.Tensor, tokens: int) -> int:
+    if isinstance(seq_lens, torch.Tensor):
+        check_dense(seq_lens, "seq_lens")
     if isinstance(seq_lens, torch.Tensor) and seq_lens.is_meta:
         raise ArgumentError(expected("a tensor with data", of="seq_lens", got="one on meta", do="make it on another device"))
     if not isinstance(seq_lens, torch.Tensor) or seq_lens.dtype != torch.int32 or seq_lens.ndim != 1:

@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.locks import Lock
 from fusible.tex.examination import blame, check_before
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import domain_of
+from fusible.tex.interface.layouts import layout_of_text
 from fusible.tex.operands import KINDS, kind
 from fusible.tex.registry import Decision, registry
 from fusible.tex.scope import current_scope, here
@@ -63,11 +64,13 @@ def _request(declaration: Declaration, key: tuple[Any, ...]) -> Request:
     return Request(declaration.name, tuple(zip(declaration.asks, key, strict=True)))
 
 
-def _chosen(request: Request) -> Callable[..., Any]:
+def _chosen(declaration: Declaration, key: tuple[Any, ...]) -> Callable[..., Any]:
+    request = _request(declaration, key)
     devices = request.devices
     if "meta" in devices and len(devices) > 1:  # torch writes nothing, and says nothing, where one operand of a sum in place has no data
         raise ArgumentError(expected("tensors on one device", of=request.function, got=", ".join(sorted(devices)), do="give all of them data"))
     backend = registry.choose(request)
+    _check_dtypes(declaration, request)
     method = getattr(backend, request.function)
     if not _recorders:
         return method
@@ -82,6 +85,18 @@ def _chosen(request: Request) -> Callable[..., Any]:
         return method(*args, **kwargs)
 
     return recorded
+
+
+def _check_dtypes(declaration: Declaration, request: Request) -> None:
+    """Raise ``DTypeError`` for a deciding tensor that is not of the type that the declaration says, be there a backend that would compute something
+    of it: dropout of integers gives integers, which are not what was asked for."""
+    dtypes = {name: kind[1] for name, kind in request.kinds if isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[1], torch.dtype)}
+    for name, dtype in dtypes.items():
+        layout = layout_of_text(declaration.where[name]) if name in declaration.where else None
+        wanted = layout.wrong_dtype(dtype, dtypes) if layout is not None and layout.count is None else ""
+        if wanted:
+            of = f"{name} of {declaration.name.removeprefix('prim_')}"
+            raise DTypeError(expected(wanted, of=of, got=f"a tensor of {dtype}", do="pass such a tensor"))
 
 
 _PLAIN = ("bool", "int", "str", bool, int, str)
@@ -186,7 +201,7 @@ def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., An
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     exec(compile(source, file, "exec"), made)
     asked = partial(blame, declaration), partial(check_before, declaration)
-    choose = lambda key: _chosen(_request(declaration, key))  # noqa: E731
+    choose = partial(_chosen, declaration)
     call = made["_make"](KINDS, type, torch.Tensor, choose, here.get, current_scope, Heard, registry.on_change, *asked)
     parameters = declaration.signature.parameters.values()
     call.__defaults__ = tuple(p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty) or None

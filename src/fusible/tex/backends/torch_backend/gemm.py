@@ -190,6 +190,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if bias is not None:
         check_bias(bias, job)
+        check_same_device(bias, a_buffer(A), "bias of generic_gemm")
     pre_gelu_dtype = to_torch(bias_type) if job.quantized and gelu and bias_type is not None else job.dtype
     if job.shape.empty:
         result = _of_empty(job, A, D)
