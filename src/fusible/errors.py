@@ -30,8 +30,8 @@ __all__ = [
 
 
 def expected(what: str, *, of: str, got: object, do: str) -> str:
-    """The sentence of an error: ``Expected {what} of {of}, got {got}: {do}.``"""
-    return f"Expected {what} of {of}, got {got}: {do.rstrip('.')}."
+    """The sentence of an error: ``Expected {what} of {of}, got {got}: {do}.`` It is one line, however many the values in it would take."""
+    return " ".join(f"Expected {what} of {of}, got {got}: {do.rstrip('.')}.".splitlines())
 
 
 def check_number(value: float, of: str, *, least: float | None = None, below: float | None = None) -> None:

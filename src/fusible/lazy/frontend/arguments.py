@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike, size_of
-from fusible.lazy.printing import Shape
+from fusible.lazy.printing import Shape, shown
 
 __all__ = ["as_shape", "normalize_dim", "normalize_dims"]
 
@@ -16,10 +16,12 @@ __all__ = ["as_shape", "normalize_dim", "normalize_dims"]
 def as_shape(shape: Any) -> Shape:
     """A shape given as a size or a sequence of sizes (ints, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one."""
     alone = size_of(shape)
+    if isinstance(shape, str | set | frozenset | Mapping):
+        raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=shown(shape), do="pass for instance (2, 3)"))
     try:
         dims = (alone,) if alone is not None else tuple(map(_as_size, shape))
     except (TypeError, AttributeError):
-        raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=repr(shape), do="pass for instance (2, 3)")) from None
+        raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=shown(shape), do="pass for instance (2, 3)")) from None
     if any(d < 0 if type(d) is int else not holds(d, ">=", 0, "a shape") for d in dims):
         raise ShapeError(expected("sizes of at least 0", of="a shape", got=str(dims), do="pass the sizes explicitly"))
     return dims  # type: ignore[return-value] - see Shape
@@ -35,7 +37,7 @@ def normalize_dim(dim: Any, ndim: int, what: str) -> int:
     try:
         index = int(dim.__index__())
     except AttributeError:
-        raise DTypeError(expected("an int", of=f"the dimension of {what}", got=repr(dim), do="pass one dimension as an int")) from None
+        raise DTypeError(expected("an int", of=f"the dimension of {what}", got=shown(dim), do="pass one dimension as an int")) from None
     if not -ndim <= index < ndim:
         span = f"a dimension from {-ndim} to {ndim - 1}" if ndim else "no dimension"
         raise ArgumentError(expected(span, of=f"{what} on a tensor with {ndim} dimensions", got=index, do="pass one that exists"))

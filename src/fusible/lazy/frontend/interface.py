@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 from fusible.errors import DTypeError, FusibleError, expected
 from fusible.lazy.config import config
 from fusible.lazy.dtypes import ALL, DTYPES, dtype
+from fusible.lazy.frontend.refusals import OF_PYTHON, Refusals
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate
+from fusible.lazy.printing import shown
 
 __all__ = ["Constraints", "FUNCTIONS", "Public", "Rule", "constrained", "located"]
 
@@ -141,7 +143,9 @@ def _wrap(function: F, rules: Constraints) -> F:
     parameters = list(signature.parameters.values())
     assert rules.inputs.keys() <= signature.parameters.keys(), f"{function.__name__} has no parameter {rules.inputs.keys()}"
     names = [p.name for p in parameters]
-    scope: dict[str, Any] = {"_function": function, "_locate": locate, "FusibleError": FusibleError, "Tensor": Tensor, "_parameters": tuple(names)}
+    refusals = Refusals(function.__name__, signature)
+    scope: dict[str, Any] = {"_name": refusals.name, "_explain": refusals.explain, "_of_python": OF_PYTHON, "_flag": refusals.flag}
+    scope |= {"_function": function, "_locate": locate, "FusibleError": FusibleError, "Tensor": Tensor, "_parameters": tuple(names)}
     head = []
     for p in parameters:
         scope[f"_default_{p.name}"] = p.default
@@ -157,9 +161,13 @@ def _wrap(function: F, rules: Constraints) -> F:
     call = ", ".join(
         {p.VAR_POSITIONAL: f"*{p.name}", p.VAR_KEYWORD: f"**{p.name}", p.KEYWORD_ONLY: f"{p.name}={p.name}"}.get(p.kind, p.name) for p in parameters
     )
-    body = _checks(function.__name__, rules, scope)
+    body = [f"if type({p.name}) is not bool: _flag({p.name!r}, {p.name})" for p in parameters if p.annotation == "bool"]
+    body += _checks(function.__name__, rules, scope)
     lines = [f"def {function.__name__}({', '.join(head)}):", "    try:", *(f"        {line}" for line in body), f"        return _function({call})"]
-    lines += ["    except FusibleError as error:", "        _locate(error, _parameters)", "        raise"]
+    given = ", ".join(f"{p!r}: {p}" for p in names)
+    lines += ["    except FusibleError as error:", "        _name(error)", "        _locate(error, _parameters)", "        raise"]
+    lines += ["    except _of_python as error:", f"        explained = _explain(error, {{{given}}})"]
+    lines += ["        if explained is None:", "            raise", "        _locate(explained, _parameters)", "        raise explained from error"]
     exec(compile("\n".join(lines), _SOURCE_FILE, "exec"), scope)
     made = scope[function.__name__]
     made.__wrapped__, made.__doc__, made.__module__, made.__qualname__ = function, function.__doc__, function.__module__, function.__qualname__
@@ -240,7 +248,7 @@ class _Checker:
         if given is None and default is not _REQUIRED:
             return default
         if not isinstance(given, dtype) or given not in ALL:
-            self._raise("a dtype of fusible.lazy", parameter, repr(given), "pass for instance float32 of it")
+            self._raise("a dtype of fusible.lazy", parameter, shown(given), "pass for instance float32 of it")
         if given not in allowed:
             self._raise(f"a dtype among {spell(allowed)}", parameter, given, "ask for one of these")
         return given

@@ -10,8 +10,8 @@ from fusible.errors import ArgumentError, expected
 from fusible.lazy.assumptions import collected
 from fusible.lazy.device import DEFAULT
 from fusible.lazy.frontend.dimension import wrapped
+from fusible.lazy.frontend.interface import located
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.locate import shows_user
 from fusible.lazy.runtime.admission import Admission, SizeAdmission, admissions_of
 from fusible.lazy.runtime.executable import Executable
 from fusible.lazy.runtime.input_info import InputInfo
@@ -25,7 +25,7 @@ from fusible.lazy.trace.trace import Trace
 __all__ = ["compile"]
 
 
-@shows_user
+@located
 def compile(
     func: Callable[..., Any],
     optimization_level: int = 3,

@@ -1,0 +1,90 @@
+"""What the user is told of a call that failed: of which function it was, and which argument is not what its annotation says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusible.errors import ArgumentError, DTypeError, FusibleError, expected
+from fusible.lazy.printing import shown
+
+__all__ = ["OF_PYTHON", "Refusals"]
+
+OF_PYTHON = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that Python raises where a value is not what code takes it for."""
+
+
+def _is_int(x: Any) -> bool:
+    return hasattr(x, "__index__")
+
+
+def _is_number(x: Any) -> bool:
+    return not isinstance(x, str) and (hasattr(x, "__float__") or hasattr(x, "__index__"))
+
+
+def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, list | tuple) and all(map(of, x))
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "Callable[..., Any]": ("a function or a module", callable),
+    "Sequence[str]": ("a list of texts", _is_list(lambda x: isinstance(x, str))),
+    "bool": ("True or False", lambda x: isinstance(x, bool | int) or type(x).__name__ in ("bool_", "bool")),
+    "float": ("a number", _is_number),
+    "float | bool": ("a number", _is_number),
+    "int": ("an integer", _is_int),
+    "int | None": ("an integer or None", lambda x: x is None or _is_int(x)),
+    "Sequence[int]": ("a list of integers", _is_list(_is_int)),
+    "Sequence[int] | None": ("a list of integers or None", lambda x: x is None or _is_list(_is_int)(x)),
+    "Sequence[Sequence[int]]": ("a list of pairs of integers", _is_list(_is_list(_is_int))),
+    "Sequence[Sequence[int]] | None": ("a list of pairs of integers or None", lambda x: x is None or _is_list(_is_list(_is_int))(x)),
+    "str": ("a text", lambda x: isinstance(x, str)),
+    "str | None": ("a text or None", lambda x: x is None or isinstance(x, str)),
+    "device": ("a device", lambda x: type(x).__name__ == "device"),
+}
+"""By annotation what an argument must be, in words, and whether a value is that."""
+
+
+class Refusals:
+    """The sentences of one function."""
+
+    def __init__(self, function: str, signature: inspect.Signature) -> None:
+        self.function = function
+        self.names = {function, *signature.parameters}
+        self.calls = any(p.annotation == "Callable[..., Any]" for p in signature.parameters.values())
+        self.kinds = {p.name: _KINDS[p.annotation] for p in signature.parameters.values() if p.annotation in _KINDS}
+
+    def name(self, error: FusibleError) -> None:
+        """Let a sentence that speaks of neither the function nor an argument of it do so. What a user's own function has raised is of that."""
+        if self.calls and error.located:
+            return
+        before, line, sentence = str(error).rpartition("\nExpected ")  # a function that was called within has put the user's line before it
+        subject = sentence.partition(" of ")[2].partition(", got ")[0]
+        if ", got " in sentence and "'" not in subject and self.names.isdisjoint(re.findall(r"\w+", subject)):
+            error.args = (before + line + sentence.replace(", got ", f" of {self.function}, got ", 1), *error.args[1:])
+
+    def flag(self, parameter: str, value: Any) -> None:
+        """Raise ``DTypeError`` for what is neither True nor False: Python takes anything for one of them."""
+        if not self.kinds[parameter][1](value):
+            raise self._refused(parameter, value)
+
+    def explain(self, error: Exception, arguments: Mapping[str, Any]) -> FusibleError | None:
+        """What is to be said in the place of an error of Python's own; None where it came about in code of the user's."""
+        wrong = next((name for name, (_, accepts) in self.kinds.items() if not accepts(arguments[name])), None)
+        if wrong is not None:
+            return self._refused(wrong, arguments[wrong])
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None or not str(trace.tb_frame.f_globals.get("__name__")).startswith("fusible.lazy"):
+            return None
+        got = ", ".join(f"{name} {shown(value)}" for name, value in arguments.items())
+        of, do = self.function, f"see help(fusible.lazy.{self.function})"
+        return ArgumentError(expected("arguments that fit one another, as documented,", of=of, got=got, do=do))
+
+    def _refused(self, parameter: str, value: Any) -> DTypeError:
+        error = DTypeError(expected(self.kinds[parameter][0], of=f"{parameter} of {self.function}", got=shown(value), do="pass one"))
+        error.argument = parameter
+        return error
