@@ -23,7 +23,9 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 def check(given: argparse.Namespace) -> int:
     """The job of ``fusible check-backend``: 1 where something is wrong, else 0."""
     functions = None if given.only is None else [name.strip() for name in given.only.split(",")]
-    rows = list(check_backend(given.name, functions, _dtypes(given.dtype), given.device))
+    dtypes = _dtypes(given.dtype)
+    _check_device(given.device)
+    rows = list(check_backend(given.name, functions, dtypes, given.device))
     wrong = any(row.wrong for row in rows)
     if given.json:
         print(json.dumps({"backend": given.name, "agrees": not wrong, "rows": [asdict(row) for row in rows]}, indent=1))
@@ -40,6 +42,13 @@ def _dtypes(text: str | None) -> list[torch.dtype] | None:
     if unknown:
         raise ArgumentError(expected(" or ".join(_DTYPES), of="--dtype", got=", ".join(unknown), do="name some of these"))
     return [_DTYPES[name] for name in names]
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise ArgumentError(expected("a device that torch has here", of="--device", got=repr(name), do="name another, such as cpu")) from None
 
 
 def show(name: str, rows: list[Agreement], console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         sentence = message[:1].upper() + message[1:]
-        self.exit(_USER_ERROR, f"{sentence.rstrip('.')}: see '{self.prog} --help'.\n")
+        self.exit(_USER_ERROR, _short(f"{sentence.rstrip('.')}: see '{self.prog} --help'.\n"))
 
 
 def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
@@ -34,6 +35,11 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
         command.arguments(own)
         own.set_defaults(run=command.run, parser=own)
     return parser
+
+
+def _short(text: str) -> str:
+    """A sentence to be read at a terminal: what the user gave is shown with its beginning alone, where it would fill the screen."""
+    return re.sub(r"(\S{60})\S{200,}?(\S{2})(?=\s)", r"\1...\2", text)
 
 
 def _drop_output() -> None:
@@ -54,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a disk that is full is told of, and not when the interpreter ends
         return code
     except FusibleError as error:
-        print(error, file=sys.stderr)
+        print(_short(str(error)), file=sys.stderr)
         return _USER_ERROR
     except BrokenPipeError:
         _drop_output()
@@ -62,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Every file is read and written by fusible.files, which names it: what has no name is the standard output.
         of, got = error.filename or "the standard output", error.strerror or error
-        print(expected("room and permission to write", of=of, got=got, do="name another place"), file=sys.stderr)
+        print(_short(expected("room and permission to write", of=of, got=got, do="name another place")), file=sys.stderr)
         if not error.filename:
             _drop_output()
         return _USER_ERROR
