@@ -54,6 +54,8 @@ class autocast:
     """
 
     def __init__(self, enabled: bool = True, recipe: Recipe | None = None, *, amax_reduction_group: Any = None) -> None:
+        if not isinstance(enabled, int) and type(enabled).__name__ != "bool_":
+            raise DTypeError(expected("a bool", of="enabled of autocast", got=type(enabled).__qualname__, do="pass one"))
         if recipe is not None and not isinstance(recipe, Recipe):
             raise DTypeError(expected("a recipe", of="autocast", got=repr(recipe), do="give e.g. fusible.DelayedScaling() or Float8CurrentScaling()"))
         self.recipe: Recipe | None = (recipe if recipe is not None else _DEFAULT) if enabled else None

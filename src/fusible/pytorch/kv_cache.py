@@ -11,6 +11,7 @@ from fusible import nvte
 from fusible.compute_pipeline import Plan
 from fusible.errors import ArgumentError, CheckpointError, DTypeError, ShapeError, expected
 from fusible.nvte import DType, Tensor
+from fusible.tex.constructors import check_constructor
 
 __all__ = ["KVCache", "check_cache"]
 
@@ -44,7 +45,7 @@ class KVCache:
         self.pages_per_sequence = -(-capacity // self.page_size)
         self.capacity = capacity
         self.dtype = dtype
-        self.device = torch.device(device)
+        self.device = torch.device("cpu" if device is None else device)
         self._lengths = [0] * sequences
         self._free = list(range(pages if pages is not None else sequences * self.pages_per_sequence))[::-1]
         self._pages = len(self._free)
@@ -150,6 +151,9 @@ class KVCache:
 
     def __repr__(self) -> str:
         return f"KVCache({len(self._lengths)} sequences, capacity={self.capacity}, page_size={self.page_size}, lengths={list(self._lengths)})"
+
+
+check_constructor(KVCache)
 
 
 def check_cache(cache: Any) -> None:

@@ -17,6 +17,7 @@ from fusible.errors import ArgumentError, CheckpointError, check_number, expecte
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, local, placed_as, requantized
 from fusible.pytorch.uninterrupted import uninterrupted
+from fusible.tex.constructors import check_constructor
 from fusible.tex.protocol import is_quantized
 from fusible.tex.transaction import Write, gathered, run
 
@@ -43,6 +44,10 @@ class _FusedOptimizer(torch.optim.Optimizer):
     """Whether parameters whose first gradient this is are stepped by themselves."""
     _options: tuple[str, ...] = ("master_weights",)
     """What makes it beside its groups and state."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_constructor(cls)
 
     def __init__(self, params: Any, defaults: dict[str, Any], master_weights: bool, executor: str) -> None:
         self._check_options(defaults)
@@ -296,7 +301,8 @@ class FusedAdam(_FusedOptimizer):
 
     def _check_options(self, options: dict[str, Any]) -> None:
         super()._check_options(options)
-        if not all(0 <= beta < 1 for beta in options["betas"]):
+        betas = options["betas"]
+        if not (isinstance(betas, list | tuple) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)):
             do = "pass for instance (0.9, 0.999)"
             raise ArgumentError(expected("two numbers from 0 to below 1", of="betas of FusedAdam", got=options["betas"], do=do))
 

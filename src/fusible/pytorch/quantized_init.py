@@ -12,6 +12,7 @@ from torch import nn
 from fusible.errors import DTypeError, expected
 from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8Quantizer, Recipe, ScalingState, quantizer_for_role
 from fusible.quantized import QuantizerRole as Role
+from fusible.tex.constructors import check_constructor
 
 __all__ = ["as_parameter", "current_model_init", "quantized_model_init"]
 
@@ -42,6 +43,9 @@ class quantized_model_init:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         _local.current = self._former.pop()
+
+
+check_constructor(quantized_model_init)
 
 
 def _delayed_quantizer(values: torch.Tensor, recipe: DelayedScaling) -> Float8Quantizer:

@@ -13,10 +13,12 @@ from fusible.tex.argument_kinds import Kind, kind_of
 __all__ = ["check_constructor"]
 
 _MEANT = {
-    **dict.fromkeys(("in_features", "out_features", "features", "heads", "head_width", "size", "num_groups"), "Count"),
+    **dict.fromkeys(("in_features", "out_features", "features", "heads", "head_width", "size", "num_groups", "sequences", "capacity"), "Count"),
     "device": "DeviceName | None",
     "fp8_dtype": "FP8Format",
     "groups": "Count | None",
+    "page_size": "Count | None",
+    "pages": "Count | None",
 }
 """Parameters whose annotation, for type checkers, says less than is asked."""
 
