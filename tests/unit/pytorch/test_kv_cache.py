@@ -162,7 +162,7 @@ def test_what_a_cache_refuses() -> None:
         cache.advance(lengths)
     with pytest.raises(ArgumentError, match="at most the 3 tokens of it of truncate, got 4"):
         cache.truncate(0, 4)
-    with pytest.raises(ArgumentError, match="at least 1 of capacity of a KVCache, got 0"):
+    with pytest.raises(ArgumentError, match="at least 1 of capacity of KVCache, got 0"):
         KVCache(1, 0)
 
 
