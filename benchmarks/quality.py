@@ -1,6 +1,7 @@
 """What a recipe costs in quality: the demo's model at a smaller size, trained from several seeds under each recipe, beside bf16 from the same seeds.
 
 ``python -m benchmarks.quality`` takes hours in NVFP4, and minutes in the other recipes; what is in the file of ``--json`` is not run again.
+``--bf16-layers`` and ``--fp8-format`` are those of ``fusible train``; a recipe under them has a row of its own.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ BASELINE = "bf16"
 RECIPES = (BASELINE, "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 
 
-def held_out(recipe: str, seed: int, steps: int) -> float:
-    """The held-out loss in nats per byte after ``steps`` steps from ``seed``."""
-    options = TrainOptions(recipes=(recipe,), steps=steps, decay_steps=steps, seed=seed, **SIZE)
+def held_out(recipe: str, seed: int, steps: int, **precision: Any) -> float:
+    """The held-out loss in nats per byte after ``steps`` steps from ``seed``. ``precision``: options of ``TrainOptions`` beside the recipe."""
+    options = TrainOptions(recipes=(recipe,), steps=steps, decay_steps=steps, seed=seed, **precision, **SIZE)
     trainer = Trainer(options, recipe, read_text(None, options.seq_len))
     for _ in range(steps):
         trainer.step()
@@ -52,16 +53,26 @@ def main() -> None:
     parser.add_argument("recipes", nargs="*", default=RECIPES, help="the recipes to train under (default: all)")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--bf16-layers", default="", help="as of fusible train")
+    parser.add_argument("--fp8-format", help="as of fusible train")
     parser.add_argument("--json", type=Path, help="keep the losses in this file, and take those that it has")
     options = parser.parse_args()
-    losses: dict[str, dict[str, float]] = json.loads(options.json.read_text())["losses"] if options.json and options.json.exists() else {}
+    run = {"size": SIZE, "steps": options.steps}
+    losses: dict[str, dict[str, float]] = {}
+    if options.json and options.json.exists():
+        had = json.loads(options.json.read_text())
+        if any(had[name] != value for name, value in run.items()):
+            parser.error(f"{options.json} has losses of {had['steps']} steps at the size {had['size']}, not of {run}: name another file")
+        losses = had["losses"]
+    precision = {"bf16_layers": tuple(filter(None, options.bf16_layers.split(","))), "fp8_format": options.fp8_format}
+    changed = "".join(f" --{name} {value}" for name, value in (("bf16-layers", options.bf16_layers), ("fp8-format", options.fp8_format)) if value)
     for seed in map(str, range(options.seeds)):
         for recipe in options.recipes:
-            if seed not in losses.setdefault(recipe, {}):
-                losses[recipe][seed] = held_out(recipe, int(seed), options.steps)
+            row = f"{recipe}{changed}"
+            if seed not in losses.setdefault(row, {}):
+                losses[row][seed] = held_out(recipe, int(seed), options.steps, **precision)
                 if options.json:
-                    saved = {"machine": describe_machine(), "size": SIZE, "steps": options.steps, "losses": losses}
-                    options.json.write_text(json.dumps(saved, indent=2) + "\n")
+                    options.json.write_text(json.dumps({"machine": describe_machine(), **run, "losses": losses}, indent=2) + "\n")
     show(Console(), "quality", f"held-out nats per byte after {options.steps} steps", differences(losses))
 
 

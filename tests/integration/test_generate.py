@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 from fusible.cli import main
 from fusible.cli.generation.engine import generate
 from fusible.cli.generation.job import load_model
 from fusible.cli.generation.sampling import Sampling
 from fusible.errors import ArgumentError
-from fusible.pytorch import KVCache
+from fusible.pytorch import KVCache, Linear
 
 SMALL = "--steps 3 --layers 2 --hidden 32 --heads 2 --seq-len 32 --batch 2".split()
 
@@ -39,6 +40,13 @@ def test_it_goes_on_from_a_prompt_and_repeats_itself(run: Path, recipe: str, cap
     assert "40 bytes in " in report and "; weights 0." in report
     assert command(run, *options, capsys=capsys)[0] == first
     assert command(run, *options, "--seed", "1", capsys=capsys)[0] != first
+
+
+def test_a_run_with_layers_in_bf16_goes_on_with_their_weights_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--recipe", "delayed", *SMALL, "--bf16-layers", "first,head", "--out", str(tmp_path)]) == 0
+    assert command(tmp_path, "--prompt", "abc", "--bytes", "5", capsys=capsys)[0].startswith("abc")
+    held = [layer.weight.dtype for layer in load_model(tmp_path, None).modules() if isinstance(layer, Linear) and type(layer.weight) is Parameter]
+    assert held == [torch.float32] * 5
 
 
 def test_a_compiled_model_goes_on_as_well(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,9 +36,10 @@ def assert_same(one: Path, two: Path) -> None:
         assert [key for key in first if not torch.equal(first[key], second[key])] == []
 
 
-def test_three_steps_and_three_more_in_a_new_process_are_six_steps(tmp_path) -> None:
+@pytest.mark.parametrize("precision", [[], ["--bf16-layers", "head", "--fp8-format", "e4m3"]], ids=" ".join)
+def test_three_steps_and_three_more_in_a_new_process_are_six_steps(tmp_path, precision: list[str]) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    chosen = ["--recipe", ",".join(RECIPES)]
+    chosen = ["--recipe", ",".join(RECIPES), *precision]
     assert main(["train", *SIZE, *chosen, "--steps", "6", "--out", str(whole)]) == 0
     assert main(["train", *SIZE, *chosen, "--steps", "3", "--out", str(parts)]) == 0
     train_in_a_new_process("--resume", str(parts), "--steps", "6")

@@ -76,6 +76,26 @@ def test_every_matrix_product_ran_on_fp8_operands_in_all_three_directions(compar
         assert (run["gemms"]["fp8"], run["gemms"]["other"]) == expected, run["recipe"]
 
 
+@pytest.mark.parametrize(("layers", "kept"), [("head", 1), ("first,head", 5), ("first,last", 8), ("last", 4)])
+def test_the_layers_that_are_named_stay_in_bf16(tmp_path, layers: str, kept: int) -> None:
+    words = ["--layers", "3", "--steps", "1", "--recipe", "delayed", "--bf16-layers", layers]
+    assert train(*words, "--out", str(tmp_path)) == 0
+    gemms = json.loads((tmp_path / "metrics.json").read_text())["runs"][0]["gemms"]
+    assert gemms["other"] == dict.fromkeys(("fprop", "dgrad", "wgrad"), kept)
+    assert gemms["fp8"] == dict.fromkeys(("fprop", "dgrad", "wgrad"), 3 * 4 + 1 - kept)
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("delayed", "e5m2"), ("current", "e5m2"), ("mxfp8", "e4m3"), ("block", "e4m3")])
+def test_gradients_have_the_format_that_is_asked_for(tmp_path, recipe: str, own: str) -> None:
+    for asked, has in ((None, own), ("hybrid", "e5m2"), ("e4m3", "e4m3")):
+        out = tmp_path / str(asked)
+        words = ["--steps", "1", "--hidden", "32", "--recipe", f"bf16,{recipe}", *(["--fp8-format", asked] if asked else [])]
+        assert train(*words, "--out", str(out)) == 0
+        passes = (out / "pipeline.txt").read_text().split(f"== {recipe} ==")[1]
+        backward = passes[passes.index("\nbackward\n") : passes.index("\ninference\n")]
+        assert [name for name in ("e4m3", "e5m2") if name in backward] == [has]
+
+
 def test_sizes_that_no_block_fits_are_refused_first(tmp_path, capsys) -> None:
     assert train("--recipe", "mxfp8", "--out", str(tmp_path / "out")) == 2
     do = "give another size, or leave that recipe out"

@@ -101,7 +101,8 @@ def _look_through(ops: Sequence[Op], resolved: list[dict[str, Any]]) -> None:
 
 
 def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DType) -> dict[str, Any]:
-    override = request.recipe.backward_override if request.recipe is not None else None
+    asks = any(_asks_for_fp8(op, name) for name in op.forward_names)  # else there is nothing but the operands themselves to go back on
+    override = request.recipe.backward_override if request.recipe is not None and asks else None
     types: dict[str, Any] = {"activation": activation, "override": override, "x_dtype": None, "dy_dtype": None}
     for name in (*op.forward_names, *op.backward_names):
         wanted: Type | None = getattr(op, f"{name}_dtype", None)

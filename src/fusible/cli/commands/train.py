@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fusible.cli.command import Command
-from fusible.cli.training.options import EXECUTORS, RECIPES, TrainOptions
+from fusible.cli.training.options import BF16_LAYERS, EXECUTORS, FP8_FORMATS, RECIPES, TrainOptions
 
 __all__ = ["COMMAND"]
 
@@ -43,6 +43,18 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="E",
         default=argparse.SUPPRESS,
         help=f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled (default: {default.executor})",
+    )
+    parser.add_argument(
+        "--bf16-layers",
+        metavar="L[,L...]",
+        default=argparse.SUPPRESS,
+        help=f"{', '.join(BF16_LAYERS)}: what no recipe quantizes of the first and the last block and the head (default: none)",
+    )
+    parser.add_argument(
+        "--fp8-format",
+        metavar="F",
+        default=argparse.SUPPRESS,
+        help=f"{' or '.join(FP8_FORMATS)}: gradients in E5M2 or in E4M3 (default: e4m3 in mxfp8 and block, else hybrid)",
     )
     option("steps", "N", int, "optimizer steps in all, those before --resume included")
     option("layers", "N", int, "transformer blocks")

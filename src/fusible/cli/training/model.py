@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
-from fusible.cli.training.options import BYTES, TrainOptions
+from fusible.cli.training.options import BYTES, FP8_RECIPES, TrainOptions
 from fusible.ops import MMT
 from fusible.pytorch import (
     GELU,
     DelayedScaling,
     Float8BlockScaling,
     Float8CurrentScaling,
+    Format,
     HighPrecision,
     KVCache,
     LayerNorm,
@@ -42,16 +45,19 @@ class ByteGPT(nn.Module):
     """Logits of the next byte: an embedding, pre-norm transformer blocks with rotary attention, a last norm and a head.
 
     The embedding is torch's, of unit variance (of 0.02, the default run ended some 5 % higher); all that follows is one ``Sequential`` under the
-    recipe. Parameters are fp32; activations bf16, or fp32 under ``fp32``.
+    recipe, but the products of ``options.bf16_layers``. Parameters are fp32; activations bf16, or fp32 under ``fp32``.
     """
 
     def __init__(self, options: TrainOptions, recipe: str) -> None:
         super().__init__()
         self.recipe, self.activation = _RECIPES[recipe]
+        if options.fp8_format is not None and recipe in FP8_RECIPES:
+            self.recipe = replace(self.recipe, fp8_format=Format[options.fp8_format.upper()])
         h = options.hidden
         self.embedding = nn.Embedding(BYTES, h)
-        blocks = [block for _ in range(options.layers) for block in (attention_block(h, options.heads), feed_forward_block(h))]
-        self.body = Sequential(*blocks, LayerNorm(h), Linear(h, BYTES))
+        high = [options.in_bf16(layer) for layer in range(options.layers)]
+        blocks = [block for kept in high for block in (attention_block(h, options.heads, kept), feed_forward_block(h, kept))]
+        self.body = Sequential(*blocks, LayerNorm(h), Linear(h, BYTES, high_precision="head" in options.bf16_layers))
         self.body.compile(options.executor)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
@@ -83,12 +89,14 @@ class ByteGPT(nn.Module):
         return self.embedding(text).to(self.activation)
 
 
-def attention_block(hidden: int, heads: int) -> Residual:
+def attention_block(hidden: int, heads: int, high_precision: bool = False) -> Residual:
     """``x + project(attention(qkv(norm(x))))``."""
     attention = MultiHeadedSelfAttention(hidden, heads, rope_base=10000.0)
-    return Residual(LayerNorm(hidden), Linear(hidden, 3 * hidden), attention, Linear(hidden, hidden))
+    qkv = Linear(hidden, 3 * hidden, high_precision=high_precision)
+    return Residual(LayerNorm(hidden), qkv, attention, Linear(hidden, hidden, high_precision=high_precision))
 
 
-def feed_forward_block(hidden: int) -> Residual:
+def feed_forward_block(hidden: int, high_precision: bool = False) -> Residual:
     """``x + down(gelu(up(norm(x))))``, four times as wide inside."""
-    return Residual(LayerNorm(hidden), Linear(hidden, 4 * hidden), GELU(), Linear(4 * hidden, hidden))
+    up = Linear(hidden, 4 * hidden, high_precision=high_precision)
+    return Residual(LayerNorm(hidden), up, GELU(), Linear(4 * hidden, hidden, high_precision=high_precision))

@@ -9,15 +9,22 @@ from typing import Any, Self
 
 from fusible.errors import ArgumentError, CheckpointError, expected
 
-__all__ = ["BYTES", "EXECUTORS", "MAX_STEPS", "RECIPES", "TrainOptions"]
+__all__ = ["BF16_LAYERS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "MAX_STEPS", "RECIPES", "TrainOptions"]
 
 RECIPES = ("bf16", "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
+FP8_RECIPES = ("delayed", "current", "mxfp8", "block")
 EXECUTORS = ("eager", "xla")
+BF16_LAYERS = ("first", "last", "head")
+FP8_FORMATS = ("hybrid", "e4m3")
 BYTES = 256
 """The values of a byte: what is embedded, and what the model chooses among."""
 
 MAX_STEPS = 2**21
 """A checkpoint holds the loss of each step, and is read up to 64 MiB of them."""
+
+_LISTS = ("recipes", "bf16_layers")
+_SINCE: dict[str, Any] = {"bf16_layers": [], "fp8_format": None}
+"""Options that came after the first checkpoints were saved, with what those ran under."""
 
 _BLOCKS = {"mxfp8": 32, "nvfp4": 16}
 """What rows and columns of everything that a recipe quantizes are multiples of."""
@@ -27,7 +34,9 @@ _BLOCKS = {"mxfp8": 32, "nvfp4": 16}
 class TrainOptions:
     """What is trained. Runs of equal options (``steps`` apart) on one machine are bit-identical as far as both go.
 
-    ``recipes`` are names in ``RECIPES``; ``text`` is a path, or None for the interpreter's documentation topics.
+    ``recipes`` are names in ``RECIPES``; ``text`` is a path, or None for the interpreter's documentation topics. ``bf16_layers``: names in
+    ``BF16_LAYERS`` of what no recipe quantizes: the first and the last transformer block, and the head. ``fp8_format``: what Transformer Engine
+    calls so, of all of ``FP8_RECIPES``: E4M3 forward and, for gradients, E5M2 (``"hybrid"``) or E4M3; None for each recipe's own.
     """
 
     recipes: tuple[str, ...] = ("bf16",)
@@ -42,6 +51,8 @@ class TrainOptions:
     decay_steps: int = 300
     seed: int = 0
     text: str | None = None
+    bf16_layers: tuple[str, ...] = ()
+    fp8_format: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -65,6 +76,7 @@ class TrainOptions:
                 )
             )
         self._check_names()
+        self._check_precision()
         for recipe in self.recipes:
             for of, size in (("--hidden", self.hidden), ("--batch times --seq-len", self.batch * self.seq_len)):
                 if size % _BLOCKS.get(recipe, 1):
@@ -83,6 +95,24 @@ class TrainOptions:
         if self.executor not in EXECUTORS:
             raise ArgumentError(expected(" or ".join(EXECUTORS), of="--executor", got=repr(self.executor), do="name one of these"))
 
+    def _check_precision(self) -> None:
+        unknown = [name for name in self.bf16_layers if name not in BF16_LAYERS]
+        if unknown or len(set(self.bf16_layers)) != len(self.bf16_layers):
+            got = repr(unknown[0]) if unknown else ",".join(self.bf16_layers)
+            raise ArgumentError(
+                expected(f"{', '.join(BF16_LAYERS[:-1])} or {BF16_LAYERS[-1]}, comma-separated,", of="--bf16-layers", got=got, do="name each once")
+            )
+        if "head" in self.bf16_layers and all(map(self.in_bf16, range(self.layers))):
+            wanted, got = "something left to quantize", f"{','.join(self.bf16_layers)} of --layers {self.layers}"
+            raise ArgumentError(expected(wanted, of="--bf16-layers", got=got, do="give more layers, or name fewer"))
+        if self.fp8_format not in (None, *FP8_FORMATS):
+            do = "name one of these"
+            raise ArgumentError(expected(" or ".join(FP8_FORMATS), of="--fp8-format", got=repr(self.fp8_format), do=do))
+
+    def in_bf16(self, layer: int) -> bool:
+        """Whether the products of that transformer block are left unquantized."""
+        return (layer == 0 and "first" in self.bf16_layers) or (layer == self.layers - 1 and "last" in self.bf16_layers)
+
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any]) -> Self:
         """The defaults with what was ``given`` on the command line (``recipe`` as one comma-separated string)."""
@@ -93,26 +123,28 @@ class TrainOptions:
         changes = _read(given)
         for name, value in changes.items():
             if name not in ("steps", "text") and value != getattr(self, name):
-                had = ",".join(self.recipes) if name == "recipes" else getattr(self, name)
-                raise ArgumentError(
-                    expected(f"{had}, as the resumed run has it,", of=_flag(name), got=given.get(name, given.get("recipe")), do="leave it out")
-                )
+                own, got = getattr(self, name), given.get(name, given.get("recipe"))
+                own = ",".join(own) if isinstance(own, tuple) else own
+                wanted = f"{'none' if own in ('', None) else own}, as the resumed run has it,"
+                raise ArgumentError(expected(wanted, of=_flag(name), got=got, do="leave it out"))
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
         """As an object of JSON."""
-        return {**asdict(self), "recipes": list(self.recipes)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in _LISTS}}
 
     @classmethod
     def from_json(cls, saved: Any) -> Self:
         """What ``to_json`` gave. Raises ``CheckpointError`` for anything else."""
         names = {field.name for field in fields(cls)}
-        if not isinstance(saved, dict) or set(saved) != names or not isinstance(saved["recipes"], list):
+        if isinstance(saved, dict):
+            saved = {**_SINCE, **saved}
+        if not isinstance(saved, dict) or set(saved) != names or not all(isinstance(saved[name], list) for name in _LISTS):
             raise CheckpointError(
                 expected(f"the options {', '.join(sorted(names))}", of="a checkpoint", got="others", do="use the version that saved it")
             )
         try:
-            return cls(**{**saved, "recipes": tuple(saved["recipes"])})
+            return cls(**{**saved, **{name: tuple(saved[name]) for name in _LISTS}})
         except ArgumentError as error:
             raise CheckpointError(f"Expected legal options of a checkpoint, got others ({error}): use an intact checkpoint.") from None
 
@@ -124,15 +156,23 @@ def _flag(name: str) -> str:
 def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(TrainOptions)}
     values = {name: value for name, value in given.items() if name in names}
-    if "recipe" in given:
-        values["recipes"] = tuple(name.strip() for name in given["recipe"].split(",") if name.strip())
+    for name, said in (("recipes", "recipe"), ("bf16_layers", "bf16_layers")):
+        if said in given:
+            values[name] = tuple(word.strip() for word in given[said].split(",") if word.strip())
     if "text" in values:
         values["text"] = str(Path(values["text"]).absolute())
     return values
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_LISTS, (tuple,)),
+    **dict.fromkeys(("text", "fp8_format"), (str, type(None))),
+    "executor": (str,),
+    "lr": (float, int),
+}
+
+
 def _check_type(name: str, value: Any) -> None:
-    kinds: dict[str, tuple[type, ...]] = {"recipes": (tuple,), "executor": (str,), "lr": (float, int), "text": (str, type(None))}
-    allowed = kinds.get(name, (int,))
+    allowed = _KINDS.get(name, (int,))
     if not isinstance(value, allowed) or isinstance(value, bool):
         raise ArgumentError(expected(f"a value of type {allowed[0].__name__}", of=_flag(name), got=repr(value), do="give one"))

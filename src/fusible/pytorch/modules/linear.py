@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.nvte import make_nvte_tensor
+from fusible.nvte import DType, make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
 from fusible.pytorch.quantized_init import as_parameter
 
@@ -27,6 +27,9 @@ class Linear(BaseModule):
 
     ``accumulate_into_main_grad``: where ``weight.main_grad`` is a tensor (of the weight's shape, fp32 in most trainings), the product that gives the
     weight's gradient adds it there, and ``weight.grad`` stays as it is. So the sum over micro-batches costs no pass over memory of its own.
+
+    ``high_precision``: no recipe quantizes its products, which is what a call under ``autocast(enabled=False)`` does to a layer that stands alone. So
+    the first and the last layers of a ``Sequential`` stay in the precision of their input while the others compute in 8 bits.
     """
 
     def __init__(
@@ -39,19 +42,23 @@ class Linear(BaseModule):
         bias_init_method: ParameterInitMethod | None = None,
         device: torch.device | str | None = None,
         accumulate_into_main_grad: bool = False,
+        high_precision: bool = False,
     ) -> None:
         nn.Module.__init__(self)
         self.accumulating_parameters = ("weight",) if accumulate_into_main_grad else ()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = as_parameter(nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device))))
+        self.high_precision = high_precision
+        weight = nn.Parameter(weight_init_method(torch.empty(out_features, in_features, dtype=param_dtype, device=device)))
+        self.weight = weight if high_precision else as_parameter(weight)
         if bias:
             init = bias_init_method or self._default_bias_init_method
             self.bias = nn.Parameter(init(torch.empty(out_features, dtype=param_dtype, device=device)))
         else:
             self.register_parameter("bias", None)
+        asked: dict[str, DType] = dict.fromkeys(("x_dtype", "weight_dtype", "dy_dtype"), DType.BFloat16) if high_precision else {}
         super().__init__(
-            ops.MMT(make_nvte_tensor(self.weight)),
+            ops.MMT(make_nvte_tensor(self.weight), **asked),
             ops.Add(make_nvte_tensor(self.bias)) if bias else None,
         )
 
@@ -60,4 +67,5 @@ class Linear(BaseModule):
         return nn.init.uniform_(bias, -bound, bound)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        text = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{text}, high_precision=True" if self.high_precision else text
