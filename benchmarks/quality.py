@@ -22,7 +22,7 @@ from fusible.cli.training.trainer import Trainer
 
 __all__ = ["differences", "held_out", "main"]
 
-SIZE = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64, "batch": 16}
+SIZE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64, "batch": 16}
 BASELINE = "bf16"
 RECIPES = (BASELINE, "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 
