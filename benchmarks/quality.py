@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,20 +21,39 @@ from fusible.cli.training.options import TrainOptions
 from fusible.cli.training.text import read_text
 from fusible.cli.training.trainer import Trainer
 
-__all__ = ["differences", "held_out", "main"]
+__all__ = ["differences", "forward_alone", "held_out", "main"]
 
 SIZE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "seq_len": 64, "batch": 16}
 BASELINE = "bf16"
 RECIPES = (BASELINE, "fp32", "delayed", "current", "mxfp8", "block", "nvfp4")
 
 
-def held_out(recipe: str, seed: int, steps: int, **precision: Any) -> float:
-    """The held-out loss in nats per byte after ``steps`` steps from ``seed``. ``precision``: options of ``TrainOptions`` beside the recipe."""
-    options = TrainOptions(recipes=(recipe,), steps=steps, decay_steps=steps, seed=seed, **precision, **SIZE)
+Losses = Iterator[tuple[str, float]]
+"""Recipes, each with the held-out loss in nats per byte."""
+
+
+def _trained(options: TrainOptions, recipe: str) -> Trainer:
     trainer = Trainer(options, recipe, read_text(None, options.seq_len))
-    for _ in range(steps):
+    for _ in range(options.steps):
         trainer.step()
-    return trainer.held_out_loss()
+    return trainer
+
+
+def held_out(recipes: Sequence[str], options: TrainOptions) -> Losses:
+    """After training under each recipe."""
+    return ((recipe, _trained(options, recipe).held_out_loss()) for recipe in recipes)
+
+
+def forward_alone(recipes: Sequence[str], options: TrainOptions) -> Losses:
+    """After training in bf16, evaluated under each recipe: what its forward roundings cost without any in training."""
+    trained = _trained(options, BASELINE) if recipes else None
+    for recipe in recipes:
+        assert trained is not None
+        other = Trainer(options, recipe, trained.text)
+        other.model.load_state_dict(trained.model.state_dict())
+        for step in range(3):  # for delayed scaling to have seen the tensors: nothing is written to the weights
+            other.model.loss(*trained.text.batch(options.seed, step, options.batch, options.seq_len)).backward()
+        yield recipe, other.held_out_loss()
 
 
 def differences(losses: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
@@ -55,25 +75,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--bf16-layers", default="", help="as of fusible train")
     parser.add_argument("--fp8-format", help="as of fusible train")
+    parser.add_argument("--forward-alone", action="store_true", help="evaluate a model trained in bf16 under the recipes, and train none under them")
     parser.add_argument("--json", type=Path, help="keep the losses in this file, and take those that it has")
     options = parser.parse_args()
-    run = {"size": SIZE, "steps": options.steps}
-    losses: dict[str, dict[str, float]] = {}
-    if options.json and options.json.exists():
-        had = json.loads(options.json.read_text())
-        if any(had[name] != value for name, value in run.items()):
-            parser.error(f"{options.json} has losses of {had['steps']} steps at the size {had['size']}, not of {run}: name another file")
-        losses = had["losses"]
+    run: dict[str, Any] = {"size": SIZE, "steps": options.steps}
+    had: dict[str, Any] = json.loads(options.json.read_text()) if options.json and options.json.exists() else dict(run)
+    had.pop("machine", None)
+    if any(had[name] != value for name, value in run.items()):
+        parser.error(f"{options.json} has losses of {had['steps']} steps at the size {had['size']}, not of {run}: name another file")
+    what = "forward alone" if options.forward_alone else "losses"
+    losses: dict[str, dict[str, float]] = had.setdefault(what, {})
     precision = {"bf16_layers": tuple(filter(None, options.bf16_layers.split(","))), "fp8_format": options.fp8_format}
     changed = "".join(f" --{name} {value}" for name, value in (("bf16-layers", options.bf16_layers), ("fp8-format", options.fp8_format)) if value)
-    for seed in map(str, range(options.seeds)):
-        for recipe in options.recipes:
-            row = f"{recipe}{changed}"
-            if seed not in losses.setdefault(row, {}):
-                losses[row][seed] = held_out(recipe, int(seed), options.steps, **precision)
-                if options.json:
-                    options.json.write_text(json.dumps({"machine": describe_machine(), **run, "losses": losses}, indent=2) + "\n")
-    show(Console(), "quality", f"held-out nats per byte after {options.steps} steps", differences(losses))
+    for seed in range(options.seeds):
+        wanted = [recipe for recipe in options.recipes if str(seed) not in losses.setdefault(f"{recipe}{changed}", {})]
+        chosen = TrainOptions(recipes=RECIPES, steps=options.steps, decay_steps=options.steps, seed=seed, **precision, **SIZE)
+        for recipe, loss in (forward_alone if options.forward_alone else held_out)(wanted, chosen):
+            losses[f"{recipe}{changed}"][str(seed)] = loss
+            if options.json:
+                options.json.write_text(json.dumps({"machine": describe_machine(), **run, **had}, indent=2) + "\n")
+    show(Console(), "quality", f"held-out nats per byte after {options.steps} steps; {what}", differences(losses))
 
 
 if __name__ == "__main__":
