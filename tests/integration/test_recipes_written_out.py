@@ -94,7 +94,8 @@ def written_out(model: ByteGPT, text: torch.Tensor, quantize: Quantize, gradient
     places = iter([name in kept for layer in range(LAYERS) for name in [f"layer {layer}"] * 4] + ["head" in kept])
 
     def norm(x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (HIDDEN,), *next(remaining), 1e-5)
+        gamma, beta = next(remaining)
+        return functional.layer_norm(x, (HIDDEN,), gamma, beta, 1e-5)
 
     def linear(x: torch.Tensor) -> torch.Tensor:
         weight, bias = next(remaining)
