@@ -21,7 +21,7 @@ from typing import Any
 
 from score import REFERENCE, kept
 
-__all__ = ["Change", "applied", "changes"]
+__all__ = ["Change", "Changer", "applied", "changes"]
 
 _ROOMS = ("fusible/tex/backends/torch_backend/", "fusible/tex/formulas/")
 _OPERATORS: dict[type, type] = {
@@ -50,7 +50,7 @@ class Change:
         return f"{self.name}: {self.what}"
 
 
-class _Changer(ast.NodeTransformer):
+class Changer(ast.NodeTransformer):
     """Counts the places where something can be changed, and changes the one asked for."""
 
     def __init__(self, wanted: int | None) -> None:
@@ -143,7 +143,7 @@ def changes(function: str, count: int) -> list[Change]:
     for path, name in sorted(_run(function)):
         definition = _definition(_tree(path), name)
         if definition is not None:
-            changer = _Changer(None)
+            changer = Changer(None)
             for statement in copy.deepcopy(definition).body:
                 changer.visit(statement)
             every += [Change(path, name, place, what) for place, what in enumerate(changer.found)]
@@ -161,7 +161,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def applied(change: Change) -> Iterator[None]:
     """While it lasts, every function of that name has the changed code."""
     tree = copy.deepcopy(_tree(change.path))
-    definition, changer = _definition(tree, change.name), _Changer(change.place)
+    definition, changer = _definition(tree, change.name), Changer(change.place)
     definition.body = [changer.visit(statement) for statement in definition.body]
     made = compile(ast.fix_missing_locations(tree), change.path, "exec", dont_inherit=True, flags=annotations.compiler_flag)
     (code,) = [x for x in _codes(made) if x.co_qualname == change.name]

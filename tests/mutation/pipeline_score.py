@@ -1,0 +1,138 @@
+"""How many wrong pipelines the tests catch: ``python tests/mutation/pipeline_score.py --count 500 --seed 0 --out results.jsonl``.
+
+First every test of ``TESTS`` is run once, and the lines are noted that it runs; then each mutation of a sample is judged by the tests that run its
+lines, the quickest and most specific ones first. What is written to ``--out`` is kept, and not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline_changes import FILES, ROOT, Mutation, changed_source, sample
+
+__all__ = ["TESTS", "Server", "coverage", "judge", "nearest"]
+
+TESTS = (
+    "tests/unit/pipeline", "tests/unit/pytorch", "tests/unit/nvte", "tests/unit/quantized", "tests/conformance/ops", "tests/text/test_explain_blocks.py",
+    "tests/integration/test_state_*.py", "tests/integration/test_executor*.py", "tests/integration/test_pipeline_formats.py",
+    "tests/integration/test_ops_*.py", "tests/integration/test_option_domains.py", "tests/integration/test_parallel_linear.py",
+    "tests/integration/test_fork_locks.py", "tests/integration/test_quantized_shards.py", "tests/integration/test_extending.py",
+)  # fmt: skip
+"""Tests of the pipeline, and of what it is made of."""
+
+_MOST_TESTS = 300
+_MOST_SECONDS = 25.0
+"""Of a mutation's tests, by what they took while their lines were noted."""
+
+
+class Server:
+    """A process of ``pipeline_server``, and what it answers."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.log = Path(self._folder.name) / "log"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__).with_name("pipeline_server.py"))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._folder.cleanup()
+
+    def ask(self, limit: float, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps({**request, "limit": limit, "log": str(self.log)}), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+
+def coverage(server: Server, files: Iterable[str] = FILES, tests: Iterable[str] = TESTS) -> dict[str, Any]:
+    """Of each test that passes: its seconds, and its lines by file."""
+    paths = {str(ROOT / "src/fusible" / file): file for file in files}
+    found: dict[str, Any] = {}
+    for test in tests:
+        for place in sorted(ROOT.glob(test)):
+            for each in sorted(place.rglob("test_*.py")) if place.is_dir() else [place]:
+                answer = server.ask(600, tests=[str(each.relative_to(ROOT))], files=list(paths))
+                if "tests" not in answer:
+                    print(f"{each.relative_to(ROOT)}: {answer['by']}", file=sys.stderr)
+                    continue
+                for name, row in answer["tests"].items():
+                    lines = {paths[path]: numbers for path, numbers in row["lines"].items()}
+                    if row["passed"] and lines:
+                        found[name] = {"seconds": row["seconds"], "lines": lines}
+                failed = [name for name, row in answer["tests"].items() if not row["passed"]]
+                print(f"{each.relative_to(ROOT)}: {len(answer['tests'])} tests, not passed: {failed}", file=sys.stderr)
+    return found
+
+
+def nearest(mutation: Mutation, covered: dict[str, Any]) -> list[str]:
+    """The tests that run a mutation's lines: the quickest, and those that run little else, first."""
+    first, last = mutation.lines
+    found = [(row["seconds"] * sum(map(len, row["lines"].values())), name, row["seconds"]) for name, row in covered.items()
+             if any(first <= line <= last for line in row["lines"].get(mutation.file, ()))]  # fmt: skip
+    chosen, seconds = [], 0.0
+    for _, name, took in sorted(found):
+        if len(chosen) == _MOST_TESTS or (chosen and seconds + took > _MOST_SECONDS):
+            break
+        chosen.append(name)
+        seconds += took
+    return chosen
+
+
+def judge(server: Server, mutation: Mutation, tests: Sequence[str], seconds: float = _MOST_SECONDS) -> dict[str, Any]:
+    """``verdict``: 'caught', 'survived', or 'none ran'; ``by``: what caught it."""
+    stages = [list(tests[:8]), list(tests[8:40]), list(tests[40:])]
+    path = str(ROOT / "src/fusible" / mutation.file)
+    return server.ask(30 + 3 * seconds, path=path, text=changed_source(mutation), stages=[stage for stage in stages if stage])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="a line of JSON for each mutation; those in it are not judged again")
+    parser.add_argument("--coverage", type=Path, required=True, help="where the lines of the tests are kept; made where it is missing")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop then")
+    parser.add_argument("--again", action="store_true", help="judge anew those that survived")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    with Server() as server:
+        if not options.coverage.exists():
+            options.coverage.write_text(json.dumps(coverage(server)))
+        covered = json.loads(options.coverage.read_text())
+        rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+        known = {row["mutation"]: row for row in rows}
+        chosen = sample(options.count, options.seed)
+        for mutation in chosen:
+            name = f"{mutation} #{mutation.place}"
+            if time.monotonic() > end:
+                break
+            if name in known and (known[name]["verdict"] == "caught" or not options.again):
+                continue
+            start = time.monotonic()
+            row = judge(server, mutation, nearest(mutation, covered))
+            known[name] = {"mutation": name, "lines": mutation.lines, "seconds": round(time.monotonic() - start, 1), **row}
+            with options.out.open("a") as file:
+                print(json.dumps(known[name]), file=file)
+            print(f"{row['verdict']:9} {known[name]['seconds']:5} s {row['ran']:4} {name}  by {row['by']}", flush=True)
+    judged = [known[name] for name in (f"{mutation} #{mutation.place}" for mutation in chosen) if name in known]
+    caught = sum(row["verdict"] == "caught" for row in judged)
+    print(f"{len(judged)} of {len(chosen)} judged, {caught} caught ({caught / max(len(judged), 1):.1%})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Runs tests against changed sources: a process that has imported what takes time, and forks a child for each run.
+
+A line of JSON comes in for each run, and one goes out. The server itself imports nothing of fusible, so that a child imports the changed file as any
+other, and runs no backward: autograd's threads would be missing in its children.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import hypothesis  # noqa: F401
+import hypothesis.strategies  # noqa: F401
+import ml_dtypes  # noqa: F401
+import numpy  # noqa: F401
+import pytest
+import safetensors.torch  # noqa: F401
+import torch
+import torch._dynamo  # noqa: F401
+import torch.distributed.checkpoint  # noqa: F401
+import torch.distributed.tensor  # noqa: F401
+
+_MEMORY = 8 << 30
+"""Bytes of data that a child may have: a changed constant may ask for any number."""
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Imports one file of fusible from another text."""
+
+    def __init__(self, path: str, text: str) -> None:
+        name = ".".join(Path(path).with_suffix("").parts[Path(path).parts.index("fusible") :])
+        super().__init__(name, path)
+        self._text = text
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self) if fullname == self.name else None
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._text, self.path, "exec", dont_inherit=True)
+
+
+class _Lines:
+    """The lines of the files that each test runs, and how long it takes."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = frozenset(files)
+        self._now: set[tuple[str, int]] = set()
+        self.tests: dict[str, Any] = {}
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_filename in self._files else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            self._now.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._line
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        self._now, start = set(), time.perf_counter()
+        sys.settrace(self._call)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            lines: dict[str, list[int]] = {}
+            for file, line in sorted(self._now):
+                lines.setdefault(file, []).append(line)
+            self.tests[item.nodeid] = {"seconds": time.perf_counter() - start, "lines": lines, "passed": item.nodeid not in self._failed}
+
+    _failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome != "passed":
+            self._failed.add(report.nodeid)
+
+
+class _Chosen:
+    """Runs the tests that are asked for, in their order, and notes the first that fails. One that is no longer collected is left out."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self._order = {test: i for i, test in enumerate(tests)}
+        self.ran = 0
+        self.failed: str | None = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda item: self._order[item.nodeid])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed = self.failed or f"collecting {report.nodeid}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.ran += report.when == "call"
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+_OPTIONS = ["-n", "0", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+
+
+def _pytest(where: Sequence[str], plugin: Any, *options: str) -> int:
+    return int(pytest.main([*_OPTIONS, *options, *where], plugins=[plugin]))
+
+
+def _covered(request: dict[str, Any]) -> dict[str, Any]:
+    plugin = _Lines(request["files"])
+    code = _pytest(request["tests"], plugin, "--maxfail=1000")
+    return {"tests": plugin.tests, "code": code}
+
+
+def _judged(request: dict[str, Any]) -> dict[str, Any]:
+    """The tests in stages, each longer than the one before: most wrong code is caught by the first few."""
+    ran = 0
+    for tests in request["stages"]:
+        plugin = _Chosen(tests)
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        code = _pytest(files, plugin)
+        ran += plugin.ran
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return {"verdict": "caught", "by": plugin.failed or f"pytest ended with {code}", "ran": ran}
+    return {"verdict": "survived" if ran else "none ran", "by": None, "ran": ran}
+
+
+def _child(request: dict[str, Any], out: int) -> None:
+    os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    if "text" in request:
+        sys.meta_path.insert(0, _Changed(request["path"], request["text"]))
+    result = _covered(request) if "files" in request else _judged(request)
+    sys.stdout.flush()
+    answer = json.dumps(result).encode()
+    while answer:
+        answer = answer[os.write(out, answer) :]
+
+
+def _forked(request: dict[str, Any]) -> dict[str, Any]:
+    """What a child answers; one that crashes or takes too long has caught something."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(read)
+            _child(request, write)
+        except BaseException as error:
+            print("the child ended:", repr(error), file=sys.stderr, flush=True)
+        finally:
+            os._exit(0)
+    os.close(write)
+    answer, end = b"", time.monotonic() + request["limit"]
+    while (left := end - time.monotonic()) > 0 and select.select([read], [], [], left)[0]:
+        part = os.read(read, 1 << 20)
+        if not part:
+            break
+        answer += part
+    else:
+        answer = json.dumps({"verdict": "caught", "by": f"over {request['limit']:.0f} s", "ran": 0}).encode()
+    os.close(read)
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    os.waitpid(pid, 0)
+    return json.loads(answer) if answer else {"verdict": "caught", "by": "the process ended", "ran": 0}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    assert not any(name.partition(".")[0] == "fusible" for name in sys.modules)
+    # what writes to the standard output must not come between the answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(json.dumps(_forked(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
