@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from source import Changer
@@ -40,7 +41,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Mutation:
-    """The change number ``place`` of a function's source. ``lines``: where it is."""
+    """The change number ``place`` of a function's source. ``lines``: where it is. Its text, which tells it from all others, has no numbers of lines."""
 
     file: str
     function: str
@@ -151,11 +152,15 @@ def _wrong(definition: ast.FunctionDef, place: int | None) -> _PipelineChanger:
 
 
 def mutations(file: str) -> dict[str, list[Mutation]]:
-    """By function every change of it that compiles."""
+    """By function every change of it."""
     found: dict[str, list[Mutation]] = {}
     for name, definition in _functions(_tree(file)):
         changer = _wrong(copy.deepcopy(definition), None)
-        every = [Mutation(file, name, i, what, at) for i, (what, at) in enumerate(zip(changer.found, changer.lines, strict=True))]
+        times = Counter[str]()
+        every = []
+        for place, (what, lines) in enumerate(zip(changer.found, changer.lines, strict=True)):
+            times[what] += 1
+            every.append(Mutation(file, name, place, what if times[what] == 1 else f"{what} ({times[what]})", lines))
         if every:
             found[f"{file} {name}"] = every
     return found
@@ -169,27 +174,19 @@ def changed_source(mutation: Mutation) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _compiles(mutation: Mutation) -> bool:
-    try:
-        compile(changed_source(mutation), mutation.file, "exec")
-    except SyntaxError:
-        return False
-    return True
-
-
 def sample(count: int, seed: int) -> list[Mutation]:
-    """``count`` mutations, one of each function in turn, in an order and a choice that the seed makes."""
-    random = Random(seed)
-    left = [every for file in FILES for every in mutations(file).values()]
-    for every in left:
-        random.shuffle(every)
-    random.shuffle(left)
+    """``count`` mutations, one of each function in turn. Those of a function, and the order of the functions, follow from the seed and from their own
+    text: another line elsewhere changes nothing."""
+    left = [sorted(every, key=partial(_draw, seed)) for file in FILES for every in mutations(file).values()]
+    left.sort(key=lambda every: _draw(seed, f"{every[0].file} {every[0].function}"))
     chosen: list[Mutation] = []
     while left and len(chosen) < count:
         for every in left:
-            while every and not _compiles(every[-1]):
-                every.pop()
-            if every and len(chosen) < count:
+            if len(chosen) < count:
                 chosen.append(every.pop())
         left = [every for every in left if every]
     return chosen
+
+
+def _draw(seed: int, what: Any) -> bytes:
+    return hashlib.sha256(f"{seed} {what}".encode()).digest()

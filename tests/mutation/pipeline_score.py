@@ -48,9 +48,7 @@ class Server:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
+        self._process.communicate(timeout=10)
         self._folder.cleanup()
 
     def ask(self, limit: float, **request: Any) -> dict[str, Any]:
@@ -80,16 +78,18 @@ def coverage(server: Server, files: Iterable[str] = FILES, tests: Iterable[str] 
 
 
 def nearest(mutation: Mutation, covered: dict[str, Any]) -> list[str]:
-    """The tests that run a mutation's lines: the quickest, and those that run little else, first."""
+    """The tests that run a mutation's lines: the quickest, and those that run little else, first. Of lines that are run by imports alone, those that
+    run any of the file's."""
     first, last = mutation.lines
-    found = [(row["seconds"] * sum(map(len, row["lines"].values())), name, row["seconds"]) for name, row in covered.items()
-             if any(first <= line <= last for line in row["lines"].get(mutation.file, ()))]  # fmt: skip
+    in_file = {name: lines for name, row in covered.items() if (lines := row["lines"].get(mutation.file))}
+    on_lines = [name for name, lines in in_file.items() if any(first <= line <= last for line in lines)]
+    costs = {name: covered[name]["seconds"] for name in on_lines or in_file}
     chosen, seconds = [], 0.0
-    for _, name, took in sorted(found):
-        if len(chosen) == _MOST_TESTS or (chosen and seconds + took > _MOST_SECONDS):
+    for name in sorted(costs, key=lambda name: costs[name] * sum(map(len, covered[name]["lines"].values()))):
+        if len(chosen) == _MOST_TESTS or (chosen and seconds + costs[name] > _MOST_SECONDS):
             break
         chosen.append(name)
-        seconds += took
+        seconds += costs[name]
     return chosen
 
 
@@ -118,7 +118,7 @@ def main() -> None:
         known = {row["mutation"]: row for row in rows}
         chosen = sample(options.count, options.seed)
         for mutation in chosen:
-            name = f"{mutation} #{mutation.place}"
+            name = str(mutation)
             if time.monotonic() > end:
                 break
             if name in known and (known[name]["verdict"] == "caught" or not options.again):
@@ -129,7 +129,7 @@ def main() -> None:
             with options.out.open("a") as file:
                 print(json.dumps(known[name]), file=file)
             print(f"{row['verdict']:9} {known[name]['seconds']:5} s {row['ran']:4} {name}  by {row['by']}", flush=True)
-    judged = [known[name] for name in (f"{mutation} #{mutation.place}" for mutation in chosen) if name in known]
+    judged = [known[name] for name in map(str, chosen) if name in known]
     caught = sum(row["verdict"] == "caught" for row in judged)
     print(f"{len(judged)} of {len(chosen)} judged, {caught} caught ({caught / max(len(judged), 1):.1%})")
 
