@@ -13,35 +13,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline_changes import FILES, ROOT, Mutation, changed_source, sample
 
-__all__ = ["TESTS", "Server", "coverage", "judge", "nearest"]
+__all__ = ["RUN_BY_IMPORTS", "TESTS", "Judge", "Server", "coverage", "nearest"]
 
 TESTS = (
     "tests/unit/pipeline", "tests/unit/pytorch", "tests/unit/nvte", "tests/unit/quantized", "tests/conformance/ops", "tests/text/test_explain_blocks.py",
     "tests/integration/test_state_*.py", "tests/integration/test_executor*.py", "tests/integration/test_pipeline_formats.py",
     "tests/integration/test_ops_*.py", "tests/integration/test_option_domains.py", "tests/integration/test_parallel_linear.py",
     "tests/integration/test_fork_locks.py", "tests/integration/test_quantized_shards.py", "tests/integration/test_extending.py",
+    "tests/integration/test_generate*.py",
 )  # fmt: skip
 """Tests of the pipeline, and of what it is made of."""
 
+RUN_BY_IMPORTS = ("fusions/registry.py",)
+"""Files that do their work while fusible is imported."""
+
 _MOST_TESTS = 300
-_MOST_SECONDS = 25.0
-"""Of a mutation's tests, by what they took while their lines were noted."""
 
 
 class Server:
-    """A process of ``pipeline_server``, and what it answers."""
+    """A process of ``pipeline_server``, and what it answers. ``tests``: what a warm one has imported; a cold one nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, tests: Iterable[str] = ()) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.log = Path(self._folder.name) / "log"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")} | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__).with_name("pipeline_server.py"))]
+        found = [str(place.relative_to(ROOT)) for test in tests for place in sorted(ROOT.glob(test))]
+        command = [sys.executable, str(Path(__file__).with_name("pipeline_server.py")), *found]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
 
     def __enter__(self) -> Server:
@@ -77,27 +81,54 @@ def coverage(server: Server, files: Iterable[str] = FILES, tests: Iterable[str] 
     return found
 
 
-def nearest(mutation: Mutation, covered: dict[str, Any]) -> list[str]:
-    """The tests that run a mutation's lines: the quickest, and those that run little else, first. Of lines that are run by imports alone, those that
-    run any of the file's."""
+def nearest(mutation: Mutation, covered: dict[str, Any], most: float = 25.0) -> list[str]:
+    """The tests that run a mutation's lines: the quickest, and those that run little else, first; each with one of its parameters before any with
+    another. Of lines that are run by imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines were
+    noted."""
     first, last = mutation.lines
     in_file = {name: lines for name, row in covered.items() if (lines := row["lines"].get(mutation.file))}
     on_lines = [name for name, lines in in_file.items() if any(first <= line <= last for line in lines)]
     costs = {name: covered[name]["seconds"] for name in on_lines or in_file}
-    chosen, seconds = [], 0.0
+    ranks: dict[str, tuple[int, int]] = {}
+    times = Counter[str]()
     for name in sorted(costs, key=lambda name: costs[name] * sum(map(len, covered[name]["lines"].values()))):
-        if len(chosen) == _MOST_TESTS or (chosen and seconds + costs[name] > _MOST_SECONDS):
+        function = name.partition("[")[0]
+        ranks[name] = times[function], len(ranks)
+        times[function] += 1
+    chosen, seconds = [], 0.0
+    for name in sorted(ranks, key=lambda name: ranks[name]):
+        if len(chosen) == _MOST_TESTS or (chosen and seconds + costs[name] > most):
             break
         chosen.append(name)
         seconds += costs[name]
     return chosen
 
 
-def judge(server: Server, mutation: Mutation, tests: Sequence[str], seconds: float = _MOST_SECONDS) -> dict[str, Any]:
-    """``verdict``: 'caught', 'survived', or 'none ran'; ``by``: what caught it."""
-    stages = [list(tests[:8]), list(tests[8:40]), list(tests[40:])]
-    path = str(ROOT / "src/fusible" / mutation.file)
-    return server.ask(30 + 3 * seconds, path=path, text=changed_source(mutation), stages=[stage for stage in stages if stage])
+class Judge:
+    """Says of mutations whether tests catch them. ``tests``: of these and no others; the larger they are, the longer it takes to begin."""
+
+    def __init__(self, tests: Iterable[str] = TESTS) -> None:
+        self._cold, self._warm = Server(), Server(tests)
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._cold.__exit__()
+        self._warm.__exit__()
+
+    def __call__(self, mutation: Mutation, tests: Sequence[str], limit: float = 60.0) -> dict[str, Any]:
+        """``verdict``: 'caught', 'survived', or 'none ran'; ``by``: what caught it. ``limit``: seconds that they may compute."""
+        stages = [list(tests[:8]), list(tests[8:40]), list(tests[40:])]
+        request = {
+            "path": str(ROOT / "src/fusible" / mutation.file),
+            "text": changed_source(mutation),
+            "stages": [stage for stage in stages if stage],
+        }
+        row: dict[str, Any] = {"verdict": "cold"}
+        if mutation.file not in RUN_BY_IMPORTS:
+            row = self._warm.ask(limit, **request)
+        return self._cold.ask(limit, **request) if row["verdict"] == "cold" else row
 
 
 def main() -> None:
@@ -107,12 +138,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON for each mutation; those in it are not judged again")
     parser.add_argument("--coverage", type=Path, required=True, help="where the lines of the tests are kept; made where it is missing")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop then")
+    parser.add_argument("--seconds", type=float, default=25.0, help="of tests for one mutation, by what they took while their lines were noted")
     parser.add_argument("--again", action="store_true", help="judge anew those that survived")
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    with Server() as server:
-        if not options.coverage.exists():
+    if not options.coverage.exists():
+        with Server() as server:
             options.coverage.write_text(json.dumps(coverage(server)))
+    with Judge() as judge:
         covered = json.loads(options.coverage.read_text())
         rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
         known = {row["mutation"]: row for row in rows}
@@ -124,7 +157,7 @@ def main() -> None:
             if name in known and (known[name]["verdict"] == "caught" or not options.again):
                 continue
             start = time.monotonic()
-            row = judge(server, mutation, nearest(mutation, covered))
+            row = judge(mutation, nearest(mutation, covered, options.seconds))
             known[name] = {"mutation": name, "lines": mutation.lines, "seconds": round(time.monotonic() - start, 1), **row}
             with options.out.open("a") as file:
                 print(json.dumps(known[name]), file=file)

@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from fusible.nvte import Tensor, is_quantized_type
+from fusible.nvte import Tensor, is_quantized_type, take_apart
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.weights import held_type
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor, QuantizedTensor
 from fusible.tex import DType
 from fusible.tex.transaction import Write, run
 
@@ -51,9 +51,12 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """The memory that the parameters of ``model`` take as they are held."""
-    held = (parameter._data if isinstance(parameter, Float8Tensor) else parameter for parameter in model.parameters())
-    return sum(tensor.nbytes for tensor in held if tensor is not None)
+    """The memory that the parameters of ``model`` take as they are held: of a quantized one its values, their scales, and its copies."""
+    return sum(tensor.nbytes for parameter in model.parameters() for tensor in _held(parameter))
+
+
+def _held(parameter: torch.Tensor) -> list[torch.Tensor]:
+    return take_apart(parameter.storage_without_autograd())[0] if isinstance(parameter, QuantizedTensor) else [parameter]
 
 
 def _quantized(parameter: torch.Tensor, fp8_dtype: DType) -> nn.Parameter:

@@ -22,11 +22,15 @@ from fusible.pytorch import (
     LayerNorm,
     Linear,
     MultiHeadedSelfAttention,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+    Recipe,
     Residual,
     Sequential,
     SwiGLU,
     parameter_bytes,
     quantize_parameters,
+    quantized_model_init,
 )
 
 H, HEADS, GROUPS = 32, 4, 2
@@ -173,13 +177,23 @@ def test_weights_held_in_8_bits_are_held_once(called: bool) -> None:
         model(tokens(3)).sum().backward()
         model.zero_grad()
     before = sum(parameter.numel() for parameter in model.parameters())
-    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
+    matrices = [parameter.numel() for parameter in model.parameters() if parameter.dim() == 2]
     quantize_parameters(model)
-    assert parameter_bytes(model) == weights + 4 * (before - weights)
+    # A byte an element of a matrix with one fp32 scale; no transposed copy of it, which nothing but a backward reads.
+    assert parameter_bytes(model) == sum(matrices) + 4 * len(matrices) + 4 * (before - sum(matrices))
     with torch.no_grad():
         model(tokens(3))
     kept = [t for t in _tensors_alive() if t.numel() == H * 4 * H and t.dtype is torch.float32]
     assert not kept, "a weight of before is still held"
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling(), MXFP8BlockScaling(), NVFP4BlockScaling()], ids=repr)
+def test_the_bytes_of_parameters_are_those_of_every_tensor_in_them(recipe: Recipe) -> None:
+    """Values, scales, and the copy by columns where there is one; for none of these two bytes an element."""
+    with quantized_model_init(recipe=recipe):
+        layer = Linear(256, 128, bias=False)
+    fields = [value for value in layer.weight.get_metadata().values() if isinstance(value, torch.Tensor)]
+    assert parameter_bytes(layer) == sum(value.nbytes for value in fields) < 2.2 * layer.weight.numel()
 
 
 def test_scaling_states_outlive_the_quantization_of_the_weights() -> None:

@@ -127,7 +127,7 @@ class OperationFuser(PipelineRunner):
             for position, op in enumerate(self.basic_ops):
                 vars(op)["_ran_in"] = RanIn(self._own_ref, position, plan.delayed)
         if self._prepared:
-            first = plan.backward[0].start if with_grad and plan.backward else len(plan.ops)
+            first = plan.backward[0].start if with_grad else len(plan.ops)
             for position, op in self._prepared:
                 op.pre_fuser_forward(requires_grad=position >= first)
 
