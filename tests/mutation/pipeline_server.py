@@ -19,10 +19,11 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import IO, Any
 
 import hypothesis  # noqa: F401
 import hypothesis.strategies  # noqa: F401
@@ -136,6 +137,31 @@ class _Chosen:
             self.failed = self.failed or report.nodeid
 
 
+class _Warm:
+    """Answers requests in the place of pytest's own loop over the tests: a child has them all collected, and runs those that it is asked for."""
+
+    def __init__(self, requests: IO[str], answers: IO[str]) -> None:
+        self._requests, self._answers = requests, answers
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        _serve(self._requests, self._answers, partial(self._answer, session.config, items))
+        return True
+
+    def _answer(self, config: pytest.Config, items: dict[str, pytest.Item], request: dict[str, Any]) -> dict[str, Any]:
+        if not _exchange(request["path"], request["text"]):
+            return {"verdict": "cold"}
+        tests = [test for stage in request["stages"] for test in stage if test in items]
+        config.pluginmanager.register(noted := _Chosen(tests))
+        for test, following in zip(tests, [*tests[1:], None], strict=True):
+            item, next_item = items[test], following and items[following]
+            config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            if noted.failed:
+                return {"verdict": "caught", "by": noted.failed, "ran": noted.ran}
+        return {"verdict": "survived" if noted.ran else "none ran", "by": None, "ran": noted.ran}
+
+
 _OPTIONS = ["-n", "0", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 
@@ -162,7 +188,14 @@ def _judged(request: dict[str, Any]) -> dict[str, Any]:
     return {"verdict": "survived" if ran else "none ran", "by": None, "ran": ran}
 
 
-def _child(request: dict[str, Any], out: int) -> None:
+def _cold(request: dict[str, Any]) -> dict[str, Any]:
+    if "files" in request:
+        return _covered(request)
+    sys.meta_path.insert(0, _Changed(request["path"], request["text"]))
+    return _judged(request)
+
+
+def _child(request: dict[str, Any], out: int, answer_of: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     os.setpgid(0, 0)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (int(request["limit"]), int(request["limit"])))
@@ -171,29 +204,24 @@ def _child(request: dict[str, Any], out: int) -> None:
         os.dup2(log, stream)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
     faulthandler.register(signal.SIGUSR1, sys.stderr)
-    if "files" in request:
-        result = _covered(request)
-    elif "fusible" not in sys.modules:
-        sys.meta_path.insert(0, _Changed(request["path"], request["text"]))
-        result = _judged(request)
-    else:
-        result = _judged(request) if _exchange(request["path"], request["text"]) else {"verdict": "cold"}
+    try:
+        result = answer_of(request)
+    except BaseException as error:
+        result = {"verdict": "broken", "by": repr(error), "ran": 0}
     sys.stdout.flush()
     answer = json.dumps(result).encode()
     while answer:
         answer = answer[os.write(out, answer) :]
 
 
-def _forked(request: dict[str, Any]) -> dict[str, Any]:
+def _forked(request: dict[str, Any], answer_of: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """What a child answers; one that crashes or takes too long has caught something."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
         try:
             os.close(read)
-            _child(request, write)
-        except BaseException as error:
-            print("the child ended:", repr(error), file=sys.stderr, flush=True)
+            _child(request, write, answer_of)
         finally:
             os._exit(0)
     os.close(write)
@@ -214,18 +242,22 @@ def _forked(request: dict[str, Any]) -> dict[str, Any]:
     return json.loads(answer) if answer else {"verdict": "caught", "by": "the process ended", "ran": 0}
 
 
+def _serve(requests: IO[str], answers: IO[str], answer_of: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    for line in requests:
+        print(json.dumps(_forked(json.loads(line), answer_of)), file=answers, flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     # what writes to the standard output must not come between the answers
-    answers = os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if sys.argv[1:]:
-        code = _pytest(sys.argv[1:], None, "--collect-only")
-        assert code == pytest.ExitCode.OK, code
-    assert bool(sys.argv[1:]) == ("fusible" in sys.modules)
-    for line in sys.stdin:
-        print(json.dumps(_forked(json.loads(line))), file=answers, flush=True)
+        _pytest(sys.argv[1:], _Warm(requests, answers), "-s")
+    else:
+        assert "fusible" not in sys.modules
+        _serve(requests, answers, _cold)
 
 
 if __name__ == "__main__":

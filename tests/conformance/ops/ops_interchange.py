@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from ops_table import OUT, RECORD_OF
 from ops_tolerance import assert_honest, assert_interchangeable
 
+from fusible import tex
 from fusible.compute_pipeline import ComputePipeline, PlanRequest
 from fusible.fusions import Fusion, epoch, registered
 from fusible.nvte import DType, Pass, Sequences, Tensor, bgrad_cast, element, is_quantized_type, make_nvte_tensor, nvte_dtype, running
@@ -98,6 +100,25 @@ def prove(case: Case, mode: Mode) -> int:
             elif bound.needed:
                 _prove_backward(case.fusion, bound, where)
     return count
+
+
+def calls_saved(case: Case, mode: Mode, between: bool) -> int:
+    """How many calls of tex the fused pass makes fewer than the passes that it replaces."""
+    bound, counts = _bind(case, mode, between, TOKENS, ()), []
+    contexts = _sequence_forward(bound)[1]
+    given = {"forward": (bound.x,), "inference": (bound.x,), "backward": (*contexts, bound.dy)}[case.fusion.kind]
+    fused = partial(case.fusion.function, *bound.ops, *given, **_fused_keywords(bound, case.fusion))
+    one_by_one = {
+        "forward": partial(_sequence_forward, bound),
+        "inference": partial(_sequence_inference, bound),
+        "backward": partial(_sequence_backward, bound, [dict(ctx) for ctx in contexts]),
+    }[case.fusion.kind]
+    for run in (one_by_one, fused):
+        heard: list[tex.Heard] = []
+        with running(Pass(case.fusion.kind, bound.scales)), tex.listening(heard.append):
+            run()
+        counts.append(len(heard))
+    return counts[0] - counts[1]
 
 
 def _frozen(case: Case) -> Iterator[tuple[str, ...]]:
@@ -221,6 +242,13 @@ def _sequence_forward(bound: Bound) -> tuple[Tensor, list[Context], dict[str, An
     return x, contexts, sides, state.amaxes
 
 
+def _sequence_inference(bound: Bound) -> Tensor:
+    x = bound.x
+    for op in bound.ops:
+        x = op.inference(x, **_keywords(op, bound.values, op.side_inputs))
+    return x
+
+
 def _sequence_backward(bound: Bound, contexts: Sequence[Context]) -> tuple[Tensor | None, list[list[Tensor | None]], dict[str, Any], dict[str, Any]]:
     with running(Pass("backward", bound.scales)) as state:
         d: Tensor | None = bound.dy
@@ -273,9 +301,7 @@ def _fp8_inside(bound: Bound) -> DType | None:
 
 def _prove_inference(fusion: Fusion, bound: Bound, where: str) -> None:
     with running(Pass("inference", bound.scales)) as state:
-        x = bound.x
-        for op in bound.ops:
-            x = op.inference(x, **_keywords(op, bound.values, op.side_inputs))
+        x = _sequence_inference(bound)
     with running(Pass("inference", bound.scales)) as fused_state:
         y = fusion.function(*bound.ops, bound.x, **_fused_keywords(bound, fusion))
     _same_amaxes(where, fused_state.amaxes, state.amaxes, bound)

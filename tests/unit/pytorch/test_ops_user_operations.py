@@ -320,3 +320,31 @@ def test_a_quantizer_of_a_neighbour_may_be_used() -> None:
             results.append(y)
         assert given[-1] is not None and torch.equal(*results)
     assert any(isinstance(quantizer, Float8CurrentScalingQuantizer) for quantizer in given)
+
+
+class Told(Square):
+    """Notes what it is told before forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bool | str] = []
+
+    def pre_first_fuser_forward(self) -> None:
+        self.told.append("first")
+
+    def pre_fuser_forward(self, *, requires_grad: bool) -> None:
+        self.told.append(requires_grad)
+
+
+def test_an_operation_is_told_before_each_forward_whether_backward_will_come_by() -> None:
+    """It comes by every operation from the first on that has a gradient to give: of its parameters, or of what comes before it."""
+    before, after = Told(), Told()
+    model = ops.Sequential(before, ops.ConstantScale(2.0), Scale(4), after, Told())
+    x = torch.randn(3, 4)
+    model(x)
+    model(x.clone().requires_grad_())
+    with torch.no_grad():
+        model(x.clone().requires_grad_())
+    model[2].weight.requires_grad_(False)
+    model(x)
+    assert before.told == ["first", False, True, False, False] and after.told == ["first", True, True, False, False]

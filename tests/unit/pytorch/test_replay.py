@@ -10,6 +10,8 @@ import torch
 import fusible
 from fusible import tex
 from fusible.pytorch.executors import EagerExecutor
+from fusible.pytorch.replay import Listing
+from fusible.quantized import Float8CurrentScalingQuantizer
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]
 
@@ -178,3 +180,23 @@ def test_a_pass_that_computes_elsewhere_is_run_as_it_stands() -> None:
         assert torch.equal(y, 2 * x) and torch.equal(x.grad, torch.full_like(x, 2.0))
     executor = model._runner().executor
     assert isinstance(executor, EagerExecutor) and len(executor._unlistable) == 2 and not any(executor._replays.values())
+
+
+class Counting(Float8CurrentScalingQuantizer):
+    """Has state of its own: no two are alike."""
+
+    def _value_key(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", [Float8CurrentScalingQuantizer, Counting])
+def test_a_quantizer_that_a_program_makes_is_a_constant_unless_it_has_state(kind) -> None:
+    x = torch.randn(4, 4)
+    listing = Listing([x])
+    with tex.listening(listing.note):
+        y = tex.quantize(x, kind(tex.DType.kFloat8E4M3))
+    replay = listing.finish([y._data], None, 0)
+    if kind is Counting:
+        assert replay is None
+    else:
+        assert replay is not None and torch.equal(replay.run([-x])[0] ^ 128, y._data)

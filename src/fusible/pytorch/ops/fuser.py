@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusible.compute_pipeline import Plan, describe, describe_misses, describe_quantizers, fusion_epoch, group_ops
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.fusions import Fusion, registered
 from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
@@ -23,6 +23,10 @@ from fusible.pytorch.runner import BoundOp, PipelineRunner
 from fusible.quantized import Recipe
 
 __all__ = ["OperationFuser"]
+
+
+_MULTIPLES = 128
+"""Of a width that are tried: two interleaved blocks of a gated activation have 64 columns."""
 
 
 class OperationFuser(PipelineRunner):
@@ -106,11 +110,16 @@ class OperationFuser(PipelineRunner):
         return "\n\n".join([describe(plan), describe_quantizers(plan), *registered, describe_misses(plan)])
 
     def _width(self) -> int:
-        """The columns of an input, as the first operation with a parameter tells."""
-        for op in self.pipeline.ops:
-            for arg in op.args:
-                return arg.shape[-1]
-        return 1
+        """The columns of an input that all operations take: as many as the first one with a parameter has, or a multiple (a gated activation before
+        it takes two halves, or two blocks)."""
+        columns = next((arg.shape[-1] for op in self.pipeline.ops for arg in op.args), 1)
+        for width in range(columns, _MULTIPLES * columns + 1, columns):
+            try:
+                self.out_width(width)
+            except ShapeError:
+                continue
+            return width
+        return columns
 
     def fused(self, recipe: Recipe | None) -> tuple[tuple[int, int, Fusion], ...]:
         """The stretches that registered fusions, and operations that the user has placed, put together under a recipe."""

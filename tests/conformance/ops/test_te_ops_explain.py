@@ -1,0 +1,30 @@
+"""``explain`` of operations: of every one without an input at hand, and each quantizer in it once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from te_ops_table import TE_TABLE
+
+from fusible.pytorch import ops
+from fusible.quantized import DelayedScaling, Float8CurrentScaling, Recipe
+
+
+@pytest.mark.parametrize("name", TE_TABLE)
+def test_an_input_is_found_that_the_operations_take(name: str) -> None:
+    record = TE_TABLE[name]
+    for more in ([], [ops.Linear(96 if "blocks of 3" in name else 64, 32)]):
+        text = ops.Sequential(record.make(record.width, torch.float32), *more).explain()
+        assert ", activations fp32\n" in text
+
+
+@pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling()], ids=repr)
+def test_every_quantizer_is_told_once_and_none_of_what_only_passes(recipe: Recipe) -> None:
+    """A product asks for its input, its weight and its gradient, whatever its neighbours ask for; an operation between that passes 8 bits on has none."""
+    linear, between = [f"{{}}.{name}" for name in ("x", "weight", "dy")], ([], [ops.Identity()], [ops.Quantize(), ops.Identity()])
+    for passing in between:
+        model = ops.Sequential(ops.BasicLinear(64, 64), *passing, ops.BasicLinear(64, 64))
+        told = model.explain(recipe=recipe).partition("quantizers\n")[2].partition("\n\n")[0]
+        wanted = [name.format(place) for place in (0, len(passing) + 1) for name in linear]
+        assert [line.split()[0] for line in told.splitlines()] == wanted
+    assert ops.Sequential(ops.GELU()).explain(recipe=recipe).count("quantizers: none") == 1
