@@ -26,7 +26,6 @@ TESTS = (
     "tests/unit/pipeline", "tests/unit/pytorch", "tests/unit/nvte", "tests/unit/quantized", "tests/conformance/ops", "tests/text/test_explain_blocks.py",
     "tests/integration/test_state_*.py", "tests/integration/test_executor*.py", "tests/integration/test_pipeline_formats.py",
     "tests/integration/test_ops_*.py", "tests/integration/test_option_domains.py", "tests/integration/test_generate*.py",
-    "tests/integration/test_extending.py",
 )  # fmt: skip
 """Tests of the pipeline, and of what it is made of."""
 

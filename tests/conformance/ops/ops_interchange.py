@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -102,23 +101,15 @@ def prove(case: Case, mode: Mode) -> int:
     return count
 
 
-def calls_saved(case: Case, mode: Mode, between: bool) -> int:
-    """How many calls of tex the fused pass makes fewer than the passes that it replaces."""
-    bound, counts = _bind(case, mode, between, TOKENS, ()), []
+def calls_of(case: Case, mode: Mode, between: bool) -> list[str]:
+    """The functions of tex that the fused pass calls, in their order."""
+    bound = _bind(case, mode, between, TOKENS, ())
     contexts = _sequence_forward(bound)[1]
-    given = {"forward": (bound.x,), "inference": (bound.x,), "backward": (*contexts, bound.dy)}[case.fusion.kind]
-    fused = partial(case.fusion.function, *bound.ops, *given, **_fused_keywords(bound, case.fusion))
-    one_by_one = {
-        "forward": partial(_sequence_forward, bound),
-        "inference": partial(_sequence_inference, bound),
-        "backward": partial(_sequence_backward, bound, [dict(ctx) for ctx in contexts]),
-    }[case.fusion.kind]
-    for run in (one_by_one, fused):
-        heard: list[tex.Heard] = []
-        with running(Pass(case.fusion.kind, bound.scales)), tex.listening(heard.append):
-            run()
-        counts.append(len(heard))
-    return counts[0] - counts[1]
+    given = (*contexts, bound.dy) if case.fusion.kind == "backward" else (bound.x,)
+    heard: list[str] = []
+    with running(Pass(case.fusion.kind, bound.scales)), tex.listening(lambda call: heard.append(call.method.__name__)):
+        case.fusion.function(*bound.ops, *given, **_fused_keywords(bound, case.fusion))
+    return heard
 
 
 def _frozen(case: Case) -> Iterator[tuple[str, ...]]:
@@ -242,13 +233,6 @@ def _sequence_forward(bound: Bound) -> tuple[Tensor, list[Context], dict[str, An
     return x, contexts, sides, state.amaxes
 
 
-def _sequence_inference(bound: Bound) -> Tensor:
-    x = bound.x
-    for op in bound.ops:
-        x = op.inference(x, **_keywords(op, bound.values, op.side_inputs))
-    return x
-
-
 def _sequence_backward(bound: Bound, contexts: Sequence[Context]) -> tuple[Tensor | None, list[list[Tensor | None]], dict[str, Any], dict[str, Any]]:
     with running(Pass("backward", bound.scales)) as state:
         d: Tensor | None = bound.dy
@@ -301,7 +285,9 @@ def _fp8_inside(bound: Bound) -> DType | None:
 
 def _prove_inference(fusion: Fusion, bound: Bound, where: str) -> None:
     with running(Pass("inference", bound.scales)) as state:
-        x = _sequence_inference(bound)
+        x = bound.x
+        for op in bound.ops:
+            x = op.inference(x, **_keywords(op, bound.values, op.side_inputs))
     with running(Pass("inference", bound.scales)) as fused_state:
         y = fusion.function(*bound.ops, bound.x, **_fused_keywords(bound, fusion))
     _same_amaxes(where, fused_state.amaxes, state.amaxes, bound)

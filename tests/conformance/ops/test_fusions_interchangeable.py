@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ops_interchange import MODES, Case, Mode, cases, prove
+from ops_interchange import MODES, Case, Mode, calls_of, cases, prove
 
 from fusible import nvte
 from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, unregister_fusion
@@ -22,6 +23,20 @@ BY_NAME = {mode.name: mode for mode in MODES}
 @pytest.mark.parametrize("case", ALL)
 def test_fused_equals_unfused(case: Case, mode: Mode) -> None:
     assert prove(case, mode)
+
+
+CALLS = dict(line.rsplit(": ", 1) for line in Path(__file__).with_name("fusion_calls.txt").read_text().splitlines())
+"""What each fused pass calls: alone in bf16, and between products under current scaling. That it computes the same is not all that it is for."""
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_a_fused_pass_makes_the_calls_that_it_is_made_for(case: Case) -> None:
+    for mode, between in (("bf16", False), ("current", True)):
+        assert " ".join(calls_of(case, BY_NAME[mode], between)) == CALLS[f"{case.name} {mode}"]
+
+
+def test_every_line_of_calls_is_of_a_fusion() -> None:
+    assert set(CALLS) == {f"{case.name} {mode}" for case in cases() for mode in ("bf16", "current")}
 
 
 @contextmanager

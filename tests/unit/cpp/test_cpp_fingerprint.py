@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions
 from fusible.errors import ArgumentError, DTypeError
+from fusible.tex.backends.cpu import fingerprints
 
 CHUNK, BLOCK = 128 * 1024, 256
 """Bytes that one thread reads, and that one step of the kernel takes."""
@@ -106,3 +107,27 @@ def test_what_it_does_not_read_is_refused() -> None:
         cpp_extensions.fingerprints([torch.ones(4, 4).t()])
     with pytest.raises(DTypeError):
         cpp_extensions.fingerprints([3])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it lies": lambda x: x,
+    "transposed": lambda x: x.t().contiguous().t(),
+    "between gaps": lambda x: torch.stack([x, -x], -1)[..., 0],
+    "by a lazy negation": lambda x: torch._neg_view(-x),
+    "transposed, by a lazy negation": lambda x: torch._neg_view((-x).t().contiguous()).t(),
+    "a parameter": lambda x: torch.nn.Parameter(x.t().contiguous().t()),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_count_and_not_how_they_lie(layout: str) -> None:
+    x = torch.randn(7, 12, generator=torch.Generator().manual_seed(3))
+    assert fingerprints([LAYOUTS[layout](x), x + 1]) == [of(x), of(x + 1)]
+
+
+def test_what_lies_well_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Tensor] = []
+    monkeypatch.setattr(cpp_extensions, "fingerprints", read.extend)
+    x = torch.randn(7, 12)
+    fingerprints([x])
+    assert read[0] is x

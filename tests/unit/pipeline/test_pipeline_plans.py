@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, run_backward, run_forward
+from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, StateLayout, run_backward, run_forward
 from fusible.fusions import epoch, register_fusion_inference, unregister_fusion
 from fusible.nvte import DType, QuantizedType, make_nvte_tensor
 from fusible.ops import (
@@ -100,6 +101,25 @@ def test_the_lowest_precision_widens_and_never_narrows() -> None:
     assert {op.y_dtype for op in plan(norm(), mmt(), recipe=HighPrecision(lowest="float32")).ops} == {FP32}
     assert plan(mmt(), recipe=HighPrecision(lowest="bfloat16"), activation=FP32).activation is FP32
     assert plan(mmt(), recipe=HighPrecision(), activation=DType.Float16).activation is DType.Float16
+    # of two types that are as wide, the one that is asked for
+    assert plan(mmt(), recipe=HighPrecision(lowest="bfloat16"), activation=DType.Float16).activation is BF16
+    assert plan(mmt(), recipe=HighPrecision(lowest="float16"), activation=BF16).activation is DType.Float16
+
+
+@pytest.mark.parametrize("recipe", [None, HighPrecision(), DelayedScaling()], ids=str)
+def test_a_type_that_an_op_asks_for_is_widened_to_the_activations_and_never_narrowed_for_a_neighbour(recipe: Recipe | None) -> None:
+    for asked, given in ((FP32, FP32), (DType.Float16, BF16), (BF16, BF16)):
+        p = plan(norm().with_(y_dtype=asked), Reshape((-1, WIDTH)), GELU(), add().with_(dx_dtype=asked), recipe=recipe)
+        assert p.ops[0].y_dtype is given and p.ops[3].dx_dtype is given
+    if not isinstance(recipe, DelayedScaling):
+        assert plan(norm().with_(y_dtype=FP32), mmt(), recipe=recipe).ops[0].y_dtype is FP32
+
+
+def test_there_is_state_where_any_pass_reads_some() -> None:
+    for forward in ((), ("0.x",)):
+        for backward in ((), ("0.dy",)):
+            assert bool(StateLayout(forward, backward)) == bool(forward + backward)
+    assert plan(Quantize(), recipe=DelayedScaling()).state and plan(Quantize(forward=False, backward=True), recipe=DelayedScaling()).state
 
 
 def test_the_modules_ops_are_never_written_to() -> None:

@@ -224,6 +224,23 @@ def test_a_parameter_that_is_held_in_8_bits_is_taken_as_it_is(recipe: Recipe) ->
     torch.testing.assert_close(results[0], call(plain, recipe).detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("recipe", [*RECIPES, HighPrecision()], ids=lambda r: type(r).__name__)
+def test_a_weight_that_is_held_by_columns_alone_is_taken_by_rows(recipe: Recipe) -> None:
+    """As it may be after a backward: NVIDIA's modules let the rows go then."""
+    results = []
+    for columns in (False, True):
+        model, _ = counted()
+        for linear in model:
+            linear.weight = held(linear.weight)
+            if columns:
+                linear.weight.update_usage(rowwise_usage=True, columnwise_usage=True)
+                linear.weight.update_usage(rowwise_usage=False)
+                assert linear.weight._data is None
+        with torch.no_grad():
+            results.append(call(model, recipe))
+    assert torch.equal(*results)
+
+
 def test_gradients_pass_through_weights_held_in_8_bits() -> None:
     model, _ = counted()
     model[1].weight = held(model[1].weight)

@@ -9,6 +9,7 @@ import torch
 
 import fusible
 from fusible import tex
+from fusible.pytorch import executors
 from fusible.pytorch.executors import EagerExecutor
 from fusible.pytorch.replay import Listing
 from fusible.quantized import Float8CurrentScalingQuantizer
@@ -200,3 +201,12 @@ def test_a_quantizer_that_a_program_makes_is_a_constant_unless_it_has_state(kind
         assert replay is None
     else:
         assert replay is not None and torch.equal(replay.run([-x])[0] ^ 128, y._data)
+
+
+def test_of_more_programs_than_are_kept_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_KEPT", 2)
+    executor = EagerExecutor()
+    for name in "abc":
+        for _ in range(3):
+            assert executor(name, lambda inputs: ([tex.gelu(inputs[0], None)], name), [torch.ones(2)])[1] == name  # noqa: B023
+    assert [key[0] for key in executor._replays] == ["b", "c"] and all(executor._replays.values())

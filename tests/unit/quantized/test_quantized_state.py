@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from fusible import DelayedScaling, Format, Linear, autocast
 from fusible.compute_pipeline import StateLayout
+from fusible.errors import CheckpointError
+from fusible.locks import Lock
 from fusible.pytorch.scaling import ScalingOwner
 from fusible.quantized import FP8_MAX, ScalingState
 from fusible.tex import DType
@@ -193,6 +198,75 @@ def test_a_snapshot_alone_changes_nothing() -> None:
     for _ in range(3):
         assert owner.owner.snapshot(recipe, CPU).scales["0.x"].item() == 224.0
     assert owner.owner.current is before
+
+
+def test_what_follows_is_made_once_and_again_when_anything_else_is_asked_or_seen() -> None:
+    """Under ``reduce_amax`` what follows is agreed upon with other processes: each would have to ask again as well."""
+    recipe, owner = DelayedScaling(amax_history_len=2), Owner()
+    owner.step(recipe, 2.0)
+    first = owner.owner.snapshot(recipe, CPU)
+    assert owner.owner.snapshot(recipe, CPU) is first and owner.owner.upcoming(recipe) is first
+    other = DelayedScaling(amax_history_len=2, margin=1)
+    assert owner.owner.snapshot(other, CPU).scales["0.x"] == first.scales["0.x"] / 2
+    assert owner.owner.upcoming(recipe) is not first and owner.owner.upcoming(recipe).scales == first.scales
+    again = owner.owner.snapshot(recipe, CPU)
+    owner.step(recipe, 4.0)
+    assert owner.owner.snapshot(recipe, CPU) is not again and owner.owner.snapshot(recipe, CPU).scales["0.x"] == first.scales["0.x"] / 2
+
+
+def test_a_committed_state_that_fits_is_taken_as_it_is() -> None:
+    recipe, owner = DelayedScaling(amax_history_len=2), ScalingOwner(StateLayout(("0.x",), ("0.dy",)))
+    owner.load(_saved(recipe))
+    assert owner.current is not None and owner.snapshot(recipe, CPU) is owner.current and owner.upcoming(recipe) is owner.current
+
+
+def _saved(recipe: DelayedScaling) -> torch.Tensor:
+    """A state of closed iterations."""
+    owner = ScalingOwner(StateLayout(("0.x",), ("0.dy",)))
+    owner.commit_forward(owner.snapshot(recipe, CPU), {"0.x": torch.tensor([2.0])})
+    saved = load(owner.save().numpy().tobytes())
+    return torch.frombuffer(bytearray(save({**saved, "open": torch.tensor([False])})), dtype=torch.uint8)
+
+
+def test_copies_have_a_lock_of_their_own_and_no_inference_to_repeat() -> None:
+    recipe, owner = DelayedScaling(amax_history_len=2), ScalingOwner(StateLayout(("0.x",), ("0.dy",)))
+    owner.load(_saved(recipe))
+    inferred = owner.snapshot(recipe, CPU, inference=True)
+    for twin in (copy.deepcopy(owner), pickle.loads(pickle.dumps(owner))):
+        assert isinstance(twin._lock, Lock) and twin._lock is not owner._lock and twin._held.inferred is None and owner._held.inferred is inferred
+        assert torch.equal(twin.save(), owner.save()) and twin.layout == owner.layout and not twin.unread
+
+
+SAVED = ("open", *(f"{name}.{field}" for name in ("forward", "backward") for field in ("scale", "amax_history", "fp8_dtype")))
+
+
+@pytest.mark.parametrize("change", [*(f"without {name}" for name in SAVED), "with another", "open of numbers"])
+def test_what_save_did_not_give_is_refused_and_changes_nothing(change: str) -> None:
+    recipe, owner = DelayedScaling(amax_history_len=2), ScalingOwner(StateLayout(("0.x",), ("0.dy",)))
+    saved = _saved(recipe)
+    owner.load(saved)
+    tensors = load(saved.numpy().tobytes())
+    assert set(tensors) == set(SAVED)
+    if change == "with another":
+        tensors["another"] = torch.ones(1)
+    elif change == "open of numbers":
+        tensors["open"] = torch.ones(1)
+    else:
+        del tensors[change.removeprefix("without ")]
+    before = owner.current
+    with pytest.raises(CheckpointError, match=r"^Expected the tensors of save of a saved scaling state, got otherwise: \w|got open of torch.float32"):
+        owner.load(torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8))
+    assert owner.current is before
+
+
+def test_a_state_is_where_it_is_asked_for() -> None:
+    """On the meta device, as there is no other beside the CPU everywhere."""
+    meta = torch.device("meta")
+    made = ScalingState.create(("0.x", "0.weight"), E4M3, 3, meta)
+    here = ScalingState.create(("0.x", "0.weight"), E4M3, 3, CPU)
+    for state in (made, made.resized(9), made.resized(2), here.to(meta), here.to(meta).formatted(DType.kFloat8E5M2)):
+        assert {state.scale.device, state.amax_history.device} == {meta}
+    assert here.to(CPU) is here and here.formatted(E4M3) is here and here.resized(3) is here
 
 
 def test_formats_may_change_between_calls() -> None:
