@@ -154,9 +154,8 @@ class _Warm:
             return {"verdict": "cold"}
         tests = [test for stage in request["stages"] for test in stage if test in items]
         config.pluginmanager.register(noted := _Chosen(tests))
-        for test, following in zip(tests, [*tests[1:], None], strict=True):
-            item, next_item = items[test], following and items[following]
-            config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        for i, test in enumerate(tests):
+            config.hook.pytest_runtest_protocol(item=items[test], nextitem=items[tests[i + 1]] if i + 1 < len(tests) else None)
             if noted.failed:
                 return {"verdict": "caught", "by": noted.failed, "ran": noted.ran}
         return {"verdict": "survived" if noted.ran else "none ran", "by": None, "ran": noted.ran}

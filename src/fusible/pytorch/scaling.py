@@ -39,8 +39,8 @@ class Snapshot:
 
     @cached_property
     def values(self) -> dict[str, float]:
-        """The scales by slot, as numbers. Where they are on another device than the CPU, this waits for them."""
-        return {slot: value for state in (self.forward, self.backward) for slot, value in zip(state.slots, state.scale.tolist(), strict=True)}
+        """The scales of forward passes by slot, as numbers. Where they are on another device than the CPU, this waits for them."""
+        return dict(zip(self.forward.slots, self.forward.scale.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)

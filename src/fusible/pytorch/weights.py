@@ -121,10 +121,9 @@ class DelayedWeights:
     def settle(self, owner: ScalingOwner) -> None:
         """The call has succeeded, and its amaxes are observed: scale what comes next by what follows from them."""
         scales = owner.snapshot(self.recipe, self.device, self.group).scales
-        with torch.no_grad():
-            for slot, quantizer in self.quantizers.items():
-                quantizer.scale.copy_(scales[slot].view_as(quantizer.scale))
-                quantizer.amax.zero_()
+        for slot, quantizer in self.quantizers.items():
+            quantizer.scale.copy_(scales[slot].view_as(quantizer.scale))
+            quantizer.amax.zero_()
 
 
 def _records(quantizer: Any) -> bool:

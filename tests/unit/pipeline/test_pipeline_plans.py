@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, StateLayout, run_backward, run_forward
+from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, StateLayout, quantize_args, run_backward, run_forward
 from fusible.fusions import epoch, register_fusion_inference, unregister_fusion
 from fusible.nvte import DType, QuantizedType, make_nvte_tensor
 from fusible.ops import (
@@ -178,6 +178,38 @@ def test_segments_cover_the_ops_and_cut_no_group_residual_or_8_bit_edge() -> Non
         assert len(plan(*block * 3, recipe=recipe, whole=True).segments) == 1
     assert len(plan(*[mmt() for _ in range(30)], recipe=DelayedScaling()).segments) == 1
     assert len(plan(ResidualBegin(), *[ReLU()] * 30, ResidualEnd()).segments) == 1
+
+
+@pytest.mark.parametrize("recipe", [None, DelayedScaling(), Float8CurrentScaling()], ids=str)
+def test_in_segments_and_as_a_whole_a_plan_computes_the_same(recipe: Recipe | None) -> None:
+    torch.manual_seed(0)
+    ones = [ResidualBegin(), norm(), mmt(), add(), GELU(), mmt(), add(), ResidualEnd()]
+    ops = [op.with_(**{name: make_nvte_tensor(torch.randn(getattr(op, name).shape)) for name in op.arg_names}) for op in ones * 3]
+    args, x, dy = [arg for op in ops for arg in op.args], torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+    results = []
+    for whole, count in ((False, 3), (True, 1)):
+        p = plan(*ops, recipe=recipe, activation=FP32, whole=whole)
+        assert len(p.segments) == count
+        scales = {slot: torch.tensor([16.0]) for slot in (*p.state.forward, *p.state.backward)}
+        given = list(args)
+        quantized, amaxes = quantize_args([args[arg.place] for arg in p.quantized_args], p.quantized_args, scales)
+        for arg, value in zip(p.quantized_args, quantized, strict=True):
+            given[arg.place] = value
+        y, contexts, seen = make_nvte_tensor(x), [], dict(amaxes)
+        for segment in p.segments:
+            result = run_forward(p, segment, y, given[segment.args], {}, scales)
+            y = result.y
+            contexts.append(result.contexts)
+            seen |= result.amaxes
+        d, grads = make_nvte_tensor(dy), []
+        for segment in reversed(p.segments):
+            back = run_backward(p, segment, contexts.pop(), d, {}, scales)
+            assert back.dx is not None
+            d, grads = back.dx, [*back.grads, *grads]
+            seen |= back.amaxes
+        results.append([y.data, d.data, *(grad.data for of_op in grads for grad in of_op if grad is not None), *(seen[slot] for slot in sorted(seen))])
+    assert len(results[0]) == len(results[1]) >= 2 + len(args)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_the_mode_of_a_module_is_part_of_its_plan() -> None:

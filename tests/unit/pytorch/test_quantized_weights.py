@@ -241,6 +241,17 @@ def test_a_weight_that_is_held_by_columns_alone_is_taken_by_rows(recipe: Recipe)
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("recipe", [*RECIPES, HighPrecision()], ids=lambda r: type(r).__name__)
+def test_another_parameter_that_is_held_in_8_bits_is_taken_in_the_place_of_one(recipe: Recipe) -> None:
+    """What comes of the unit matrix is the weight, but for its own scale and the product of both, which are fp32."""
+    layer = Linear(16, 32, bias=False)
+    first, second = (held(factor * layer.weight.detach()) for factor in (1, -2))
+    for weight in (first, first, second, second, first):
+        layer.weight = weight
+        with torch.no_grad(), autocast(recipe=recipe):
+            torch.testing.assert_close(layer(torch.eye(16)), weight.dequantize().t(), rtol=4 * torch.finfo(torch.float32).eps, atol=0)
+
+
 def test_gradients_pass_through_weights_held_in_8_bits() -> None:
     model, _ = counted()
     model[1].weight = held(model[1].weight)

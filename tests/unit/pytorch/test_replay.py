@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fusible import tex
 from fusible.pytorch import executors
 from fusible.pytorch.executors import EagerExecutor
 from fusible.pytorch.replay import Listing
-from fusible.quantized import Float8CurrentScalingQuantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]
 
@@ -210,3 +211,72 @@ def test_of_more_programs_than_are_kept_the_latest_stay(monkeypatch: pytest.Monk
         for _ in range(3):
             assert executor(name, lambda inputs: ([tex.gelu(inputs[0], None)], name), [torch.ones(2)])[1] == name  # noqa: B023
     assert [key[0] for key in executor._replays] == ["b", "c"] and all(executor._replays.values())
+
+
+def heard(listing: Listing, method, *args, **kwargs):
+    """A call as ``listing`` hears of it."""
+    result = method(*args, **kwargs)
+    listing.note(tex.Heard(method, args, kwargs, result))
+    return result
+
+
+def test_a_replay_gives_each_call_what_the_pass_gave_it() -> None:
+    given = []
+
+    def noting(*args, **kwargs):
+        given.append((args[1:], kwargs))
+        return args[0] + 1
+
+    x = torch.ones(2)
+    listing = Listing([torch.ones(2), x])
+    y = heard(listing, noting, x, 1, 2.5, "a", None, True, torch.float32, (3, 4), (), [5, None], how=(6, "b"), why=[7])
+    replay = listing.finish([y, y], "static", 0)
+    assert replay is not None and replay.static == "static"
+    assert [z.tolist() for z in replay.run([torch.zeros(1), torch.zeros(2)])] == [[1.0, 1.0]] * 2
+    assert given[0] == given[1]  # a tuple is no list
+
+
+@pytest.mark.parametrize("usage", [usage for usage in product((True, False), repeat=3) if any(usage[:2])], ids=str)
+def test_a_quantizer_of_delayed_scaling_is_made_anew_with_its_options(usage) -> None:
+    made = []
+
+    def noting(x, quantizer):
+        made.append((quantizer.rowwise_usage, quantizer.columnwise_usage, quantizer.internal, quantizer.dtype, quantizer.scale.item()))
+        return x + 1
+
+    rowwise, columnwise, internal = usage
+    x, scale = torch.ones(2), torch.tensor([4.0])
+    listing = Listing([x, scale])
+    quantizer = Float8Quantizer(scale, None, tex.DType.kFloat8E5M2, rowwise=rowwise, columnwise=columnwise, internal=internal)
+    y = heard(listing, noting, x, quantizer)
+    replay = listing.finish([y], None, 0)
+    assert replay is not None
+    replay.run([x, torch.tensor([8.0])])
+    assert made == [(*usage, tex.DType.kFloat8E5M2, 4.0), (*usage, tex.DType.kFloat8E5M2, 8.0)]
+
+
+def test_every_value_but_results_and_constants_goes_at_some_step() -> None:
+    """Those that nobody reads, too: results, and their parts."""
+    x, unread = torch.ones(2), torch.ones(3)
+    listing = Listing([x, unread])
+    a, b = heard(listing, lambda x: [x + 1, x + 2], x)
+    heard(listing, lambda b: b * 2, b)
+    y = heard(listing, lambda a, n: a + n, a, 3)
+    replay = listing.finish([y], None, 0)
+    assert replay is not None and replay.run([x, unread])[0].tolist() == [5.0, 5.0]
+    places = {place for _, _, target, parts, _ in replay._steps for place in (target, *(place for _, place in parts))}
+    gone = [place for *_, done in replay._steps for place in done]
+    assert len(gone) == len(set(gone)) and set(gone) == (places | {0}) - set(replay._outputs)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_call_on_what_comes_from_elsewhere_makes_the_whole_program_none_to_replay(when) -> None:
+    """Though nothing that is returned was made by it: it may have written somewhere."""
+    x, elsewhere = torch.ones(2), torch.ones(2)
+    listing = Listing([x])
+    for now in ("before", "after"):
+        if now == when:
+            heard(listing, lambda elsewhere: elsewhere.add_(1), elsewhere)
+        if now == "before":
+            y = heard(listing, lambda x: x + 1, x)
+    assert listing.finish([y], None, 0) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fusible.compute_pipeline import StateLayout
@@ -29,3 +30,37 @@ def test_two_forwards_on_one_snapshot_close_one_iteration() -> None:
     owner.commit_forward(second, {"0.x": torch.tensor([7.0])})
     assert owner.current is not None
     assert owner.current.forward.amax_history[:, 0].tolist() == [7.0, 0, 0, 0, 0, 0, 0, 1.0]
+
+
+def test_an_inference_between_a_forward_and_its_backward_is_not_what_the_backward_repeats() -> None:
+    owner, recipe, cpu = ScalingOwner(StateLayout(("0.x",), ("0.dy",))), DelayedScaling(), torch.device("cpu")
+    owner.commit_forward(owner.snapshot(recipe, cpu), {"0.x": torch.tensor([2.0])})
+    inferred = owner.snapshot(recipe, cpu, inference=True)
+    assert owner.current is not inferred and owner.snapshot(recipe, cpu, repeated=True) is owner.current
+    owner.commit_backward({"0.dy": torch.tensor([3.0])})
+    again = owner.snapshot(recipe, cpu, inference=True)
+    assert owner.current is not again and owner.snapshot(recipe, cpu, repeated=True) is again
+
+
+def test_amaxes_of_several_processes_are_reduced_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the running iteration alone, for the next one; a look at what is upcoming is without a word to the others."""
+    groups = []
+
+    def all_reduce(amaxes: torch.Tensor, how: object, group: object) -> None:
+        assert how == torch.distributed.ReduceOp.MAX
+        groups.append(group)
+        amaxes.fill_(7.0)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    owner, cpu, group = ScalingOwner(StateLayout(("0.x",), ("0.dy",))), torch.device("cpu"), object()
+    for recipe, reduced in ((DelayedScaling(amax_history_len=4), True), (DelayedScaling(amax_history_len=4, reduce_amax=False), False)):
+        owner.reset()
+        owner.commit_forward(owner.snapshot(recipe, cpu, group), {"0.x": torch.tensor([2.0])})
+        owner.commit_backward({"0.dy": torch.tensor([3.5])})
+        before = owner.current
+        assert before is not None and owner.upcoming(recipe) is not None and not groups
+        after = owner.snapshot(recipe, cpu, group)
+        assert groups == [group, group] * reduced and before.forward.amax_history[0].item() == 2.0 and before.backward.amax_history[0].item() == 3.5
+        scales = [after.forward.scale.item(), after.backward.scale.item()]
+        assert scales == ([448 / 7, 57344 / 7] if reduced else [448 / 2, 57344 / 3.5])
+        groups.clear()
