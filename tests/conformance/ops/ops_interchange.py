@@ -112,6 +112,15 @@ def calls_of(case: Case, mode: Mode, between: bool) -> list[str]:
     return heard
 
 
+def contexts_after(case: Case, mode: Mode) -> list[Context]:
+    """What a fused backward leaves of its contexts."""
+    bound = _bind(case, mode, False, TOKENS, ())
+    contexts = _sequence_forward(bound)[1]
+    with running(Pass("backward", bound.scales)):
+        case.fusion.function(*bound.ops, *contexts, bound.dy, **_fused_keywords(bound, case.fusion))
+    return contexts
+
+
 def _frozen(case: Case) -> Iterator[tuple[str, ...]]:
     """Every set of gradients that nobody wants: of the input, and of parameters by ``<place>.<name>``."""
     names = ["x", *(f"{i}.{name}" for i, type_ in enumerate(case.types) for name in RECORD_OF[type_].parameters)]

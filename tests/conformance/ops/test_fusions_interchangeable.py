@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ops_interchange import MODES, Case, Mode, calls_of, cases, prove
+from ops_interchange import MODES, Case, Mode, calls_of, cases, contexts_after, prove
 
 from fusible import nvte
 from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, unregister_fusion
@@ -33,6 +33,13 @@ CALLS = dict(line.rsplit(": ", 1) for line in Path(__file__).with_name("fusion_c
 def test_a_fused_pass_makes_the_calls_that_it_is_made_for(case: Case) -> None:
     for mode, between in (("bf16", False), ("current", True)):
         assert " ".join(calls_of(case, BY_NAME[mode], between)) == CALLS[f"{case.name} {mode}"]
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.fusion.name in ("gelu_mmt_bwd_fused", "add_gelu_mmt_add_bwd_fused")], ids=lambda c: c.name)
+def test_the_input_of_a_gelu_goes_with_the_call_that_reads_it(case: Case) -> None:
+    """It is the widest tensor of a block, and the product of the weight's gradient is yet to come."""
+    contexts = contexts_after(case, BY_NAME["current"])
+    assert [sorted(ctx) for ctx, type_ in zip(contexts, case.types, strict=True) if type_ is GELU] == [[]]
 
 
 def test_every_line_of_calls_is_of_a_fusion() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from te_ops_table import TE_TABLE
@@ -28,3 +30,19 @@ def test_every_quantizer_is_told_once_and_none_of_what_only_passes(recipe: Recip
         wanted = [name.format(place) for place in (0, len(passing) + 1) for name in linear]
         assert [line.split()[0] for line in told.splitlines()] == wanted
     assert ops.Sequential(ops.GELU()).explain(recipe=recipe).count("quantizers: none") == 1
+
+
+def test_no_fusion_that_was_chosen_is_told_as_one_that_did_not_match() -> None:
+    model = ops.Sequential(ops.Linear(64, 64), ops.GELU(), ops.Linear(64, 64), ops.Linear(64, 64))
+    text, _, missed = model.explain(recipe=Float8CurrentScaling()).partition("fusions that did not match\n")
+    chosen = re.findall(r"^  (\d+)-(\d+) .* (\w+_fused)$", text, re.MULTILINE)
+    assert len(chosen) > 5 and missed
+    assert not [name for start, stop, name in chosen if f"{name} at {start}-{stop}: " in missed]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_gradient_of_an_input_is_told_where_it_is_wanted(wanted: bool) -> None:
+    for first in (ops.Bias(64), ops.GELU()):
+        text = ops.Sequential(first, ops.BasicLinear(64, 64)).explain(torch.zeros(3, 64, requires_grad=wanted))
+        backward = text.partition("backward\n")[2].partition("\n\n")[0].splitlines()
+        assert backward[-1].split("->")[-1].split()[0] == ("fp32" if wanted else "none")

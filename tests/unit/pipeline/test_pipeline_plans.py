@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, StateLayout, quantize_args, run_backward, run_forward
-from fusible.fusions import epoch, register_fusion_inference, unregister_fusion
+from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, StateLayout, describe_misses, quantize_args, run_backward, run_forward
+from fusible.fusions import epoch, register_fusion_forward, register_fusion_inference, unregister_fusion
 from fusible.nvte import DType, QuantizedType, make_nvte_tensor
 from fusible.ops import (
     GELU,
@@ -15,6 +15,7 @@ from fusible.ops import (
     Add,
     AddExtra,
     ConstantScale,
+    Context,
     DotProductAttention,
     Dropout,
     GeGLU,
@@ -104,6 +105,20 @@ def test_the_lowest_precision_widens_and_never_narrows() -> None:
     # of two types that are as wide, the one that is asked for
     assert plan(mmt(), recipe=HighPrecision(lowest="bfloat16"), activation=DType.Float16).activation is BF16
     assert plan(mmt(), recipe=HighPrecision(lowest="float16"), activation=BF16).activation is DType.Float16
+
+
+def test_a_gelu_that_asks_for_a_type_is_handed_it_by_the_product_that_applies_it() -> None:
+    weight, x = torch.randn(WIDTH, WIDTH), torch.randn(3, WIDTH).bfloat16()
+    for asked in (None, BF16, FP32):
+        for between in ([], [Add(make_nvte_tensor(torch.zeros(WIDTH)))]):
+            members = [MMT(make_nvte_tensor(weight.bfloat16())), *between, GELU().with_(x_dtype=asked)]
+            p = plan(*members)
+            assert len(p.forward) == len(p.inference) == 1
+            result = run_forward(p, p.segments[0], make_nvte_tensor(x), [arg for op in members for arg in op.args], {}, {})
+            assert result.contexts[-1]["x"].type is (asked or BF16) and result.y.type is BF16
+            wanted = torch.nn.functional.gelu(x.double() @ weight.bfloat16().double().t(), approximate="tanh")
+            # two roundings of bf16, or one; the slope of GELU is below 1.13
+            assert (result.y.data - wanted).abs().max() <= 3 * 2.0**-9 * (wanted.abs().max() + 1)
 
 
 @pytest.mark.parametrize("recipe", [None, HighPrecision(), DelayedScaling()], ids=str)
@@ -323,3 +338,17 @@ def test_an_extra_that_nobody_differentiates_leaves_the_gradient_as_it_is() -> N
         assert wanted.dx is not None and torch.equal(dx.data, wanted.dx.data) and list(map(len, grads)) == [0, *(len(op.args) for op in members)]
         with_extra, _ = fusion.function(*begun.ops[:-1], {}, *contexts, dy, a=x)
         assert (with_extra.data - (wanted.dx.data + x.data)).abs().max() < 16 * WIDTH * torch.finfo(torch.float32).eps
+
+
+def test_a_fusion_in_which_two_side_values_of_one_name_meet_is_told_as_one_that_did_not_match() -> None:
+    def both(first: AddExtra, second: AddExtra, x: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+        raise AssertionError("it cannot tell them apart")
+
+    register_fusion_forward(both)
+    try:
+        for second, told in (("a", "both at 2-3: side values of one name meet in it"), ("b", "")):
+            p = plan(MakeExtra("a"), MakeExtra(second), AddExtra(second), AddExtra("a"))
+            assert names(p.forward)[2:] == (["both"] if not told else ["", ""])
+            assert [line.strip() for line in describe_misses(p).splitlines() if "both at 2-3" in line] == ([f"forward: {told}"] if told else [])
+    finally:
+        unregister_fusion(both)

@@ -104,11 +104,25 @@ def test_channels_under_every_recipe(recipe: object) -> None:
         assert torch.equal(y, x) and torch.equal(x.grad, torch.full_like(x, 0.5))  # type: ignore[arg-type]
 
 
+class Turn(BasicOperation):
+    """Gives an extra output for an extra input."""
+
+    num_extra_inputs = num_extra_outputs = 1
+
+
+def turn() -> Turn:
+    op = Turn()
+    op.set_extra_input_channel(0, "a")
+    op.set_extra_output_channel(0, "a", output_to_caller=False)
+    return op
+
+
 WRONG: list[tuple[Callable[[], list[BasicOperation]], str]] = [
     (lambda: [takes()], "an earlier operation that gives it of the channel 'a' that AddExtraInput reads, got none"),
     (lambda: [takes(), gives()], "of the channel 'a' that AddExtraInput reads, got a later one"),
     (lambda: [gives(), gives(), takes()], "one producer of the channel 'a', got several"),
     (lambda: [gives("b"), takes("a")], "of the channel 'a' that AddExtraInput reads, got none"),
+    (lambda: [turn()], "an earlier operation that gives it of the channel 'a' that Turn reads, got"),
 ]
 
 
