@@ -5,6 +5,7 @@ A source file includes ``fusible/module.hpp`` and writes ``FUSIBLE_MODULE(name, 
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import shutil
 import subprocess
@@ -44,13 +45,16 @@ def build(
 ) -> ModuleType:
     """Compiles ``sources`` into the extension module ``name`` and imports it.
 
-    ``directory`` receives the library (default: a new temporary one); ``flags`` are given to the compiler last; ``compiler`` is a program
+    ``directory`` receives the library (default: a temporary one, which goes when the process ends); ``flags`` are given to the compiler last; ``compiler`` is a program
     (default: the first of c++, g++, clang++ on the path). pybind11's headers come from the installed package.
 
     Raises ``BackendError`` where there is no compiler or no pybind11, ``CompileError`` with the compiler's output where it fails.
     """
     program = _find_compiler(compiler)
-    target = Path(directory or tempfile.mkdtemp(prefix="fusible_")) / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if directory is None:
+        directory = tempfile.mkdtemp(prefix="fusible_")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    target = Path(directory) / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     includes = [get_include(), _pybind11_include(), Path(sysconfig.get_path("include"))]
     command = [program, *_FLAGS, *(f"-I{path}" for path in includes), *map(str, sources), "-o", str(target), *flags]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)

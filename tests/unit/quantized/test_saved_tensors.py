@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fusible.errors import CheckpointError
+from fusible.errors import ArgumentError, CheckpointError
 from fusible.quantized import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -178,3 +178,18 @@ def test_metadata_of_others_is_left_alone() -> None:
     flat, metadata = flatten_state_dict({"w": made("mxfp8")})
     with pytest.raises(CheckpointError, match="JSON of the metadata of w"):
         unflatten_state_dict(flat, {"w": metadata["w"][:-1]})
+
+
+@EVERY
+def test_safetensors_is_told_what_a_quantized_tensor_is(name: str, tmp_path: Path) -> None:
+    """``save_file`` reads memory by its address, of which a quantized tensor has none; what is flattened is saved, and read as it was."""
+    tensor = made(name)
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(ArgumentError, match=r"^Expected a plain tensor of data_ptr\(\), got a \w+Tensor: pass x.dequantize\(\), or for a file"):
+        save_file({"weight": tensor}, path)
+    assert not path.exists()
+    save_file({"weight": tensor.dequantize()}, path)
+    assert torch.equal(load_file(path)["weight"], tensor.dequantize())
+    flat, metadata = flatten_state_dict({"weight": tensor})
+    save_file(flat, path, metadata=metadata)
+    check_same(unflatten_state_dict(load_file(path), metadata)["weight"], tensor)
