@@ -45,8 +45,8 @@ def build(
 ) -> ModuleType:
     """Compiles ``sources`` into the extension module ``name`` and imports it.
 
-    ``directory`` receives the library (default: a temporary one, which goes when the process ends); ``flags`` are given to the compiler last; ``compiler`` is a program
-    (default: the first of c++, g++, clang++ on the path). pybind11's headers come from the installed package.
+    ``directory`` receives the library (default: a temporary one, which goes when the process ends); ``flags`` are given to the compiler last;
+    ``compiler`` is a program (default: the first of c++, g++, clang++ on the path). pybind11's headers come from the installed package.
 
     Raises ``BackendError`` where there is no compiler or no pybind11, ``CompileError`` with the compiler's output where it fails.
     """

@@ -301,7 +301,8 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
 
 def test_a_list_is_checked_before_its_first_tensor_is_written(runner: Runner) -> None:
     amax, of_all = torch.full((1, 1), 7.0), torch.full((1,), 7.0)
-    lists = {"master_weight_list": [X + 1, X], "partial_amax_list": [amax, amax.clone()], "global_amax_list": [of_all, of_all.clone()], "h_list": [4, 4], "w_list": [4, 4]}
+    amaxes = {"partial_amax_list": [amax, amax.clone()], "global_amax_list": [of_all, of_all.clone()]}
+    lists = {"master_weight_list": [X + 1, X], **amaxes, "h_list": [4, 4], "w_list": [4, 4]}
     with pytest.raises(ShapeError, match="elements within 0 to 16"):
         runner("nvfp4_multi_tensor_compute_partial_amax", **lists, start_offset_list=[0, 9])
     with pytest.raises(ArgumentError, match="lists of equal length"):
