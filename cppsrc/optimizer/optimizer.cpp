@@ -72,7 +72,7 @@ std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& ten
     return {std::sqrt(total), norms};
 }
 
-bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, const OptionalView& flag, int num_threads) {
+bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, const std::optional<TensorView>& flag, int num_threads) {
     constexpr std::int32_t kInfinity = 0x7f800000;
     check_threads(num_threads);
     check_list(inputs, "inputs", inputs);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <utility>
+#include <optional>
 #include <vector>
 
 #include "fusible/tensor_view.hpp"
@@ -24,6 +25,6 @@ void multi_tensor_sgd(const TensorList& gradients, const TensorList& weights, co
                       int num_threads);
 
 /// outputs = inputs * scale; whether every input is finite.
-bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, const OptionalView& flag, int num_threads);
+bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, const std::optional<TensorView>& flag, int num_threads);
 
 }  // namespace fusible

@@ -136,7 +136,7 @@ class QuantizedTensor(torch.Tensor):
         return torch.UntypedStorage(0, device=self.device)
 
     def data_ptr(self) -> int:
-        """Raises ``ArgumentError``: there is no memory in which the values lie, and who asks, as ``safetensors.torch.save_file`` does, would read it."""
+        """Raises ``ArgumentError``: there is no memory in which the values lie. ``safetensors.torch.save_file``, for one, asks and would read it."""
         do = "pass x.dequantize(), or for a file fusible.quantized.flatten_state_dict(state)"
         raise ArgumentError(expected("a plain tensor", of="data_ptr()", got=f"a {type(self).__name__}", do=do))
 
