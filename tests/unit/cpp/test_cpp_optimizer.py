@@ -141,18 +141,18 @@ def test_threads_change_no_bit(level: str) -> None:
     assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
 
 
-X = [torch.ones(4)]
-LISTS = [X, X, X, X, X]
+X, Y, Z, W, V = ([torch.ones(4)] for _ in range(5))
+LISTS = [X, Y, Z, W, V]
 SCALE, NORM = cpp_extensions.multi_tensor_scale, cpp_extensions.multi_tensor_l2norm
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]] = {
     "integers": (NORM, ([torch.ones(3).int()],), DTypeError, "of tensors, got int32"),
     "one tensor": (NORM, (torch.ones(3),), DTypeError, "Expected a list of tensors of tensors"),
-    "an output too many": (SCALE, (X, [*X, *X], 2.0), ShapeError, "Expected 1 tensors of outputs, got 2"),
+    "an output too many": (SCALE, (X, [*Y, *Z], 2.0), ShapeError, "Expected 1 tensors of outputs, got 2"),
     "another size": (SCALE, (X, [torch.ones(3)], 2.0), ShapeError, "Expected 4 elements of outputs, got 3"),
-    "negative threads": (SCALE, (X, X, 2.0, -1), ArgumentError, "num_threads"),
+    "negative threads": (SCALE, (X, X, 2.0, None, -1), ArgumentError, "num_threads"),
     "a missing moment": (step, ([*LISTS[:3], []],), ShapeError, "Expected 1 tensors of second, got 0"),
-    "another weight": (step, ([X, [torch.ones(5)], X, X],), ShapeError, "Expected 4 elements of weights"),
-    "a master of integers": (step, ([X, X, X, X, [X[0].int()]],), DTypeError, "of masters, got int32"),
+    "another weight": (step, ([X, [torch.ones(5)], Z, W],), ShapeError, "Expected 4 elements of weights"),
+    "a master of integers": (step, ([X, Y, Z, W, [X[0].int()]],), DTypeError, "of masters, got int32"),
 }
 
 
@@ -162,4 +162,4 @@ def test_a_bad_argument_is_one_sentence_and_nothing_is_written(case: str) -> Non
     with pytest.raises(error, match=message) as caught:
         function(*arguments)
     assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value)), str(caught.value)
-    assert torch.equal(X[0], torch.ones(4))
+    assert all(torch.equal(each[0], torch.ones(4)) for each in LISTS)

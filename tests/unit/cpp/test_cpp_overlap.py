@@ -67,7 +67,7 @@ def test_every_written_tensor_in_the_place_of_every_other() -> None:
     finished = subprocess.run([sys.executable, __file__], cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=600)
     assert finished.returncode == 0, finished.stderr[-500:]
     counts = json.loads(finished.stdout)
-    assert set(counts) == {"right", "refused", "no case"}, counts
+    assert set(counts) <= {"right", "refused", "no case"}, counts
     assert counts["refused"] > 700 and counts["right"] > 50, counts
 
 
