@@ -42,6 +42,7 @@ class Linear(BaseModule):
         bias_init_method: ParameterInitMethod | None = None,
         device: torch.device | str | None = None,
         accumulate_into_main_grad: bool = False,
+        *,
         high_precision: bool = False,
     ) -> None:
         nn.Module.__init__(self)
