@@ -37,6 +37,7 @@ RIGHT = {
     ("generate", "--seed", "-1"): "torch's generators take it",
     ("train", "--out", "trained"): "it may be written to",
     ("train", "--resume", "trained"): "it is one",
+    ("train", "--bf16-layers", ","): "no layers",
     ("train", "--out", "none/none"): "folders are made",
     ("train", "--out", "é/é"): "folders are made",
 }

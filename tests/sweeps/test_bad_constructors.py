@@ -108,7 +108,7 @@ def test_a_users_own_class_is_left_alone() -> None:
     assert Own("3").scale == 3.0  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("arguments", [(), (4,), (4, 4, True, None, None, None, None, False, 3)])
+@pytest.mark.parametrize("arguments", [(), (4,), (4, 4, True, None, None, None, None, False, False, 3)])
 def test_what_does_not_fit_the_signature_is_pythons_own_error(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError, match=r"__init__\(\)"):
         fusible.Linear(*arguments)

@@ -50,4 +50,6 @@ def write(result: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tens
         raise ShapeError(expected(f"shape {list(result.shape)}", of="the given output", got=list(out.shape), do="pass a tensor of that shape"))
     if out.dtype is not dtype:
         raise DTypeError(expected(f"{dtype}", of="the given output", got=out.dtype, do="pass a tensor of that dtype"))
+    if out.is_meta and not result.is_meta:  # to which torch copies nothing, and says nothing
+        raise ArgumentError(expected("a tensor with data", of="the given output", got="one on meta", do="make it on another device"))
     return out.copy_(result)
