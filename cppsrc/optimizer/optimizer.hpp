@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "cast/cast.hpp"
 #include "fusible/tensor_view.hpp"
 
 namespace fusible {

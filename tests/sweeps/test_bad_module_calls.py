@@ -71,7 +71,7 @@ def _result(subject: Subject, recipe: str, module: Any, arguments: dict[str, Any
 
 
 def _same(a: Any, b: Any) -> bool:
-    return all(map(_same, a, b)) if isinstance(a, tuple) else torch.equal(a, b)
+    return all(map(_same, a, b)) if isinstance(a, tuple) else torch.allclose(a, b, rtol=2.0**-18, atol=2.0**-18)
 
 
 def _scored(calls: Iterable[Call]) -> Scores:
