@@ -1,6 +1,8 @@
 // The pointwise activations: value f(x) and slope f'(x). Each passes a NaN on.
 #pragma once
 
+#include <limits>
+
 #include "activation/gelu.hpp"
 #include "simd/math.hpp"
 
@@ -62,10 +64,10 @@ inline F32 gradient_of(F32 g, F32 x) {
     return mul(g, A::slope(x));
 }
 
-/// No product: an infinite gradient stays out where x <= 0.
+/// No product: an infinite gradient stays out where x <= 0. Where x is NaN, g passes, as in torch: a comparison with NaN is false.
 template <>
 [[maybe_unused]] inline F32 gradient_of<Relu>(F32 g, F32 x) {
-    return select_less(splat(0.0f), x, g, splat(0.0f));
+    return select_less(x, splat(std::numeric_limits<float>::denorm_min()), splat(0.0f), g);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@ namespace fusible {
 namespace FUSIBLE_LEVEL {
 namespace {
 
+constexpr float kLargeScore = 4096.0f;
+
 /// Makes exponentials relative to a new base: what a row has summed so far shrinks with it.
 inline void rebase(const AttendTile& t, int row, float base) {
     const F32 factor = exp2(splat((t.base[row] - base) * kLog2E));
@@ -41,11 +43,15 @@ inline void soften(const AttendTile& t, int row, Span whole) {
     if (largest > t.largest[row]) t.largest[row] = largest;
     if (largest > t.base[row]) rebase(t, row, largest);
 
+    // The fused exponent rounds by an eps of the base, which must be small beside 1. Where scores are large, the base is subtracted from the scaled
+    // score as it was compared with it: the largest one's exponential is then 1 to the bit, and a row's sum neither 0 nor infinite.
+    const float base = t.base[row] == -kInfinity ? 0.0f : t.base[row];
+    const bool fused = base < kLargeScore && base > -kLargeScore;
     const F32 steep = splat(t.scale * kLog2E);
-    const F32 shift = splat(t.base[row] == -kInfinity ? 0.0f : t.base[row] * -kLog2E);
+    const F32 shift = splat(base * -kLog2E);
     F32 sum = load(t.sums + row * kMaxLanes);
     for (int i = vectors.begin; i < vectors.end; i += kLanes) {
-        F32 p = exp2(fma(load(scores + i), steep, shift));
+        F32 p = exp2(fused ? fma(load(scores + i), steep, shift) : mul(sub(mul(load(scores + i), scale), splat(base)), splat(kLog2E)));
         sum = add(sum, p);
         if (t.dropout.key != 0) p = mul(p, kept(t.dropout, t.counters[row] + static_cast<std::uint64_t>(i), 1));
         store_row(probabilities, i, p);

@@ -66,6 +66,7 @@ class KeyPacker {
 
     void fetch(const Sequence& s, const TokenView& x, const std::int32_t* pages, std::int64_t head, std::int64_t heads, std::int64_t first,
                std::int64_t count) const {
+        if (x.cols == 0) return;  // heads without elements have no memory, whatever their strides say
         constexpr std::int64_t kLine = 64;
         const bool by_token = x.head_stride <= x.token_stride;
         const std::int64_t bytes = (by_token ? (heads - 1) * x.head_stride + x.cols : x.cols) * x.width;

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.table import Disagreement
+from fusible.quantized import BlockScaledStorage, Float8TensorStorage, GroupedTensorStorage
 
-__all__ = ["Snapshot", "held", "relaid", "shared", "tensors", "within"]
+__all__ = ["Snapshot", "held", "holds", "relaid", "shared", "tensors", "within"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _POISON = 0xFF
@@ -32,6 +33,11 @@ def tensors(tree: Any, path: str = "", _seen: set[int] | None = None) -> Iterato
             seen.add(id(tree))
             for name, value in vars(tree).items():
                 yield from tensors(value, f"{path}.{name}", seen)
+
+
+def holds(x: Any) -> bool:
+    """Whether ``x`` is a quantized or grouped tensor, whose attributes are the tensors that a kernel reads."""
+    return isinstance(x, Float8TensorStorage | BlockScaledStorage | GroupedTensorStorage)
 
 
 def _storage(x: Tensor) -> int:
@@ -92,14 +98,21 @@ def held(tree: Any) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def relaid(arguments: dict[str, Any], *, strided: Collection[str], shifted: Collection[str]) -> dict[str, Any]:
-    """A copy of ``arguments`` whose tensors have the same values amid poison. A tensor has the name of its argument or of its list: those in
-    ``strided`` are every other element of a larger buffer, those in ``shifted`` keep their strides and do not begin where their storage does."""
+    """A copy of ``arguments`` whose tensors have the same values amid poison. A tensor has the name of its argument, of its list or of the quantized
+    or grouped tensor that it is a part of: those in ``strided`` are every other element of a larger buffer, those in ``shifted`` keep their strides and
+    do not begin where their storage does."""
     made: dict[int, Tensor] = {}
     copied: dict[int, Any] = {}
 
     def laid(x: Any, step: int) -> Any:
         if isinstance(x, list | tuple):
             return type(x)(laid(value, step) for value in x)
+        if holds(x):
+            twin = deepcopy(x, copied)
+            for name, part in vars(x).items():
+                if type(part) in _PLAIN or isinstance(part, list):
+                    setattr(twin, name, laid(part, step))
+            return twin
         if type(x) not in _PLAIN:
             return deepcopy(x, copied)
         if id(x) not in made:

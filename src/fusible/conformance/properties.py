@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fusible.conformance.memory import Snapshot, held, relaid, shared, tensors, within
+from fusible.conformance.memory import Snapshot, held, holds, relaid, shared, tensors, within
 from fusible.conformance.table import Disagreement, Sample, bits
 from fusible.errors import NotServedError
 
@@ -78,7 +78,9 @@ class Properties:
             raise Disagreement(f"two calls gave the same memory as {place}")
 
     def _laid_otherwise(self, sample: Sample, fresh: dict[str, Any], compare: Compare) -> None:
-        names = {name for name, x in fresh.items() if isinstance(x, torch.Tensor | list | tuple) and next(tensors(x), None) is not None}
+        names = {
+            name for name, x in fresh.items() if (isinstance(x, torch.Tensor | list | tuple) or holds(x)) and next(tensors(x), None) is not None
+        }
         while names := names - self._fixed:
             arguments = relaid(fresh, strided=names - self._compact, shifted=names & self._compact)
             before = Snapshot(arguments)

@@ -13,6 +13,7 @@ import torch
 from fusible import tex
 from fusible.conformance.crossing import Crossing
 from fusible.conformance.memory import Snapshot
+from fusible.conformance.nothing import check_of_nothing
 from fusible.conformance.properties import Properties
 from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
 from fusible.conformance.special import OPEN, PLANTINGS, TURNS, UNPLANTED, planting
@@ -162,6 +163,7 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
     if row.samples and not own_layout:
         try:
             # Each sample is a program where tensors record: fewer of them.
+            check_of_nothing(record.function, call, record.samples(dtype)[0], None if memory else 1)
             _planted(call, record, dtype, method, PLANTINGS if memory else PLANTINGS[::TURNS])
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=str(error))

@@ -40,6 +40,8 @@ class NormalizationKernels(Normalization, Prim):
         # torch's CPU kernel takes half-precision x with fp32 parameters, and then rounds y once and keeps fp32 statistics.
         mixed = x.is_cpu and x.dtype is dtype and quantizer is None
         y, mu, rsigma = torch.native_layer_norm(x if mixed else _fp32(x), gamma.shape, _scale(gamma, zero_centered_gamma), bias, eps)
+        if not x.shape[-1]:
+            mu.fill_(torch.nan)  # the mean of nothing, which torch has as 0 beside an rsigma of NaN
         return [_emit(y, quantizer, dtype, ln_out), mu.view(-1), rsigma.view(-1)]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:

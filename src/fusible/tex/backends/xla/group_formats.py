@@ -63,7 +63,8 @@ def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | N
 
 def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     fp8, rows = fp8_format(quantizer.dtype), lazy.cast(x, lazy.float32)
-    amax = lazy.bitcast(of.largest(lazy.max(magnitude(x), 1)), lazy.float32)
+    rows_of_nothing = lazy.zeros((x.shape[0],), lazy.uint32)
+    amax = lazy.bitcast(of.largest(lazy.max(magnitude(x), 1) if x.shape[1] else rows_of_nothing), lazy.float32)
     if scaling(quantizer) == "delayed":
         scale = lazy.reshape(quantizer.scale, (-1,))
         if scale.size not in (1, of.count):

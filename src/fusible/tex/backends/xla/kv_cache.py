@@ -6,6 +6,7 @@ gathered from, never scattered to, so each place of the cache looks up whether a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ def put(call: Any) -> None:
         source = sequence[:, None] * call.new_k.shape[1] + position - of
     source = lazy.where(written, source, 0)
     for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):
-        tokens = lazy.reshape(new, (-1, *cache.shape[2:]))
+        tokens = lazy.reshape(new, (math.prod(new.shape[:-2]), *cache.shape[2:]))
         if not tokens.shape[0]:
             tokens = lazy.zeros((1, *cache.shape[2:]), cache.dtype)
         taken = lazy.cast(lazy.gather(tokens, 0, source), cache.dtype)

@@ -1,0 +1,109 @@
+"""Calls of nothing, made of a sample: a dimension of its tensors has no elements, and what counts it is 0.
+
+Which dimension may be so is the function's own affair, and nobody has to write it down: what the reference takes, behind the checks that every call
+goes through, is a call; and any backend must give of it what the reference gives, which is mostly shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.conformance.memory import holds, tensors
+from fusible.conformance.table import Disagreement, Output, Sample, measure
+from fusible.errors import NotServedError
+from fusible.quantized import GroupedTensorStorage
+
+__all__ = ["check_of_nothing", "emptied"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def emptied(arguments: dict[str, Any], size: int) -> dict[str, Any]:
+    """A copy of ``arguments`` in which every dimension of ``size`` elements has none, and every such number is 0. Integer tensors are zeros: they are
+    indices and lengths."""
+    made: dict[int, Any] = {}
+
+    def cut(x: Any) -> Any:
+        if isinstance(x, dict):
+            return {name: cut(value) for name, value in x.items()}
+        if isinstance(x, list | tuple) and not isinstance(x, torch.Size):
+            return type(x)(cut(value) for value in x)
+        if type(x) is int or isinstance(x, torch.Size):
+            return 0 if x == size else x
+        if id(x) not in made:
+            made[id(x)] = _tensor(x, size) if type(x) in _PLAIN else _holder(x, size, cut) if holds(x) else deepcopy(x)
+        return made[id(x)]
+
+    return cut(arguments)
+
+
+def _tensor(x: torch.Tensor, size: int) -> torch.Tensor:
+    y = x.new_zeros([0 if n == size else n for n in x.shape])
+    return y if x.dtype in (torch.int32, torch.int64) or not y.numel() else y.copy_(x)
+
+
+def _holder(x: Any, size: int, cut: Callable[[Any], Any]) -> Any:
+    """A quantized tensor field by field; a grouped one, whose buffers are flat, by its logical shape."""
+    twin = copy(x)
+    if isinstance(x, GroupedTensorStorage):
+        if size not in x.logical_shape:
+            return deepcopy(x)
+        twin.rowwise_data, twin.columnwise_data = (None if data is None else data.new_zeros(0) for data in (x.rowwise_data, x.columnwise_data))
+    for name, value in vars(twin).items():
+        setattr(twin, name, cut(value))
+    return twin
+
+
+def check_of_nothing(function: str, call: Callable[..., Any], sample: Sample, most: int | None = None) -> None:
+    """Raise ``Disagreement`` unless the calls of nothing made of ``sample``, ``most`` of them or all, give what the reference gives."""
+    for size, arguments in list(_taken(function, sample))[:most]:
+        again = deepcopy(arguments)
+        theirs = _of_reference(function, again)
+        try:
+            result = call(function, **arguments)
+        except NotServedError:
+            continue
+        for output in sample.outputs:
+            try:
+                _compare(output, (result, arguments), (theirs, again))
+            except Disagreement as error:
+                raise Disagreement(f"{sample.label} with nothing in place of {size}: output {output.at or 0}: {error}") from None
+
+
+def _taken(function: str, sample: Sample) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The calls of nothing that the reference takes, by the size of the dimension that has none."""
+    for size in sorted({n for _, x in tensors(sample.arguments) for n in x.shape if n > 1}):
+        arguments = emptied(sample.arguments, size)
+        try:
+            _of_reference(function, deepcopy(arguments))
+        except Exception:
+            continue
+        yield size, arguments
+
+
+def _of_reference(function: str, arguments: dict[str, Any]) -> Any:
+    owner, name = (tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else (tex, function)
+    with tex.set_backend("torch", strict=True):
+        return getattr(owner, name)(**arguments)
+
+
+def _compare(output: Output, mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
+    if callable(output.at):
+        return
+    got, wanted = output.find(*mine), output.find(*other)
+    if output.drawn:
+        if isinstance(wanted, torch.Tensor) and (not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (wanted.shape, wanted.dtype)):
+            raise Disagreement(f"{got} instead of {wanted.dtype} {list(wanted.shape)}")
+        return
+    near = isinstance(output.reference, torch.Tensor) and output.reference.dtype is torch.float64
+    if isinstance(wanted, torch.Tensor) and near:
+        output, wanted = replace(output, dtype=wanted.dtype), wanted.double()
+    share = measure(output, got, wanted)
+    if share > 2:  # each may be a bound away from float64
+        raise Disagreement(f"{share / 2:.3g} times its bound")
