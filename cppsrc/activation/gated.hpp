@@ -56,8 +56,9 @@ struct ClampedSwiglu {
     void gradient(F32 g, F32 a, F32 b, F32& da, F32& db) const {
         const F32 zero = splat(0.0f);
         const F32 c = min(limit, a);
-        da = select_less(limit, a, zero, mul(mul(g, up(b)), Swish::slope(c, alpha)));
-        db = select_less(limit, abs(b), zero, mul(g, Swish::value(c, alpha)));
+        // Where a number or NaN is clamped, nothing comes back, as of torch's clamp.
+        da = select_at_most(a, limit, mul(mul(g, up(b)), Swish::slope(c, alpha)), zero);
+        db = select_at_most(abs(b), limit, mul(g, Swish::value(c, alpha)), zero);
     }
 
     F32 limit, alpha, offset;

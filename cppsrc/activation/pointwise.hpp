@@ -1,8 +1,6 @@
 // The pointwise activations: value f(x) and slope f'(x). Each passes a NaN on.
 #pragma once
 
-#include <limits>
-
 #include "activation/gelu.hpp"
 #include "simd/math.hpp"
 
@@ -67,7 +65,7 @@ inline F32 gradient_of(F32 g, F32 x) {
 /// No product: an infinite gradient stays out where x <= 0. Where x is NaN, g passes, as in torch: a comparison with NaN is false.
 template <>
 [[maybe_unused]] inline F32 gradient_of<Relu>(F32 g, F32 x) {
-    return select_less(x, splat(std::numeric_limits<float>::denorm_min()), splat(0.0f), g);
+    return select_at_most(x, splat(0.0f), splat(0.0f), g);
 }
 
 }  // namespace

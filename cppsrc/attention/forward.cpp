@@ -318,7 +318,9 @@ class Forward {
             const bool nothing = total == 0.0f;
             kernels_.write[out_.kind](state.out + r * out_stride(), nothing ? 0.0f : 1.0f / total, p_.v.cols, out_.at(s.index, token, head));
             *reinterpret_cast<float*>(stats_.at(s.index, token, head)) = nothing ? -kInfinity : state.base[r] + std::log(total);
-            *reinterpret_cast<float*>(largest_.at(s.index, token, head)) = state.largest[r];
+            // A maximum of vectors may lose a NaN among numbers; the sum does not.
+            const bool lost = std::isnan(total) && std::isfinite(state.largest[r]);
+            *reinterpret_cast<float*>(largest_.at(s.index, token, head)) = lost ? total : state.largest[r];
         }
     }
 

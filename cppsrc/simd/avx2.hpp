@@ -48,6 +48,7 @@ inline I32 round_to_int(F32 a) { return {_mm256_cvtps_epi32(a.v)}; }
 inline F32 from_int(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ))}; }
+inline F32 select_at_most(F32 a, F32 b, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, _mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ))}; }
 
 inline float sum_lanes(F32 a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));

@@ -49,6 +49,9 @@ inline F32 from_int(I32 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline F32 select_less(F32 a, F32 b, F32 yes, F32 no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
+inline F32 select_at_most(F32 a, F32 b, F32 yes, F32 no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ), no.v, yes.v)};
+}
 
 inline float sum_lanes(F32 a) {
     const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));

@@ -79,6 +79,13 @@ inline F32 select_less(const F32& a, const F32& b, const F32& yes, const F32& no
     return result;
 }
 
+/// a <= b ? yes : no, lane by lane; `no` where either is NaN.
+inline F32 select_at_most(const F32& a, const F32& b, const F32& yes, const F32& no) {
+    F32 result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = a.lane[i] <= b.lane[i] ? yes.lane[i] : no.lane[i];
+    return result;
+}
+
 /// The sum of the lanes, in the order that halves make.
 inline float sum_lanes(const F32& a) {
     F32 sums = a;

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.memory import tensors
+from fusible.conformance.memory import holds, tensors
 from fusible.conformance.table import Record, Sample
 from fusible.tex import DType
 from fusible.tex.interface.declare import DECLARATIONS
@@ -220,27 +220,45 @@ def _aliasing(method: Method) -> Method:
     return wrong
 
 
-def _without_strides(method: Method) -> Method:
-    """Reads arguments as if their elements lay one after the other."""
+def _read_as(change: Callable[[Tensor], Tensor]) -> Wrapper:
+    """Reads ``change(x)`` for the tensors ``x`` of arguments: plain ones, and those that quantized and grouped tensors are made of."""
 
-    def compact(x: Any) -> Any:
-        if isinstance(x, list | tuple):
-            return type(x)(compact(value) for value in x)
-        if type(x) is not Tensor or x.is_contiguous() or not x.numel():
-            return x
-        strides = torch.empty(x.shape, device="meta").stride()
-        return x.as_strided(x.shape, strides) if x.numel() + x.storage_offset() <= x.untyped_storage().nbytes() // x.itemsize else x
+    def wrap(method: Method) -> Method:
+        def wrong(**arguments: Any) -> Any:
+            parts: list[tuple[Any, str, Tensor, Tensor]] = []
 
-    return lambda **arguments: method(**{name: compact(x) for name, x in arguments.items()})
+            def read(x: Any) -> Any:
+                if isinstance(x, list | tuple):
+                    return type(x)(read(value) for value in x)
+                if holds(x):
+                    for name, part in vars(x).items():
+                        if type(part) is Tensor:
+                            parts.append((x, name, part, change(part)))
+                            setattr(x, name, parts[-1][3])
+                return change(x) if type(x) is Tensor else x
+
+            try:
+                return method(**{name: read(x) for name, x in arguments.items()})
+            finally:
+                for x, name, part, other in parts:
+                    if getattr(x, name) is other:
+                        setattr(x, name, part)
+
+        return wrong
+
+    return wrap
 
 
-def _without_offset(method: Method) -> Method:
-    def start(x: Any) -> Any:
-        if isinstance(x, list | tuple):
-            return type(x)(start(value) for value in x)
-        return x.as_strided(x.shape, x.stride(), 0) if type(x) is Tensor and x.storage_offset() else x
+def _compact(x: Tensor) -> Tensor:
+    """As if the elements lay one after the other."""
+    if x.is_contiguous() or not x.numel() or x.numel() + x.storage_offset() > x.untyped_storage().nbytes() // x.itemsize:
+        return x
+    return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
 
-    return lambda **arguments: method(**{name: start(x) for name, x in arguments.items()})
+
+def _from_the_start(x: Tensor) -> Tensor:
+    """As if the tensor began where its storage does."""
+    return x.as_strided(x.shape, x.stride(), 0) if x.storage_offset() else x
 
 
 def _not_of_none(method: Method) -> Method:
@@ -362,14 +380,17 @@ def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, An
     results = [result for _, result, _ in came]
     if every:
         several = any(x.dim() > 2 and len(x) > 1 for x in every)
-        found += [Mutant(name, wrap) for name, wrap in _ON_ANY.items() if several or "batch" not in name]
-        found += [Mutant("second call wrong", _second_call), Mutant("gaps between elements ignored", _without_strides)]
-        found += [Mutant("offset in the storage ignored", _without_offset), Mutant("fails on empty tensors", _not_of_none)]
+        flat = all(x.dim() < 2 for x in every)
+        found += [Mutant(name, wrap) for name, wrap in _ON_ANY.items() if (several or "batch" not in name) and not (flat and name == "transposed")]
+        found += [Mutant("second call wrong", _second_call), Mutant("fails on empty tensors", _not_of_none)]
+        found += [Mutant("gaps between elements ignored", _read_as(_compact)), Mutant("offset in the storage ignored", _read_as(_from_the_start))]
     if any(x.dtype.is_floating_point and x.itemsize > 1 for x in every):
         found += [Mutant(name, wrap) for name, wrap in _ON_FLOATS.items()]
-    if any(type(x) is Tensor for result in results for x in (result if isinstance(result, list | tuple) else [result])):
-        found += [Mutant("result of another dtype", _returning(_of_another_dtype)), Mutant("result flat", _returning(_flat))]
-        found.append(Mutant("result in one buffer", _buffered))
+    plain = [x for result in results for x in (result if isinstance(result, list | tuple) else [result]) if type(x) is Tensor]
+    if plain:
+        found += [Mutant("result of another dtype", _returning(_of_another_dtype)), Mutant("result in one buffer", _buffered)]
+    if any(x.dim() != 1 for x in plain):
+        found.append(Mutant("result flat", _returning(_flat)))
     alike = ({(x.shape, x.dtype) for _, x in tensors(tree) if x.numel()} for arguments, result, _ in came for tree in (arguments, [result]))
     if any(given & made for given, made in zip(alike, alike, strict=True)):
         found.append(Mutant("result in an argument's memory", _aliasing))

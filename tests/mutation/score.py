@@ -62,8 +62,8 @@ def functions() -> list[str]:
     return sorted(name for name in load() if REFERENCE.lacks(name) is None)
 
 
-def caught(function: str, mutant: Mutant, dtypes: int = 1) -> str | None:
-    """What the suite says of the mutant in the first ``dtypes`` of the record, or None where it agrees."""
+def caught(function: str, mutant: Mutant, dtypes: int | None = None) -> str | None:
+    """What the suite says of the mutant in the first ``dtypes`` of the record, or in all; None where it agrees."""
     record = kept(function)
     wrong = mutant.wrap(getattr(REFERENCE, function))
 

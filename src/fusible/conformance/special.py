@@ -70,9 +70,7 @@ def plant(x: Tensor) -> Tensor:
 
 
 UNPLANTED = {
-    "quantize": ("nan",), "bgrad_quantize": ("nan",), "drelu": ("nan",), "dreglu": ("nan",), "dbias_drelu": ("nan",),
-    "clamped_dswiglu": ("nan",), "layernorm_fwd": ("inf",), "fused_attn_fwd": ("nan", "inf", "finite"), "fused_attn_bwd": ("nan", "inf"),
-    "scaled_aligned_causal_masked_softmax_backward": ("nan",), "scaled_upper_triang_masked_softmax_backward": ("nan",),
+    "quantize": ("nan",), "bgrad_quantize": ("nan",), "layernorm_fwd": ("inf",), "scaled_aligned_causal_masked_softmax_backward": ("nan",), "scaled_upper_triang_masked_softmax_backward": ("nan",),
     "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
 }  # fmt: skip
 """Kinds that a function's samples have none of. Right backends differ: on the slope of relu at NaN; on whether a hidden score or value that is no

@@ -4,115 +4,172 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusible.conformance.cases.attention_drawn import drawn_backward, drawn_forward
+from fusible.conformance.cases.attention_eight_bits import quantized_backward, quantized_forward
 from fusible.conformance.table import Output, Sample, random, record
-from fusible.tex.enums import (
-    NVTE_Bias_Type,
-    NVTE_Fused_Attn_Backend,
-    NVTE_Mask_Type,
-    NVTE_QKV_Format,
-    NVTE_QKV_Layout,
-    NVTE_Softmax_Type,
-)
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
 __all__ = []
 
 _SCALE = 0.3
-_HEADS, _WIDTH = 4, 16
+_HEADS = 4
+_B, _F, _L, _S = NVTE_Bias_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+_ORDERS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3)}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sequences of equal lengths in ``[b, s, h, d]`` or ``[s, b, h, d]``, or of the lengths given in ``[t, h, d]``."""
+    """Sequences of equal lengths in ``[b, s, h, d]`` or ``[s, b, h, d]``, or of the lengths given in ``[t, h, d]`` with ``gap`` tokens of nobody after
+    each. ``keys``: their lengths, where they are others. ``end``: masks count from the last key. ``form``: that of O and dO, where it is another.
+    """
 
     label: str
-    layout: NVTE_QKV_Layout
+    layout: NVTE_QKV_Layout = _L.NVTE_BSHD_BSHD_BSHD
     causal: bool = False
     groups: int = _HEADS
     lengths: tuple[int, ...] = (8, 8)
+    keys: tuple[int, ...] = ()
     scale: float = _SCALE
     window: tuple[int, int] = (-1, -1)
-    off_by_one: bool = False
+    end: bool = False
+    softmax: NVTE_Softmax_Type = _S.NVTE_VANILLA_SOFTMAX
+    bias: NVTE_Bias_Type = _B.NVTE_NO_BIAS
+    gap: int = 0
+    form: str = ""
+    width: int = 16
 
     @property
     def packed(self) -> bool:
-        return self.layout == NVTE_QKV_Layout.NVTE_THD_THD_THD
+        return self.layout == _L.NVTE_THD_THD_THD
+
+    @property
+    def hides(self) -> bool:
+        """Whether there are pairs that do not see each other: what NaN they make nobody says."""
+        return self.causal or self.packed or self.window != (-1, -1)
+
+    @property
+    def name(self) -> str:
+        return "THD" if self.packed else "SBHD" if self.layout == _L.NVTE_SBHD_SBHD_SBHD else "BSHD"
 
     @property
     def mask(self) -> NVTE_Mask_Type:
-        name = {(0, 0): "NO", (0, 1): "CAUSAL", (1, 0): "PADDING", (1, 1): "PADDING_CAUSAL"}[self.packed, self.causal]
-        return NVTE_Mask_Type[f"NVTE_{name}_MASK"]
+        parts = ["PADDING"] * self.packed + ["CAUSAL"] * self.causal + ["BOTTOM_RIGHT"] * (self.causal and self.end)
+        return NVTE_Mask_Type[f"NVTE_{'_'.join(parts) or 'NO'}_MASK"]
 
-    def join(self, sequences: list[Tensor]) -> Tensor:
-        """Sequences ``[s, h, d]`` in the layout's memory."""
+    @property
+    def of_keys(self) -> tuple[int, ...]:
+        return self.keys or self.lengths
+
+    def join(self, sequences: list[Tensor], name: str = "", between: float = 77.0) -> Tensor:
+        """Sequences ``[s, h, d]`` in the layout's memory, or in another's; ``between`` is what nobody's tokens have."""
         if self.packed:
-            return torch.cat(sequences)
-        return torch.stack(sequences, 1 if self.layout == NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD else 0)
+            return torch.cat([torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.gap), value=between) for x in sequences])
+        longest = max(len(x) for x in sequences)
+        whole = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, longest - len(x)), value=between) for x in sequences]
+        return torch.stack(whole).permute(_ORDERS[name or self.name]).contiguous()
 
-    def statistics(self, sequences: list[Tensor]) -> Tensor:
+    def statistics(self, sequences: list[Tensor], between: float = 0.0) -> Tensor:
         """One value per head and query, each ``[h, s]``, as the interface lays them: ``[b, h, s, 1]`` or ``[t, h, 1]``."""
-        return torch.cat([x.T for x in sequences])[..., None] if self.packed else torch.stack(sequences)[..., None]
+        return self.join([x.T[..., None] for x in sequences], "BHSD", between)
 
 
 _PROBLEMS = (
-    Problem("bshd", NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD),
-    Problem("sbhd causal", NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD, causal=True),
-    Problem("bshd causal, two kv heads", NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, causal=True, groups=2),
-    Problem("thd causal", NVTE_QKV_Layout.NVTE_THD_THD_THD, causal=True, lengths=(5, 2, 7)),
-    Problem("thd", NVTE_QKV_Layout.NVTE_THD_THD_THD, lengths=(40, 33)),
-    Problem("bshd window, another scale", NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, scale=-0.2, window=(2, 1)),
-    Problem("sbhd off by one", NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD, causal=True, off_by_one=True),
+    Problem("bshd"),
+    Problem("sbhd causal", _L.NVTE_SBHD_SBHD_SBHD, causal=True),
+    Problem("bshd causal, two kv heads", causal=True, groups=2),
+    Problem("thd causal", _L.NVTE_THD_THD_THD, causal=True, lengths=(5, 2, 7)),
+    Problem("thd", _L.NVTE_THD_THD_THD, lengths=(40, 33)),
+    Problem("thd with gaps", _L.NVTE_THD_THD_THD, lengths=(3, 4), gap=2, width=12),
+    Problem("bshd window, another scale", scale=-0.2, window=(2, 1)),
+    Problem("sbhd off by one", _L.NVTE_SBHD_SBHD_SBHD, causal=True, softmax=_S.NVTE_OFF_BY_ONE_SOFTMAX),
+    Problem("learnable offsets, two kv heads", groups=2, softmax=_S.NVTE_LEARNABLE_SOFTMAX),
+    Problem("off by one, nothing hidden", softmax=_S.NVTE_OFF_BY_ONE_SOFTMAX),
+    Problem("more keys, from their end", lengths=(3, 3), keys=(7, 7), window=(2, 1), end=True),
+    Problem("more keys, causal from their end", lengths=(3, 3), keys=(7, 7), causal=True, end=True),
+    Problem("bias before scaling", bias=_B.NVTE_PRE_SCALE_BIAS, lengths=(5, 5)),
+    Problem("bias after scaling", bias=_B.NVTE_POST_SCALE_BIAS, lengths=(5, 5)),
+    Problem("another format of O", lengths=(5, 5), form="SBHD", width=12),
 )
 
 
-def scores(problem: Problem, q: Tensor, k: Tensor) -> Tensor:
-    """``[h, i, j]`` of one sequence; what is hidden is -inf."""
-    s = problem.scale * torch.einsum("ihd,jhd->hij", q.double(), k.double().repeat_interleave(_HEADS // problem.groups, 1))
-    ahead = torch.arange(s.shape[2])[None] - torch.arange(s.shape[1])[:, None]
-    left, right = (n if n >= 0 else s.shape[2] for n in problem.window)
-    return s.masked_fill((ahead > (0 if problem.causal else right)) | (ahead < -left), -torch.inf)
+def hidden(problem: Problem, queries: int, keys: int) -> Tensor:
+    """Which keys a query does not see, ``[i, j]``."""
+    ahead = torch.arange(keys)[None] - torch.arange(queries)[:, None] - (keys - queries if problem.end else 0)
+    left, right = (n if n >= 0 else keys + queries for n in problem.window)
+    return (ahead > (0 if problem.causal else right)) | (ahead < -left)
 
 
 @dataclass
 class Given:
     """The operands of a problem, a tensor per sequence."""
 
+    problem: Problem
     q: list[Tensor]
     k: list[Tensor]
     v: list[Tensor]
+    bias: Tensor | None
+    offset: Tensor | None
     arguments: dict[str, Any]
+
+    def steepness(self) -> float:
+        """The largest score, at least 1: an exponential bears that many times the relative error of its exponent."""
+        return max(1.0, largest_of([self.scores(q, k) for q, k in zip(self.q, self.k, strict=True)]))
+
+    @property
+    def logits(self) -> Tensor | None:
+        """The logit per head of what the denominator has beside the keys, ``[h, 1, 1]``."""
+        if self.problem.softmax == _S.NVTE_OFF_BY_ONE_SOFTMAX:
+            return torch.zeros(_HEADS, 1, 1, dtype=torch.float64)
+        return None if self.offset is None else self.offset.double().view(_HEADS, 1, 1)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """``[h, i, j]`` of one sequence; what is hidden is -inf."""
+        problem = self.problem
+        s = torch.einsum("ihd,jhd->hij", q.double(), k.double().repeat_interleave(_HEADS // problem.groups, 1))
+        before = problem.bias == _B.NVTE_PRE_SCALE_BIAS
+        s = problem.scale * (s + self.bias[0].double() if self.bias is not None and before else s)
+        s = s + self.bias[0].double() if self.bias is not None and not before else s
+        return s.masked_fill(hidden(problem, *s.shape[1:]), -torch.inf)
 
 
 def given(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> Given:
-    q, k, v = ([random(generator, (n, heads, _WIDTH), dtype) for n in problem.lengths] for heads in (_HEADS, problem.groups, problem.groups))
-    counts = torch.tensor([0, *problem.lengths]).cumsum(0).to(torch.int32) if problem.packed else None
-    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    def drawn(shape: tuple[int, ...], of: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(of) if problem.hides else random(generator, shape, of)
+
+    lengths, keys = problem.lengths, problem.of_keys
+    shapes = (lengths, _HEADS), (keys, problem.groups), (keys, problem.groups)
+    q, k, v = ([drawn((n, heads, problem.width)) for n in of] for of, heads in shapes)
+    bias = drawn((1, _HEADS, max(lengths), max(keys))) if problem.bias != _B.NVTE_NO_BIAS else None
+    offset = drawn((1, _HEADS, 1, 1), torch.float32) if problem.softmax == _S.NVTE_LEARNABLE_SOFTMAX else None
+    counts, padded = (
+        torch.tensor([0, *(n + gap for n in lengths)]).cumsum(0).to(torch.int32) if problem.packed and (gap or not also) else None
+        for gap, also in ((0, False), (problem.gap, True))
+    )
     arguments = {
-        "max_seqlen_q": max(problem.lengths), "max_seqlen_kv": max(problem.lengths), "attn_scale": problem.scale, "p_dropout": 0.0, "set_zero": True,
-        "qkv_layout": problem.layout, "o_format": unset, "qkv_scale_inv_format": unset, "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS,
-        "attn_mask_type": problem.mask, "window_size": [*problem.window],
-        "softmax_type": NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX if problem.off_by_one else NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
-        "bottom_right_diagonal": False, "cu_seqlens_q": counts, "cu_seqlens_kv": counts, "Q": problem.join(q), "K": problem.join(k),
-        "V": problem.join(v), "fake_dtype": dtype, "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "s_quantizer": None,
-        "cuda_graph": False,
+        "max_seqlen_q": max(lengths), "max_seqlen_kv": max(keys), "attn_scale": problem.scale, "p_dropout": 0.0, "set_zero": True,
+        "qkv_layout": problem.layout, "o_format": _F[f"NVTE_{problem.form}"] if problem.form else _F.NVTE_QKV_Format_NOT_SET,
+        "qkv_scale_inv_format": _F.NVTE_QKV_Format_NOT_SET, "bias_type": problem.bias, "attn_mask_type": problem.mask,
+        "window_size": [*problem.window], "softmax_type": problem.softmax, "bottom_right_diagonal": problem.end, "cu_seqlens_q": counts,
+        "cu_seqlens_kv": counts, "Q": problem.join(q), "K": problem.join(k), "V": problem.join(v), "fake_dtype": dtype,
+        "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded, "s_quantizer": None, "cuda_graph": False,
     }  # fmt: skip
-    return Given(q, k, v, arguments)
+    return Given(problem, q, k, v, bias, offset, arguments)
 
 
-def forward(problem: Problem, x: Given) -> tuple[list[Tensor], list[Tensor]]:
-    """``(O [s, h, d], Stats [h, s])`` per sequence."""
-    outputs, statistics = [], []
+def forward(x: Given) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """``(O [s, h, d], Stats [h, s], largest score [h, s])`` of each sequence."""
     for q, k, v in zip(x.q, x.k, x.v, strict=True):
-        s = scores(problem, q, k)
-        statistics.append(torch.logsumexp(torch.nn.functional.pad(s, (0, int(problem.off_by_one))), -1))
-        values = v.double().repeat_interleave(_HEADS // problem.groups, 1)
-        outputs.append(torch.einsum("hij,jhe->ihe", torch.exp(s - statistics[-1][..., None]), values))
-    return outputs, statistics
+        s = x.scores(q, k)
+        logits = s if x.logits is None else torch.cat([s, x.logits.expand(-1, s.shape[1], 1)], -1)
+        stats = torch.logsumexp(logits, -1)
+        stats = torch.where(stats == torch.inf, torch.nan, stats)  # which an infinite score less itself makes of it, or not
+        values = v.double().repeat_interleave(_HEADS // x.problem.groups, 1)
+        yield torch.einsum("hij,jhe->ihe", torch.exp(s - stats[..., None]), values), stats, s.amax(-1)
 
 
 def rounding(dtype: torch.dtype, largest: float, length: int) -> float:
@@ -120,100 +177,116 @@ def rounding(dtype: torch.dtype, largest: float, length: int) -> float:
     return 8.0 + 0.5 * torch.finfo(dtype).eps * largest / torch.finfo(torch.float32).eps / (length + 16)
 
 
+def largest_of(tensors: list[Tensor]) -> float:
+    return max(x.double().nan_to_num(0, 0, 0).abs().max().item() for x in tensors)
+
+
 @record("fused_attn_fwd")
 def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for problem in _PROBLEMS:
         x = given(problem, generator, dtype)
-        outputs, statistics = forward(problem, x)
+        outputs, statistics, largest = (list(part) for part in zip(*forward(x), strict=True))
+        most = problem.width == 12
         more = {
-            "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None,
-            "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False,
+            "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": x.bias, "SoftmaxOffset": x.offset,
+            "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": most,
         }  # fmt: skip
-        length = _WIDTH + max(problem.lengths)
-        size = rounding(dtype, max(v.abs().max().item() for v in x.v), length)
-        o = Output(0, problem.join(outputs), dtype, length, size)
-        stats = Output(1, problem.statistics(statistics), torch.float32, length, 8.0)
-        yield Sample(problem.label, {**x.arguments, **more}, (o, stats, Output("result.2.shape", torch.Size([2]))))
+        length = problem.width + max(problem.of_keys)
+        size = rounding(dtype, largest_of(x.v), length) * x.steepness()
+        found = [
+            Output(0, problem.join(outputs, problem.form, 0.0), dtype, length, size),
+            Output(1, problem.statistics(statistics), torch.float32, length, 8.0 * x.steepness()),
+            *([Output(2, problem.statistics(largest, -torch.inf), torch.float32, length, 8.0 * x.steepness())] if most else []),
+        ]
+        found.append(Output(f"result.{len(found)}.shape", torch.Size([2])))
+        for side in (x.bias, x.offset):
+            found += [] if side is None else [Output(len(found), side.clone())]
+        yield Sample(problem.label, {**x.arguments, **more}, tuple(found))
+        if problem.label == "bshd":
+            # Nothing is dropped outside of training.
+            other = {"is_training": False, "p_dropout": 0.5}
+            yield Sample("bshd, not in training", {**x.arguments, **more, **other}, tuple(found[:1]))
+    yield from drawn_forward(generator, dtype)
+    yield from quantized_forward(generator, dtype)
+    yield from pages(generator, dtype)
 
 
-def gradients(problem: Problem, operands: tuple[Tensor, ...], o: Tensor, stats: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """``(dQ, dK, dV)`` of one sequence from its rounded O and Stats."""
+def pages(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Keys and values in the pages of a cache, each with a table of its own, and in whatever order these say; padded, as lengths differ."""
+    problem, page, each = Problem("pages", lengths=(3, 3), keys=(6, 9)), 4, 3
+    x = given(problem, generator, dtype)
+    outputs, _, _ = (list(part) for part in zip(*forward(x), strict=True))
+    arguments, b = dict(x.arguments), len(problem.lengths)
+    for name, sequences in (("k", x.k), ("v", x.v)):
+        table = torch.randperm(b * each + 2, generator=generator)[: b * each].view(b, each).int()
+        cache = torch.full((b * each + 2, page, _HEADS, problem.width), 77.0, dtype=dtype)
+        for i, tokens in enumerate(sequences):
+            for j, token in enumerate(tokens):
+                cache[table[i, j // page], j % page] = token
+        arguments |= {name.upper(): cache, f"page_table_{name}": table}
+    arguments |= {f"cu_seqlens_{side}": torch.tensor([0, *of]).cumsum(0).int() for side, of in (("q", problem.lengths), ("kv", problem.of_keys))}
+    arguments |= {
+        "is_training": False, "qkv_layout": _L.NVTE_Paged_KV_BSHD_BSHD_BSHD, "attn_mask_type": NVTE_Mask_Type.NVTE_PADDING_MASK, "o_quantizer": None,
+        "Bias": None, "SoftmaxOffset": None, "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False, "max_seqlen_kv": page * each,
+    }  # fmt: skip
+    length = problem.width + max(problem.of_keys)
+    yield Sample(problem.label, arguments, (Output(0, problem.join(outputs), dtype, length, rounding(dtype, largest_of(x.v), length)),))
+
+
+@dataclass
+class Gradients:
+    """Of one sequence: of Q, K, V, of the scores once they are scaled ``[h, i, j]``, and of the logit beside the keys ``[h]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    logit: Tensor | None
+
+
+def gradients(x: Given, operands: tuple[Tensor, ...], o: Tensor, stats: Tensor, do: Tensor) -> Gradients:
+    """Those of one sequence from its rounded O and Stats."""
     q, k, v = (t.double() for t in operands)
+    problem, delta = x.problem, (do.double() * o.double()).sum(-1).T
     share = _HEADS // problem.groups
-    p = torch.exp(scores(problem, q, k) - stats.double()[..., None])
-    dp = torch.einsum("ihe,jhe->hij", do.double(), v.repeat_interleave(share, 1))
-    ds = p * (dp - (do.double() * o.double()).sum(-1).T[..., None])
+    p = torch.exp(x.scores(q, k) - stats.double()[..., None])
+    ds = p * (torch.einsum("ihe,jhe->hij", do.double(), v.repeat_interleave(share, 1)) - delta[..., None])
 
-    def grouped(x: Tensor) -> Tensor:
-        return x.unflatten(1, (problem.groups, share)).sum(2)
+    def grouped(t: Tensor) -> Tensor:
+        return t.unflatten(1, (problem.groups, share)).sum(2)
 
     dq = problem.scale * torch.einsum("hij,jhd->ihd", ds, k.repeat_interleave(share, 1))
-    return dq, grouped(problem.scale * torch.einsum("hij,ihd->jhd", ds, q)), grouped(torch.einsum("hij,ihe->jhe", p, do.double()))
+    dk, dv = problem.scale * torch.einsum("hij,ihd->jhd", ds, q), torch.einsum("hij,ihe->jhe", p, do.double())
+    logit = None if x.logits is None else -(torch.exp(x.logits[..., 0] - stats.double()) * delta).sum(-1)
+    return Gradients(dq, grouped(dk), grouped(dv), ds, logit)
 
 
 @record("fused_attn_bwd")
 def fused_attn_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
     for problem in _PROBLEMS:
         x = given(problem, generator, dtype)
-        wide, statistics = forward(problem, x)
+        wide, statistics, _ = (list(part) for part in zip(*forward(x), strict=True))
         o, stats = [t.to(dtype) for t in wide], [t.float() for t in statistics]
-        do = [random(generator, tuple(t.shape), dtype) for t in o]
-        each = [gradients(problem, t, *rest) for *rest, t in zip(o, stats, do, zip(x.q, x.k, x.v, strict=True), strict=True)]
+        do = [(torch.randn(t.shape, generator=generator).to(dtype) if problem.hides else random(generator, tuple(t.shape), dtype)) for t in o]
+        each = [gradients(x, t, *rest) for *rest, t in zip(o, stats, do, zip(x.q, x.k, x.v, strict=True), strict=True)]
+        # A softmax off by one may be given the offsets, which it reads as 0.
+        off_by_one = torch.zeros(1, _HEADS, 1, 1) if problem.label.startswith("off by one") else None
+        sides = [side for side in (x.bias, x.offset, off_by_one) if side is not None]
         more = {
-            "do_format": unset, "dqkv_layout": problem.layout, "do_scale_inv_format": unset, "deterministic": True, "O": problem.join(o),
-            "dO": problem.join(do), "Aux_CTX_Tensors": [problem.statistics(stats), torch.zeros(2, dtype=torch.int64)], "dp_quantizer": None,
-            "dqkv_quantizer": None,
+            "do_format": x.arguments["o_format"], "dqkv_layout": problem.layout, "do_scale_inv_format": _F.NVTE_QKV_Format_NOT_SET,
+            "deterministic": True, "O": problem.join(o, problem.form), "dO": problem.join(do, problem.form),
+            "Aux_CTX_Tensors": [problem.statistics(stats), torch.zeros(2, dtype=torch.int64), *sides], "dp_quantizer": None, "dqkv_quantizer": None,
         }  # fmt: skip
-        length = _WIDTH + max(problem.lengths) * (_HEADS // problem.groups)
+        length = problem.width + max(*problem.lengths, *problem.of_keys) * (_HEADS // problem.groups)
         # Probabilities and their gradients may be rounded to the operands' type before they are multiplied.
-        size = 8.0 + rounding(dtype, max(abs(t).max().item() for parts in each for t in parts) * max(problem.lengths), length)
-        parts = [Output(i, problem.join([t[i] for t in each]), dtype, length, size) for i in range(3)]
-        yield Sample(problem.label, {**x.arguments, **more}, (*parts, Output(3, None), Output(4, None)))
-
-
-@record("get_fused_attn_backend", dtypes=(torch.float32,))
-def support_query(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """The answer is the backend's own; that it is one of the enumeration, with a reason, is not."""
-
-    def pair(result: Any, arguments: dict[str, Any]) -> Any:
-        fits = isinstance(result[0], NVTE_Fused_Attn_Backend) and isinstance(result[1], str) and len(result) == 2
-        return result if fits else "(NVTE_Fused_Attn_Backend, reason)"
-
-    asked = SimpleNamespace(
-        is_training=True, deterministic=False, cuda_graph=False, return_max_logit=False, attn_mask_type=NVTE_Mask_Type.NVTE_CAUSAL_MASK,
-        bias_type=NVTE_Bias_Type.NVTE_NO_BIAS, window_size_left=-1, window_size_right=0, bottom_right_diagonal=False,
-        softmax_type=NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, scaling_mode=100, dropout=0.0, attn_scale=_SCALE, qkv_dtype=6, o_dtype=6, do_dtype=6,
-        dqkv_dtype=6, qkv_layout=NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, o_format=NVTE_QKV_Format.NVTE_BSHD, do_format=NVTE_QKV_Format.NVTE_BSHD,
-        dqkv_layout=NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, qkv_scale_inv_format=8, do_scale_inv_format=8, batch_size=2, num_attn_heads=4,
-        num_gqa_groups=4, head_dim_qk=64, head_dim_v=64, max_seqlen_q=8, max_seqlen_kv=8, num_tokens_q=16, num_tokens_kv=16, num_pages_k=0,
-        num_pages_v=0, page_size_k=0, page_size_v=0, max_pages_per_seq_k=0, max_pages_per_seq_v=0, bias_batch_size=0, bias_num_heads=0,
-        bias_seqlen_q=0, bias_seqlen_kv=0,
-    )  # fmt: skip
-    yield Sample("causal", {"fused_attn_params": asked}, (Output(None, pair),))
-
-
-@record("copy_to_kv_cache")
-def copy_to_kv_cache(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    new, cached, page, each = (3, 0, 1, 5), (3, 4, 11, 9), 4, 3
-
-    def counts(lengths: tuple[int, ...]) -> Tensor:
-        return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-
-    pages = len(new) * each + 1
-    table = torch.randperm(pages, generator=generator)[: pages - 1].view(len(new), each).int()
-    news = [random(generator, (sum(new), 2, 44), dtype) for _ in range(2)]
-    caches = [random(generator, (pages, page, 2, 44), dtype) for _ in range(2)]
-    wanted = [cache.clone() for cache in caches]
-    for cache, tokens in zip(wanted, news, strict=True):
-        place = 0
-        for i, count in enumerate(new):
-            for position in range(cached[i] - count, cached[i]):
-                cache[table[i, position // page], position % page] = tokens[place]
-                place += 1
-    arguments = {
-        "new_k": news[0], "new_v": news[1], "k_cache": caches[0], "v_cache": caches[1], "page_table": table, "cu_new_lens": counts(new),
-        "cu_cached_lens": counts(cached), "kv_format": NVTE_QKV_Format.NVTE_THD, "b": len(new), "max_ctx_len": max(new),
-        "max_seq_len": page * each, "max_pages_per_seq": each, "is_non_paged": False,
-    }  # fmt: skip
-    yield Sample("pages", arguments, (Output("k_cache", wanted[0]), Output("v_cache", wanted[1])))
+        largest = largest_of([t for g in each for t in (g.q, g.k, g.v)])
+        size = (8.0 + rounding(dtype, largest * max(problem.lengths), length)) * x.steepness()
+        parts = [Output(i, problem.join([getattr(g, name) for g in each], between=0.0), dtype, length, size) for i, name in enumerate("qkv")]
+        biased, scaled = x.bias is not None, problem.scale if problem.bias == _B.NVTE_PRE_SCALE_BIAS else 1.0
+        parts.append(Output(3, scaled * sum(g.scores for g in each)[None] if biased else None, dtype, length, size))
+        logits = [g.logit for g in each if g.logit is not None]
+        offset = torch.stack(logits).sum(0).view(1, _HEADS, 1, 1) if sides and logits else None
+        parts.append(Output(4, offset, torch.float32, length * max(problem.lengths), size))
+        yield Sample(problem.label, {**x.arguments, **more}, tuple(parts))
+    yield from drawn_backward(generator, dtype)
+    yield from quantized_backward(generator, dtype)

@@ -47,6 +47,8 @@ class AttentionKernels(TokenLayoutKernels):
         scores = Scores.of(call, call.Bias, call.SoftmaxOffset, dropout, rng_state, queries=given.queries, keys=given.keys)
         o, stats, largest = attention_math.forward(scores, given.q, given.k, given.v)
         out = lazy.cast(given.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
+        if lay.q == "THD" and given.queries.inside is not None:
+            stats = lazy.where(given.queries.inside, stats, lazy.zeros((), stats.dtype))  # of tokens that are of no sequence, as O
         stats, largest = (given.restore(x, lay.statistics) for x in (stats, largest))
         return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
 

@@ -1,0 +1,70 @@
+"""Samples of attention that drops: of queries and keys of zeros, so that every probability is the same, and of values or gradients of ones.
+
+What is dropped is the backend's own draw. What comes then counts what was kept, which must be whole numbers, and of the share that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.conformance.table import Output, Sample
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+
+__all__ = ["drawn_backward", "drawn_forward"]
+
+_BATCH, _TOKENS, _HEADS, _WIDTH = 2, 32, 4, 8
+_DROPPED = 0.25
+
+
+def counted(place: int, dtype: torch.dtype) -> Output:
+    """``kept / (tokens * (1 - p))`` for some number kept of each line, all of whose columns are one."""
+
+    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+        unit = 1 / (_TOKENS * (1 - _DROPPED))
+        kept = (result[place].cpu().double() / unit).round()
+        share, draws = kept[..., 0].mean() / _TOKENS, kept[..., 0].numel() * _TOKENS
+        fair = abs(share - (1 - _DROPPED)) < 6 * (_DROPPED * (1 - _DROPPED) / draws) ** 0.5  # within six standard deviations
+        return kept[..., :1].expand_as(kept) * unit if fair else torch.zeros_like(kept)
+
+    # Probabilities may be rounded to the operands' type before they are multiplied.
+    rounded = 0.5 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / (_TOKENS + 16)
+    return Output(place, wanted, dtype, _TOKENS, 8.0 + 2 * rounded)
+
+
+def call(dtype: torch.dtype, fill: Callable[..., Tensor]) -> dict[str, Any]:
+    shape = (_BATCH, _TOKENS, _HEADS, _WIDTH)
+    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    return {
+        "max_seqlen_q": _TOKENS, "max_seqlen_kv": _TOKENS, "attn_scale": 0.3, "p_dropout": _DROPPED, "set_zero": True,
+        "qkv_layout": NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, "o_format": unset, "qkv_scale_inv_format": unset,
+        "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS, "attn_mask_type": NVTE_Mask_Type.NVTE_NO_MASK, "window_size": [-1, -1],
+        "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, "bottom_right_diagonal": False, "cu_seqlens_q": None, "cu_seqlens_kv": None,
+        "Q": torch.zeros(shape, dtype=dtype), "K": torch.zeros(shape, dtype=dtype), "V": fill(shape, dtype=dtype), "fake_dtype": dtype,
+        "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "s_quantizer": None, "cuda_graph": False,
+    }  # fmt: skip
+
+
+def drawn_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    more = {
+        "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None,
+        "rng_elts_per_thread": 0, "return_max_logit": False,
+    }  # fmt: skip
+    for source in (None, torch.Generator().manual_seed(5)):
+        outputs = (counted(0, dtype), Output("result.2.shape", torch.Size([2])), Output("result.2.dtype", torch.int64))
+        yield Sample(f"dropout, a generator {source is not None}", {**call(dtype, torch.ones), **more, "rng_gen": source}, outputs)
+
+
+def drawn_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    arguments, unset = call(dtype, torch.zeros), NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    stats = torch.full((_BATCH, _HEADS, _TOKENS, 1), float(torch.tensor(_TOKENS).log()))
+    more = {
+        "do_format": unset, "dqkv_layout": arguments["qkv_layout"], "do_scale_inv_format": unset, "deterministic": True,
+        "O": torch.zeros_like(arguments["Q"]), "dO": torch.ones_like(arguments["Q"]), "Aux_CTX_Tensors": [stats, torch.tensor([1234, 0])],
+        "dp_quantizer": None, "dqkv_quantizer": None,
+    }  # fmt: skip
+    nothing = torch.zeros_like(arguments["Q"])
+    yield Sample("dropout", {**arguments, **more}, (Output(0, nothing), Output(1, nothing.clone()), counted(2, dtype)))

@@ -1,0 +1,113 @@
+"""Samples of attention in FP8: results are quantized by delayed scaling, and quantizers of the scores see their amax.
+
+A backend may round probabilities to FP8 before they are multiplied, or not: results are as near to float64 as that allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance.cases.attention_drawn import call
+from fusible.conformance.cases.quantize import cast
+from fusible.conformance.table import Output, Sample
+from fusible.quantized import Float8Quantizer, Float8TensorStorage
+from fusible.tex import DType
+from fusible.tex.enums import NVTE_QKV_Format
+
+__all__ = ["quantized_backward", "quantized_forward"]
+
+_SHAPE, _SCALE = (2, 5, 4, 8), 0.3
+_FORMATS = {DType.kFloat8E4M3: (ml_dtypes.float8_e4m3fn, 2.0**-4), DType.kFloat8E5M2: (ml_dtypes.float8_e5m2, 2.0**-3)}
+"""The type, and half a step of it as a share of a value."""
+
+
+def operand(generator: torch.Generator, fp8: DType, dtype: torch.dtype) -> tuple[Float8TensorStorage, Tensor]:
+    """An operand of FP8, and its values in float64."""
+    data = cast(torch.randn(_SHAPE, generator=generator), 4.0, fp8)
+    storage = Float8TensorStorage(data=data, fp8_scale_inv=torch.tensor([0.25]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer(fp8))
+    return storage, torch.from_numpy(data.numpy().view(_FORMATS[fp8][0]).astype(np.float64)) / 4
+
+
+def quantizer(fp8: DType) -> Float8Quantizer:
+    return Float8Quantizer(torch.tensor([16.0]), torch.zeros(1), fp8)
+
+
+def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
+    """The bytes that came where each is within half a step of ``wanted`` and of what was multiplied, at most ``size``; elsewhere the nearest ones."""
+    numpy, step = _FORMATS[fp8]
+
+    def bits(result: Any, arguments: dict[str, Any]) -> Tensor:
+        found, right = result[place]._data.cpu(), cast(wanted, 16.0, fp8)
+        if found.shape != wanted.shape:
+            return right
+        error = (torch.from_numpy(found.numpy().view(numpy).astype(np.float64)) / 16 - wanted).abs()
+        return torch.where(error <= step * (wanted.abs() + size) + 2.0**-10, found, right)
+
+    return Output(f"result.{place}._data", bits)
+
+
+def seen(name: str, largest: float) -> Output:
+    """The amax of a quantizer of what may have been rounded before: within a step of E5M2."""
+
+    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+        found = arguments[name].amax
+        return found.clone() if abs(found.item() - largest) <= 0.25 * largest else torch.tensor([largest])
+
+    return Output(f"{name}.amax", wanted)
+
+
+def probabilities(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """``(p [b, h, i, j], Stats [b, h, i, 1])``."""
+    s = _SCALE * torch.einsum("bihd,bjhd->bhij", q, k)
+    return torch.softmax(s, -1), torch.logsumexp(s, -1, keepdim=True)
+
+
+def arguments_of(operands: list[Float8TensorStorage], dtype: torch.dtype) -> dict[str, Any]:
+    given = {"max_seqlen_q": _SHAPE[1], "max_seqlen_kv": _SHAPE[1], "p_dropout": 0.0, "s_quantizer": quantizer(DType.kFloat8E4M3)}
+    return {**call(dtype, torch.ones), **given, **dict(zip("QKV", operands, strict=True))}
+
+
+def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    fp8 = DType.kFloat8E4M3
+    operands, (q, k, v) = zip(*(operand(generator, fp8, dtype) for _ in range(3)), strict=True)
+    p, stats = probabilities(q, k)
+    o = torch.einsum("bhij,bjhe->bihe", p, v)
+    more = {
+        "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": quantizer(fp8), "Bias": None, "SoftmaxOffset": None,
+        "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False,
+    }  # fmt: skip
+    outputs = (
+        near(0, o, fp8, v.abs().max().item()), Output(1, stats, length=64, magnitude=8.0), seen("s_quantizer", p.max().item()),
+        seen("o_quantizer", o.abs().max().item()),
+    )  # fmt: skip
+    yield Sample("FP8", {**arguments_of([*operands], dtype), **more}, outputs)
+
+
+def quantized_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    fp8, gradient = DType.kFloat8E4M3, DType.kFloat8E5M2
+    operands, (q, k, v) = zip(*(operand(generator, fp8, dtype) for _ in range(3)), strict=True)
+    p, stats = probabilities(q, k)
+    held_o, o = operand(generator, fp8, dtype)
+    held_do, do = operand(generator, gradient, dtype)
+    ds = p * (torch.einsum("bihe,bjhe->bhij", do, v) - (do * o).sum(-1).transpose(1, 2)[..., None])
+    made = {
+        0: _SCALE * torch.einsum("bhij,bjhd->bihd", ds, k), 1: _SCALE * torch.einsum("bhij,bihd->bjhd", ds, q),
+        2: torch.einsum("bhij,bihe->bjhe", p, do),
+    }  # fmt: skip
+    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    arguments = arguments_of([*operands], dtype)
+    more = {
+        "do_format": unset, "dqkv_layout": arguments["qkv_layout"], "do_scale_inv_format": unset, "deterministic": True, "O": held_o, "dO": held_do,
+        "Aux_CTX_Tensors": [stats.float(), torch.zeros(2, dtype=torch.int64)], "s_quantizer": None, "dp_quantizer": quantizer(gradient),
+        "dqkv_quantizer": quantizer(gradient),
+    }  # fmt: skip
+    size = _SHAPE[1] * ds.abs().max().item()
+    outputs = [near(place, x, gradient, size) for place, x in made.items()]
+    amaxes = seen("dp_quantizer", ds.abs().max().item()), seen("dqkv_quantizer", max(x.abs().max().item() for x in made.values()))
+    yield Sample("FP8", {**arguments, **more}, (*outputs, *amaxes))
