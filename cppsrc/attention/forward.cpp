@@ -319,7 +319,7 @@ class Forward {
             kernels_.write[out_.kind](state.out + r * out_stride(), nothing ? 0.0f : 1.0f / total, p_.v.cols, out_.at(s.index, token, head));
             *reinterpret_cast<float*>(stats_.at(s.index, token, head)) = nothing ? -kInfinity : state.base[r] + std::log(total);
             // A maximum of vectors may lose a NaN among numbers; the sum does not.
-            const bool lost = std::isnan(total) && std::isfinite(state.largest[r]);
+            const bool lost = std::isnan(total) && state.largest[r] < kInfinity;
             *reinterpret_cast<float*>(largest_.at(s.index, token, head)) = lost ? total : state.largest[r];
         }
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -27,10 +28,12 @@ Wrapper = Callable[[Method], Method]
 
 @dataclass(frozen=True)
 class Mutant:
-    """``wrap(method)`` is the wrong method; made anew for each check, for it may remember calls."""
+    """``wrap(method)`` is the wrong method; made anew for each check, for it may remember calls. ``reads``: the parameter of which it is given
+    another value, and nothing else is changed."""
 
     name: str
     wrap: Wrapper
+    reads: str = ""
 
 
 # ---- what a call wrote or returned
@@ -202,18 +205,24 @@ def _second_call(method: Method) -> Method:
     return wrong
 
 
+def _twins(arguments: Any, x: Any) -> list[Tensor]:
+    """The tensors among ``arguments`` that a result ``x`` that is none of them could lie in."""
+    given = [y for _, y in tensors(arguments)]
+    if type(x) is not Tensor or any(y is x for y in given):
+        return []
+    return [y for y in given if y.shape == x.shape and y.dtype is x.dtype and y.numel()]
+
+
 def _aliasing(method: Method) -> Method:
     """The result in the memory of an argument that is like it."""
 
     def wrong(**arguments: Any) -> Any:
         result = method(**arguments)
-        given = [x for _, x in tensors(arguments)]
 
         def placed(x: Any) -> Any:
             if isinstance(x, list | tuple):
                 return type(x)(placed(value) for value in x)
-            fits = [y for y in given if type(x) is Tensor and y is not x and y.shape == x.shape and y.dtype is x.dtype and y.numel()]
-            return fits[0].copy_(x) if fits else x
+            return next((y.copy_(x) for y in _twins(arguments, x)), x)
 
         return placed(result)
 
@@ -287,8 +296,14 @@ def _writes_to(name: str, first: bool) -> Wrapper:
     return wrap
 
 
-def _instead(name: str, value: Callable[[Any], Any]) -> Wrapper:
-    return lambda method: lambda **arguments: method(**{**arguments, name: value(arguments[name])} if name in arguments else arguments)
+def _instead(name: str, value: Callable[[Any], Any], default: Any = Parameter.empty) -> Wrapper:
+    """``value`` of the argument, or of its ``default`` where it is not given."""
+
+    def wrong(method: Method, arguments: dict[str, Any]) -> Any:
+        given = arguments.get(name, default)
+        return method(**arguments if given is Parameter.empty else {**arguments, name: value(given)})
+
+    return lambda method: lambda **arguments: wrong(method, arguments)
 
 
 def _not_written(name: str) -> Wrapper:
@@ -349,28 +364,28 @@ def _of_arguments(function: str, samples: list[Sample]) -> Iterator[Mutant]:
     for name, parameter in DECLARATIONS[function].signature.parameters.items():
         values = _values(name, samples)
         if any(next(tensors(x), None) is not None for x in values):
-            whole = all(isinstance(x, Tensor | list | tuple | None) for x in values)
+            whole = any(type(x) is Tensor for value in values for x in (value if isinstance(value, list | tuple) else [value]))
             if name not in written:
                 yield Mutant(f"writes to the first element of {name}", _writes_to(name, True))
                 yield Mutant(f"writes to the last element of {name}", _writes_to(name, False))
             else:
-                yield Mutant(f"does not write {name}", _not_written(name))
+                yield Mutant(f"does not write {name}", _not_written(name), name)
             if whole:
-                yield Mutant(f"reads {name} as zeros", _instead(name, _filled(0)))
-                yield Mutant(f"reads {name} as ones", _instead(name, _filled(1)))
+                yield Mutant(f"reads {name} as zeros", _instead(name, _filled(0)), name)
+                yield Mutant(f"reads {name} as ones", _instead(name, _filled(1)), name)
         if any(x is None for x in values) or parameter.default is None:
-            yield Mutant(f"ignores {name}", _instead(name, lambda _: None))
+            yield Mutant(f"ignores {name}", _instead(name, lambda _: None), name)
         plain = [x for x in values if isinstance(x, bool | int | float | str | torch.dtype)]
         if len(set(plain)) == 1 and isinstance(plain[0], torch.dtype | DType):
             plain = []  # the type of the samples of one dtype
         if isinstance(parameter.default, bool | int | float | str):
             plain.insert(0, parameter.default)
         for value in list(dict.fromkeys(plain))[:2]:
-            yield Mutant(f"takes {name} for {value}", _instead(name, lambda x, value=value: x if x is None else value))
+            yield Mutant(f"takes {name} for {value}", _instead(name, lambda x, value=value: x if x is None else value, parameter.default), name)
         if len(plain) and isinstance(plain[0], bool):
-            yield Mutant(f"inverts {name}", _instead(name, lambda x: x if x is None else not x))
+            yield Mutant(f"inverts {name}", _instead(name, lambda x: x if x is None else not x, parameter.default), name)
         elif len(plain) and type(plain[0]) is float:
-            yield Mutant(f"doubles {name}", _instead(name, lambda x: x if x is None else 2 * x))
+            yield Mutant(f"doubles {name}", _instead(name, lambda x: x if x is None else 2 * x, parameter.default), name)
 
 
 def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, Any], Any, list[Tensor]]]) -> list[Mutant]:
@@ -382,17 +397,21 @@ def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, An
         several = any(x.dim() > 2 and len(x) > 1 for x in every)
         flat = all(x.dim() < 2 for x in every)
         found += [Mutant(name, wrap) for name, wrap in _ON_ANY.items() if (several or "batch" not in name) and not (flat and name == "transposed")]
-        found += [Mutant("second call wrong", _second_call), Mutant("fails on empty tensors", _not_of_none)]
+        found.append(Mutant("second call wrong", _second_call))
+        if any(any(True for _ in tensors({k: x for k, x in arguments.items() if k != "quantizer"})) for arguments, _, _ in came):
+            found.append(Mutant("fails on empty tensors", _not_of_none))
         found += [Mutant("gaps between elements ignored", _read_as(_compact)), Mutant("offset in the storage ignored", _read_as(_from_the_start))]
     if any(x.dtype.is_floating_point and x.itemsize > 1 for x in every):
         found += [Mutant(name, wrap) for name, wrap in _ON_FLOATS.items()]
-    plain = [x for result in results for x in (result if isinstance(result, list | tuple) else [result]) if type(x) is Tensor]
+    pairs = [(arguments, x) for arguments, result, _ in came for x in (result if isinstance(result, list | tuple) else [result])]
+    plain = [x for _, x in pairs if type(x) is Tensor]
     if plain:
-        found += [Mutant("result of another dtype", _returning(_of_another_dtype)), Mutant("result in one buffer", _buffered)]
+        found.append(Mutant("result of another dtype", _returning(_of_another_dtype)))
+    if any(type(x) is Tensor and all(x is not y for _, y in tensors(arguments)) for arguments, x in pairs):
+        found.append(Mutant("result in one buffer", _buffered))
     if any(x.dim() != 1 for x in plain):
         found.append(Mutant("result flat", _returning(_flat)))
-    alike = ({(x.shape, x.dtype) for _, x in tensors(tree) if x.numel()} for arguments, result, _ in came for tree in (arguments, [result]))
-    if any(given & made for given, made in zip(alike, alike, strict=True)):
+    if any(_twins(arguments, x) for arguments, x in pairs):
         found.append(Mutant("result in an argument's memory", _aliasing))
     lists = [result for result in results if isinstance(result, list | tuple)]
     if lists:
@@ -408,6 +427,6 @@ def mutants(record: Record, samples: list[Sample], came: list[tuple[dict[str, An
             Mutant("amax the larger of former and new", _amaxes(lambda old, new: torch.maximum(old, new) + old)),
             Mutant("amax of what was quantized", _amaxes(lambda old, new: new * 4)),
         ]
-    if any(path.endswith("_scale_inv") for _, result, _ in came for path, _ in tensors([result])):
+    if any(path.endswith("_scale_inv") and x.dtype is torch.float32 for _, result, _ in came for path, x in tensors([result])):
         found.append(Mutant("scale for its inverse", _scale_for_its_inverse))
     return found

@@ -12,11 +12,11 @@ import torch
 from behaviour import Mutant, changed, mutants
 
 from fusible.conformance.special import current_planting
-from fusible.conformance.suite import check_record
-from fusible.conformance.table import Record, Sample, load
+from fusible.conformance.suite import Agreement, check_record
+from fusible.conformance.table import Record, Sample, check, load
 from fusible.tex.registry import registry
 
-__all__ = ["REFERENCE", "Kept", "behavioural", "caught", "functions"]
+__all__ = ["REFERENCE", "Kept", "behavioural", "caught", "functions", "unread"]
 
 REFERENCE: Any = registry.find("torch")
 
@@ -62,19 +62,65 @@ def functions() -> list[str]:
     return sorted(name for name in load() if REFERENCE.lacks(name) is None)
 
 
-def caught(function: str, mutant: Mutant, dtypes: int | None = None) -> str | None:
-    """What the suite says of the mutant in the first ``dtypes`` of the record, or in all; None where it agrees."""
-    record = kept(function)
-    wrong = mutant.wrap(getattr(REFERENCE, function))
-
+def _rows(function: str, method: Any, dtype: torch.dtype) -> Iterator[Agreement]:
     def call(name: str, **arguments: Any) -> Any:
-        return wrong(**arguments) if name == function else getattr(REFERENCE, name)(**arguments)
+        return method(**arguments) if name == function else getattr(REFERENCE, name)(**arguments)
 
-    for dtype in record.dtypes[:dtypes]:
-        for row in check_record(call, record, dtype):
+    return check_record(call, kept(function), dtype)
+
+
+@cache
+def _served(function: str, dtype: torch.dtype) -> tuple[int, ...]:
+    """How many samples the true kernel serves, row by row."""
+    return tuple(row.samples for row in _rows(function, getattr(REFERENCE, function), dtype))
+
+
+def caught(function: str, mutant: Mutant, dtypes: int | None = None) -> str | None:
+    """What the suite says of the mutant in the first ``dtypes`` of the record, or in all; None where it serves what the true kernel does, and
+    agrees."""
+    for dtype in kept(function).dtypes[:dtypes]:
+        served = []
+        for row in _rows(function, mutant.wrap(getattr(REFERENCE, function)), dtype):
             if row.wrong:
                 return row.detail or row.verdict
+            served.append(row.samples)
+        if tuple(served) != _served(function, dtype):
+            return "refuses a sample"
     return None
+
+
+class _Untouchable:
+    """Stands for an argument of which at most the device may be asked."""
+
+    def __init__(self, device: Any) -> None:
+        object.__setattr__(self, "device", device)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "device":
+            raise AssertionError(f"{name} is read")
+        return object.__getattribute__(self, name)
+
+    def _read(self, *_: Any) -> Any:
+        raise AssertionError("it is read")
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __int__ = __index__ = __float__ = __len__ = __iter__ = _read
+    __getitem__ = __call__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = __invert__ = _read
+
+
+@cache
+def unread(function: str, parameter: str) -> bool:
+    """Whether the reference answers every sample, rightly, without a look at an argument (but for the device of a tensor): whatever it is, the result
+    is the same."""
+    for sample in kept(function).samples(kept(function).dtypes[0]):
+        given = sample.arguments.get(parameter)
+        arguments = {**sample.arguments, parameter: _Untouchable(given.device if isinstance(given, torch.Tensor) else None)}
+        try:
+            result = getattr(REFERENCE, function)(**arguments)
+            for output in sample.outputs:
+                check(output, result, arguments)
+        except Exception:  # it is read
+            return False
+    return True
 
 
 def behavioural(function: str) -> list[Mutant]:

@@ -37,7 +37,7 @@ class Crossing:
             return {name: self.enter(value) for name, value in x.items()}
         if isinstance(x, list | tuple):
             return type(x)(self.enter(value) for value in x)
-        if not isinstance(x, (torch.Tensor, Float8TensorStorage, Quantizer, torch.device, *HOLDERS)):
+        if not isinstance(x, (torch.Tensor, Float8TensorStorage, Quantizer, torch.device, torch.Generator, *HOLDERS)):
             return x
         if id(x) not in self._entered:
             self._entered[id(x)] = (x, self.converted(x))
@@ -50,6 +50,8 @@ class Crossing:
     def converted(self, x: Any) -> Any:
         if isinstance(x, torch.device):
             return self._device
+        if isinstance(x, torch.Generator):
+            return torch.Generator(self._device).manual_seed(x.initial_seed())
         if isinstance(x, Quantizer):
             twin = copy(x)
             for name in ("scale", "amax"):

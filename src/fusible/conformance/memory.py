@@ -99,8 +99,8 @@ def held(tree: Any) -> list[tuple[str, Tensor, Tensor]]:
 
 def relaid(arguments: dict[str, Any], *, strided: Collection[str], shifted: Collection[str]) -> dict[str, Any]:
     """A copy of ``arguments`` whose tensors have the same values amid poison. A tensor has the name of its argument, of its list or of the quantized
-    or grouped tensor that it is a part of: those in ``strided`` are every other element of a larger buffer, those in ``shifted`` keep their strides and
-    do not begin where their storage does."""
+    or grouped tensor that it is a part of: those in ``strided`` are every other element of a larger buffer, those in ``shifted`` keep their strides
+    and do not begin where their storage does."""
     made: dict[int, Tensor] = {}
     copied: dict[int, Any] = {}
 

@@ -78,7 +78,9 @@ def check_of_nothing(function: str, call: Callable[..., Any], sample: Sample, mo
 
 def _taken(function: str, sample: Sample) -> Iterator[tuple[int, dict[str, Any]]]:
     """The calls of nothing that the reference takes, by the size of the dimension that has none."""
-    for size in sorted({n for _, x in tensors(sample.arguments) for n in x.shape if n > 1}):
+    shapes = [x.shape for _, x in tensors(sample.arguments)]
+    shapes += [x.logical_shape for x in sample.arguments.values() if isinstance(x, GroupedTensorStorage)]
+    for size in sorted({n for shape in shapes for n in shape if n > 1}):
         arguments = emptied(sample.arguments, size)
         try:
             _of_reference(function, deepcopy(arguments))

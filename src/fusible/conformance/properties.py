@@ -1,8 +1,8 @@
 """What holds of every call, whatever the function: checked of each sample by one mechanism.
 
 A call writes to nothing but what its sample declares, and not beside it. Its results share memory with an argument or with one another only where
-those of the reference do, and do where an argument is given to be written. A second call gives what the first gave, in memory of its own. Arguments
-that lie with gaps, or not from the beginning of their memory, give the same as others.
+those of the reference do, and do where an argument is given to be written. A second call gives what the first gave, in memory of its own, and draws
+the same from a generator in the same state. Arguments that lie with gaps, or not from the beginning of their memory, give the same as others.
 """
 
 from __future__ import annotations
@@ -73,14 +73,17 @@ class Properties:
         for path, x, value in first:
             if not torch.equal(bits(x), bits(value)):
                 raise Disagreement(f"a second call wrote to the first one's result {path}")
+        if any(isinstance(x, torch.Generator) for x in arguments.values()):
+            again = dict(tensors(second))
+            for path, x in tensors(result):
+                if not torch.equal(bits(x), bits(again[path])):
+                    raise Disagreement(f"a second call with a generator in the same state drew another result {path}")
         _, comes = self._sides(arguments, second)
         for place, _ in sorted(shared(comes, came, under=("result", "result"))):
             raise Disagreement(f"two calls gave the same memory as {place}")
 
     def _laid_otherwise(self, sample: Sample, fresh: dict[str, Any], compare: Compare) -> None:
-        names = {
-            name for name, x in fresh.items() if (isinstance(x, torch.Tensor | list | tuple) or holds(x)) and next(tensors(x), None) is not None
-        }
+        names = {name for name, x in fresh.items() if (isinstance(x, torch.Tensor | list | tuple) or holds(x)) and next(tensors(x), None) is not None}
         while names := names - self._fixed:
             arguments = relaid(fresh, strided=names - self._compact, shifted=names & self._compact)
             before = Snapshot(arguments)

@@ -23,7 +23,7 @@ class RecordingCrossing(Crossing):
         self._left: dict[int, torch.Tensor] = {}
 
     def stays(self, x: Any) -> bool:
-        return isinstance(x, torch.device)
+        return isinstance(x, torch.device | torch.Generator)
 
     def tensor(self, x: torch.Tensor) -> Any:
         if x.dtype not in FROM_TORCH:

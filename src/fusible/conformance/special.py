@@ -70,12 +70,12 @@ def plant(x: Tensor) -> Tensor:
 
 
 UNPLANTED = {
-    "quantize": ("nan",), "bgrad_quantize": ("nan",), "layernorm_fwd": ("inf",), "scaled_aligned_causal_masked_softmax_backward": ("nan",), "scaled_upper_triang_masked_softmax_backward": ("nan",),
-    "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
+    "quantize": ("nan",), "bgrad_quantize": ("nan",), "layernorm_fwd": ("inf",), "scaled_aligned_causal_masked_softmax_backward": ("nan",),
+    "scaled_upper_triang_masked_softmax_backward": ("nan",), "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
 }  # fmt: skip
-"""Kinds that a function's samples have none of. Right backends differ: on the slope of relu at NaN; on whether a hidden score or value that is no
-number reaches what does not see it; on which of the NaN bytes of E5M2 a NaN becomes; on exponentials of scores of 1e10, whose rounding alone is more
-than an exponent bears. Or the sample cannot be made, for ties are sought in it."""
+"""Kinds that a function's samples have none of. Right backends differ: on whether a hidden score or value that is no number reaches what does not see
+it; on which of the NaN bytes of E5M2 a NaN becomes. Or the sample cannot be made, for ties are sought in it. Samples of their own have such values
+where they are seen."""
 
 OPEN: dict[str, frozenset[str]] = {
     "nan": frozenset({
@@ -92,7 +92,7 @@ OPEN: dict[str, frozenset[str]] = {
         "group_scaled_swiglu", "layernorm_fwd", "moe_unpermute_bwd", "multi_tensor_adam_capturable", "multi_tensor_adam_fp8",
         "multi_tensor_l2norm", "multi_tensor_quantize", "multi_tensor_scale", "multi_tensor_scale_tensor", "multi_tensor_unscale_l2norm",
         "prim_dropout", "prim_dropout_backward", "scaled_aligned_causal_masked_softmax_forward", "scaled_dsrelu",
-        "scaled_masked_softmax_backward", "scaled_softmax_forward", "thd_out_correction",
+        "scaled_masked_softmax_backward", "scaled_softmax_forward", "scaled_upper_triang_masked_softmax_forward", "thd_out_correction",
     }),
     "finite": frozenset({
         "group_scaled_swiglu", "multi_tensor_adam_capturable", "thd_second_half_lse_correction",

@@ -24,7 +24,7 @@ _ORDERS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3)}
 
 @dataclass(frozen=True)
 class Problem:
-    """Sequences of equal lengths in ``[b, s, h, d]`` or ``[s, b, h, d]``, or of the lengths given in ``[t, h, d]`` with ``gap`` tokens of nobody after
+    """Sequences of equal lengths in ``[b, s, h, d]`` or ``[s, b, h, d]``, or of the lengths given in ``[t, h, d]``, ``gap`` tokens of nobody after
     each. ``keys``: their lengths, where they are others. ``end``: masks count from the last key. ``form``: that of O and dO, where it is another.
     """
 
@@ -90,6 +90,7 @@ _PROBLEMS = (
     Problem("learnable offsets, two kv heads", groups=2, softmax=_S.NVTE_LEARNABLE_SOFTMAX),
     Problem("off by one, nothing hidden", softmax=_S.NVTE_OFF_BY_ONE_SOFTMAX),
     Problem("more keys, from their end", lengths=(3, 3), keys=(7, 7), window=(2, 1), end=True),
+    Problem("more keys, from their beginning", lengths=(3, 3), keys=(7, 7), window=(2, 1)),
     Problem("more keys, causal from their end", lengths=(3, 3), keys=(7, 7), causal=True, end=True),
     Problem("bias before scaling", bias=_B.NVTE_PRE_SCALE_BIAS, lengths=(5, 5)),
     Problem("bias after scaling", bias=_B.NVTE_POST_SCALE_BIAS, lengths=(5, 5)),
@@ -283,7 +284,7 @@ def fused_attn_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         size = (8.0 + rounding(dtype, largest * max(problem.lengths), length)) * x.steepness()
         parts = [Output(i, problem.join([getattr(g, name) for g in each], between=0.0), dtype, length, size) for i, name in enumerate("qkv")]
         biased, scaled = x.bias is not None, problem.scale if problem.bias == _B.NVTE_PRE_SCALE_BIAS else 1.0
-        parts.append(Output(3, scaled * sum(g.scores for g in each)[None] if biased else None, dtype, length, size))
+        parts.append(Output(3, scaled * torch.stack([g.scores for g in each]).sum(0)[None] if biased else None, dtype, length, size))
         logits = [g.logit for g in each if g.logit is not None]
         offset = torch.stack(logits).sum(0).view(1, _HEADS, 1, 1) if sides and logits else None
         parts.append(Output(4, offset, torch.float32, length * max(problem.lengths), size))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample
+from fusible.conformance.table import Disagreement, Output, Sample
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
 __all__ = ["drawn_backward", "drawn_forward"]
@@ -27,8 +27,11 @@ def counted(place: int, dtype: torch.dtype) -> Output:
         unit = 1 / (_TOKENS * (1 - _DROPPED))
         kept = (result[place].cpu().double() / unit).round()
         share, draws = kept[..., 0].mean() / _TOKENS, kept[..., 0].numel() * _TOKENS
-        fair = abs(share - (1 - _DROPPED)) < 6 * (_DROPPED * (1 - _DROPPED) / draws) ** 0.5  # within six standard deviations
-        return kept[..., :1].expand_as(kept) * unit if fair else torch.zeros_like(kept)
+        varied = (kept[..., 0].std() ** 2 if share > 0 else 0) > 0.5 * _TOKENS * _DROPPED * (1 - _DROPPED)
+        fair = varied and abs(share - (1 - _DROPPED)) < 6 * (_DROPPED * (1 - _DROPPED) / draws) ** 0.5  # within six standard deviations
+        if not fair:
+            raise Disagreement(f"a share of {share:.3g} is kept instead of {1 - _DROPPED}, or the same number of each line")
+        return kept[..., :1].expand_as(kept) * unit
 
     # Probabilities may be rounded to the operands' type before they are multiplied.
     rounded = 0.5 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / (_TOKENS + 16)

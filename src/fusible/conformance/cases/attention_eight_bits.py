@@ -34,8 +34,12 @@ def operand(generator: torch.Generator, fp8: DType, dtype: torch.dtype) -> tuple
     return storage, torch.from_numpy(data.numpy().view(_FORMATS[fp8][0]).astype(np.float64)) / 4
 
 
-def quantizer(fp8: DType) -> Float8Quantizer:
-    return Float8Quantizer(torch.tensor([16.0]), torch.zeros(1), fp8)
+_FORMER = 50.0
+"""The amax of quantizers of results, which is more than theirs."""
+
+
+def quantizer(fp8: DType, former: float = 0.0) -> Float8Quantizer:
+    return Float8Quantizer(torch.tensor([16.0]), torch.tensor([former]), fp8)
 
 
 def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
@@ -79,12 +83,12 @@ def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterato
     p, stats = probabilities(q, k)
     o = torch.einsum("bhij,bjhe->bihe", p, v)
     more = {
-        "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": quantizer(fp8), "Bias": None, "SoftmaxOffset": None,
+        "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": quantizer(fp8, _FORMER), "Bias": None, "SoftmaxOffset": None,
         "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False,
     }  # fmt: skip
     outputs = (
         near(0, o, fp8, v.abs().max().item()), Output(1, stats, length=64, magnitude=8.0), seen("s_quantizer", p.max().item()),
-        seen("o_quantizer", o.abs().max().item()),
+        Output("o_quantizer.amax", torch.tensor([_FORMER])), Output("result.0._scale_inv", torch.tensor([1 / 16])),
     )  # fmt: skip
     yield Sample("FP8", {**arguments_of([*operands], dtype), **more}, outputs)
 
@@ -105,9 +109,10 @@ def quantized_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterat
     more = {
         "do_format": unset, "dqkv_layout": arguments["qkv_layout"], "do_scale_inv_format": unset, "deterministic": True, "O": held_o, "dO": held_do,
         "Aux_CTX_Tensors": [stats.float(), torch.zeros(2, dtype=torch.int64)], "s_quantizer": None, "dp_quantizer": quantizer(gradient),
-        "dqkv_quantizer": quantizer(gradient),
+        "dqkv_quantizer": quantizer(gradient, _FORMER),
     }  # fmt: skip
     size = _SHAPE[1] * ds.abs().max().item()
     outputs = [near(place, x, gradient, size) for place, x in made.items()]
-    amaxes = seen("dp_quantizer", ds.abs().max().item()), seen("dqkv_quantizer", max(x.abs().max().item() for x in made.values()))
+    amaxes = seen("dp_quantizer", ds.abs().max().item()), Output("dqkv_quantizer.amax", torch.tensor([_FORMER]))
+    outputs += [Output(f"result.{place}._scale_inv", torch.tensor([1 / 16])) for place in made]
     yield Sample("FP8", {**arguments, **more}, (*outputs, *amaxes))

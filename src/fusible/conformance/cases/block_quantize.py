@@ -99,7 +99,9 @@ def quantized(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Outpu
     common = [Output(f"{at}._dtype", x.dtype), Output(f"{at}.shape", x.shape)]
     if isinstance(quantizer, Float8Quantizer | Float8CurrentScalingQuantizer):
         delayed = isinstance(quantizer, Float8Quantizer)
-        data = cast(x, 4.0 if delayed else scale_of(x, quantizer.dtype, False), quantizer.dtype)
+        scale = 4.0 if delayed else scale_of(x, quantizer.dtype, False)
+        data, inverse = cast(x, scale, quantizer.dtype), torch.tensor([scale]).double().reciprocal()
+        common.append(Output(f"{at}._scale_inv", inverse))
         amax = [Output(f"{owner}.amax", with_former(x))] if delayed and owner else []
         return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous()), *amax]
     matrix = x.reshape(-1, x.shape[-1])
@@ -138,8 +140,13 @@ def multi_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 @record("split_quantize")
 def split_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for separate in (False, True):
-        for makers, sections in ((_MAKERS[:3], [3, 5, 1]), ((_MAKERS[6], _MAKERS[6], _MAKERS[0]), [32, 64, 32]), ((_MAKERS[8],) * 2, [32, 16])):
-            x, chosen = random(generator, (sum(sections) + 32, 64), dtype, 5.0), [make() for make in makers]
+        for makers, sections in (
+            (_MAKERS[:3], [3, 5, 1]),
+            ((_MAKERS[6], _MAKERS[6], _MAKERS[0]), [32, 64, 32]),
+            ((_MAKERS[8],) * 2, [32, 16]),
+            (_MAKERS[1:2], [70]),
+        ):
+            x, chosen = random(generator, (sum(sections) + 32, 64), dtype, 10.0), [make() for make in makers]
             parts = [x[sum(sections[:i]) : sum(sections[: i + 1])] for i in range(len(sections))]
             outputs = [
                 part for i, pair in enumerate(zip(parts, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")

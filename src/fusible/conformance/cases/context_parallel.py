@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.movement import numbers
+from fusible.conformance.special import plant
 from fusible.conformance.table import Output, Sample, random, record
 
 __all__ = []
 
 _LENGTHS = (4, 0, 6, 2)
 _STARTS = (0, 4, 4, 10)
-_TOKENS, _HEADS, _WIDTH = 14, 300, 4
+_TOKENS, _HEADS, _WIDTH = 14, 301, 4
 _MOVED = (torch.bfloat16, torch.float32, torch.uint8)
 _SEQUENCES = tuple(zip(_STARTS, _LENGTHS, strict=True))
 
@@ -36,7 +37,7 @@ def bounds(values: list[int]) -> Tensor:
 @record("thd_read_half_tensor", dtypes=_MOVED)
 def read_half(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for which in (0, 1):
-        x, pair = numbers(generator, (_TOKENS, 2, 304), dtype), numbers(generator, (2, _TOKENS, 2, 304), dtype)
+        x, pair = numbers(generator, (_TOKENS, 2, 303), dtype), numbers(generator, (2, _TOKENS, 2, 303), dtype)
         wanted = [torch.cat((y[half(which)], torch.zeros_like(y[:1]))) for y in (x, *pair)]
         named = {"cu_seqlens": counts(), "half_idx": which}
         yield Sample(f"half {which}", {"tensor": x, **named}, (Output(None, wanted[0]),))
@@ -83,6 +84,7 @@ def keeping(former: Tensor, untouched: Tensor, name: str) -> Any:
 def read_lse(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for packed in (True, False):
         lse = random(generator, (_HEADS, _TOKENS), dtype)
+        lse[0, half(1)[:5]] = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e6, -1e6], dtype=dtype)
         wanted = laid(lse[:, half(1)].float(), packed, True, 0.0)
         named = {"cu_seqlens": counts(), "lse_packed": packed, "second_half_lse_seqlen": wanted.shape[-1]}
         yield Sample(f"packed {packed}", {"lse": laid(lse, packed), **named}, (Output(None, wanted),))
@@ -126,8 +128,9 @@ def grad_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
         for compact in (False, True):
             if compact != ("none" in words) and not (compact and "zero" in words):
                 continue
-            # Eighths, whose sums every dtype holds.
-            grad, step = ((torch.randint(-32, 33, (n, 2, 160), generator=generator) / 8).to(dtype) for n in (_TOKENS, 7 if compact else _TOKENS))
+            # Eighths, whose sums fp32 holds.
+            shapes = ((n, 2, 163) for n in (_TOKENS, 7 if compact else _TOKENS))
+            grad, step = (plant((torch.randint(-4096, 4097, shape, generator=generator) / 8).to(dtype)) for shape in shapes)
             wanted = grad.clone()
             for which, word in enumerate(words):
                 for i, token in enumerate(half(which)):
@@ -158,12 +161,15 @@ def partitioned_indices(generator: torch.Generator, dtype: torch.dtype) -> Itera
             named = {"total_tokens": total, "world_size": world, "rank": rank}
             wanted = bounds(owned([*ends, total], world, rank))
             yield Sample(f"rank {rank} of {world}", {"cu_seqlens": bounds(ends), **named}, (Output(None, wanted),))
+    wanted = bounds(owned([0, 8400], 2, 1))
+    arguments = {"cu_seqlens": bounds([0, 8400]), "total_tokens": 8400, "world_size": 2, "rank": 1}
+    yield Sample("a long sequence", arguments, (Output(None, wanted),))
 
 
 def reordering(name: str, back: bool) -> None:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for world, ends, total in _DIVIDED:
-            x = numbers(generator, (total, 2, 48), dtype)
+            x = numbers(generator, (total, 2, 45), dtype)
             order = [token for rank in range(world) for token in owned([*ends, total], world, rank)]
             ranked = torch.stack([x[token] for token in order])
             given, wanted = (ranked, x.clone()) if back else (x, ranked)
@@ -180,7 +186,7 @@ reordering("thd_cp_rank_order_to_sequence_order", True)
 @record("thd_copy_valid_tokens_from_per_split_to_rank_local", dtypes=_MOVED)
 def copy_valid_tokens(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for starts, lengths in (([0, 4, 4, 10, 12], (3, 0, 6, 1)), ([2, 4, 7, 11, 12], (2, 0, 3, 0)), ([0, 6, 12, 12, 12], (6, 2, 0, 0))):
-        out, inp = numbers(generator, (12, 2, 176), dtype), numbers(generator, (12, 2, 176), dtype)
+        out, inp = numbers(generator, (12, 2, 175), dtype), numbers(generator, (12, 2, 175), dtype)
         wanted = out.clone()
         for start, n in zip(starts, lengths, strict=False):
             wanted[start : start + n] = inp[start : start + n]

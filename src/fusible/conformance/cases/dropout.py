@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, random, record
+from fusible.conformance.table import Disagreement, Output, Sample, random, record
 
 __all__ = ["word"]
 
@@ -39,21 +39,23 @@ def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     x = torch.ones(256, 256, dtype=dtype)
 
     def share(result: Any, arguments: dict[str, Any]) -> Tensor:
-        """Within six standard deviations of the share that is kept: then the share itself, which agrees, else what it should be."""
+        """The mask itself, which agrees, where it is within six standard deviations of the share that is kept."""
         found = bits(result[1]).double().mean()
-        return result[1].cpu() if abs(found - 0.75) < 6 * (0.25 * 0.75 / x.numel()) ** 0.5 else torch.zeros_like(result[1].cpu())
+        if abs(found - 0.75) >= 6 * (0.25 * 0.75 / x.numel()) ** 0.5:
+            raise Disagreement(f"a share of {found:.3g} is kept instead of 0.75")
+        return result[1].cpu()
 
     yield Sample("the share that is kept", {"input": x, "dropout_probability": 0.25}, (Output(1, share),))
 
 
 @record("dropout_bwd")
 def dropout_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for p in (0.0, 0.25):
-        g, mask = random(generator, (40, 120), dtype), torch.randint(0, 256, (600,), generator=generator, dtype=torch.uint8)
+    for p, rows in ((0.0, 37), (0.25, 37), (0.25, 0)):
+        g, mask = random(generator, (rows, 120), dtype), torch.randint(0, 256, (rows * 15,), generator=generator, dtype=torch.uint8)
         value = kept(g, bits(mask), p)
-        yield Sample(f"p={p}", {"grad_output": g, "mask": mask, "dropout_probability": p}, (Output(None, value, dtype),))
+        yield Sample(f"p={p} of {rows}", {"grad_output": g, "mask": mask, "dropout_probability": p}, (Output(None, value, dtype),))
         given = {"grad_output": g, "mask": mask, "dropout_probability": p, "grad_input": torch.zeros_like(g)}
-        yield Sample(f"p={p} given", given, (Output("grad_input", value, dtype),))
+        yield Sample(f"p={p} of {rows} given", given, (Output("grad_input", value, dtype),))
 
 
 def word(seed: int, counter: int) -> int:
@@ -87,5 +89,6 @@ def prim_dropout(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 
 @record("prim_dropout_backward")
 def prim_dropout_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    g, mask = random(generator, (3, 1403), dtype), torch.randint(0, 2, (3, 1403), generator=generator, dtype=torch.uint8)
-    yield Sample("[3, 1403]", {"dy": g, "mask": mask, "probability": 0.3}, (Output(None, kept(g, mask.bool(), 0.3), dtype),))
+    for shape, p in (((3, 1403), 0.3), ((2, 5), 0.6)):
+        g, mask = random(generator, shape, dtype), torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8)
+        yield Sample(f"{list(shape)}", {"dy": g, "mask": mask, "probability": p}, (Output(None, kept(g, mask.bool(), p), dtype),))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.pointwise import gelu
+from fusible.conformance.cases.quantize import FORMER, cast, with_former
 from fusible.conformance.table import Output, Sample, random, record
-from fusible.quantized import Float8TensorStorage
+from fusible.quantized import Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
 
 CALL: dict[str, Any] = {
@@ -79,14 +80,26 @@ def generic_gemm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
         outputs = (Output(0, ab, dtype, length, size), Output(1, rows.sum(0), dtype, rows.shape[0], rows.abs().sum(0).max().item()), *nothing[1:])
         yield Sample(f"{label}-bias_grad", call(a, trans_a, b, trans_b, bias=bias, grad=True), outputs)
         yield from gradients_of_gelu(generator, dtype, label, call(a, trans_a, b, trans_b), ab, size, length)
-        for d_dtype in {dtype, torch.float32}:
+        for d_dtype in dict.fromkeys((dtype, torch.float32)):
             d = random(generator, shape, d_dtype)
-            total = 0.5 * ab + 2.0 * d.double()
-            arguments = call(a, trans_a, b, trans_b, D=d, accumulate=True, alpha=0.5, beta=2.0)
+            alpha, beta = (0.5, 2.0) if d_dtype is dtype else (1.5, -1.0)
+            total = alpha * ab + beta * d.double()
+            arguments = call(a, trans_a, b, trans_b, D=d, accumulate=True, alpha=alpha, beta=beta)
             yield Sample(f"{label}-accumulate-{d_dtype}", arguments, (Output(0, total, d_dtype, length, size + 8), *nothing), ("D",))
             added = call(a, trans_a, b, trans_b, D=d.clone(), accumulate=True, output_dtype=d_dtype)
             yield Sample(f"{label}-add-{d_dtype}", added, (Output(0, ab + d.double(), d_dtype, length, size + 8), *nothing), ("D",))
     yield from eight_bits(generator, dtype)
+    yield into_eight_bits(generator, dtype)
+
+
+def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
+    """A product of small integers, which every dtype holds, quantized."""
+    a, b = (torch.randint(-4, 5, shape, generator=generator).to(dtype) for shape in ((8, 16), (5, 16)))
+    ab, fp8 = flat(b) @ flat(a).T, DType.kFloat8E4M3
+    quantizer = Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), fp8)
+    data = Output("result.0._data", cast(ab, 4.0, fp8)), Output("result.0._scale_inv", torch.tensor([0.25]))
+    outputs = (*data, Output("quantizer.amax", with_former(ab)), *(Output(i, None) for i in (1, 2, 3)))
+    return Sample("quantized", call(a, True, b, False, quantizer=quantizer), outputs)
 
 
 def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.pointwise import clamped_swiglu, gated, silu
+from fusible.conformance.cases.pointwise import choices, clamped_swiglu, gated, silu
 from fusible.conformance.cases.quantize import amax_of, cast, scale_of
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, GroupedTensorStorage, NVFP4Quantizer
@@ -23,16 +23,23 @@ __all__ = ["LAYOUTS", "Layout", "grouped_bytes"]
 _NUMPY: dict[DType, Any] = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _STEP = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}
 _ROWS, _COLUMNS = 8, 6
+_FORMER = 1.0
+"""The amax that quantizers had, which stays where it is the larger one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where four members lie in a buffer of ``[8, 6]``."""
+    """Where members lie in a buffer of ``[8, columns]``."""
 
     label: str
     shapes: tuple[tuple[int, int], ...]
     offsets: tuple[int, ...]
     given: dict[str, Tensor | None] = field(default_factory=dict)
+    columns: int = _COLUMNS
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return _ROWS, self.columns
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -45,14 +52,14 @@ class Layout:
 
     def placed(self, parts: list[Tensor], around: Tensor | None = None) -> Tensor:
         """The members in their buffer; ``around`` has what lies between them."""
-        buffer = torch.zeros(_ROWS * _COLUMNS, dtype=parts[0].dtype) if around is None else around.clone().cpu()
+        buffer = torch.zeros(math.prod(self.shape), dtype=parts[0].dtype) if around is None else around.clone().cpu()
         for part, start in zip(parts, self.offsets, strict=True):
             buffer[start : start + part.numel()] = part.reshape(-1)
         return buffer
 
     def output(self, at: str, name: str, parts: list[Tensor]) -> Output:
         """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``, whatever lies between them."""
-        whole = sum(part.numel() for part in parts) == _ROWS * _COLUMNS
+        whole = sum(part.numel() for part in parts) == math.prod(self.shape)
 
         def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
             return self.placed(parts, Output(f"{at}.{name}", None).find(result, arguments))
@@ -68,12 +75,17 @@ BY_ROWS = Layout("rows", ((3, 6), (0, 6), (4, 6), (1, 6)), (0, 18, 18, 42), {"fi
 LAYOUTS = (
     Layout("equal", ((2, 6),) * 4, (0, 12, 24, 36)),
     BY_ROWS,
+    Layout("two", ((4, 6),) * 2, (0, 24)),
     Layout("columns", ((8, 1), (8, 0), (8, 2), (8, 3)), (0, 8, 8, 24), {"last_dims": dims(1, 0, 2, 3)}),
     Layout("both", ((1, 4), (2, 3), (3, 2), (4, 1)), (0, 4, 10, 16), {"first_dims": dims(1, 2, 3, 4), "last_dims": dims(4, 3, 2, 1)}),
     Layout("rows left over", ((2, 6), (1, 6), (0, 6), (2, 6)), (0, 12, 18, 18), {"first_dims": dims(2, 1, 0, 2)}),
     Layout("gaps", ((2, 6), (1, 6), (1, 6), (2, 6)), (0, 18, 24, 36), {"first_dims": dims(2, 1, 1, 2), "tensor_offsets": dims(0, 18, 24, 36, 48)}),
     Layout("out of order", ((2, 6),) * 4, (36, 0, 12, 24), {"first_dims": dims(2, 2, 2, 2), "tensor_offsets": dims(36, 0, 12, 24, 48)}),
 )
+
+_WIDE = 660
+LARGE = Layout("large", ((3, _WIDE), (0, _WIDE), (4, _WIDE), (1, _WIDE)), (0, 3 * _WIDE, 3 * _WIDE, 7 * _WIDE), BY_ROWS.given, _WIDE)
+"""More than 4,096 elements."""
 
 
 def turned(parts: list[Tensor]) -> list[Tensor]:
@@ -96,7 +108,8 @@ class Case:
         return [cast(part, scale, self.fp8) for part, scale in zip(parts, self.scales(parts), strict=True)]
 
     def amax(self, x: list[Tensor]) -> tuple[Output, ...]:
-        return () if self.current else (Output("quantizer.amax", torch.stack([amax_of(part) for part in x]).amax(0)),)
+        largest = torch.stack([amax_of(part) for part in x]).amax(0)
+        return () if self.current else (Output("quantizer.amax", largest.clamp(min=_FORMER)),)
 
     def outputs(self, at: str, layout: Layout, parts: list[Tensor], rowwise: bool = True, columnwise: bool = True) -> tuple[Output, ...]:
         data, inverse = self.data(parts), torch.tensor(self.scales(parts)).double().reciprocal()
@@ -112,7 +125,7 @@ def case(fp8: DType, current: bool) -> Case:
     def make(**usages: bool) -> Any:
         if current:
             return Float8CurrentScalingQuantizer(fp8, "cpu", **usages)
-        return Float8Quantizer(torch.tensor([16.0]), torch.zeros(1), fp8, **usages)
+        return Float8Quantizer(torch.tensor([16.0]), torch.tensor([_FORMER]), fp8, **usages)
 
     return Case(f"{fp8.name} {'current' if current else 'delayed'}", make, fp8, current)
 
@@ -128,17 +141,17 @@ def grouped_bytes(layout: Layout, data: list[Tensor], quantizer: Any, dtype: tor
     """A grouped tensor of members ``data`` (bytes); ``changes`` replace fields."""
     rows, columns = layout.placed(data), layout.placed(turned(data))
     fields = {"data": rows, "columnwise_data": columns, "scale_inv": inverse.clone(), "columnwise_scale_inv": inverse.clone()}
-    return GroupedTensorStorage((_ROWS, _COLUMNS), dtype, quantizer=quantizer, **{**fields, **layout.arguments, **changes})
+    return GroupedTensorStorage(layout.shape, dtype, quantizer=quantizer, **{**fields, **layout.arguments, **changes})
 
 
 @record("group_quantize")
 def group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in LAYOUTS:
-        x = random(generator, (_ROWS, _COLUMNS), dtype, 3.0)
+    for layout in (*LAYOUTS, LARGE):
+        x = random(generator, layout.shape, dtype, 3.0)
         parts = layout.pieces(x)
-        shapes = Output("result.logical_shape", (_ROWS, _COLUMNS)), Output("result.num_tensors", 4), Output("result.fake_dtype", dtype)
-        for each in _CASES:
-            for usages in ({}, {"columnwise": False}, {"rowwise": False}):
+        shapes = Output("result.logical_shape", layout.shape), Output("result.num_tensors", len(layout.shapes)), Output("result.fake_dtype", dtype)
+        for each in _CASES if layout is not LARGE else _CASES[:1]:
+            for usages in ({}, {"columnwise": False}, {"rowwise": False}) if layout is not LARGE else ({},):
                 arguments = {"tensor": x.clone(), "quantizer": each.make(**usages), **layout.arguments}
                 outputs = each.outputs("result", layout, parts, usages.get("rowwise", True), usages.get("columnwise", True))
                 yield Sample(f"{layout.label} {each.label} {usages}", arguments, (*outputs, *shapes, *each.amax(parts)))
@@ -151,14 +164,14 @@ def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     layout = BY_ROWS
     for each in _CASES:
         for noop in (None, 0.0, 1.0):
-            x = random(generator, (_ROWS, _COLUMNS), dtype, 3.0)
+            x = random(generator, layout.shape, dtype, 3.0)
             parts, quantizer = layout.pieces(x), each.make()
             old = [torch.full(part.shape, 7, dtype=torch.uint8) for part in parts]
             output = grouped_bytes(layout, old, quantizer, dtype, torch.full((4,), 0.5))
             outputs = each.outputs("output", layout, parts) + each.amax(parts)
             if noop == 1.0:
                 kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in described(output)]
-                outputs = (*kept, *(() if each.current else (Output("quantizer.amax", torch.zeros(1)),)))
+                outputs = (*kept, *(() if each.current else (Output("quantizer.amax", torch.tensor([_FORMER])),)))
             flag = None if noop is None else torch.tensor([noop])
             arguments = {"tensor": x, "quantizer": quantizer, **layout.arguments, "noop_flag": flag, "output": output}
             yield Sample(f"into an output, {each.label}, noop {noop}", arguments, outputs)
@@ -166,9 +179,9 @@ def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 @record("bgrad_group_quantize")
 def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in (each for each in LAYOUTS if "last_dims" not in each.given):
-        for each in _CASES:
-            x = random(generator, (_ROWS, _COLUMNS), dtype, 3.0)
+    for layout in (each for each in (*LAYOUTS, LARGE) if "last_dims" not in each.given):
+        for each in _CASES if layout is not LARGE else _CASES[:1]:
+            x = random(generator, layout.shape, dtype, 3.0)
             parts = layout.pieces(x)
             sums = torch.stack([part.double().sum(0) for part in parts])
             size = max(part.double().abs().sum(0).max().item() for part in parts if part.numel())
@@ -177,10 +190,16 @@ def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
             yield Sample(f"{layout.label} {each.label}", arguments, outputs)
 
 
-def stored(generator: torch.Generator, layout: Layout, fp8: DType) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Members' bytes, the inverses of their scales, and the values that they stand for in their buffer, float64."""
-    bits = torch.randn(_ROWS, _COLUMNS, generator=generator).numpy().astype(_NUMPY[fp8]).view(np.uint8)
-    data, inverse = layout.pieces(torch.from_numpy(bits)), torch.tensor([0.5, 0.25, 2.0, 0.125])
+def stored(generator: torch.Generator, layout: Layout, fp8: DType, *, special: bool = True) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Members' bytes, the inverses of their scales, and the values that they stand for in their buffer, float64. ``special``: NaN, and of E5M2
+    infinities and the largest number, are among them, and the scales are no powers of two."""
+    values = torch.randn(layout.shape, generator=generator)
+    if special:
+        largest = torch.finfo(getattr(torch, _NUMPY[fp8].__name__)).max
+        values[0, :4] = torch.tensor([torch.nan, -largest, torch.inf, -torch.inf])
+    bits = values.numpy().astype(_NUMPY[fp8]).view(np.uint8)
+    inverse = torch.tensor([1.7, 0.3, 2.1, 0.125] if special else [0.5, 0.25, 2.0, 0.125])[: len(layout.shapes)]
+    data = layout.pieces(torch.from_numpy(bits))
     values = [torch.from_numpy(part.numpy().view(_NUMPY[fp8]).astype(np.float64)) * scale.item() for part, scale in zip(data, inverse, strict=True)]
     return data, inverse, layout.placed(values)
 
@@ -190,19 +209,19 @@ _WHOLE = tuple(layout for layout in LAYOUTS if sum(map(math.prod, layout.shapes)
 
 @record("group_dequantize")
 def group_dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in _WHOLE:
-        for each in _CASES:
+    for layout in (*_WHOLE, LARGE):
+        for each in _CASES if layout is not LARGE else _CASES[:1]:
             data, inverse, values = stored(generator, layout, each.fp8)
             arguments = {"input": grouped_bytes(layout, data, each.make(), torch.bfloat16, inverse), "otype": dtype}
             outputs = (Output("result.rowwise_data", values, dtype), Output("result.quantizer", None), Output("result.fake_dtype", dtype))
-            yield Sample(f"{layout.label} {each.label}", arguments, (*outputs, Output("result.logical_shape", (_ROWS, _COLUMNS))))
+            yield Sample(f"{layout.label} {each.label}", arguments, (*outputs, Output("result.logical_shape", layout.shape)))
 
 
 @record("group_requantize_inplace")
 def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in (each for each in _WHOLE if "last_dims" not in each.given):
-        for each in _CASES:
-            data, inverse, values = stored(generator, layout, each.fp8)
+    for layout in (each for each in (*_WHOLE, LARGE) if "last_dims" not in each.given):
+        for each in _CASES if layout is not LARGE else _CASES[:1]:
+            data, inverse, values = stored(generator, layout, each.fp8, special=False)
             for wanted in (False, True):
                 quantizer, alone = each.make(), {"columnwise_data": None, "columnwise_scale_inv": None}
                 grouped = grouped_bytes(layout, data, each.make(columnwise=False), torch.bfloat16, inverse, **alone)
@@ -210,7 +229,8 @@ def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
                 outputs = (
                     Output("grouped_x.rowwise_data", layout.placed(data)), Output("grouped_x.columnwise_data", layout.placed(turned(data))),
                     Output("grouped_x.scale_inv", inverse), Output("grouped_x.columnwise_scale_inv", inverse),
-                    Output(None, values.view(_ROWS, _COLUMNS) if wanted else None, dtype),
+                    Output(None, values.view(layout.shape) if wanted else None, dtype),
+                    *([] if each.current else [Output("quantizer.amax", torch.tensor([_FORMER]))]),
                 )  # fmt: skip
                 yield Sample(f"{layout.label} {each.label} {wanted}", arguments, outputs)
 
@@ -233,22 +253,26 @@ def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Calla
 
 def grouped_activation(name: str, f: Callable[..., Tensor], options: dict[str, float]) -> None:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for layout in _WHOLE[:2]:
-            for each in _CASES:
-                x, prob = random(generator, (_ROWS, 2 * _COLUMNS), dtype), torch.rand(_ROWS, generator=generator)
-                values = layout.pieces(f(x.double(), **options) * prob.double()[:, None])
-                inverse = torch.tensor([1 / scale for scale in each.scales(values)], dtype=torch.float64)
-                # An amax is that of values rounded to the dtype; 17 is what the bound of one fp32 operation counts.
-                shape, rounded = Output("result.logical_shape", (_ROWS, _COLUMNS)), 1 + torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 17
-                outputs = [
-                    Output("result.columnwise_data", near("result", values, each, dtype)), Output("result.rowwise_data", None),
-                    Output("result.columnwise_scale_inv", inverse, magnitude=rounded * inverse.max().item()), shape,
-                ]  # fmt: skip
-                if not each.current:
-                    largest = torch.stack([value.abs().max() for value in values if value.numel()]).amax(0, keepdim=True)
-                    outputs.append(Output("quantizer.amax", largest, magnitude=rounded * largest.item()))
-                arguments = {"input_2h": x, "prob": prob, "quantizer": each.make(), **layout.arguments, **options}
-                yield Sample(f"{layout.label} {each.label}", arguments, tuple(outputs))
+        more = [(layout, each, options) for layout in _WHOLE[:3] for each in _CASES]
+        more += [(LARGE, _CASES[0], options), *((_WHOLE[0], _CASES[0], {**options, **chosen}) for chosen in choices(options))]
+        for layout, each, chosen in more:
+            x, prob = random(generator, (_ROWS, 2 * layout.columns), dtype), torch.rand(_ROWS, generator=generator)
+            if chosen.get("limit", 0.0) > 1e3 and dtype is not torch.float16:
+                x[1] = torch.finfo(dtype).max  # whose product is infinite in fp32
+            values = layout.pieces(f(x.double(), **chosen) * prob.double()[:, None])
+            inverse = torch.tensor([1 / scale for scale in each.scales(values)], dtype=torch.float64)
+            # An amax is that of values rounded to the dtype; 17 is what the bound of one fp32 operation counts.
+            shape, rounded = Output("result.logical_shape", layout.shape), 1 + torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 17
+            outputs = [
+                Output("result.columnwise_data", near("result", values, each, dtype)), Output("result.rowwise_data", None),
+                Output("result.columnwise_scale_inv", inverse, magnitude=rounded * inverse.max().item()), shape,
+            ]  # fmt: skip
+            if not each.current:
+                largest = torch.stack([value.abs().max() for value in values if value.numel()]).amax(0, keepdim=True)
+                largest = largest.clamp(min=_FORMER)
+                outputs.append(Output("quantizer.amax", largest, magnitude=rounded * largest.item()))
+            arguments = {"input_2h": x, "prob": prob, "quantizer": each.make(), **layout.arguments, **chosen}
+            yield Sample(f"{layout.label} {each.label} {chosen}", arguments, tuple(outputs))
 
     record(name)(sample)
 
@@ -282,10 +306,10 @@ def padded(scales: Tensor) -> Tensor:
 
 @record("nvfp4_group_quantize_with_amax")
 def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for rows in ((16, 48, 32), (32, 32, 32)):
+    for rows in ((16, 48, 32), (32, 32, 32), (64, 64, 48)):
         x = random(generator, (sum(rows), 48), dtype, 3.0)
         parts = x.split(rows)
-        amaxes = {"rowwise": torch.tensor([20.0, 12.5, 9.0]), "columnwise": torch.tensor([15.0, 17.0, 30.0])}
+        amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01]), "columnwise": torch.tensor([15.0, 17.0, 30.0])}
         ways = {
             "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"].tolist(), strict=True)],
             "columnwise": [nvfp4_lines(part.t(), amax) for part, amax in zip(parts, amaxes["columnwise"].tolist(), strict=True)],
@@ -298,3 +322,7 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
             outputs.append(Output(f"result.{prefix}amax", amaxes[way]))
         arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": 3, "first_dims": torch.tensor(rows)}
         yield Sample(f"{rows}", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
+    # Amaxes are kept as they are, whatever scales come of them.
+    amax = torch.tensor([1e5, torch.inf, torch.nan])
+    arguments = {"tensor": x, "quantizer": NVFP4Quantizer(columnwise=False), "num_tensors": 3, "first_dims": torch.tensor(rows)}
+    yield Sample("extreme amaxes", {**arguments, "rowwise_amax": amax.clone(), "columnwise_amax": torch.ones(3)}, (Output("result.amax", amax),))

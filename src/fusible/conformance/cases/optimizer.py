@@ -18,7 +18,7 @@ _RATES = {
 }
 """By mode, so that none of them is the same in every sample."""
 _STEP = {0: 3, 1: 5}
-"""By bias correction."""
+"""By mode too."""
 
 
 def lists(generator: torch.Generator, *dtypes: torch.dtype) -> list[list[Tensor]]:
@@ -57,7 +57,7 @@ def step(tensors: tuple[Tensor, ...], mode: int, correction: int) -> tuple[Tenso
     g, p, m, v, *master = (x.double() for x in tensors)
     p = master[0] if master else p
     lr, beta1, beta2, epsilon, weight_decay = _RATES[mode].values()
-    bc1, bc2 = (1 - beta1 ** _STEP[1], 1 - beta2 ** _STEP[1]) if correction else (1, 1)
+    bc1, bc2 = (1 - beta1 ** _STEP[mode], 1 - beta2 ** _STEP[mode]) if correction else (1, 1)
     g = g + weight_decay * p if mode == 0 else g
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g
@@ -78,6 +78,6 @@ def adam(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
             outputs += [Output(f"tensor_lists.{place}.{i}", moment, moments, magnitude=8.0) for place, moment in ((2, m), (3, v))]
             outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=40.0)] if master else []
             outputs.append(Output(f"tensor_lists.0.{i}", group[0].clone()))
-        options = {"step": _STEP[correction], "mode": mode, "bias_correction": correction, **_RATES[mode]}
+        options = {"step": _STEP[mode], "mode": mode, "bias_correction": correction, **_RATES[mode]}
         arguments = {"chunk_size": 64, "noop_flag": flag(1), "tensor_lists": tensors, **options}
         yield Sample(f"mode {mode} correction {correction} moments {moments} master {master}", arguments, tuple(outputs))

@@ -67,7 +67,7 @@ def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iter
             outputs += [Output(joined(i), p, magnitude=_BOUND), *both, Output(f"tensor_lists.0.{i}", group[0].clone())]
         bits = [x.view(torch.int32) for x in master]
         high = [((x + 0x8000) >> 16).to(torch.int16).view(_BF16) for x in bits]
-        options: dict[str, Any] = {"step": _STEP[correction], "mode": mode, "bias_correction": correction, **_RATES[mode]}
+        options: dict[str, Any] = {"step": _STEP[mode], "mode": mode, "bias_correction": correction, **_RATES[mode]}
         arguments = call([g, high, m, v, [x.to(torch.int16) for x in bits]], **options)
         yield Sample(f"mode {mode} correction {correction} moments {moments}", arguments, tuple(outputs), ("tensor_lists.1", "tensor_lists.4"))
 
@@ -97,7 +97,7 @@ def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
             outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), *both, *eight_bit(i, fp8, scales[i], amaxes[i])]
         data = [torch.full(x.shape, 99, dtype=torch.uint8) for x in master]
         numbers = [[torch.tensor([x]) for x in row] for row in (scales, amaxes, (9.0,) * 4)]
-        options: dict[str, Any] = {"step": _STEP[correction], "mode": mode, "bias_correction": correction, **_RATES[mode], "fp8_dtype": fp8}
+        options: dict[str, Any] = {"step": _STEP[mode], "mode": mode, "bias_correction": correction, **_RATES[mode], "fp8_dtype": fp8}
         yield Sample(f"mode {mode} correction {correction} {fp8.name}", call([g, data, m, v, master, *numbers], **options), tuple(outputs))
 
 
@@ -114,9 +114,9 @@ def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) ->
             outputs += [Output(f"tensor_lists.0.{i}", g.double() * 0.25, dtype), *both, Output(f"tensor_lists.1.{i}", p, dtype, magnitude=_BOUND)]
             if masters:
                 outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), Output(f"tensor_lists.1.{i}", rounded_master(i, dtype))]
-        on_device = {"lr": torch.tensor([_RATES[mode]["lr"]]), "step": flag(_STEP[correction]), "inv_scale": torch.tensor([0.25])}
+        on_device = {"lr": torch.tensor([_RATES[mode]["lr"]]), "step": flag(_STEP[mode]), "inv_scale": torch.tensor([0.25])}
         arguments = call(tensors, noop, mode=mode, bias_correction=correction, **{**_RATES[mode], **on_device})
-        yield Sample(f"mode {mode} correction {correction} noop {noop}", arguments, (*outputs, Output("noop_flag", flag(noop))))
+        yield Sample(f"mode {mode} correction {correction} noop {noop}", arguments, tuple(outputs))
 
 
 @record("multi_tensor_adam_capturable")
@@ -136,16 +136,18 @@ def adam_capturable_master(generator: torch.Generator, dtype: torch.dtype) -> It
     yield from capturable(generator, dtype, True)
 
 
-_SGD = {"wd": 0.2, "dampening": 0.3, "lr": 0.1, "scale": 0.25}
+_SGD = {False: {"wd": 0.2, "dampening": 0.3, "lr": 0.1, "scale": 0.25}, True: {"wd": 0.1, "dampening": 0.6, "lr": 0.05, "scale": 0.5}}
+"""By whether Nesterov's momentum is used, so that none of them is the same in every sample."""
 
 
 def descended(g: Tensor, p: Tensor, momentum: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """``(p, mom)`` after a step, float64."""
-    d = g * 0.25 + (0 if options["wd_after_momentum"] else 0.2 * p)
+    decay = options["wd"] * p
+    d = g * options["scale"] + (0 if options["wd_after_momentum"] else decay)
     if rate := options["momentum"]:
-        momentum = d if options["first_run"] else rate * momentum + 0.7 * d
+        momentum = d if options["first_run"] else rate * momentum + (1 - options["dampening"]) * d
         d = d + rate * momentum if options["nesterov"] else momentum
-    return p - 0.1 * (d + (0.2 * p if options["wd_after_momentum"] else 0)), momentum
+    return p - options["lr"] * (d + (decay if options["wd_after_momentum"] else 0)), momentum
 
 
 def rounded_copy(i: int, dtype: torch.dtype) -> Any:
@@ -157,7 +159,7 @@ def sgd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for dtypes in ((dtype,) * 3, (dtype, _FP32, _FP32, dtype))[: 1 if dtype is _FP32 else 2]:
         for nesterov, first, after in itertools.product((False, True), repeat=3):
             for momentum, noop in ((0.9, 0), (0.0, 0), (0.9, 2)):
-                options = {**_SGD, "momentum": momentum, "nesterov": nesterov, "first_run": first, "wd_after_momentum": after}
+                options = {**_SGD[nesterov], "momentum": momentum, "nesterov": nesterov, "first_run": first, "wd_after_momentum": after}
                 tensors = lists(generator, *dtypes)
                 kept = untouched(tensors)
                 count = len(tensors[0])
@@ -194,7 +196,7 @@ def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             apart = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
             arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
             outputs = (Output(0, squares.sum().sqrt()[None], length=4200), Output(1, apart, length=4200))
-            yield Sample(f"each {each}, {value}", arguments, (*outputs, *untouched([tensors]), Output("noop_flag", flag(not math.isfinite(value)))))
+            yield Sample(f"each {each}, {value}", arguments, (*outputs, Output("noop_flag", flag(not math.isfinite(value)))))
     # Squares that overflow in the dtype before unscaling, and not after.
     large = torch.full((4,), 3e38 if dtype.itemsize == 4 or dtype is _BF16 else 6e4).to(dtype)
     small = torch.tensor([1e-36 if dtype is not torch.float16 else 1e-4])

@@ -53,14 +53,15 @@ def bshd_to_thd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
             yield Sample(f"{list(x.shape)} strided", {"tensor": across, "cu_seqlens": counts(), "t": tokens}, (Output(None, wanted),))
 
 
-_SHAPES = ((3, 2, 4, 8), (1, 2, 1, 16), (4, 1, 2, 1), (3, 2, 4, 176))
+_SHAPES = ((0, 2, 4, 8), (3, 2, 4, 8), (1, 2, 1, 16), (4, 1, 2, 1), (3, 2, 4, 176))
 """``[s, b, n, h]``"""
 
 
 @record("fa_prepare_fwd", dtypes=(torch.bfloat16, torch.float16))
 def prepare(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for s, b, n, h in _SHAPES:
-        whole = numbers(generator, (s, b, n, 3 * h), dtype)
+        # Not from the beginning of its memory.
+        whole = torch.cat([numbers(generator, (5,), dtype), numbers(generator, (s * b * n * 3 * h,), dtype)])[5:].view(s, b, n, 3 * h)
         apart = torch.stack([whole[..., i * h : (i + 1) * h].permute(1, 0, 2, 3) for i in range(3)])
         yield Sample(f"{[s, b, n, h]}", {"qkvi": whole[..., :h]}, (Output(None, apart),))
 

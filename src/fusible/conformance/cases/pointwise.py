@@ -60,6 +60,9 @@ GATED = {
     "situglu": situglu,
     "clamped_swiglu": clamped_swiglu,
 }
+UNBOUNDED = {"situglu": {"beta1": 1e20, "beta2": 1e20}, "clamped_swiglu": {"limit": 1e30}}
+"""Options by which large results stay large."""
+
 OPTIONS = {"situglu": {"beta1": 1.5, "beta2": 3.0}, "clamped_swiglu": {"limit": 1.25, "alpha": 1.1, "glu_linear_offset": 0.5}}
 
 
@@ -69,12 +72,19 @@ def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str
     yield "strided", strided(generator, (6, 4, 10), dtype)
 
 
+def choices(options: dict[str, float]) -> Iterator[dict[str, float]]:
+    """All options, each one alone and of another value, and those that bound nothing."""
+    if options:
+        yield from (options, *({name: 0.75 * value} for name, value in options.items()))
+        yield from (chosen for chosen in UNBOUNDED.values() if chosen.keys() <= options.keys())
+
+
 def forward(f: Callable[..., Tensor], options: dict[str, float]) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for label, x in inputs(generator, dtype):
             magnitude = 1 + f(x.double()).abs().max().item() if x.numel() else 1.0
             yield Sample(label, {"input": x, "quantizer": None}, (Output(None, f(x.double()), dtype, magnitude=magnitude),))
-        for chosen in (options, *({name: 0.75 * value} for name, value in options.items())) if options else ():
+        for chosen in choices(options):
             x = random(generator, (4, 6), dtype, 3.0)
             wanted = Output(None, f(x.double(), **chosen), dtype, magnitude=160.0)
             yield Sample(f"options {chosen}", {"input": x, "quantizer": None, **chosen}, (wanted,))
@@ -91,7 +101,7 @@ def gradient(f: Callable[..., Tensor], x: Tensor, options: dict[str, float]) -> 
 def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool = False) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
-        for one in (options, *({name: 0.75 * value} for name, value in options.items())) if options else ():
+        for one in choices(options):
             cases.append((f"options {one}", random(generator, (4, 6), dtype, 3.0), one))
         for label, x, chosen in cases:
             point, y = gradient(f, x, chosen)
@@ -104,7 +114,7 @@ def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool 
                 continue
             rows = dx.reshape(-1, dx.shape[-1]) if dx.shape[-1] else dx
             summed = Output(0, rows.sum(0), dtype, rows.shape[0], magnitude)
-            yield Sample(label, arguments, (summed, Output(1, dx, dtype, magnitude=magnitude)))
+            yield Sample(label, arguments, (Output(1, dx, dtype, magnitude=magnitude), summed))
 
     return sample
 
@@ -114,4 +124,4 @@ for _name, _f in (PLAIN | GATED).items():
     record(_name, quantizes=True)(forward(_f, _options))
     record("clamped_dswiglu" if _name == "clamped_swiglu" else f"d{_name}", quantizes=True)(backward(_f, _options))
 for _name, _f in PLAIN.items():
-    record(f"dbias_d{_name}")(functools.partial(backward(_f, {}, bias=True)))
+    record(f"dbias_d{_name}", quantizes=True)(functools.partial(backward(_f, {}, bias=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -16,6 +17,7 @@ def add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     a, b = random(generator, (4, 6), dtype), random(generator, (6,), torch.float32)
     yield Sample("broadcast", {"a": a, "b": b}, (Output(None, a.double() + b.double(), dtype),))
     yield Sample("wide", {"a": a, "b": b, "dtype": 4}, (Output(None, a.double() + b.double(), torch.float32),))
+    yield Sample("narrow", {"a": a, "b": b, "dtype": torch.bfloat16}, (Output(None, a.double() + b.double(), torch.bfloat16),))
     c = random(generator, (4, 6), dtype)
     yield Sample("same", {"a": a, "b": c}, (Output(None, a.double() + c.double(), dtype),))
     for shape in ((5, 13, 67), (0, 3)):
@@ -32,6 +34,7 @@ def scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     ):
         yield Sample(f"{list(x.shape)}", {"x": x, "factor": factor}, (Output(None, x.double() * factor, dtype),))
         yield Sample(f"{list(x.shape)}-fp32", {"x": x, "factor": factor, "dtype": 4}, (Output(None, x.double() * factor, torch.float32),))
+    yield Sample("bf16", {"x": x.view(3, 0), "factor": 2.0, "dtype": torch.bfloat16}, (Output(None, x.view(3, 0).double(), torch.bfloat16),))
 
 
 @record("prim_row_sum")
@@ -65,10 +68,11 @@ def cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 
 @record("prim_rope_angles", dtypes=(torch.float32,))
 def rope_angles(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    frequencies = 10000.0 ** (-2 * torch.arange(3, dtype=torch.float64) / 6)
-    angles = torch.arange(300, dtype=torch.float64)[:, None] * torch.cat((frequencies, frequencies))
-    arguments = {"positions": 300, "width": 6, "base": 10000.0, "like": torch.zeros(1)}
-    yield Sample("300", arguments, (Output(None, angles.reshape(300, 1, 1, 6)),))
+    for positions, width, base, like in ((300, 6, 10000.0, torch.zeros(1)), (700, 8, 500.0, torch.zeros(0)), (0, 6, 10000.0, torch.zeros(1))):
+        frequencies = base ** (-2 * torch.arange(width // 2, dtype=torch.float64) / width)
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] * torch.cat((frequencies, frequencies))
+        arguments = {"positions": positions, "width": width, "base": base, "like": like}
+        yield Sample(f"{positions} of {width}", arguments, (Output(None, angles.reshape(positions, 1, 1, width)),))
 
 
 def moving(name: str, *calls: tuple[str, dict[str, object], Callable[[Tensor], object]]) -> None:
@@ -91,7 +95,7 @@ moving("prim_reshape", ("[3, -1]", {"shape": (3, -1)}, lambda x: x.reshape(3, -1
 
 @record("prim_split")
 def split(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape, sizes, dim in (((4, 6), [1, 5], 1), ((4, 1501), [1, 1500], 1), ((7, 703), [6, 1, 0], 0)):
+    for shape, sizes, dim in (((4, 6), [1, 5], 1), ((4, 1501), [1, 1500], 1), ((4, 6), [1, 3, 2], 1), ((7, 703), [6, 1, 0], 0)):
         x = random(generator, shape, dtype)
         parts = [part.contiguous() for part in x.split(sizes, dim)]
         yield Sample(f"{list(shape)} in {sizes}", {"x": x, "sizes": sizes, "dim": dim}, tuple(Output(i, part) for i, part in enumerate(parts)))
@@ -120,6 +124,9 @@ def pad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
         x, given = random(generator, (12, 203), dtype), torch.tensor(sizes)
         outputs = (Output(0, _divided(x, sizes, padded, 24)), Output(1, torch.tensor(padded)))
         yield Sample(label, {"x": x, "sizes": given, "multiple": 4}, outputs)
+    x = random(generator, (9, 3), dtype)
+    outputs = (Output(0, _divided(x, [3, 6], [8, 8], 24)), Output(1, torch.tensor([8, 8])))
+    yield Sample("to 8", {"x": x, "sizes": torch.tensor([3, 6]), "multiple": 8}, outputs)
     x = random(generator, (1, 3), dtype)  # with less rows than groups
     outputs = (Output(0, _divided(x, [1], [4], 4)), Output(1, torch.tensor([4, 0, 0], dtype=torch.int32)))
     yield Sample("one row", {"x": x, "sizes": torch.tensor([1, 0, 0], dtype=torch.int32), "multiple": 4}, outputs)
@@ -131,6 +138,9 @@ def unpad_groups(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
         x = random(generator, (24, 403), dtype)
         arguments = {"x": x, "sizes": torch.tensor(sizes), "multiple": 4, "rows": 12}
         yield Sample(str(sizes), arguments, (Output(None, _divided(x, padded, sizes, 12)),))
+    x = random(generator, (16, 3), dtype)
+    arguments = {"x": x, "sizes": torch.tensor([3, 6]), "multiple": 8, "rows": 9}
+    yield Sample("of 8", arguments, (Output(None, _divided(x, [8, 8], [3, 6], 9)),))
 
 
 @record("prim_concatenate")
@@ -142,10 +152,20 @@ def concatenate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 @record("prim_full")
 def full(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample("[2, 3]", {"shape": [2, 3], "value": 7, "dtype": dtype, "like": torch.zeros(1)}, (Output(None, torch.full((2, 3), 7.0).to(dtype)),))
+    for shape, value, like in (
+        ((2, 3), 7, torch.zeros(1)),
+        ((67, 71), -2.5, torch.zeros(0)),
+        ((1,), math.inf, torch.zeros(1)),
+        ((1,), math.nan, torch.zeros(1)),
+    ):
+        wanted = Output(None, torch.full(shape, float(value)).to(dtype))
+        yield Sample(f"{list(shape)} of {value}", {"shape": [*shape], "value": value, "dtype": dtype, "like": like}, (wanted,))
+    value = 1e5 + 1.5 if dtype is not torch.float16 else 6e4
+    yield Sample("large", {"shape": [2], "value": value, "dtype": dtype, "like": torch.zeros(1)}, (Output(None, torch.full((2,), value).to(dtype)),))
 
 
 @record("prim_empty")
 def empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     outputs = (Output("result.shape", torch.Size([2, 3])), Output("result.dtype", dtype))
-    yield Sample("[2, 3]", {"shape": [2, 3], "dtype": dtype, "like": torch.zeros(1)}, outputs)
+    for like in (torch.zeros(1), torch.zeros(0)):
+        yield Sample(f"[2, 3] like {list(like.shape)}", {"shape": [2, 3], "dtype": dtype, "like": like}, outputs)

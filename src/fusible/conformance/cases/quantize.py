@@ -101,16 +101,19 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
         inverse = Output("result.1._scale_inv", scale.double().reciprocal())
         yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *layouts("result.1", data), inverse, *amax))
+    # Which NaN a byte becomes is left open, and that of a sum is not.
+    x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]]).to(dtype)
+    quantizer = Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), DType.kFloat8E5M2)
+    yield Sample("NaN", {"input": x, "quantizer": quantizer}, (Output(0, x.double().sum(0), dtype, 2, 8.0),), ("quantizer.amax",))
 
 
 @record("dequantize", dtypes=(torch.float32, torch.bfloat16, torch.float16))
 def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).repeat(17).view(16, 272)
+    every = torch.arange(17 * 273, dtype=torch.int32).to(torch.uint8).view(17, 273)
     for fp8 in _FORMATS:
         quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8)
-        x = Float8TensorStorage(data=every.clone(), fp8_scale_inv=torch.tensor([0.25]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer)
-        value = torch.from_numpy(every.numpy().view(_NUMPY[fp8]).astype(np.float64)) * 0.25
-        # Exact in every dtype but for fp16, which has no room for the least values of E5M2 times a quarter.
+        x = Float8TensorStorage(data=every.clone(), fp8_scale_inv=torch.tensor([0.3]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer)
+        value = torch.from_numpy(every.numpy().view(_NUMPY[fp8]).astype(np.float64)) * torch.tensor(0.3).double()
         yield Sample(fp8.name, {"input": x, "otype": dtype}, (Output(None, value, dtype),))
 
 
@@ -140,16 +143,26 @@ def compute_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 
 @record("fused_amax_and_scale_update_after_reduction", dtypes=(torch.float32,))
 def scale_update(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Of three scales, with a history of three: a new amax, none (the last one is taken from the history), and none at all."""
-    history = torch.tensor([[2.0, 4.0, 0.0], [8.0, 1.0, 0.0], [0.5, 3.0, 0.0]])
-    buffer, scales = torch.tensor([5.0, 0.0, 0.0]), torch.tensor([1.5, 2.5, 3.5])
-    moved = torch.tensor([[0.0, 0.0, 0.0], [0.5, 3.0, 0.0], [5.0, 4.0, 0.0]])
-    for algorithm, amaxes in (("max", (8.0, 4.0)), ("most_recent", (5.0, 4.0))):
-        for fp8 in _FORMATS:
-            new = [float(np.float32(FP8_MAX[fp8] / 4) / np.float32(amax)) for amax in amaxes]
-            arguments = {
-                "amax_reduction_buffer": buffer.clone(), "amax_histories": [history.clone()], "scales": [scales.clone()],
-                "amax_compute_algo": algorithm, "fp8_dtype": fp8, "margin": 2,
-            }  # fmt: skip
-            outputs = (Output("amax_histories.0", moved), Output("scales.0", torch.tensor([*new, 3.5])))
-            yield Sample(f"{algorithm} {fp8.name}", arguments, outputs)
+    """Of each history of three: a new amax, none (the last one is taken from the history), none at all; one that is NaN, infinite, large."""
+    each = [
+        # the new amax, its history, the moved one, the scale before, the amaxes of the window and of the newest: None where the scale stays
+        (5.0, (2.0, 8.0, 0.5), (0.0, 0.5, 5.0), 1.5, 8.0, 5.0), (0.0, (4.0, 1.0, 3.0), (0.0, 3.0, 4.0), 2.5, 4.0, 4.0),
+        (0.0, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), -3.5, None, None), (torch.nan, (2.0, 3.0, 1.0), (0.0, 1.0, torch.nan), 1.25, None, None),
+        (torch.inf, (2.0, 3.0, 1.0), (0.0, 1.0, torch.inf), 0.75, None, None), (3e5, (2.0, 3.0, 1.0), (0.0, 1.0, 3e5), 0.5, 3e5, 3e5),
+    ]  # fmt: skip
+    columns = [torch.tensor([row[i] for row in each]) for i in (0, 1, 2, 3)]
+    cases = [(algorithm, fp8, margin, 1) for algorithm in ("max", "most_recent") for fp8 in _FORMATS for margin in (2, 0)]
+    for algorithm, fp8, margin, times in (*cases, ("max", _FORMATS[0], 1, 700), ("max", _FORMATS[0], 1, 0)):
+        buffer, history, moved, scales = (
+            x.t().contiguous().repeat_interleave(times, -1) if x.dim() > 1 else x.repeat_interleave(times) for x in columns
+        )
+        new = [row[4 if algorithm == "max" else 5] for row in each]
+        wanted = [
+            row[3] if amax is None else float(np.float32(FP8_MAX[fp8] / 2**margin) / np.float32(amax)) for row, amax in zip(each, new, strict=True)
+        ]
+        arguments = {
+            "amax_reduction_buffer": buffer, "amax_histories": [history], "scales": [scales], "amax_compute_algo": algorithm, "fp8_dtype": fp8,
+            "margin": margin,
+        }  # fmt: skip
+        outputs = (Output("amax_histories.0", moved), Output("scales.0", torch.tensor(wanted).repeat_interleave(times)))
+        yield Sample(f"{algorithm} {fp8.name} {margin}, {times} times", arguments, outputs)

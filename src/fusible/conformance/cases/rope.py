@@ -74,17 +74,19 @@ def together_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[t
         ("bshd", bshd, True, None, (1, 0), along.expand(2, 4)),
         ("start", bshd, False, start, (1, 0), along + start[:, None]),
         ("cp", sbhd, False, start, (2, 1), torch.tensor([2, 3, 4, 5])[:, None].expand(4, 2)),
+        ("few heads", sbhd, False, None, (1, 0), torch.arange(5)[:, None]),
     ):
-        options = {**angles, "qkv_split_arg_list": [16, 8, 8], "qkv_format": form, "interleaved": interleaved}
+        heads, width = ((180, 90, 90), 8) if label != "few heads" else ((6, 3, 3), 9)
+        options = {**angles, "qkv_split_arg_list": [2 * width, width, width], "qkv_format": form, "interleaved": interleaved}
         options |= {"start_positions": starts, "cp_size": cp[0], "cp_rank": cp[1]}
-        parts = [random(generator, (*positions.shape, heads, 8), dtype) for heads in (180, 90, 90)]
+        parts = [random(generator, (*positions.shape, each, width), dtype) for each in heads]
         yield label, options, parts, [positions, positions]
 
 
 def together(parts: list[Tensor]) -> Tensor:
     """q, k, v in groups: two heads of q, one of k, one of v each."""
     q, k, v = parts
-    return torch.cat((q.reshape(*k.shape[:-1], 16), k, v), -1)
+    return torch.cat((q.reshape(*k.shape[:-1], 2 * k.shape[-1]), k, v), -1)
 
 
 @record("fused_qkv_rope_forward")

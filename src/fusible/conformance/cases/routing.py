@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ class Router:
 
 def byte_map(experts: list[list[int]], count: int) -> Tensor:
     """bool ``[tokens, count]``: whether a token goes to an expert."""
-    return torch.tensor([[e in row for e in range(count)] for row in experts])
+    return torch.tensor([[e in row for e in range(count)] for row in experts], dtype=torch.bool)
 
 
 def bit_map(experts: list[list[int]], count: int) -> Tensor:
@@ -110,6 +110,7 @@ _ROUTERS = {
     "sigmoid top 1": Router("sigmoid", 1, scaling=3.0),
     "sigmoid all": Router("sigmoid", _EXPERTS),
     "sigmoid groups bias": Router("sigmoid", 6, groups=4, group_topk=2, scaling=2.5, bias=torch.linspace(-0.5, 0.5, _EXPERTS)),
+    "sigmoid three groups": Router("sigmoid", 6, groups=5, group_topk=3),
     "sqrtsoftplus": Router("sqrtsoftplus", 4, bias=torch.linspace(0.3, -0.3, _EXPERTS)),
     "sqrtsoftplus top 1": Router("sqrtsoftplus", 1),
 }
@@ -121,9 +122,19 @@ def logits_of(generator: torch.Generator, dtype: torch.dtype, tokens: int = 6) -
     return torch.stack([levels[torch.randperm(_EXPERTS, generator=generator)] for _ in range(tokens)])
 
 
+_MANY = 210
+"""Tokens of which there are more than 4,096 scores."""
+
+
 def forward_arguments(router: Router, logits: Tensor) -> dict[str, Any]:
     bias = None if router.bias is None else router.bias.clone()
     return {"logits": logits.clone(), **router.arguments, "expert_bias": bias}
+
+
+def extreme(dtype: torch.dtype) -> Tensor:
+    """Logits of one token, large ones and an infinite one among them."""
+    large = 6e4 if dtype is torch.float16 else 3e5
+    return torch.cat([torch.tensor([math.inf, large, -large, -math.inf]), torch.linspace(-3.0, 3.0, _EXPERTS - 4)])[None].to(dtype)
 
 
 @record("fused_topk_with_score_function_fwd")
@@ -140,6 +151,17 @@ def topk_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
             dense, given = torch.tensor(experts, dtype=integer), torch.full((len(experts), router.topk), -1, dtype=integer)
             outputs = (main, Output(1, dense), saved, Output("topk_indices", dense))
             yield Sample(f"{label} as {integer}", {**arguments, "topk_indices": given}, outputs)
+    router, logits = _ROUTERS["sqrtsoftplus"], logits_of(generator, dtype, _MANY)
+    probs, experts = router(logits.double())
+    outputs = (Output(0, probs, dtype, _EXPERTS), Output(1, byte_map(experts, _EXPERTS)), Output(2, logits.double(), length=_EXPERTS))
+    yield Sample("many tokens", forward_arguments(router, logits), outputs)
+    lost = torch.full((1, _EXPERTS), math.nan, dtype=torch.float64)  # the softmax of what NaN is among; whom it chooses nobody says
+    logits = lost.clone().to(dtype)
+    logits[0, 3:] = 1.0
+    yield Sample("NaN", forward_arguments(_ROUTERS["pre-softmax"], logits), (Output(2, lost),))
+    large = extreme(dtype)
+    router = Router("sqrtsoftplus", 1)
+    yield Sample("extreme", forward_arguments(router, large), (Output(2, large.double()),))
     router, logits = _ROUTERS["sigmoid groups bias"], logits_of(generator, dtype)
     probs, experts = router(logits.double())
     outputs = (Output(0, probs.view(2, 3, -1), dtype, _EXPERTS), Output(1, byte_map(experts, _EXPERTS).view(2, 3, -1)))
@@ -154,8 +176,8 @@ def topk_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 
 @record("fused_topk_with_score_function_bwd")
 def topk_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for label, router in _ROUTERS.items():
-        point = logits_of(generator, dtype).double().requires_grad_()
+    for label, router in (*_ROUTERS.items(), ("many tokens", _ROUTERS["sigmoid"])):
+        point = logits_of(generator, dtype, _MANY if label == "many tokens" else 6).double().requires_grad_()
         with torch.enable_grad():
             probs, experts = router(point)
         g = random(generator, tuple(point.shape), dtype)
@@ -169,7 +191,7 @@ def topk_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
             "bits": (bit_map(experts, _EXPERTS), {"routing_map_format": 1}),
             "indices": (torch.tensor(experts, dtype=torch.int32), {"use_dense_indices": True}),
         }
-        for form, (routed, more) in forms.items():
+        for form, (routed, more) in forms.items() if label != "many tokens" else [("map", forms["map"])]:
             given = {"routing_map": routed, "intermediate_output": saved.clone(), "grad_probs": g.clone()}
             arguments = {**given, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), **options, **more}
             yield Sample(f"{label} by {form}", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, size), Output(None, None)))
@@ -190,39 +212,53 @@ def margins_of(router: Router, row: Tensor) -> tuple[Tensor, float, bool]:
     return cutoff - scores, cutoff, bool(clear)
 
 
-@record("fused_topk_with_score_function_qb_fwd")
-def balancing_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    bias = random(generator, (_EXPERTS,), torch.float32, 0.1)
-    router = Router("sigmoid", 3, scaling=2.0, bias=bias)
+def balanced(generator: torch.Generator, dtype: torch.dtype, router: Router, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``(logits [count, E], histogram, cutoffs)``: of rows that are clear."""
     rows, histogram, cutoffs = [], torch.full((_EXPERTS, _BINS), 100, dtype=torch.int32), []
-    while len(rows) < 8:
+    while len(rows) < count:
         row = random(generator, (_EXPERTS,), dtype)
         margins, cutoff, clear = margins_of(router, row)
         if not clear:
             continue
         rows.append(row)
         cutoffs.append(cutoff)
-        for e, margin in enumerate(margins.tolist()):
-            histogram[e, min(max(math.floor((margin - _LOWER) * _BINS / (_UPPER - _LOWER)), 0), _BINS - 1)] += 1
-    logits = torch.stack(rows)
-    probs, experts = router(logits.double())
-    indices = torch.tensor(experts)
-    outputs = (
-        Output(0, probs, dtype, _EXPERTS), Output(2, torch.sigmoid(logits.double()), length=_EXPERTS),
-        Output(3, torch.tensor(cutoffs, dtype=torch.float64), length=2, magnitude=2.0), Output(4, histogram), Output("histogram", histogram),
-    )  # fmt: skip
-    for mode in NVTEQBHistogramMode:
-        for form, (routed, more) in {
-            "bytes": (byte_map(experts, _EXPERTS), {"routing_map_format": 0, "topk_indices": None}),
-            "bits": (bit_map(experts, _EXPERTS), {"routing_map_format": 1, "topk_indices": None, "bin_bounds_validated": True}),
+        bins = ((margins - _LOWER) * _BINS / (_UPPER - _LOWER)).floor().clamp(0, _BINS - 1).long()
+        histogram[torch.arange(_EXPERTS), bins] += 1
+    return torch.stack(rows) if rows else torch.zeros(0, _EXPERTS, dtype=dtype), histogram, torch.tensor(cutoffs, dtype=torch.float64)
+
+
+@record("fused_topk_with_score_function_qb_fwd")
+def balancing_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    bias = random(generator, (_EXPERTS,), torch.float32, 0.1)
+    every = tuple(NVTEQBHistogramMode)
+    for topk, scaling, count in ((3, 2.0, 8), (4, -1e6, 2), (2, 3e38, 1), (3, 2.0, _MANY), (3, 2.0, 0)):
+        router = Router("sigmoid", topk, scaling=scaling, bias=bias)
+        logits, histogram, cutoffs = balanced(generator, dtype, router, count)
+        probs, experts = router(logits.double()) if count else (logits.double(), [])
+        indices = torch.tensor(experts, dtype=torch.int64).view(count, topk)
+        outputs = (
+            Output(0, probs, dtype, _EXPERTS), Output(2, torch.sigmoid(logits.double()), length=_EXPERTS),
+            Output(3, cutoffs, length=2, magnitude=2.0), Output(4, histogram), Output("histogram", histogram),
+        )  # fmt: skip
+        forms = {
+            "bytes": (byte_map(experts, _EXPERTS).view(count, _EXPERTS), {"routing_map_format": 0, "topk_indices": None}),
+            "bits": (bit_map(experts, _EXPERTS).view(count, -(-_EXPERTS // 8)), {"routing_map_format": 1, "bin_bounds_validated": True}),
             "indices": (indices, {"routing_map_format": 0, "topk_indices": torch.zeros_like(indices)}),
-        }.items():
-            arguments = {
-                "logits": logits.clone(), "topk": router.topk, "scaling_factor": router.scaling, "expert_bias": bias.clone(),
-                "histogram": torch.full_like(histogram, 100), "bin_bounds": torch.tensor([_LOWER, _UPPER]), "histogram_mode": mode, **more,
-            }  # fmt: skip
-            given = (Output("topk_indices", indices),) if form == "indices" else ()
-            yield Sample(f"{mode.name} {form}", arguments, (*outputs, Output(1, routed), *given))
+        }  # fmt: skip
+        for mode in every if count == 8 else every[:1]:
+            for form, (routed, more) in forms.items() if count == 8 else list(forms.items())[:1]:
+                arguments = {
+                    "logits": logits.clone(), "topk": topk, "scaling_factor": scaling, "expert_bias": bias.clone(), "topk_indices": None,
+                    "histogram": torch.full_like(histogram, 100), "bin_bounds": torch.tensor([_LOWER, _UPPER]), "histogram_mode": mode, **more,
+                }  # fmt: skip
+                given = (Output("topk_indices", indices),) if form == "indices" else ()
+                yield Sample(f"{mode.name} {form}, {count} tokens, top {topk}", arguments, (*outputs, Output(1, routed), *given))
+    arguments = {
+        **arguments,
+        "logits": torch.full((1, _EXPERTS), math.nan, dtype=dtype),
+        "histogram": torch.zeros(_EXPERTS, _BINS, dtype=torch.int32),
+    }
+    yield Sample("NaN", arguments, (Output(2, torch.full((1, _EXPERTS), math.nan, dtype=torch.float64)),), ("histogram",))
 
 
 def normalised(score: str, logits: Tensor) -> Tensor:
@@ -235,62 +271,95 @@ def normalised(score: str, logits: Tensor) -> Tensor:
 def scores_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for score in SCORES:
         for topk in (1, 3):
-            logits = logits_of(generator, dtype)
+            logits = logits_of(generator, dtype, _MANY if (score, topk) == ("sigmoid", 3) else 6)
             wide = logits.double()
             best = [sorted(range(_EXPERTS), key=lambda e, row=row: -row[e].item())[:topk] for row in wide]
             saved = Output(2, Router(score, topk, pre_softmax=True).intermediate(wide, wide), length=_EXPERTS)
             for form, routed in enumerate((byte_map(best, _EXPERTS), bit_map(best, _EXPERTS))):
                 arguments = {"logits": logits.clone(), "topk": topk, "score_function": score, "routing_map_format": form}
                 yield Sample(f"{score} {topk} {form}", arguments, (Output(0, normalised(score, wide), length=_EXPERTS), Output(1, routed), saved))
+    lost = torch.full((1, _EXPERTS), math.nan, dtype=dtype)
+    for score, logits in (("softmax", lost), ("sqrtsoftplus", extreme(dtype))):
+        arguments = {"logits": logits.clone(), "topk": 1, "score_function": score, "routing_map_format": 0}
+        outputs = (Output(2, logits.double(), length=_EXPERTS), *([Output(0, lost.double())] if score == "softmax" else []))
+        yield Sample(f"{score} of extreme logits", arguments, outputs)
 
 
 @record("fused_score_for_moe_aux_loss_bwd")
 def scores_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for score in SCORES:
-        point = logits_of(generator, dtype).double().requires_grad_()
+    for score, topk, count in (("softmax", 2, 6), ("sigmoid", 2, _MANY), ("sqrtsoftplus", 2, 6), ("sigmoid", 1, 6), ("sqrtsoftplus", 1, 6)):
+        point = logits_of(generator, dtype, count).double().requires_grad_()
         with torch.enable_grad():
             scores = normalised(score, point)
         g = random(generator, tuple(point.shape), torch.float32)
         (wanted,) = torch.autograd.grad(scores, point, g.double())
-        saved = Router(score, 2, pre_softmax=True).intermediate(point.detach(), scores.detach()).float()
+        saved = Router(score, topk, pre_softmax=True).intermediate(point.detach(), scores.detach()).float()
         arguments = {
-            "intermediate_output": saved, "grad_scores": g, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), "topk": 2,
+            "intermediate_output": saved, "grad_scores": g, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), "topk": topk,
             "score_function": score,
         }  # fmt: skip
-        yield Sample(score, arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, 2.0), Output(None, None)))
+        yield Sample(f"{score} {topk}, {count} tokens", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, 2.0), Output(None, None)))
 
 
-_ROWS, _COLUMNS, _TOTAL, _COEFF = 14, 10, 1000, 0.01
-_COUNTS = (torch.int32, torch.int64, torch.float32, torch.bfloat16)
-_C = _COLUMNS * _COEFF / 3 / _TOTAL**2
+@dataclass(frozen=True)
+class Loss:
+    """An auxiliary loss: ``coeff * experts / (topk * total^2)`` of the sum of probabilities times counts. ``last`` is the last probability."""
+
+    rows: int = 14
+    columns: int = 10
+    experts: int = 10
+    topk: int = 3
+    total: int = 1000
+    coeff: float = 0.01
+    last: float = 0.5
+
+    @property
+    def constant(self) -> float:
+        return self.experts * self.coeff / self.topk / self.total**2
 
 
-def loss_forward(name: str, totals: tuple[Any, ...]) -> None:
+_LOSSES = {
+    torch.int32: Loss(), torch.int64: Loss(5, 12, 24, 2, 700, -0.02), torch.float32: Loss(coeff=1e9), torch.bfloat16: Loss(3, 4, last=math.nan),
+    torch.float64: Loss(last=math.inf),
+}  # fmt: skip
+"""By the type of the counts; fp64 stands for fp32 again."""
+
+
+def counted(generator: torch.Generator, loss: Loss, of: torch.dtype) -> Tensor:
+    """Counts of tokens, none of them 0."""
+    return torch.randint(1, 200, (loss.columns,), generator=generator).to(torch.float32 if of is torch.float64 else of)
+
+
+def loss_forward(name: str, tensors: tuple[Any, ...]) -> None:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for counts in _COUNTS:
-            probs = torch.rand(_ROWS, _COLUMNS, generator=generator).to(dtype)
-            tokens = torch.randint(0, 200, (_COLUMNS,), generator=generator).to(counts)
-            loss = _C * (probs.double() * tokens.double()).sum()
-            length = _ROWS * _COLUMNS
-            outputs = (Output(0, loss, dtype, length), Output(1, torch.stack((loss.new_tensor(_C), loss)), length=length))
-            for total in totals:
+        for counts, each in _LOSSES.items():
+            probs = torch.rand(each.rows, each.columns, generator=generator).to(dtype)
+            probs[-1, -1] = each.last
+            tokens = counted(generator, each, counts)
+            loss = each.constant * (probs.double() * tokens.double()).sum()
+            length = probs.numel()
+            outputs = (Output(0, loss, dtype, length), Output(1, torch.stack((loss.new_tensor(each.constant), loss)), length=length))
+            for make in tensors:
                 arguments = {
-                    "probs": probs.clone(), "tokens_per_expert": tokens.clone(), "num_experts": _COLUMNS, "num_rows": _ROWS, "num_cols": _COLUMNS,
-                    "topk": 3, "coeff": _COEFF, "total_num_tokens": total.clone() if isinstance(total, Tensor) else total,
+                    "probs": probs.clone(), "tokens_per_expert": tokens.clone(), "num_experts": each.experts, "num_rows": each.rows,
+                    "num_cols": each.columns, "topk": each.topk, "coeff": each.coeff, "total_num_tokens": make(each.total),
                 }  # fmt: skip
-                yield Sample(f"counts {counts}, total {total}", arguments, outputs)
+                yield Sample(f"counts {counts}, total {arguments['total_num_tokens']}", arguments, outputs)
 
     record(name)(sample)
 
 
-loss_forward("fused_moe_aux_loss_fwd", (_TOTAL,))
-loss_forward("fused_moe_aux_loss_fwd_graph_safe", (torch.tensor(_TOTAL), torch.tensor([_TOTAL], dtype=torch.int32)))
+loss_forward("fused_moe_aux_loss_fwd", (int,))
+loss_forward("fused_moe_aux_loss_fwd_graph_safe", (torch.tensor, lambda total: torch.tensor([total], dtype=torch.int32)))
 
 
 @record("fused_moe_aux_loss_bwd")
 def loss_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for counts in _COUNTS:
-        tokens, constants = torch.randint(0, 200, (_COLUMNS,), generator=generator).to(counts), torch.tensor([_C, 0.5])
-        wanted = (3 * constants[0].double() * tokens.double()).expand(_ROWS, _COLUMNS)
-        given = {"Const_buf": constants, "tokens_per_expert": tokens, "num_rows": _ROWS, "num_cols": _COLUMNS}
-        yield Sample(f"counts {counts}", {**given, "grad_aux_loss": torch.tensor(3.0, dtype=dtype)}, (Output(None, wanted, dtype),))
+    gradients = {torch.int32: 3.0, torch.int64: -3e14, torch.float32: math.inf, torch.bfloat16: math.nan, torch.float64: -2.0}
+    for counts, each in _LOSSES.items():
+        each = replace(each, rows=70, columns=64) if counts is torch.float64 else each
+        tokens, constants = counted(generator, each, counts), torch.tensor([_LOSSES[torch.int32].constant, 0.5])
+        gradient = torch.tensor(gradients[counts], dtype=dtype)
+        wanted = (gradient.double() * constants[0].double() * tokens.double()).expand(each.rows, each.columns)
+        given = {"Const_buf": constants, "tokens_per_expert": tokens, "num_rows": each.rows, "num_cols": each.columns}
+        yield Sample(f"counts {counts}", {**given, "grad_aux_loss": gradient}, (Output(None, wanted, dtype),))

@@ -157,8 +157,8 @@ _AMAXES = torch.tensor([0.0, 1.5e-38, 1e-30, 0.1, 1.0, 6.0, 448.0, 2688.0, 1e30,
 
 @record("nvfp4_compute_global_scale", dtypes=(torch.float32,))
 def global_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in ((12,), (3, 4), (12, 1)):
-        amax = _AMAXES.clone().view(shape)
+    for shape in ((12,), (3, 4), (12, 1), (12, 350)):
+        amax = _AMAXES.repeat(math.prod(shape) // 12).view(shape)
         wanted = torch.from_numpy(global_scale(amax.numpy()))
         yield Sample(str(list(shape)), {"global_amax": amax, "global_scale": torch.zeros(shape)}, (Output("global_scale", wanted),))
 
@@ -222,10 +222,11 @@ def together(calls: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 @record("nvfp4_multi_tensor_fused_scale", dtypes=(torch.float32,))
 def fused_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for several in ([tiles for tiles in _TILES if tiles[-1] == 16], [(1, 2, 128, 4, 16)]):
+    for block in (16, 4):
+        several = [tiles for tiles in _TILES if tiles[-1] == block]
         calls, wanted = zip(*(fused(generator, tiles) for tiles in several), strict=True)
         outputs = tuple(Output(f"{name}_list.{i}", x) for i, each in enumerate(wanted) for name, x in each.items())
-        yield Sample(f"{len(several)}", {**together([*calls]), "block_len": 16}, outputs)
+        yield Sample(f"{len(several)}", {**together([*calls]), "block_len": block}, outputs)
 
 
 @record("nvfp4_multi_tensor_compute_partial_amax")

@@ -12,7 +12,7 @@ from fusible.conformance.table import Output, Sample, random, record, strided
 SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5), (2, 3, 9, 83))
 """``[b, h, q, k]``."""
 
-SQUARE = ((3, 5, 5), (1, 1, 1), (4, 33, 33), (0, 4, 4))
+SQUARE = ((3, 5, 5), (1, 1, 1), (4, 33, 33), (0, 4, 4), (2, 6, 6))
 ALIGNED = (*SHAPES, (1, 2, 7, 4), (2, 1, 4, 9))
 
 
@@ -74,7 +74,8 @@ def scaled(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 def masked(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for shape in SHAPES:
         for mask in masks(generator, shape):
-            yield forward(f"mask {len(mask)} of ", random(generator, shape, dtype), 1.5, (mask == 1).expand(shape), mask=mask)
+            scale = 1.5 if shape[-1] % 2 else 0.5
+            yield forward(f"mask {len(mask)} of ", random(generator, shape, dtype), scale, (mask == 1).expand(shape), mask=mask)
 
 
 @record("scaled_upper_triang_masked_softmax_forward")
@@ -107,9 +108,13 @@ def masked_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
 def upper_triangular_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for shape in SQUARE:
         yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
+    g, y = torch.full((1, 1, 1), torch.nan, dtype=dtype), torch.ones((1, 1, 1), dtype=dtype)
+    yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))
 
 
 @record("scaled_aligned_causal_masked_softmax_backward")
 def aligned_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for shape in ALIGNED:
         yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
+    g, y = torch.full((1, 1, 1, 1), torch.nan, dtype=dtype), torch.ones((1, 1, 1, 1), dtype=dtype)
+    yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))

@@ -158,8 +158,9 @@ def _scale_of(amax: float, fp8: int, quantizer: Any) -> np.float32:
 def _buffers(shape: Sequence[int], quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
     """Where the data and the transposed data go: what the quantizer asks for and what the output has."""
     rowwise, columnwise = usages(quantizer)
-    data = output._data if output is not None else None
-    transpose = output._transpose if output is not None else None
+    # Kernels write without gaps: where there are some, beside the buffer.
+    data = output._data.contiguous() if output is not None and output._data is not None else None
+    transpose = output._transpose.contiguous() if output is not None and output._transpose is not None else None
     if rowwise and data is None:
         data = torch.empty(tuple(shape), dtype=torch.uint8)
     if columnwise and transpose is None:
@@ -179,11 +180,16 @@ def check_output(output: Any, shape: Sequence[int]) -> None:
 
 def _finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_inv: Tensor, fp8: Any, noop: Tensor | None) -> Any:
     """Put the results into ``output``: the kernel has written the buffers that it already had."""
-    output._data = data
+    output._data = _in_place(output._data, data)
     output._transpose_invalid = transpose is None
-    output._transpose = transpose if transpose is not None else output._transpose
+    output._transpose = _in_place(output._transpose, transpose) if transpose is not None else output._transpose
     skip = noop is not None and noop.item() == 1
     if not skip:
         output._scale_inv.copy_(scale_inv)
     output._fp8_dtype = fp8
     return output
+
+
+def _in_place(former: Tensor | None, written: Tensor | None) -> Tensor | None:
+    """What was ``written``, in the buffer that there was."""
+    return written if former is None or written is None or former is written else former.copy_(written)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ShapeError, expected
-from fusible.tex.backends.torch_backend.fp8 import transpose_bytes
 from fusible.tex.backends.torch_backend.number_formats import pack_nibbles, unpack_nibbles
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.transpose import Transpose
@@ -23,7 +22,7 @@ class TransposeKernels(Transpose):
     def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
         check_bytes(input, "input of fp8_transpose")
         if out is None:
-            return transpose_bytes(input)
+            return input.movedim(-1, 0).clone(memory_format=torch.contiguous_format)  # new memory, of one dimension too
         check_bytes(out, "out of fp8_transpose")
         check_shape(out, transposed_shape(input.shape), "out of fp8_transpose")
         check_apart(out, [input], "out of fp8_transpose")
