@@ -1,6 +1,7 @@
 // The optimizer's passes over lists of tensors: checked, all tensors of a call split over threads together.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <optional>
 #include <vector>
@@ -11,6 +12,7 @@
 namespace fusible {
 
 using TensorList = std::vector<TensorView>;
+using OptionalView = std::optional<TensorView>;
 
 /// One step of Adam in place; see the stub for every argument.
 void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, const TensorList& first, const TensorList& second,
