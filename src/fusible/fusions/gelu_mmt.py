@@ -13,14 +13,12 @@ __all__ = ["add_gelu_mmt_add_bwd_fused", "gelu_mmt_bwd_fused"]
 
 
 def _in_one(gelu: GELU, mmt: MMT) -> bool:
-    """Whether the product is of 8-bit operands, for which every backend has this epilogue, and what lies between it and the GELU is not 8-bit."""
-    between = mmt.dx_dtype, gelu.dy_dtype
-    operands = mmt.dy_dtype, mmt.weight_dtype
-    return _all_quantized(operands) and not any(type is not None and is_quantized_type(type) for type in between)
+    """Whether the product is of 8-bit operands, for which every backend has this epilogue, and what the GELU is handed is not 8-bit."""
+    return _quantized(mmt.dy_dtype) and _quantized(mmt.weight_dtype) and not _quantized(gelu.dy_dtype)
 
 
-def _all_quantized(types: tuple[nvte.Type | None, ...]) -> bool:
-    return all(type is not None and is_quantized_type(type) for type in types)
+def _quantized(type: nvte.Type | None) -> bool:
+    return type is not None and is_quantized_type(type)
 
 
 def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:

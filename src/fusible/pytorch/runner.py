@@ -50,7 +50,7 @@ class BoundOp(NamedTuple):
     def now(self) -> BoundOp:
         """What the module has in its place by now; itself where that is the same."""
         made = self.module.current(self)
-        same = made.op is self.op and made.parameters == self.parameters and made.extras == self.extras
+        same = made.op is self.op and made.extras == self.extras
         return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block)
 
 

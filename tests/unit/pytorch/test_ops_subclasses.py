@@ -192,3 +192,11 @@ def test_quantizing_twice_by_one_scale_is_one_sentence() -> None:
 def test_a_compiled_program_refuses_it() -> None:
     with pytest.raises(ArgumentError, match="what the executor 'xla' runs"):
         ops.Sequential(Both()).compile("xla")(torch.ones(2, 2))
+
+
+def test_called_on_its_own_an_operation_follows_the_recipe_in_force_and_no_former_one() -> None:
+    layer, x = ops.BasicLinear(32, 32), torch.randn(32, 32)
+    with fusible.autocast(recipe=fusible.Float8CurrentScaling()):
+        quantized = layer(x)
+    y = layer.op_forward(ops.OperationContext(), x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
+    assert torch.equal(y, layer(x)) and not torch.equal(y, quantized)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fusible import autocast
+from fusible.nvte import nvte_dtype
 from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential, weights
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
 from fusible.tex import DType
@@ -250,6 +251,22 @@ def test_another_parameter_that_is_held_in_8_bits_is_taken_in_the_place_of_one(r
         layer.weight = weight
         with torch.no_grad(), autocast(recipe=recipe):
             torch.testing.assert_close(layer(torch.eye(16)), weight.dequantize().t(), rtol=4 * torch.finfo(torch.float32).eps, atol=0)
+
+
+def test_a_parameter_of_a_class_of_the_users_is_held_in_its_dtype() -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for parameter in (torch.ones(2, dtype=dtype), nn.Parameter(torch.ones(2, dtype=dtype)), torch.ones(2, dtype=dtype).as_subclass(Mine)):
+            assert weights.held_type(parameter) is nvte_dtype(dtype)
+
+
+def test_fields_are_the_same_objects_and_nothing_else() -> None:
+    x = torch.ones(2)
+    fields = weights._Fields((x, None))
+    assert fields == weights._Fields((x, None))
+    assert not any(fields == other or other == fields for other in (weights._Fields((x.clone(), None)), weights._Fields((x,)), (x, None), None))
 
 
 def test_gradients_pass_through_weights_held_in_8_bits() -> None:

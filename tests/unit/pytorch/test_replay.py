@@ -10,6 +10,7 @@ import torch
 
 import fusible
 from fusible import tex
+from fusible.errors import ArgumentError
 from fusible.pytorch import executors
 from fusible.pytorch.executors import EagerExecutor
 from fusible.pytorch.replay import Listing
@@ -280,3 +281,11 @@ def test_a_call_on_what_comes_from_elsewhere_makes_the_whole_program_none_to_rep
         if now == "before":
             y = heard(listing, lambda x: x + 1, x)
     assert listing.finish([y], None, 0) is None
+
+
+def test_a_registered_executor_is_made_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_EXECUTORS", dict(executors._EXECUTORS))
+    executors.register_executor("plain", Plain)
+    assert isinstance(executors.make_executor("plain"), Plain) and isinstance(executors.make_executor("eager"), EagerExecutor)
+    with pytest.raises(ArgumentError, match="^Expected one of eager, xla, plain of the executor, got 'another'"):
+        executors.make_executor("another")
