@@ -1,4 +1,4 @@
-"""Wrong pipelines: one change at a time in the source of plans, fusions, scaling state, weights' 8-bit copies and replay, and samples of such changes.
+"""Wrong pipelines: one change at a time in the source of plans, fusions, scaling state, weights' 8-bit copies and replay; and samples of them.
 
 Beside the operators, constants and calls that ``source`` changes in kernels there is what code of this kind gets wrong: a part left out of a key, an
 attribute that is not kept, an argument that is not passed on, an operand of a condition that is not asked, a lock that is not taken.
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 
 FILES = (
     # plans
-    *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "request", "sharded_rows", "sides",
-      "stretch")),
+    *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "request", "sharded_rows",
+      "sides", "stretch")),
     "pytorch/runner.py", "pytorch/call.py", "pytorch/ops/fuser.py",
     # fusions
     *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale", "registry")),
@@ -41,7 +41,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Mutation:
-    """The change number ``place`` of a function's source. ``lines``: where it is. Its text, which tells it from all others, has no numbers of lines."""
+    """The change number ``place`` of a function's source. ``lines``: where it is. The text, which tells it from all others, has no line numbers."""
 
     file: str
     function: str
@@ -117,8 +117,9 @@ class _PipelineChanger(Changer):
             if self._here(node, other.__name__):
                 node.ops[0] = other()
                 return node
-        if isinstance(node, ast.With) and all(item.optional_vars is None for item in node.items) and self._here(node.items[0].context_expr, "not entered"):
-            return ast.If(ast.Constant(True), node.body, [])
+        if isinstance(node, ast.With) and all(item.optional_vars is None for item in node.items):
+            if self._here(node.items[0].context_expr, "not entered"):
+                return ast.If(ast.Constant(True), node.body, [])
         if isinstance(node, ast.While | ast.Delete) and self._here(node.test if isinstance(node, ast.While) else node, "dropped"):
             return ast.Pass()
         if isinstance(node, ast.Break | ast.Continue) and self._here(node, "otherwise"):

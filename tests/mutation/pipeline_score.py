@@ -23,7 +23,8 @@ from pipeline_changes import FILES, ROOT, Mutation, changed_source, sample
 __all__ = ["RUN_BY_IMPORTS", "TESTS", "Judge", "Server", "coverage", "equivalents", "nearest"]
 
 TESTS = (
-    "tests/unit/pipeline", "tests/unit/pytorch", "tests/unit/nvte", "tests/unit/quantized", "tests/conformance/ops", "tests/text/test_explain_blocks.py",
+    "tests/unit/pipeline", "tests/unit/pytorch", "tests/unit/nvte", "tests/unit/quantized", "tests/unit/cpp/test_cpp_fingerprint.py",
+    "tests/conformance/ops", "tests/text/test_explain_blocks.py",
     "tests/integration/test_state_*.py", "tests/integration/test_executor*.py", "tests/integration/test_pipeline_formats.py",
     "tests/integration/test_ops_*.py", "tests/integration/test_option_domains.py", "tests/integration/test_generate*.py",
 )  # fmt: skip
@@ -33,6 +34,8 @@ RUN_BY_IMPORTS = ("fusions/registry.py",)
 """Files that do their work while fusible is imported."""
 
 _MOST_TESTS = 300
+_LONGEST = 3.0
+"""Seconds of a test while its lines are noted; longer ones start processes, which would run the true source, or compilers."""
 
 
 class Server:
@@ -60,7 +63,7 @@ class Server:
 
 
 def coverage(server: Server, files: Iterable[str] = FILES, tests: Iterable[str] = TESTS) -> dict[str, Any]:
-    """Of each test that passes: its seconds, and its lines by file."""
+    """Of each short test that passes: its seconds, and its lines by file."""
     paths = {str(ROOT / "src/fusible" / file): file for file in files}
     found: dict[str, Any] = {}
     for test in tests:
@@ -72,7 +75,7 @@ def coverage(server: Server, files: Iterable[str] = FILES, tests: Iterable[str] 
                     continue
                 for name, row in answer["tests"].items():
                     lines = {paths[path]: numbers for path, numbers in row["lines"].items()}
-                    if row["passed"] and lines:
+                    if row["passed"] and lines and row["seconds"] < _LONGEST:
                         found[name] = {"seconds": row["seconds"], "lines": lines}
                 failed = [name for name, row in answer["tests"].items() if not row["passed"]]
                 print(f"{each.relative_to(ROOT)}: {len(answer['tests'])} tests, not passed: {failed}", file=sys.stderr)

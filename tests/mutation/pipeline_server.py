@@ -1,8 +1,8 @@
 """Runs tests against changed sources: a process that has imported what takes time, and forks a child for each run.
 
-A line of JSON comes in for each run, and one goes out. There are two kinds of server. ``cold``: it imports nothing of fusible, and a child imports the
-changed file in the place of the true one. ``warm``: it has imported fusible and the tests, and a child gives the functions of the file their changed
-code; five times as fast, and of no use for what is run by imports alone. Neither runs a backward: autograd's threads would be missing in children.
+A line of JSON comes in for each run, and one goes out. There are two kinds of server. A cold one imports nothing of fusible, and a child imports
+the changed file in the place of the true one. A warm one has imported fusible and the tests, and a child gives the functions of the file their
+changed code: far quicker, and of no use for what is run by imports alone. Neither runs a backward: autograd's threads would be missing in children.
 """
 
 from __future__ import annotations

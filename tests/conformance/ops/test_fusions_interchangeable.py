@@ -35,7 +35,10 @@ def test_a_fused_pass_makes_the_calls_that_it_is_made_for(case: Case) -> None:
         assert " ".join(calls_of(case, BY_NAME[mode], between)) == CALLS[f"{case.name} {mode}"]
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.fusion.name in ("gelu_mmt_bwd_fused", "add_gelu_mmt_add_bwd_fused")], ids=lambda c: c.name)
+READ_BY_THE_PRODUCT = [case for case in cases() if case.fusion.name in ("gelu_mmt_bwd_fused", "add_gelu_mmt_add_bwd_fused")]
+
+
+@pytest.mark.parametrize("case", READ_BY_THE_PRODUCT, ids=lambda case: case.name)
 def test_the_input_of_a_gelu_goes_with_the_call_that_reads_it(case: Case) -> None:
     """It is the widest tensor of a block, and the product of the weight's gradient is yet to come."""
     contexts = contexts_after(case, BY_NAME["current"])

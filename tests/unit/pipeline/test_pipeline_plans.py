@@ -222,7 +222,8 @@ def test_in_segments_and_as_a_whole_a_plan_computes_the_same(recipe: Recipe | No
             assert back.dx is not None
             d, grads = back.dx, [*back.grads, *grads]
             seen |= back.amaxes
-        results.append([y.data, d.data, *(grad.data for of_op in grads for grad in of_op if grad is not None), *(seen[slot] for slot in sorted(seen))])
+        of_args = [grad.data for of_op in grads for grad in of_op if grad is not None]
+        results.append([y.data, d.data, *of_args, *(seen[slot] for slot in sorted(seen))])
     assert len(results[0]) == len(results[1]) >= 2 + len(args)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
