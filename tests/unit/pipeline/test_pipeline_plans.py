@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -195,10 +197,17 @@ def test_segments_cover_the_ops_and_cut_no_group_residual_or_8_bit_edge() -> Non
     assert len(plan(ResidualBegin(), *[ReLU()] * 30, ResidualEnd()).segments) == 1
 
 
+EIGHT: dict[str, Callable[[], list[Op]]] = {
+    "a block": lambda: [ResidualBegin(), norm(), mmt(), add(), GELU(), mmt(), add(), ResidualEnd()],
+    "fused groups at both ends": lambda: [mmt(), add(), GELU(), mmt(), add(), ReLU(), mmt(), add()],
+}
+
+
 @pytest.mark.parametrize("recipe", [None, DelayedScaling(), Float8CurrentScaling()], ids=str)
-def test_in_segments_and_as_a_whole_a_plan_computes_the_same(recipe: Recipe | None) -> None:
+@pytest.mark.parametrize("made", EIGHT)
+def test_in_segments_and_as_a_whole_a_plan_computes_the_same(made: str, recipe: Recipe | None) -> None:
     torch.manual_seed(0)
-    ones = [ResidualBegin(), norm(), mmt(), add(), GELU(), mmt(), add(), ResidualEnd()]
+    ones = EIGHT[made]()
     ops = [op.with_(**{name: make_nvte_tensor(torch.randn(getattr(op, name).shape)) for name in op.arg_names}) for op in ones * 3]
     args, x, dy = [arg for op in ops for arg in op.args], torch.randn(4, WIDTH), torch.randn(4, WIDTH)
     results = []
