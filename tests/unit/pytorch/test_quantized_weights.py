@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -251,6 +253,17 @@ def test_another_parameter_that_is_held_in_8_bits_is_taken_in_the_place_of_one(r
         layer.weight = weight
         with torch.no_grad(), autocast(recipe=recipe):
             torch.testing.assert_close(layer(torch.eye(16)), weight.dequantize().t(), rtol=4 * torch.finfo(torch.float32).eps, atol=0)
+
+
+def test_copies_go_with_the_parameters_that_they_were_made_of() -> None:
+    model, _ = counted()
+    with torch.no_grad():
+        call(model, Float8CurrentScaling())
+    copies = [weakref.ref(copy.tensor.data) for copy in model._runner()._weights._held.values()]
+    assert len(copies) == 2 and all(ref() is not None for ref in copies)
+    model.to(torch.bfloat16)
+    gc.collect()
+    assert not any(ref() is not None for ref in copies)
 
 
 def test_a_parameter_of_a_class_of_the_users_is_held_in_its_dtype() -> None:
