@@ -350,6 +350,20 @@ def test_an_extra_that_nobody_differentiates_leaves_the_gradient_as_it_is() -> N
         assert (with_extra.data - (wanted.dx.data + x.data)).abs().max() < 16 * WIDTH * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.parametrize("begin", [MakeExtra("a"), ResidualBegin()], ids=repr)
+@pytest.mark.parametrize("follows", [(mmt,), (mmt, add), (norm,), (lambda: RMSNorm(make_nvte_tensor(torch.ones(WIDTH))),)], ids=str)
+def test_a_gradient_that_is_added_on_the_way_out_has_the_type_that_was_asked_of_it(begin: Op, follows: tuple[Callable[[], Op], ...]) -> None:
+    end = AddExtra("a") if isinstance(begin, MakeExtra) and not isinstance(begin, ResidualBegin) else ResidualEnd()
+    for asked, given in ((FP32, FP32), (None, BF16)):
+        members = [begin if asked is None else begin.with_(dx_dtype=asked), *(make() for make in follows), end]
+        p = plan(*members)
+        assert p.backward[0].fusion is not None and p.backward[0].stop == len(follows) + 1
+        x = make_nvte_tensor(torch.ones(3, WIDTH).bfloat16())
+        result = run_forward(p, p.segments[0], x, [arg for op in members for arg in op.args], {}, {})
+        back = run_backward(p, p.segments[0], result.contexts, x, {}, {})
+        assert back.dx is not None and back.dx.type is given
+
+
 def test_a_fusion_in_which_two_side_values_of_one_name_meet_is_told_as_one_that_did_not_match() -> None:
     def both(first: AddExtra, second: AddExtra, x: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
         raise AssertionError("it cannot tell them apart")

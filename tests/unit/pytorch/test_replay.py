@@ -237,6 +237,16 @@ def test_a_replay_gives_each_call_what_the_pass_gave_it() -> None:
     assert given[0] == given[1]  # a tuple is no list
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_tensors_in_a_list_are_those_of_the_run(kind) -> None:
+    x = torch.ones(2)
+    listing = Listing([x])
+    y = heard(listing, lambda x: x + 1, x)
+    z = heard(listing, lambda given: given[0] + given[1] + given[2], kind([x, y, 3]))
+    replay = listing.finish([z], None, 0)
+    assert replay is not None and replay.run([torch.full((2,), 10.0)])[0].tolist() == [24.0, 24.0]
+
+
 @pytest.mark.parametrize("usage", [usage for usage in product((True, False), repeat=3) if any(usage[:2])], ids=str)
 def test_a_quantizer_of_delayed_scaling_is_made_anew_with_its_options(usage) -> None:
     made = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -49,11 +51,12 @@ def test_amaxes_of_several_processes_are_reduced_in_a_copy(monkeypatch: pytest.M
     def all_reduce(amaxes: torch.Tensor, how: object, group: object) -> None:
         assert how == torch.distributed.ReduceOp.MAX
         groups.append(group)
-        amaxes.fill_(7.0)
+        amaxes.mul_(2)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     owner, cpu, group = ScalingOwner(StateLayout(("0.x",), ("0.dy",))), torch.device("cpu"), object()
-    for recipe, reduced in ((DelayedScaling(amax_history_len=4), True), (DelayedScaling(amax_history_len=4, reduce_amax=False), False)):
+    for rule, reduced in product(("max", "most_recent"), (True, False)):
+        recipe = DelayedScaling(amax_history_len=4, amax_compute_algo=rule, reduce_amax=reduced)
         owner.reset()
         owner.commit_forward(owner.snapshot(recipe, cpu, group), {"0.x": torch.tensor([2.0])})
         owner.commit_backward({"0.dy": torch.tensor([3.5])})
@@ -62,5 +65,5 @@ def test_amaxes_of_several_processes_are_reduced_in_a_copy(monkeypatch: pytest.M
         after = owner.snapshot(recipe, cpu, group)
         assert groups == [group, group] * reduced and before.forward.amax_history[0].item() == 2.0 and before.backward.amax_history[0].item() == 3.5
         scales = [after.forward.scale.item(), after.backward.scale.item()]
-        assert scales == ([448 / 7, 57344 / 7] if reduced else [448 / 2, 57344 / 3.5])
+        assert scales == ([448 / 4, 57344 / 7] if reduced else [448 / 2, 57344 / 3.5])
         groups.clear()
