@@ -53,7 +53,7 @@ class Server:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=60)
         self._folder.cleanup()
 
     def ask(self, limit: float, **request: Any) -> dict[str, Any]:

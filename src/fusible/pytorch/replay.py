@@ -220,7 +220,7 @@ class Listing:
         """The steps, each with the places that nobody reads after it."""
         last: dict[int, int] = {}
         for i, step in enumerate(self._steps):
-            for place in (*step.sources, step.target, *(place for _, place in step.parts)):
+            for place in (*step.sources, step.target):  # a part has its place since somebody reads it
                 last[place] = i
         kept = {*outputs, *self._constants}
         ending: dict[int, list[int]] = {}

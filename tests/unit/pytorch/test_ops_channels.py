@@ -162,3 +162,15 @@ def test_another_number_of_extra_inputs_is_refused(count: int) -> None:
     for call in (ops.AddExtraInput(), ops.Sequential(ops.Identity(), ops.AddExtraInput())):
         with pytest.raises(ArgumentError, match=f"1 extra inputs of a call of .*, got {count}"):
             call(x, *[x] * count)
+
+
+def test_an_extra_input_that_alone_is_differentiated_has_its_gradient() -> None:
+    """Wherever it joins: backward comes by every operation from there on."""
+    for before in ([], [ops.GELU()]):
+        extra, x = leaf(3, 4), torch.randn(3, 4)
+        model = ops.Sequential(*before, ops.AddExtraInput(), ops.ConstantScale(3.0))
+        model(x, extra).sum().backward()
+        assert torch.equal(extra.grad, torch.full((3, 4), 3.0))  # type: ignore[arg-type]
+    extra = leaf(3, 4)
+    ops.Sequential(ops.AddExtraInput())(torch.randn(3, 4), extra).sum().backward()
+    assert torch.equal(extra.grad, torch.ones(3, 4))  # type: ignore[arg-type]
