@@ -3,16 +3,13 @@
 
 #include <optional>
 #include <utility>
-#include <optional>
 #include <vector>
 
-#include "cast/cast.hpp"
 #include "fusible/tensor_view.hpp"
 
 namespace fusible {
 
 using TensorList = std::vector<TensorView>;
-using OptionalView = std::optional<TensorView>;
 
 /// One step of Adam in place; see the stub for every argument.
 void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, const TensorList& first, const TensorList& second,
