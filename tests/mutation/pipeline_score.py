@@ -90,8 +90,8 @@ def equivalents() -> dict[str, str]:
 
 def nearest(mutation: Mutation, covered: dict[str, Any], most: float = 25.0) -> list[str]:
     """The tests that run a mutation's lines: the quickest, and those that run little else, first; after these, each with one of its parameters before
-    any with another. Of lines that are run by imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines were
-    noted."""
+    any with another. Of lines that are run by imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines
+    were noted."""
     first, last = mutation.lines
     in_file = {name: lines for name, row in covered.items() if (lines := row["lines"].get(mutation.file))}
     on_lines = [name for name, lines in in_file.items() if any(first <= line <= last for line in lines)]
