@@ -9,6 +9,7 @@ import torch
 from quantization_error import RECIPES
 from torch import Tensor
 
+import fusible
 from fusible import autocast
 from fusible.errors import ArgumentError
 from fusible.pytorch import ops
@@ -174,3 +175,14 @@ def test_an_extra_input_that_alone_is_differentiated_has_its_gradient() -> None:
     extra = leaf(3, 4)
     ops.Sequential(ops.AddExtraInput())(torch.randn(3, 4), extra).sum().backward()
     assert torch.equal(extra.grad, torch.ones(3, 4))  # type: ignore[arg-type]
+
+
+def test_the_same_operations_in_other_blocks_are_another_pipeline() -> None:
+    give, take, x = gives(), takes(), leaf(3, 4)
+    model = fusible.Sequential(give, take)
+    assert torch.equal(model(x), 2 * x)
+    setattr(model, "0", ops.Sequential(give))
+    with pytest.raises(ArgumentError, match="that AddExtraInput reads, got one in a block that does not hold it"):
+        model(x)
+    setattr(model, "0", give)
+    assert torch.equal(model(x), 2 * x)

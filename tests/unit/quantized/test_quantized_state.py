@@ -265,7 +265,8 @@ def test_a_state_is_where_it_is_asked_for() -> None:
     made = ScalingState.create(("0.x", "0.weight"), E4M3, 3, meta)
     here = ScalingState.create(("0.x", "0.weight"), E4M3, 3, CPU)
     for state in (made, made.resized(9), made.resized(2), here.to(meta), here.to(meta).formatted(DType.kFloat8E5M2)):
-        assert {state.scale.device, state.amax_history.device} == {meta}
+        assert {state.scale.device, state.amax_history.device} == {meta} and state.slots == ("0.x", "0.weight")
+    assert here.to(meta).fp8_dtype == E4M3 and here.formatted(DType.kFloat8E5M2).fp8_dtype == DType.kFloat8E5M2
     assert here.to(CPU) is here and here.formatted(E4M3) is here and here.resized(3) is here
 
 
