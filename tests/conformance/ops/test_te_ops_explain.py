@@ -23,12 +23,21 @@ def test_an_input_is_found_that_the_operations_take(name: str) -> None:
 @pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling()], ids=repr)
 def test_every_quantizer_is_told_once_and_none_of_what_only_passes(recipe: Recipe) -> None:
     """A product asks for its input, its weight and its gradient, whatever its neighbours ask for; what passes 8 bits on between them has none."""
-    linear, between = [f"{{}}.{name}" for name in ("x", "weight", "dy")], ([], [ops.Identity()], [ops.Quantize(), ops.Identity()])
+    linear, between = [f"{{}}.{name}" for name in ("x", "weight", "dy")], (
+        [],
+        [ops.Identity()],
+        [ops.Quantize(), ops.Identity()],
+        [ops.Quantize(forward=False, backward=True)],
+        [ops.Quantize(backward=True)],
+    )
     for passing in between:
         model = ops.Sequential(ops.BasicLinear(64, 64), *passing, ops.BasicLinear(64, 64))
         told = model.explain(recipe=recipe).partition("quantizers\n")[2].partition("\n\n")[0]
         wanted = [name.format(place) for place in (0, len(passing) + 1) for name in linear]
         assert [line.split()[0] for line in told.splitlines()] == wanted
+    for place, around in enumerate(([], [ops.GELU()])):
+        alone = ops.Sequential(*around, ops.Quantize(backward=True), *around).explain(recipe=recipe).partition("quantizers\n")[2].partition("\n\n")[0]
+        assert [line.split()[0] for line in alone.splitlines()] == [f"{place}.x", f"{place}.dy"]
     assert ops.Sequential(ops.GELU()).explain(recipe=recipe).count("quantizers: none") == 1
 
 
@@ -46,3 +55,9 @@ def test_the_gradient_of_an_input_is_told_where_it_is_wanted(wanted: bool) -> No
         text = ops.Sequential(first, ops.BasicLinear(64, 64)).explain(torch.zeros(3, 64, requires_grad=wanted))
         backward = text.partition("backward\n")[2].partition("\n\n")[0].splitlines()
         assert backward[-1].split("->")[-1].split()[0] == ("fp32" if wanted else "none")
+
+
+def test_what_leaves_a_linear_is_told_by_its_own_type_and_not_by_that_between_its_bias_and_its_product() -> None:
+    text = ops.Sequential(ops.Linear(64, 64)).explain(recipe=Float8CurrentScaling())
+    backward = text.partition("backward\n")[2].partition("\n\n")[0].split()
+    assert backward[backward.index("->") - 1 :][:5] == ["fp32", "->", "e5m2[current]", "->", "fp32"]
