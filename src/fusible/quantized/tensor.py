@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, ClassVar, Self
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
-from fusible.errors import ArgumentError, CheckpointError, ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.quantized.saving import rebuild, reduced
-from fusible.quantized.storage import FieldStorage, resolved
+from fusible.quantized.storage import FieldStorage
+from fusible.quantized.tensor_operations import FLOATS, HANDLERS, on_values
 
 __all__ = ["QuantizedTensor"]
 
 _aten = torch.ops.aten
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _OF_STORAGE: dict[Any, Any] = {}
 
 
@@ -92,15 +91,15 @@ class QuantizedTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
+        handler = HANDLERS.get(func)
         if func is _aten.copy_.default and not isinstance(args[0], QuantizedTensor):
             into, source, *options = args
-            return into.copy_(source._dequantized(into.dtype if into.dtype in _FLOATS else source.dtype), *options)
+            return into.copy_(source._dequantized(into.dtype if into.dtype in FLOATS else source.dtype), *options)
         if handler is not None and isinstance(args[0], QuantizedTensor):
             result = handler(func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return _on_values(func, args, kwargs)
+        return on_values(func, args, kwargs)
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The values in ``dtype`` (default: the nominal dtype). Differentiable: the gradient passes through."""
@@ -197,7 +196,7 @@ class QuantizedTensor(torch.Tensor):
     def _empty(self, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
         """A tensor of this format with unspecified values, or NotImplemented where ``shape`` or ``dtype`` cannot have it."""
         dtype, device = dtype or self.dtype, device or self.device
-        if self._quantizer is None or dtype not in _FLOATS or not self._fits(shape):
+        if self._quantizer is None or dtype not in FLOATS or not self._fits(shape):
             return NotImplemented
         quantizer = self._quantizer.with_usages(**self.get_usages())
         made = quantizer.make_empty(shape, dtype=dtype, device=device, pin_memory=bool(pin_memory))
@@ -277,129 +276,3 @@ class _Dequantize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return grads[0], None
-
-
-def _on_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation on the dequantized values, and quantize what it wrote."""
-    quantized = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, QuantizedTensor)}
-    plain = {key: tensor._dequantized(tensor.dtype) for key, tensor in quantized.items()}
-    result = func(*tree_map(lambda a: plain.get(id(a), a), args), **tree_map(lambda a: plain.get(id(a), a), kwargs))
-    if not func._schema.is_mutable:
-        return result
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written = args[place] if place < len(args) else kwargs.get(argument.name)
-            for leaf in tree_leaves(written):
-                if isinstance(leaf, QuantizedTensor):
-                    leaf.quantize_(plain[id(leaf)])
-    originals = {id(values): quantized[key] for key, values in plain.items()}
-    return tree_map(lambda r: originals.get(id(r), r), result)
-
-
-def _detach(func: Any, x: Any) -> Any:
-    return x._like(requires_grad=False)
-
-
-def _clone(func: Any, x: Any, *, memory_format: Any = None) -> Any:
-    return x._made(x.shape, x._mapped(torch.clone), device=x.device)
-
-
-def _copy(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
-    if isinstance(source, QuantizedTensor) and x._takes_bytes_of(source):
-        x.copy_from_storage(source)
-    else:
-        # What copy_ takes is more than what a quantizer takes: any device, any type, any shape that expands.
-        values = source._dequantized(source.dtype) if isinstance(source, QuantizedTensor) else source
-        values = values.to(device=x.device, dtype=values.dtype if values.dtype in _FLOATS else x.dtype, non_blocking=non_blocking)
-        x.quantize_(values if tuple(values.shape) == tuple(x.shape) else values.expand(x.shape))
-    return x
-
-
-def _to_copy(func: Any, x: Any, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, pin_memory: bool = False, **layout: Any) -> Any:
-    if dtype is not None and dtype is not x.dtype:
-        return x._dequantized(dtype if dtype in _FLOATS else x.dtype).to(dtype=dtype, device=device, non_blocking=non_blocking)
-    device = x.device if device is None else torch.device(device)
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        moved = tensor.to(device=device, non_blocking=non_blocking, copy=True)
-        return moved.pin_memory() if pin_memory else moved
-
-    return x._made(x.shape, x._mapped(move), device=device)
-
-
-def _new_empty(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
-    return x._empty(size, dtype, device, pin_memory)
-
-
-def _empty_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
-    return x._empty(x.shape, dtype, device, pin_memory)
-
-
-def _new_zeros(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
-    made = x._empty(size, dtype, device, pin_memory)
-    return made if made is NotImplemented else made.quantize_(torch.zeros(made.shape, dtype=made.dtype, device=made.device))
-
-
-def _zeros_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, **layout: Any) -> Any:
-    return torch.zeros(x.shape, dtype=dtype or x.dtype, device=device or x.device)
-
-
-def _view(func: Any, x: Any, size: Any, *strides: Any) -> Any:
-    shape = resolved(size, x.shape)
-    fields = x._viewed(shape)
-    return NotImplemented if fields is None else x._made(shape, fields, device=x.device)
-
-
-def _expand(func: Any, x: Any, size: Any, *, implicit: bool = False) -> Any:
-    same = len(size) == x.dim() and all(wanted in (-1, have) for wanted, have in zip(size, x.shape, strict=True))
-    return x._like(requires_grad=False) if same else NotImplemented
-
-
-def _as_strided(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    same = tuple(size) == tuple(x.shape) and tuple(stride) == x.stride() and not storage_offset
-    return x._like(requires_grad=False) if same else NotImplemented
-
-
-def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    length = x.shape[dim]
-    begin, stop, _ = slice(start, end).indices(length)
-    whole = (begin, stop, step) == (0, length, 1)
-    if x._undivided and not whole:
-        of, got = f"what torch.distributed.checkpoint reads into a {type(x).__name__}", f"{stop - begin} of {length}"
-        raise CheckpointError(expected("all rows at once", of=of, got=got, do="load with planner=fusible.pytorch.checkpoint.LoadPlanner(state_dict)"))
-    part = x._like(requires_grad=False) if whole else x._rows(begin, stop) if dim in (0, -x.dim()) and step == 1 else None
-    return NotImplemented if part is None else part
-
-
-def _split(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
-    starts = range(0, x.shape[0], split_size) if dim in (0, -x.dim()) and split_size else []
-    parts = [x._rows(start, min(start + split_size, x.shape[0])) for start in starts]
-    return parts if parts and all(part is not None for part in parts) else NotImplemented
-
-
-def _of_buffer(func: Any, x: Any, *args: Any) -> Any:
-    results = [func(tensor, *args) for tensor in x.get_data_tensors() if tensor is not None]
-    return results[0] if results else NotImplemented
-
-
-_HANDLERS: dict[Any, Callable[..., Any]] = {
-    _aten.detach.default: _detach,
-    _aten.alias.default: _detach,
-    _aten.clone.default: _clone,
-    _aten.copy_.default: _copy,
-    _aten._to_copy.default: _to_copy,
-    _aten.new_empty.default: _new_empty,
-    _aten.empty_like.default: _empty_like,
-    _aten.new_zeros.default: _new_zeros,
-    _aten.zeros_like.default: _zeros_like,
-    _aten.view.default: _view,
-    _aten._unsafe_view.default: _view,
-    _aten._reshape_alias.default: _view,
-    _aten.expand.default: _expand,
-    _aten.as_strided.default: _as_strided,
-    _aten.slice.Tensor: _slice,
-    _aten.split.Tensor: _split,
-    _aten.is_pinned.default: _of_buffer,
-    _aten.record_stream.default: _of_buffer,
-}
-"""The operations that know the formats: each gives its result, or NotImplemented where it must see the values."""

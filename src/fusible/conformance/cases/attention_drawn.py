@@ -52,6 +52,7 @@ def call(dtype: torch.dtype, fill: Callable[..., Tensor]) -> dict[str, Any]:
 
 
 def drawn_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``fused_attn_fwd`` with dropout: each line of a result counts the keys that were kept."""
     more = {
         "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None,
         "rng_elts_per_thread": 0, "return_max_logit": False,
@@ -62,6 +63,7 @@ def drawn_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 
 
 def drawn_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``fused_attn_bwd`` with dropout: each line of a result counts the keys that were kept."""
     arguments, unset = call(dtype, torch.zeros), NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
     stats = torch.full((_BATCH, _HEADS, _TOKENS, 1), float(torch.tensor(_TOKENS).log()))
     more = {

@@ -78,6 +78,7 @@ def arguments_of(operands: list[Float8TensorStorage], dtype: torch.dtype) -> dic
 
 
 def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``fused_attn_fwd`` in FP8."""
     fp8 = DType.kFloat8E4M3
     operands, (q, k, v) = zip(*(operand(generator, fp8, dtype) for _ in range(3)), strict=True)
     p, stats = probabilities(q, k)
@@ -94,6 +95,7 @@ def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterato
 
 
 def quantized_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``fused_attn_bwd`` in FP8."""
     fp8, gradient = DType.kFloat8E4M3, DType.kFloat8E5M2
     operands, (q, k, v) = zip(*(operand(generator, fp8, dtype) for _ in range(3)), strict=True)
     p, stats = probabilities(q, k)
