@@ -96,7 +96,7 @@ def test_choices_among_the_likeliest() -> None:
         (("--top-k", "0"), "Expected at least 1 of --top-k, got 0"),
         (("--prompt", ""), "Expected at least one byte of --prompt, got none"),
         (("--recipe", "current"), "Expected one of bf16, delayed of --recipe, got current"),
-        (("--page-size", "0"), "Expected at least 1 of page_size of a KVCache, got 0"),
+        (("--page-size", "0"), "Expected an integer of at least 1 or None of page_size of KVCache, got 0"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,11 +134,6 @@ class QuantizedTensor(torch.Tensor):
         """An empty storage: the bytes lie in the inner tensors."""
         return torch.UntypedStorage(0, device=self.device)
 
-    def data_ptr(self) -> int:
-        """Raises ``ArgumentError``: there is no memory in which the values lie. ``safetensors.torch.save_file``, for one, asks and would read it."""
-        do = "pass x.dequantize(), or for a file fusible.quantized.flatten_state_dict(state)"
-        raise ArgumentError(expected("a plain tensor", of="data_ptr()", got=f"a {type(self).__name__}", do=do))
-
     @property
     def data(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """This tensor without its history. Assigning a tensor of the same class takes over its fields; any other is quantized into this one."""

@@ -112,7 +112,7 @@ def test_packed_codes_are_transposed_one_by_one(runner: Runner, shape: tuple[int
             runner("nvfp4_data_transpose", input=data[:1], out=None)
         with pytest.raises(ShapeError, match="of out of"):
             runner("nvfp4_data_transpose", input=data, out=out.t())
-    with pytest.raises(DTypeError, match="uint8 data"):
+    with pytest.raises(DTypeError, match="uint8"):
         runner("nvfp4_data_transpose", input=data.int(), out=None)
 
 

@@ -268,24 +268,29 @@ def test_e8m0_scales_round_up(runner: Runner, dtype: torch.dtype) -> None:
     assert np.array_equal(out.numpy(), expected)
 
 
+def apart(lists: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """The same values in memory of their own."""
+    return [[x.clone() for x in tensors] for tensors in lists]
+
+
 def test_wrong_lists_are_refused(runner: Runner) -> None:
     x, half, byte, short = [torch.ones(2)], [torch.ones(2, dtype=BF16)], [torch.ones(2, dtype=torch.uint8)], [torch.ones(2, dtype=torch.int16)]
     one = [torch.ones(1)]
     with pytest.raises(DTypeError, match=r"torch.bfloat16 of tensor_lists\[1\] of multi_tensor_adam_param_remainder"):
-        runner("multi_tensor_adam_param_remainder", **adam_call([x, x, x, x, short], 0, 0))
+        runner("multi_tensor_adam_param_remainder", **adam_call(apart([x, x, x, x, short]), 0, 0))
     with pytest.raises(DTypeError, match=r"torch.int16 of tensor_lists\[4\]"):
-        runner("multi_tensor_adam_param_remainder", **adam_call([x, half, x, x, x], 0, 0))
+        runner("multi_tensor_adam_param_remainder", **adam_call(apart([x, half, x, x, x]), 0, 0))
     with pytest.raises(DTypeError, match=r"one number of tensor_lists\[6\]"):
-        runner("multi_tensor_adam_fp8", **adam_call([x, byte, x, x, x, one, x, one], 0, 0, fp8_dtype=DType.kFloat8E4M3))
+        runner("multi_tensor_adam_fp8", **adam_call(apart([x, byte, x, x, x, one, x, one]), 0, 0, fp8_dtype=DType.kFloat8E4M3))
     with pytest.raises(DTypeError, match="kFloat8E5M2 of fp8_dtype"):
-        runner("multi_tensor_adam_fp8", **adam_call([x, byte, x, x, x, one, one, one], 0, 0, fp8_dtype=DType.kFloat32))
+        runner("multi_tensor_adam_fp8", **adam_call(apart([x, byte, x, x, x, one, one, one]), 0, 0, fp8_dtype=DType.kFloat32))
     with pytest.raises(ArgumentError, match="8 lists"):
-        runner("multi_tensor_adam_fp8", **adam_call([x, byte, x, x, x], 0, 0, fp8_dtype=DType.kFloat8E4M3))
+        runner("multi_tensor_adam_fp8", **adam_call(apart([x, byte, x, x, x]), 0, 0, fp8_dtype=DType.kFloat8E4M3))
     with pytest.raises(ShapeError, match="equal shapes"):
         runner("multi_tensor_compute_scale_inv_e8m0", chunk_size=1, dummy=None, tensor_lists=[x, [byte[0][:1]]])
     numbers = {"lr": one[0], "step": flag(1), "inv_scale": one[0]}
     with pytest.raises(ArgumentError, match="mode"):
-        runner("multi_tensor_adam_capturable", **adam_call([x, x, x, x], 2, 0, **numbers))
+        runner("multi_tensor_adam_capturable", **adam_call(apart([x, x, x, x]), 2, 0, **numbers))
     with pytest.raises(ArgumentError, match="3 or 4 lists"):
-        runner("multi_tensor_sgd", **call([x, x], **SGD))
+        runner("multi_tensor_sgd", **call(apart([x, x]), **SGD))
     assert (x[0] == 1).all()

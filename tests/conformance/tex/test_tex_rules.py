@@ -197,7 +197,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         ShapeError,
         r"shape \[3\] of rsigma",
     ),
-    ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(3, 1, 1, 8)}, ShapeError, "at least 4 positions"),
+    ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(3, 1, 1, 8)}, ShapeError, "positions among 3 of freqs"),
     ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(4, 1, 1, 7)}, ShapeError, "an even width up to 8"),
     ("fused_rope_forward", {**ROPE_CALL, "freqs": torch.zeros(4, 8)}, ShapeError, r"fp32 \[positions, 1, 1, width\]"),
     ("fused_rope_forward", {**ROPE_CALL, "input": torch.zeros(4, 1, 8)}, ShapeError, "4 dimensions"),

@@ -33,7 +33,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, inv_rms: Tensor, shape: list[int], 
     rs = inv_rms.view(*x.shape[:-1], 1)
     xh, g = x.float() * rs, dy.float() * weight
     dx = rs * (g - xh * (g * xh).mean(-1, keepdim=True))
-    return dx.to(x.dtype), (dy.float() * xh).reshape(-1, x.shape[-1]).sum(0).to(x.dtype)
+    return dx.to(x.dtype), (dy.float() * xh).sum_to_size(weight.shape).to(x.dtype)
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
