@@ -68,7 +68,7 @@ def check_apart_of(function: str, arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         if not (declaration.alone or name in declaration.apart or any(listed.startswith(f"{name}[") for listed in declaration.apart)):
             continue  # what is only read matters where something is to be alone
-        if isinstance(value, list | tuple | Tensor):
+        if issubclass(type(value), (list, tuple, Tensor)):  # all that is asked of any other value is its type
             _collect(spans, value, name, (), name in declaration.apart, name in declaration.alone, declaration.apart)
     spans.sort(key=_begin)
     for i, one in enumerate(spans):
