@@ -1,0 +1,146 @@
+"""Right calls of nvte: attention, rotary positions, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from nvte_draws import WORDS, Draw, Given, Wanted, f64, share, word
+from nvte_words_activations import gradient, nearly
+
+from fusible import nvte
+from fusible.nvte import DType, Tensor
+
+# Attention.
+
+
+def _sequences(draw: Draw) -> tuple[nvte.Sequences, list[int]]:
+    if draw.of(True, False):
+        count, length = draw.of(1, 2, 3), draw.of(1, 2, 5)
+        cu, lengths = torch.arange(count + 1, dtype=torch.int32) * length, [length] * count
+        return nvte.Sequences(nvte.make_nvte_tensor(cu), count, length, True), lengths
+    lengths = [draw.of(0, 1, 3, 5) for _ in range(draw.of(1, 2, 3))]
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    return nvte.Sequences(nvte.make_nvte_tensor(cu), len(lengths), max(*lengths, 1), False), lengths
+
+
+def _rotated(x: torch.Tensor, lengths: Sequence[int], base: float, sign: float = 1.0) -> torch.Tensor:
+    width = x.shape[-1]
+    positions = torch.cat([torch.arange(length) for length in lengths]).double()
+    inverse = base ** (-torch.arange(0, width, 2).double() / width)
+    angle = torch.cat([positions[:, None] * inverse] * 2, -1)[:, None, :]
+    half = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
+    return x * angle.cos() + sign * half * angle.sin()
+
+
+def _rope(draw: Draw, name: str, sign: float) -> Given:
+    sequences, lengths = _sequences(draw)
+    x, base = draw.tensor(sum(lengths), draw.of(1, 2), draw.of(2, 4, 8)), draw.of(10000.0, 100.0)
+    value = _rotated(f64(x), lengths, base, sign)
+    return Given({name: x, "sequences": sequences, "base": base}, [nearly(value, f64(x), type=x.type)])
+
+
+WORDS["rope"] = lambda draw: _rope(draw, "x", 1.0)
+WORDS["drope"] = lambda draw: _rope(draw, "dy", -1.0)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float, causal: bool) -> torch.Tensor:
+    parts = []
+    for q_, k_, v_ in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
+        k_, v_ = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k_, v_))
+        scores = torch.einsum("qhd,khd->hqk", q_, k_) * scale
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v_))
+    return torch.cat(parts)
+
+
+def _heads(draw: Draw) -> tuple[dict[str, Any], list[int]]:
+    sequences, lengths = _sequences(draw)
+    groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
+    heads = groups * draw.of(1, 2)
+    q, k, v = (draw.tensor(sum(lengths), n, width, type=kind) for n in (heads, groups, groups))
+    return {"q": q, "k": k, "v": v, "sequences": sequences, "scale": width**-0.5, "causal": draw.of(True, False)}, lengths
+
+
+def _probabilities(kind: DType, v: torch.Tensor) -> float:
+    """What rounding probabilities, which are at most 1, to the type of the operands may cost: a backend may do that."""
+    return torch.finfo(nvte.te_to_torch_dtype(kind)).eps * (v.abs().max().item() if v.numel() else 0.0)
+
+
+@word("attention")
+def _(draw: Draw) -> Given:
+    arguments, lengths = _heads(draw)
+    q, k, v = (f64(arguments[name]) for name in "qkv")
+    kind = arguments["q"].type
+    o = nearly(_attended(q, k, v, lengths, arguments["scale"], arguments["causal"]), q, k, v, type=kind, slack=_probabilities(kind, v))
+
+    def check(found: Any) -> None:
+        assert share(found[0], o, o.type) <= 1
+
+    return Given({**arguments, "is_training": draw.of(True, False)}, check)
+
+
+@word("dattention")
+def _(draw: Draw) -> Given:
+    arguments, lengths = _heads(draw)
+    q, k, v = (f64(arguments[name]) for name in "qkv")
+    scale, causal, kind = arguments["scale"], arguments["causal"], arguments["q"].type
+    o, aux = nvte.attention(**arguments, is_training=True)
+    do = draw.tensor(*o.shape, type=kind)
+    grads = gradient(lambda q, k, v: _attended(q, k, v, lengths, scale, causal), f64(do), q, k, v)  # type: ignore[misc, arg-type]
+    size = [8 * q, k, v, f64(do)]
+    # o and the probabilities are rounded to their dtype on the way, and several of them are added up.
+    eps = torch.finfo(nvte.te_to_torch_dtype(kind)).eps
+    wanted = [Wanted(g, 32, (nearly(g, *size).magnitude * (1 + eps * 2**23 / 16)), type=kind) for g in grads]  # type: ignore[operator]
+    return Given({"do": do, "q": arguments["q"], "k": arguments["k"], "v": arguments["v"], "o": o, "aux": aux, "sequences": arguments["sequences"],
+                  "scale": scale, "causal": causal}, wanted)  # fmt: skip
+
+
+def _cache(draw: Draw, groups: int, width: int, kind: DType) -> tuple[nvte.KVCache, nvte.Sequences, list[int], list[int]]:
+    lengths, starts = [draw.of(1, 2, 3), draw.of(1, 3)], [draw.of(0, 2), draw.of(0, 1, 4)]
+    pages = [nvte.make_nvte_tensor(torch.randn(8, 2, groups, width, generator=draw.generator).to(nvte.te_to_torch_dtype(kind))) for _ in "kv"]
+    table = nvte.make_nvte_tensor(torch.tensor([[3, 1, 6, 0], [2, 7, 5, 4]], dtype=torch.int32))
+    ends = [a + b for a, b in zip(lengths, starts, strict=True)]
+    cu_lengths = torch.tensor([0, ends[0], sum(ends)], dtype=torch.int32)
+    cache = nvte.KVCache(*pages, table, nvte.make_nvte_tensor(torch.tensor(starts, dtype=torch.int32)), nvte.make_nvte_tensor(cu_lengths))
+    cu = torch.tensor([0, lengths[0], sum(lengths)], dtype=torch.int32)
+    return cache, nvte.Sequences(nvte.make_nvte_tensor(cu), 2, max(lengths), False), lengths, starts
+
+
+def _held(pages: Tensor, cache: nvte.KVCache, sequence: int, count: int) -> torch.Tensor:
+    table = cache.page_table.data[sequence]
+    return torch.cat([f64(pages)[page] for page in table.tolist()])[:count] if count else f64(pages)[0][:0]
+
+
+@word("append_kv")
+def _(draw: Draw) -> Given:
+    groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
+    cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
+    k, v = (draw.tensor(sum(lengths), groups, width, type=kind) for _ in "kv")
+    before = [[_held(pages, cache, i, starts[i]) for i in range(2)] for pages in (cache.k, cache.v)]
+
+    def check(found: Any) -> None:
+        for pages, new, held in ((found.k, k, before[0]), (found.v, v, before[1])):
+            for i, part in enumerate(f64(new).split(lengths)):
+                assert torch.equal(_held(pages, found, i, starts[i] + lengths[i]), torch.cat([held[i], part]))
+
+    return Given({"cache": cache, "k": k, "v": v, "sequences": sequences}, check)
+
+
+@word("attention_cached")
+def _(draw: Draw) -> Given:
+    groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
+    cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
+    q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
+    parts = []
+    for i, part in enumerate(f64(q).split(lengths)):
+        ends = starts[i] + lengths[i]
+        k, v = (_held(pages, cache, i, ends).repeat_interleave(q.shape[1] // groups, 1) for pages in (cache.k, cache.v))
+        scores = torch.einsum("qhd,khd->hqk", part, k) * scale
+        scores = scores.masked_fill(torch.ones(lengths[i], ends).triu(starts[i] + 1).bool(), -torch.inf)
+        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+    values = f64(cache.v)
+    wanted = nearly(torch.cat(parts), f64(q), f64(cache.k), values, type=kind, slack=_probabilities(kind, values))
+    return Given({"q": q, "cache": cache, "sequences": sequences, "scale": scale}, [wanted])

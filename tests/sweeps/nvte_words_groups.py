@@ -1,0 +1,302 @@
+"""Right calls of nvte: groups and experts, collectives, and of types and what holds tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, f64, share, word
+from nvte_words_products import product
+from torch.nn import functional as F
+
+from fusible import nvte
+from fusible.nvte import DType, QuantizedType, Tensor
+
+# Groups.
+
+
+def _groups(draw: Draw, whole: int = 1) -> tuple[Tensor, list[int]]:
+    sizes = [whole * draw.of(0, 1, 2, 3, 8) for _ in range(draw.of(1, 2, 3))]
+    return nvte.make_nvte_tensor(torch.tensor(sizes, dtype=draw.of(torch.int32, torch.int64))), sizes
+
+
+def _padded(parts: Sequence[torch.Tensor], multiple: int) -> torch.Tensor:
+    return torch.cat([F.pad(part, (0, 0, 0, -len(part) % multiple)) for part in parts])
+
+
+@word("grouped_pad")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    x, multiple = draw.tensor(sum(counts), draw.columns()), draw.of(1, 4, 16)
+    wanted = _padded(f64(x).split(counts), multiple)
+
+    def check(found: Any) -> None:
+        padded, padded_sizes = found
+        assert torch.equal(f64(padded)[: len(wanted)], wanted) and not f64(padded)[len(wanted) :].any()
+        assert padded_sizes.data.tolist() == [count + -count % multiple for count in counts]
+
+    return Given({"x": x, "sizes": sizes, "multiple": multiple}, check)
+
+
+@word("grouped_unpad")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    multiple = draw.of(1, 4, 16)
+    x = draw.tensor(sum(count + -count % multiple for count in counts), draw.columns())
+    parts = f64(x).split([count + -count % multiple for count in counts])
+    value = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    return Given({"x": x, "sizes": sizes, "multiple": multiple, "rows": sum(counts)}, [Wanted(value, exact=True, type=x.type)])
+
+
+def _members(x: Tensor, counts: Sequence[int], columns: int) -> list[torch.Tensor]:
+    """The values of a grouped tensor, group by group."""
+    held = x.data
+    if nvte.is_quantized_type(x.type):
+        return [f64(Tensor(part, x.type)) for part in held.split_into_quantized_tensors()]
+    flat = held.rowwise_data.double()
+    return list(flat[: sum(counts) * columns].view(-1, columns).split(list(counts)))
+
+
+@word("grouped_cast")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    x, type = draw.tensor(sum(counts), draw.columns()), draw.of(*FLOATS)
+
+    def check(found: Any) -> None:
+        for part, got in zip(f64(x).split(counts), _members(found, counts, x.shape[1]), strict=True):
+            assert share(nvte.make_nvte_tensor(got.float()), Wanted(part, rounded=(type,)), None) <= 1
+
+    return Given({"x": x, "sizes": sizes, "types": [type] * len(counts)}, check)
+
+
+@word("grouped_bgrad_cast")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    dy, type, dbias_type = draw.tensor(sum(counts), draw.columns()), draw.of(*FLOATS), draw.type()
+    parts = f64(dy).split(counts)
+    rounded = (dy.type,)
+    sums = Wanted(torch.stack([p.sum(0) for p in parts]), sum(counts), torch.stack([p.abs().sum(0) for p in parts]), type=dbias_type, rounded=rounded)
+
+    def check(found: Any) -> None:
+        for part, got in zip(parts, _members(found[0], counts, dy.shape[1]), strict=True):
+            assert share(nvte.make_nvte_tensor(got.float()), Wanted(part, rounded=(type,)), None) <= 1
+        assert share(found[1], sums, dbias_type) <= 1
+
+    return Given({"dy": dy, "sizes": sizes, "types": [type] * len(counts), "dbias_type": dbias_type}, check)
+
+
+@word("grouped_cast_stack")
+def _(draw: Draw) -> Given:
+    groups, rows, columns = draw.of(1, 2, 3), 8 * draw.of(1, 2), 16 * draw.of(1, 2)
+    x = draw.tensor(groups, rows, columns)
+
+    def check(found: Any) -> None:
+        for part, got in zip(f64(x), _members(found, [rows] * groups, columns), strict=True):
+            assert share(nvte.make_nvte_tensor(got.float()), Wanted(part, rounded=(FP8[0],)), None) <= 1
+
+    return Given({"x": x, "types": [FP8[0]] * groups}, check)
+
+
+def _experts(draw: Draw, kind: DType) -> tuple[Tensor, list[int], list[Tensor]]:
+    sizes, counts = _groups(draw)
+    n, k = draw.columns(), draw.columns()
+    return sizes, counts, [draw.tensor(n, k, type=kind) for _ in counts]
+
+
+def _by_group(parts: Sequence[torch.Tensor], matrices: Sequence[torch.Tensor], more: Sequence[torch.Tensor] | None = None, **options: Any) -> Wanted:
+    products = [product(a, b, None) for a, b in zip(parts, matrices, strict=True)]
+    values, sizes = [p.value for p in products], [p.magnitude for p in products]
+    if more is not None:
+        values, sizes = [v + m for v, m in zip(values, more, strict=True)], [s + m.abs() for s, m in zip(sizes, more, strict=True)]  # type: ignore[operator]
+    join = torch.cat if options.pop("side_by_side", True) else torch.stack
+    return Wanted(join(values), max([1, *(p.shape[1] for p in parts)]), join(sizes), **options)  # type: ignore[arg-type]
+
+
+@word("grouped_matmul_transpose")
+def _(draw: Draw) -> Given:
+    kind, type = draw.type(), draw.type()
+    sizes, counts, weights = _experts(draw, kind)
+    n, k = weights[0].shape
+    x = draw.tensor(sum(counts), k, type=kind)
+    bias = draw.tensor(len(counts), n, type=type) if draw.of(True, False) else None
+    scale = draw.tensor(sum(counts)) if bias is not None and draw.of(True, False) else None
+    more = None
+    if bias is not None:
+        factors = (torch.ones(sum(counts)).double() if scale is None else f64(scale)).split(counts)
+        more = [f[:, None] * b for f, b in zip(factors, f64(bias), strict=True)]
+    wanted = _by_group(f64(x).split(counts), [f64(w).T for w in weights], more, type=type)
+    call = {"x": nvte.grouped_cast(x, sizes, [kind] * len(counts)), "weights": weights, "type": type, "bias": bias, "bias_scale": scale}
+    return Given(call, [wanted])
+
+
+@word("grouped_matmul")
+def _(draw: Draw) -> Given:
+    kind, type = draw.type(), draw.type()
+    sizes, counts, weights = _experts(draw, kind)
+    dy = draw.tensor(sum(counts), weights[0].shape[0], type=kind)
+    wanted = _by_group(f64(dy).split(counts), [f64(w) for w in weights], type=type)
+    return Given({"dy": nvte.grouped_cast(dy, sizes, [kind] * len(counts)), "weights": weights, "type": type}, [wanted])
+
+
+def _wgrad(draw: Draw) -> tuple[Tensor, Tensor, list[torch.Tensor], list[torch.Tensor], DType]:
+    kind = draw.type()
+    sizes, counts = _groups(draw)
+    dy, x = draw.tensor(sum(counts), draw.columns(), type=kind), draw.tensor(sum(counts), draw.columns(), type=kind)
+    types = [kind] * len(counts)
+    parts = [p.T for p in f64(dy).split(counts)], list(f64(x).split(counts))
+    return nvte.grouped_cast(dy, sizes, types), nvte.grouped_cast(x, sizes, types), *parts, kind
+
+
+@word("grouped_transpose_matmul")
+def _(draw: Draw) -> Given:
+    dy, x, a, b, _ = _wgrad(draw)
+    type = draw.type()
+    return Given({"dy": dy, "x": x, "type": type}, [_by_group(a, b, type=type, side_by_side=False)])
+
+
+@word("grouped_transpose_matmul_add")
+def _(draw: Draw) -> Given:
+    dy, x, a, b, kind = _wgrad(draw)
+    addends = [nvte.copy(draw.tensor(dy.shape[1], x.shape[1], type=kind)) for _ in a]
+    wanted = [product(p, q, kind, f64(c)) for p, q, c in zip(a, b, addends, strict=True)]
+    return Given({"dy": dy, "x": x, "addends": addends}, wanted)
+
+
+@word("grouped_transpose_matmul_add_whole")
+def _(draw: Draw) -> Given:
+    dy, x, a, b, kind = _wgrad(draw)
+    addend = nvte.copy(draw.tensor(len(a), dy.shape[1], x.shape[1], type=kind))
+    return Given({"dy": dy, "x": x, "addend": addend}, [_by_group(a, b, list(f64(addend)), type=kind, side_by_side=False)])
+
+
+@word("grouped_dbias_scaled")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    kind, type = draw.type(), draw.type()
+    dy, scale = draw.tensor(sum(counts), draw.columns(), type=kind), draw.tensor(sum(counts), type=DType.Float32)
+    parts = [(d * s[:, None]) for d, s in zip(f64(dy).split(counts), f64(scale).split(counts), strict=True)]
+    value, size = torch.stack([p.sum(0) for p in parts]), torch.stack([p.abs().sum(0) for p in parts])
+    return Given({"dy": dy, "sizes": sizes, "bias_scale": scale, "type": type}, [Wanted(value, sum(counts), size, type=type)])
+
+
+@word("grouped_dscales")
+def _(draw: Draw) -> Given:
+    sizes, counts = _groups(draw)
+    kind, type = draw.type(), draw.type()
+    dy = draw.tensor(sum(counts), draw.columns(), type=kind)
+    bias = draw.tensor(len(counts), dy.shape[1], type=kind)
+    parts = [(d * b) for d, b in zip(f64(dy).split(counts), f64(bias), strict=True)]
+    value, size = torch.cat([p.sum(1) for p in parts]), torch.cat([p.abs().sum(1) for p in parts])
+    return Given({"dy": dy, "sizes": sizes, "bias": bias, "type": type}, [Wanted(value, dy.shape[1], size, type=type)])
+
+
+# Between processes, of which there is one.
+
+
+@word("all_gather")
+def _(draw: Draw) -> Given:
+    x = draw.tensor(draw.rows(), draw.columns())
+    return Given({"x": x, "group": None}, [Wanted(f64(x), exact=True, type=x.type)])
+
+
+@word("reduce_scatter")
+def _(draw: Draw) -> Given:
+    return WORDS["all_gather"](draw)
+
+
+@word("all_reduce")
+def _(draw: Draw) -> Given:
+    given = WORDS["all_gather"](draw)
+    return Given({**given.arguments, "reduction": draw.of("sum", "max", "mean")}, given.wanted)
+
+
+# Of types, and what holds tensors.
+
+
+def _gives(value: Any) -> Callable[[Any], None]:
+    def check(found: Any) -> None:
+        assert found == value, f"{found} instead of {value}"
+
+    return check
+
+
+WORDS |= {
+    "bit_width": lambda draw: Given({"dtype": (d := draw.type())}, _gives(32 if d is DType.Float32 else 16)),
+    "dtype_name": lambda draw: Given({"dtype": (d := draw.type())}, _gives(d.name)),
+    "element": lambda draw: Given({"type": (t := draw.out())}, _gives(t.dtype if isinstance(t, QuantizedType) else t)),
+    "is_fp8": lambda draw: Given({"of": (t := draw.out())}, _gives(t in FP8)),
+    "is_quantized_type": lambda draw: Given({"type": (t := draw.out())}, _gives(t in FP8)),
+    "is_rescalable": lambda draw: Given({"type": (t := draw.out())}, _gives(t in FP8)),
+    "exponent_of": lambda draw: Given({"factor": 2.0 ** (k := draw.of(-3, 0, 7))}, _gives(k)),
+    "has_own_blocks": lambda draw: Given({"shape": (draw.rows(), 32), "type": draw.out()}, _gives(False)),
+    "over": lambda draw: Given({"type": (t := draw.of(None, *FLOATS)), "group": None}, _gives(t)),
+    "share_amax": lambda draw: Given({"type": draw.out(), "group": None}, _gives(None)),
+    "rows_together": lambda draw: Given({"types": [draw.out(), draw.out()]}, _gives(1)),
+    "nvte_dtype": lambda draw: Given({"dtype": nvte.te_to_torch_dtype(d := draw.type())}, _gives(d)),
+    "torch_to_te_dtype": lambda draw: Given({"dtype": nvte.te_to_torch_dtype(d := draw.type())}, _gives(d)),
+    "te_to_torch_dtype": lambda draw: Given({"dtype": (d := draw.type())}, _gives({4: torch.float32, 5: torch.float16, 6: torch.bfloat16}[d])),
+    "current_pass": lambda draw: Given({}, lambda found: _gives("inference")(found.kind)),
+    "pass_": lambda draw: Given({}, _gives("inference")),
+    "set_execution_state": lambda draw: Given({"state": None}, _gives(None)),
+    "quantizer_for": lambda draw: Given({"type": (t := draw.out())}, lambda found: _gives(t in FP8)(found is not None)),
+    "check_sizes": lambda draw: Given({"sizes": (g := _groups(draw))[0], "groups": len(g[1]), "of": "a word"}, _gives(None)),
+}
+
+
+@word("note_amax")
+def _(draw: Draw) -> Given:
+    state, amax = nvte.Pass("forward"), torch.ones(1)
+
+    def check(found: Any) -> None:
+        assert found is None
+        nvte.current_pass().amaxes.clear()
+
+    return Given({"slot": f"{len(state.amaxes)}.x", "amax": amax}, check)
+
+
+@word("running")
+def _(draw: Draw) -> Given:
+    state = nvte.Pass("backward")
+
+    def check(found: Any) -> None:
+        with found as entered:
+            assert entered is state and nvte.current_pass() is state
+        assert nvte.current_pass() is not state
+
+    return Given({"state": state}, check)
+
+
+def _some(draw: Draw) -> list[Tensor]:
+    return [draw.tensor(draw.rows(), draw.columns()), nvte.cast(draw.tensor(2, 4), FP8[0])]
+
+
+@word("flatten")
+def _(draw: Draw) -> Given:
+    tensors = _some(draw)
+
+    def check(found: Any) -> None:
+        for was, now in zip(tensors, nvte.unflatten(*found), strict=True):
+            assert was.type == now.type and torch.equal(f64(was), f64(now))
+
+    return Given({"tensors": tensors}, check)
+
+
+@word("unflatten")
+def _(draw: Draw) -> Given:
+    tensors = _some(draw)
+    leaves, spec = nvte.flatten(tensors)
+    return Given({"leaves": leaves, "spec": spec}, [Wanted(f64(x), exact=True, type=x.type) for x in tensors])
+
+
+@word("take_apart")
+def _(draw: Draw) -> Given:
+    storage = nvte.cast(draw.tensor(2, 4), FP8[0]).data
+    return Given({"storage": storage}, lambda found: _gives(True)(found[0][0] is storage._data))
+
+
+@word("put_together")
+def _(draw: Draw) -> Given:
+    storage = nvte.cast(draw.tensor(2, 4), FP8[0]).data
+    leaves, spec = nvte.take_apart(storage)
+    return Given({"leaves": iter(leaves), "spec": spec}, lambda found: _gives(True)(found._data is storage._data))
