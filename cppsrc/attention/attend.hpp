@@ -8,7 +8,7 @@ namespace fusible {
 namespace FUSIBLE_LEVEL {
 namespace {
 
-constexpr float kLargeScore = 4096.0f;
+constexpr float kLargeScore = 16.0f;
 
 /// Makes exponentials relative to a new base: what a row has summed so far shrinks with it.
 inline void rebase(const AttendTile& t, int row, float base) {
@@ -44,7 +44,8 @@ inline void soften(const AttendTile& t, int row, Span whole) {
     if (largest > t.base[row]) rebase(t, row, largest);
 
     // The fused exponent rounds by an eps of the base, which must be small beside 1. Where scores are large, the base is subtracted from the scaled
-    // score as it was compared with it: the largest one's exponential is then 1 to the bit, and a row's sum neither 0 nor infinite.
+    // score as it was compared with it: the largest one's exponential is then 1 to the bit, a row's sum neither 0 nor infinite, and its statistic what
+    // the backward pass makes the same probabilities of.
     const float base = t.base[row] == -kInfinity ? 0.0f : t.base[row];
     const bool fused = base < kLargeScore && base > -kLargeScore;
     const F32 steep = splat(t.scale * kLog2E);

@@ -176,6 +176,24 @@ def test_values_and_gradients(level: str, name: str, dtype: torch.dtype) -> None
     assert all(torch.equal(a, b) for a, b in zip(vars(one).values(), vars(two).values(), strict=True))
 
 
+@DTYPES
+@pytest.mark.parametrize("size", [2.0**exponent for exponent in (12, 14, 20, 30, 60)])
+def test_where_scores_are_large_both_passes_weigh_alike(level: str, size: float, dtype: torch.dtype) -> None:
+    """One key of each row has all the weight, to the bit: what an eps of its score would make of it cannot stand in a sum of the row."""
+    case = Case(b=1, queries=150, keys=8, heads=1, scale=0.3)
+    t = draw(case, dtype)
+    limit = min(size, 2.0**14) if dtype is torch.float16 else size
+    t.q[..., 1:] = t.k[..., 1:] = 0.0
+    t.q[..., 0] = torch.where(torch.arange(case.queries) % 3 == 0, 1.0, -1.0)[None, :, None]
+    t.k[..., 0] = (limit * torch.arange(1, case.keys + 1) / 11)[None, :, None]
+    got = native(case, t)
+    weights = torch.nn.functional.one_hot(torch.where(t.q[0, :, 0, 0] > 0, case.keys - 1, 0), case.keys).double()
+    assert torch.equal(got.o[0, :, 0].double(), weights @ t.v[0, :, 0].double())
+    grad = t.grad[0, :, 0].double()
+    bound = (0.5001 * torch.finfo(dtype).eps + case.queries * EPS32) * (weights.T @ grad.abs())
+    assert torch.all((got.dv[0, :, 0].double() - weights.T @ grad).abs() <= bound)
+
+
 @given(
     case=st.builds(
         Case,
