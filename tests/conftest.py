@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 
@@ -28,6 +29,17 @@ if not torch.cuda.is_available():
 
 # Every trace that a test lowers, and every FlatIR before and after each pass, is a valid one.
 CHECKS.update(Trace=check_trace, FlatIR=check_flat_ir)
+
+
+# Twenty thousand tests are collected, of which nothing is garbage: looking for some among them costs each worker five seconds, and tests that
+# collect it a third of a second each.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
