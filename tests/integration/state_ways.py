@@ -230,6 +230,24 @@ def _(model: nn.Module, fresh: nn.Module, path: Path) -> nn.Module:
     return fresh
 
 
+@way("get_state_dict of compiled models")
+def _(model: nn.Module, fresh: nn.Module, path: Path) -> nn.Module:
+    compiled, other = (torch.compile(each, backend="aot_eager") for each in (model, fresh))
+    state, _ = get_state_dict(compiled, [])
+    set_state_dict(other, [], model_state_dict=state, optim_state_dict={})
+    return fresh
+
+
+@way("dcp of compiled models")
+def _(model: nn.Module, fresh: nn.Module, path: Path) -> nn.Module:
+    compiled, other = (torch.compile(each, backend="aot_eager") for each in (model, fresh))
+    dcp.save(get_model_state_dict(compiled), checkpoint_id=path / "dcp", no_dist=True)
+    state = get_model_state_dict(other)
+    dcp.load(state, checkpoint_id=path / "dcp", no_dist=True, planner=LoadPlanner(state))
+    set_model_state_dict(other, state)
+    return fresh
+
+
 @way("dcp")
 def _(model: nn.Module, fresh: nn.Module, path: Path) -> nn.Module:
     dcp.save(get_model_state_dict(model), checkpoint_id=path / "dcp", no_dist=True)

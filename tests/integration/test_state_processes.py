@@ -1,10 +1,14 @@
-"""One checkpoint through one process, two and one again: replicated, or with parameters that the processes share out (FSDP2)."""
+"""One checkpoint through one process, two and one again: replicated, or with parameters that the processes share out (FSDP2); and what torch hands
+over to models in several processes, wrapped and not."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from fusible.errors import CheckpointError
 from fusible.pytorch.checkpoint import LoadPlanner
@@ -80,24 +85,74 @@ def check(rank: int, kind: str, recipe: str, how: str, folder: Path) -> None:
     assert go_on(other, RECIPES[recipe]) == wanted, (kind, recipe, how, "handed on")
 
 
-def run(rank: int, cases: list[tuple[str, str, str]], folder: Path) -> None:
+def _compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="aot_eager")
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], tuple[nn.Module, nn.Module]]] = {
+    "plain": lambda model: (model, model),
+    "DDP": lambda model: (wrapped := DistributedDataParallel(model), wrapped),
+    "inside DDP": lambda model: (wrapped := DistributedDataParallel(model), wrapped.module),
+    "compiled": lambda model: (wrapped := _compiled(model), wrapped),
+    "inside compiled": lambda model: (wrapped := _compiled(model), wrapped._orig_mod),
+    "compiled DDP": lambda model: (wrapped := _compiled(DistributedDataParallel(model)), wrapped),
+    "compiled inside": lambda model: (wrapped := nn.Sequential(nn.Identity(), _compiled(model)), wrapped),
+    "compiled shards": lambda model: (wrapped := _compiled(shared_out(model, "whole")), wrapped),
+}
+"""What is made of a model, and what is given to torch to load into."""
+
+
+def handed_over(rank: int, kind: str, wrapper: str) -> None:
+    """A dictionary with scaling states, or without, from the first process or each process's own, into a model that was called or not: it goes on as
+    the one that was saved; and is refused where it lacks states that the model has."""
+    recipe = RECIPES["delayed"]
+    saved, plain = make(kind), make(kind, 3)
+    train(saved, recipe, 0, 3)
+    states = {True: copy.deepcopy(saved.state_dict()), False: copy.deepcopy(plain.state_dict())}
+    wanted = {True: go_on(saved, recipe), False: go_on(plain, recipe)}
+    inside = "1." if wrapper == "compiled inside" else ""
+    for broadcast, strict, called, has in itertools.product((True, False), repeat=4):
+        model = make(kind, 2)
+        if called:
+            train(model, recipe, 8, 10)
+        held, target = WRAPPERS[wrapper](model)
+        given = {f"{inside}{name}": value for name, value in states[has].items()} if rank == 0 or not broadcast else {}
+        options = StateDictOptions(full_state_dict=broadcast or wrapper == "compiled shards", broadcast_from_rank0=broadcast, strict=strict)
+        case = kind, wrapper, broadcast, strict, called, has
+        if called and strict and not has:
+            with pytest.raises(RuntimeError, match=r"scaling_state\.0"):
+                set_model_state_dict(target, given, options=options)
+            continue
+        before = model.state_dict() if called else {}
+        set_model_state_dict(target, given, options=options)
+        if called and not has:
+            after = model.state_dict()
+            assert all(torch.equal(after[name], value) for name, value in before.items() if "scaling_state" in name), case
+        else:
+            assert go_on(model, recipe) == wanted[has], case
+        del held
+
+
+def run(rank: int, cases: list[tuple[str, str, str]], over: list[tuple[str, str]], folder: Path) -> None:
     torch.set_num_threads(1)
     # torch says so of every output that is a view: such as of scaled blocks, whose rows were padded.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     for case in cases:
         check(rank, *case, folder)
+    for kind, wrapper in over:
+        handed_over(rank, kind, wrapper)
     distributed.barrier()
     os._exit(0)  # an interpreter that ends while gloo's threads run may abort, with all its work done
 
 
-def through(cases: list[tuple[str, str, str]], folder: Path) -> None:
+def through(cases: list[tuple[str, str, str]], over: list[tuple[str, str]], folder: Path) -> None:
     for kind, recipe in {(kind, recipe) for kind, recipe, _ in cases}:
         model = make(kind)
         train(model, RECIPES[recipe], 0, 3)
         dcp.save(get_model_state_dict(model), checkpoint_id=folder / f"{kind}-{recipe}", no_dist=True)
         (folder / f"{kind}-{recipe}.json").write_text(json.dumps(go_on(model, RECIPES[recipe])))
-    multiprocessing.spawn(run, args=(cases, folder), nprocs=WORLD)
+    multiprocessing.spawn(run, args=(cases, over, folder), nprocs=WORLD)
     for kind, recipe, how in cases:
         if (folder / f"{kind}-{recipe}-{how}").exists():
             model = read(make(kind, 4), folder / f"{kind}-{recipe}-{how}", no_dist=True)
@@ -111,7 +166,7 @@ def through(cases: list[tuple[str, str, str]], folder: Path) -> None:
 
 
 def test_a_checkpoint_goes_through_two_processes(tmp_path: Path) -> None:
-    through(FEW, tmp_path)
+    through(FEW, [("foreign", wrapper) for wrapper in WRAPPERS], tmp_path)
     state = make("quantized", 2).state_dict()
     wanted = r"CheckpointError: Expected all rows at once of [^\n]*Float8Tensor, got 16 of 32: [^\n]*LoadPlanner"
     with pytest.raises(dcp.CheckpointException, match=wanted):
@@ -120,4 +175,4 @@ def test_a_checkpoint_goes_through_two_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_checkpoint_goes_through_two_processes(tmp_path: Path) -> None:
-    through(REST, tmp_path)
+    through(REST, list(itertools.product(("linear", "nested", "ops", "ops-linear", "attention"), WRAPPERS)), tmp_path)

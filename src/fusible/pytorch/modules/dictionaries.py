@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusible.pytorch.modules.places import Place
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["ScalingStates", "held_so", "is_empty", "versions", "written_in_place"]
 
 
 class ScalingStates(dict[str, torch.Tensor]):
-    """The saved scaling states of a module by their numbers, which are attributes too."""
+    """The saved scaling states of a module by their numbers, which are attributes too; of those that there are not yet, places."""
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        if name not in self:
+        if not name.isdecimal():
             raise AttributeError(f"no scaling state {name!r}")
-        return self[name]
+        return self.get(name, Place())
 
 
 def is_empty(extra_state: Any) -> bool:
