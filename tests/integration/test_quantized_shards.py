@@ -1,4 +1,4 @@
-"""Quantized parameters under FSDP2: the bytes are gathered, and the shards are quantized by common amaxes."""
+"""Quantized parameters under FSDP2: the bytes are gathered, and the shards are quantized by common amaxes; what cannot be shared out is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+import fusible
+from fusible.errors import ArgumentError, ShapeError
 from fusible.quantized import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -75,11 +77,67 @@ def train(make: Callable[[], Quantizer], rank: int) -> None:
         optimizer.zero_grad()
 
 
+RECIPES = [
+    fusible.DelayedScaling(amax_history_len=2),
+    fusible.Float8CurrentScaling(),
+    fusible.MXFP8BlockScaling(),
+    fusible.Float8BlockScaling(),
+    fusible.NVFP4BlockScaling(),
+]
+
+
+def layer(recipe: fusible.Recipe, rows: int, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    with fusible.quantized_model_init(recipe=recipe):
+        return fusible.Linear(64, rows, bias=False)
+
+
+def go_by_common_scales(recipe: fusible.Recipe, rank: int) -> None:
+    """The weight that a pass sees has the values of all shards, step after step, though each process writes other magnitudes to its own."""
+    model = layer(recipe, 256)
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    seen: list[torch.Tensor] = []
+    model.register_forward_hook(lambda module, args, output: seen.append(module.weight.dequantize().clone()))
+    for step in range(5):
+        values = [torch.empty(128, 64) for _ in range(WORLD)]
+        distributed.all_gather(values, model.weight.to_local().dequantize().detach().contiguous())
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(10 * step + rank), requires_grad=True)
+        with fusible.autocast(recipe=recipe):
+            y = model(x * (1 + rank))
+        assert torch.equal(seen.pop(), torch.cat(values)), (recipe, step)
+        (y.square() * torch.logspace(0, 2, 256)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def refuse() -> None:
+    """What would no longer be held in 8 bits, or rounded once more, or crash in torch; in the same words in every process."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for recipe, rows, step in zip(RECIPES, (33, 33, 96, 192, 48), (1, 1, 32, 128, 16), strict=True):
+        wanted = rf"^Expected an even part{f' in whole blocks of {step} rows' if step > 1 else ''} of a shard of a \w+ \[{rows}, 64\], got .*\.$"
+        with pytest.raises(ShapeError, match=wanted):
+            fully_shard(layer(recipe, rows), mesh=mesh)
+
+
+def refuse_scales_of_their_own(recipe: fusible.Recipe, rank: int) -> None:
+    """Parameters that each process has made for itself."""
+    model = layer(recipe, 256, seed=rank)
+    fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
+    with pytest.raises(ArgumentError, match=r"^Expected one scale of the shards of a \w+, got several: make or load .*\.$"):
+        model(torch.randn(32, 64))
+
+
 def run(rank: int, path: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=WORLD)
     for make in MAKERS.values():
         train(make, rank)
+    for recipe in RECIPES:
+        go_by_common_scales(recipe, rank)
+    refuse()
+    for recipe in (RECIPES[0], RECIPES[1], RECIPES[4]):
+        refuse_scales_of_their_own(recipe, rank)
     distributed.barrier()
     os._exit(0)  # an interpreter that ends while gloo's threads run may abort, with all its work done
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -22,11 +22,39 @@ _STATE = re.compile(r"(.*\.)?scaling_state\.\d+")
 
 @dataclass
 class _Parts:
-    """A quantized tensor that is read in parts: the values so far, and how many are missing."""
+    """A quantized tensor that is read in parts: those that came so far, by their places, and how many elements are missing."""
 
     whole: QuantizedTensor
-    values: torch.Tensor
+    came: list[tuple[ReadItem, torch.Tensor]]
     missing: int
+
+    def put_together(self) -> None:
+        """Write what came to the tensor: the bytes, where all are rows of its format with one scale; else the values, which are quantized."""
+        rows = sorted(((item.dest_offsets[0], part) for item, part in self.came), key=lambda place: place[0])
+        quantized = [part for _, part in rows if isinstance(part, QuantizedTensor) and part.shape[1:] == self.whole.shape[1:]]
+        joined = QuantizedTensor.joined(quantized) if len(quantized) == len(rows) else None
+        if joined is None:
+            joined = torch.empty(self.whole.shape, dtype=self.whole.dtype)
+            for item, part in self.came:
+                joined[tuple(slice(begin, begin + length) for begin, length in zip(item.dest_offsets, item.lengths, strict=True))] = part
+        self.whole.copy_(joined)
+
+
+@dataclass
+class _Incoming:
+    """Stands for the memory that a part is read into: a storage reader asks for the size and copies, and a part of a quantized tensor has none."""
+
+    item: ReadItem
+    parts: _Parts
+
+    def detach(self) -> _Incoming:
+        return self
+
+    def size(self) -> torch.Size:
+        return torch.Size(self.item.lengths)
+
+    def copy_(self, tensor: torch.Tensor) -> None:
+        self.parts.came.append((self.item, tensor))
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -34,8 +62,9 @@ class LoadPlanner(DefaultLoadPlanner):
 
     A model that has not been called under delayed scaling has no scaling state to write into, and ``torch.distributed.checkpoint`` reads what it
     finds a place for. This makes the places, in ``state_dict`` or the dictionaries inside. States of another size, for another window of amaxes, are
-    read too. A quantized tensor that several processes wrote in parts is put together from the values, and quantized as the one here is. Options are
-    ``DefaultLoadPlanner``'s. Raises ``CheckpointError`` for a state at the top of a dictionary that was not given.
+    read too. A quantized tensor that several processes wrote in parts is put together from the bytes of the parts; where these have formats or scales
+    of their own, or are not whole rows, from the values, which are quantized as the one here is. Options are ``DefaultLoadPlanner``'s. Raises
+    ``CheckpointError`` for a state at the top of a dictionary that was not given.
     """
 
     def __init__(self, state_dict: dict[str, Any] | None = None, **options: Any) -> None:
@@ -55,15 +84,15 @@ class LoadPlanner(DefaultLoadPlanner):
         if not isinstance(whole, QuantizedTensor) or tuple(read_item.lengths) == tuple(whole.shape):
             return super().resolve_tensor(read_item)
         key = read_item.dest_index.fqn, read_item.dest_index.offset
-        parts = self._parts.setdefault(key, _Parts(whole, torch.empty(whole.shape, dtype=whole.dtype), whole.numel()))
-        return self.transform_tensor(read_item, parts.values)
+        parts = self._parts.setdefault(key, _Parts(whole, [], whole.numel()))
+        return cast(torch.Tensor, _Incoming(read_item, parts))
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         parts = self._parts.get((read_item.dest_index.fqn, read_item.dest_index.offset))
         if parts is not None:
-            parts.missing -= tensor.numel()
+            parts.missing -= torch.Size(read_item.lengths).numel()
             if not parts.missing:
-                parts.whole.copy_(parts.values)
+                parts.put_together()
 
     def _make_place(self, state_dict: dict[str, Any], path: Sequence[Any], place: torch.Tensor) -> None:
         """Put ``place`` at a path of keys through nested dictionaries; nothing where they lead elsewhere."""

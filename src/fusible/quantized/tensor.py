@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, ClassVar, Self
 
 import torch
@@ -23,7 +23,8 @@ class QuantizedTensor(torch.Tensor):
     """Base of the quantized tensors: a ``torch.Tensor`` of a nominal dtype over the fields of a storage, which a subclass names as its other base.
 
     ``detach``, ``clone``, ``.to(device)``, ``new_empty``, ``empty_like``, ``new_zeros``, rows cut at whole blocks, and views that keep the last
-    dimension are quantized, without loss; a view and ``detach`` share the buffers, a part of the rows is a copy. ``copy_`` from a tensor of the same
+    dimension are quantized, without loss; a view and ``detach`` share the buffers, a part of the rows is a copy. ``new_zeros`` of some of the rows,
+    which is how FSDP2 makes a shard, raises ``ShapeError`` unless they are an even part in whole blocks. ``copy_`` from a tensor of the same
     format and options copies bytes, else it quantizes. An operation that writes dequantizes, computes and quantizes again; so optimizers work, whose
     moments (``zeros_like``) are not quantized. Every other operation sees the dequantized values; so what looks like a view is then none, and
     writing to it changes nothing here. A copy (row-wise, column-wise) that one of two tensors sharing buffers has dropped is not written by it.
@@ -42,6 +43,7 @@ class QuantizedTensor(torch.Tensor):
     _mapped: Any
     _of_rows: Any
     _row_step: Any
+    _same_format: Any
     fsdp_extract_buffers: Any
     get_data_tensors: Any
     get_metadata: Any
@@ -224,27 +226,60 @@ class QuantizedTensor(torch.Tensor):
 
     def fsdp_pre_all_gather(self, mesh: Any, orig_size: Any, contiguous_orig_stride: Any, module: Any, mp_policy: Any) -> tuple[Any, Any]:
         """``(buffers, metadata)`` of this shard, for FSDP2: the quantized bytes are gathered, and what the shards are written with is quantized by a
-        common amax, where the quantizer can take one.
+        common amax, where the quantizer can take one. What the bytes of all shards are read by is gathered with them, to be compared; so is the amax
+        that a delayed-scaling quantizer has recorded, of which all shards take the largest: from it follow their next scales.
         """
         quantizer = self._quantizer
         if mesh is not None and hasattr(quantizer, "with_amax_reduction") and not quantizer.with_amax_reduction:
             self._quantizer = quantizer.copy()
             self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
         buffers, meta = self.fsdp_extract_buffers()
-        return buffers, (meta, self.get_usages())
+        common = [value.reshape(1) for value in _common(meta) if value.numel() == 1]
+        recorded = [amax.reshape(1)] if (amax := recorded_amax(quantizer)) is not None else []
+        return (*buffers, *common, *recorded), (meta, self.get_usages(), len(buffers), len(common))
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where there is one."""
-        meta, usages = metadata
+        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where there is one.
+
+        Raises ``ArgumentError`` where the shards have scales of their own. That is looked at once, since a device other than the CPU must be waited
+        for, and shards that begin alike stay so.
+        """
+        meta, usages, count, common = metadata
+        buffers, scales, recorded = all_gather_outputs[:count], all_gather_outputs[count : count + common], all_gather_outputs[count + common :]
+        for amaxes in recorded:
+            recorded_amax(self._quantizer).copy_(amaxes.amax())  # pyright: ignore[reportOptionalMemberAccess]
         if out is None:
-            shape, fields = self._of_rows(all_gather_outputs, meta)
+            if any(bool((values != values[0]).any()) for values in scales):
+                got, do = "several", "make or load the parameters alike in all processes before they are shared out"
+                raise ArgumentError(expected("one scale", of=f"the shards of a {type(self).__name__}", got=got, do=do))
+            shape, fields = self._of_rows(buffers, meta)
             out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
         else:
-            out.fsdp_assign_gathered(all_gather_outputs, meta)
+            out.fsdp_assign_gathered(buffers, meta)
             out.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
         return out, all_gather_outputs
+
+    @staticmethod
+    def joined(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+        """The tensor whose rows are those of ``parts``, by their bytes; None where they have formats or scales of their own, or cut blocks."""
+        first = parts[0]
+        if any(type(part) is not type(first) or not first._same_format(part) or part.get_usages() != first.get_usages() for part in parts):
+            return None
+        try:
+            found = [part.fsdp_extract_buffers() for part in parts]
+        except ArgumentError:
+            return None
+        metas = [meta for _, meta in found]
+        if any(len(_common(meta)) != len(_common(metas[0])) or not all(map(torch.equal, _common(meta), _common(metas[0]))) for meta in metas):
+            return None
+        shape, fields = first._of_rows([torch.cat(buffers) for buffers in zip(*(buffers for buffers, _ in found), strict=True)], metas[0])
+        quantizer = copy(first._quantizer)
+        amaxes = [amax for part in parts if (amax := recorded_amax(part._quantizer)) is not None]
+        if amaxes:
+            quantizer.amax = torch.stack(amaxes).amax(dim=0)
+        return first._gathered(shape, fields, first.dtype, quantizer, first.get_usages())
 
     def __get_tensor_shard__(self, index: Any) -> Self:
         """What ``torch.distributed.checkpoint`` reads into: this tensor, of which no part can be taken, as writing to a part changes nothing here."""
@@ -256,6 +291,17 @@ class QuantizedTensor(torch.Tensor):
         element = next((getattr(self, f"_{name}") for name in self._OPTIONS if name in ("fp8_dtype", "fp4_dtype")), None)
         told = f"{element.name.removeprefix('kFloat8').removeprefix('kFloat4')}, " if element is not None else ""
         return f"{type(self).__name__}({told}data={self._dequantized(self.dtype)})"
+
+
+def recorded_amax(quantizer: Any) -> torch.Tensor | None:
+    """Where a delayed-scaling quantizer notes the largest magnitude that it has seen; None of one without."""
+    amax = getattr(quantizer, "amax", None)
+    return amax if isinstance(amax, torch.Tensor) and isinstance(getattr(quantizer, "scale", None), torch.Tensor) else None
+
+
+def _common(meta: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors by which every part of the rows is read, of what ``fsdp_extract_buffers`` tells."""
+    return [*meta.get("kept", {}).values(), *(value for _, inner, *_ in meta.get("parts", {}).values() for value in _common(inner))]
 
 
 def _without_quantizer(metadata: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fusible.errors import CheckpointError, expected
+from fusible.errors import CheckpointError, ShapeError, expected
 from fusible.quantized.storage import resolved
 
 __all__ = ["FLOATS", "HANDLERS", "on_values"]
@@ -78,8 +78,21 @@ def _empty_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, pin
 
 
 def _new_zeros(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+    _check_shard(x, size)
     made = x._empty(size, dtype, device, pin_memory)
     return made if made is NotImplemented else made.quantize_(torch.zeros(made.shape, dtype=made.dtype, device=made.device))
+
+
+def _check_shard(x: Any, size: Any) -> None:
+    """Refuse fewer rows of the same width that cut blocks, or do not divide the tensor evenly: so FSDP2 makes a shard, which it would fill with
+    values that are no longer in 8 bits, or are rounded once more."""
+    rows, *inner = size or (0,)
+    if len(size) < 2 or tuple(inner) != tuple(x.shape[1:]) or not 0 < rows < x.shape[0]:
+        return
+    step = x._row_step()
+    if rows * torch.Size(inner[:-1]).numel() % step or x.shape[0] % rows:
+        of, do = f"a shard of a {type(x).__name__} {list(x.shape)}", "share it out among fewer processes, or hold it in high precision"
+        raise ShapeError(expected(f"an even part in whole blocks of {step} rows" if step > 1 else "an even part", of=of, got=list(size), do=do))
 
 
 def _zeros_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, **layout: Any) -> Any:
