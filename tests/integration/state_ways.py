@@ -17,7 +17,19 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 import fusible
 from fusible.pytorch import ops, quantize_parameters
 from fusible.pytorch.checkpoint import LoadPlanner
+from fusible.quantized import (
+    CustomRecipe,
+    DelayedScalingRequest,
+    Float8CurrentScalingQuantizer,
+    HybridQuantizer,
+    IdentityQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+    QuantizerRole,
+)
 from fusible.quantized.saving import flatten_state_dict, unflatten_state_dict
+from fusible.tex import DType
 
 WIDTH, ROWS = 32, 32
 RECIPES: dict[str, fusible.Recipe | None] = {
@@ -28,7 +40,30 @@ RECIPES: dict[str, fusible.Recipe | None] = {
     "nvfp4": fusible.NVFP4BlockScaling(),
     "none": None,
 }
-HELD = {name: recipe for name, recipe in RECIPES.items() if recipe is not None}
+
+
+def _hybrid(role: QuantizerRole) -> Quantizer:
+    return HybridQuantizer(rowwise_quantizer=Float8CurrentScalingQuantizer(_E4M3), columnwise_quantizer=MXFP8Quantizer(_E4M3))
+
+
+def _delayed_beside_current(role: QuantizerRole) -> Quantizer | DelayedScalingRequest:
+    return DelayedScalingRequest(amax_history_len=3) if role.tensor_type == "input" else Float8CurrentScalingQuantizer(_E4M3)
+
+
+def _two_formats(role: QuantizerRole) -> Quantizer:
+    return MXFP8Quantizer(_E4M3) if role.tensor_type == "input" else NVFP4Quantizer()
+
+
+def _some_not(role: QuantizerRole) -> Quantizer | None:
+    return Float8CurrentScalingQuantizer(_E4M3) if role.tensor_type == "weight" else IdentityQuantizer()
+
+
+_E4M3 = DType.kFloat8E4M3
+CUSTOM: dict[str, fusible.Recipe] = {
+    f"custom-{factory.__name__.strip('_')}": CustomRecipe(factory) for factory in (_hybrid, _delayed_beside_current, _two_formats, _some_not)
+}
+EVERY = {**RECIPES, **CUSTOM}
+HELD = {name: recipe for name, recipe in EVERY.items() if recipe is not None}
 
 
 class Foreign(nn.Module):

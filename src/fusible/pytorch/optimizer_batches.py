@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from fusible.nvte import take_apart
+from fusible.quantized import QuantizedTensor
+from fusible.tex.protocol import is_quantized
 from fusible.tex.transaction import Write
 
-__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "local", "placed_as", "requantized"]
+__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "is_held_quantized", "local", "placed_as", "requantized"]
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 STRIDED = {torch.strided}
@@ -47,6 +49,20 @@ class Batch:
             of_kind.append(tensor)
 
 
+def is_held_quantized(x: Any) -> bool:
+    """Whether kernels cannot step a parameter as it is: it has a format of tex, or is another quantized tensor, as a hybrid one."""
+    return isinstance(x, QuantizedTensor) or is_quantized(x)
+
+
+def _buffers(x: Any) -> list[torch.Tensor]:
+    """What a quantized tensor consists of."""
+    if is_quantized(x):
+        return take_apart(x.storage_without_autograd())[0]
+    found: list[torch.Tensor] = []
+    x._mapped(lambda tensor: found.append(tensor) or tensor)
+    return found
+
+
 def local(x: Any) -> Any:
     """Of a ``DTensor`` the part that this process has."""
     return x.to_local() if x.__class__ not in PLAIN and hasattr(x, "to_local") else x
@@ -77,5 +93,4 @@ def requantized(p: Any, values: torch.Tensor) -> list[Write]:
             amax.copy_(before)
         if getattr(quantizer, "amax", None) is not amax:
             quantizer.amax = amax
-    old, new = (take_apart(tensor.storage_without_autograd())[0] for tensor in (p, made))
-    return [*writes, *(partial(into.copy_, value) for into, value in zip(old, new, strict=True))]
+    return [*writes, *(partial(into.copy_, value) for into, value in zip(_buffers(p), _buffers(made), strict=True))]

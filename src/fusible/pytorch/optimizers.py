@@ -15,10 +15,9 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError, check_number, expected
 from fusible.pytorch.executors import Executor, make_executor
-from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, local, placed_as, requantized
+from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, is_held_quantized, local, placed_as, requantized
 from fusible.pytorch.uninterrupted import uninterrupted
 from fusible.tex.constructors import check_constructor
-from fusible.tex.protocol import is_quantized
 from fusible.tex.transaction import Write, gathered, run
 
 __all__ = ["FusedAdam", "FusedSGD"]
@@ -129,7 +128,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if not plain:
                 self._check_placed(p)
             state = known or self._new_state(p)
-            key = p.device, begins, not plain and is_quantized(local(p)), "master_param" in state
+            key = p.device, begins, not plain and is_held_quantized(local(p)), "master_param" in state
             batch = batches.get(key)
             if batch is None:
                 batch = batches[key] = Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
@@ -176,7 +175,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         self._check_dtype(p.dtype)
         own = local(p)
         state: dict[str, Any] = {}
-        if is_quantized(own):
+        if is_held_quantized(own):
             state["master_param"] = placed_as(p, own.dequantize().detach().float().clone())
         elif self.master_weights and p.dtype is not torch.float32:
             state["master_param"] = p.detach().float().clone()

@@ -27,6 +27,10 @@ class quantized_model_init:
     ``weight.get_high_precision_init_val()`` gives and ``weight.clear_high_precision_init_val()`` lets go. ``recipe`` defaults to
     ``DelayedScaling()``, whose weights are scaled by their own largest magnitude when they are made; what is written to them later is scaled by what
     was seen before, in the iterations of the pipeline that they are called in. Contexts nest, per thread.
+
+    Weights keep the format that they are held in, whatever recipe a call is under, as with ``quantize_parameters``: each product reads their own
+    values, and the recipe says how what they are multiplied by is quantized. So a model that is held in one format is served, and trained, under any
+    recipe. (Transformer Engine refuses a recipe of another format.)
     """
 
     def __init__(self, enabled: bool = True, recipe: Recipe | None = None, preserve_high_precision_init_val: bool = False) -> None:
