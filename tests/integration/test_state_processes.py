@@ -38,8 +38,8 @@ REST = [
 ]
 OTHERWISE_ARRANGED = {"nested", "attention", "ops", "quantized", "held-delayed", "held-current", "held-nvfp4"}
 """Containers of ours: parts that FSDP2 hooks are called on their own, so that the pipelines are others, and so are their states."""
-HANDED_ON_BY_VALUE = {"held-delayed", "held-current", "held-nvfp4"}
-"""A full dictionary of shards that are held in 8 bits has the values alone, which the shards that it is handed on to quantize by their own scales."""
+HANDED_ON_BY_VALUE = {"held-delayed", "held-current"}
+"""A full dictionary of shards that are held in 8 bits has the values alone: where one scale serves all of them, they are quantized by another one."""
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed"),
