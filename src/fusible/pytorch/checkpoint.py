@@ -38,6 +38,7 @@ class _Parts:
             for item, part in self.came:
                 joined[tuple(slice(begin, begin + length) for begin, length in zip(item.dest_offsets, item.lengths, strict=True))] = part
         self.whole.copy_(joined)
+        self.came.clear()
 
 
 @dataclass
