@@ -15,7 +15,7 @@ from fusible import tex
 from fusible.conformance.table import Disagreement, Record, Sample, check
 from fusible.errors import FusibleError
 
-__all__ = ["BadCall", "Outcome", "bad_calls", "clear", "outcome"]
+__all__ = ["BadCall", "Outcome", "bad_calls", "clear", "outcome", "public"]
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,21 @@ class BadCall:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``kind``: "accepted", "clear", or what is wrong with the refusal."""
+    """``kind``: "accepted", "clear", or what is wrong with the refusal; ``result``: what came of an accepted call."""
 
     kind: str
     text: str = ""
+    result: Any = None
 
 
 def bad_calls(record: Record, dtype: torch.dtype, places: Sequence[int]) -> Iterator[BadCall]:
-    """Every call of ``record``'s samples at these places with one argument replaced. The arguments of each are its own."""
+    """Every call of ``record``'s samples at these places with one argument replaced. The arguments of each are its own.
+
+    The good call is made before: what is looked at once, for all calls of its kinds, has been looked at.
+    """
     samples = record.samples(dtype)
     for sample in map(samples.__getitem__, places):
+        public(record.function)(**deepcopy(sample.arguments))
         for name, good in sample.arguments.items():
             for what, _ in others(good):
                 arguments = deepcopy(sample.arguments)
@@ -90,9 +95,14 @@ def _value_shown(call: BadCall, text: str) -> bool:
     return str(value) in text
 
 
+def public(function: str) -> Callable[..., Any]:
+    """The function of that name, as its users call it."""
+    return getattr(tex.prim if function.startswith("prim_") else tex, function.removeprefix("prim_"))
+
+
 def outcome(call: BadCall, run: Callable[..., Any] | None = None) -> Outcome:
     """What comes of a bad call."""
-    function = run or getattr(tex.prim if call.function.startswith("prim_") else tex, call.function.removeprefix("prim_"))
+    function = run or public(call.function)
     before = list(state(call.arguments))
     try:
         result = function(**call.arguments)
@@ -103,7 +113,7 @@ def outcome(call: BadCall, run: Callable[..., Any] | None = None) -> Outcome:
         return Outcome(wrong or "clear", f"{type(error).__name__}: {error}")
     if call.what == "strided":
         return _right(call, result)
-    return Outcome("accepted")
+    return Outcome("accepted", result=result)
 
 
 def _right(call: BadCall, result: Any) -> Outcome:

@@ -15,6 +15,7 @@ import torch
 from fusible.errors import ArgumentError, DTypeError
 from fusible.tex import enums
 from fusible.tex.grouped_call import is_grouped
+from fusible.tex.interface.domains import is_flag
 from fusible.tex.operands import kind
 from fusible.tex.protocol import is_quantized, to_torch
 
@@ -96,6 +97,10 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(found, tuple) and len(found) > 1 and isinstance(found[-2], str)
 
 
+def _is_generator(x: Any) -> bool:
+    return isinstance(x, torch.Generator) or (_is_tensor(x) and not isinstance(x, torch.Tensor))
+
+
 def _is_int(x: Any) -> bool:
     return hasattr(x, "__index__") and (not isinstance(x, torch.Tensor) or (x.numel() == 1 and not x.is_floating_point()))
 
@@ -161,6 +166,7 @@ _NAMES: dict[str, Any] = {
     "Device": Kind("a device that torch has here", _is_device, error=ArgumentError),
     "DTypeLike": Kind("a torch.dtype, a tex.DType or its value", _is_dtype),
     "FP8Format": Kind("kFloat8E4M3 or kFloat8E5M2", _is_one_of(torch.float8_e4m3fn, torch.float8_e5m2)),
+    "Generator": Kind("a torch.Generator", _is_generator),
     "GivenTensor": Kind("a tensor", _is_tensor),
     "GroupedTensor": Kind("a grouped tensor", is_grouped),
     "QuantizedTensor": Kind("a quantized tensor", is_quantized),
@@ -169,7 +175,7 @@ _NAMES: dict[str, Any] = {
     "Sequence": _ListOf(),
     "Shape": _List("a list of sizes", lambda value: True, _SIZE),
     "Tensor": Kind("a tensor", _is_tensor),
-    "bool": Kind("a bool", lambda x: isinstance(x, int) or type(x).__name__ == "bool_"),
+    "bool": Kind("a bool", is_flag),
     "float": Kind("a number", _is_float),
     "int": _INT,
     "list": _ListOf(),

@@ -17,7 +17,7 @@ Named = Mapping[str, Any]
 
 def unrelated(function: str, named: Named, of: str) -> FusibleError | None:
     """What is wrong between the arguments of ``function``, which is called ``of`` in the sentence; None where nothing is."""
-    relation = _together if "tensor_lists" in named else _RELATIONS.get(function)
+    relation = _RELATIONS.get(function, _alike if "tensor_lists" in named else None)
     return relation(named, of) if relation else None
 
 
@@ -95,10 +95,19 @@ def _mapped(rows: str) -> Callable[[Named, str], FusibleError | None]:
     return check
 
 
-def _together(named: Named, of: str) -> FusibleError | None:
+def _as_many(named: Named, of: str) -> FusibleError | None:
+    """For functions to which tensors that belong together are rows of numbers, in whatever shape."""
+    return _together(named, of, math.prod)
+
+
+def _alike(named: Named, of: str) -> FusibleError | None:
+    return _together(named, of, list)
+
+
+def _together(named: Named, of: str, size: Callable[[Any], Any]) -> FusibleError | None:
     for i, tensors in enumerate(zip(*named["tensor_lists"], strict=False)):
         shapes = [list(x.shape) for x in tensors if math.prod(x.shape) != 1]
-        if any(shape != shapes[0] for shape in shapes):
+        if any(size(shape) != size(shapes[0]) for shape in shapes):
             return ShapeError(expected("equal shapes", of=f"tensor_lists[..][{i}] of {of}", got=shapes, do="order the lists alike"))
     return None
 
@@ -127,6 +136,8 @@ _RELATIONS: dict[str, Callable[[Named, str], FusibleError | None]] = {
     "moe_permute_bwd": _mapped("input"),
     "moe_unpermute_bwd": _mapped("input_fwd"),
     "moe_unpermute_fwd": _mapped("input"),
+    **dict.fromkeys(("multi_tensor_adam", "multi_tensor_scale", "multi_tensor_sgd"), _as_many),
+    **dict.fromkeys(("multi_tensor_compute_scale_and_scale_inv", "multi_tensor_compute_scale_inv_e8m0"), _as_many),
     "nvfp4_group_quantize_with_amax": _given_amaxes,
     "prim_add": _broadcast,
     "prim_concatenate": _concatenated,

@@ -6,14 +6,17 @@ A ``call`` has the declared parameters of its function as attributes (``interfac
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+import torch
+
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.tex.attention_layout import Layout, layout
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Layout, NVTE_Softmax_Type
-from fusible.tex.protocol import is_quantized
+from fusible.tex.protocol import is_quantized, to_torch
 
 __all__ = [
     "BOTTOM_RIGHT",
@@ -68,7 +71,7 @@ class Served:
 
         A backend of ``fp8`` checks its operands once they are read as plain tensors.
         """
-        tables = [getattr(call, name, None) for name in ("page_table_k", "page_table_v")]
+        tables = {name: getattr(call, name, None) for name in ("page_table_k", "page_table_v")}
         q, k, v = call.Q, call.K, call.V
         quantized = any(is_quantized(x) for x in (q, k, v)) or any(quantizer is not None for quantizer in quantizers)
         if quantized and not self.fp8:
@@ -76,14 +79,17 @@ class Served:
         else:
             reason = self.refusal(call.qkv_layout, call.bias_type, q.dtype)
         lay = layout(call.qkv_layout)
-        if reason is None and lay is not None and any((table is not None) != lay.paged for table in tables):
-            reason = "a paged layout has no page tables, or another one has" if hasattr(call, "page_table_k") else "a paged KV cache has no gradient"
+        if reason is None and lay is not None and lay.paged and not hasattr(call, "page_table_k"):
+            reason = "a paged KV cache has no gradient"
+        wrong = [name for name, table in tables.items() if lay is not None and (table is not None) != lay.paged]
+        if reason is None and wrong:
+            reason = f"{wrong[0]} is {'None, and the layout is paged' if tables[wrong[0]] is None else 'given, and the layout is not paged'}"
         if reason is not None or lay is None:
             raise NotServedError(
                 expected("a problem it serves", of=f"the {self.backend} backend's attention", got=f"one where {reason}", do="change that")
             )
         _check_shapes(lay, q, k, v)
-        _check_sequences(lay, q, k, tables)
+        _check_sequences(lay, q, k, [*tables.values()])
         return lay
 
 
@@ -132,12 +138,10 @@ class ScoreRules(Generic[T]):
             if wanted and given is None:
                 raise ShapeError(expected(f"a {name} tensor", of="attention of that type", got="None", do=f"pass {name}"))
         _check_side_inputs(call, bias if biased else None, offset if learnable else None)
-        # A window beyond int32 is as wide as any sequence.
-        left, right = (-1, -1) if call.window_size is None else (min(int(edge), _WIDEST) for edge in call.window_size[:2])
         return cls(
             scale=float(call.attn_scale),
             mask=int(call.attn_mask_type),
-            window=(left, right),
+            window=_window(call.window_size),
             bottom_right_diagonal=bool(call.bottom_right_diagonal),
             bias_type=int(call.bias_type),
             bias=bias if biased else None,
@@ -157,6 +161,16 @@ class ScoreRules(Generic[T]):
     @property
     def alibi(self) -> bool:
         return self.bias_type == NVTE_Bias_Type.NVTE_ALIBI
+
+
+def _window(size: Any) -> tuple[int, int]:
+    """The two edges of a window, None standing for none; one beyond int32 is as wide as any sequence."""
+    if size is None:
+        return -1, -1
+    if len(size) != 2 or not all(hasattr(edge, "__index__") for edge in size):
+        raise ArgumentError(expected("two integers", of="window_size of attention", got=list(size), do="pass how far to look left and right"))
+    left, right = (min(operator.index(edge), _WIDEST) for edge in size)
+    return left, right
 
 
 def _check_side_inputs(call: Any, bias: Any | None, offset: Any | None) -> None:
@@ -190,8 +204,22 @@ def auxiliary(call: Any) -> tuple[Any, Any, Any | None, Any | None]:
     if not count <= len(tensors) <= count + may_have_offset:
         do = "pass what the forward returned after O, without Max"
         raise ShapeError(expected(f"{count} tensors", of="Aux_CTX_Tensors", got=len(tensors), do=do))
+    _check_stats(tensors[0], call)
     rest = list(tensors[2:])
     return tensors[0], tensors[1], rest.pop(0) if biased else None, rest.pop(0) if rest else None
+
+
+def _check_stats(stats: Any, call: Any) -> None:
+    """Raise unless ``stats`` are fp32 ``[b, h, s, 1]``, or of THD ``[t, h, 1]``."""
+    lay = layout(call.qkv_layout)
+    assert lay is not None
+    size = dict(zip(lay.q, call.Q.shape, strict=True))
+    wanted = [size["T"], size["H"], 1] if lay.q == "THD" else [size["B"], size["H"], size["S"], 1]
+    if to_torch(stats.dtype) is not torch.float32 or list(stats.shape) != wanted:
+        got = f"{stats.dtype} {list(stats.shape)}"
+        raise ShapeError(expected(f"fp32 {wanted}", of="Aux_CTX_Tensors[0] (Stats)", got=got, do="pass what the forward returned"))
+    if isinstance(stats, torch.Tensor) and stats.is_meta and not getattr(call.dO, "is_meta", True):
+        raise ArgumentError(expected("a tensor with data", of="Aux_CTX_Tensors[0]", got="one on meta", do="pass what the forward returned"))
 
 
 def has_bias(call: Any) -> bool:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.interface.domains import is_flag
+from fusible.tex.protocol import to_torch
 
 __all__ = ["OutCorrection", "check_halves", "check_lse", "check_moved", "check_partition", "out_correction", "per_step_tokens"]
 
@@ -32,6 +36,8 @@ def out_correction(out: Any, out_per_step: Any, *arguments: Any) -> OutCorrectio
         if value is None:
             raise DTypeError(expected(field.name, of="thd_out_correction", got="None", do="pass all arguments but old_lse"))
     call = OutCorrection(*rest, old_lse=old_lse)
+    if not is_flag(call.only_second_half):  # eight arguments, of which the last is None
+        raise DTypeError(expected("a bool", of="lse_packed of thd_out_correction", got="None", do="pass True or False"))
     if out.dtype != out_per_step.dtype:
         got = f"{out.dtype} and {out_per_step.dtype}"
         raise DTypeError(expected("one dtype", of="out and out_per_step of thd_out_correction", got=got, do="cast one of the two"))
@@ -39,8 +45,13 @@ def out_correction(out: Any, out_per_step: Any, *arguments: Any) -> OutCorrectio
     if out.ndim != 3 or tuple(out_per_step.shape[1:]) != tuple(out.shape[1:]) or out_per_step.shape[0] < tokens:
         got = f"{list(out.shape)} and {list(out_per_step.shape)}"
         raise ShapeError(expected(f"[t, h, d] and [{tokens}, h, d]", of="out and out_per_step of thd_out_correction", got=got, do="reshape them"))
+    if not hasattr(call.cu_seqlens, "dtype") or to_torch(call.cu_seqlens.dtype) is not torch.int32:
+        got = getattr(call.cu_seqlens, "dtype", call.cu_seqlens)
+        raise DTypeError(expected("an int32 tensor", of="cu_seqlens of thd_out_correction", got=got, do="pass the cumulative lengths"))
     for name, x in (("lse", call.lse), ("lse_per_step", call.lse_per_step), ("old_lse", call.old_lse)):
         if x is not None:
+            if to_torch(x.dtype) not in (torch.float32, torch.float64):
+                raise DTypeError(expected("float32 or float64", of=f"{name} of thd_out_correction", got=x.dtype, do="cast it"))
             check_lse(x, call.cu_seqlens, call.lse_packed, out.shape[1], f"{name} of thd_out_correction")
     return call
 
@@ -58,7 +69,10 @@ def check_halves(tensor: Any, half_idx: int) -> int:
     if half_idx not in (0, 1):
         raise ArgumentError(expected("0 or 1", of="half_idx of thd_read_half_tensor", got=half_idx, do="pass one of the two"))
     along = 1 if tensor.ndim == 4 else 0
-    if tensor.ndim == 0 or tensor.shape[along] % 2:
+    if tensor.ndim < 2:
+        of, got = "tensor of thd_read_half_tensor", list(tensor.shape)
+        raise ShapeError(expected("[t, h, d] or [2, t, h, d]", of=of, got=got, do="reshape it"))
+    if tensor.shape[along] % 2:
         got = list(tensor.shape)
         raise ShapeError(expected("an even number of tokens", of="tensor of thd_read_half_tensor", got=got, do="pad each sequence to two halves"))
     return along

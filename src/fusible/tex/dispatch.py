@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +18,14 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.locks import Lock
-from fusible.tex.examination import blame, check_before
+from fusible.tex.argument_kinds import kind_of
+from fusible.tex.examination import blame, check_before, check_length, check_sorts
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
-from fusible.tex.interface.domains import domain_of
+from fusible.tex.interface.domains import Integers, Presence, domain_of
 from fusible.tex.interface.layouts import layout_of_text
-from fusible.tex.operands import KINDS, kind
+from fusible.tex.operands import KINDS, kind, sort
 from fusible.tex.registry import Decision, registry
 from fusible.tex.scope import current_scope, here
 from fusible.tex.taping import Heard
@@ -64,13 +65,12 @@ def _request(declaration: Declaration, key: tuple[Any, ...]) -> Request:
     return Request(declaration.name, tuple(zip(declaration.asks, key, strict=True)))
 
 
-def _chosen(declaration: Declaration, key: tuple[Any, ...]) -> Callable[..., Any]:
-    request = _request(declaration, key)
-    devices = request.devices
-    if "meta" in devices and len(devices) > 1:  # torch writes nothing, and says nothing, where one operand of a sum in place has no data
-        raise ArgumentError(expected("tensors on one device", of=request.function, got=", ".join(sorted(devices)), do="give all of them data"))
+def _chosen(declaration: Declaration, key: tuple[Any, ...], arguments: dict[str, Any]) -> Callable[..., Any]:
+    """The method that serves calls of these kinds and sorts, of which this is the first. Raises unless they are what the declaration says: there may
+    be a backend that would compute something of others, such as dropout of integers, which gives integers."""
+    request = _request(declaration, key[: len(declaration.asks)])
     backend = registry.choose(request)
-    _check_dtypes(declaration, request)
+    check_sorts(declaration, arguments)
     method = getattr(backend, request.function)
     if not _recorders:
         return method
@@ -87,18 +87,6 @@ def _chosen(declaration: Declaration, key: tuple[Any, ...]) -> Callable[..., Any
     return recorded
 
 
-def _check_dtypes(declaration: Declaration, request: Request) -> None:
-    """Raise ``DTypeError`` for a deciding tensor that is not of the type that the declaration says, be there a backend that would compute something
-    of it: dropout of integers gives integers, which are not what was asked for."""
-    dtypes = {name: kind[1] for name, kind in request.kinds if isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[1], torch.dtype)}
-    for name, dtype in dtypes.items():
-        layout = layout_of_text(declaration.where[name]) if name in declaration.where else None
-        wanted = layout.wrong_dtype(dtype, dtypes) if layout is not None and layout.count is None else ""
-        if wanted:
-            of = f"{name} of {declaration.name.removeprefix('prim_')}"
-            raise DTypeError(expected(wanted, of=of, got=f"a tensor of {dtype}", do="pass such a tensor"))
-
-
 _PLAIN = ("bool", "int", "str", bool, int, str)
 """Annotations of arguments that are their own kind."""
 
@@ -108,6 +96,58 @@ def _kind_of(declaration: Declaration, ask: str) -> str:
     if declaration.signature.parameters[ask].annotation in _PLAIN:
         return ask
     return f"(None if {ask} is None else ('cpu', {ask}.dtype) if _type({ask}) is _tensor and {ask}.is_cpu else _kinds[_type({ask})]({ask}))"
+
+
+def _sort_of(declaration: Declaration, p: inspect.Parameter) -> str:
+    """The text that computes the sort of an argument: without a call where it is None or a tensor on a CPU. Of a list it is the class alone: the
+    sorts of all that is in it would cost more than the rest of the call, and are left to who reads it."""
+    name = p.name
+    if not p.annotation.startswith(_TENSORS):
+        return f"_type({name})" if p.annotation.startswith(_LISTS) or p.annotation in _VALUES else f"(None if {name} is None else _sort({name}))"
+    # Of what is to be int32 the tests before have made sure.
+    dtype = f"{name}.dtype" if name in declaration.where and not isinstance(domain_of(p.annotation)[0], Integers) else "True"
+    return f"(None if {name} is None else {dtype} if _type({name}) is _tensor and {name}.is_cpu else _sort({name}))"
+
+
+_VALUES = ("str", "Device", "Device | None", "DTypeLike")
+"""Annotations of arguments that are no lists and hold no tensors."""
+_LISTS = ("Sequence[", "list[", "Shape")
+_TENSORS = ("Tensor", "torch.Tensor", "GivenTensor", "Lengths", "Indices")
+"""What annotations of lists and of tensors begin with."""
+
+
+def _beside(declaration: Declaration) -> list[inspect.Parameter]:
+    """The parameters whose arguments do not decide who serves a call and are looked at all the same: those whose class or dtype is declared, and that
+    the tests before do not wholly answer for."""
+    found: list[inspect.Parameter] = []
+    for p in declaration.signature.parameters.values():
+        domain = domain_of(p.annotation)[0]
+        told = isinstance(domain, Presence | Integers) or (domain is None and isinstance(p.annotation, str) and kind_of(p.annotation) is not None)
+        if told and p.name not in declaration.asks and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            found.append(p)
+    return found
+
+
+def _shape_test(declaration: Declaration, p: inspect.Parameter) -> str:
+    """The text that refuses a vector whose length is declared as a number or by one of the numbers among the arguments: flags, and one entry for each
+    member of a group. Whoever reads the first of too many would not notice. Index tensors are left to who reads them all."""
+    text = declaration.where.get(p.name)
+    layout = layout_of_text(text) if text else None
+    if layout is None or layout.count or layout.dims is None or len(layout.dims) != 1 or isinstance(domain_of(p.annotation)[0], Integers):
+        return ""
+    length = _LENGTH.fullmatch(layout.dims[0])
+    if length is None or not (length[1].isdigit() or length[1] in declaration.signature.parameters):
+        return ""
+    fits = f"{p.name} is None or {p.name}.shape == ({length[1]}{length[2]},)"
+    return f"            if not ({fits}):\n                _check_length({p.name!r}, {{{_seen(declaration)}}})\n"
+
+
+_LENGTH = re.compile(r"(\w+)((?:\+\d+)?)")
+
+
+def _seen(declaration: Declaration) -> str:
+    """The text of all arguments by name."""
+    return ", ".join(f"{p!r}: {p}" for p in declaration.signature.parameters)
 
 
 def _test(function: str, parameter: inspect.Parameter, bind: Callable[[Any], str]) -> str:
@@ -143,11 +183,15 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hea
             star = "*" * (p.kind is p.VAR_POSITIONAL)
             accepted.append(f"{star}{p.name}{default}")
             positional.append(f"{star}{p.name}")
-    key = "".join(f"{_kind_of(declaration, ask)}, " for ask in declaration.asks)
+    looks = [_kind_of(declaration, ask) for ask in declaration.asks]
+    if not declaration.unserved:
+        looks += [_sort_of(declaration, p) for p in _beside(declaration)]
+    key = "".join(f"{look}, " for look in looks)
     # What nobody serves says that first, whatever its arguments.
     tests = "" if declaration.unserved else "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
     arguments = ", ".join(positional + named)
-    seen = ", ".join(f"{p!r}: {p}" for p in declaration.signature.parameters)
+    seen = _seen(declaration)
+    lengths = "" if declaration.unserved else "".join(_shape_test(declaration, p) for p in declaration.signature.parameters.values())
     rest = [p for p in declaration.before if domain_of(declaration.signature.parameters[p].annotation)[0] is None]
     before = f"_check({{{', '.join(f'{p!r}: {p}' for p in rest)}}})" if rest else "pass"
     heard = f"""
@@ -156,7 +200,7 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hea
                 _here.note(_heard(_method, ({"".join(f"{value}, " for value in positional)}), dict({", ".join(named)}), _result))
                 return _result"""
     return f"""
-def _make(_kinds, _type, _tensor, _choose, _whats_here, _scope_here, _heard, _on_change, _blame, _check):
+def _make(_kinds, _type, _tensor, _sort, _choose, _whats_here, _scope_here, _heard, _on_change, _blame, _check, _check_length):
     _common, _own = {{}}, {{}}
     def _drop():
         nonlocal _common, _own
@@ -168,11 +212,11 @@ def _make(_kinds, _type, _tensor, _choose, _whats_here, _scope_here, _heard, _on
     def {name}({", ".join(accepted)}):
 {tests}        try:
             {before}
-            _here = _whats_here()
+{lengths}            _here = _whats_here()
             _methods, _key = _common if _here is None else _methods_here(), ({key})
             _method = _methods.get(_key)
             if _method is None:
-                _method = _methods[_key] = _choose(_key)
+                _method = _methods[_key] = _choose(_key, {{{seen}}})
             if _here is None:
                 return _method({arguments}){heard if hears else ""}
             return _method({arguments})
@@ -200,9 +244,9 @@ def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., An
     source, file = _source(declaration, name, bind, hears), f"{__file__}: the dispatcher of {declaration.name}"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
     exec(compile(source, file, "exec"), made)
-    asked = partial(blame, declaration), partial(check_before, declaration)
+    asked = partial(blame, declaration), partial(check_before, declaration), partial(check_length, declaration)
     choose = partial(_chosen, declaration)
-    call = made["_make"](KINDS, type, torch.Tensor, choose, here.get, current_scope, Heard, registry.on_change, *asked)
+    call = made["_make"](KINDS, type, torch.Tensor, sort, choose, here.get, current_scope, Heard, registry.on_change, *asked)
     parameters = declaration.signature.parameters.values()
     call.__defaults__ = tuple(p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty) or None
     call.__kwdefaults__ = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty} or None

@@ -22,9 +22,10 @@ from fusible.tex.grouped_call import is_grouped
 from fusible.tex.index_relations import wrong_indices
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.layouts import LayoutOf, layout_of_text
+from fusible.tex.memory_checks import overlaps_itself
 from fusible.tex.protocol import is_quantized, to_torch
 
-__all__ = ["blame", "check_before", "examine"]
+__all__ = ["blame", "check_before", "check_length", "check_sorts", "examine"]
 
 _BUFFERS = ("scale", "amax", "_data", "_rowwise_data", "_columnwise_data", "rowwise_data", "columnwise_data")
 """Where quantizers, quantized tensors and grouped ones hold tensors."""
@@ -50,10 +51,45 @@ def blame(declaration: Declaration, error: Exception, arguments: Mapping[str, An
     wrong = examine(declaration, named, classes_alone=said or isinstance(error, NotServedError))
     if wrong is None and not ours and "meta tensor" in str(error):
         wrong = _without_data(named, name)
+    if wrong is None and not ours and "single memory location" in str(error):
+        wrong = _overlapping(named, name)
     if wrong is None and not ours and "overflow" in str(error):
         wrong = _too_large(named, name)
     if wrong is not None and not (ours and {name, wrong.argument} <= _words(str(error))):
         raise wrong from error
+
+
+def check_sorts(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
+    """Raise for the first argument that is of another class or dtype than ``declaration`` says, or on meta beside others that have data.
+
+    All of this follows from the arguments' kinds and sorts (``fusible.tex.operands``), so that dispatch asks once for each combination of these. A
+    list whose sort is its class is looked at no further: another of that sort may hold something else.
+    """
+    arguments = {name: value for name, value in arguments.items() if not _a_list_beside(declaration, name, value)}
+    wrong = examine(declaration, arguments, classes_alone=True)
+    if wrong is not None:
+        raise wrong
+    of, named = declaration.name.removeprefix("prim_"), _named(declaration, arguments)
+    # torch writes nothing, and says nothing, where one operand of a sum in place has no data
+    wrong = _of_dtypes(declaration, named, of) or (_without_data(named, of) if _some_without_data(named) else None)
+    if wrong is not None:
+        raise wrong
+
+
+def _a_list_beside(declaration: Declaration, name: str, value: Any) -> bool:
+    """Whether an argument is a list, as declared, and decides nothing."""
+    if type(value) not in (list, tuple) or name in declaration.asks:
+        return False
+    said = kind_of(declaration.signature.parameters[name].annotation)
+    return said is None or said.wrong([], name) is None
+
+
+def check_length(declaration: Declaration, argument: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ``ShapeError`` unless ``argument`` is a vector of the length that is declared by itself."""
+    of, named = declaration.name.removeprefix("prim_"), _named(declaration, arguments)
+    wrong = _of_shape(layout_of_text(declaration.where[argument]), named[argument], argument, of, {}, named)
+    if wrong is not None:
+        raise wrong
 
 
 def check_before(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
@@ -154,6 +190,45 @@ def _too_large(named: Mapping[str, Any], of: str) -> FusibleError | None:
     return error
 
 
+def _some_without_data(named: Mapping[str, Any]) -> bool:
+    """Whether some of the tensors are on meta and others are not."""
+    devices = {x.device.type for name, value in named.items() for _, x in _tensors(name, value)}
+    return len(devices) > 1 and "meta" in devices
+
+
+def _of_dtypes(declaration: Declaration, named: Mapping[str, Any], of: str) -> FusibleError | None:
+    """Which of the arguments whose layout is declared is of another dtype, or has an item that is."""
+    dtypes: dict[str, torch.dtype | None] = {}
+    for name, text in declaration.where.items():
+        if named.get(name) is not None:
+            dtypes = dtypes or {name: _dtype(value) for name, value in named.items()}
+            wrong = _of_dtype(layout_of_text(text), named[name], name, of, dtypes)
+            if wrong is not None:
+                return wrong
+    return None
+
+
+def _of_dtype(layout: LayoutOf, x: Any, place: str, of: str, dtypes: Mapping[str, torch.dtype | None]) -> FusibleError | None:
+    if isinstance(x, list | tuple):
+        found = (_of_dtype(layout, item, f"{place}[{i}]", of, dtypes) for i, item in enumerate(x))
+        return next((wrong for wrong in found if wrong is not None), None)
+    if is_quantized(x) or is_grouped(x) or not hasattr(x, "shape"):  # the shape of one of NVIDIA's may warn
+        return None
+    wanted = layout.wrong_dtype(_dtype(x), dtypes)
+    return DTypeError(expected(wanted, of=f"{place} of {of}", got=shown(x), do="pass such a tensor")) if wanted else None
+
+
+def _overlapping(named: Mapping[str, Any], of: str) -> FusibleError | None:
+    """Of a call that would have written to a tensor whose elements share memory: which that is."""
+    place = next((place for name, value in named.items() for place, x in _tensors(name, value) if overlaps_itself(x)), None)
+    if place is None:
+        return None
+    wanted = "memory of its own for each element"
+    error = ArgumentError(expected(wanted, of=f"{place} of {of}", got="a tensor that overlaps itself", do="pass x.clone()"))
+    error.argument = re.split(r"\W", place)[0]
+    return error
+
+
 def _without_data(named: Mapping[str, Any], of: str) -> FusibleError | None:
     place = next((place for name, value in named.items() for place, x in _tensors(name, value) if x.device.type == "meta"), None)
     if place is None:
@@ -199,7 +274,7 @@ def _of_shapes(declaration: Declaration, named: Mapping[str, Any], of: str) -> F
         if value is None:
             continue
         if layout.count is None:
-            wrong = _of_shape(layout, value, f"{name} of {of}", sizes, named)
+            wrong = _of_shape(layout, value, name, of, sizes, named)
             if wrong is not None:
                 return wrong
             continue
@@ -210,7 +285,7 @@ def _of_shapes(declaration: Declaration, named: Mapping[str, Any], of: str) -> F
             wanted = f"a list of {length}"
             return ArgumentError(expected(wanted, of=f"{name} of {of}", got=f"{len(value)}", do="pass lists of equal length"))
         for i, item in enumerate(value):
-            wrong = _of_shape(layout, item, f"{name}[{i}] of {of}", of_items.setdefault(i, {}), named)
+            wrong = _of_shape(layout, item, f"{name}[{i}]", of, of_items.setdefault(i, {}), named)
             if wrong is not None:
                 return wrong
     return None
@@ -220,17 +295,18 @@ def _of_relations(declaration: Declaration, named: Mapping[str, Any], of: str) -
     return unrelated(declaration.name, named, of) if len(named) == len(declaration.signature.parameters) else None
 
 
-def _of_shape(layout: LayoutOf, x: Any, of: str, sizes: dict[str, int], named: Mapping[str, Any]) -> FusibleError | None:
+def _of_shape(layout: LayoutOf, x: Any, place: str, of: str, sizes: dict[str, int], named: Mapping[str, Any]) -> FusibleError | None:
     if isinstance(x, list | tuple):
-        return next((wrong for item in x if (wrong := _of_shape(layout, item, of, {}, named))), None)
-    if not hasattr(x, "shape") or is_quantized(x) or is_grouped(x):
+        return next((wrong for i, item in enumerate(x) if (wrong := _of_shape(layout, item, f"{place}[{i}]", of, {}, named))), None)
+    if is_quantized(x) or is_grouped(x) or not hasattr(x, "shape"):  # the shape of one of NVIDIA's may warn
         return None
-    wrong_dtype = layout.wrong_dtype(_dtype(x), {name: _dtype(value) for name, value in named.items()})
-    if wrong_dtype:
-        return DTypeError(expected(wrong_dtype, of=of, got=shown(x), do="pass such a tensor"))
+    wrong_dtype = _of_dtype(layout, x, place, of, {name: _dtype(value) for name, value in named.items()})
+    if wrong_dtype is not None:
+        return wrong_dtype
     numbers = {name: value for name, value in named.items() if type(value) is int}
     wanted = layout.wrong_shape(tuple(x.shape), sizes, numbers)
-    return ShapeError(expected(f"shape {wanted}", of=of, got=list(x.shape), do="pass a tensor of that shape")) if wanted else None
+    got, do = list(x.shape), "pass a tensor of that shape"
+    return ShapeError(expected(f"shape {wanted}", of=f"{place} of {of}", got=got, do=do)) if wanted else None
 
 
 def _dtype(x: Any) -> torch.dtype | None:

@@ -54,11 +54,17 @@ _FACTORIES: dict[type, Callable[..., Any]] = {}
 
 
 def check_list_lengths(call: Any, outputs: int) -> None:
-    """Raise ``ArgumentError`` unless the lists of a call of ``te_general_grouped_gemm`` are as long as A, as are its ``outputs``."""
+    """Raise ``ArgumentError`` unless the lists of a call of ``te_general_grouped_gemm`` are as long as A, as are its ``outputs``, ``DTypeError``
+    for a bias or an input of a GELU that is no tensor."""
     counts = [len(call.A), len(call.B), len(call.bias), len(call.pre_gelu_out), outputs]
     if len({*counts}) != 1:
         of = "A, B, bias, pre_gelu_out and D of te_general_grouped_gemm"
         raise ArgumentError(expected("lists of equal length", of=of, got=counts, do="pass one of each per problem"))
+    for name in ("bias", "pre_gelu_out"):
+        for i, x in enumerate(getattr(call, name)):
+            if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+                of, got = f"{name}[{i}] of te_general_grouped_gemm", type(x).__qualname__
+                raise DTypeError(expected("a tensor", of=of, got=got, do="pass an empty one for none"))
 
 
 def register_grouped_factory(quantizer_class: type, factory: Callable[..., Any]) -> None:

@@ -141,6 +141,10 @@ def problems_of(call: Any) -> tuple[list[Problem], list[GemmShape]]:
     """The problems of a call of ``te_general_grouped_gemm`` and their shapes, checked all."""
     outputs = _outputs(call.A, call.transa, call.B, call.transb, call.D, call.D_type, call.single_output)
     check_list_lengths(call, len(outputs))
+    for name in ("bias", "pre_gelu_out"):
+        for x, out in zip(getattr(call, name), outputs, strict=True):
+            if x.numel():
+                check_same_device(x, out, f"{name} of te_general_grouped_gemm")
     beta = 1.0 if call.accumulate else 0.0
     problems = [
         Problem(a, b, d, x if x.numel() else None, gelu if gelu.numel() else None, beta=beta)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.protocol import check_same_device
 
-__all__ = ["check_apart", "check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
+__all__ = ["check_apart", "check_each", "check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
 
 
 def check_apart(out: Any, others: Sequence[Any], of: str) -> None:
@@ -42,6 +43,13 @@ def check_equal_lengths(function: str, *lists: Sequence[Any]) -> None:
         raise ArgumentError(expected("lists of equal length", of=function, got=lengths, do="pass one of each per tensor"))
 
 
+def check_each(values: Sequence[Any], belongs: Callable[[Any], bool], what: str, of: str) -> None:
+    """Raise ``DTypeError`` unless each of ``values`` is ``what`` its list is made of, told by ``belongs(value)``."""
+    for i, value in enumerate(values):
+        if not belongs(value):
+            raise DTypeError(expected(what, of=f"{of.replace(' of ', f'[{i}] of ', 1)}", got=repr(value), do="pass such ones alone"))
+
+
 def check_same_dtype(x: Any, like: Any, of: str) -> None:
     """Raise ``DTypeError`` unless ``x`` has the dtype of ``like``."""
     if x.dtype != like.dtype:
@@ -66,9 +74,10 @@ def check_segments(short: Any, padded: Any, rows: Sequence[int], padded_rows: Se
 
 
 def check_wider(out: Any, x: Any, of: str) -> None:
-    """Raise unless ``out`` is like ``x``, or wider in its last dimension."""
+    """Raise unless ``out`` is like ``x``, where that is, or wider in its last dimension."""
     shape = tuple(out.shape)
     if shape[:-1] != tuple(x.shape[:-1]) or not shape or shape[-1] < x.shape[-1]:
         wanted = f"{[*x.shape]} or wider"
         raise ShapeError(expected(wanted, of=of, got=list(shape), do="pass a tensor of that shape"))
     check_same_dtype(out, x, of)
+    check_same_device(out, x, of)

@@ -1,4 +1,5 @@
-"""What a call writes shares no memory with what else it writes, nor, where it says so, with what it reads: checked before anything is written.
+"""What a call writes shares no memory with what else it writes, nor, where it says so, with what it reads; and each of its elements has memory of its
+own. Checked before anything is written: torch refuses to write to other tensors, and by then others may be written.
 
 Functions declare it (``interface.declare.function``: ``apart``, ``alone``); who computes one by several steps, of which a later one reads what an
 earlier one wrote, wraps its method here. A native kernel asks by itself (``cppsrc/include/fusible/overlap.hpp``).
@@ -18,7 +19,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, expected
 from fusible.tex.interface.declare import DECLARATIONS, Declaration
 
-__all__ = ["check_apart_of", "surely_apart", "writing_apart"]
+__all__ = ["check_apart_of", "check_own", "overlaps_itself", "surely_apart", "writing_apart"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -70,6 +71,9 @@ def check_apart_of(function: str, arguments: Mapping[str, Any]) -> None:
             continue  # what is only read matters where something is to be alone
         if issubclass(type(value), (list, tuple, Tensor)):  # all that is asked of any other value is its type
             _collect(spans, value, name, (), name in declaration.apart, name in declaration.alone, declaration.apart)
+    for span in spans:
+        if span.x.layout is not torch.strided or (span.written and not span.x.is_contiguous()):
+            check_own(span.x, f"{span} of {function}")
     spans.sort(key=_begin)
     for i, one in enumerate(spans):
         end, written, alone = one[1:4]
@@ -93,10 +97,33 @@ def _collect(
     if isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _collect(spans, item, name, (*places, i), apart or (not places and f"{name}[{i}]" in listed), alone, listed)
-    elif type(value) in _PLAIN and value.layout is torch.strided and value.numel() and value.device.type != "meta":
+    elif type(value) in _PLAIN and value.layout is not torch.strided:
+        spans.append(_Span(0, 0, apart or alone, alone, name, places, value))
+    elif type(value) in _PLAIN and value.numel() and value.device.type != "meta":
         begin = value.data_ptr()
         size = value.nbytes if value.is_contiguous() else _extent(value)
         spans.append(_Span(begin, begin + size, apart or alone, alone, name, places, value))
+
+
+def check_own(x: Tensor, of: str) -> None:
+    """Raise ``ArgumentError`` unless ``x``, which is written, is dense, and each of its elements has memory of its own."""
+    if x.layout is not torch.strided:
+        got = f"one of layout {str(x.layout).removeprefix('torch.')}"
+        raise ArgumentError(expected("a dense tensor", of=of, got=got, do="pass x.to_dense()"))
+    if overlaps_itself(x):
+        raise ArgumentError(expected("memory of its own for each element", of=of, got=f"strides {list(x.stride())}", do="pass x.clone()"))
+
+
+def overlaps_itself(x: Tensor) -> bool:
+    """Whether elements of a dense tensor share memory: an expanded one, or windows that overlap. Of strides that do not nest that is assumed."""
+    if not x.numel():
+        return False
+    reach = 1
+    for stride, length in sorted((stride, length) for stride, length in zip(x.stride(), x.shape, strict=True) if length > 1):
+        if stride < reach:
+            return True
+        reach += (length - 1) * stride
+    return False
 
 
 def _extent(x: Tensor) -> int:

@@ -2,6 +2,9 @@
 
 The kind of a tensor is ``(device kind, dtype)``, of a quantized tensor or a quantizer ``(scaling, device kind, dtype)``, of a flag the flag
 itself. Kinds are looked up by the argument's exact class; a room that brings a class of its own registers how to describe it.
+
+Of an argument that decides nothing dispatch sees its *sort*, which says whether it is what the declaration says: of a tensor its kind, of a value or
+a list its class.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["kind", "register_kind"]
+__all__ = ["kind", "register_kind", "sort"]
 
 
 def kind(argument: Any) -> Hashable:
@@ -30,6 +33,15 @@ class _Kinds(dict[type, Callable[[Any], Hashable]]):
 
 KINDS = _Kinds()
 """How to describe an argument, by its class. Dispatch reads it directly, and not at all for None and ``torch.Tensor``s on a CPU: calls cost most."""
+
+
+def sort(argument: Any) -> Hashable:
+    """The sort of one argument of a call. There are few: calls that differ in numbers and lengths alone are of one sort."""
+    cls = type(argument)
+    return cls if cls in _VALUES or cls is list or cls is tuple else (cls, KINDS[cls](argument))
+
+
+_VALUES = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
 
 
 def register_kind(cls: type, describe: Callable[[Any], Hashable]) -> None:
@@ -51,7 +63,7 @@ def _of_list(arguments: Any) -> Hashable:
     return tuple(dict.fromkeys(_of_list(a) if isinstance(a, (list, tuple)) else kind(a) for a in arguments))
 
 
-for _cls in (bool, int, float, str, type(None), torch.dtype, torch.device):
+for _cls in _VALUES:
     register_kind(_cls, _itself)
 register_kind(torch.Tensor, _of_tensor)
 register_kind(torch.nn.Parameter, _of_tensor)

@@ -6,6 +6,7 @@ Nothing here computes on a tensor, so that backends of real and of lazy tensors 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -82,9 +83,11 @@ def to_torch(dtype: Any) -> torch.dtype:
     try:
         if dtype in _OF_FRAMEWORKS:
             return _OF_FRAMEWORKS[dtype]
-        return _TO_TORCH[int(dtype)]
+        if type(dtype) is not bool:
+            return _TO_TORCH[operator.index(dtype)]
     except (KeyError, TypeError, ValueError):
-        raise DTypeError(expected("a torch.dtype, a tex.DType or its value", of="a dtype", got=repr(dtype), do="pass one of those")) from None
+        pass
+    raise DTypeError(expected("a torch.dtype, a tex.DType or its value", of="a dtype", got=repr(dtype), do="pass one of those"))
 
 
 def to_dtype(dtype: Any) -> DType | int:

@@ -62,7 +62,7 @@ def test_segments_are_padded_and_back(runner: Runner, dtype: torch.dtype) -> Non
         ({"input_row_list": [-1, 6]}, ShapeError, "padding does not shorten"),
         ({"padded_input_row_list": [8]}, ArgumentError, "lists of equal length"),
         ({"output": torch.ones(8, 4)}, ShapeError, "equal widths"),
-        ({"output": torch.ones(8, 5).half()}, DTypeError, "torch.float32 of output"),
+        ({"output": torch.ones(8, 5).half()}, DTypeError, "float32 of output"),
     ],
 )
 def test_segments_that_do_not_add_up_are_refused(runner: Runner, changes: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -207,7 +207,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("scaled_softmax_forward", {"input": X, "scale_factor": 1.0}, ShapeError, r"scores \[b, h, q, k\]"),
     ("scaled_upper_triang_masked_softmax_forward", {"input": torch.zeros(2, 3, 4), "scale_factor": 1.0}, ShapeError, r"\[b \* h, s, s\]"),
     ("scaled_masked_softmax_forward", {**SCORES_CALL, "mask": torch.zeros(2, 3, 4, 5).byte()}, ShapeError, r"\[2 or 1, 1, 4, 5\] of mask"),
-    ("scaled_masked_softmax_forward", {**SCORES_CALL, "mask": torch.zeros(2, 1, 4, 5)}, DTypeError, "uint8 of mask"),
+    ("scaled_masked_softmax_forward", {**SCORES_CALL, "mask": torch.zeros(2, 1, 4, 5)}, DTypeError, "uint8 or bool of mask"),
     (
         "scaled_softmax_backward",
         {"output_grad_": torch.zeros(2, 3, 4, 4), "softmax_results_": SCORES_CALL["input"], "scale_factor": 1.0},

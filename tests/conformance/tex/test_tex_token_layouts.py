@@ -83,5 +83,5 @@ def test_gradients_that_differ_are_refused(runner: Runner) -> None:
     x = torch.zeros(2, 3, 4, 5)
     with pytest.raises(ShapeError, match="three equal shapes"):
         runner("fa_prepare_bwd", q=x, k=x[:1], v=x)
-    with pytest.raises(DTypeError, match="one dtype"):
+    with pytest.raises(DTypeError, match="of v of fa_prepare_bwd"):
         runner("fa_prepare_bwd", q=x, k=x, v=x.bfloat16())

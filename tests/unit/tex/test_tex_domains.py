@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from fusible import tex
 from fusible.errors import FusibleError
 from fusible.tex import enums
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Integers, Number, Presence, domain_of
+from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Flag, Integers, Number, Presence, domain_of
 from fusible.tex.protocol import to_torch
 
 Place = tuple[str, str, Domain, bool]
@@ -50,6 +51,8 @@ def outside(domain: Domain) -> list[Any]:
         return [*wrong, 99, -1, "float32", None, enums.NVTE_QKV_Format.NVTE_SBHD_2BSHD, True, 1.5, torch.zeros(1)]
     if isinstance(domain, Presence):
         return [None]
+    if isinstance(domain, Flag):
+        return [None, "no", 2, 1.0, 0.0, [True], object(), torch.tensor(True), np.array([True]), enums.NVTE_Fused_Attn_Backend(1)]
     if isinstance(domain, Integers):
         wrong = [torch.zeros(2, dtype=dtype) for dtype in (torch.int64, torch.int16, torch.float32, torch.bool)]
         return [*wrong, None, 3, [0, 1], *([torch.zeros((), dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)] if domain.rank else [])]
@@ -77,6 +80,8 @@ def inside(domain: Domain) -> list[Any]:
         return [*domain.dtypes, *(d for d in enums.DType if d != enums.DType.kFloat4E2M1 and tex_dtype(d) in domain.dtypes)]
     if isinstance(domain, Presence):
         return [0]
+    if isinstance(domain, Flag):
+        return [True, False, 1, 0, np.True_, np.False_]
     if isinstance(domain, Integers):
         return [torch.zeros(2, dtype=torch.int32), torch.nn.Parameter(torch.zeros(0, dtype=torch.int32), requires_grad=False)]
     assert isinstance(domain, Number)

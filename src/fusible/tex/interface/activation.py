@@ -28,7 +28,7 @@ class Activation:
     def glu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``s(a) * b`` (Dauphin et al. 2017, arXiv:1612.08083)."""
 
-    @function("input", "quantizer", input="float [* n]")
+    @function("input", "quantizer", input="float [*]")
     def gelu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``: the tanh form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 
@@ -36,7 +36,7 @@ class Activation:
     def geglu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``gelu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
 
-    @function("input", "quantizer", input="float [* n]")
+    @function("input", "quantizer", input="float [*]")
     def qgelu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``x * s(1.702 x)``: the sigmoid form of GELU (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
 
@@ -44,7 +44,7 @@ class Activation:
     def qgeglu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``qgelu(a) * b``."""
 
-    @function("input", "quantizer", input="float [* n]")
+    @function("input", "quantizer", input="float [*]")
     def relu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``max(x, 0)``."""
 
@@ -52,7 +52,7 @@ class Activation:
     def reglu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``relu(a) * b`` (Shazeer 2020, arXiv:2002.05202)."""
 
-    @function("input", "quantizer", input="float [* n]")
+    @function("input", "quantizer", input="float [*]")
     def srelu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``max(x, 0)^2``: squared ReLU (So et al. 2021, arXiv:2109.08668)."""
 
@@ -60,7 +60,7 @@ class Activation:
     def sreglu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``srelu(a) * b``."""
 
-    @function("input", "quantizer", input="float [* n]")
+    @function("input", "quantizer", input="float [*]")
     def silu(self, input: Tensor, quantizer: Quantizer | None) -> Any:
         """``x * s(x)`` (Elfwing et al. 2018, arXiv:1702.03118)."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["DTypeLike", "Device", "GroupedTensor", "QuantizedTensor", "Quantizer", "Shape", "Tensor"]
+__all__ = ["DTypeLike", "Device", "Generator", "GroupedTensor", "QuantizedTensor", "Quantizer", "Shape", "Tensor"]
 
 Tensor: TypeAlias = Any
 """A tensor, real, lazy or quantized."""
@@ -26,6 +26,9 @@ DTypeLike: TypeAlias = Any
 
 Shape: TypeAlias = Any
 """A sequence of integers that are at least 0."""
+
+Generator: TypeAlias = Any
+"""A ``torch.Generator``; of lazy tensors, the state of one: an int64 tensor ``[2]``."""
 
 Device: TypeAlias = Any
 """A ``torch.device``, or its name or index."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
-from fusible.tex.interface.arguments import Quantizer, Tensor
+from fusible.tex.interface.arguments import Generator, Quantizer, Tensor
 from fusible.tex.interface.declare import function
 from fusible.tex.interface.domains import Finite, FloatingDType, Indices, Lengths, Probability, Size
 
@@ -58,8 +58,8 @@ class Attention:
         V="=Q [_ * _ e]",
         cu_seqlens_q_padded="int32 [b]",
         cu_seqlens_kv_padded="int32 [b]",
-        page_table_k="int32 [n p]",
-        page_table_v="int32 [n p]",
+        page_table_k="int32 [_ p]",
+        page_table_v="int32 [_ p]",
         Bias="float [_ _ _ _]",
     )
     def fused_attn_fwd(
@@ -92,7 +92,7 @@ class Attention:
         o_quantizer: Quantizer | None,
         Bias: Tensor | None,
         SoftmaxOffset: Tensor | None,
-        rng_gen: Any,
+        rng_gen: Generator | None,
         rng_elts_per_thread: int,
         return_max_logit: bool,
         cuda_graph: bool,
@@ -184,8 +184,8 @@ class Attention:
         k_cache="=new_k [p s g d]",
         v_cache="=new_k [p s h e]",
         page_table="int32",
-        cu_new_lens="int32 [b+1]",
-        cu_cached_lens="int32 [b+1]",
+        cu_new_lens="int32 [>b+1]",
+        cu_cached_lens="int32 [>b+1]",
         alone="k_cache v_cache",
     )
     def copy_to_kv_cache(
@@ -213,7 +213,7 @@ class Attention:
         comes from row ``page_table[i]``, for all sequences at once.
         """
 
-    @function("cu_seqlens", tensor="any [t *]", cu_seqlens="int32 [n+1]")
+    @function("cu_seqlens", tensor="any [t *]", cu_seqlens="int32 [>b+1]")
     def convert_thd_to_bshd(self, tensor: Tensor, cu_seqlens: Lengths, b: Size, max_seq_len: Size) -> Any:
         """``[t, ..] -> [b, max_seq_len, ..]``: ``y[i, p] = tensor[cu_seqlens[i] + p]`` within the length of sequence i, else 0.
 
@@ -221,7 +221,7 @@ class Attention:
         lengths than ``b``.
         """
 
-    @function("cu_seqlens", tensor="any [n s *]", cu_seqlens="int32 [n+1]")
+    @function("cu_seqlens", tensor="any [n s *]", cu_seqlens="int32 [>n+1]")
     def convert_bshd_to_thd(self, tensor: Tensor, cu_seqlens: Lengths, t: Size) -> Any:
         """``[b, s, ..] -> [t, ..]``: the inverse of ``convert_thd_to_bshd``; tokens of no sequence are 0."""
 

@@ -46,8 +46,6 @@ class ContextParallel:
         out_per_step="=out [* h d]",
         old_lse="fp32|fp64",
         lse="fp32|fp64",
-        lse_per_step="fp32|fp64",
-        cu_seqlens="int32 [n+1]",
     )
     def thd_out_correction(
         self,
@@ -56,7 +54,7 @@ class ContextParallel:
         old_lse: Tensor | None = None,
         lse: Tensor | None = None,
         lse_per_step: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | bool | None = None,
         only_second_half: bool | None = None,
         lse_packed: bool | None = None,
     ) -> None:
@@ -68,7 +66,7 @@ class ContextParallel:
         A query whose ``lse`` is -inf gains nothing, and keeps nothing. Raises ``DTypeError`` unless both outputs have one dtype.
         """
 
-    @function("grad", grad="float [t *]", grad_per_step="=grad [u *]", cu_seqlens="int32 [n+1]", before="*")
+    @function("grad", grad="float [t *]", grad_per_step="=grad [u *]", cu_seqlens="int32 [n+1]", before="*", apart="grad")
     def thd_grad_correction(self, grad: Tensor, grad_per_step: Tensor, cu_seqlens: Lengths, first_half: str, second_half: str) -> None:
         """Write a step's gradient to the first and to the second halves of ``grad [t, ..]``, in place.
 

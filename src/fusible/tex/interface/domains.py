@@ -34,6 +34,7 @@ __all__ = [
     "Epsilon",
     "FP8DType",
     "Finite",
+    "Flag",
     "FloatingDType",
     "GivenDType",
     "GivenTensor",
@@ -48,6 +49,7 @@ __all__ = [
     "Probability",
     "Size",
     "domain_of",
+    "is_flag",
 ]
 
 
@@ -142,6 +144,27 @@ def _unknown(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class Flag(Domain):
+    """True or False, Python's or numpy's, or 0 or 1. The truth of anything else is a guess: ``"no"`` is true, and backends test it each
+    in a way of its own."""
+
+    refusal = DTypeError
+
+    def fast(self, argument: str, bind: Callable[[Any], str]) -> str:
+        return f"{argument} is True or {argument} is False"
+
+    def holds(self, value: Any) -> bool:
+        return is_flag(value)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether ``value`` is True or False, or a number that is one of the two for Python: 0, 1, or numpy's own."""
+    if type(value) is bool or (type(value) is int and value in (0, 1)):
+        return True
+    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")  # numpy is not imported for it
+
+
+@dataclass(frozen=True)
 class Presence(Domain):
     """Anything but None: of a parameter that must be given, after one that need not be."""
 
@@ -222,6 +245,7 @@ AnyDType = Annotated[Any, DTypes("a type that tex has", "pass a torch.dtype, a t
 def _named() -> dict[str, Domain]:
     anything = -math.inf, math.inf
     domains: dict[str, Domain] = {
+        "bool": Flag("a bool", "pass True or False"),
         "float": Number("a number", "pass a number", float, *anything),
         "int": Number("an integer", "pass an integer", int, *anything),
     }

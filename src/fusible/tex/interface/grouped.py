@@ -67,8 +67,8 @@ class Grouped:
         bias_scale: Tensor | None,
         alpha: Tensor,
         beta: Tensor,
-        workspace_setup: Tensor,
-        workspace_cublas: Tensor,
+        workspace_setup: Tensor | None,
+        workspace_cublas: Tensor | None,
         use_split_accumulator: bool,
         math_sm_count: int,
     ) -> Any:
@@ -91,8 +91,8 @@ class Grouped:
         bias_scale: Tensor | None,
         alpha: Tensor,
         beta: Tensor,
-        workspace_setup: Tensor,
-        workspace_cublas: Tensor,
+        workspace_setup: Tensor | None,
+        workspace_cublas: Tensor | None,
         use_split_accumulator: bool,
         math_sm_count: int,
     ) -> Any:
@@ -110,8 +110,8 @@ class Grouped:
         bias_scale: Tensor | None,
         alpha: Tensor,
         beta: Tensor,
-        workspace_setup: Tensor,
-        workspace_cublas: Tensor,
+        workspace_setup: Tensor | None,
+        workspace_cublas: Tensor | None,
         use_split_accumulator: bool,
         math_sm_count: int,
     ) -> Any:
@@ -127,7 +127,7 @@ class Grouped:
         tensor="float [* n]",
         first_dims="integer [num_tensors]",
         last_dims="integer [num_tensors]",
-        tensor_offsets="integer [num_tensors+1]",
+        tensor_offsets="integer [>num_tensors]",
         noop_flag="fp32 [1]",
     )
     def group_quantize(
@@ -157,7 +157,7 @@ class Grouped:
         tensor="float [* n]",
         first_dims="integer [num_tensors]",
         last_dims="integer [num_tensors]",
-        tensor_offsets="integer [num_tensors+1]",
+        tensor_offsets="integer [>num_tensors]",
     )
     def bgrad_group_quantize(
         self,
@@ -173,7 +173,7 @@ class Grouped:
         The members share their columns.
         """
 
-    @function("grouped_x", "quantizer", first_dims="integer [num_tensors]", tensor_offsets="integer [num_tensors+1]")
+    @function("grouped_x", "quantizer", first_dims="integer [num_tensors]", tensor_offsets="integer [>num_tensors]")
     def group_requantize_inplace(
         self,
         grouped_x: GroupedTensor,
@@ -199,7 +199,7 @@ class Grouped:
         last_dims="integer [num_tensors]",
         rowwise_amax="fp32 (num_tensors)",
         columnwise_amax="fp32 (num_tensors)",
-        tensor_offsets="integer [num_tensors+1]",
+        tensor_offsets="integer [>num_tensors]",
     )
     def nvfp4_group_quantize_with_amax(
         self,
@@ -221,11 +221,11 @@ class Grouped:
         "input_2h",
         "prob",
         "quantizer",
-        input_2h="float [n 2*h]",
+        input_2h="float [*n 2*h]",
         prob="float (n)",
         first_dims="integer [num_tensors]",
         last_dims="integer [num_tensors]",
-        tensor_offsets="integer [num_tensors+1]",
+        tensor_offsets="integer [>num_tensors]",
     )
     def group_scaled_swiglu(
         self,
@@ -247,11 +247,11 @@ class Grouped:
         "input_2h",
         "prob",
         "quantizer",
-        input_2h="float [n 2*h]",
+        input_2h="float [*n 2*h]",
         prob="float (n)",
         first_dims="integer [num_tensors]",
         last_dims="integer [num_tensors]",
-        tensor_offsets="integer [num_tensors+1]",
+        tensor_offsets="integer [>num_tensors]",
     )
     def group_scaled_clamped_swiglu(
         self,

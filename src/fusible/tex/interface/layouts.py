@@ -1,10 +1,11 @@
 """The words in which a declaration says of which dtype and shape an argument is: ``"fp32 [m]"``, ``"float [* n]"``, ``"n * int32 [b+1]"``.
 
 First a dtype, or several joined by ``|``: ``fp32 fp64 bf16 fp16 int16 int32 int64 uint8 bool``, ``float`` (fp32, bf16 or fp16), ``integer`` (int32 or
-int64), ``byte`` (any of one byte), ``any``, or ``=x``, that of the argument ``x``. Then the dimensions in brackets: a number, ``_`` for any, a name
-that stands for the same size wherever it occurs (an argument's name for its value), and ``2*n``, ``n/2`` or ``n+1`` of one; one ``*`` for any number
-of dimensions, ``*m`` for such whose product is m. ``(n)`` in place of brackets asks for n elements in whatever shape. ``n *`` before it all says that
-the argument is a list of n such values; the names of sizes are then each item's own.
+int64), ``byte`` (any of one byte but bool, which holds two of the 256), ``any``, or ``=x``, that of the argument ``x``. Then the dimensions in
+brackets: a number, ``_`` for any, a name that stands for the same size wherever it occurs (an argument's name for its value), and ``2*n``, ``n/2`` or
+``n+1`` of one, with ``>`` before it for that and more, where the rest is not read; one ``*`` for any number of dimensions, ``*m`` for such whose
+product is m. ``(n)`` in place of brackets asks for n elements in whatever shape. ``n *`` before it all says that the argument is a list of n such
+values; the names of sizes are then each item's own.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class LayoutOf:
                     return ""
                 allowed.append(other)
             elif word == "byte":
-                if dtype.itemsize == 1:
+                if dtype.itemsize == 1 and dtype is not torch.bool:
                     return ""
                 allowed.append(torch.uint8)
             else:
@@ -89,6 +90,9 @@ class LayoutOf:
 
 def _size(text: str, size: int, sizes: dict[str, int], numbers: Mapping[str, int]) -> bool:
     """Whether ``size`` is what ``text`` stands for; a name that is new stands for ``size`` from now on."""
+    if text.startswith(">"):
+        least = _value(text[1:], sizes, numbers)
+        return least is None or size >= least
     wanted = _value(text, sizes, numbers)
     if wanted is None:
         if text.isidentifier() and text != "_":
@@ -110,8 +114,8 @@ def _value(text: str, sizes: Mapping[str, int], numbers: Mapping[str, int]) -> i
 
 
 def _shown(text: str, sizes: Mapping[str, int], numbers: Mapping[str, int]) -> str:
-    value = _value(text.lstrip("*"), sizes, numbers)
-    return text if value is None else str(value)
+    value = _value(text.lstrip("*>"), sizes, numbers)
+    return text if value is None else f"{value}{' or more' if text.startswith('>') else ''}"
 
 
 @functools.cache

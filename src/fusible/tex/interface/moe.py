@@ -40,11 +40,11 @@ class MoE:
         Raises ``ShapeError`` or ``DTypeError``.
         """
 
-    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 [n]", prob="fp32")
+    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 (n)", prob="fp32")
     def moe_permute_bwd(self, input: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor | None, num_tokens: Size, topK: Count) -> Any:
         """The gradient of ``moe_permute_fwd``: ``moe_unpermute_fwd`` of the gradient ``input``, ``prob`` being empty."""
 
-    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 [n]", prob="fp32")
+    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 (n)", prob="fp32")
     def moe_unpermute_fwd(self, input: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor | None, num_tokens: Size, topK: Count) -> Any:
         """``out[t] = sum_k prob[t, k] * input[row_id_map[k * T + t]]``, dropped copies being skipped: ``[T, H]`` in ``input``'s dtype.
 

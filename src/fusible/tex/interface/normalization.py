@@ -27,7 +27,7 @@ class Normalization:
         self,
         input: Tensor,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         eps: Epsilon,
         ln_out: Tensor | None,
         quantizer: Quantizer | None,

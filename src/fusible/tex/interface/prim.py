@@ -19,11 +19,11 @@ class Prim:
     """Each takes and gives tensors of one kind (real ones of a device, or lazy ones); ``dtype`` is a ``tex.DType``, its integer value
     (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind."""
 
-    @function("a", "b")
+    @function("a", "b", a="float|fp64", b="float|fp64")
     def prim_add(self, a: Tensor, b: Tensor, dtype: AnyDType | None = None) -> Any:
         """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
 
-    @function("x")
+    @function("x", x="float|fp64")
     def prim_scale(self, x: Tensor, factor: float, dtype: AnyDType | None = None) -> Any:
         """``x * factor`` in fp32, rounded once to ``dtype`` (default: the dtype of ``x``)."""
 
@@ -43,7 +43,7 @@ class Prim:
     def prim_permute(self, x: Tensor, dims: Sequence[int]) -> Any:
         """``x`` with its dimensions in the order ``dims``, contiguous. Raises ``ArgumentError`` where ``dims`` is no order of all of them."""
 
-    @function("x", x="any [* n]")
+    @function("x", x="float|fp64 [* n]")
     def prim_row_sum(self, x: Tensor, dtype: AnyDType | None = None) -> Any:
         """The sum over all rows: ``[..., columns] -> [columns]``, accumulated in fp32, rounded once to ``dtype`` (default: that of ``x``)."""
 

@@ -38,7 +38,7 @@ class Quantize:
     With ``optimize_for_gemm`` the scales of MXFP8 and NVFP4 lie in the order that tensor cores read.
     """
 
-    @function("tensor", "quantizer", tensor="float [* n]", noop="fp32 (1)")
+    @function("tensor", "quantizer", tensor="float [*]", noop="fp32 (1)")
     def quantize(self, tensor: Tensor, quantizer: Quantizer, output: QuantizedTensor | None = None, noop: Tensor | None = None) -> Any:
         """``cast(tensor * scale)`` with ``scale_inv = 1 / scale`` beside it, of the quantizer's class.
 

@@ -78,7 +78,7 @@ class Rope:
         "interleaved",
         qkv_input="float [a b h d]",
         q_freqs="fp32 [s 1 1 w]",
-        k_freqs="fp32 [s 1 1 v]",
+        k_freqs="fp32 [_ 1 1 v]",
         start_positions="int32 [n]",
     )
     def fused_qkv_rope_forward(
@@ -110,7 +110,7 @@ class Rope:
         k_grad_out="=q_grad_out [a b h d]",
         v_grad_out="=q_grad_out [a b h e]",
         q_freqs="fp32 [s 1 1 w]",
-        k_freqs="fp32 [s 1 1 v]",
+        k_freqs="fp32 [_ 1 1 v]",
     )
     def fused_qkv_rope_backward(
         self,

@@ -30,7 +30,7 @@ class Softmax:
     def scaled_softmax_backward(self, output_grad_: Tensor, softmax_results_: Tensor, scale_factor: Finite) -> Any:
         """The gradient of ``scaled_softmax_forward``."""
 
-    @function("input", input="float [b h q k]", mask="byte [_ 1 q k]")
+    @function("input", input="float [b h q k]", mask="byte|bool [_ 1 q k]")
     def scaled_masked_softmax_forward(self, input: Tensor, mask: Tensor, scale_factor: Finite) -> Any:
         """With a mask, uint8 ``[b or 1, 1, q, k]``: where it is 1, -10000 replaces the scaled score.
 

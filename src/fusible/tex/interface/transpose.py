@@ -15,7 +15,7 @@ __all__ = ["Transpose"]
 class Transpose:
     """Movements of data that change no value."""
 
-    @function("input", input="uint8 [* n]", out="uint8")
+    @function("input", input="uint8 [*]", out="uint8")
     def fp8_transpose(self, input: Tensor, dtype: FP8DType, *, out: Tensor | None) -> Any:
         """``[*leading, last] -> [last, *leading]`` of uint8 FP8 data, contiguous; ``out``, unless None, is written and returned.
 

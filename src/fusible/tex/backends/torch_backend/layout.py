@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.index_checks import check_counts_fit
+from fusible.tex.interface.domains import is_flag
 from fusible.tex.interface.layout import Layout
-from fusible.tex.layout_call import check_apart, check_equal_lengths, check_same_dtype, check_segments, check_wider
+from fusible.tex.layout_call import check_apart, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
 from fusible.tex.protocol import to_torch
 
 __all__ = ["LayoutKernels", "addresses", "allocate_together"]
@@ -67,6 +68,7 @@ class LayoutKernels(Layout):
     ) -> tuple[Any, list[Any]]:
         function = "splits_to_offsets_multi"
         check_equal_lengths(function, strides, include_leading_zero, dtypes)
+        check_each(include_leading_zero, is_flag, "a bool", f"include_leading_zero of {function}")
         sizes = split_sizes.to(device=device, dtype=torch.int64)
         ends = _ends(sizes, function)
         types = [to_torch(dtype) for dtype in dtypes]
@@ -91,6 +93,7 @@ class LayoutKernels(Layout):
         views = [_heads_first(x, original_format, function) for x in inputs]
         given = outputs or [None] * len(inputs)
         check_equal_lengths(f"inputs and outputs of {function}", inputs, given)
+        check_each(given, lambda x: x is None or isinstance(x, Tensor), "a tensor or None", f"outputs of {function}")
         for view, out in zip(views, given, strict=True):
             if view is not None and out is not None:
                 check_wider(out, view, f"outputs of {function}")

@@ -13,6 +13,7 @@ from fusible.tex.backends.torch_backend.permutation import permute, unpermute, u
 from fusible.tex.backends.torch_backend.router import Chosen, choose, count_margins, marked, routing_map, score_gradient, scores_of_all
 from fusible.tex.index_checks import check_once, check_range
 from fusible.tex.interface.moe import MoE
+from fusible.tex.layout_call import check_each
 from fusible.tex.moe_call import (
     Routing,
     check_aux_loss,
@@ -36,6 +37,7 @@ _WORKSPACES = 4
 
 class MoEKernels(MoE):
     def moe_permute_fwd(self, input: Any, dtype: Any, indices: Any, num_out_tokens: int, workspace: list[Any], max_expanded_token_num: int) -> Any:
+        check_each(workspace, lambda x: isinstance(x, Tensor), "a tensor", "workspace of moe_permute_fwd")
         x = _movable(input, dtype, "moe_permute_fwd")
         check_permutation(x, indices)
         check_integers(indices, "indices of moe_permute_fwd", _INTEGERS)
@@ -108,9 +110,11 @@ class MoEKernels(MoE):
             check_bin_bounds(*bin_bounds.tolist())
         chosen = _choose(logits, routing, expert_bias, topk_indices, False, function)
         cutoff = chosen.scores.topk(routing.topk + 1, dim=-1).values[..., -1:]
-        count_margins(cutoff - chosen.intermediate, histogram, bin_bounds)
+        probabilities = _probabilities(chosen, routing, logits)
+        # What is written is written last, and first what torch may refuse to write to: counting cannot fail any more.
         routed = _routed(chosen, routing, topk_indices)
-        return _probabilities(chosen, routing, logits), routed, chosen.intermediate, cutoff.squeeze(-1), histogram
+        count_margins(cutoff - chosen.intermediate, histogram, bin_bounds)
+        return probabilities, routed, chosen.intermediate, cutoff.squeeze(-1), histogram
 
     def fused_topk_with_score_function_bwd(
         self,
@@ -193,6 +197,8 @@ class MoEKernels(MoE):
 
     def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: int, num_cols: int, grad_aux_loss: Any) -> Any:
         check_shape(tokens_per_expert, (num_cols,), "tokens_per_expert of fused_moe_aux_loss_bwd")
+        if Const_buf.numel() != 2:
+            check_shape(Const_buf, (2,), "Const_buf of fused_moe_aux_loss_bwd")
         coefficient = Const_buf.reshape(-1)[0]
         row = (tokens_per_expert.float() * (coefficient * grad_aux_loss.reshape(()).float())).to(grad_aux_loss.dtype)
         return row.expand(num_rows, num_cols).contiguous()

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.dropout import check_probability
 from fusible.tex.backends.torch_backend.operands import flat
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import to_torch
+from fusible.tex.protocol import check_shape, to_torch
 
 __all__ = ["PrimKernels"]
 
@@ -28,6 +28,8 @@ class PrimKernels(Prim):
         return torch.mul(x.float(), factor).to(x.dtype if dtype is None else to_torch(dtype))
 
     def prim_cast(self, x: Any, dtype: Any) -> Any:
+        if x.is_complex():  # of which torch would drop the imaginary part
+            raise DTypeError(expected("real numbers", of="x of cast", got=x.dtype, do="pass x.real"))
         return x.to(to_torch(dtype))
 
     def prim_copy(self, x: Any) -> Any:
@@ -64,6 +66,7 @@ class PrimKernels(Prim):
 
     def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
         rows, padded = x.shape[0], _rounded_up(sizes, multiple)
+        _check_matrix(x, "pad_groups")
         _check_groups(sizes, rows, "pad_groups")
         total = -(-(rows + min(rows, sizes.numel()) * (multiple - 1)) // multiple) * multiple
         place, owned = _places(sizes, padded, rows)
@@ -71,7 +74,10 @@ class PrimKernels(Prim):
         return y.index_copy_(0, place.where(owned, total), x)[:total], padded.to(sizes.dtype)
 
     def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+        _check_matrix(x, "unpad_groups")
         _check_groups(sizes, rows, "unpad_groups")
+        if sizes.is_cpu:
+            _check_groups(_rounded_up(sizes, multiple), x.shape[0], "unpad_groups")
         place, owned = _places(sizes, _rounded_up(sizes, multiple), rows)
         return x.index_select(0, place.where(owned, 0)).masked_fill_(~owned[:, None], 0)
 
@@ -96,11 +102,17 @@ class PrimKernels(Prim):
 
     def prim_dropout_backward(self, dy: Any, mask: Any, probability: float) -> Any:
         check_probability(probability, "prim.dropout_backward")
+        check_shape(mask, dy.shape, "mask of dropout_backward")
         return _scaled(dy, mask, probability)
 
 
 def _rounded_up(sizes: torch.Tensor, multiple: int) -> torch.Tensor:
     return (sizes.long() + (multiple - 1)) // multiple * multiple
+
+
+def _check_matrix(x: torch.Tensor, function: str) -> None:
+    if x.dim() != 2:
+        raise ShapeError(expected("[rows, columns]", of=f"x of {function}", got=list(x.shape), do="flatten the leading dimensions"))
 
 
 def _check_groups(sizes: torch.Tensor, rows: int, function: str) -> None:

@@ -74,9 +74,10 @@ class RopeKernels(Rope):
         heads = x.shape[:2]
         found: list[Tensor] = []
         for part, freqs in ((x[..., :dq], q_freqs), (x[..., dq : dq + dk], k_freqs)):
-            chunks = part.reshape(*heads, -1, dv)
+            count = part.shape[2] * part.shape[3]  # said in numbers, for of no tokens torch cannot tell it
+            chunks = part.reshape(*heads, count // dv, dv)
             rotated = self.fused_rope_forward(chunks, freqs, start, qkv_format, interleaved, None, cp_size, cp_rank)
-            found.append(rotated.view(*heads, -1, dk))
+            found.append(rotated.view(*heads, count // dk, dk))
         return found[0], found[1], x[..., dq + dk :].contiguous()
 
     def fused_qkv_rope_backward(

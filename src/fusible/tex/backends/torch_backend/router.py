@@ -182,5 +182,5 @@ def count_margins(margins: Tensor, histogram: Tensor, bounds: Tensor) -> None:
     experts, bins = histogram.shape
     lower, upper = bounds.unbind()
     place = margins.sub(lower).mul_(bins).div_(upper - lower).floor_().clamp_(0, bins - 1).nan_to_num_(0.0).to(torch.int64)
-    place = place.add_(torch.arange(experts, device=place.device), alpha=bins).view(-1)
+    place = place.add_(torch.arange(experts, device=place.device), alpha=bins).reshape(-1)
     histogram.view(-1).index_add_(0, place, torch.ones(1, dtype=torch.int32, device=place.device).expand(place.numel()))

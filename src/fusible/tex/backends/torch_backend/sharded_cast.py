@@ -225,7 +225,7 @@ def _cast_nvfp4(x: Tensor, out: Tensor, scale: Tensor, global_scale: Tensor, par
     if not part.length:
         return
     codes = cast_by_tiles(x, part, block, nvfp4.element_factor(_e4m3_value(scale), global_scale.view(())), encode_e2m1)
-    former = out.view(torch.uint8).view(-1)
+    former = out.view(torch.uint8).reshape(-1)
     before = former[:1] & 0xF if part.start % 2 else codes[:0]
     after = former[-1:] >> 4 if (part.start + part.length) % 2 else codes[:0]
     if before.numel() or after.numel():

@@ -8,7 +8,7 @@ import torch
 
 from fusible.tex.attention_convert import check_convert, check_interleaved, check_parts
 from fusible.tex.backends.torch_backend.segments import segments
-from fusible.tex.index_checks import check_cumulative
+from fusible.tex.index_checks import check_cumulative, check_lengths
 from fusible.tex.interface.attention import Attention
 
 __all__ = ["TokenLayoutKernels"]
@@ -29,6 +29,7 @@ class TokenLayoutKernels(Attention):
     def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Any, t: int) -> Any:
         check_convert(tensor, cu_seqlens, tensor.shape[0], 2, "convert_bshd_to_thd")
         b, s = tensor.shape[:2]
+        check_lengths(cu_seqlens, "cu_seqlens of convert_bshd_to_thd")
         if not b * s:
             return tensor.new_zeros(t, *tensor.shape[2:])
         ends = cu_seqlens[: b + 1]
