@@ -13,6 +13,7 @@ from fusible import cpp_extensions as native
 from fusible.tex.checks import adam_corrections
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
+from fusible.tex.memory_checks import check_own
 from fusible.tex.optimizer_call import check_float_lists
 from fusible.tex.transaction import Write, commit, run
 
@@ -74,9 +75,15 @@ def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Written:
-    """Tensors that a kernel writes, or contiguous copies of those that are not contiguous, which go back afterwards."""
+    """Tensors that a kernel writes, or contiguous copies of those that are not contiguous, which go back afterwards.
+
+    Raises ``ArgumentError`` for one to which nothing can go back.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
+        for x in tensors:
+            if not x.is_contiguous():
+                check_own(x, "tensor_lists")
         self._given = tensors
         self.tensors = _contiguous(tensors)
 
