@@ -128,12 +128,21 @@ def _beside(declaration: Declaration) -> list[inspect.Parameter]:
     return found
 
 
+def _key_of(declaration: Declaration) -> str:
+    """The text of a call's key: the kinds of the arguments that decide, and the sorts of the others. Of what nobody serves none is looked at."""
+    beside = [] if declaration.unserved else _beside(declaration)
+    looks = [*(_kind_of(declaration, ask) for ask in declaration.asks), *(_sort_of(declaration, p) for p in beside)]
+    return "".join(f"{look}, " for look in looks)
+
+
 def _shape_test(declaration: Declaration, p: inspect.Parameter) -> str:
     """The text that refuses a vector whose length is declared as a number or by one of the numbers among the arguments: flags, and one entry for each
     member of a group. Whoever reads the first of too many would not notice. Index tensors are left to who reads them all."""
     text = declaration.where.get(p.name)
     layout = layout_of_text(text) if text else None
-    if layout is None or layout.count or layout.dims is None or len(layout.dims) != 1 or isinstance(domain_of(p.annotation)[0], Integers):
+    if declaration.unserved or isinstance(domain_of(p.annotation)[0], Integers):
+        return ""
+    if layout is None or layout.count or layout.dims is None or len(layout.dims) != 1:
         return ""
     length = _LENGTH.fullmatch(layout.dims[0])
     if length is None or not (length[1].isdigit() or length[1] in declaration.signature.parameters):
@@ -183,15 +192,11 @@ def _source(declaration: Declaration, name: str, bind: Callable[[Any], str], hea
             star = "*" * (p.kind is p.VAR_POSITIONAL)
             accepted.append(f"{star}{p.name}{default}")
             positional.append(f"{star}{p.name}")
-    looks = [_kind_of(declaration, ask) for ask in declaration.asks]
-    if not declaration.unserved:
-        looks += [_sort_of(declaration, p) for p in _beside(declaration)]
-    key = "".join(f"{look}, " for look in looks)
     # What nobody serves says that first, whatever its arguments.
     tests = "" if declaration.unserved else "".join(_test(name, p, bind) for p in declaration.signature.parameters.values())
     arguments = ", ".join(positional + named)
     seen = _seen(declaration)
-    lengths = "" if declaration.unserved else "".join(_shape_test(declaration, p) for p in declaration.signature.parameters.values())
+    lengths = "".join(_shape_test(declaration, p) for p in declaration.signature.parameters.values())
     rest = [p for p in declaration.before if domain_of(declaration.signature.parameters[p].annotation)[0] is None]
     before = f"_check({{{', '.join(f'{p!r}: {p}' for p in rest)}}})" if rest else "pass"
     heard = f"""
@@ -213,7 +218,7 @@ def _make(_kinds, _type, _tensor, _sort, _choose, _whats_here, _scope_here, _hea
 {tests}        try:
             {before}
 {lengths}            _here = _whats_here()
-            _methods, _key = _common if _here is None else _methods_here(), ({key})
+            _methods, _key = _common if _here is None else _methods_here(), ({_key_of(declaration)})
             _method = _methods.get(_key)
             if _method is None:
                 _method = _methods[_key] = _choose(_key, {{{seen}}})

@@ -122,6 +122,8 @@ def _numbers(values: Any, count: int, of: str) -> list[int] | None:
     """A tensor or list of integers, read by the host; None stays None."""
     if values is None:
         return None
+    if hasattr(values, "shape") and len(values.shape) != 1:
+        raise ShapeError(expected("one dimension", of=f"{of} of a grouped tensor", got=list(values.shape), do="flatten it"))
     found = values.flatten().tolist() if hasattr(values, "tolist") else list(values)
     if any(not isinstance(value, int) for value in found):
         raise DTypeError(expected("integers", of=f"{of} of a grouped tensor", got=getattr(values, "dtype", found), do="pass int64"))
