@@ -7,23 +7,26 @@ What only refuses bad calls is left as it is: samples are calls that are served.
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import gc
 import hashlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from score import REFERENCE, kept
+from behaviour import Mutant
+from score import REFERENCE, caught, kept
 
-__all__ = ["Change", "Changer", "applied", "changes"]
+__all__ = ["Change", "Changed", "Changer", "changed", "changes"]
 
 _ROOMS = ("fusible/tex/backends/torch_backend/", "fusible/tex/formulas/")
+_PLUMBING = "operands.py"
 _OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift,
     ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.Pow: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
@@ -103,6 +106,59 @@ class Changer(ast.NodeTransformer):
         return None
 
 
+_EITHER_ORDER = frozenset({"transpose", "min", "max", "minimum", "maximum", "swapaxes", "isinstance", "logical_and", "logical_or"})
+"""Whose first two arguments may change places, or are no values."""
+
+
+class KernelChanger(Changer):
+    """Of a kernel: what only refuses is left as it is, and so is what is the same in either order."""
+
+    def visit(self, node: Any) -> Any:
+        return node if isinstance(node, ast.keyword) and node.arg == "strict" else super().visit(node)
+
+    def _here(self, node: ast.AST, what: str) -> bool:
+        if what == "first two swapped" and ast.unparse(node.func).split(".")[-1] in _EITHER_ORDER:  # type: ignore[attr-defined]
+            return False
+        return super()._here(node, what)
+
+
+class _Noter(KernelChanger):
+    """Changes nothing: the code tells which of the places where it could be changed are reached."""
+
+    def __init__(self, path: str, name: str) -> None:
+        super().__init__(None)
+        self._key = path, name
+
+    def visit(self, node: Any) -> Any:
+        first = self.count
+        after = super().visit(node)
+        return after if first == self.count or not getattr(node, "places", ()) else self._noting(node)
+
+    def _changed(self, node: Any) -> Any:
+        first = self.count
+        super()._changed(node)
+        if first < self.count:
+            node.places = range(first, self.count)
+
+    def _noting(self, node: Any) -> Any:
+        if isinstance(node, ast.If | ast.IfExp):
+            node.test = self._after_note(node.test, node.places)
+        elif isinstance(node, ast.Expr | ast.AugAssign):
+            node.value = self._after_note(node.value, node.places)
+        else:
+            return self._after_note(node, node.places)
+        return node
+
+    def _after_note(self, node: Any, places: range) -> ast.expr:
+        """The expression, with a note before it."""
+        told = [ast.Constant(x) for x in (*self._key, places.start, places.stop)]
+        call = ast.Call(ast.Name(_NOTE, ast.Load()), told, [])
+        return ast.Subscript(ast.Tuple([call, node], ast.Load()), ast.Constant(1), ast.Load())
+
+
+_NOTE = "__note_of_a_place__"
+
+
 @cache
 def _tree(path: str) -> ast.Module:
     return ast.parse(Path(path).read_text())
@@ -116,8 +172,15 @@ def _definition(tree: ast.Module, name: str) -> Any:
     return node
 
 
+def _only_refuses(definition: Any) -> bool:
+    """Whether a function gives nothing and is there to raise: a check of arguments."""
+    parts = list(ast.walk(definition))
+    gives = any(isinstance(x, ast.Return) and x.value is not None or isinstance(x, ast.Yield | ast.YieldFrom) for x in parts)
+    return not gives and "check" in definition.name
+
+
 def _run(function: str) -> set[tuple[str, str]]:
-    """The files and names of the functions that the reference runs for the samples of a record."""
+    """The files and names of the functions that the reference runs for the samples of a record, nested ones as parts of what they stand in."""
     found: set[tuple[str, str]] = set()
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -125,7 +188,7 @@ def _run(function: str) -> set[tuple[str, str]]:
         if event == "call" and any(room in code.co_filename for room in _ROOMS) and "<" not in code.co_name:
             found.add((code.co_filename, code.co_qualname))
 
-    samples = list(kept(function).samples(kept(function).dtypes[0]))
+    samples = [sample for dtype in kept(function).dtypes for sample in kept(function).samples(dtype)]
     sys.setprofile(note)
     try:
         for sample in samples:
@@ -133,21 +196,54 @@ def _run(function: str) -> set[tuple[str, str]]:
     finally:
         sys.setprofile(None)
     return {
-        pair for pair in found if not pair[0].endswith("operands.py") and "_outside_autograd" not in pair[1] and "check" not in pair[1].split(".")[-1]
+        (path, name)
+        for path, name in found
+        if not path.endswith(_PLUMBING) and "_outside_autograd" not in name and not any((path, outer) in found for outer in _around(name))
+        if (definition := _definition(_tree(path), name)) is not None and not _only_refuses(definition)
     }
 
 
-def changes(function: str, count: int) -> list[Change]:
-    """A sample of the changes to what the reference runs for a function: the same ones while that source is the same."""
+def _around(name: str) -> list[str]:
+    """The qualified names of the functions that a nested one stands in."""
+    parts = name.split(".<locals>.")
+    return [".<locals>.".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _edited(definition: Any, changer: Changer) -> None:
+    definition.body = [changer.visit(statement) for statement in definition.body]
+
+
+@cache
+def changes(function: str) -> list[Change]:
+    """The changes to what the suite's calls of a function come to in the reference, in an order that is the same while that source is the same."""
+    run = _run(function)
+    reached: set[tuple[str, str, int]] = set()
+    vars(builtins)[_NOTE] = lambda path, name, start, stop: reached.update((path, name, place) for place in range(start, stop))
+    noting = []
+    for path in {path for path, _ in run}:
+        tree = copy.deepcopy(_tree(path))
+        names = sorted(name for where, name in run if where == path)
+        for name in names:
+            _edited(_definition(tree, name), _Noter(path, name))
+        noting.append(Changed(path, tree, names))
+    with ExitStack() as stack:
+        for each in noting:
+            stack.enter_context(each.applied())
+        fault = caught(function, Mutant("none", lambda method: method))
+    assert fault is None, f"{function} with notes: {fault}"
     every = []
-    for path, name in sorted(_run(function)):
-        definition = _definition(_tree(path), name)
-        if definition is not None:
-            changer = Changer(None)
-            for statement in copy.deepcopy(definition).body:
-                changer.visit(statement)
-            every += [Change(path, name, place, what) for place, what in enumerate(changer.found)]
-    return sorted(every, key=lambda change: hashlib.sha256(f"{function} {change} {change.place}".encode()).digest())[:count]
+    for path, name in sorted(run):
+        changer = KernelChanger(None)
+        _edited(copy.deepcopy(_definition(_tree(path), name)), changer)
+        every += [Change(path, name, place, what) for place, what in enumerate(changer.found) if (path, name, place) in reached]
+    return sorted(every, key=lambda change: hashlib.sha256(f"{function} {change} {change.place}".encode()).digest())
+
+
+def changed(change: Change) -> Changed:
+    """The change, compiled."""
+    tree = copy.deepcopy(_tree(change.path))
+    _edited(_definition(tree, change.name), KernelChanger(change.place))
+    return Changed(change.path, tree, [change.name])
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -157,23 +253,51 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(part)
 
 
-@contextmanager
-def applied(change: Change) -> Iterator[None]:
-    """While it lasts, every function of that name has the changed code."""
-    tree = copy.deepcopy(_tree(change.path))
-    definition, changer = _definition(tree, change.name), Changer(change.place)
-    definition.body = [changer.visit(statement) for statement in definition.body]
-    made = compile(ast.fix_missing_locations(tree), change.path, "exec", dont_inherit=True, flags=annotations.compiler_flag)
-    (code,) = [x for x in _codes(made) if x.co_qualname == change.name]
-    live = [
-        x for x in gc.get_objects()
-        if type(x) is FunctionType and x.__code__.co_filename == change.path and x.__code__.co_qualname == change.name
-    ]  # fmt: skip
-    former = [x.__code__ for x in live]
-    for x in live:
-        x.__code__ = code
-    try:
-        yield
-    finally:
-        for x, old in zip(live, former, strict=True):
-            x.__code__ = old
+@cache
+def _live(path: str) -> list[FunctionType]:
+    return [x for x in gc.get_objects() if type(x) is FunctionType and x.__code__.co_filename == path]
+
+
+def _compiled(path: str, tree: ast.Module) -> dict[tuple[str, int], CodeType]:
+    """The codes of a file, by name and line."""
+    made = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True, flags=annotations.compiler_flag)
+    return {(x.co_qualname, x.co_firstlineno): x for x in _codes(made)}
+
+
+def _place(function: FunctionType) -> tuple[str, int]:
+    return function.__code__.co_qualname, function.__code__.co_firstlineno
+
+
+class Changed:
+    """Changed functions of a file, to be put in the place of the true ones and taken out: those of the names, what they stand in, and what stands in
+    them."""
+
+    def __init__(self, path: str, tree: ast.Module, names: list[str]) -> None:
+        codes, around = _compiled(path, tree), {outer for name in names for outer in _around(name)}
+        live = [x for x in _live(path) if _place(x)[0] in around or any(f"{_place(x)[0]}.".startswith(f"{name}.") for name in names)]
+        # A closure keeps its variables: what no longer reads one of them mentions it.
+        lost = {_place(x)[0]: x.__code__.co_freevars for x in live if _place(x) in codes and codes[_place(x)].co_freevars != x.__code__.co_freevars}
+        for name, variables in lost.items():
+            _definition(tree, name).body.append(ast.If(ast.Constant(False), [ast.Expr(ast.Name(each, ast.Load())) for each in variables], []))
+        codes = _compiled(path, tree) if lost else codes
+        self._codes = [(x, x.__code__, codes[_place(x)]) for x in live if _place(x) in codes and codes[_place(x)] != x.__code__]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """While it lasts, every such function has the changed code."""
+        for x, _, new in self._codes:
+            x.__code__ = new
+        try:
+            yield
+        finally:
+            for x, former, _ in self._codes:
+                x.__code__ = former
+
+    def wrap(self, method: Any) -> Any:
+        """``method`` with the change, which nobody else sees."""
+
+        def wrong(**arguments: Any) -> Any:
+            with self.applied():
+                return method(**arguments)
+
+        return wrong

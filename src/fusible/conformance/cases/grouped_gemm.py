@@ -202,7 +202,7 @@ def on_grouped(form: str) -> Sampler:
         """D full of sevens, and what must be in it; the gap stays as it is."""
         D = filled(wanted, dtype)
         if form == "discrete_out":
-            return D, close_to("D", wanted, dtype)
+            return D, (*close_to("D", wanted, dtype), *close_to("result", wanted, dtype))
         if layout == "NT":
             return equal(D), (Output("D.rowwise_data", torch.cat(wanted).view(-1), dtype, _LENGTH, _SIZE),)
         gap = torch.full((1, wanted[0].shape[1]), 7.0, dtype=torch.float64)

@@ -83,6 +83,8 @@ LAYOUTS = (
     Layout("out of order", ((2, 6),) * 4, (36, 0, 12, 24), {"first_dims": dims(2, 2, 2, 2), "tensor_offsets": dims(36, 0, 12, 24, 48)}),
 )
 
+GAPS = LAYOUTS[6]
+
 _WIDE = 660
 LARGE = Layout("large", ((3, _WIDE), (0, _WIDE), (4, _WIDE), (1, _WIDE)), (0, 3 * _WIDE, 3 * _WIDE, 7 * _WIDE), BY_ROWS.given, _WIDE)
 """More than 4,096 elements."""
@@ -219,20 +221,25 @@ def group_dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
 @record("group_requantize_inplace")
 def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in (each for each in (*_WHOLE, LARGE) if "last_dims" not in each.given):
+    for layout in (each for each in (*_WHOLE, GAPS, LARGE) if "last_dims" not in each.given):
         for each in _CASES if layout is not LARGE else _CASES[:1]:
-            data, inverse, values = stored(generator, layout, each.fp8, special=False)
-            for wanted in (False, True):
+            data, inverse, values = stored(generator, layout, each.fp8)
+            for wanted in (False, True) if layout is not GAPS else (False,):
                 quantizer, alone = each.make(), {"columnwise_data": None, "columnwise_scale_inv": None}
                 grouped = grouped_bytes(layout, data, each.make(columnwise=False), torch.bfloat16, inverse, **alone)
                 arguments = {"grouped_x": grouped, "quantizer": quantizer, "otype": dtype, "return_dequantized": wanted, **layout.arguments}
                 outputs = (
-                    Output("grouped_x.rowwise_data", layout.placed(data)), Output("grouped_x.columnwise_data", layout.placed(turned(data))),
+                    Output("grouped_x.rowwise_data", layout.placed(data)), layout.output("grouped_x", "columnwise_data", turned(data)),
                     Output("grouped_x.scale_inv", inverse), Output("grouped_x.columnwise_scale_inv", inverse),
                     Output(None, values.view(layout.shape) if wanted else None, dtype),
-                    *([] if each.current else [Output("quantizer.amax", torch.tensor([_FORMER]))]),
+                    *(Output(f"grouped_x.{name}", taken_on(name)) for name in ("quantizer", "num_tensors", *layout.given)),
                 )  # fmt: skip
                 yield Sample(f"{layout.label} {each.label} {wanted}", arguments, outputs)
+
+
+def taken_on(name: str) -> Callable[[Any, dict[str, Any]], Any]:
+    """The argument that a grouped tensor now has for its own."""
+    return lambda result, arguments: arguments[name]
 
 
 def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Callable[[Any, dict[str, Any]], Tensor]:
@@ -306,10 +313,10 @@ def padded(scales: Tensor) -> Tensor:
 
 @record("nvfp4_group_quantize_with_amax")
 def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for rows in ((16, 48, 32), (32, 32, 32), (64, 64, 48)):
+    for rows in ((16, 48, 32), (32, 32, 32), (64, 64, 48), (32, 16)):
         x = random(generator, (sum(rows), 48), dtype, 3.0)
         parts = x.split(rows)
-        amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01]), "columnwise": torch.tensor([15.0, 17.0, 30.0])}
+        amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01])[: len(rows)], "columnwise": torch.tensor([15.0, 17.0, 30.0])[: len(rows)]}
         ways = {
             "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"].tolist(), strict=True)],
             "columnwise": [nvfp4_lines(part.t(), amax) for part, amax in zip(parts, amaxes["columnwise"].tolist(), strict=True)],
@@ -320,9 +327,10 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
             outputs.append(Output(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made])))
             outputs.append(Output(f"result.{prefix}scale_inv", torch.cat([padded(scales) for _, scales in made])))
             outputs.append(Output(f"result.{prefix}amax", amaxes[way]))
-        arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": 3, "first_dims": torch.tensor(rows)}
+        arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
         yield Sample(f"{rows}", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
     # Amaxes are kept as they are, whatever scales come of them.
     amax = torch.tensor([1e5, torch.inf, torch.nan])
+    x, rows = random(generator, (96, 48), dtype, 3.0), (16, 48, 32)
     arguments = {"tensor": x, "quantizer": NVFP4Quantizer(columnwise=False), "num_tensors": 3, "first_dims": torch.tensor(rows)}
     yield Sample("extreme amaxes", {**arguments, "rowwise_amax": amax.clone(), "columnwise_amax": torch.ones(3)}, (Output("result.amax", amax),))

@@ -108,7 +108,7 @@ def coming_back(weights: tuple[bool, ...]) -> Sampler:
 
 
 record("moe_unpermute_fwd", dtypes=_MOVED)(coming_back((False, True)))
-record("moe_permute_bwd", dtypes=_MOVED)(coming_back((False,)))
+record("moe_permute_bwd", dtypes=_MOVED)(coming_back((False, True)))
 
 
 @record("moe_unpermute_bwd")

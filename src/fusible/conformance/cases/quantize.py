@@ -119,7 +119,7 @@ def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 
 @record("create_empty_quantized_tensor", dtypes=(torch.bfloat16,))
 def create_empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    quantizer = Float8Quantizer(torch.ones(1), torch.zeros(1), DType.kFloat8E5M2)
+    quantizer = Float8Quantizer(torch.tensor([16.0]), torch.tensor([3.0]), DType.kFloat8E5M2)
     arguments = {"quantizer": quantizer, "shape": [2, 3, 4], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
     shapes = {"_data": (2, 3, 4), "_transpose": (4, 2, 3), "_scale_inv": (1,)}
     yield Sample("[2, 3, 4]", arguments, tuple(Output(f"result.{name}.shape", torch.Size(shape)) for name, shape in shapes.items()))

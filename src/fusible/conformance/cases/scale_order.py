@@ -75,7 +75,7 @@ def scales_of(at: str, tensor: Any, rowwise: bool = True, columnwise: bool = Tru
     return tuple(outputs)
 
 
-_MATRICES = ((544, 320), (128, 128), (32, 64))
+_MATRICES = ((544, 320), (128, 128), (32, 64), (0, 64))
 
 
 @record("swizzle_scales_for_gemm_", dtypes=(torch.uint8,))
@@ -97,13 +97,13 @@ def kept(tensor: Any) -> tuple[Output, ...]:
 
 
 def some(generator: torch.Generator) -> list[Any]:
-    """Tensors of both formats, one without row-wise scales, one that is done, one that has no block scales."""
-    tensors = [tensor_of(generator, *shape, four_bits) for shape, four_bits in zip(_MATRICES, (False, True, False), strict=True)]
+    """Tensors of both formats, one without row-wise scales, one that is done, one that has no block scales, one of nothing."""
+    tensors = [tensor_of(generator, *shape, four_bits) for shape, four_bits in zip(_MATRICES[:3], (False, True, False), strict=True)]
     tensors += [tensor_of(generator, 32, 64, False) for _ in range(2)]
     tensors[3]._rowwise_data = tensors[3]._rowwise_scale_inv = None
     tensors[4]._with_gemm_swizzled_scales = True
     plain = {"data": numbers(generator, 4, 4), "fp8_scale_inv": torch.ones(1), "fp8_dtype": DType.kFloat8E4M3}
-    return [*tensors, Float8TensorStorage(**plain, fake_dtype=torch.float32)]
+    return [*tensors, Float8TensorStorage(**plain, fake_dtype=torch.float32), tensor_of(generator, 0, 64, False)]
 
 
 _USAGES = ((True, True), (True, False), (False, True))
@@ -114,8 +114,8 @@ def swizzle_many(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
     for usages in _USAGES:
         tensors = some(generator)
         outputs = [Output("tensors.5._data", tensors[5]._data.clone()), Output("tensors.5._scale_inv", torch.ones(1))]
-        for i, tensor in enumerate(tensors[:5]):
-            outputs += scales_of(f"tensors.{i}", tensor, *(usages if i < 4 else (False, False)))
+        for i, tensor in ((i, tensor) for i, tensor in enumerate(tensors) if i != 5):
+            outputs += scales_of(f"tensors.{i}", tensor, *(usages if i != 4 else (False, False)))
             swizzled = i == 4 or usages[1] or tensor._rowwise_scale_inv is not None
             outputs.append(Output(f"tensors.{i}.{_FLAG}", swizzled))
         yield Sample(str(usages), {"tensors": tensors, "rowwise_usage": usages[0], "columnwise_usage": usages[1]}, tuple(outputs))
@@ -186,6 +186,24 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
         outputs = (Output(0, addresses), Output("result.0.shape", torch.Size([4])), Output(1, places), Output(2, buffer))
         arguments = {"data_tensors": data, "scale_tensors": scales, "swizzle_type": kind, "device": torch.device("cpu")}
         yield Sample(kind, arguments, outputs)
+    yield with_nothing(generator)
+
+
+def with_nothing(generator: torch.Generator) -> Sample:
+    """An expert without rows: it has no scales, and whatever address."""
+    shapes = [(128, 160), (0, 160), (40, 160)]
+    scales = [numbers(generator, *padded(*shape, False, False)) for shape in shapes]
+    buffer = torch.cat([ordered(used(x, *shape, False, False)).reshape(-1) for x, shape in zip(scales, shapes, strict=True)])
+
+    def places(result: Any, arguments: dict[str, Any]) -> Tensor:
+        """The addresses that came where the two experts' scales lie one after the other."""
+        found = result[1].cpu()
+        return found if found[2] - found[0] == scales[0].numel() else torch.zeros(3)
+
+    outputs = (Output("result.0.shape", torch.Size([3])), Output(1, places), Output(2, buffer))
+    data = [numbers(generator, *shape) for shape in shapes]
+    arguments = {"data_tensors": data, "scale_tensors": scales, "swizzle_type": "mxfp8_rowwise", "device": torch.device("cpu")}
+    return Sample("an expert without rows", arguments, outputs)
 
 
 def turned(data: Tensor) -> Tensor:
@@ -222,7 +240,7 @@ def scale_transpose(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
 
 @record("nvfp4_2d_multi_tensor_transpose", dtypes=(torch.uint8,))
 def transpose_many(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for several in ([(32, 48), (18, 16), (16, 34)], [(64, 32)], [(96, 128)]):
+    for several in ([(32, 48), (18, 16), (16, 34)], [(64, 32)], [(96, 128)], [(0, 48), (16, 0)]):
         names = ("rowwise_data_list", "columnwise_data_list", "rowwise_scale_inv_list", "columnwise_scale_inv_list")
         lists: dict[str, list[Tensor]] = {name: [] for name in names}
         outputs = []
