@@ -17,7 +17,7 @@ F = np.float32
 FLT_MAX = np.finfo(np.float32).max
 SIGNS = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
 
-__all__ = ["F", "NUMPY", "block_fp8", "e2m1_values", "mxfp8", "nvfp4", "swizzled", "transformed"]
+__all__ = ["E4M3", "F", "FLT_MAX", "NUMPY", "block_fp8", "e2m1_values", "mxfp8", "nvfp4", "swizzled", "tensor_scale", "transformed"]
 
 Tile = tuple[slice, slice]
 

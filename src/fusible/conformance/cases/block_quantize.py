@@ -15,7 +15,7 @@ from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 
-__all__ = ["quantized"]
+__all__ = ["copies", "framed", "quantized", "transforming"]
 
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 _WAYS = ("rowwise", "columnwise")
@@ -33,6 +33,9 @@ _MAKERS: tuple[Callable[[], Any], ...] = (
     lambda: NVFP4Quantizer(row_scaled_nvfp4=True),
     lambda: NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_4over6_err_mode="MSE", nvfp4_e4m3_max=256),
 )
+
+_LARGE = (*_MAKERS[:4], _MAKERS[6], _MAKERS[8])
+"""Those that quantize more than 4,096 elements."""
 
 
 def transforming(signs: bool = True) -> NVFP4Quantizer:
@@ -120,14 +123,15 @@ def integers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dt
 
 @record("multi_tensor_quantize")
 def multi_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in ((64, 160),):
-        makers = [*_MAKERS, *([transforming] if dtype is torch.bfloat16 else [])]
-        list_of = [integers(generator, shape, dtype) if make is transforming else random(generator, shape, dtype, 30.0) for make in makers]
-        chosen = [make() for make in makers]
-        outputs = [
-            part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")
-        ]
-        yield Sample(f"every format of {list(shape)}", {"tensor_list": list_of, "quantizer_list": chosen}, tuple(outputs))
+    makers = [*_MAKERS, *([transforming] if dtype is torch.bfloat16 else [])]
+    shapes = [(64, 160) if make in _LARGE else (32, 96) for make in makers]
+    list_of = [
+        integers(generator, shape, dtype) if make is transforming else random(generator, shape, dtype, 30.0)
+        for make, shape in zip(makers, shapes, strict=True)
+    ]
+    chosen = [make() for make in makers]
+    outputs = [part for i, pair in enumerate(zip(list_of, chosen, strict=True)) for part in quantized(f"result.{i}", *pair, f"quantizer_list.{i}")]
+    yield Sample("every format", {"tensor_list": list_of, "quantizer_list": chosen}, tuple(outputs))
     x = random(generator, (16, 4, 32), dtype)
     chosen = [MXFP8Quantizer(_E4M3, columnwise=False), Float8BlockQuantizer(_E4M3, columnwise=False, block_scaling_dim=1)]
     for quantizer in chosen:

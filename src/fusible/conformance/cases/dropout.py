@@ -38,14 +38,17 @@ def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
         yield Sample(f"p={p} given", {"input": x, "dropout_probability": p, "out": torch.zeros_like(x)}, (*outputs, Output("out", value, dtype)))
     x = torch.ones(256, 256, dtype=dtype)
 
-    def share(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def share(wanted: float, result: Any, arguments: dict[str, Any]) -> Tensor:
         """The mask itself, which agrees, where it is within six standard deviations of the share that is kept."""
         found = bits(result[1]).double().mean()
-        if abs(found - 0.75) >= 6 * (0.25 * 0.75 / x.numel()) ** 0.5:
-            raise Disagreement(f"a share of {found:.3g} is kept instead of 0.75")
+        if abs(found - wanted) >= 6 * (wanted * (1 - wanted) / x.numel()) ** 0.5:
+            raise Disagreement(f"a share of {found:.4g} is kept instead of {wanted:.4g}")
         return result[1].cpu()
 
-    yield Sample("the share that is kept", {"input": x, "dropout_probability": 0.25}, (Output(1, share),))
+    yield Sample("the share that is kept", {"input": x, "dropout_probability": 0.25}, (Output(1, functools.partial(share, 0.75)),))
+    # The smallest probability that bytes tell from none, and from the next one.
+    arguments = {"input": x.clone(), "dropout_probability": 1 / 256}
+    yield Sample("a small probability", arguments, (Output(1, functools.partial(share, 255 / 256)),))
 
 
 @record("dropout_bwd")

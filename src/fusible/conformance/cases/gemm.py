@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance.cases.block_tensors import stored
 from fusible.conformance.cases.pointwise import gelu
 from fusible.conformance.cases.quantize import FORMER, cast, with_former
 from fusible.conformance.table import Output, Sample, random, record
@@ -90,6 +91,7 @@ def generic_gemm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
             yield Sample(f"{label}-add-{d_dtype}", added, (Output(0, ab + d.double(), d_dtype, length, size + 8), *nothing), ("D",))
     yield from eight_bits(generator, dtype)
     yield into_eight_bits(generator, dtype)
+    yield from in_blocks(generator, dtype)
 
 
 def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
@@ -115,6 +117,31 @@ def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
             ab, size, length = product(values[0], layout[0] == "T", values[1], layout[1] == "T")
             arguments = call(operands[0], layout[0] == "T", operands[1], layout[1] == "T", output_dtype=dtype)
             yield Sample(f"{layout}-{fp8.name}", arguments, (Output(0, ab, dtype, length, size), *(Output(i, None) for i in (1, 2, 3))))
+
+
+_IN_BLOCKS = (
+    ("mxfp8", "mxfp8"), ("mxfp8", "mxfp8 E5M2"), ("block 128x128", "block 1x128"), ("block 1x128", "block 1x128"), ("nvfp4", "nvfp4"),
+    ("nvfp4", "nvfp4 by rows"), ("nvfp4 4 over 6", "nvfp4"),
+)  # fmt: skip
+"""Formats of A and of B."""
+
+
+def in_blocks(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Products of block-scaled operands. Both copies of an operand are given, which have other values: the one whose blocks lie along what is
+    added up is read."""
+    tokens, n, k = 32, 64, 160
+    nothing = tuple(Output(i, None) for i in (1, 2, 3))
+    for of_a, of_b in _IN_BLOCKS:
+        for layout, (a, b) in {"TN": ((n, k), (tokens, k)), "NN": ((n, k), (tokens, n)), "NT": ((tokens, k), (tokens, n))}.items():
+            if of_b == "nvfp4 by rows" and layout != "TN":
+                continue
+            trans_a, trans_b = layout[0] == "T", layout[1] == "T"
+            for swizzled in (False, True) if of_a == of_b and "block" not in of_a and layout != "NN" else (False,):
+                (x, wide_a), (y, wide_b) = stored(of_a, a, dtype, 1, swizzled=swizzled), stored(of_b, b, dtype, 2, swizzled=swizzled)
+                ways = "rowwise" if trans_a else "columnwise", "columnwise" if trans_b else "rowwise"
+                ab, size, length = product(wide_a[ways[0]], trans_a, wide_b[ways[1]], trans_b)
+                arguments = call(x, trans_a, y, trans_b, output_dtype=dtype)
+                yield Sample(f"{layout}, {of_a} and {of_b}, swizzled {swizzled}", arguments, (Output(0, ab, dtype, length, size), *nothing))
 
 
 def gradients_of_gelu(

@@ -16,7 +16,17 @@ from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Fl
 from fusible.tex import DType
 from fusible.tex.protocol import FP8_MAX
 
-__all__ = ["FORMER", "amax_of", "cast", "scale_of", "with_former"]
+__all__ = [
+    "FORMER",
+    "amax_of",
+    "bgrad_per_tensor",
+    "cast",
+    "create_empty_per_tensor",
+    "dequantize_per_tensor",
+    "quantize_per_tensor",
+    "scale_of",
+    "with_former",
+]
 
 _NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _FORMATS = tuple(_NUMPY)
@@ -30,9 +40,10 @@ def cast(x: Tensor, scale: float, fp8: DType) -> Tensor:
     return torch.from_numpy(np.clip(product, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(_NUMPY[fp8]).view(np.uint8))
 
 
-def scale_of(x: Tensor, fp8: DType, power_of_two: bool) -> float:
-    """The scale that brings the largest element to the format's largest; 1 for zeros, and the next lower power of two where one is asked for."""
-    amax = np.float32(x.float().abs().max().item() if x.numel() else 0)
+def scale_of(x: Tensor, fp8: DType, power_of_two: bool, least: float = 0.0) -> float:
+    """The scale that brings the largest element, or ``least``, to the format's largest; 1 for zeros, and the next lower power of two where one is
+    asked for."""
+    amax = np.float32(max(x.float().abs().max().item() if x.numel() else 0.0, least))
     scale = np.float32(FP8_MAX[fp8]) / amax if amax and np.isfinite(amax) else np.float32(1)
     return float(2.0 ** math.floor(math.log2(scale)) if power_of_two else scale)
 
@@ -71,10 +82,12 @@ def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple
                 scale = scale_of(x, fp8, power_of_two)
                 quantizer = Float8CurrentScalingQuantizer(fp8, "cpu", force_pow_2_scales=power_of_two)
                 yield f"{label} current {power_of_two}", x, quantizer, cast(x, scale, fp8), torch.tensor([scale])
+    x, fp8 = random(generator, (4, 6), dtype), _FORMATS[0]
+    scale = scale_of(x, fp8, False, 100.0)
+    yield "an amax of at least 100", x, Float8CurrentScalingQuantizer(fp8, "cpu", amax_epsilon=100.0), cast(x, scale, fp8), torch.tensor([scale])
 
 
-@record("quantize")
-def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+def quantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for label, x, quantizer, data, scale in quantizing(generator, dtype):
         amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
         outputs = (*layouts("result", data), Output("result._scale_inv", scale.double().reciprocal()), *amax)
@@ -93,8 +106,7 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         yield Sample(f"into an output, noop {skip}", arguments, outputs)
 
 
-@record("bgrad_quantize")
-def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+def bgrad_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for label, x, quantizer, data, scale in quantizing(generator, dtype):
         rows = x.double().reshape(-1, x.shape[-1])
         summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
@@ -107,8 +119,7 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     yield Sample("NaN", {"input": x, "quantizer": quantizer}, (Output(0, x.double().sum(0), dtype, 2, 8.0),), ("quantizer.amax",))
 
 
-@record("dequantize", dtypes=(torch.float32, torch.bfloat16, torch.float16))
-def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+def dequantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     every = torch.arange(17 * 273, dtype=torch.int32).to(torch.uint8).view(17, 273)
     for fp8 in _FORMATS:
         quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8)
@@ -117,8 +128,7 @@ def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
         yield Sample(fp8.name, {"input": x, "otype": dtype}, (Output(None, value, dtype),))
 
 
-@record("create_empty_quantized_tensor", dtypes=(torch.bfloat16,))
-def create_empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+def create_empty_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     quantizer = Float8Quantizer(torch.tensor([16.0]), torch.tensor([3.0]), DType.kFloat8E5M2)
     arguments = {"quantizer": quantizer, "shape": [2, 3, 4], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
     shapes = {"_data": (2, 3, 4), "_transpose": (4, 2, 3), "_scale_inv": (1,)}

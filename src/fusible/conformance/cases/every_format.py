@@ -1,0 +1,140 @@
+"""Records of what takes quantizers and tensors of every format: those of one scale per tensor (``quantize``), and those of blocks by the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusible.conformance import block_oracle as oracle
+from fusible.conformance.cases.block_quantize import copies, framed, quantized, transforming
+from fusible.conformance.cases.block_tensors import BLOCKED, in_tiles, stored
+from fusible.conformance.cases.quantize import bgrad_per_tensor, create_empty_per_tensor, dequantize_per_tensor, quantize_per_tensor
+from fusible.conformance.table import Disagreement, Output, Sample, random, record
+from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from fusible.tex import DType
+
+__all__ = []
+
+_E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
+_SHAPE = (32, 64)
+_WAYS = ("rowwise", "columnwise")
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+"""The numbers of four bits that are not negative."""
+
+
+def _chosen(dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+    yield from ((name, make()) for name, make in BLOCKED.items())
+    for way in _WAYS:
+        yield from ((f"{name} {way}", BLOCKED[name](rowwise=way == "rowwise", columnwise=way != "rowwise")) for name in ("mxfp8", "block 1x128"))
+    yield "mxfp8 of tiles", MXFP8Quantizer(_E4M3, with_2d_quantization=True)
+    yield "nvfp4 of tiles", NVFP4Quantizer(with_2d_quantization=True)
+    yield "blocks of at least an amax", Float8BlockQuantizer(_E4M3, amax_epsilon=50.0, block_scaling_dim=1)
+    if dtype is torch.bfloat16:
+        yield "nvfp4 transformed", transforming()
+
+
+@record("quantize")
+def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from quantize_per_tensor(generator, dtype)
+    for label, quantizer in _chosen(dtype):
+        if label == "nvfp4 transformed":  # whose sums are exact
+            x = torch.randint(-60, 61, _SHAPE, generator=generator).to(dtype)
+        else:
+            x = random(generator, _SHAPE, dtype, 30.0)
+        yield Sample(label, {"tensor": x, "quantizer": quantizer}, tuple(quantized("result", x, quantizer)))
+    for name in ("mxfp8", "block 1x128", "nvfp4"):
+        for noop in (None, 0.0, 1.0):
+            x = random(generator, _SHAPE, dtype, 30.0)
+            output, _ = stored(name, _SHAPE, dtype, 5)
+            held = [name for name, value in vars(output).items() if isinstance(value, torch.Tensor)]
+            kept = [Output(f"output.{name}", getattr(output, name).clone()) for name in held]
+            flag = None if noop is None else torch.tensor([noop])
+            arguments = {"tensor": x, "quantizer": BLOCKED[name](), "output": output, "noop": flag}
+            outputs = kept if noop == 1.0 else quantized("output", x, arguments["quantizer"])
+            yield Sample(f"into {name}, noop {noop}", arguments, tuple(outputs), ("output",))
+
+    yield swizzled(generator, dtype)
+    yield rounded_by_chance(generator, dtype)
+
+
+def swizzled(generator: torch.Generator, dtype: torch.dtype) -> Sample:
+    """Scales in the order of tensor cores."""
+    x, quantizer = random(generator, (128, 128), dtype, 30.0), MXFP8Quantizer(_E4M3)
+    quantizer.optimize_for_gemm = True
+    outputs = [Output("result._with_gemm_swizzled_scales", True)]
+    for way, data, scales in copies(x, quantizer):
+        outputs.append(Output(f"result._{way}_data", torch.from_numpy(data)))
+        outputs.append(Output(f"result._{way}_scale_inv", in_tiles(torch.from_numpy(scales), way == "columnwise")))
+    return Sample("mxfp8 in tiles", {"tensor": x, "quantizer": quantizer}, tuple(outputs))
+
+
+def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
+    """NVFP4 whose elements are rounded up as often as they are near to the number above: which of them is drawn."""
+    x = (torch.randn(_SHAPE, generator=generator) * 3).to(dtype)
+    lines = x.float().numpy()
+    amax = np.abs(lines).max().reshape(1)
+    _, scales = oracle.nvfp4(lines, amax, False)
+    scale = oracle.tensor_scale(amax[0], 448)
+    encoding = np.float32(1) / (scales.view(oracle.E4M3).astype(np.float32) * (np.float32(1) / scale))
+    places = np.clip(np.abs(lines) * encoding.repeat(16, 1), 0, 6)
+    upper = np.minimum(np.searchsorted(_E2M1, places), len(_E2M1) - 1)
+    lower = np.maximum(upper - 1, 0)
+    chance = (places - _E2M1[lower]) / np.maximum(_E2M1[upper] - _E2M1[lower], 0.5)
+
+    def by_chance(result: Any, arguments: dict[str, Any]) -> torch.Tensor:
+        """The bytes that came, where they are of the numbers beside each element, and each as often as is due."""
+        pairs = result._rowwise_data.cpu()
+        values = oracle.e2m1_values(torch.stack((pairs & 15, pairs >> 4), -1).view(_SHAPE).numpy())
+        up = np.abs(values) == _E2M1[upper]
+        if not (up | (np.abs(values) == _E2M1[lower])).all() or (values * lines < 0).any():
+            raise Disagreement("a number that is not beside the element")
+        deviation = (chance * (1 - chance)).sum() ** 0.5
+        if abs(up.sum() - chance.sum()) >= 6 * deviation:
+            raise Disagreement(f"{up.sum()} elements are rounded up instead of about {chance.sum():.0f}")
+        far = np.minimum(chance, 1 - chance).sum()
+        if (up != (chance > 0.5)).sum() < far - 6 * deviation:
+            raise Disagreement(f"elements are rounded to nearest instead of {far:.0f} times to the other number")
+        return pairs
+
+    quantizer = NVFP4Quantizer(stochastic_rounding=True, columnwise=False)
+    outputs = (Output("result._rowwise_data", by_chance), framed("result._rowwise_scale_inv", scales))
+    return Sample("nvfp4 rounded by chance", {"tensor": x, "quantizer": quantizer}, outputs)
+
+
+@record("bgrad_quantize")
+def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from bgrad_per_tensor(generator, dtype)
+    for name in ("mxfp8", "block 1x128", "nvfp4"):
+        x, quantizer = random(generator, _SHAPE, dtype, 3.0), BLOCKED[name]()
+        summed = Output(0, x.double().sum(0), dtype, len(x), x.double().abs().sum(0).max().item())
+        yield Sample(name, {"input": x, "quantizer": quantizer}, (summed, *quantized("result.1", x, quantizer)))
+    x = random(generator, _SHAPE, dtype, 3.0)
+    summed = Output(0, x.double().sum(0), dtype, len(x), x.double().abs().sum(0).max().item())
+    yield Sample("no quantizer", {"input": x, "quantizer": None}, (summed, Output(1, x.clone())))
+
+
+@record("dequantize")
+def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from dequantize_per_tensor(generator, dtype)
+    for name in BLOCKED:
+        for ways in (_WAYS, *((way,) for way in _WAYS)):
+            x, values = stored(name, (64, 160), torch.bfloat16, 3, ways)
+            value = values[ways[0]]
+            yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, (Output(None, value, dtype),))
+
+
+@record("create_empty_quantized_tensor", dtypes=(torch.bfloat16,))
+def create_empty(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    yield from create_empty_per_tensor(generator, dtype)
+    for name, make in BLOCKED.items():
+        like, _ = stored(name, (64, 160), dtype, 3)
+        arguments = {"quantizer": make(), "shape": [64, 160], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
+        held = [(name, value) for name, value in vars(like).items() if isinstance(value, torch.Tensor)]
+        outputs = [Output(f"result.{name}.shape", value.shape) for name, value in held]
+        outputs += [Output(f"result.{name}.dtype", value.dtype) for name, value in held]
+        yield Sample(f"{name} of [64, 160]", arguments, (*outputs, Output("result._dtype", dtype)))
+    arguments = {"quantizer": None, "shape": [3, 5], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
+    yield Sample("no quantizer", arguments, (Output("result.shape", torch.Size([3, 5])), Output("result.dtype", dtype)))
