@@ -19,7 +19,7 @@ from fusible.conformance.table import Disagreement, Output, Sample, measure
 from fusible.errors import NotServedError
 from fusible.quantized import GroupedTensorStorage
 
-__all__ = ["check_of_nothing", "emptied"]
+__all__ = ["check_of_nothing", "compare_with_reference", "emptied"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -71,7 +71,7 @@ def check_of_nothing(function: str, call: Callable[..., Any], sample: Sample, mo
             continue
         for output in sample.outputs:
             try:
-                _compare(output, (result, arguments), (theirs, again))
+                compare_with_reference(output, (result, arguments), (theirs, again))
             except Disagreement as error:
                 raise Disagreement(f"{sample.label} with nothing in place of {size}: output {output.at or 0}: {error}") from None
 
@@ -95,7 +95,8 @@ def _of_reference(function: str, arguments: dict[str, Any]) -> Any:
         return getattr(owner, name)(**arguments)
 
 
-def _compare(output: Output, mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
+def compare_with_reference(output: Output, mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
+    """Raise ``Disagreement`` unless two calls, ``(result, arguments)`` each, made the same of an output; of what is drawn, the same shape."""
     if callable(output.at):
         return
     got, wanted = output.find(*mine), output.find(*other)

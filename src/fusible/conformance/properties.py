@@ -1,7 +1,7 @@
 """What holds of every call, whatever the function: checked of each sample by one mechanism.
 
 A call writes to nothing but what its sample declares, and not beside it. Its results share memory with an argument or with one another only where
-those of the reference do, and do where an argument is given to be written. A second call gives what the first gave, in memory of its own, and draws
+those of the reference do, and do where an argument is given to be written; they are contiguous where the reference's are. A second call gives what the first gave, in memory of its own, and draws
 the same from a generator in the same state. Arguments that lie with gaps, or not from the beginning of their memory, give the same as others.
 """
 
@@ -41,6 +41,7 @@ class Properties:
         given, came = self._sides(sample.arguments, result)
         self._shares(given, came, theirs, sample.written)
         if self._memory:
+            self._lies_densely(came, theirs[1])
             self._a_second_call(deepcopy(fresh), result, came, compare)
             self._laid_otherwise(sample, fresh, compare)
 
@@ -62,6 +63,13 @@ class Properties:
         mine, allowed = (shared(result, result, under=("result", "result"), apart=False) for result in (came, theirs))
         for place, other in sorted(mine - allowed):
             raise Disagreement(f"{place} lies in the memory of {other}")
+
+    def _lies_densely(self, came: Any, theirs: Any) -> None:
+        """A result of the reference that lies without gaps and in the order of its dimensions may be given to whatever reads memory so."""
+        wanted = dict(tensors(theirs))
+        for path, x in tensors(came):
+            if path in wanted and wanted[path].is_contiguous() and not x.is_contiguous():
+                raise Disagreement(f"the result {path} of {list(x.shape)} has the strides {list(x.stride())}")
 
     def _a_second_call(self, arguments: dict[str, Any], result: Any, came: Any, compare: Compare) -> None:
         first = held(result)

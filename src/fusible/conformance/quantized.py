@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
 
 from fusible import tex
+from fusible.conformance.nothing import compare_with_reference
 from fusible.conformance.table import Disagreement, Output, Sample, close
+from fusible.errors import NotServedError
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
 from fusible.tex import DType
 from fusible.tex.protocol import FP8_MAX
 
-__all__ = ["FORMATS", "check_quantized", "quantizers"]
+__all__ = ["FORMATS", "check_quantized", "check_scalars", "quantizers", "scalar_quantizer"]
 
 FORMATS = (DType.kFloat8E4M3, DType.kFloat8E5M2)
 _STEP = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}
@@ -27,6 +30,42 @@ _FORMER = 3.0
 def quantizers(fp8: DType) -> tuple[Quantizer, ...]:
     """One of each scaling: delayed, current."""
     return Float8Quantizer(torch.tensor([16.0]), torch.tensor([_FORMER]), fp8), Float8CurrentScalingQuantizer(fp8, "cpu")
+
+
+def scalar_quantizer(fp8: DType) -> Quantizer:
+    """A quantizer of delayed scaling whose scale and amax are numbers without a dimension."""
+    return Float8Quantizer(torch.tensor(16.0), torch.tensor(_FORMER), fp8)
+
+
+def check_scalars(function: str, call: Callable[..., Any], reference: Callable[..., Any], samples: list[Sample]) -> None:
+    """Raise ``Disagreement`` unless the first of ``samples`` with a quantizer comes out as from the reference where scales and amaxes of quantizers have
+    no dimension; a call that the reference refuses is none."""
+    sample = next((sample for sample in samples if any(True for _ in _delayed(sample.arguments))), None)
+    if sample is None:
+        return
+    for quantizer in _delayed(sample.arguments):
+        quantizer.scale, quantizer.amax = quantizer.scale.view(()), quantizer.amax.view(())
+    again = deepcopy(sample.arguments)
+    try:
+        theirs = reference(**again)
+    except Exception:
+        return
+    try:
+        result = call(function, **sample.arguments)
+    except NotServedError:
+        return
+    for output in sample.outputs:
+        try:
+            compare_with_reference(output, (result, sample.arguments), (theirs, again))
+        except Disagreement as error:
+            raise Disagreement(f"{sample.label} with scales without a dimension: output {output.at or 0}: {error}") from None
+
+
+def _delayed(arguments: dict[str, Any]) -> Iterator[Float8Quantizer]:
+    for value in arguments.values():
+        for x in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(x, Float8Quantizer) and x.amax is not None:
+                yield x
 
 
 def check_quantized(call: Callable[..., Any], function: str, sample: Sample, quantizer: Quantizer) -> None:
@@ -58,4 +97,4 @@ def _check_values(main: Output, quantized: Any, value: torch.Tensor, quantizer: 
         raise Disagreement(f"the largest error is {(error / bound).max().item():.3g} times its bound")
     if isinstance(quantizer, Float8Quantizer):
         largest = reference.abs().max().clamp(min=_FORMER)
-        close(quantizer.amax, largest[None], torch.float32, main.length, max(1.0, main.magnitude or largest.item()))
+        close(quantizer.amax.view(-1), largest[None], torch.float32, main.length, max(1.0, main.magnitude or largest.item()))

@@ -14,8 +14,9 @@ from fusible import tex
 from fusible.conformance.crossing import Crossing
 from fusible.conformance.memory import Snapshot
 from fusible.conformance.nothing import check_of_nothing
+from fusible.conformance.pairs import PAIRS
 from fusible.conformance.properties import Properties
-from fusible.conformance.quantized import FORMATS, check_quantized, quantizers
+from fusible.conformance.quantized import FORMATS, check_quantized, check_scalars, quantizers, scalar_quantizer
 from fusible.conformance.special import OPEN, PLANTINGS, TURNS, UNPLANTED, planting
 from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure, measure_special
 from fusible.errors import ArgumentError, NotServedError, expected
@@ -165,6 +166,8 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
             # Each sample is a program where tensors record: fewer of them.
             check_of_nothing(record.function, call, record.samples(dtype)[0], None if memory else 1)
             _planted(call, record, dtype, method, PLANTINGS if memory else PLANTINGS[::TURNS])
+            check_scalars(record.function, call, method, record.samples(dtype))
+            _paired(call, record, dtype)
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=str(error))
     return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
@@ -195,6 +198,14 @@ def _planted(call: Call, record: Record, dtype: torch.dtype, method: Call, plant
                     raise Disagreement(f"{sample.label} with special values ({kind}): output {output.at or 0}: {error}") from None
                 if share > (2 if of_reference else 1):
                     raise Disagreement(f"{sample.label} with special values ({kind}): output {output.at or 0} is {share:.3g} times its bound")
+
+
+def _paired(call: Call, record: Record, dtype: torch.dtype) -> None:
+    """The check of the function together with another one, where there is such a check and both are served."""
+    try:
+        PAIRS.get(record.function, lambda *_: None)(call, dtype)
+    except NotServedError:
+        return
 
 
 def _within_bounds(outputs: tuple[Output, ...], result: Any, arguments: dict[str, Any]) -> float:
@@ -247,8 +258,8 @@ def _compared(row: Agreement, sample: Sample, result: Any, again: dict[str, Any]
 
 def _quantizing(row: Agreement, call: Call, record: Record, dtype: torch.dtype, fp8: Any) -> Agreement:
     refusal = ""
-    for sample in record.samples(dtype):
-        for quantizer in quantizers(fp8):
+    for i, sample in enumerate(record.samples(dtype)):
+        for quantizer in (*quantizers(fp8), *([scalar_quantizer(fp8)] if not i else [])):
             try:
                 check_quantized(call, record.function, sample, quantizer)
                 row = replace(row, samples=row.samples + 1)

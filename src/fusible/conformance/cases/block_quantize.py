@@ -165,6 +165,7 @@ def split_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 @record("nvfp4_quantize_with_amax", dtypes=FLOATS)
 def quantize_with_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     made = [{}, {"with_2d_quantization": True}, {"nvfp4_use_4over6": True}, {"columnwise": False}, {"rowwise": False}, {"row_scaled_nvfp4": True}]
+    made.append({"nvfp4_use_4over6": True, "nvfp4_e4m3_max": 256})
     chosen = [(str(options), NVFP4Quantizer(**options)) for options in made]
     if dtype is torch.bfloat16:
         chosen += [(f"transform, signs {signs}", transforming(signs)) for signs in (True, False)]

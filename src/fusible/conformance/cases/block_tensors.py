@@ -95,8 +95,8 @@ def in_tiles(scales: Tensor, transposed: bool) -> Tensor:
 def stored(
     name: str, shape: tuple[int, int], dtype: torch.dtype, seed: int, ways: tuple[str, ...] = ("rowwise", "columnwise"), swizzled: bool = False
 ) -> tuple[Any, Any]:
-    """A tensor of a format with the copies ``ways``, and the values of each copy, float64, by way; ``swizzled``: its scales are in the order of tensor
-    cores."""
+    """A tensor of a format with the copies ``ways``, and the values of each copy, float64, by way; ``swizzled``: its scales lie in the order of
+    tensor cores."""
     buffers, values = _made(name, shape, seed)
     if swizzled:
         transposed = {"columnwise_scale_inv": not name.startswith("nvfp4"), "rowwise_scale_inv": False}

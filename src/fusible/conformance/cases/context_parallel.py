@@ -14,8 +14,8 @@ from fusible.conformance.table import Output, Sample, random, record
 
 __all__ = []
 
-_LENGTHS = (4, 0, 6, 2)
-_STARTS = (0, 4, 4, 10)
+_LENGTHS = (4, 6, 0, 2)
+_STARTS = (0, 4, 10, 10)
 _TOKENS, _HEADS, _WIDTH = 14, 301, 4
 _MOVED = (torch.bfloat16, torch.float32, torch.uint8)
 _SEQUENCES = tuple(zip(_STARTS, _LENGTHS, strict=True))

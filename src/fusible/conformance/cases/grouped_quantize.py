@@ -235,6 +235,20 @@ def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
                     *(Output(f"grouped_x.{name}", taken_on(name)) for name in ("quantizer", "num_tensors", *layout.given)),
                 )  # fmt: skip
                 yield Sample(f"{layout.label} {each.label} {wanted}", arguments, outputs)
+    yield from nothing_to_add(generator, dtype)
+
+
+def nothing_to_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """A column-wise copy that is there, or is not asked for, stays as it is."""
+    each = _CASES[0]
+    for there, asked in ((True, True), (True, False), (False, False)):
+        data, inverse, _ = stored(generator, BY_ROWS, each.fp8)
+        columns = torch.randint(0, 256, (math.prod(BY_ROWS.shape),), generator=generator, dtype=torch.uint8) if there else None
+        held = {"columnwise_data": columns, "columnwise_scale_inv": inverse * 2 if there else None}
+        grouped = grouped_bytes(BY_ROWS, data, each.make(columnwise=there), torch.bfloat16, inverse, **held)
+        arguments = {"grouped_x": grouped, "quantizer": each.make(columnwise=asked), "otype": dtype, **BY_ROWS.arguments}
+        outputs = [Output(f"grouped_x.{name}", x if x is None else x.clone()) for name, x in held.items()]
+        yield Sample(f"columns there {there}, asked for {asked}", arguments, (*outputs, Output("grouped_x.rowwise_data", BY_ROWS.placed(data))))
 
 
 def taken_on(name: str) -> Callable[[Any, dict[str, Any]], Any]:

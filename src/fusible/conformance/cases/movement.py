@@ -97,7 +97,7 @@ def transpose_to_bhsd(generator: torch.Generator, dtype: torch.dtype) -> Iterato
 
 @record("multi_tensor_pad_last_dim", dtypes=_DTYPES)
 def pad_last_dim(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    inputs = [numbers(generator, shape, dtype) for shape in ((3, 1401), (2, 2, 8), (4, 1))]
+    inputs = [numbers(generator, shape, dtype) for shape in ((3, 1401), (2, 2, 8), (4, 1), (2, 3, 5))]
     wanted = [torch.zeros(*x.shape[:-1], -(-x.shape[-1] // 4) * 4, dtype=dtype) for x in inputs]
     for x, y in zip(inputs, wanted, strict=True):
         y[..., : x.shape[-1]] = x
@@ -113,7 +113,7 @@ def pad_last_dim(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 @record("bulk_allocate", dtypes=(torch.float32,))
 def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     shapes, dtypes = [[3, 5], [2], [], [4, 0], [7]], [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float32]
-    for alignments in (None, [1, 64, 8, 8, 32]):
+    for alignments in (None, [1, 64, 8, 8, 32], [1, 512, 4, 8, 256]):
 
         def apart(result: Any, arguments: dict[str, Any], alignments: list[int] = alignments or [16] * 5) -> Any:
             """The result itself, which agrees, where addresses are aligned and no two tensors overlap."""

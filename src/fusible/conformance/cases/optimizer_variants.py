@@ -232,7 +232,8 @@ def scale_and_scale_inv(generator: torch.Generator, dtype: torch.dtype) -> Itera
 def scale_inv_e8m0(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Zero, NaN, and every number of 16 bits of which the 448th part is normal in fp32."""
     patterns = torch.arange(0x7F81, dtype=torch.int32).to(torch.int16).view(_BF16 if dtype is _FP32 else dtype).to(dtype)
-    amax = torch.cat([patterns[~(patterns.float().abs() < 5.5e-36) | (patterns == 0)], torch.tensor([math.nan], dtype=dtype)])
+    least = 448 * 2.0**-127  # whose 448th part is the least number that has a byte
+    amax = torch.cat([patterns[~(patterns.float().abs() < 5.5e-36) | (patterns == 0)], torch.tensor([math.nan, least], dtype=dtype)])
     product = amax.float().numpy() * (np.float32(1) / np.float32(448))
     mantissa, exponent = np.frexp(product.astype(np.float64))
     code = np.clip(exponent - (mantissa == 0.5) + 127, 0, 254)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -31,7 +31,9 @@ def values(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtyp
     if dtype is not torch.uint8:
         return random(generator, shape, dtype)
     data = torch.randn(shape, generator=generator).numpy().astype(_BYTES[code])
-    return torch.from_numpy(np.where(data == 0, _BYTES[code](1), data).view(np.uint8))
+    found = torch.from_numpy(np.where(data == 0, _BYTES[code](1), data).view(np.uint8))
+    found[-1, -1] = 0x7F  # NaN
+    return found
 
 
 def codes(dtype: torch.dtype) -> tuple[DType, ...]:
@@ -81,6 +83,16 @@ def summed(x: Tensor, row_id_map: Tensor, prob: Tensor) -> Tensor:
     return out
 
 
+def whatever_nan(wanted: Tensor, code: DType) -> Callable[[Any, dict[str, Any]], Tensor]:
+    """Those bytes, and where they are NaN any byte that is."""
+
+    def found(result: Any, arguments: dict[str, Any]) -> Tensor:
+        got = result.cpu()
+        return torch.where(wide(got, code).isnan() & wide(wanted, code).isnan(), got, wanted)
+
+    return found
+
+
 def coming_back(weights: tuple[bool, ...]) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for code in codes(dtype):
@@ -92,7 +104,7 @@ def coming_back(weights: tuple[bool, ...]) -> Sampler:
                     out = summed(wide(x, code), row_id_map, prob if weighted else torch.ones(_TOKENS, _COPIES))
                     if code in _BYTES:
                         rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(_BYTES[code])
-                        output = Output(None, torch.from_numpy(rounded.view(np.uint8)))
+                        output = Output(None, whatever_nan(torch.from_numpy(rounded.view(np.uint8)), code))
                     else:
                         output = Output(None, out, dtype, _COPIES, 3 * x.abs().max().item())
                     arguments = {"input": x, "dtype": code, "row_id_map": row_id_map, "prob": prob, "num_tokens": _TOKENS, "topK": _COPIES}

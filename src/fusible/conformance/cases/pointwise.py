@@ -102,7 +102,10 @@ def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
         for one in choices(options):
-            cases.append((f"options {one}", random(generator, (4, 6), dtype, 3.0), one))
+            x = random(generator, (4, 6), dtype, 3.0)
+            if one.get("limit", 1e3) < 1e3:  # both operands at the limits, where the gradient still goes through
+                x[1] = torch.tensor([1.0, -1.0, 0.5] * 2) * one["limit"]
+            cases.append((f"options {one}", x, one))
         for label, x, chosen in cases:
             point, y = gradient(f, x, chosen)
             g = random(generator, tuple(y.shape), dtype)

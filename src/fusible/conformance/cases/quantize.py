@@ -159,6 +159,7 @@ def scale_update(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
         (5.0, (2.0, 8.0, 0.5), (0.0, 0.5, 5.0), 1.5, 8.0, 5.0), (0.0, (4.0, 1.0, 3.0), (0.0, 3.0, 4.0), 2.5, 4.0, 4.0),
         (0.0, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0), -3.5, None, None), (torch.nan, (2.0, 3.0, 1.0), (0.0, 1.0, torch.nan), 1.25, None, None),
         (torch.inf, (2.0, 3.0, 1.0), (0.0, 1.0, torch.inf), 0.75, None, None), (3e5, (2.0, 3.0, 1.0), (0.0, 1.0, 3e5), 0.5, 3e5, 3e5),
+        (1.0, (2.0, 0.5, 0.25), (0.0, 0.25, 1.0), 2.0, 1.0, 1.0), (0.0, (0.0, 5.0, 2.0), (0.0, 5.0, 2.0), 0.875, None, None),
     ]  # fmt: skip
     columns = [torch.tensor([row[i] for row in each]) for i in (0, 1, 2, 3)]
     cases = [(algorithm, fp8, margin, 1) for algorithm in ("max", "most_recent") for fp8 in _FORMATS for margin in (2, 0)]

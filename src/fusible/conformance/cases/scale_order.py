@@ -67,7 +67,7 @@ def scales_of(at: str, tensor: Any, rowwise: bool = True, columnwise: bool = Tru
         four_bits = isinstance(tensor, NVFP4TensorStorage)
         transposed = usage == "columnwise" and not four_bits
         if asked and checked and plain is not None:
-            data = tensor._columnwise_data
+            data = tensor._columnwise_data.flatten(1) if four_bits else tensor._columnwise_data.flatten(0, -2)
             rows, columns = (2 * data.shape[1], data.shape[0]) if four_bits else data.shape
             plain = used(plain, rows, columns, four_bits, usage == "columnwise")
         wanted = None if plain is None else ordered(plain, transposed) if asked else plain.clone()
@@ -85,6 +85,11 @@ def swizzle(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
             tensor = tensor_of(generator, rows, columns, four_bits)
             outputs = (*scales_of("tensor", tensor), Output(f"tensor.{_FLAG}", True))
             yield Sample(f"{[rows, columns]} {four_bits}", {"tensor": tensor}, (*outputs, *kept(tensor)))
+            if rows == 128:
+                deep = tensor_of(generator, rows, columns, four_bits)
+                deep._rowwise_data = deep._rowwise_data.view(2, 64, -1)
+                deep._columnwise_data = deep._columnwise_data.view(*((128, 2, 32) if four_bits else (2, 64, 128)))
+                yield Sample(f"of three dimensions {four_bits}", {"tensor": deep}, (*scales_of("tensor", deep), Output(f"tensor.{_FLAG}", True)))
             done = tensor_of(generator, rows, columns, four_bits)
             done._with_gemm_swizzled_scales = True
             yield Sample(f"{[rows, columns]} {four_bits} done", {"tensor": done}, scales_of("tensor", done, False, False))

@@ -197,11 +197,12 @@ def expand(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{[down, across]} to {padded}", arguments, (Output("output", wanted),))
 
 
-def fused(generator: torch.Generator, tiles: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The arguments for tensors of ``tiles`` but for ``block_len``, and what must come of them."""
+def fused(generator: torch.Generator, tiles: tuple[int, ...], of_all: float | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The arguments for tensors of ``tiles`` but for ``block_len``, and what must come of them. ``of_all``: the global amax, instead of theirs."""
     down, across, rows, columns, block = tiles
     amaxes = torch.exp(torch.randn(down, across, generator=generator) * 4)
     amax = amaxes.max()[None] if amaxes.numel() else torch.zeros(1)
+    amax = amax if of_all is None else torch.tensor([of_all])
     scale = block_scale(amaxes.numpy(), amax.numpy())
     wanted = {"per_block_scale": torch.from_numpy(scale), "target_scale": expanded(scale, (rows, columns), block), "target_amax": amax.clone()}
     targets = {name: torch.full_like(x, 99) for name, x in wanted.items()}
@@ -213,6 +214,14 @@ def fused_scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     for tiles in _TILES:
         arguments, wanted = fused(generator, tiles)
         yield Sample(str(tiles), {**arguments, "block_len": tiles[-1]}, tuple(Output(name, x) for name, x in wanted.items()))
+    for of_all in _OF_ALL:
+        arguments, wanted = fused(generator, _TILES[0], of_all)
+        outputs = tuple(Output(name, x) for name, x in wanted.items())
+        yield Sample(f"a global amax of {of_all}", {**arguments, "block_len": _TILES[0][-1]}, outputs)
+
+
+_OF_ALL = (0.0, 1.0, torch.inf)
+"""Global amaxes: the first and the last have no scale, which is then 1."""
 
 
 def together(calls: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -224,7 +233,9 @@ def together(calls: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def fused_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for block in (16, 4):
         several = [tiles for tiles in _TILES if tiles[-1] == block]
-        calls, wanted = zip(*(fused(generator, tiles) for tiles in several), strict=True)
+        calls, wanted = zip(
+            *(fused(generator, *chosen) for chosen in (*((tiles,) for tiles in several), *((several[0], x) for x in _OF_ALL))), strict=True
+        )
         outputs = tuple(Output(f"{name}_list.{i}", x) for i, each in enumerate(wanted) for name, x in each.items())
         yield Sample(f"{len(several)}", {**together([*calls]), "block_len": block}, outputs)
 
@@ -279,11 +290,24 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
         scales = {"scale": torch.zeros(1, 1), "global_scale": torch.ones(1)}
         wanted = torch.full((16, 8), code, dtype=torch.uint8)
         yield Sample(f"{value} by a scale of zero", {**arguments, **scales, "h": 16, "w": 16, "start_offset": 0}, (Output("out", wanted),))
+    arguments, wanted = between_codes(dtype)
+    yield Sample("between two codes", arguments, (Output("out", wanted),))
+
+
+def between_codes(dtype: torch.dtype) -> tuple[dict[str, Any], Tensor]:
+    """The arguments of a cast of numbers halfway between those of four bits, and their bytes: to the even code."""
+    x = (torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)).expand(16, 16)
+    codes = four_bits(x, np.ones((16, 16), np.float32), np.ones((1, 1), np.float32))
+    arguments = {"inp": x.to(dtype), "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": torch.ones(1, 1), "global_scale": torch.ones(1)}
+    return {**arguments, "h": 16, "w": 16, "start_offset": 0}, torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
 
 
 @record("nvfp4_multi_tensor_2d_partial_cast")
 def nvfp4_casts(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for block in (16, 5):
         _, calls, wanted = zip(*packed(generator, dtype, block), strict=True)
+        if block == 16:
+            between = between_codes(dtype)
+            calls, wanted = (*calls, between[0]), (*wanted, between[1])
         outputs = tuple(Output(f"out_list.{i}", bytes_) for i, bytes_ in enumerate(wanted))
         yield Sample(f"by {block}", {**together([*calls]), "block_len": block}, outputs)

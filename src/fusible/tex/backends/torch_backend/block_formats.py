@@ -60,9 +60,7 @@ def _build(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, buffers: di
     return build_quantized(quantizer, shape=tuple(shape), dtype=dtype, **{name: buffers.get(name) for name in names}, **options)
 
 
-def _encoded(
-    x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, amaxes: dict[str, Tensor] | None
-) -> dict[str, Tensor]:
+def _encoded(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, amaxes: dict[str, Tensor] | None) -> dict[str, Tensor]:
     """The buffers of ``x``, by name."""
     name, specs = scaling(quantizer), buffer_specs(quantizer, x.shape, rowwise, columnwise)
     if not x.numel():

@@ -155,9 +155,7 @@ class MoEKernels(MoE):
         saved = saved.clone() if saved is chosen.weights or saved is logits else saved
         return chosen.weights, routing_map(chosen.indices, routing), saved
 
-    def fused_score_for_moe_aux_loss_bwd(
-        self, intermediate_output: Any, grad_scores: Any, grad_logits: Any, topk: int, score_function: str
-    ) -> None:
+    def fused_score_for_moe_aux_loss_bwd(self, intermediate_output: Any, grad_scores: Any, grad_logits: Any, topk: int, score_function: str) -> None:
         function = "fused_score_for_moe_aux_loss_bwd"
         routing = Routing.of(grad_scores, topk, score_function, 0, function)
         _check_gradient(routing, intermediate_output, grad_scores, grad_logits, function)

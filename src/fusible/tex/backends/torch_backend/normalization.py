@@ -87,9 +87,7 @@ def _layernorm_backward(
     # torch's function reads these two as if they had no gaps.
     mean, inverse = (value.contiguous().view(*x.shape[:-1], 1) for value in (mu, rsigma))
     g = _scale(gamma, zero_centered)
-    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(
-        _fp32(dz), _fp32(x), gamma.shape, mean, inverse, g, g, [True, True, True]
-    )
+    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(_fp32(dz), _fp32(x), gamma.shape, mean, inverse, g, g, [True, True, True])
     return dx, dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)
 
 

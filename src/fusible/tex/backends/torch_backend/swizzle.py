@@ -110,9 +110,11 @@ def _ordered(data: Tensor, scale: Tensor, form: str, columns: bool, *, of: str) 
 
 
 def _logical(data: Tensor, form: str, columns: bool) -> tuple[int, int]:
-    """The matrix that the bytes stand for: NVFP4 packs two elements to a byte, and holds column-wise data transposed."""
-    rows, width = math.prod(data.shape[:-1]), data.shape[-1] * (2 if form == "nvfp4" else 1)
-    return (width, rows) if columns and BLOCK_FORMATS[form].transposed else (rows, width)
+    """The matrix that the bytes stand for: NVFP4 packs two elements to a byte, and holds column-wise data transposed, ``[last, *leading]``."""
+    packed = 2 if form == "nvfp4" else 1
+    if columns and BLOCK_FORMATS[form].transposed:
+        return packed * math.prod(data.shape[1:]), data.shape[0]
+    return math.prod(data.shape[:-1]), packed * data.shape[-1]
 
 
 def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
