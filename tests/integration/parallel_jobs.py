@@ -161,7 +161,6 @@ def a_norm_before_a_column_layer_writes_what_is_sent(rank: int) -> None:
     assert scales[0] == scales[1] != 1.0
 
 
-
 class _Eager(te_ops.BasicOperation):
     """Hands its input on as the next operation wants it."""
 

@@ -79,8 +79,9 @@ def test_a_backward_of_dequantized_operands_reads_what_forward_read(make: Any) -
 
 def test_a_layer_of_many_weights_says_that_it_cannot_override() -> None:
     op = te_ops.GroupedLinear(2, WIDTH, WIDTH)
-    with pytest.raises(ArgumentError, match="backward_override='high_precision'"), fusible.autocast(
-        recipe=fusible.MXFP8BlockScaling(backward_override="high_precision")
+    with (
+        pytest.raises(ArgumentError, match="backward_override='high_precision'"),
+        fusible.autocast(recipe=fusible.MXFP8BlockScaling(backward_override="high_precision")),
     ):
         op(normal(WIDTH, WIDTH), torch.tensor([32, 32]))
 
@@ -169,9 +170,13 @@ def factories() -> Iterator[tuple[str, Any, float]]:
     rows, columns = Float8CurrentScalingQuantizer, MXFP8Quantizer
     yield "hybrid", lambda role: HybridQuantizer(rowwise_quantizer=rows(E4M3), columnwise_quantizer=columns(E4M3)), 2**-3
     yield "identity", lambda role: IdentityQuantizer(), 0.0
-    yield "delayed beside current", lambda role: (
-        DelayedScalingRequest() if role.tensor_type == "input" else Float8CurrentScalingQuantizer(E5M2 if "grad" in role.tensor_type else E4M3)
-    ), 2**-2
+    yield (
+        "delayed beside current",
+        lambda role: (
+            DelayedScalingRequest() if role.tensor_type == "input" else Float8CurrentScalingQuantizer(E5M2 if "grad" in role.tensor_type else E4M3)
+        ),
+        2**-2,
+    )
     yield "two formats", lambda role: MXFP8Quantizer(E4M3) if role.tensor_type == "input" else NVFP4Quantizer(), 2**-1
     yield "none", lambda role: None, 0.0
 

@@ -31,9 +31,7 @@ class Case:
 
 def _sequential(te: Any) -> torch.nn.Module:
     ops = te.ops
-    return ops.Sequential(
-        ops.LayerNorm(HIDDEN, dtype=BF16), ops.Linear(HIDDEN, FFN, dtype=BF16), ops.GELU(), ops.Linear(FFN, HIDDEN, dtype=BF16)
-    )
+    return ops.Sequential(ops.LayerNorm(HIDDEN, dtype=BF16), ops.Linear(HIDDEN, FFN, dtype=BF16), ops.GELU(), ops.Linear(FFN, HIDDEN, dtype=BF16))
 
 
 NO_DROPOUT = {"attention_dropout": 0.0, "params_dtype": BF16}

@@ -262,6 +262,7 @@ WRITES: dict[str, Write] = {
     "restored": _restored,
 }
 
+
 class Grouped(nn.Module):
     """Two groups of rows, each with its weight."""
 

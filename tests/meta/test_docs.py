@@ -104,4 +104,4 @@ def test_a_page_whose_code_fails_is_noticed(tmp_path: Path) -> None:
     page.write_text("```python\nx = 1\n```\n\n```python\nassert x == 2, 'line 6'\n```\n")
     command = [sys.executable, str(ROOT / "tests" / "doc_pages.py"), str(page)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode != 0 and "page.md\", line 6" in done.stderr
+    assert done.returncode != 0 and 'page.md", line 6' in done.stderr

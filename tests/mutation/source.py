@@ -110,11 +110,30 @@ _EITHER_ORDER = frozenset({"transpose", "min", "max", "minimum", "maximum", "swa
 """Whose first two arguments may change places, or are no values."""
 
 
+def _refuses(statement: ast.stmt) -> bool:
+    """Whether a statement can but raise: calls of checks, and branches and loops of them."""
+    if isinstance(statement, ast.Raise):
+        return True
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func).split(".")[-1].lstrip("_").startswith("check")
+    return isinstance(statement, ast.If | ast.For) and all(map(_refuses, [*statement.body, *statement.orelse]))
+
+
 class KernelChanger(Changer):
-    """Of a kernel: what only refuses is left as it is, and so is what is the same in either order."""
+    """Of a kernel: what is the same in either order is left as it is; ``refusals`` are the places in what only refuses."""
+
+    def __init__(self, wanted: int | None) -> None:
+        super().__init__(wanted)
+        self.refusals: set[int] = set()
 
     def visit(self, node: Any) -> Any:
-        return node if isinstance(node, ast.keyword) and node.arg == "strict" else super().visit(node)
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return node
+        first, refuses = self.count, isinstance(node, ast.stmt) and _refuses(node)
+        after = super().visit(node)
+        if refuses:
+            self.refusals.update(range(first, self.count))
+        return after
 
     def _here(self, node: ast.AST, what: str) -> bool:
         if what == "first two swapped" and ast.unparse(node.func).split(".")[-1] in _EITHER_ORDER:  # type: ignore[attr-defined]
@@ -235,7 +254,8 @@ def changes(function: str) -> list[Change]:
     for path, name in sorted(run):
         changer = KernelChanger(None)
         _edited(copy.deepcopy(_definition(_tree(path), name)), changer)
-        every += [Change(path, name, place, what) for place, what in enumerate(changer.found) if (path, name, place) in reached]
+        places = [place for place in range(changer.count) if (path, name, place) in reached and place not in changer.refusals]
+        every += [Change(path, name, place, changer.found[place]) for place in places]
     return sorted(every, key=lambda change: hashlib.sha256(f"{function} {change} {change.place}".encode()).digest())
 
 

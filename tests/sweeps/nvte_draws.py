@@ -125,4 +125,3 @@ def word(name: str) -> Callable[[Callable[[Draw], Given]], Callable[[Draw], Give
         return draws
 
     return enter
-

@@ -137,7 +137,7 @@ def test_a_script_that_raises_shows_its_traceback_and_returns_1(shown, capsys) -
     error = capsys.readouterr().err
     assert code == 1
     assert lines[0].startswith("evaluation 1")
-    assert error.startswith("Traceback (most recent call last):\n  File \"seed.py\", line 3, in <module>") and "ValueError: mine" in error
+    assert error.startswith('Traceback (most recent call last):\n  File "seed.py", line 3, in <module>') and "ValueError: mine" in error
 
 
 def test_a_missing_script_is_one_sentence(capsys) -> None:

@@ -1,8 +1,9 @@
 """What holds of every call, whatever the function: checked of each sample by one mechanism.
 
 A call writes to nothing but what its sample declares, and not beside it. Its results share memory with an argument or with one another only where
-those of the reference do, and do where an argument is given to be written; they are contiguous where the reference's are. A second call gives what the first gave, in memory of its own, and draws
-the same from a generator in the same state. Arguments that lie with gaps, or not from the beginning of their memory, give the same as others.
+those of the reference do, and do where an argument is given to be written; they are contiguous where the reference's are. A second call gives what
+the first gave, in memory of its own, and draws the same from a generator in the same state. Arguments that lie with gaps, or not from the beginning
+of their memory, give the same as others.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def scalar_quantizer(fp8: DType) -> Quantizer:
 
 
 def check_scalars(function: str, call: Callable[..., Any], reference: Callable[..., Any], samples: list[Sample]) -> None:
-    """Raise ``Disagreement`` unless the first of ``samples`` with a quantizer comes out as from the reference where scales and amaxes of quantizers have
-    no dimension; a call that the reference refuses is none."""
+    """Raise ``Disagreement`` unless the first of ``samples`` with a quantizer of delayed scaling comes out as from the reference where scales and
+    amaxes have no dimension; a call that the reference refuses is none."""
     sample = next((sample for sample in samples if any(True for _ in _delayed(sample.arguments))), None)
     if sample is None:
         return

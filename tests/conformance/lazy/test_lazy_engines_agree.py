@@ -93,8 +93,6 @@ def iree() -> Iterator[None]:
     del lazy.config.engine
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(bool(_NO_IREE), reason=str(_NO_IREE))
 @pytest.mark.parametrize(("op", "of"), _cases(every=6), ids=lambda v: getattr(v, "name", str(v)))

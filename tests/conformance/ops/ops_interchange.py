@@ -157,8 +157,7 @@ def _bind(case: Case, mode: Mode, between: bool, tokens: int, frozen: Sequence[s
     ops = [*before, *inside, *after]
     start = len(before)
     args = tuple(
-        tuple((arg.dtype, f"{i - start}.{name}" not in frozen) for name, arg in zip(op.arg_names, op.args, strict=True))
-        for i, op in enumerate(ops)
+        tuple((arg.dtype, f"{i - start}.{name}" not in frozen) for name, arg in zip(op.arg_names, op.args, strict=True)) for i, op in enumerate(ops)
     )
     x_grad = "x" not in frozen or between
     request = PlanRequest(mode.recipe, nvte_dtype(mode.activation), 9 if between else width, x_grad, args, (True,) * len(ops), False, epoch())

@@ -153,11 +153,7 @@ for _name, _scaled_name, _function, _options in _BLOCK_GATES:
         _make = partial(getattr(ops, _name), glu_interleave_size=_size, **_chosen)
         _how = {"gate": _function, "size": _size, "options": _chosen}
         if _suffix or _name not in TABLE:
-            enter(
-                Record(
-                    _name + _suffix, lambda p, w, m=_make: [m()], lambda w, d, m=_make: Made(m()), partial(_in_blocks, **_how), width=12
-                )
-            )
+            enter(Record(_name + _suffix, lambda p, w, m=_make: [m()], lambda w, d, m=_make: Made(m()), partial(_in_blocks, **_how), width=12))
         _make = partial(getattr(ops, _scaled_name), "3.scales", glu_interleave_size=_size, **_chosen)
         SIDED[_scaled_name + _suffix] = Record(
             _scaled_name + _suffix,
@@ -188,9 +184,7 @@ _enter_made("Identity", lambda: [ops.Identity()], lambda x: x, ops.Identity)
 _enter_made("Quantize-off", lambda: [ops.Quantize(), ops.Quantize(forward=False, backward=True)], lambda x: x)
 _enter_made("Reshape", lambda: [ops.Reshape((-1, 7))], lambda x: x, ops.Reshape)
 _enter_made("L2Normalization", lambda: [ops.L2Normalization()], lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), length=7)
-_enter_made(
-    "L2Normalization-eps", lambda: [ops.L2Normalization(eps=0.5)], lambda x: x / (x.square().sum(-1, keepdim=True) + 0.5).sqrt(), length=7
-)
+_enter_made("L2Normalization-eps", lambda: [ops.L2Normalization(eps=0.5)], lambda x: x / (x.square().sum(-1, keepdim=True) + 0.5).sqrt(), length=7)
 _enter_made(
     "extras",
     lambda: [ops.MakeExtra("a"), ops.MakeExtra("1.b"), ops.SiLU(), ops.AddExtra("a"), ops.ConstantScale(2.0), ops.AddExtra("1.b")],

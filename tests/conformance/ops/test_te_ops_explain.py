@@ -23,12 +23,15 @@ def test_an_input_is_found_that_the_operations_take(name: str) -> None:
 @pytest.mark.parametrize("recipe", [DelayedScaling(), Float8CurrentScaling()], ids=repr)
 def test_every_quantizer_is_told_once_and_none_of_what_only_passes(recipe: Recipe) -> None:
     """A product asks for its input, its weight and its gradient, whatever its neighbours ask for; what passes 8 bits on between them has none."""
-    linear, between = [f"{{}}.{name}" for name in ("x", "weight", "dy")], (
-        [],
-        [ops.Identity()],
-        [ops.Quantize(), ops.Identity()],
-        [ops.Quantize(forward=False, backward=True)],
-        [ops.Quantize(backward=True)],
+    linear, between = (
+        [f"{{}}.{name}" for name in ("x", "weight", "dy")],
+        (
+            [],
+            [ops.Identity()],
+            [ops.Quantize(), ops.Identity()],
+            [ops.Quantize(forward=False, backward=True)],
+            [ops.Quantize(backward=True)],
+        ),
     )
     for passing in between:
         model = ops.Sequential(ops.BasicLinear(64, 64), *passing, ops.BasicLinear(64, 64))

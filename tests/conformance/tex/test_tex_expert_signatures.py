@@ -16,9 +16,7 @@ CLAMP = "limit=7.0, alpha=1.702, glu_linear_offset=1.0"
 DIMS = "num_tensors, first_dims, last_dims=None"
 ROUTER = "use_pre_softmax, num_groups, group_topk, scaling_factor, score_function, expert_bias"
 LOSS = "num_experts, num_rows, num_cols, topk, coeff"
-GROUPED_GEMM = (
-    "A, transa, B, transb, D, bias, bias_scale, alpha, beta, workspace_setup, workspace_cublas, use_split_accumulator, math_sm_count"
-)
+GROUPED_GEMM = "A, transa, B, transb, D, bias, bias_scale, alpha, beta, workspace_setup, workspace_cublas, use_split_accumulator, math_sm_count"
 SIGNATURES = {
     "moe_permute_fwd": "input, dtype, indices, num_out_tokens, workspace, max_expanded_token_num",
     "moe_permute_bwd": "input, dtype, row_id_map, prob, num_tokens, topK",

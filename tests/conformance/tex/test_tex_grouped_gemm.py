@@ -248,9 +248,7 @@ def gather(parts: list[Tensor]) -> GroupedTensorStorage:
 
 def equal(parts: list[Tensor]) -> GroupedTensorStorage:
     data = torch.cat(parts).reshape(-1)
-    return GroupedTensorStorage.make_grouped_tensor_from_rowwise_data(
-        num_tensors=len(parts), tensor_shape=tuple(parts[0].shape), rowwise_data=data
-    )
+    return GroupedTensorStorage.make_grouped_tensor_from_rowwise_data(num_tensors=len(parts), tensor_shape=tuple(parts[0].shape), rowwise_data=data)
 
 
 def on_groups(runner: Runner, form: str, layout: str, A: Any, B: Any, D: Any, **changes: Any) -> Any:

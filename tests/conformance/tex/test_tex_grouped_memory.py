@@ -129,7 +129,6 @@ def calls() -> Iterator[tuple[str, Call]]:
         for by_columns in (False, True):
             yield f"grouped_swizzle_for_gemm {name} columns {by_columns}", ("grouped_swizzle_for_gemm", lambda n=name, b=by_columns: scales(n, b))
 
-
     padding = {"x": normal(ROWS, WIDTH, dtype=FP32), "sizes": torch.tensor([ROWS // 2, ROWS // 4]), "multiple": 32}
     yield "prim_pad_groups", ("prim_pad_groups", lambda: padding)
     yield "prim_unpad_groups", ("prim_unpad_groups", lambda: {**padding, "rows": ROWS})

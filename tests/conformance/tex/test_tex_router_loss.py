@@ -40,9 +40,7 @@ def test_the_balancing_loss_and_its_gradient(runner: Runner, dtype: torch.dtype,
         safe = runner("fused_moe_aux_loss_fwd_graph_safe", **call, total_num_tokens=total)
         assert torch.equal(safe[0], loss) and torch.equal(safe[1], constants)
     grad = torch.tensor(3.0, dtype=dtype)
-    of_probs = runner(
-        "fused_moe_aux_loss_bwd", Const_buf=constants, tokens_per_expert=tokens, num_rows=ROWS, num_cols=EXPERTS, grad_aux_loss=grad
-    )
+    of_probs = runner("fused_moe_aux_loss_bwd", Const_buf=constants, tokens_per_expert=tokens, num_rows=ROWS, num_cols=EXPERTS, grad_aux_loss=grad)
     assert of_probs.dtype is dtype and of_probs.is_contiguous()
     close(of_probs, (3 * c * tokens.double()).expand(ROWS, EXPERTS), dtype)
 

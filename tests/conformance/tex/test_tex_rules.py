@@ -65,8 +65,7 @@ SIGNATURES = {
     "thd_read_half_tensor": "tensor, cu_seqlens, half_idx",
     "thd_second_half_lse_correction": "lse, lse_per_step, cu_seqlens, lse_packed",
     "thd_read_second_half_lse": "lse, cu_seqlens, lse_packed, second_half_lse_seqlen",
-    "thd_out_correction": "out, out_per_step, old_lse=None, lse=None, lse_per_step=None, cu_seqlens=None, only_second_half=None, "
-    "lse_packed=None",
+    "thd_out_correction": "out, out_per_step, old_lse=None, lse=None, lse_per_step=None, cu_seqlens=None, only_second_half=None, lse_packed=None",
     "thd_grad_correction": "grad, grad_per_step, cu_seqlens, first_half, second_half",
     "thd_get_partitioned_indices": "cu_seqlens, total_tokens, world_size, rank",
     "thd_sequence_order_to_cp_rank_order": "inp, cu_seqlens, cp_size, total_tokens",

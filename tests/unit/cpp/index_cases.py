@@ -18,7 +18,6 @@ EXTREMES = (-1, INT_MIN, 11, INT_MAX)
 """Numbers that no index of the calls may be, wherever it stands: 11 is past every page, every angle and the tokens of every sequence."""
 
 
-
 def _places() -> Iterator[tuple[str, str, int]]:
     for call, names in INDICES.items():
         arguments = CALLS[call]()
@@ -112,4 +111,3 @@ def test_what_is_permitted() -> None:
         run("attention_forward", {**CALLS["attention_forward"](), **given})
         run("attention_forward_paged", {**CALLS["attention_forward_paged"](), **given})
         run("copy_to_cache", {**CALLS["copy_to_cache"](), "new_lengths": lengths, "cached_lengths": lengths})
-

@@ -337,10 +337,7 @@ def test_a_scaled_gradient_is_added_to_what_there_is_of_it() -> None:
 
 def test_an_extra_that_nobody_differentiates_leaves_the_gradient_as_it_is() -> None:
     for follows in ([norm()], [RMSNorm(make_nvte_tensor(torch.zeros(WIDTH)))], [mmt()], [mmt(), add()]):
-        members = [
-            op.with_(**{name: make_nvte_tensor(torch.randn(getattr(op, name).shape)) for name in op.arg_names})
-            for op in follows
-        ]
+        members = [op.with_(**{name: make_nvte_tensor(torch.randn(getattr(op, name).shape)) for name in op.arg_names}) for op in follows]
         x, dy, args = make_nvte_tensor(torch.randn(3, WIDTH)), make_nvte_tensor(torch.randn(3, WIDTH)), [arg for op in members for arg in op.args]
         alone, begun = plan(*members, activation=FP32), plan(MakeExtra("a"), *members, AddExtra("a"), activation=FP32)
         result = run_forward(alone, alone.segments[0], x, args, {}, {})

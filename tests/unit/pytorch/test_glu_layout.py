@@ -20,9 +20,11 @@ def test_blocks_of_the_halves_alternate() -> None:
 def test_one_is_the_others_inverse(shape: tuple[int, ...], size: int) -> None:
     x = torch.randn(shape)
     y = ops.interleave_glu_tensor(x, size)
-    assert y.shape == x.shape and torch.equal(ops.deinterleave_glu_tensor(y, size), x) and torch.equal(x, ops.interleave_glu_tensor(
-        ops.deinterleave_glu_tensor(x, size), size
-    ))
+    assert (
+        y.shape == x.shape
+        and torch.equal(ops.deinterleave_glu_tensor(y, size), x)
+        and torch.equal(x, ops.interleave_glu_tensor(ops.deinterleave_glu_tensor(x, size), size))
+    )
 
 
 def test_a_layer_of_interleaved_weights_before_an_interleaved_activation_is_the_plain_layer() -> None:

@@ -19,8 +19,6 @@ def _x(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + len(shape)))
 
 
-
-
 def _gemm(A: torch.Tensor, B: torch.Tensor, bias: torch.Tensor) -> Any:
     return tex.generic_gemm(A, True, B, False, None, None, torch.float32, bias, torch.float32, False, None, False, None, 0, False, True)
 

@@ -71,7 +71,6 @@ _SERVED: list[tuple[dict[str, str], str, str]] = [
 ]
 
 
-
 def test_a_fallback_serves_what_the_backend_in_force_lacks(fresh: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is forced, or the best that is there."""
     assert _served(fresh, "silu") == NATIVE

@@ -137,6 +137,17 @@ def extreme(dtype: torch.dtype) -> Tensor:
     return torch.cat([torch.tensor([math.inf, large, -large, -math.inf]), torch.linspace(-3.0, 3.0, _EXPERTS - 4)])[None].to(dtype)
 
 
+def deeper(sample: Sample, tokens: int) -> Sample:
+    """The sample with its tokens in two dimensions."""
+
+    def parted(x: Any) -> Any:
+        return x.view(2, tokens // 2, *x.shape[1:]) if isinstance(x, Tensor) and x.dim() and len(x) == tokens else x
+
+    arguments = {name: parted(x.clone() if isinstance(x, Tensor) else x) for name, x in sample.arguments.items()}
+    outputs = tuple(replace(output, reference=parted(output.reference)) for output in sample.outputs)
+    return Sample(f"{sample.label}, tokens in two dimensions", arguments, outputs)
+
+
 @record("fused_topk_with_score_function_fwd")
 def topk_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for label, router in _ROUTERS.items():
@@ -194,7 +205,10 @@ def topk_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         for form, (routed, more) in forms.items() if label != "many tokens" else [("map", forms["map"])]:
             given = {"routing_map": routed, "intermediate_output": saved.clone(), "grad_probs": g.clone()}
             arguments = {**given, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), **options, **more}
-            yield Sample(f"{label} by {form}", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, size), Output(None, None)))
+            sample = Sample(f"{label} by {form}", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, size), Output(None, None)))
+            yield sample
+            if label in ("softmax", "sigmoid groups bias", "sqrtsoftplus"):
+                yield deeper(sample, 6)
 
 
 _BINS, _LOWER, _UPPER = 8, -0.5, 0.5
@@ -252,7 +266,10 @@ def balancing_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterato
                     "histogram": torch.full_like(histogram, 100), "bin_bounds": torch.tensor([_LOWER, _UPPER]), "histogram_mode": mode, **more,
                 }  # fmt: skip
                 given = (Output("topk_indices", indices),) if form == "indices" else ()
-                yield Sample(f"{mode.name} {form}, {count} tokens, top {topk}", arguments, (*outputs, Output(1, routed), *given))
+                sample = Sample(f"{mode.name} {form}, {count} tokens, top {topk}", arguments, (*outputs, Output(1, routed), *given))
+                yield sample
+                if count == 8 and mode == every[0]:
+                    yield deeper(sample, count)
     arguments = {
         **arguments,
         "logits": torch.full((1, _EXPERTS), math.nan, dtype=dtype),
@@ -277,7 +294,11 @@ def scores_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             saved = Output(2, Router(score, topk, pre_softmax=True).intermediate(wide, wide), length=_EXPERTS)
             for form, routed in enumerate((byte_map(best, _EXPERTS), bit_map(best, _EXPERTS))):
                 arguments = {"logits": logits.clone(), "topk": topk, "score_function": score, "routing_map_format": form}
-                yield Sample(f"{score} {topk} {form}", arguments, (Output(0, normalised(score, wide), length=_EXPERTS), Output(1, routed), saved))
+                outputs = (Output(0, normalised(score, wide), length=_EXPERTS), Output(1, routed), saved)
+                sample = Sample(f"{score} {topk} {form}", arguments, outputs)
+                yield sample
+                if topk == 3:
+                    yield deeper(sample, len(logits))
     lost = torch.full((1, _EXPERTS), math.nan, dtype=dtype)
     for score, logits in (("softmax", lost), ("sqrtsoftplus", extreme(dtype))):
         arguments = {"logits": logits.clone(), "topk": 1, "score_function": score, "routing_map_format": 0}
@@ -298,7 +319,10 @@ def scores_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
             "intermediate_output": saved, "grad_scores": g, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), "topk": topk,
             "score_function": score,
         }  # fmt: skip
-        yield Sample(f"{score} {topk}, {count} tokens", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, 2.0), Output(None, None)))
+        sample = Sample(f"{score} {topk}, {count} tokens", arguments, (Output("grad_logits", wanted, dtype, _EXPERTS, 2.0), Output(None, None)))
+        yield sample
+        if topk == 2:
+            yield deeper(sample, count)
 
 
 @dataclass(frozen=True)
