@@ -255,8 +255,14 @@ def changes(function: str) -> list[Change]:
         changer = KernelChanger(None)
         _edited(copy.deepcopy(_definition(_tree(path), name)), changer)
         places = [place for place in range(changer.count) if (path, name, place) in reached and place not in changer.refusals]
-        every += [Change(path, name, place, changer.found[place]) for place in places]
+        every += [Change(path, name, place, _numbered(changer.found, place)) for place in places]
     return sorted(every, key=lambda change: hashlib.sha256(f"{function} {change} {change.place}".encode()).digest())
+
+
+def _numbered(found: list[str], place: int) -> str:
+    """What is changed there, with its number where the same is found before it."""
+    number = found[: place + 1].count(found[place])
+    return found[place] if number == 1 else f"{found[place]} ({number})"
 
 
 def changed(change: Change) -> Changed:

@@ -148,13 +148,18 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
     refusal = ""
     for sample in record.samples(dtype):
         fresh, again, before = deepcopy(sample.arguments), deepcopy(sample.arguments), Snapshot(sample.arguments)
+        random = [torch.get_rng_state()]
         try:
             result = call(record.function, **sample.arguments)
         except NotServedError as error:
             refusal = str(error)
             continue
+        random.append(torch.get_rng_state())
         theirs = method(**again)
+        random.append(torch.get_rng_state())
         try:
+            if not torch.equal(random[0], random[1]) and torch.equal(random[1], random[2]):
+                raise Disagreement("the call drew from torch's generator, which it has no need of")
             if own_layout:
                 sample = _compared_by_value(sample, call, result, reference, theirs)
             row = _compared(row, sample, result, again, theirs)

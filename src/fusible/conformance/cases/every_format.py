@@ -36,6 +36,13 @@ def _chosen(dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
         yield "nvfp4 transformed", transforming()
 
 
+def with_zeros(generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers, and blocks of zeros in both directions."""
+    x = random(generator, _SHAPE, dtype, 30.0)
+    x[1], x[:, 5] = 0, 0
+    return x
+
+
 @record("quantize")
 def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield from quantize_per_tensor(generator, dtype)
@@ -43,7 +50,7 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         if label == "nvfp4 transformed":  # whose sums are exact
             x = torch.randint(-60, 61, _SHAPE, generator=generator).to(dtype)
         else:
-            x = random(generator, _SHAPE, dtype, 30.0)
+            x = with_zeros(generator, dtype)
         yield Sample(label, {"tensor": x, "quantizer": quantizer}, tuple(quantized("result", x, quantizer)))
     for name in ("mxfp8", "block 1x128", "nvfp4"):
         for noop in (None, 0.0, 1.0):
@@ -108,7 +115,7 @@ def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
 def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield from bgrad_per_tensor(generator, dtype)
     for name in ("mxfp8", "block 1x128", "nvfp4"):
-        x, quantizer = random(generator, _SHAPE, dtype, 3.0), BLOCKED[name]()
+        x, quantizer = with_zeros(generator, dtype), BLOCKED[name]()
         summed = Output(0, x.double().sum(0), dtype, len(x), x.double().abs().sum(0).max().item())
         yield Sample(name, {"input": x, "quantizer": quantizer}, (summed, *quantized("result.1", x, quantizer)))
     x = random(generator, _SHAPE, dtype, 3.0)

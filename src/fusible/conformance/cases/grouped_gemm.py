@@ -221,8 +221,11 @@ def on_grouped(form: str) -> Sampler:
         A, B = operands(generator, "TN", dtype)
         rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
         factors = torch.linspace(-1.0, 1.0, _TOTAL)
-        for count in (1, 4):
-            alpha, beta = torch.linspace(0.5, 2.0, 4)[:count], torch.linspace(1.0, -1.0, 4)[:count]
+        for count, alpha, beta in (
+            (1, torch.tensor([0.5]), torch.ones(1)),
+            (4, torch.linspace(0.5, 2.0, 4), torch.linspace(1.0, -1.0, 4)),
+            (1, torch.ones(1), torch.ones(1)),
+        ):
             for biased, scaled in ((False, False), (True, False), (True, True)):
                 wanted = []
                 for i, (x, factor) in enumerate(zip(exact("TN", A, B), factors.double().split(_ROWS), strict=True)):
@@ -232,7 +235,7 @@ def on_grouped(form: str) -> Sampler:
                 bias = GroupedTensorStorage((4, _N), dtype, num_tensors=4, data=rows.view(-1).clone()) if biased else None
                 more = {"alpha": alpha.clone(), "beta": beta.clone(), "bias": bias, "bias_scale": factors.clone() if scaled else None}
                 arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, **more)
-                yield Sample(f"{count} factors, bias {biased}, its scale {scaled}", arguments, outputs)
+                yield Sample(f"{alpha.tolist()} times and {beta.tolist()} times D, bias {biased}, its scale {scaled}", arguments, outputs)
 
     return sample
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance.cases.block_tensors import in_tiles
 from fusible.conformance.cases.pointwise import choices, clamped_swiglu, gated, silu
 from fusible.conformance.cases.quantize import amax_of, cast, scale_of
 from fusible.conformance.table import Output, Sample, random, record
@@ -325,6 +326,10 @@ def padded(scales: Tensor) -> Tensor:
     return whole.view(-1)
 
 
+def padded_blocks(scales: Tensor) -> int:
+    return -(-scales.shape[1] // 4) * 4
+
+
 @record("nvfp4_group_quantize_with_amax")
 def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for rows in ((16, 48, 32), (32, 32, 32), (64, 64, 48), (32, 16)):
@@ -343,6 +348,17 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
             outputs.append(Output(f"result.{prefix}amax", amaxes[way]))
         arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
         yield Sample(f"{rows}", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
+    # The same in the order of tensor cores.
+    quantizer = NVFP4Quantizer()
+    quantizer.optimize_for_gemm = True
+    scales = {"rowwise": "scale_inv", "columnwise": "columnwise_scale_inv"}
+    ordered = {
+        f"result.{name}": torch.cat([in_tiles(padded(lines).view(-1, padded_blocks(lines)), False).view(-1) for _, lines in ways[way]])
+        for way, name in scales.items()
+    }
+    outputs = [Output(at, x) for at, x in ordered.items()] + [Output("result._with_gemm_swizzled_scales", True)]
+    arguments = {"tensor": x.clone(), "quantizer": quantizer, "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
+    yield Sample("in tiles", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
     # Amaxes are kept as they are, whatever scales come of them.
     amax = torch.tensor([1e5, torch.inf, torch.nan])
     x, rows = random(generator, (96, 48), dtype, 3.0), (16, 48, 32)
