@@ -250,13 +250,15 @@ def changes(function: str) -> list[Change]:
             stack.enter_context(each.applied())
         fault = caught(function, Mutant("none", lambda method: method))
     assert fault is None, f"{function} with notes: {fault}"
-    every = []
+    every: list[tuple[bytes, Change]] = []
     for path, name in sorted(run):
         changer = KernelChanger(None)
         _edited(copy.deepcopy(_definition(_tree(path), name)), changer)
         places = [place for place in range(changer.count) if (path, name, place) in reached and place not in changer.refusals]
-        every += [Change(path, name, place, _numbered(changer.found, place)) for place in places]
-    return sorted(every, key=lambda change: hashlib.sha256(f"{function} {change} {change.place}".encode()).digest())
+        for place in places:
+            key = hashlib.sha256(f"{function} {name}: {changer.found[place]} {place}".encode()).digest()
+            every.append((key, Change(path, name, place, _numbered(changer.found, place))))
+    return [change for _, change in sorted(every, key=lambda pair: pair[0])]
 
 
 def _numbered(found: list[str], place: int) -> str:

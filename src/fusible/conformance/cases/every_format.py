@@ -63,19 +63,20 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
             outputs = kept if noop == 1.0 else quantized("output", x, arguments["quantizer"])
             yield Sample(f"into {name}, noop {noop}", arguments, tuple(outputs), ("output",))
 
-    yield swizzled(generator, dtype)
+    x, quantizer, outputs = swizzled(generator, dtype, "result")
+    yield Sample("mxfp8 in tiles", {"tensor": x, "quantizer": quantizer}, outputs)
     yield rounded_by_chance(generator, dtype)
 
 
-def swizzled(generator: torch.Generator, dtype: torch.dtype) -> Sample:
-    """Scales in the order of tensor cores."""
+def swizzled(generator: torch.Generator, dtype: torch.dtype, at: str) -> tuple[torch.Tensor, Any, tuple[Output, ...]]:
+    """A tensor, a quantizer that puts its scales in the order of tensor cores, and what must come at ``at``."""
     x, quantizer = random(generator, (128, 128), dtype, 30.0), MXFP8Quantizer(_E4M3)
     quantizer.optimize_for_gemm = True
-    outputs = [Output("result._with_gemm_swizzled_scales", True)]
+    outputs = [Output(f"{at}._with_gemm_swizzled_scales", True)]
     for way, data, scales in copies(x, quantizer):
-        outputs.append(Output(f"result._{way}_data", torch.from_numpy(data)))
-        outputs.append(Output(f"result._{way}_scale_inv", in_tiles(torch.from_numpy(scales), way == "columnwise")))
-    return Sample("mxfp8 in tiles", {"tensor": x, "quantizer": quantizer}, tuple(outputs))
+        outputs.append(Output(f"{at}._{way}_data", torch.from_numpy(data)))
+        outputs.append(Output(f"{at}._{way}_scale_inv", in_tiles(torch.from_numpy(scales), way == "columnwise")))
+    return x, quantizer, tuple(outputs)
 
 
 def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
@@ -118,6 +119,8 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         x, quantizer = with_zeros(generator, dtype), BLOCKED[name]()
         summed = Output(0, x.double().sum(0), dtype, len(x), x.double().abs().sum(0).max().item())
         yield Sample(name, {"input": x, "quantizer": quantizer}, (summed, *quantized("result.1", x, quantizer)))
+    x, quantizer, outputs = swizzled(generator, dtype, "result.1")
+    yield Sample("mxfp8 in tiles", {"input": x, "quantizer": quantizer}, outputs)
     x = random(generator, _SHAPE, dtype, 3.0)
     summed = Output(0, x.double().sum(0), dtype, len(x), x.double().abs().sum(0).max().item())
     yield Sample("no quantizer", {"input": x, "quantizer": None}, (summed, Output(1, x.clone())))
