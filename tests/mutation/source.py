@@ -147,30 +147,31 @@ class _Noter(KernelChanger):
     def __init__(self, path: str, name: str) -> None:
         super().__init__(None)
         self._key = path, name
+        self._places: dict[int, tuple[Any, range]] = {}
 
     def visit(self, node: Any) -> Any:
         first = self.count
         after = super().visit(node)
-        return after if first == self.count or not getattr(node, "places", ()) else self._noting(node)
+        return after if first == self.count or id(node) not in self._places else self._noting(node, self._places[id(node)][1])
 
     def _changed(self, node: Any) -> Any:
         first = self.count
         super()._changed(node)
         if first < self.count:
-            node.places = range(first, self.count)
+            self._places[id(node)] = node, range(first, self.count)
 
-    def _noting(self, node: Any) -> Any:
+    def _noting(self, node: Any, places: range) -> Any:
         if isinstance(node, ast.If | ast.IfExp):
-            node.test = self._after_note(node.test, node.places)
+            node.test = self._after_note(node.test, places)
         elif isinstance(node, ast.Expr | ast.AugAssign):
-            node.value = self._after_note(node.value, node.places)
+            node.value = self._after_note(node.value, places)
         else:
-            return self._after_note(node, node.places)
+            return self._after_note(node, places)
         return node
 
     def _after_note(self, node: Any, places: range) -> ast.expr:
         """The expression, with a note before it."""
-        told = [ast.Constant(x) for x in (*self._key, places.start, places.stop)]
+        told: list[ast.expr] = [ast.Constant(x) for x in (*self._key, places.start, places.stop)]
         call = ast.Call(ast.Name(_NOTE, ast.Load()), told, [])
         return ast.Subscript(ast.Tuple([call, node], ast.Load()), ast.Constant(1), ast.Load())
 
@@ -237,7 +238,7 @@ def changes(function: str) -> list[Change]:
     """The changes to what the suite's calls of a function come to in the reference, in an order that is the same while that source is the same."""
     run = _run(function)
     reached: set[tuple[str, str, int]] = set()
-    vars(builtins)[_NOTE] = lambda path, name, start, stop: reached.update((path, name, place) for place in range(start, stop))
+    setattr(builtins, _NOTE, lambda path, name, start, stop: reached.update((path, name, place) for place in range(start, stop)))
     noting = []
     for path in {path for path, _ in run}:
         tree = copy.deepcopy(_tree(path))

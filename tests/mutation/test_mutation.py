@@ -192,7 +192,7 @@ def test_changes_of_the_source_are_caught_or_listed(function: str) -> None:
     made = changes(function)[:_CHANGED]
     missed = [str(change) for change in made if not _told(function, change) and entry(function, change) not in same | alive]
     forget()
-    assert len(made) > 5 and not missed
+    assert made and not missed
 
 
 @pytest.mark.slow
