@@ -284,7 +284,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 @cache
 def _live(path: str) -> list[FunctionType]:
-    return [x for x in gc.get_objects() if type(x) is FunctionType and x.__code__.co_filename == path]
+    """The functions whose code is of a file."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()  # what is frozen is not among the objects
+    found = [x for x in gc.get_objects() if type(x) is FunctionType and x.__code__.co_filename == path]
+    if frozen:
+        gc.freeze()
+    return found
 
 
 def _compiled(path: str, tree: ast.Module) -> dict[tuple[str, int], CodeType]:
@@ -310,6 +316,7 @@ class Changed:
             _definition(tree, name).body.append(ast.If(ast.Constant(False), [ast.Expr(ast.Name(each, ast.Load())) for each in variables], []))
         codes = _compiled(path, tree) if lost else codes
         self._codes = [(x, x.__code__, codes[_place(x)]) for x in live if _place(x) in codes and codes[_place(x)] != x.__code__]
+        assert self._codes, f"nobody runs {names} of {path}"
 
     @contextmanager
     def applied(self) -> Iterator[None]:
