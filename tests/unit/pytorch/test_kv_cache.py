@@ -262,3 +262,49 @@ def _further(model: Any, cache: KVCache, tokens: torch.Tensor) -> torch.Tensor:
         y = model(tokens, torch.tensor([len(tokens)], dtype=torch.int32), cache=cache)
     cache.advance([len(tokens)])
     return y
+
+
+WITHOUT_ATTENTION: dict[str, Callable[[], nn.Module]] = {
+    "a layer": lambda: Linear(H, H),
+    "a block": lambda: Sequential(Residual(LayerNorm(H), Linear(H, 2 * H), SwiGLU(), Linear(H, H)), LayerNorm(H)),
+}
+CALLS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "one sequence": ((40, H), None),
+    "sequences": ((40, H), [30, 0, 10]),
+    "equal ones": ((2, 20, H), None),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
+def test_what_keeps_no_keys_takes_nothing_of_a_cache(name: str, call: str) -> None:
+    """Tokens pass by each other in it: their number is no matter to the cache, nor is who filled it."""
+    model, (shape, lengths) = WITHOUT_ATTENTION[name](), CALLS[call]
+    x, seq_lens = torch.randn(shape), None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    cache = KVCache(2, 8, page_size=4, dtype=torch.float32)
+    for filled in (False, True):
+        if filled:
+            in_steps(model_of(), [tokens(3), tokens(2)], [[3, 2]], cache)
+        before = _held_by(cache)
+        with torch.no_grad():
+            y = model(x, seq_lens, cache=cache)
+            assert torch.equal(y, model(x, seq_lens))
+        assert _held_by(cache) == before and cache.lengths == ((3, 2) if filled else (0, 0))
+
+
+def _held_by(cache: KVCache) -> list[Any]:
+    return copy.deepcopy([cache._lengths, cache._free, cache._held, [id(tensor) for pair in cache._layers.values() for tensor in pair]])
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+@pytest.mark.parametrize("name", [*WITHOUT_ATTENTION, "attention"])
+def test_a_cache_is_where_the_input_is(name: str, where: str) -> None:
+    """Whether or not anything would be written to it."""
+    model, cache = (model_of() if name == "attention" else WITHOUT_ATTENTION[name]()), KVCache(1, 8, dtype=torch.float32, device=where)
+    with torch.no_grad():
+        if where == "cpu":
+            assert torch.equal(model(tokens(3), cache=cache), model(tokens(3)))
+            return
+        with pytest.raises(ArgumentError, match=r"^Expected a KVCache on cpu, where x is, of a call with a cache, got one on meta: make it there\.$"):
+            model(tokens(3), cache=cache)
+    assert cache.lengths == (0,) and cache._held == [[]]

@@ -45,6 +45,7 @@ class OperationFuser(PipelineRunner):
         placed = list(zip(ops, blocks if blocks is not None else [()] * len(ops), strict=True))
         parts = [(part, block) for op, block in placed for part in _operations(op)]
         self.operations = tuple(part for part, _ in parts)
+        self._called = tuple(_as_called(op) for op in self.operations)
         self.basic_ops = tuple(basic for op in self.operations for basic in op.basic_operations())
         super().__init__([basic.entry.within(block) for part, block in parts for basic in part.basic_operations()], executor)
         own = FusibleOperation.pre_fuser_forward
@@ -58,7 +59,7 @@ class OperationFuser(PipelineRunner):
 
     @property
     def called(self) -> Sequence[Any]:
-        return self.operations
+        return self._called
 
     @property
     def num_extra_inputs(self) -> int:
@@ -70,7 +71,7 @@ class OperationFuser(PipelineRunner):
         self, x: torch.Tensor, *extra_inputs: torch.Tensor, basic_op_kwargs: Sequence[dict[str, Any]] | None = None
     ) -> Any:
         if len(extra_inputs) != self.num_extra_inputs:
-            of = f"a call of {', '.join(type(op).__name__ for op in self.operations)}"
+            of = f"a call of {self.title}"
             do = "give one for each extra input that no channel feeds"
             raise ArgumentError(expected(f"{len(self.sides)} extra inputs", of=of, got=len(extra_inputs), do=do))
         if self._first:
@@ -82,7 +83,7 @@ class OperationFuser(PipelineRunner):
             if kwargs:
                 if not self.bound[position].op.foreign and not self.basic_ops[position].fuses[0]:
                     got = ", ".join(kwargs)
-                    of = f"{type(self.basic_ops[position]).__name__}.op_forward"
+                    of = f"{type(_as_called(self.basic_ops[position])).__name__}.op_forward"
                     raise ArgumentError(expected("no keyword arguments", of=of, got=got, do="leave them out"))
                 notes["kwargs", position] = kwargs
         try:
@@ -162,6 +163,11 @@ class _OpOf(BasicOperation):
 
     def _get_name(self) -> str:
         return type(self._given.op).__name__
+
+
+def _as_called(operation: FusibleOperation) -> BaseModule:
+    """The module that a caller knows an operation as."""
+    return operation.entry.module if isinstance(operation, _OpOf) else operation
 
 
 def _operations(module: BaseModule) -> list[FusibleOperation]:
