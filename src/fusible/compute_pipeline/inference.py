@@ -46,8 +46,7 @@ class StateLayout:
 
 
 def _asks_for_fp8(op: Op, name: str) -> bool:
-    request = getattr(op, f"{name}_dtype", None)
-    return request is not None and is_quantized_type(request)
+    return is_quantized_type(getattr(op, f"{name}_dtype", None))
 
 
 def state_layout(ops: Sequence[Op]) -> StateLayout:
@@ -96,7 +95,7 @@ def _look_through(ops: Sequence[Op], resolved: list[dict[str, Any]]) -> None:
     for name, places, step in (("x_dtype", range(len(ops) - 2, -1, -1), 1), ("dy_dtype", range(1, len(ops)), -1)):
         for i in places:
             asked = _taken(resolved[i + step]) if name == "x_dtype" else resolved[i + step][name]
-            if ops[i].transparent and asked is not None and is_quantized_type(asked) and ops[i].passes(asked):
+            if ops[i].transparent and is_quantized_type(asked) and ops[i].passes(asked):
                 resolved[i][name] = asked
 
 
@@ -106,7 +105,7 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
     types: dict[str, Any] = {"activation": activation, "override": override, "x_dtype": None, "dy_dtype": None}
     for name in (*op.forward_names, *op.backward_names):
         wanted: Type | None = getattr(op, f"{name}_dtype", None)
-        if override is not None and name in op.backward_names and wanted is not None and is_quantized_type(wanted):
+        if override is not None and name in op.backward_names and is_quantized_type(wanted):
             _check_overridable(op, override)
             wanted = activation
         role = _role(op, name)
@@ -159,7 +158,7 @@ def delayed_recipe(ops: Sequence[Op], recipe: Recipe | None) -> DelayedScaling |
 
 
 def _emitted(asked: Type, consumer: Type | None, can_quantize: bool, activation: DType) -> Type:
-    if consumer is not None and is_quantized_type(consumer) and can_quantize:
+    if is_quantized_type(consumer) and can_quantize:
         return consumer
     return activation if is_quantized_type(asked) else _widened(element(asked), activation)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
+from fusible.fusions.high_precision import fused_backward
 from fusible.fusions.mmt_add import mmt_add_bwd_fused
-from fusible.fusions.registry import register_fusion_backward
 from fusible.nvte import is_quantized_type
 from fusible.ops import GELU, MMT, Add, Context
 
@@ -13,12 +13,8 @@ __all__ = ["add_gelu_mmt_add_bwd_fused", "gelu_mmt_bwd_fused"]
 
 
 def _in_one(gelu: GELU, mmt: MMT) -> bool:
-    """Whether the product is of 8-bit operands, for which every backend has this epilogue, and what the GELU is handed is not 8-bit."""
-    return _quantized(mmt.dy_dtype) and _quantized(mmt.weight_dtype) and not _quantized(gelu.dy_dtype)
-
-
-def _quantized(type: nvte.Type | None) -> bool:
-    return type is not None and is_quantized_type(type)
+    """Whether the product is of 8-bit operands, for which every backend has this epilogue, and the GELU's input was not kept in 8 bits."""
+    return is_quantized_type(mmt.dy_dtype) and is_quantized_type(mmt.weight_dtype) and not is_quantized_type(gelu.x_dtype)
 
 
 def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:
@@ -28,7 +24,7 @@ def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:
     return x
 
 
-@register_fusion_backward
+@fused_backward
 def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor):
     """``(dy @ weight) * gelu'(x)``, rounded once: the gradient between the two is never written."""
     if not (mmt.wants("x") and _in_one(gelu, mmt)):
@@ -41,7 +37,7 @@ def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context
     return dx, ([], [mmt.dweight(mmt_ctx, dy) if mmt.wants("weight") else None])
 
 
-@register_fusion_backward
+@fused_backward
 def add_gelu_mmt_add_bwd_fused(
     add1: Add,
     gelu: GELU,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusible import nvte
+from fusible.fusions.high_precision import fused_backward
 from fusible.fusions.mmt_add import mmt_add_backward
-from fusible.fusions.registry import register_fusion_backward
 from fusible.ops import MMT, Add, Context, LayerNorm, MakeExtra, ResidualBegin, RMSNorm
 
 __all__ = ["make_extra_layernorm_bwd_fused", "make_extra_mmt_add_bwd_fused", "make_extra_mmt_bwd_fused", "make_extra_rmsnorm_bwd_fused"]
@@ -15,7 +15,7 @@ def _addend(begin: MakeExtra, sides: dict[str, nvte.Tensor | None]) -> nvte.Tens
     return begin.dextra(sides) if begin.wants("x") else None
 
 
-@register_fusion_backward
+@fused_backward
 def make_extra_mmt_bwd_fused(
     begin: MakeExtra | ResidualBegin, mmt: MMT, begin_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor | None
 ):
@@ -28,7 +28,7 @@ def make_extra_mmt_bwd_fused(
     return dx, ([], mmt_grads)
 
 
-@register_fusion_backward
+@fused_backward
 def make_extra_mmt_add_bwd_fused(
     begin: MakeExtra | ResidualBegin,
     mmt: MMT,
@@ -48,7 +48,7 @@ def make_extra_mmt_add_bwd_fused(
     return dx, ([], *grads)
 
 
-@register_fusion_backward
+@fused_backward
 def make_extra_rmsnorm_bwd_fused(
     begin: MakeExtra | ResidualBegin, norm: RMSNorm, begin_ctx: Context, norm_ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor | None
 ):
@@ -64,7 +64,7 @@ def make_extra_rmsnorm_bwd_fused(
     return dx, ([], [dweight])
 
 
-@register_fusion_backward
+@fused_backward
 def make_extra_layernorm_bwd_fused(
     begin: MakeExtra | ResidualBegin, norm: LayerNorm, begin_ctx: Context, norm_ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor | None
 ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusible import nvte
-from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
+from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, Context, ResidualEnd
 
@@ -32,20 +32,20 @@ def extra_of(end: AddExtra, sides: Mapping[str, nvte.Tensor], mmt: MMT, x: nvte.
     return end.extra(sides, (*x.shape[:-1], mmt.weight.shape[0]))
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_inf_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
     """``x @ weight.T + bias``, rounded once."""
     return nvte.matmul_transpose_add(*mmt.operands(x), bias_of(add), add.y_dtype)
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_fwd_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
     """``x @ weight.T + bias``, rounded once."""
     x, weight = mmt.operands(x)
     return nvte.matmul_transpose_add(x, weight, bias_of(add), add.y_dtype), (mmt.context(x, weight), {})
 
 
-@register_fusion_backward
+@fused_backward
 def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor):
     """The weight's product sums the bias gradient too; an 8-bit gradient is summed while it is quantized, before it loses precision."""
     return mmt_add_backward(mmt, add, mmt_ctx, add_ctx, dy)
@@ -54,7 +54,7 @@ def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy
 def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None):
     """``mmt_add_bwd_fused``, with ``addend`` added to dx before it is rounded."""
     dy = nvte.cast_checked(dy, add.dy_dtype)
-    quantized = any(type is not None and is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
+    quantized = any(is_quantized_type(type) for type in (dy.type, add.dx_dtype, mmt.dy_dtype))
     if quantized or not (add.wants("bias") and mmt.wants("weight")) or mmt.dweight_so_far is not None:
         d, add_grads = add.backward(add_ctx, dy)
         assert d is not None
@@ -65,13 +65,13 @@ def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy:
     return mmt.dx(mmt_ctx, dy, addend), ([dweight], [dbias])
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_residual_inf_fused(mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
     """``x @ weight.T + bias + extra``, summed in fp32 and rounded once."""
     return nvte.matmul_transpose_add_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype)
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_residual_fwd_fused(
     mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
@@ -81,13 +81,13 @@ def mmt_add_residual_fwd_fused(
     return y, (mmt.context(x, weight), {}, {})
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_residual_inf_fused(mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
     """``x @ weight.T + extra``, summed in fp32 and rounded once."""
     return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype)
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_residual_fwd_fused(
     mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context]]:
@@ -96,13 +96,13 @@ def mmt_residual_fwd_fused(
     return nvte.matmul_transpose_add_add(x, weight, None, extra_of(end, sides, mmt, x), end.y_dtype), (mmt.context(x, weight), {})
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_add_inf_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> nvte.Tensor:
     """``x @ weight.T + (bias1 + bias2)``: the biases are added to each other first."""
     return nvte.matmul_transpose_add(*mmt.operands(x), _sum(add1, add2), add2.y_dtype)
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_add_fwd_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
     """``x @ weight.T + (bias1 + bias2)``: the biases are added to each other first."""
     x, weight = mmt.operands(x)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
+from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
 from fusible.fusions.mmt_add import bias_of, extra_of
-from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
 from fusible.nvte import DType, element
 from fusible.ops import GELU, MMT, Add, AddExtra, Context, GeGLU, ResidualEnd
 
@@ -32,13 +32,13 @@ def _pre_type(gelu: GELU, producer: MMT | Add) -> DType:
     return element(gelu.x_dtype if gelu.x_dtype is not None else producer.y_dtype)
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_gelu_inf_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
     """``gelu(x @ weight.T)``: the product applies the GELU."""
     return nvte.matmul_transpose_gelu(*mmt.operands(x), gelu.y_dtype, _pre_type(gelu, mmt))[0]
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
     """``gelu(x @ weight.T)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
@@ -46,13 +46,13 @@ def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tenso
     return y, (mmt.context(x, weight), gelu.context(pre))
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_gelu_inf_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
     """``gelu(x @ weight.T + bias)``: the product applies the GELU."""
     return nvte.matmul_transpose_add_gelu(*mmt.operands(x), bias_of(add), gelu.y_dtype, _pre_type(gelu, add))[0]
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
     """``gelu(x @ weight.T + bias)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
@@ -60,7 +60,7 @@ def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> tu
     return y, (mmt.context(x, weight), {}, gelu.context(pre))
 
 
-@register_fusion_backward
+@fused_backward
 def mmt_add_gelu_bwd_fused(mmt: MMT, add: Add, gelu: GELU, mmt_ctx: Context, add_ctx: Context, gelu_ctx: Context, dy: nvte.Tensor):
     """GELU's backward also sums the gradient of the bias, and writes what the product's backward reads."""
     d, (add_grads, gelu_grads) = add_gelu_bwd_fused(add, gelu, add_ctx, gelu_ctx, dy)
@@ -69,13 +69,13 @@ def mmt_add_gelu_bwd_fused(mmt: MMT, add: Add, gelu: GELU, mmt_ctx: Context, add
     return dx, (mmt_grads, add_grads, gelu_grads)
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_gelu_add_inf_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> nvte.Tensor:
     """``gelu(x @ weight.T) + bias``."""
     return nvte.matmul_transpose_gelu_add(*mmt.operands(x), bias_of(add), add.y_dtype, _pre_type(gelu, mmt))[0]
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_gelu_add_fwd_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
     """``gelu(x @ weight.T) + bias``; its input is kept."""
     x, weight = mmt.operands(x)
@@ -83,13 +83,13 @@ def mmt_gelu_add_fwd_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> tu
     return y, (mmt.context(x, weight), gelu.context(pre), {})
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_gelu_residual_inf_fused(mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
     """``gelu(x @ weight.T) + extra``."""
     return nvte.matmul_transpose_gelu_add(*mmt.operands(x), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, mmt))[0]
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_gelu_residual_fwd_fused(
     mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
@@ -99,13 +99,13 @@ def mmt_gelu_residual_fwd_fused(
     return y, (mmt.context(x, weight), gelu.context(pre), {})
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_gelu_add_inf_fused(mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor) -> nvte.Tensor:
     """``gelu(x @ weight.T + bias1) + bias2``."""
     return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add1), bias_of(add2), add2.y_dtype, _pre_type(gelu, add1))[0]
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_gelu_add_fwd_fused(
     mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
@@ -115,7 +115,7 @@ def mmt_add_gelu_add_fwd_fused(
     return y, (mmt.context(x, weight), {}, gelu.context(pre), {})
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_gelu_residual_inf_fused(
     mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> nvte.Tensor:
@@ -123,7 +123,7 @@ def mmt_add_gelu_residual_inf_fused(
     return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, add))[0]
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_gelu_residual_fwd_fused(
     mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
@@ -133,9 +133,9 @@ def mmt_add_gelu_residual_fwd_fused(
     return y, (mmt.context(x, weight), {}, gelu.context(pre), {})
 
 
-@register_fusion_backward
+@fused_backward
 def mmt_geglu_bwd_fused(mmt: MMT, geglu: GeGLU, mmt_ctx: Context, geglu_ctx: Context, dy: nvte.Tensor):
     """GeGLU's backward writes what the product's backward reads."""
-    d, _ = geglu.with_(dx_dtype=mmt.dy_dtype or geglu.dx_dtype).backward(geglu_ctx, dy)
+    d, _ = geglu.backward(geglu_ctx, dy)
     dx, mmt_grads = mmt.backward(mmt_ctx, d)
     return dx, (mmt_grads, [])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusible import nvte
+from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
 from fusible.fusions.mmt_add import bias_of, extra_of
-from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
 from fusible.nvte import DType, is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, ConstantScale, Context, ResidualEnd
 
@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_scale_extra_inf_fused(
     mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> nvte.Tensor:
@@ -25,7 +25,7 @@ def mmt_scale_extra_inf_fused(
     return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_scale_extra_fwd_fused(
     mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
@@ -35,7 +35,7 @@ def mmt_scale_extra_fwd_fused(
     return y, (mmt.context(x, weight), {}, {})
 
 
-@register_fusion_inference
+@fused_inference
 def mmt_add_scale_extra_inf_fused(
     mmt: MMT, add: Add, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> nvte.Tensor:
@@ -43,7 +43,7 @@ def mmt_add_scale_extra_inf_fused(
     return nvte.matmul_transpose_add_add(*mmt.operands(x), _scaled_bias(add, scale), extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
 
 
-@register_fusion_forward
+@fused_forward
 def mmt_add_scale_extra_fwd_fused(
     mmt: MMT, add: Add, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
 ) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
@@ -58,13 +58,13 @@ def _scaled_bias(add: Add, scale: ConstantScale) -> nvte.Tensor:
     return nvte.scale(bias_of(add), scale.scale, DType.Float32)
 
 
-@register_fusion_backward
+@fused_backward
 def mmt_scale_bwd_fused(mmt: MMT, scale: ConstantScale, mmt_ctx: Context, scale_ctx: Context, dy: nvte.Tensor):
     """Both products take the factor, and the scaled gradient is never written.
 
     A gradient that is to be 8-bit is scaled first: the amax that its scaling observes is that of the scaled one.
     """
-    if mmt.dy_dtype is not None and is_quantized_type(mmt.dy_dtype):
+    if is_quantized_type(mmt.dy_dtype):
         d, _ = scale.backward(scale_ctx, dy)
         dx, mmt_grads = mmt.backward(mmt_ctx, d)
         return dx, (mmt_grads, [])

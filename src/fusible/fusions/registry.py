@@ -27,14 +27,18 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+Condition = Callable[[typing.Sequence[Op]], bool]
+"""Of the ops of a plan that a pattern matches, whose types are known: whether a fusion can take them."""
+
 
 @dataclass(frozen=True)
 class Fusion:
-    """A fused pass: ``pattern`` holds, for each op of the sequence, the exact types that it may have."""
+    """A fused pass: ``pattern`` holds, for each op of the sequence, the exact types that it may have; ``when``: what else is asked of them."""
 
     kind: PassKind
     function: Callable[..., Any]
     pattern: tuple[frozenset[type[Op]], ...]
+    when: Condition | None = None
 
     @property
     def name(self) -> str:
@@ -51,8 +55,10 @@ class Fusion:
         return not self.pattern
 
     def matches(self, ops: typing.Sequence[Op]) -> bool:
-        """Whether ``ops``, as many as the pattern is long, are of its exact types and take side values of different names."""
+        """Whether ``ops``, as many as the pattern is long, are of its exact types, meet its condition, and take side values of different names."""
         if not all(type(op) in allowed for op, allowed in zip(ops, self.pattern, strict=True)):
+            return False
+        if self.when is not None and not self.when(ops):
             return False
         sides = [name for op in ops for name in (*op.side_inputs, *op.side_outputs)]
         return len(sides) == len(set(sides))
@@ -81,29 +87,29 @@ def registered(kind: PassKind) -> tuple[Fusion, ...]:
         return tuple(sorted(_fusions[kind], key=lambda fusion: (-len(fusion.pattern), fusion.ours)))
 
 
-def register_fusion_inference(function: F) -> F:
-    """Register ``(a: A, b: B, ..., x: nvte.Tensor) -> y`` as the inference of ``A, B, ...``.
+def register_fusion_inference(function: F, *, when: Condition | None = None) -> F:
+    """Register ``(a: A, b: B, ..., x: nvte.Tensor) -> y`` as the inference of ``A, B, ...``; with ``when``, of those ops for which it is true.
 
     Side inputs of the ops are keyword-only parameters, or ``**sides`` where an op is told their names, here and in forward; so are the gradients of
     side outputs in backward.
     """
-    return _register("inference", function)
+    return _register("inference", function, when)
 
 
-def register_fusion_forward(function: F) -> F:
-    """Register ``(a: A, b: B, ..., x: nvte.Tensor) -> (y, (a_ctx, b_ctx, ...))`` as the forward of ``A, B, ...``.
+def register_fusion_forward(function: F, *, when: Condition | None = None) -> F:
+    """Register ``(a: A, b: B, ..., x: nvte.Tensor) -> (y, (a_ctx, b_ctx, ...))`` as the forward of ``A, B, ...``; ``when``: as in inference.
 
     Each context must serve the backward of its op, fused or not.
     """
-    return _register("forward", function)
+    return _register("forward", function, when)
 
 
-def register_fusion_backward(function: F) -> F:
+def register_fusion_backward(function: F, *, when: Condition | None = None) -> F:
     """Register ``(a: A, b: B, ..., a_ctx: Context, b_ctx: Context, ..., dy: nvte.Tensor) -> (dx, (a_grads, b_grads, ...))``.
 
-    It must equal the backward of the last op, then of the one before it, up to the first.
+    ``when``: as in inference. It must equal the backward of the last op, then of the one before it, up to the first.
     """
-    return _register("backward", function)
+    return _register("backward", function, when)
 
 
 def unregister_fusion(function: Callable[..., Any]) -> None:
@@ -115,9 +121,9 @@ def unregister_fusion(function: Callable[..., Any]) -> None:
         _epoch += 1
 
 
-def _register(kind: PassKind, function: F) -> F:
+def _register(kind: PassKind, function: F, when: Condition | None) -> F:
     global _epoch
-    fusion = Fusion(kind, function, _pattern(kind, function))
+    fusion = Fusion(kind, function, _pattern(kind, function), when)
     with _lock:
         _fusions[kind].append(fusion)
         _epoch += 1

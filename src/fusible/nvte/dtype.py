@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from fusible.errors import DTypeError, expected
 from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, IdentityQuantizer, Quantizer
@@ -129,8 +129,8 @@ def element(type: Type) -> DType:
     return type.dtype if isinstance(type, QuantizedType) else type
 
 
-def is_quantized_type(type: Type) -> bool:
-    """Whether tensors of ``type`` are floats of 8 or 4 bits with a scale."""
+def is_quantized_type(type: Type | None) -> TypeGuard[Type]:
+    """Whether tensors of ``type`` are floats of 8 or 4 bits with a scale; those of None, any type, need not be."""
     return type.__class__ is QuantizedType or type in _FP8
 
 

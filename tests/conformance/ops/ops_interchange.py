@@ -18,11 +18,23 @@ from ops_tolerance import assert_honest, assert_interchangeable
 from fusible import tex
 from fusible.compute_pipeline import ComputePipeline, PlanRequest
 from fusible.fusions import Fusion, epoch, registered
-from fusible.nvte import DType, Pass, Sequences, Tensor, bgrad_cast, element, is_quantized_type, make_nvte_tensor, nvte_dtype, running
-from fusible.ops import MMT, Context, Op
-from fusible.quantized import DelayedScaling, Float8CurrentScaling, Format, HighPrecision, Recipe
+from fusible.nvte import DType, Pass, Sequences, Tensor, Type, bgrad_cast, element, is_quantized_type, make_nvte_tensor, nvte_dtype, running
+from fusible.ops import MMT, Add, Context, LayerNorm, Op, RMSNorm
+from fusible.quantized import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8CurrentScaling,
+    Float8CurrentScalingQuantizer,
+    Format,
+    HighPrecision,
+    QuantizerRole,
+    Recipe,
+)
 
 TOKENS = 13
+
+Asks = tuple[tuple[int, str, Type | None], ...]
+"""Types that ops of a pattern ask for in the place of their own: the op's place in it, the attribute, the type."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,24 @@ class Mode:
     parameters: torch.dtype
 
 
+def _all_but(kept: str) -> CustomRecipe:
+    """Current scaling, with the tensors of one role left as they are."""
+
+    def quantizer(role: QuantizerRole) -> Float8CurrentScalingQuantizer | None:
+        format = tex.DType.kFloat8E5M2 if role.tensor_type.startswith("grad") else tex.DType.kFloat8E4M3
+        return None if role.tensor_type == kept else Float8CurrentScalingQuantizer(format)
+
+    return CustomRecipe(quantizer)
+
+
+PARTS = tuple(
+    Mode(f"current but for the {kept}", _all_but(kept), torch.bfloat16, torch.float32) for kept in ("input", "weight", "grad_output")
+) + tuple(
+    Mode(f"current with a backward {how}", Float8CurrentScaling(backward_override=how), torch.bfloat16, torch.float32)
+    for how in ("dequantized", "high_precision")
+)
+"""Some of a product's operands in 8 bits and others not: a fusion that is made for all of them is made of these by its ops."""
+
 MODES = (
     Mode("fp32", None, torch.float32, torch.float32),
     Mode("bf16", None, torch.bfloat16, torch.bfloat16),
@@ -45,6 +75,7 @@ MODES = (
     Mode("delayed E4M3 fp32", DelayedScaling(fp8_format=Format.E4M3), torch.float32, torch.float32),
     Mode("current", Float8CurrentScaling(), torch.bfloat16, torch.float32),
     Mode("current powers of 2 fp16", Float8CurrentScaling(use_power_2_scales=True), torch.float16, torch.float16),
+    *PARTS,
 )
 
 
@@ -101,15 +132,65 @@ def prove(case: Case, mode: Mode) -> int:
     return count
 
 
+def prove_asked(case: Case, mode: Mode, between: bool) -> int:
+    """As ``prove``, of a pattern of which one op asks for one type other than its own; of a choice of types that the fusion does not take, no plan
+    has it. Gives the number of those that it takes."""
+    count = 0
+    for place, type_ in enumerate(case.types):
+        for name in ("x", "dy", *(RECORD_OF[type_].parameters if type_ in (MMT, Add) else ())):
+            for asked in (None, DType.Float32, DType.BFloat16, DType.Float8E4M3):
+                if asked is DType.Float8E4M3 and name == "x" and type_ in (LayerNorm, RMSNorm):
+                    continue  # a norm takes no 8 bits, fused or not
+                bound = _bind(case, mode, between, TOKENS, (), ((place, f"{name}_dtype", asked),))
+                if not case.fusion.matches(bound.ops):
+                    continue
+                count += 1
+                where = f"{case.name}, {mode.name}{', between products' if between else ''}, {name} of op {place} asked for in {asked}"
+                if case.fusion.kind == "inference":
+                    _prove_inference(case.fusion, bound, where)
+                elif case.fusion.kind == "forward":
+                    _prove_forward(case.fusion, bound, where, backward=False)
+                else:
+                    _prove_backward(case.fusion, bound, where)
+    return count
+
+
 def calls_of(case: Case, mode: Mode, between: bool) -> list[str]:
     """The functions of tex that the fused pass calls, in their order."""
-    bound = _bind(case, mode, between, TOKENS, ())
+    return _calls_of(case, _bind(case, mode, between, TOKENS, ()))[0]
+
+
+def prove_calls(case: Case, mode: Mode) -> int:
+    """Raises ``AssertionError`` where the fused pass computes more than its ops do, whichever gradients are wanted. Gives how often it does less."""
+    fewer = 0
+    for between in (False, True):
+        for frozen in _frozen(case) if case.fusion.kind == "backward" else [()]:
+            bound = _bind(case, mode, between, TOKENS, frozen)
+            if case.fusion.kind == "backward" and not bound.needed:
+                continue
+            fused, unfused = ([name for name in calls if name not in ("prim_cast", "prim_copy")] for calls in _calls_of(case, bound))
+            assert len(fused) <= len(unfused), f"{case.name}, {mode.name}, frozen {list(frozen)}: {fused} for {unfused}"
+            fewer += len(fused) < len(unfused)
+    return fewer
+
+
+def _calls_of(case: Case, bound: Bound) -> tuple[list[str], list[str]]:
+    """The calls of the fused pass, and those of its ops."""
+    fused: list[str] = []
+    unfused: list[str] = []
+    kind = case.fusion.kind
     contexts = _sequence_forward(bound)[1]
-    given = (*contexts, bound.dy) if case.fusion.kind == "backward" else (bound.x,)
-    heard: list[str] = []
-    with running(Pass(case.fusion.kind, bound.scales)), tex.listening(lambda call: heard.append(call.method.__name__)):
+    with tex.listening(lambda call: unfused.append(call.method.__name__)):
+        if kind == "backward":
+            _sequence_backward(bound, [dict(ctx) for ctx in contexts])
+        elif kind == "forward":
+            _sequence_forward(bound)
+        else:
+            _sequence_inference(bound)
+    given = (*contexts, bound.dy) if kind == "backward" else (bound.x,)
+    with running(Pass(kind, bound.scales)), tex.listening(lambda call: fused.append(call.method.__name__)):
         case.fusion.function(*bound.ops, *given, **_fused_keywords(bound, case.fusion))
-    return heard
+    return fused, unfused
 
 
 def contexts_after(case: Case, mode: Mode) -> list[Context]:
@@ -128,7 +209,7 @@ def _frozen(case: Case) -> Iterator[tuple[str, ...]]:
         yield tuple(name for name, is_wanted in zip(names, wanted, strict=True) if not is_wanted)
 
 
-def _bind(case: Case, mode: Mode, between: bool, tokens: int, frozen: Sequence[str]) -> Bound:
+def _bind(case: Case, mode: Mode, between: bool, tokens: int, frozen: Sequence[str], asks: Asks = ()) -> Bound:
     generator = torch.Generator().manual_seed(5)
 
     def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -148,6 +229,8 @@ def _bind(case: Case, mode: Mode, between: bool, tokens: int, frozen: Sequence[s
         made = record.make({name: make_nvte_tensor(value) for name, value in values.items()}, at)
         inside += made
         at = made[0].width(at)
+    for place, name, type in asks:
+        inside[place] = inside[place].with_(**{name: type})
     opened = [name for op in inside for name in op.side_outputs]
     taken = [name for op in inside for name in op.side_inputs]
     before: list[Op] = [_Gives(name) for name in reversed(taken) if name not in opened]
@@ -291,18 +374,24 @@ def _fp8_inside(bound: Bound) -> DType | None:
     return formats[0] if formats else None
 
 
-def _prove_inference(fusion: Fusion, bound: Bound, where: str) -> None:
+def _sequence_inference(bound: Bound) -> tuple[Tensor, dict[str, Any]]:
     with running(Pass("inference", bound.scales)) as state:
         x = bound.x
         for op in bound.ops:
             x = op.inference(x, **_keywords(op, bound.values, op.side_inputs))
+    return x, state.amaxes
+
+
+def _prove_inference(fusion: Fusion, bound: Bound, where: str) -> None:
+    x, amaxes = _sequence_inference(bound)
     with running(Pass("inference", bound.scales)) as fused_state:
         y = fusion.function(*bound.ops, bound.x, **_fused_keywords(bound, fusion))
-    _same_amaxes(where, fused_state.amaxes, state.amaxes, bound)
+    _same_amaxes(where, fused_state.amaxes, amaxes, bound)
     _same(f"{where}: y", y, x, bound)
 
 
-def _prove_forward(fusion: Fusion, bound: Bound, where: str) -> None:
+def _prove_forward(fusion: Fusion, bound: Bound, where: str, *, backward: bool = True) -> None:
+    """``backward``: and that the contexts serve the ops' own backwards."""
     y, contexts, sides, amaxes = _sequence_forward(bound)
     with running(Pass("forward", bound.scales)) as state:
         result = fusion.function(*bound.ops, bound.x, **_fused_keywords(bound, fusion))
@@ -315,7 +404,7 @@ def _prove_forward(fusion: Fusion, bound: Bound, where: str) -> None:
             _same(f"{where}: context {i} {name}", fused[name], unfused[name], bound)
     for name, value in sides.items():
         _same(f"{where}: side output {name}", result[2][name], value, bound)
-    if bound.needed:
+    if bound.needed and backward:
         dx, grads, _, _ = _sequence_backward(bound, contexts)
         fused_dx, fused_grads, _, _ = _sequence_backward(bound, result[1])
         _same_gradients(where, bound, (fused_dx, fused_grads), (dx, grads))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ops_interchange import MODES, Case, Mode, calls_of, cases, contexts_after, prove
+from ops_interchange import MODES, PARTS, Case, Mode, calls_of, cases, contexts_after, prove, prove_asked, prove_calls
 
 from fusible import nvte
 from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, unregister_fusion
@@ -25,13 +25,30 @@ def test_fused_equals_unfused(case: Case, mode: Mode) -> None:
     assert prove(case, mode)
 
 
+@pytest.mark.parametrize("mode", ["bf16", "delayed"])
+@pytest.mark.parametrize("case", ALL)
+def test_fused_equals_unfused_whatever_types_its_ops_ask_for(case: Case, mode: str) -> None:
+    """Or it is not taken for such types: a product keeps what is inside of it in high precision."""
+    assert all(prove_asked(case, BY_NAME[mode], between) for between in (False, True))
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_a_fused_pass_computes_no_more_than_its_ops(case: Case) -> None:
+    """Whichever gradients are wanted, and whichever operands are in 8 bits."""
+    for mode in ("bf16", "current", "current but for the weight"):
+        prove_calls(case, BY_NAME[mode])
+
+
+CALLED_IN = {"bf16": False, "current": True, **{mode.name: True for mode in PARTS}}
+"""Of each mode, whether between products."""
 CALLS = dict(line.rsplit(": ", 1) for line in Path(__file__).with_name("fusion_calls.txt").read_text().splitlines())
-"""What each fused pass calls: alone in bf16, and between products under current scaling. That it computes the same is not all that it is for."""
+"""What each fused pass calls: alone in bf16, and between products in 8 bits, of all of their operands or of some. That it computes the same is not
+all that it is for."""
 
 
 @pytest.mark.parametrize("case", ALL)
 def test_a_fused_pass_makes_the_calls_that_it_is_made_for(case: Case) -> None:
-    for mode, between in (("bf16", False), ("current", True)):
+    for mode, between in CALLED_IN.items():
         assert " ".join(calls_of(case, BY_NAME[mode], between)) == CALLS[f"{case.name} {mode}"]
 
 
@@ -46,7 +63,7 @@ def test_the_input_of_a_gelu_goes_with_the_call_that_reads_it(case: Case) -> Non
 
 
 def test_every_line_of_calls_is_of_a_fusion() -> None:
-    assert set(CALLS) == {f"{case.name} {mode}" for case in cases() for mode in ("bf16", "current")}
+    assert set(CALLS) == {f"{case.name} {mode}" for case in cases() for mode in CALLED_IN}
 
 
 @contextmanager

