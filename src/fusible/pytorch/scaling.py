@@ -26,11 +26,13 @@ __all__ = ["ScalingOwner", "Snapshot"]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The scaling state that one call sees; ``version`` is the owner's state that it follows from."""
+    """The scaling state that one call sees. ``version``: of the owner's state that it follows from; ``former``: that state, until this one is
+    committed."""
 
     forward: ScalingState
     backward: ScalingState
     version: int
+    former: Snapshot | None = None
 
     @cached_property
     def scales(self) -> dict[str, torch.Tensor]:
@@ -109,7 +111,8 @@ class ScalingOwner:
         """What follows from the committed state; made once until something else is observed."""
         known = self._next
         if known is None or known[0] is not self.current or known[1:3] != (recipe, device):
-            known = self._next = (self.current, recipe, device, _advance(current, recipe, group if recipe.reduce_amax else None))
+            advanced = _advance(current, recipe, group if recipe.reduce_amax else None)
+            known = self._next = (self.current, recipe, device, replace(advanced, former=self.current))
         return known[3]
 
     def commit_forward(self, snapshot: Snapshot, amaxes: Mapping[str, torch.Tensor]) -> None:
@@ -120,16 +123,16 @@ class ScalingOwner:
         with self._lock:
             current = self.current
             if current is None or (snapshot is not current and snapshot.version == current.version):
-                current = replace(snapshot, version=snapshot.version + 1, backward=self._with_late(snapshot))
+                current = self._closed(snapshot)
             self._held = _Held(replace(current, forward=current.forward.observe(amaxes)), open=True, awaited=True)
 
-    def _with_late(self, snapshot: Snapshot) -> ScalingState:
-        """The backward state of a snapshot, with what another thread's backward observed after the snapshot was made."""
-        current, known = self.current, self._next
-        if current is None or (known is not None and known[0] is current and known[3] is snapshot):
-            return snapshot.backward
-        observed = current.backward.amax_history[0]
-        return snapshot.backward.observe({slot: observed[i : i + 1] for i, slot in enumerate(current.backward.slots)})
+    def _closed(self, snapshot: Snapshot) -> Snapshot:
+        """A snapshot as the committed state, with what other threads observed after it was made."""
+        states = snapshot.forward, snapshot.backward
+        if self.current is not None and snapshot.former is not None:
+            then, now = ((s.forward, s.backward) for s in (snapshot.former, self.current))
+            states = [state if a is b else state.observe(_running(b)) for state, a, b in zip(states, then, now, strict=True)]
+        return Snapshot(*states, version=snapshot.version + 1)
 
     def commit_backward(self, amaxes: Mapping[str, torch.Tensor]) -> None:
         """A backward has succeeded: its amaxes are observed in the running iteration."""
@@ -154,7 +157,8 @@ class ScalingOwner:
             state.resized(recipe.amax_history_len).to(device).formatted(dtype)
             for state, dtype in zip((current.forward, current.backward), formats, strict=True)
         ]
-        return current if states[0] is current.forward and states[1] is current.backward else Snapshot(*states, version=current.version)
+        same = states[0] is current.forward and states[1] is current.backward
+        return current if same else Snapshot(*states, version=current.version, former=current)
 
     def save(self) -> torch.Tensor | None:
         """The state as a uint8 tensor that holds a safetensors file, or None where there is none."""
@@ -216,6 +220,11 @@ def _advance(current: Snapshot, recipe: DelayedScaling, group: Any) -> Snapshot:
         states = [_reduced(state, group) for state in states]
     forward, backward = (state.advance(recipe) for state in states)
     return Snapshot(forward, backward, current.version)
+
+
+def _running(state: ScalingState) -> dict[str, torch.Tensor]:
+    """What has been observed in the running iteration."""
+    return {slot: state.amax_history[0, i : i + 1] for i, slot in enumerate(state.slots)}
 
 
 def _reduced(state: ScalingState, group: Any) -> ScalingState:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import permutations, product
+from typing import Any
 
 import pytest
 import torch
 
 from fusible.compute_pipeline import StateLayout
 from fusible.pytorch.scaling import ScalingOwner
-from fusible.quantized import DelayedScaling
+from fusible.quantized import DelayedScaling, Format
 
 
 def test_a_backward_between_a_forwards_snapshot_and_its_commit_is_kept() -> None:
@@ -67,3 +68,70 @@ def test_amaxes_of_several_processes_are_reduced_in_a_copy(monkeypatch: pytest.M
         scales = [after.forward.scale.item(), after.backward.scale.item()]
         assert scales == ([448 / 4, 57344 / 7] if reduced else [448 / 2, 57344 / 3.5])
         groups.clear()
+
+
+def orders(calls: int, steps: int) -> list[tuple[int, ...]]:
+    """Every order in which so many calls may take so many steps each: whose step comes next."""
+    return sorted(set(permutations([call for call in range(calls) for _ in range(steps)])))
+
+
+@pytest.mark.parametrize("order", orders(3, 2), ids=lambda order: "".join(map(str, order)))
+def test_whatever_the_order_of_snapshots_and_commits_each_amax_is_in_its_iteration(order: tuple[int, ...]) -> None:
+    """Of calls that find one iteration open, the first to commit closes it, and the others are observed in the next one. What is observed in an
+    iteration after the next one has begun to be computed is observed in that one as well."""
+    for amaxes in permutations((3.0, 5.0, 7.0)):
+        owner, recipe, cpu = ScalingOwner(StateLayout(("0.x",), ("0.dy",))), DelayedScaling(amax_history_len=8), torch.device("cpu")
+        owner.commit_forward(owner.snapshot(recipe, cpu), {"0.x": torch.tensor([1.0])})
+        rows: list[list[float]] = [[1.0]]
+        taken: dict[int, Any] = {}
+        for call in order:
+            if call not in taken:
+                taken[call] = len(rows), len(rows[-1]), owner.snapshot(recipe, cpu)
+                continue
+            iteration, seen, snapshot = taken[call]
+            owner.commit_forward(snapshot, {"0.x": torch.tensor([amaxes[call]])})
+            if iteration == len(rows):
+                late = rows[-1] if len(rows[-1]) > seen else []
+                rows[-1:] = [rows[-1][:seen], list(late)]
+            rows[-1].append(amaxes[call])
+        assert owner.current is not None
+        history, wanted = owner.current.forward.amax_history[:, 0].tolist(), [max(row) for row in rows[::-1]]
+        assert [history[0], *history[:0:-1]] == wanted + [0.0] * (8 - len(wanted)) and max(amaxes) in history
+
+
+@pytest.mark.parametrize("order", orders(2, 3), ids=lambda order: "".join(map(str, order)))
+def test_whatever_the_order_of_two_training_steps_no_gradients_amax_is_lost(order: tuple[int, ...]) -> None:
+    for amaxes in permutations((3.0, 5.0)):
+        owner, recipe, cpu = ScalingOwner(StateLayout(("0.x",), ("0.dy",))), DelayedScaling(amax_history_len=8), torch.device("cpu")
+        at, snapshots = [0, 0], {}
+        for call in order:
+            at[call] += 1
+            if at[call] == 1:
+                snapshots[call] = owner.snapshot(recipe, cpu)
+            elif at[call] == 2:
+                owner.commit_forward(snapshots[call], {"0.x": torch.tensor([amaxes[call]])})
+            else:
+                owner.commit_backward({"0.dy": torch.tensor([amaxes[call]])})
+        assert owner.current is not None
+        for state in (owner.current.forward, owner.current.backward):
+            assert max(amaxes) in state.amax_history[:, 0].tolist()
+        forward, backward = owner.snapshot(recipe, cpu).forward, owner.snapshot(recipe, cpu).backward
+        assert forward.scale.item() == (torch.tensor(448.0) / 5).item() and backward.scale.item() == (torch.tensor(57344.0) / 5).item()
+
+
+OPTIONS = [
+    DelayedScaling(amax_history_len=window, fp8_format=format) for window in (1, 4, 16) for format in (Format.E4M3, Format.HYBRID, Format.E5M2)
+]
+
+
+@pytest.mark.parametrize("before", OPTIONS, ids=repr)
+def test_a_state_is_adapted_to_whichever_option_is_another(before: DelayedScaling) -> None:
+    """The format of either direction, the window: of one alone too; and where nothing is, the very state is taken."""
+    for after, closed in product(OPTIONS, (False, True)):
+        owner, cpu = ScalingOwner(StateLayout(("0.x",), ("0.dy",))), torch.device("cpu")
+        owner.commit_forward(owner.snapshot(before, cpu), {"0.x": torch.tensor([2.0])})
+        owner.commit_backward({"0.dy": torch.tensor([3.0])})
+        repeated = owner.snapshot(after, cpu, repeated=closed)
+        for state, format in ((repeated.forward, after.fp8_format.forward), (repeated.backward, after.fp8_format.backward)):
+            assert state.fp8_dtype == format and len(state.amax_history) == after.amax_history_len
+        assert (repeated is owner.current) == (closed and after == before)
