@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fusible import GELU, DelayedScaling, Float8CurrentScaling, LayerNorm, Linear, Residual, Sequential, autocast
+from fusible import GELU, DelayedScaling, Float8CurrentScaling, LayerNorm, Linear, Recipe, Residual, Sequential, autocast
 from fusible.errors import CheckpointError
 
 WIDTH = 8
@@ -272,3 +272,24 @@ def test_recipes_may_change_after_loading() -> None:
     for recipe in (DelayedScaling(amax_history_len=1), DelayedScaling(amax_history_len=9), Float8CurrentScaling()):
         with autocast(recipe=recipe):
             assert torch.equal(loaded(x), model(x))
+
+
+QUANTIZES: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "activations": (lambda: Sequential(GELU(), LayerNorm(WIDTH), GELU()), False),
+    "a product": (lambda: Linear(WIDTH, WIDTH), True),
+    "a product among others": (lambda: Sequential(GELU(), Linear(WIDTH, WIDTH)), True),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZES)
+@pytest.mark.parametrize("recipe", [None, DelayedScaling(), Float8CurrentScaling()], ids=str)
+def test_only_what_is_scaled_by_what_was_seen_has_a_scaling_state(name: str, recipe: Recipe | None) -> None:
+    make, quantizes = QUANTIZES[name]
+    model, x = make(), torch.randn(8, WIDTH)
+    for grad in (False, True, True):
+        with autocast(enabled=recipe is not None, recipe=recipe), torch.set_grad_enabled(grad):
+            y = model(x.requires_grad_(grad))
+        if grad:
+            y.sum().backward()
+        there = any("scaling_state" in key for key in model.state_dict())
+        assert there == (quantizes and isinstance(recipe, DelayedScaling) and grad)

@@ -41,13 +41,15 @@ FILES = (
 
 @dataclass(frozen=True)
 class Mutation:
-    """The change number ``place`` of a function's source. ``lines``: where it is. The text, which tells it from all others, has no line numbers."""
+    """The change number ``place`` of a function's source. ``lines``: where it is; ``around``: the function. The text, which tells it from all others,
+    has no line numbers."""
 
     file: str
     function: str
     place: int
     what: str
     lines: tuple[int, int]
+    around: tuple[int, int]
 
     def __str__(self) -> str:
         return f"{self.file} | {self.function} | {self.what}"
@@ -158,10 +160,11 @@ def mutations(file: str) -> dict[str, list[Mutation]]:
     for name, definition in _functions(_tree(file)):
         changer = _wrong(copy.deepcopy(definition), None)
         times = Counter[str]()
+        around = definition.lineno, definition.end_lineno
         every = []
         for place, (what, lines) in enumerate(zip(changer.found, changer.lines, strict=True)):
             times[what] += 1
-            every.append(Mutation(file, name, place, what if times[what] == 1 else f"{what} ({times[what]})", lines))
+            every.append(Mutation(file, name, place, what if times[what] == 1 else f"{what} ({times[what]})", lines, around))
         if every:
             found[f"{file} {name}"] = every
     return found

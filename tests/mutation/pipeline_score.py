@@ -34,7 +34,7 @@ TESTS = (
 RUN_BY_IMPORTS = ("fusions/registry.py",)
 """Files that do their work while fusible is imported."""
 
-_MOST_TESTS, _FIRST = 300, 60
+_MOST_TESTS, _FIRST, _OF_A_LINE = 600, 15, 8
 _LONGEST = 3.0
 """Seconds of a test while its lines are noted; longer ones start processes, which would run the true source, or compilers."""
 
@@ -90,18 +90,21 @@ def equivalents() -> dict[str, str]:
 
 
 def nearest(mutation: Mutation, covered: dict[str, Any], most: float = 25.0) -> list[str]:
-    """The tests that run a mutation's lines: the quickest, and those that run little else, first; after these, each with one of its parameters before
-    any with another. Of lines that are run by imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines
-    were noted."""
+    """The tests that run a mutation's lines. The quickest, and those that run little else, come first; then some for each line of its function, from
+    the line that the fewest run (what a changed condition leads to is often rare); after these each with one of its parameters before any with another.
+    Of lines that are run by imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines were noted."""
     first, last = mutation.lines
     in_file = {name: lines for name, row in covered.items() if (lines := row["lines"].get(mutation.file))}
     on_lines = [name for name, lines in in_file.items() if any(first <= line <= last for line in lines)]
     costs = {name: covered[name]["seconds"] for name in on_lines or in_file}
-    ranks: dict[str, tuple[int, int]] = {}  # the first few go as they come
+    ordered = sorted(costs, key=lambda name: costs[name] * sum(map(len, covered[name]["lines"].values())))
+    of_line = [[name for name in ordered if line in in_file[name]] for line in range(mutation.around[0], mutation.around[1] + 1)]
+    rare = {name for names in of_line for name in names[:: len(names) // _OF_A_LINE or 1]}
+    ranks: dict[str, tuple[int, int]] = {}
     times = Counter[str]()
-    for name in sorted(costs, key=lambda name: costs[name] * sum(map(len, covered[name]["lines"].values()))):
+    for name in ordered:
         function = name.partition("[")[0]
-        ranks[name] = times[function] if len(ranks) > _FIRST else 0, len(ranks)
+        ranks[name] = 0 if len(ranks) < _FIRST else 1 if name in rare else 2 + times[function], len(ranks)
         times[function] += 1
     chosen, seconds = [], 0.0
     for name in sorted(ranks, key=lambda name: ranks[name]):

@@ -44,11 +44,11 @@ def names_in(file: str) -> list[str]:
 
 
 def test_a_mutation_is_judged_by_the_tests_that_run_its_lines() -> None:
-    mutation = Mutation("a.py", "f", 0, "", (3, 4))
+    mutation = Mutation("a.py", "f", 0, "", (3, 4), (3, 4))
     rows = {"elsewhere": [1, 5], "slow": [4], "broad": [1, 2, 3, 5, 6, 7], "near": [3]}
     covered = {name: {"seconds": 9.0 if name == "slow" else 1.0, "lines": {"a.py": lines}} for name, lines in rows.items()}
     assert nearest(mutation, covered) == ["near", "broad", "slow"]
-    assert nearest(Mutation("a.py", "f", 0, "", (8, 8)), covered) == ["near", "elsewhere", "broad", "slow"]
+    assert nearest(Mutation("a.py", "f", 0, "", (8, 8), (8, 8)), covered) == ["near", "elsewhere", "broad", "slow"]
 
 
 def test_every_file_has_mutations_that_tell_and_a_sample_takes_of_each() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from itertools import product
 
@@ -299,3 +300,23 @@ def test_a_registered_executor_is_made_by_its_name(monkeypatch: pytest.MonkeyPat
     assert isinstance(executors.make_executor("plain"), Plain) and isinstance(executors.make_executor("eager"), EagerExecutor)
     with pytest.raises(ArgumentError, match="^Expected one of eager, xla, plain of the executor, got 'another'"):
         executors.make_executor("another")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_a_listed_pass_leaves_nothing_that_refers_to_the_parameters(recipe) -> None:
+    """``torch.utils.swap_tensors``, by which modules are moved and loaded, refuses a tensor that is referred to weakly; the collector may not have
+    come by for long."""
+    layer = fusible.Linear(16, 16)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+                layer(torch.randn(8, 16, requires_grad=True)).sum().backward()
+            for parameter in layer.parameters():
+                parameter.grad = None
+                assert not weakref.getweakrefcount(parameter)
+                torch.utils.swap_tensors(parameter, torch.nn.Parameter(torch.ones_like(parameter)))
+    finally:
+        gc.enable()
+    assert (layer.weight == 1).all()
