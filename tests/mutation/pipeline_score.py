@@ -90,9 +90,9 @@ def equivalents() -> dict[str, str]:
 
 
 def nearest(mutation: Mutation, covered: dict[str, Any], most: float = 25.0) -> list[str]:
-    """The tests that run a mutation's lines. The quickest, and those that run little else, come first; then some for each line of its function, from
-    the line that the fewest run (what a changed condition leads to is often rare); after these each with one of its parameters before any with another.
-    Of lines that are run by imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines were noted."""
+    """The tests that run a mutation's lines. The quickest, and those that run little else, come first; then some for each line of its function (what
+    a changed condition leads to is often rare); after these each with one of its parameters before any with another. Of lines that are run by
+    imports alone, those that run any of the file's. ``most``: seconds, by what they took while their lines were noted."""
     first, last = mutation.lines
     in_file = {name: lines for name, row in covered.items() if (lines := row["lines"].get(mutation.file))}
     on_lines = [name for name, lines in in_file.items() if any(first <= line <= last for line in lines)]

@@ -154,3 +154,36 @@ def test_an_error_that_says_where_to_look_is_left_as_it_is(where: str, extra: bo
         for grad in (True, False):
             said = refused(lambda model=model: model(X, *[X] * extra), grad=grad)
             assert said == f"Expected something of the {name} of it{added}, got another thing: give that."
+
+
+class Watched(BasicOperation):
+    """Notes what is done with it."""
+
+    num_extra_inputs = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[str] = []
+
+    def pre_fuser_forward(self, *, requires_grad: bool) -> None:
+        self.done.append("prepared")
+
+    def fuser_forward(self, basic_op_ctxs: Any, input_: Any, **_: Any) -> Any:
+        self.done.append("run")
+        return input_, [()]
+
+    def fuser_backward(self, basic_op_ctxs: Any, grad_output: Any, **_: Any) -> Any:
+        return grad_output, [()], [(grad_output,)]
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("place", ["input", "extra input"])
+@pytest.mark.parametrize("broken", [name for name in BROKEN if name not in ("bits", "complex numbers", "float64")])
+def test_a_tensor_that_is_none_or_not_dense_is_refused_before_anything_is_run(broken: str, place: str, grad: bool) -> None:
+    watched = Watched()
+    model = ops.Sequential(ops.Dropout(0.5), watched)
+    wrong, random = BROKEN[broken][0](), torch.get_rng_state()
+    refused(lambda: model(wrong, X) if place == "input" else model(X, wrong), grad=grad)
+    assert not watched.done and torch.equal(torch.get_rng_state(), random)
+    model(X, X)
+    assert watched.done == ["prepared", "run"]

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -28,10 +29,13 @@ from fusible.pytorch import (
     Residual,
     Sequential,
     SwiGLU,
+    ops,
     parameter_bytes,
     quantize_parameters,
     quantized_model_init,
 )
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
+from fusible.tex import DType
 
 H, HEADS, GROUPS = 32, 4, 2
 DTYPE_EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
@@ -308,3 +312,38 @@ def test_a_cache_is_where_the_input_is(name: str, where: str) -> None:
         with pytest.raises(ArgumentError, match=r"^Expected a KVCache on cpu, where x is, of a call with a cache, got one on meta: make it there\.$"):
             model(tokens(3), cache=cache)
     assert cache.lengths == (0,) and cache._held == [[]]
+
+
+HOLDING = [names for count in range(3) for names in combinations(("0.weight", "1.weight"), count)]
+
+
+@pytest.mark.parametrize("held", HOLDING, ids=" and ".join)
+def test_each_weight_is_quantized_unless_it_is_held_so(held: tuple[str, ...]) -> None:
+    """One that is keeps its values and its scale, whichever others there are; what no product reads stays as it is."""
+    torch.manual_seed(3)
+    model = Sequential(Linear(H, 16), Linear(16, 8), LayerNorm(8))
+    with quantized_model_init(recipe=Float8CurrentScaling()):
+        for name in held:
+            place = int(name[0])
+            setattr(model, name[0], Linear(*((H, 16), (16, 8))[place]))
+    before = {name: parameter for name, parameter in model.named_parameters()}
+    assert quantize_parameters(model) is model
+    for name, parameter in model.named_parameters():
+        is_weight = name in ("0.weight", "1.weight")
+        assert isinstance(parameter, Float8Tensor) == is_weight and (parameter is before[name]) == (name in held or not is_weight)
+        if is_weight and name not in held:
+            wanted = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, columnwise=False)(before[name].detach())
+            assert torch.equal(parameter.dequantize(), wanted.dequantize()) and not parameter.requires_grad
+    with torch.no_grad():
+        assert model(tokens(3)).shape == (3, 8)
+
+
+def test_each_part_of_a_grouped_weight_is_quantized_unless_it_is_held_so() -> None:
+    for held in range(3):
+        layer, x = ops.GroupedLinear(3, H, 16, bias=False), tokens(6)
+        first = nn.Parameter(Float8CurrentScalingQuantizer(DType.kFloat8E4M3)(getattr(layer, f"weight{held}").detach()), requires_grad=False)
+        setattr(layer, f"weight{held}", first)
+        quantize_parameters(layer)
+        assert all(isinstance(parameter, Float8Tensor) for parameter in layer.parameters()) and getattr(layer, f"weight{held}") is first
+        with torch.no_grad():
+            assert layer(x, torch.tensor([2, 1, 3])).shape == (6, 16)
