@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -377,3 +377,60 @@ def test_a_fusion_in_which_two_side_values_of_one_name_meet_is_told_as_one_that_
             assert [line.strip() for line in describe_misses(p).splitlines() if "both at 2-3" in line] == ([f"forward: {told}"] if told else [])
     finally:
         unregister_fusion(both)
+
+
+ASKED = {
+    "GELU": lambda: [mmt(), GELU().with_(x_dtype=E4M3)],
+    "a bias": lambda: [mmt(), add().with_(x_dtype=E4M3)],
+    "the values of a bias": lambda: [mmt(), add().with_(bias_dtype=E4M3)],
+    "an addition": lambda: [ResidualBegin(), mmt(), ResidualEnd().with_(x_dtype=E4M3)],
+    "GELU behind a bias": lambda: [mmt(), add(), GELU().with_(x_dtype=E4M3)],
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("recipe", [None, DelayedScaling(), Float8CurrentScaling()], ids=str)
+def test_what_is_asked_for_in_8_bits_is_written_so_and_observed(name: str, recipe: Recipe | None) -> None:
+    """No product hands it on unseen: the op that asks stands apart from it, unless the recipe widens what it asks for."""
+    ops = ASKED[name]()
+    p = plan(*ops, recipe=recipe)
+    last = len(ops) - 1
+    alone = next(group for group in p.forward if group.stop == len(ops)).start == last
+    assert alone == (recipe is not None) == (next(group for group in p.inference if group.stop == len(ops)).start == last)
+    scales = {slot: torch.ones(1) for slot in p.state.forward}
+    values = [arg for op in ops for arg in op.args]
+    quantized = quantize_args([values[arg.place] for arg in p.quantized_args], p.quantized_args, scales)[0]
+    for arg, value in zip(p.quantized_args, quantized, strict=True):
+        values[arg.place] = value
+    x = make_nvte_tensor(torch.randn(3, WIDTH).bfloat16())
+    result = run_forward(p, p.segments[0], x, values, {}, scales)
+    if isinstance(recipe, DelayedScaling) and "values" not in name:
+        assert f"{last}.x" in result.amaxes
+    assert result.y.shape == (3, WIDTH)
+
+
+def test_a_fusion_is_taken_where_its_condition_holds_and_told_where_not() -> None:
+    def both(one: Identity, other: Identity, x: nvte.Tensor) -> nvte.Tensor:
+        return x
+
+    def both_forward(one: Identity, other: Identity, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+        return x, ({}, {})
+
+    seen: list[tuple[str, ...]] = []
+
+    def when(ops: Sequence[Op]) -> bool:
+        seen.append(tuple(type(op).__name__ for op in ops))
+        return ops[1].dy_dtype is None
+
+    for register, function, kind in ((register_fusion_inference, both, "inference"), (register_fusion_forward, both_forward, "forward")):
+        register(function, when=when)
+        try:
+            for asked in (None, FP32):
+                p = plan(Identity(), Identity().with_(dy_dtype=asked))
+                groups = getattr(p, kind)
+                assert [group.fusion is not None for group in groups] == ([True] if asked is None else [False, False])
+                told = "forward: both_forward at 0-1: its types are others" in describe_misses(p)
+                assert told == (kind == "forward" and asked is not None)
+        finally:
+            unregister_fusion(function)
+    assert seen and set(seen) == {("Identity", "Identity")}
