@@ -51,6 +51,14 @@ def test_a_mutation_is_judged_by_the_tests_that_run_its_lines() -> None:
     assert nearest(Mutation("a.py", "f", 0, "", (8, 8), (8, 8)), covered) == ["near", "elsewhere", "broad", "slow"]
 
 
+def test_what_a_changed_condition_leads_to_is_run_first() -> None:
+    """The few tests that run a rare line of the function come before the many that run its first, however long they take."""
+    often = {f"often {i:02}": {"seconds": 0.1, "lines": {"a.py": [1, 2]}} for i in range(80)}
+    seldom = {"seldom": {"seconds": 2.0, "lines": {"a.py": [1, 2, 3]}}}
+    chosen = nearest(Mutation("a.py", "f", 0, "", (2, 2), (1, 3)), {**often, **seldom})
+    assert "seldom" in chosen[:40] and len(chosen) == 81
+
+
 def test_every_file_has_mutations_that_tell_and_a_sample_takes_of_each() -> None:
     """A change is a change: no two of a file give the same text, and none gives the file as it is."""
     for file in ("pytorch/scaling.py", "compute_pipeline/sides.py"):

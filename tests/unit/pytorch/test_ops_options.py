@@ -214,3 +214,33 @@ def test_a_parameter_of_another_size_is_taken_and_none_is_refused() -> None:
         with pytest.raises(ArgumentError, match=r"^Expected a parameter of weight of BasicLinear, got none: "):
             action()
     assert torch.equal(model(batch()), batch()[:, :16]) and list(op.state_dict()) == ["weight"]
+
+
+def test_operations_are_looked_at_once_after_a_change_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at each call: a change costs the calls that follow nothing."""
+    op, other = ops.ConstantScale(2.0), ops.ConstantScale(3.0)
+    fuser = ops.OperationFuser([op])
+    looks: list[ops.BasicOperation] = []
+    current = ops.ConstantScale.current
+    monkeypatch.setattr(ops.ConstantScale, "current", lambda self, bound: looks.append(self) or current(self, bound))
+    for change in (lambda: setattr(op, "scale", 5.0), lambda: setattr(other, "scale", 7.0), lambda: setattr(op, "scale", 2.0)):
+        fuser(batch())
+        other(batch())
+        looks.clear()
+        change()
+        for _ in range(3):
+            assert torch.equal(fuser(batch()), op.scale * batch())
+        assert looks == [op]
+
+
+def test_a_change_of_an_option_makes_plans_anew_for_the_pipelines_that_have_it() -> None:
+    op, other = ops.ConstantScale(2.0), ops.ConstantScale(3.0)
+    fuser = ops.OperationFuser([op])
+    fuser(batch())
+    pipeline = fuser.pipeline
+    other.scale = 7.0
+    fuser(batch())
+    assert fuser.pipeline is pipeline
+    op.scale = 5.0
+    fuser(batch())
+    assert fuser.pipeline is not pipeline
