@@ -76,13 +76,16 @@ def test_the_listed_equivalents_are_mutations_each_with_a_reason() -> None:
 
 @pytest.mark.slow
 def test_of_a_sample_of_wrong_pipelines_all_but_a_few_are_caught() -> None:
-    """Each 20th may be told from the true one by no test, beside those that are listed; of which, in the sample, none may be caught."""
-    same, chosen = equivalents(), sample(80, 0)
+    """Of those that are not listed as equal to the true one, 95 %. Of the listed ones, in the sample, none may be caught.
+
+    The seed is one whose sample nobody had looked at when it was written down here: on one that tests were written for, the share says nothing."""
+    same, chosen = equivalents(), sample(60, 6)
     with Server() as server:
         covered = coverage(server)
     with Judge() as judge:
         verdicts = {str(mutation): judge(mutation, nearest(mutation, covered))["verdict"] for mutation in chosen}
     missed = [name for name, verdict in verdicts.items() if verdict != "caught" and name not in same]
-    print(f"{len(chosen)} mutations, {len(missed)} not caught, {sum(name in same for name in verdicts)} equivalent")
-    assert len(missed) <= len(chosen) / 20, missed
+    others = sum(name not in same for name in verdicts)
+    print(f"{len(chosen)} mutations, {len(chosen) - others} of them equivalent; of the others {len(missed)} not caught:", *missed, sep="\n")
+    assert others - len(missed) >= 0.95 * others
     assert not [name for name, verdict in verdicts.items() if verdict == "caught" and name in same]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -64,3 +65,13 @@ def test_what_leaves_a_linear_is_told_by_its_own_type_and_not_by_that_between_it
     text = ops.Sequential(ops.Linear(64, 64)).explain(recipe=Float8CurrentScaling())
     backward = text.partition("backward\n")[2].partition("\n\n")[0].split()
     assert backward[backward.index("->") - 1 :][:5] == ["fp32", "->", "e5m2[current]", "->", "fp32"]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 8, 64])
+@pytest.mark.parametrize("size", [None, 1, 2, 8, 16, 64])
+def test_the_width_that_is_tried_is_the_least_that_all_operations_take(size: int | None, columns: int) -> None:
+    """Up to two of the widest blocks that a gated activation interleaves, for parameters of one column as well."""
+    gate = ops.SwiGLU(glu_interleave_size=size)
+    fuser = ops.OperationFuser([gate, ops.Reshape((-1, columns)), ops.Linear(columns, 4)])
+    width = math.lcm(columns, 2 * (size or 1))
+    assert fuser.explain() == fuser.explain(torch.empty(0, width, requires_grad=True)) and fuser._width() == width
