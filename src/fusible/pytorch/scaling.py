@@ -230,7 +230,5 @@ def _running(state: ScalingState) -> dict[str, torch.Tensor]:
 def _reduced(state: ScalingState, group: Any) -> ScalingState:
     """The state with the running iteration's amaxes replaced by their maximum over the processes of ``group``."""
     history = state.amax_history.clone()
-    running = history[0].clone()
-    torch.distributed.all_reduce(running, torch.distributed.ReduceOp.MAX, group=group)
-    history[0] = running
+    torch.distributed.all_reduce(history[0], torch.distributed.ReduceOp.MAX, group=group)
     return replace(state, amax_history=history)

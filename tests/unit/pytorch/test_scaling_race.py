@@ -135,3 +135,26 @@ def test_a_state_is_adapted_to_whichever_option_is_another(before: DelayedScalin
         for state, format in ((repeated.forward, after.fp8_format.forward), (repeated.backward, after.fp8_format.backward)):
             assert state.fp8_dtype == format and len(state.amax_history) == after.amax_history_len
         assert (repeated is owner.current) == (closed and after == before)
+
+
+@pytest.mark.parametrize("how", ["load", "reset"])
+@pytest.mark.parametrize("steps", range(4))
+def test_a_call_from_before_a_load_does_not_bring_the_former_state_back(steps: int, how: str) -> None:
+    """It is observed in what was loaded, however many calls were committed between; after a reset, it begins anew from what it saw."""
+    layout, recipe, cpu = StateLayout(("0.x",), ("0.dy",)), DelayedScaling(amax_history_len=8), torch.device("cpu")
+    saved, owner = ScalingOwner(layout), ScalingOwner(layout)
+    saved.commit_forward(saved.snapshot(recipe, cpu), {"0.x": torch.tensor([64.0])})
+    owner.commit_forward(owner.snapshot(recipe, cpu), {"0.x": torch.tensor([1.0])})
+    before = owner.snapshot(recipe, cpu)
+    for step in range(steps):
+        owner.commit_forward(owner.snapshot(recipe, cpu), {"0.x": torch.tensor([2.0 + step])})
+    state = saved.save()
+    assert state is not None
+    if how == "load":
+        owner.load(state)
+    else:
+        owner.reset()
+    owner.commit_forward(before, {"0.x": torch.tensor([7.0])})
+    assert owner.current is not None
+    history = owner.current.forward.amax_history[:, 0].tolist()
+    assert history == ([64.0] + [0.0] * 7 if how == "load" else [7.0] + [0.0] * 6 + [1.0])
