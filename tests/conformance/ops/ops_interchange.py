@@ -156,8 +156,10 @@ def prove_asked(case: Case, mode: Mode, between: bool) -> int:
 
 
 def calls_of(case: Case, mode: Mode, between: bool) -> list[str]:
-    """The functions of tex that the fused pass calls, in their order."""
-    return _calls_of(case, _bind(case, mode, between, TOKENS, ()))[0]
+    """The functions of tex that the fused pass calls, in their order. Raises ``AssertionError`` where a plan would not take the fusion."""
+    bound = _bind(case, mode, between, TOKENS, ())
+    assert case.fusion.matches(bound.ops), f"{case.name}, {mode.name}: it is not taken"
+    return _calls_of(case, bound)[0]
 
 
 def prove_calls(case: Case, mode: Mode) -> int:
