@@ -42,7 +42,8 @@ $(VENV)/.installed: $(VENV)/.build-tools $(VENV)/.compiler $(NATIVE_SOURCES)
 	rm -f $@ $(VENV)/native-build.log
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip install --log $(VENV)/native-build.log --no-build-isolation -e ".[dev]"
 	$(PY) -m pip install --no-deps "$(CLIENT)"
-	$(PY) -m fusible.cpp_extensions.attempt $(VENV)/.compiler $(VENV)/native-build.log && touch $@ || rm -f build/*/configured_with
+	$(PY) -c "import sys; from fusible.cpp_extensions.attempt import attempt; sys.exit(attempt(*sys.argv[1:]))" \
+		$(VENV)/.compiler $(VENV)/native-build.log && touch $@ || rm -f build/*/configured_with
 
 FORCE:
 

@@ -1,6 +1,6 @@
-"""What came of building the extension: ``python -m fusible.cpp_extensions.attempt COMPILER LOG``, which ``make setup`` runs.
+"""What came of building the extension: ``attempt(COMPILER, LOG)``, which ``make setup`` calls.
 
-It exits with 1 where a compiler is there and the extension is not. Why is then written down in the environment, for whoever asks for the kernels.
+It returns 1 where a compiler is there and the extension is not. Why is then written down in the environment, for whoever asks for the kernels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,3 @@ def _lines(path: str) -> list[str]:
         return read_file(path, limit=_LIMIT).decode(errors="replace").splitlines()
     except CheckpointError:
         return []
-
-
-if __name__ == "__main__":
-    raise SystemExit(attempt(*sys.argv[1:3]))
