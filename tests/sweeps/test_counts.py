@@ -8,6 +8,7 @@ from subjects import MODULES, OPERATIONS, RECIPES
 from test_bad_module_calls import _calls as of_modules
 from test_bad_words import DRAWS
 from test_bad_words import _calls as of_words
+from test_generated_modules import CALLS as MODULE_CALLS
 from test_generated_words import CALLS
 from wrong_values import others
 
@@ -34,8 +35,10 @@ def test_how_many_calls_there_are() -> None:
         "bad calls of nvte": sum(1 for _ in of_words(WORDS, range(DRAWS))),
         "bad calls of modules and operations": len(of_modules([*MODULES, *OPERATIONS], RECIPES)),
         "right calls of nvte": CALLS * len(WORDS),
+        "right calls of modules and operations": MODULE_CALLS,
         "right calls of tex": sum(len(record.samples(dtype)) for record in load().values() for dtype in record.dtypes),
     }
     print(counts, sum(counts.values()))
     assert counts["bad calls of tex"] > 90_000 and counts["bad calls of nvte"] > 20_000 and counts["right calls of nvte"] > 20_000
+    assert counts["right calls of modules and operations"] > 15_000
     assert sum(counts.values()) > 150_000

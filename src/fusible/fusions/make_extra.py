@@ -57,11 +57,8 @@ def make_extra_rmsnorm_bwd_fused(
     if addend is None:
         d, norm_grads = norm.backward(norm_ctx, dy)
         return begin.backward(begin_ctx, d, **sides)[0], ([], norm_grads)
-    dy = nvte.cast_checked(dy, norm.dy_dtype)
-    dx, dweight = nvte.drmsnorm_add(
-        dy, norm_ctx["x"], norm_ctx["rsigma"], norm_ctx["weight"], norm.zero_centered_gamma, addend, begin.dx_dtype
-    )
-    return dx, ([], [dweight])
+    dx, norm_grads = norm.with_(dx_dtype=begin.dx_dtype).backward(norm_ctx, dy, addend)
+    return dx, ([], norm_grads)
 
 
 @fused_backward
@@ -73,8 +70,5 @@ def make_extra_layernorm_bwd_fused(
     if addend is None:
         d, norm_grads = norm.backward(norm_ctx, dy)
         return begin.backward(begin_ctx, d, **sides)[0], ([], norm_grads)
-    dy = nvte.cast_checked(dy, norm.dy_dtype)
-    dx, dweight, dbias = nvte.dlayernorm_add(
-        dy, norm_ctx["x"], norm_ctx["mu"], norm_ctx["rsigma"], norm_ctx["weight"], norm.zero_centered_gamma, addend, begin.dx_dtype
-    )
-    return dx, ([], [dweight, dbias])
+    dx, norm_grads = norm.with_(dx_dtype=begin.dx_dtype).backward(norm_ctx, dy, addend)
+    return dx, ([], norm_grads)
