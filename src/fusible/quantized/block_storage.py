@@ -132,6 +132,8 @@ class BlockScaledStorage(FieldStorage):
         first = held[f"_{ways[0]}_data"]
         per_row = inner[-1] // (2 if self._FORMAT == "nvfp4" else 1)
         shape = (first.numel() // (per_row * outer(inner)), *inner)
+        if ways[0] == "rowwise" and tuple(first.shape[1:]) != tuple(data_shape(self._FORMAT, shape, False))[1:]:
+            raise ValueError(f"rows of {list(first.shape[1:])}")
         fields: dict[str, Any] = dict(meta["kept"])
         for way in ways:
             columnwise = way == "columnwise"
@@ -139,6 +141,9 @@ class BlockScaledStorage(FieldStorage):
             turned = columnwise and BLOCK_FORMATS[self._FORMAT].transposed
             data = data.t().contiguous() if turned else data
             scales = scales.t() if self._rows_second(way) else scales
+            lines, blocks = used_scales(self._FORMAT, shape, columnwise, self._scales_tiled)
+            if scales.shape[0] < lines or scales.shape[1] < blocks:
+                raise ValueError(f"{list(scales.shape)} scales for {[lines, blocks]} blocks")
             padded = scales.new_zeros(scale_shape(self._FORMAT, shape, columnwise, self._scales_tiled))
             padded[: scales.shape[0], : scales.shape[1]] = scales
             fields[f"{way}_data"] = data.view(data_shape(self._FORMAT, shape, columnwise))

@@ -160,13 +160,18 @@ class HybridQuantizedTensorStorage(FieldStorage):
         fields, left, shape = {}, list(buffers), ()
         for name, (count, inner, like, usages) in meta["parts"].items():
             mine, left = left[:count], left[count:]
-            shape, held = like._of_rows(mine, inner)
+            whole, held = like._of_rows(mine, inner)
+            if shape and whole != shape:
+                raise ValueError(f"rows of {list(whole)} and of {list(shape)}")
+            shape = whole
             fields[name] = _rebuilt(like, {**like.get_metadata(), **dict.fromkeys(like._TENSORS), **held}, shape)
             fields[name].update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
         return shape, fields
 
     def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
-        _, fields = self._of_rows(gathered, meta)
+        what = "gathered of fsdp_assign_gathered"
+        shape, fields = self._gathered_fields(gathered, meta, what)
+        self._check_whole(shape, what)
         for name, attribute in self._PARTS.items():
             setattr(self, attribute, fields.get(name))
 
@@ -253,7 +258,7 @@ class HybridQuantizer(Quantizer):
         parts = {"rowwise_storage": rowwise, "columnwise_storage": columnwise, "quantizer": self}
         if self.internal or not of_torch:
             return HybridQuantizedTensorStorage(fake_dtype=to_torch(dtype), **parts)
-        return HybridQuantizedTensor(shape, dtype, **parts)
+        return HybridQuantizedTensor(shape, to_torch(dtype), **parts)
 
     def _columnwise_of(self, tensor: Any, rowwise: Any) -> Any:
         """What the column-wise copy is made of."""

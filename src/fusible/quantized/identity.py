@@ -47,6 +47,7 @@ class IdentityTensorStorage(FieldStorage):
         return self._hp_data
 
     def _dequantized(self, dtype: Any) -> Any:
+        dtype = to_torch(dtype) if isinstance(self._hp_data, torch.Tensor) else dtype
         # A tensor object of its own: autograd writes on what a function returns.
         return self._hp_data.detach().to(dtype) if isinstance(self._hp_data, torch.Tensor) else tex.prim.cast(self._hp_data, dtype)
 
@@ -101,8 +102,12 @@ class IdentityQuantizer(Quantizer):
             raise DTypeError(expected("an IdentityTensorStorage", of="what an IdentityQuantizer writes to", got=got, do="pass one"))
         values = (src.dequantize() if isinstance(src, QuantizedTensorStorage) else src).detach()
         held = dst._hp_data
+        if values.is_meta and not held.is_meta:
+            of = "the tensor to quantize into an IdentityTensor"
+            raise DTypeError(expected(f"one on {held.device}", of=of, got="one on meta", do="make it on the device of output"))
         if tuple(values.shape) != tuple(held.shape):
-            raise ShapeError(expected(str(list(held.shape)), of="the tensor quantized into output", got=list(values.shape), do="pass that shape"))
+            of = "the tensor to quantize into an IdentityTensor"
+            raise ShapeError(expected(str(list(held.shape)), of=of, got=list(values.shape), do="pass that shape"))
         values = values.to(held.dtype)
         held.copy_(values if noop_flag is None else torch.where(noop_flag == 1, held, values))
         return dst
@@ -110,7 +115,7 @@ class IdentityQuantizer(Quantizer):
     def make_empty(
         self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", requires_grad: bool = False, pin_memory: bool = False
     ) -> Any:
-        made = self._made(torch.empty(tuple(shape), dtype=self.dtype or dtype, device=device, pin_memory=pin_memory))
+        made = self._made(torch.empty(tuple(shape), dtype=self.dtype or to_torch(dtype), device=device, pin_memory=pin_memory))
         return made.requires_grad_(True) if requires_grad else made
 
     def is_requantization_safe(self) -> bool:

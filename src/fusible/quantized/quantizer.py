@@ -11,6 +11,7 @@ import torch
 from fusible import tex
 from fusible.errors import DTypeError, NotServedError, check_number, expected
 from fusible.quantized import block_recipes, recipe
+from fusible.quantized.arguments import check_methods
 from fusible.quantized.formats import FP8_MAX
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
@@ -42,6 +43,7 @@ class Quantizer:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_constructor(cls)
+        check_methods(cls)
 
     def __init__(self, *, rowwise: bool = True, columnwise: bool = True) -> None:
         self.rowwise_usage = rowwise
@@ -77,8 +79,18 @@ class Quantizer:
         return tex.quantize(tensor, self, None, None)
 
     def multi_quantize(self, list_of_tensors: Iterable[Any]) -> list[Any]:
-        """Each tensor quantized."""
-        return [self.quantize(tensor) for tensor in list_of_tensors]
+        """Each tensor quantized. Raises ``DTypeError`` where one is none, before any is quantized."""
+        if not hasattr(list_of_tensors, "__iter__") or isinstance(list_of_tensors, str | torch.Tensor):
+            raise self._no_tensors("list_of_tensors", list_of_tensors)
+        tensors = list(list_of_tensors)
+        for place, tensor in enumerate(tensors):
+            if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+                raise self._no_tensors(f"list_of_tensors[{place}]", tensor)
+        return [self.quantize(tensor) for tensor in tensors]
+
+    def _no_tensors(self, place: str, got: Any) -> DTypeError:
+        of = f"{place} of {type(self).__name__}.multi_quantize"
+        return DTypeError(expected("a list of tensors" if "[" not in place else "a tensor", of=of, got=type(got).__qualname__, do="pass one"))
 
     def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
         """Quantize ``src`` into ``dst``; nothing is written where ``noop_flag[0] == 1``."""
@@ -90,7 +102,7 @@ class Quantizer:
     ) -> Any:
         """A quantized tensor of unspecified values."""
         self._refuse_custom("make_empty")
-        made = tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device(device), pin_memory)
+        made = tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device("cpu" if device is None else device), pin_memory)
         return made.requires_grad_(True) if requires_grad else made
 
     def inner_tensor_specs(self, shape: Iterable[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -197,6 +209,9 @@ class Quantizer:
         return f"{type(self).__name__}({DType(getattr(self, 'dtype', 0)).name}, rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage})"
 
 
+check_methods(Quantizer)
+
+
 class _Quantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, quantizer: Quantizer) -> Any:
@@ -236,7 +251,13 @@ class Float8Quantizer(Quantizer):
     _RECIPE = "DelayedScaling"
 
     def calibrate(self, tensor: torch.Tensor) -> None:
-        """Record the amax of ``tensor``."""
+        """Record the amax of ``tensor``: of none where it is empty. Raises ``DTypeError`` for one that is not quantized."""
+        tensor = tensor.dequantize() if isinstance(tensor, QuantizedTensorStorage) else tensor
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or tensor.is_meta:
+            got = f"one of {tensor.dtype} on {tensor.device}"
+            raise DTypeError(expected("a tensor of fp32, fp16 or bf16 with data", of="tensor of Float8Quantizer.calibrate", got=got, do="cast it"))
+        if not tensor.numel():
+            return
         seen = tensor.detach().abs().amax().to(torch.float32).reshape(1)
         if self.amax is None:
             self.amax = seen
@@ -251,7 +272,11 @@ class Float8Quantizer(Quantizer):
         return type(self) is type(other) and self.dtype == other.dtype
 
     def take_state_of(self, other: Any) -> None:
-        """Quantize on by the scale of ``other``, and with the amax that it has recorded; in place, where there are tensors of both."""
+        """Quantize on by the scale of ``other``, and with the amax that it has recorded; in place, where there are tensors of both. Raises
+        ``DTypeError`` for a quantizer that has none."""
+        if not (hasattr(other, "scale") and hasattr(other, "amax")):
+            of, got = "other of Float8Quantizer.take_state_of", type(other).__name__
+            raise DTypeError(expected("a quantizer with a scale and an amax", of=of, got=got, do="pass a Float8Quantizer"))
         for name in ("scale", "amax"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine is not theirs:

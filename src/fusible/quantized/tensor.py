@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.quantized.arguments import check_methods
 from fusible.quantized.saving import rebuild, reduced
 from fusible.quantized.storage import FieldStorage
 from fusible.quantized.tensor_operations import FLOATS, HANDLERS, on_values
@@ -40,6 +41,7 @@ class QuantizedTensor(torch.Tensor):
     _OPTIONS: ClassVar[Any]
     _dequantized: Any
     _fits: Any
+    _gathered_fields: Any
     _mapped: Any
     _of_rows: Any
     _row_step: Any
@@ -143,6 +145,8 @@ class QuantizedTensor(torch.Tensor):
 
     @data.setter
     def data(self, tensor: torch.Tensor) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            raise DTypeError(expected("a tensor", of=f"data of a {type(self).__name__}", got=type(tensor).__qualname__, do="pass one"))
         if type(tensor) is type(self):
             torch.Tensor.data.__set__(self, tensor)  # pyright: ignore[reportAttributeAccessIssue]
             self._adopt(tensor.get_metadata())
@@ -164,7 +168,11 @@ class QuantizedTensor(torch.Tensor):
 
     @classmethod
     def make_like(cls, tensor: Any, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, requires_grad: bool = False) -> Any:
-        """A tensor over the same fields as ``tensor``, perhaps of another nominal shape or dtype."""
+        """A tensor over the same fields as ``tensor``, perhaps of another nominal shape or dtype. Raises ``ShapeError`` for another number of
+        elements."""
+        if shape is not None and torch.Size(shape).numel() != tensor.numel():
+            of = f"shape of {cls.__name__}.make_like"
+            raise ShapeError(expected(f"as many elements as {list(tensor.shape)} has", of=of, got=list(shape), do="quantize a tensor of that shape"))
         fields = tensor.get_metadata()
         return tensor._made(shape or tensor.shape, {**fields, "fake_dtype": dtype or tensor.dtype}, requires_grad=requires_grad, device=tensor.device)
 
@@ -247,18 +255,23 @@ class QuantizedTensor(torch.Tensor):
         for, and shards that begin alike stay so.
         """
         meta, usages, count, common = metadata
+        of = "all_gather_outputs of fsdp_post_all_gather"
         buffers, scales, recorded = all_gather_outputs[:count], all_gather_outputs[count : count + common], all_gather_outputs[count + common :]
-        for amaxes in recorded:
-            recorded_amax(self._quantizer).copy_(amaxes.amax())  # pyright: ignore[reportOptionalMemberAccess]
+        amax = recorded_amax(self._quantizer)
+        if len(buffers) + len(scales) != count + common or len(recorded) != (amax is not None):
+            wanted = f"{count + common + (amax is not None)} tensors"
+            raise ShapeError(expected(wanted, of=of, got=len(all_gather_outputs), do="pass what fsdp_pre_all_gather gave, gathered"))
         if out is None:
             if any(bool((values != values[0]).any()) for values in scales):
                 got, do = "several", "make or load the parameters alike in all processes before they are shared out"
                 raise ArgumentError(expected("one scale", of=f"the shards of a {type(self).__name__}", got=got, do=do))
-            shape, fields = self._of_rows(buffers, meta)
+            shape, fields = self._gathered_fields(buffers, meta, of)
             out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
         else:
             out.fsdp_assign_gathered(buffers, meta)
             out.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
+        if amax is not None:
+            amax.copy_(recorded[0].amax())
         return out, all_gather_outputs
 
     @staticmethod
@@ -291,6 +304,9 @@ class QuantizedTensor(torch.Tensor):
         element = next((getattr(self, f"_{name}") for name in self._OPTIONS if name in ("fp8_dtype", "fp4_dtype")), None)
         told = f"{element.name.removeprefix('kFloat8').removeprefix('kFloat4')}, " if element is not None else ""
         return f"{type(self).__name__}({told}data={self._dequantized(self.dtype)})"
+
+
+check_methods(QuantizedTensor)
 
 
 def recorded_amax(quantizer: Any) -> torch.Tensor | None:

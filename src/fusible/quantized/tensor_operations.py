@@ -50,6 +50,7 @@ def _copy(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     if _quantized(source) and x._takes_bytes_of(source):
         x.copy_from_storage(source)
     else:
+        source = source if isinstance(source, torch.Tensor) else torch.tensor(source, dtype=x.dtype)
         # What copy_ takes is more than what a quantizer takes: any device, any type, any shape that expands.
         values = source._dequantized(source.dtype) if _quantized(source) else source
         values = values.to(device=x.device, dtype=values.dtype if values.dtype in FLOATS else x.dtype, non_blocking=non_blocking)
