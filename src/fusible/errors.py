@@ -40,7 +40,10 @@ def check_number(value: float, of: str, *, least: float | None = None, below: fl
     wanted = "a finite number" + (f" of {' and '.join(bounds)}" if bounds else "")
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise DTypeError(expected(wanted, of=of, got=repr(value), do="pass such a number"))
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor of several numbers, or of complex ones
+        raise DTypeError(expected(wanted, of=of, got=f"a {type(value).__name__} that is none", do="pass such a number")) from error
     if not (math.isfinite(number) and (least is None or number >= least) and (below is None or number < below)):
         raise ArgumentError(expected(wanted, of=of, got=value, do="pass such a number"))
 

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, CheckpointError, check_number, expected
+from fusible.errors import ArgumentError, CheckpointError, FusibleError, check_number, expected
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, is_held_quantized, local, placed_as, requantized
+from fusible.pytorch.optimizer_checks import check_steppable, listed, listed_group
 from fusible.pytorch.uninterrupted import uninterrupted
 from fusible.tex.constructors import check_constructor
 from fusible.tex.transaction import Write, gathered, run
@@ -52,7 +53,15 @@ class _FusedOptimizer(torch.optim.Optimizer):
         self._check_options(defaults)
         self.master_weights = master_weights
         self._executor: Executor = make_executor(executor)
-        super().__init__(params, defaults)
+        super().__init__(listed(params, type(self).__name__), defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Step these parameters too, with options of their own. Raises ``ArgumentError`` for what are none, for one that is stepped already, and for
+        options out of range; then nothing is added."""
+        taken = [p for group in self.param_groups for p in group["params"]]
+        group = listed_group(param_group, type(self).__name__, taken)
+        self._check_options({**self.defaults, **group})
+        super().add_param_group(group)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         """Raise ``ArgumentError`` for a number out of range."""
@@ -75,15 +84,23 @@ class _FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        try:
+            self._step()
+        except Exception as error:
+            if not isinstance(error, FusibleError) or type(self).__name__ not in str(error):
+                check_steppable(self.param_groups, self.state, self._slots, type(self).__name__)
+            raise
+        return loss
+
+    def _step(self) -> None:
         batches = [batch for group in self.param_groups for batch in self._batches(group)]
         if not batches:
-            return loss
+            return
         if any(tensors[0].device.type != "cpu" for batch in batches for tensors in batch.lists[:1]):
             with uninterrupted():  # results are not kept apart until all are there: that would take the memory of the whole state again
                 run(self._written(batches))
-            return loss
+            return
         run(gathered(lambda: self._written(batches)))
-        return loss
 
     def _written(self, batches: Sequence[Batch]) -> list[Write]:
         """Step the batches; what there is to write beyond what kernels do."""
@@ -127,6 +144,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
             plain = p.__class__ in PLAIN and p.grad.__class__ in PLAIN
             if not plain:
                 self._check_placed(p)
+            if known is not None and not isinstance(known, dict):
+                raise self._no_state(known)
             state = known or self._new_state(p)
             key = p.device, begins, not plain and is_held_quantized(local(p)), "master_param" in state
             batch = batches.get(key)
@@ -136,6 +155,10 @@ class _FusedOptimizer(torch.optim.Optimizer):
         for batch in batches.values():
             self._check(batch)
         return list(batches.values())
+
+    def _no_state(self, got: Any) -> ArgumentError:
+        of, do = f"the state of a parameter of {type(self).__name__}", "load a state dict of its own"
+        return ArgumentError(expected("a dictionary", of=of, got=f"a {type(got).__name__}", do=do))
 
     def _check(self, batch: Batch) -> None:
         """Raise ``ArgumentError`` where parameters cannot be stepped."""
@@ -149,6 +172,15 @@ class _FusedOptimizer(torch.optim.Optimizer):
             raise ArgumentError(expected("dense gradients", of=name, got=f"a sparse one of shape {shape}", do=do))
         for dtype in {x.dtype for tensors in (gradients, rest[0]) for x in tensors}:
             self._check_dtype(dtype)
+        if batch.masters:  # what the kernels see are these; the parameters take their values afterwards
+            if len(set(map(id, batch.parameters))) < len(batch.parameters):
+                raise ArgumentError(expected("each parameter once", of=f"params of {name}", got="one of them twice", do="leave it out"))
+            for p, master in zip(batch.parameters, rest[0], strict=True):
+                self._check_dtype(p.dtype)
+                if local(p).shape != master.shape:
+                    of, do = f"a parameter of {name} and its master_param", "load a state dict of its own"
+                    got = f"{list(local(p).shape)} and {list(master.shape)}"
+                    raise ArgumentError(expected("equal shapes", of=of, got=got, do=do))
         devices = {x.device for tensors in batch.lists for x in tensors}
         if devices != {batch.parameters[0].device}:
             got, do = ", ".join(sorted(map(str, devices))), "move model and optimizer together"
@@ -300,6 +332,13 @@ class FusedAdam(_FusedOptimizer):
 
     def _check_options(self, options: dict[str, Any]) -> None:
         super()._check_options(options)
+        steps = options["step"]
+        if not isinstance(steps, int) or steps < 0:
+            do = "leave the count to the optimizer"
+            raise ArgumentError(expected("an integer of at least 0", of="step of FusedAdam", got=repr(steps), do=do))
+        if not isinstance(options["bias_correction"], int):
+            got = repr(options["bias_correction"])
+            raise ArgumentError(expected("a bool", of="bias_correction of FusedAdam", got=got, do="pass True or False"))
         betas = options["betas"]
         if not (isinstance(betas, list | tuple) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)):
             do = "pass for instance (0.9, 0.999)"
@@ -352,6 +391,11 @@ class FusedSGD(_FusedOptimizer):
             raise ArgumentError(expected("a momentum and no dampening", of="FusedSGD with nesterov", got=got, do="pass momentum=0.9"))
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, defaults, master_weights, executor)
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        super()._check_options(options)
+        if not isinstance(options["nesterov"], int):
+            raise ArgumentError(expected("a bool", of="nesterov of FusedSGD", got=repr(options["nesterov"]), do="pass True or False"))
 
     def _run(self, batch: Batch) -> list[Write]:
         group, lists = batch.group, batch.lists

@@ -1,0 +1,95 @@
+"""What optimizers are given: parameters and groups when these are added; and what a step that failed had been given: found when it has
+failed, as looking at every tensor before each step would cost more than all else that is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusible.errors import ArgumentError, expected
+from fusible.pytorch.optimizer_batches import is_held_quantized, local
+
+__all__ = ["check_steppable", "listed", "listed_group"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def listed(params: Any, title: str) -> list[Any]:
+    """``params`` as a list of parameters, of pairs of a name and a parameter, or of groups. Raises ``ArgumentError`` where it is none of these."""
+    wanted, of, do = "a list of parameters or of groups", f"params of {title}", "pass model.parameters()"
+    if isinstance(params, torch.Tensor | str | Mapping) or not hasattr(params, "__iter__"):
+        raise ArgumentError(expected(wanted, of=of, got=f"a {type(params).__name__}", do=do))
+    found = list(params)
+    if not found:
+        raise ArgumentError(expected(wanted, of=of, got="an empty one", do=do))
+    groups = [isinstance(item, dict) for item in found]
+    if any(groups) and not all(groups):
+        raise ArgumentError(expected(wanted, of=of, got="both", do=do))
+    if not any(groups):
+        _check_parameters(found, title)
+    return found
+
+
+def listed_group(group: Any, title: str, taken: Iterable[Any]) -> dict[str, Any]:
+    """A group with its parameters as a list. Raises ``ArgumentError`` for one without, and for a parameter that is ``taken``, or there twice."""
+    of, do = f"a group of params of {title}", "pass {'params': [...]}"
+    if not isinstance(group, dict) or "params" not in group:
+        raise ArgumentError(expected("a dictionary with 'params'", of=of, got=f"a {type(group).__name__} without", do=do))
+    params = group["params"]
+    if isinstance(params, torch.Tensor):
+        params = [params]
+    if isinstance(params, str | set | Mapping) or not hasattr(params, "__iter__"):
+        raise ArgumentError(expected("a list of parameters", of=of, got=f"a {type(params).__name__}", do=do))
+    params = list(params)
+    _check_parameters(params, title)
+    ids = [id(item[1] if isinstance(item, tuple) else item) for item in params]
+    if len(set(ids)) < len(ids) or not set(ids).isdisjoint(map(id, taken)):
+        raise ArgumentError(expected("each parameter once", of=f"params of {title}", got="one of them twice", do="leave it out where it comes again"))
+    return {**group, "params": params}
+
+
+def _check_parameters(params: Sequence[Any], title: str) -> None:
+    for place, item in enumerate(params):
+        p = item[1] if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) else item
+        of = f"params[{place}] of {title}"
+        if not isinstance(p, torch.Tensor):
+            raise ArgumentError(expected("a parameter", of=of, got=f"a {type(p).__name__}", do="pass tensors that require gradients"))
+        if not (p.is_leaf or p.retains_grad):
+            got = "a result of differentiable operations"
+            raise ArgumentError(expected("a parameter", of=of, got=got, do="pass the tensor that it was computed from"))
+
+
+def check_steppable(groups: Sequence[Any], states: Mapping[Any, Any], slots: Sequence[str], title: str) -> None:
+    """Raise ``ArgumentError`` for what no step can do with the groups, their parameters and their states; what a step itself refuses aside."""
+    for group in groups:
+        params = group.get("params") if isinstance(group, dict) else None
+        if not isinstance(params, list):
+            do = "leave the list that the optimizer made"
+            raise ArgumentError(expected("a list", of=f"params of a group of {title}", got=f"a {type(params).__name__}", do=do))
+        _check_parameters(params, title)
+        if len(set(map(id, params))) < len(params):
+            do = "leave it out where it comes again"
+            raise ArgumentError(expected("each parameter once", of=f"params of {title}", got="one of them twice", do=do))
+        for p in params:
+            if p.grad is not None:
+                _check_tensors(p, states.get(p), slots, title)
+
+
+def _check_tensors(p: Any, state: Any, slots: Sequence[str], title: str) -> None:
+    do = "load a state dict of its own, or make the optimizer anew"
+    if state is not None and not isinstance(state, dict):
+        raise ArgumentError(expected("a dictionary", of=f"the state of a parameter of {title}", got=f"a {type(state).__name__}", do=do))
+    named = {"gradient": p.grad, "parameter": p, **{name: (state or {}).get(name) for name in (*slots, "master_param") if state and name in state}}
+    for name, x in named.items():
+        of = f"{name} of a parameter of {title}" if name != "parameter" else f"a parameter of {title}"
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(expected("a tensor", of=of, got=f"a {type(x).__name__}", do=do))
+        own = local(x)
+        if not is_held_quantized(own) and (own.layout is not torch.strided or own.dtype not in _FLOATS or own.device != p.device):
+            got = f"one of {own.dtype}, {own.layout}, on {own.device}"
+            raise ArgumentError(expected(f"a dense tensor of fp32, bf16 or fp16 on {p.device}", of=of, got=got, do=do))
+        if tuple(x.shape) != tuple(p.grad.shape):
+            got = f"{list(x.shape)} beside {list(p.grad.shape)}"
+            raise ArgumentError(expected("equal shapes", of=f"{of} and of its gradient", got=got, do=do))
