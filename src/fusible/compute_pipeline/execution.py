@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
+from fusible.compute_pipeline.results import check_backward, check_forward, check_inference
 from fusible.nvte import KVCache, Pass, Tensor, cast, grouped_cast_stack, set_execution_state
 from fusible.ops import Context, Op
 
@@ -121,6 +122,7 @@ def run_backward(
     grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
     sides = _sides_of(plan.request.outputs, extra)
     d: Tensor | None = dy
+    slots = frozenset(sums or ())
     state = Pass("backward", scales, sums=sums, call=call)
     former = set_execution_state(state)
     try:
@@ -128,7 +130,8 @@ def run_backward(
             assert d is not None
             ctxs = contexts[group.start - start :]
             del contexts[group.start - start :]
-            d, grads[group.start - start : group.stop - start] = backward_group(group, plan.ops[group.start : group.stop], ctxs, d, sides, given)
+            members = plan.ops[group.start : group.stop]
+            d, grads[group.start - start : group.stop - start] = backward_group(group, members, ctxs, d, sides, given, slots)
     finally:
         set_execution_state(former)
     side_grads = [sides[name].pop() if sides.get(name) else None for name, _ in plan.request.sides]
@@ -156,20 +159,30 @@ def forward_group(
         result = group.fusion.function(*members, x, **values)
     else:
         result = members[0].forward(x, **values)
+    if group.fusion is None or not group.fusion.foreign:
+        check_forward(members, result, sides=bool(group.side_outputs), fused=group.fusion is not None)
     if group.side_outputs:
         _put(result[2], sides)
     return result[0], result[1] if group.fusion is not None else (result[1],)
 
 
 def backward_group(
-    group: Group, members: Sequence[Op], ctxs: Sequence[Context], dy: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]
+    group: Group,
+    members: Sequence[Op],
+    ctxs: Sequence[Context],
+    dy: Tensor,
+    sides: dict[str, list[Any]],
+    given: Mapping[str, Any],
+    sums: Collection[str] = (),
 ) -> tuple[Tensor | None, Sequence[Any]]:
-    """dx and, per op, the gradients of its parameters."""
+    """dx and, per op, the gradients of its parameters. ``sums``: the names of those to which a pass may add gradients itself."""
     values = _values(group.side_outputs, group.given, sides, given)
     if group.fusion is not None:
         result = group.fusion.function(*members, *ctxs, dy, **values)
     else:
         result = members[0].backward(ctxs[0], dy, **values)
+    if group.fusion is None or not group.fusion.foreign:
+        check_backward(members, result, sides=bool(group.side_inputs), fused=group.fusion is not None, sums=sums)
     if group.side_inputs:
         _put(result[2], sides)
     return result[0], result[1] if group.fusion is not None else (result[1],)
@@ -180,7 +193,10 @@ def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: dict[str,
     if group.side_outputs:
         return forward_group(group, members, x, sides, given)[0]
     values = _values(group.side_inputs, group.given, sides, given)
-    return group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
+    y = group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
+    if group.fusion is None or not group.fusion.foreign:
+        check_inference(members, y)
+    return y
 
 
 def _sides_of(names: Iterable[str], values: Iterable[Tensor]) -> dict[str, list[Any]]:

@@ -5,8 +5,8 @@ A source file includes ``fusible/module.hpp`` and writes ``FUSIBLE_MODULE(name, 
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -20,6 +20,7 @@ from fusible.errors import BackendError, CompileError, expected
 __all__ = ["build", "get_include"]
 
 _COMPILERS = ("c++", "g++", "clang++")
+_PREFIX = "fusible_"
 _FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
@@ -45,15 +46,17 @@ def build(
 ) -> ModuleType:
     """Compiles ``sources`` into the extension module ``name`` and imports it.
 
-    ``directory`` receives the library (default: a temporary one, which goes when the process ends); ``flags`` are given to the compiler last;
+    ``directory`` receives the library (default: a temporary one, which goes when the library is loaded); ``flags`` are given to the compiler last;
     ``compiler`` is a program (default: the first of c++, g++, clang++ on the path). pybind11's headers come from the installed package.
 
     Raises ``BackendError`` where there is no compiler or no pybind11, ``CompileError`` with the compiler's output where it fails.
     """
     program = _find_compiler(compiler)
     if directory is None:
-        directory = tempfile.mkdtemp(prefix="fusible_")
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        _sweep()
+        # A library that is loaded needs its file no longer; and hooks of a process that is killed, or ends by os._exit, are not called.
+        with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}_", ignore_cleanup_errors=True) as made:
+            return build(name, sources, directory=made, flags=flags, compiler=program)
     target = Path(directory) / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     includes = [get_include(), _pybind11_include(), Path(sysconfig.get_path("include"))]
     command = [program, *_FLAGS, *(f"-I{path}" for path in includes), *map(str, sources), "-o", str(target), *flags]
@@ -63,6 +66,24 @@ def build(
         sentence = expected("sources that compile", of=f"the extension {name!r}", got=status, do="mend what it reports")
         raise CompileError(f"{sentence}\n{finished.stderr.strip()}")
     return _load(name, target)
+
+
+def _sweep() -> None:
+    """Remove the temporary directories of processes that were killed while they compiled."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner = left.name.removeprefix(_PREFIX).partition("_")[0]
+        if owner.isdigit() and not _runs(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _find_compiler(compiler: str | None) -> str:

@@ -46,6 +46,10 @@ class BaseModule(StatefulModule):
         check_constructor(cls)
 
     def __init__(self, *ops: Op | None) -> None:
+        wrong = next((op for op in ops if op is not None and not isinstance(op, Op)), None)
+        if wrong is not None:
+            of, got = f"the ops of {type(self).__name__}", f"a {type(wrong).__name__}"
+            raise ArgumentError(expected("instances of Op, or None", of=of, got=got, do="make an op and pass it"))
         self._ops = tuple(op for op in ops if op is not None)
         self._bound = tuple(BoundOp(op, self, self._names(op)) for op in self._ops)
         self._executor = "eager"
