@@ -37,10 +37,16 @@ RIGHT = {
     ("generate", "--seed", "-1"): "torch's generators take it",
     ("train", "--out", "trained"): "it may be written to",
     ("train", "--resume", "trained"): "it is one",
-    ("train", "--bf16-layers", ","): "no layers",
     ("train", "--out", "none/none"): "folders are made",
     ("train", "--out", "é/é"): "folders are made",
 }
+
+
+LISTS = {
+    ("bench", "--only"): "casts", ("check-backend", "--only"): "gelu", ("check-backend", "--dtype"): "float32", ("train", "--recipe"): "delayed",
+    ("train", "--bf16-layers"): "first",
+}  # fmt: skip
+"""A right value of each option that takes several names."""
 
 
 class Line(NamedTuple):
@@ -109,6 +115,19 @@ def _answer(line: Line, capsys: pytest.CaptureFixture[str], here: Path) -> str:
 
 def test_every_command_is_swept() -> None:
     assert {command for command, _ in _actions()} <= set(BASES) == {command.name for command in all_commands()}
+
+
+def test_every_list_is_known() -> None:
+    found = {(command, max(action.option_strings, key=len)) for command, action in _actions() if "[," in str(action.metavar)}
+    assert found == set(LISTS)
+
+
+def test_a_list_refuses_an_empty_name(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    for (command, option), good in LISTS.items():
+        for value in ("", " ", ",", f"{good},", f",{good}", f"{good},,{good}", f"{good}, ,"):
+            line = Line(command, option, value)
+            assert _answer(line, capsys, here) == "", line
+            assert main(line.words) == 2 and "both sides of each comma" in capsys.readouterr().err
 
 
 def test_every_option_refuses_what_it_cannot_take(capsys: pytest.CaptureFixture[str], here: Path) -> None:

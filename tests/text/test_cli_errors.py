@@ -13,7 +13,7 @@ SENTENCES = {
     "train --step 3": "Unrecognized arguments: --step 3: see 'fusible train --help'.",
     "train --steps 0": "Expected at least 1 of --steps, got 0: give a larger number.",
     "train --recipe fp8": "Expected bf16, fp32, delayed, current, mxfp8, block or nvfp4, comma-separated, of --recipe, got 'fp8': name one of these.",
-    "train --recipe ,": "Expected bf16, fp32, delayed, current, mxfp8, block or nvfp4, comma-separated, of --recipe, got none: name one of these.",
+    "train --recipe ,": "Expected names, comma-separated, of --recipe, got ',': put a name on both sides of each comma.",
     "train --recipe bf16,bf16": "Expected different recipes of --recipe, got bf16,bf16: name each once.",
     "train --executor jit": "Expected eager or xla of --executor, got 'jit': name one of these.",
     "train --hidden 30": "Expected a multiple of twice the 4 heads (rotary embeddings pair columns) of --hidden, got 30: change one of them.",

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from fusible.cli.console import make_console, make_table
+from fusible.cli.lists import names_in
 from fusible.conformance import Agreement, check_backend
 from fusible.conformance.table import FLOATS
 from fusible.errors import ArgumentError, expected
@@ -22,7 +23,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
 def check(given: argparse.Namespace) -> int:
     """The job of ``fusible check-backend``: 1 where something is wrong, else 0."""
-    functions = None if given.only is None else [name.strip() for name in given.only.split(",")]
+    functions = None if given.only is None else list(names_in(given.only, "--only"))
     dtypes = _dtypes(given.dtype)
     _check_device(given.device)
     rows = list(check_backend(given.name, functions, dtypes, given.device))
@@ -37,7 +38,7 @@ def check(given: argparse.Namespace) -> int:
 def _dtypes(text: str | None) -> list[torch.dtype] | None:
     if text is None:
         return None
-    names = [name.strip() for name in text.split(",")]
+    names = names_in(text, "--dtype")
     unknown = [name for name in names if name not in _DTYPES]
     if unknown:
         raise ArgumentError(expected(" or ".join(_DTYPES), of="--dtype", got=", ".join(unknown), do="name some of these"))

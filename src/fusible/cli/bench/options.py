@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from fusible.cli.lists import names_in
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["BenchOptions", "TABLES"]
@@ -55,7 +56,7 @@ class BenchOptions:
     @classmethod
     def from_command_line(cls, given: argparse.Namespace) -> Self:
         """The options of the parsed command line; each table once, in the order of ``TABLES``."""
-        asked = TABLES if given.only is None else [name.strip() for name in given.only.split(",") if name.strip()]
+        asked = TABLES if given.only is None else list(names_in(given.only, "--only"))
         order = [*TABLES, *asked]
         tables = tuple(sorted(set(asked), key=order.index))
         return cls(tables, given.rounds, given.quick, given.threads, given.json)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from fusible.cli.lists import names_in
 from fusible.errors import ArgumentError, CheckpointError, expected
 
 __all__ = ["BF16_LAYERS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "MAX_STEPS", "RECIPES", "TrainOptions"]
@@ -158,7 +159,7 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: value for name, value in given.items() if name in names}
     for name, said in (("recipes", "recipe"), ("bf16_layers", "bf16_layers")):
         if said in given:
-            values[name] = tuple(word.strip() for word in given[said].split(",") if word.strip())
+            values[name] = names_in(given[said], _flag(name))
     if "text" in values:
         values["text"] = str(Path(values["text"]).absolute())
     return values
