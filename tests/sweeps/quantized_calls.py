@@ -93,6 +93,7 @@ def _tensor_arguments(make: Callable[[], Any]) -> dict[str, Callable[[], dict[st
         "copy_from_storage": lambda: {"src": other()},
         "dequantize": lambda: {"dtype": torch.float32},
         "fsdp_assign_gathered": lambda: dict(zip(("gathered", "meta"), other().fsdp_extract_buffers(), strict=True)),
+        "joined": lambda: {"parts": [other(), other()]},
         "make_like": lambda: {"tensor": other(), "shape": None, "dtype": None, "requires_grad": False},
         "fsdp_post_all_gather": lambda: _gathered(other()),
         "fsdp_pre_all_gather": lambda: dict.fromkeys(("mesh", "orig_size", "contiguous_orig_stride", "module", "mp_policy")),

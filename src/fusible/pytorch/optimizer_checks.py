@@ -11,7 +11,7 @@ import torch
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.optimizer_batches import is_held_quantized, local
 
-__all__ = ["check_steppable", "listed", "listed_group"]
+__all__ = ["check_floats", "check_masters", "check_steppable", "listed", "listed_group", "no_state"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -61,6 +61,30 @@ def _check_parameters(params: Sequence[Any], title: str) -> None:
             raise ArgumentError(expected("a parameter", of=of, got=got, do="pass the tensor that it was computed from"))
 
 
+def check_floats(dtype: torch.dtype, title: str) -> None:
+    """Raise ``ArgumentError`` for a dtype that has no gradients to follow."""
+    if not dtype.is_floating_point:
+        of, do = f"parameters of {title} and their gradients", "leave out what has none"
+        raise ArgumentError(expected("floating-point numbers", of=of, got=dtype, do=do))
+
+
+def check_masters(parameters: Sequence[Any], masters: Sequence[Any], title: str) -> None:
+    """Raise ``ArgumentError`` where parameters could not take the values of their masters, which are all that the kernels see."""
+    if len(set(map(id, parameters))) < len(parameters):
+        raise ArgumentError(expected("each parameter once", of=f"params of {title}", got="one of them twice", do="leave it out"))
+    for p, master in zip(parameters, masters, strict=True):
+        check_floats(p.dtype, title)
+        if local(p).shape != master.shape:
+            of, do = f"a parameter of {title} and its master_param", "load a state dict of its own"
+            raise ArgumentError(expected("equal shapes", of=of, got=f"{list(local(p).shape)} and {list(master.shape)}", do=do))
+
+
+def no_state(got: Any, title: str) -> ArgumentError:
+    """That what an optimizer has of a parameter is no state."""
+    of, do = f"the state of a parameter of {title}", "load a state dict of its own"
+    return ArgumentError(expected("a dictionary", of=of, got=f"a {type(got).__name__}", do=do))
+
+
 def check_steppable(groups: Sequence[Any], states: Mapping[Any, Any], slots: Sequence[str], title: str) -> None:
     """Raise ``ArgumentError`` for what no step can do with the groups, their parameters and their states; what a step itself refuses aside."""
     for group in groups:
@@ -80,7 +104,7 @@ def check_steppable(groups: Sequence[Any], states: Mapping[Any, Any], slots: Seq
 def _check_tensors(p: Any, state: Any, slots: Sequence[str], title: str) -> None:
     do = "load a state dict of its own, or make the optimizer anew"
     if state is not None and not isinstance(state, dict):
-        raise ArgumentError(expected("a dictionary", of=f"the state of a parameter of {title}", got=f"a {type(state).__name__}", do=do))
+        raise no_state(state, title)
     named = {"gradient": p.grad, "parameter": p, **{name: (state or {}).get(name) for name in (*slots, "master_param") if state and name in state}}
     for name, x in named.items():
         of = f"{name} of a parameter of {title}" if name != "parameter" else f"a parameter of {title}"

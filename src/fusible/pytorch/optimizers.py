@@ -16,7 +16,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError, FusibleError, check_number, expected
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, is_held_quantized, local, placed_as, requantized
-from fusible.pytorch.optimizer_checks import check_steppable, listed, listed_group
+from fusible.pytorch.optimizer_checks import check_floats, check_masters, check_steppable, listed, listed_group, no_state
 from fusible.pytorch.uninterrupted import uninterrupted
 from fusible.tex.constructors import check_constructor
 from fusible.tex.transaction import Write, gathered, run
@@ -145,7 +145,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if not plain:
                 self._check_placed(p)
             if known is not None and not isinstance(known, dict):
-                raise self._no_state(known)
+                raise no_state(known, type(self).__name__)
             state = known or self._new_state(p)
             key = p.device, begins, not plain and is_held_quantized(local(p)), "master_param" in state
             batch = batches.get(key)
@@ -155,10 +155,6 @@ class _FusedOptimizer(torch.optim.Optimizer):
         for batch in batches.values():
             self._check(batch)
         return list(batches.values())
-
-    def _no_state(self, got: Any) -> ArgumentError:
-        of, do = f"the state of a parameter of {type(self).__name__}", "load a state dict of its own"
-        return ArgumentError(expected("a dictionary", of=of, got=f"a {type(got).__name__}", do=do))
 
     def _check(self, batch: Batch) -> None:
         """Raise ``ArgumentError`` where parameters cannot be stepped."""
@@ -171,16 +167,9 @@ class _FusedOptimizer(torch.optim.Optimizer):
             do = "make the gradient dense"
             raise ArgumentError(expected("dense gradients", of=name, got=f"a sparse one of shape {shape}", do=do))
         for dtype in {x.dtype for tensors in (gradients, rest[0]) for x in tensors}:
-            self._check_dtype(dtype)
-        if batch.masters:  # what the kernels see are these; the parameters take their values afterwards
-            if len(set(map(id, batch.parameters))) < len(batch.parameters):
-                raise ArgumentError(expected("each parameter once", of=f"params of {name}", got="one of them twice", do="leave it out"))
-            for p, master in zip(batch.parameters, rest[0], strict=True):
-                self._check_dtype(p.dtype)
-                if local(p).shape != master.shape:
-                    of, do = f"a parameter of {name} and its master_param", "load a state dict of its own"
-                    got = f"{list(local(p).shape)} and {list(master.shape)}"
-                    raise ArgumentError(expected("equal shapes", of=of, got=got, do=do))
+            check_floats(dtype, name)
+        if batch.masters:
+            check_masters(batch.parameters, rest[0], name)
         devices = {x.device for tensors in batch.lists for x in tensors}
         if devices != {batch.parameters[0].device}:
             got, do = ", ".join(sorted(map(str, devices))), "move model and optimizer together"
@@ -198,13 +187,8 @@ class _FusedOptimizer(torch.optim.Optimizer):
             own, got = (str(each) if each is not None else "a plain tensor" for each in placed)
             raise ArgumentError(expected(own, of=f"a gradient of {type(self).__name__}", got=got, do="redistribute the gradient"))
 
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        if not dtype.is_floating_point:
-            of, do = f"parameters of {type(self).__name__} and their gradients", "leave out what has none"
-            raise ArgumentError(expected("floating-point numbers", of=of, got=dtype, do=do))
-
     def _new_state(self, p: Any) -> dict[str, Any]:
-        self._check_dtype(p.dtype)
+        check_floats(p.dtype, type(self).__name__)
         own = local(p)
         state: dict[str, Any] = {}
         if is_held_quantized(own):

@@ -44,6 +44,9 @@ _DENSE = Kind("a dense tensor", lambda x: _TENSOR.accepts(x) and getattr(x, "lay
 _SOURCE = Kind("a dense tensor", lambda x: _DENSE.accepts(x) or is_quantized(x) or (hasattr(x, "dequantize") and not isinstance(x, torch.Tensor)))
 _STORAGE = Kind("a quantized tensor", lambda x: is_quantized(x) or hasattr(x, "_quantizer"))
 _BUFFERS = Kind("a list of tensors", lambda x: isinstance(x, list | tuple) and all(isinstance(item, torch.Tensor) for item in x))
+_PARTS = Kind(
+    "a list of quantized tensors", lambda x: isinstance(x, list | tuple) and len(x) > 0 and all(hasattr(item, "fsdp_extract_buffers") for item in x)
+)
 _SAVED = Kind("a list of tensors", lambda x: isinstance(x, list | tuple))
 _TOLD = Kind("what fsdp_extract_buffers tells", lambda x: isinstance(x, dict) and "field_names" in x)
 _ANNOUNCED = Kind(
@@ -71,6 +74,7 @@ _KINDS: dict[str, Kind] = {
     "noop_flag": _FLAG | None,
     "out": _STORAGE | None,
     "param_dtype": _named("torch.dtype"),
+    "parts": _PARTS,
     "pin_memory": _BOOL,
     "quantizer": _QUANTIZER,
     "requires_grad": _BOOL,

@@ -9,6 +9,7 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.quantized.gathered import whole_fields
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage, detached
@@ -169,9 +170,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return shape, fields
 
     def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
-        what = "gathered of fsdp_assign_gathered"
-        shape, fields = self._gathered_fields(gathered, meta, what)
-        self._check_whole(shape, what)
+        fields = whole_fields(self, gathered, meta)
         for name, attribute in self._PARTS.items():
             setattr(self, attribute, fields.get(name))
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch.autograd.graph import increment_version
 
 from fusible import tex
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.quantized.arguments import check_methods
+from fusible.quantized.gathered import check_saved, whole_fields
+from fusible.quantized.shapes import resolved
 from fusible.tex import DType
 
 __all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_written"]
@@ -133,13 +134,7 @@ class FieldStorage(QuantizedTensorStorage):
 
     def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
         """Take this storage's tensors from the front of ``tensors`` and return the rest. Raises ``ArgumentError`` where there are fewer."""
-        if len(tensors) < len(self._TENSORS):
-            wanted, of = f"at least {len(self._TENSORS)} tensors", f"tensors of {type(self).__name__}.restore_from_saved"
-            raise ArgumentError(expected(wanted, of=of, got=len(tensors), do="pass what prepare_for_saving gave"))
-        for tensor in tensors[: len(self._TENSORS)]:
-            if tensor is not None and not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
-                of, got = f"tensors of {type(self).__name__}.restore_from_saved", type(tensor).__qualname__
-                raise DTypeError(expected("a tensor or None for each of its own", of=of, got=got, do="pass what prepare_for_saving gave"))
+        check_saved(self, tensors)
         for attribute, tensor in zip(self._TENSORS.values(), tensors, strict=False):
             setattr(self, attribute, tensor)
         return tensors[len(self._TENSORS) :]
@@ -212,39 +207,13 @@ class FieldStorage(QuantizedTensorStorage):
 
     def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
         """Take buffers that were gathered along their first dimensions, or divided along them; copies that were not among them are dropped."""
-        what = "gathered of fsdp_assign_gathered"
-        shape, fields = self._gathered_fields(gathered, meta, what)
-        self._check_whole(shape, what)
+        fields = whole_fields(self, gathered, meta)
         for name, attribute in self._TENSORS.items():
             setattr(self, attribute, fields.get(name))
 
     def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The shape and the tensors, by argument, of a tensor with the rows ``buffers``: the inverse of ``fsdp_extract_buffers``."""
         raise NotImplementedError
-
-    def _gathered_fields(self, buffers: Sequence[Any], meta: dict[str, Any], what: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """``_of_rows``. Raises ``ShapeError`` or ``DTypeError``, before anything is written, for buffers that are not those of such a tensor."""
-        do = "pass what fsdp_extract_buffers gave, gathered"
-        names = meta["field_names"]
-        if len(buffers) != len(names):
-            raise ShapeError(expected(f"{len(names)} tensors", of=what, got=len(buffers), do=do))
-        for name, buffer in zip(names, buffers, strict=True):
-            own = operator.attrgetter(name)(self)
-            if buffer.layout is not torch.strided or buffer.is_meta or (own is not None and buffer.dtype is not own.dtype):
-                wanted = "a dense tensor" if own is None else f"a dense tensor of {own.dtype}"
-                raise DTypeError(expected(wanted, of=f"{name} in {what}", got=f"one of {buffer.dtype}, {buffer.layout}, on {buffer.device}", do=do))
-        try:
-            shape, fields = self._of_rows(buffers, meta)
-        except (IndexError, RuntimeError, ValueError) as error:
-            raise ShapeError(expected(f"rows of a {type(self).__name__}", of=what, got=[list(buffer.shape) for buffer in buffers], do=do)) from error
-        if len(shape) != len(self.shape) or tuple(shape[1:]) != tuple(self.shape[1:]):
-            raise ShapeError(expected(f"rows of {list(self.shape[1:])}", of=what, got=f"those of {list(shape)}", do=do))
-        return shape, fields
-
-    def _check_whole(self, shape: tuple[int, ...], what: str) -> None:
-        """Raise ``ShapeError`` where a ``torch.Tensor``, whose shape stays what it is, would get other rows."""
-        if isinstance(self, torch.Tensor) and tuple(self.shape) != tuple(shape):
-            raise ShapeError(expected(f"rows of {list(self.shape)}", of=what, got=f"those of {list(shape)}", do="gather the rows of this tensor"))
 
     def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
         """Why the tensors cannot be those of a tensor of ``shape``, or None."""
@@ -276,19 +245,6 @@ def note_written(storage: Any) -> None:
     """Let torch know that kernels have written to the data of ``storage``, of which it sees nothing: a backward that still needs it must raise."""
     data = storage.get_data_tensors() if hasattr(storage, "get_data_tensors") else ()
     increment_version([tensor for tensor in data if isinstance(tensor, torch.Tensor) and not tensor.is_inference()])
-
-
-def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:
-    """``shape`` with the size that -1 stands for in a view of a tensor of shape ``have``."""
-    wanted = tuple(shape)
-    if -1 not in wanted:
-        return wanted
-    known, elements = 1, 1
-    for size in wanted:
-        known *= size if size != -1 else 1
-    for size in have:
-        elements *= size
-    return tuple(elements // max(known, 1) if size == -1 else size for size in wanted)
 
 
 def kind_of(storage: Any) -> str:

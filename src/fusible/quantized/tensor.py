@@ -10,6 +10,7 @@ import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.quantized.arguments import check_methods
+from fusible.quantized.gathered import gathered_fields
 from fusible.quantized.saving import rebuild, reduced
 from fusible.quantized.storage import FieldStorage
 from fusible.quantized.tensor_operations import FLOATS, HANDLERS, on_values
@@ -41,7 +42,6 @@ class QuantizedTensor(torch.Tensor):
     _OPTIONS: ClassVar[Any]
     _dequantized: Any
     _fits: Any
-    _gathered_fields: Any
     _mapped: Any
     _of_rows: Any
     _row_step: Any
@@ -265,7 +265,7 @@ class QuantizedTensor(torch.Tensor):
             if any(bool((values != values[0]).any()) for values in scales):
                 got, do = "several", "make or load the parameters alike in all processes before they are shared out"
                 raise ArgumentError(expected("one scale", of=f"the shards of a {type(self).__name__}", got=got, do=do))
-            shape, fields = self._gathered_fields(buffers, meta, of)
+            shape, fields = gathered_fields(self, buffers, meta, of)
             out = self._gathered(shape, fields, param_dtype, self._quantizer.copy(), usages)
         else:
             out.fsdp_assign_gathered(buffers, meta)

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusible.errors import CheckpointError, ShapeError, expected
-from fusible.quantized.storage import resolved
+from fusible.quantized.shapes import resolved
 
 __all__ = ["FLOATS", "HANDLERS", "on_values"]
 

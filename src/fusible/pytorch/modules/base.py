@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError
+from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import Tensor
 from fusible.ops import Op
