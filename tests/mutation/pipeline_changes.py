@@ -28,7 +28,8 @@ FILES = (
       "sides", "stretch")),
     "pytorch/runner.py", "pytorch/call.py", "pytorch/ops/fuser.py",
     # fusions
-    *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "high_precision", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale", "registry")),
+    *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "high_precision", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale",
+      "registry")),
     # scaling state, and how checkpoints hold it
     "quantized/state.py", "pytorch/scaling.py", "pytorch/checkpoint.py",
     # weights in 8 bits: copies, fingerprints, and those that are held so alone

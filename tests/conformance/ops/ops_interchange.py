@@ -142,7 +142,11 @@ def prove_asked(case: Case, mode: Mode, between: bool) -> int:
                 if asked is DType.Float8E4M3 and name == "x" and type_ in (LayerNorm, RMSNorm):
                     continue  # a norm takes no 8 bits, fused or not
                 bound = _bind(case, mode, between, TOKENS, (), ((place, f"{name}_dtype", asked),))
-                if not case.fusion.matches(bound.ops):
+                inside = place < len(case.types) - 1 if name == "dy" else place > 0
+                kept_apart = asked is DType.Float8E4M3 and inside and type_ is not MMT and (name == "dy") == (case.fusion.kind == "backward")
+                takes = case.fusion.matches(bound.ops)
+                assert takes or kept_apart, f"{case.name}, {mode.name}: {name} of op {place} asked for in {asked}, and it is not taken"
+                if not takes:
                     continue
                 count += 1
                 where = f"{case.name}, {mode.name}{', between products' if between else ''}, {name} of op {place} asked for in {asked}"
