@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,8 @@ CASES = Path(__file__).parent / "index_cases.py"
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     """The cases in a process of their own, where a test that kills it is named by ``faulthandler``."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}  # what is printed is read
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=environment)
 
 
 def test_every_index_is_checked_before_it_is_followed() -> None:

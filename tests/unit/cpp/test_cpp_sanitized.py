@@ -74,6 +74,7 @@ def _run(extension: Path, *arguments: str) -> str:
         **os.environ,
         "LD_PRELOAD": " ".join(map(_library, PRELOADED)),
         "PYTHONMALLOC": "malloc",
+        "PYTEST_ADDOPTS": "",
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",  # Python leaves its modules' memory to the end of the process
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }

@@ -281,7 +281,8 @@ def test_torchs_state_dicts_are_taken() -> None:
 
 def test_signals_wait_while_they_must() -> None:
     came = []
-    former = signal.signal(signal.SIGALRM, lambda *_: came.append("alarm"))
+    handlers = {signal.SIGALRM: lambda *_: came.append("alarm"), signal.SIGINT: signal.default_int_handler}  # a shell's background jobs ignore it
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         with uninterrupted():
             signal.raise_signal(signal.SIGALRM)
@@ -292,7 +293,8 @@ def test_signals_wait_while_they_must() -> None:
             came.append("whole")
         assert came == ["alarm", "whole"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
-        signal.signal(signal.SIGALRM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def test_an_exception_that_another_thread_sends_comes_before_or_after() -> None:

@@ -51,7 +51,7 @@ def _eight_bits(x: np.ndarray, quantizer: Any, columns: bool) -> tuple[np.ndarra
         return data, scales, data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * _repeated(factors, block, x.shape)
     tiled = is_tiled(quantizer)
     block = (128, 128) if tiled else (128, 1) if columns else (1, 128)
-    data, scales = oracle.block_fp8(x, quantizer.dtype, block, quantizer.amax_epsilon, quantizer.force_pow_2_scales, oracle.FLT_MAX)
+    data, scales = oracle.block_fp8(x, quantizer.dtype, block, quantizer.amax_epsilon, quantizer.force_pow_2_scales, float(oracle.FLT_MAX))
     values = data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * _repeated(scales, block, x.shape)
     return data.T if columns else data, scales.T if tiled == columns else scales, values
 
@@ -104,7 +104,7 @@ def stored(
     quantizer, held = BLOCKED[name](), {key: x.clone() if any(way in key for way in ways) else None for key, x in buffers.items()}
     quantizer.set_usage(rowwise="rowwise" in ways, columnwise="columnwise" in ways)
     if isinstance(quantizer, NVFP4Quantizer):
-        options = {"row_scaled_nvfp4": quantizer.row_scaled_nvfp4, "nvfp4_use_4over6": quantizer.nvfp4_use_4over6}
+        options: dict[str, Any] = {"row_scaled_nvfp4": quantizer.row_scaled_nvfp4, "nvfp4_use_4over6": quantizer.nvfp4_use_4over6}
         options |= {"nvfp4_e4m3_max": quantizer.nvfp4_e4m3_max, "fp4_dtype": quantizer.dtype, "with_gemm_swizzled_scales": swizzled}
         return NVFP4TensorStorage(**held, quantizer=quantizer, fake_dtype=dtype, **options), values
     own = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype}

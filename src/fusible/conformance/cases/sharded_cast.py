@@ -233,9 +233,8 @@ def together(calls: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def fused_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for block in (16, 4):
         several = [tiles for tiles in _TILES if tiles[-1] == block]
-        calls, wanted = zip(
-            *(fused(generator, *chosen) for chosen in (*((tiles,) for tiles in several), *((several[0], x) for x in _OF_ALL))), strict=True
-        )
+        made = [*(fused(generator, tiles) for tiles in several), *(fused(generator, several[0], of_all) for of_all in _OF_ALL)]
+        calls, wanted = zip(*made, strict=True)
         outputs = tuple(Output(f"{name}_list.{i}", x) for i, each in enumerate(wanted) for name, x in each.items())
         yield Sample(f"{len(several)}", {**together([*calls]), "block_len": block}, outputs)
 
