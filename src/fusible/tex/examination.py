@@ -324,7 +324,7 @@ _OF_KERNELS = {
     "a dtype": ("otype", "dtype", "output_dtype", "D_type", "fake_dtype"),
     "a grouped tensor": ("first_dims",),
     "a quantizer": ("quantizer", "o_quantizer"),
-    "a tensor to quantize[a-zA-Z0-9 ]*": ("tensor", "input", "tensor_list", "inp"),
+    "a tensor to quantize[a-zA-Z0-9 ]*": ("tensor", "input", "tensor_list", "inp", "shape"),
     "addend": ("D",),
     "amax": ("partial_amax_list",),
     "an FP8 format": ("fp8_dtype", "dtype", "out_dtype"),
