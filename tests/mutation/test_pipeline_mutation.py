@@ -6,7 +6,7 @@ import ast
 
 import pytest
 from pipeline_changes import FILES, ROOT, Mutation, changed_source, mutations, sample
-from pipeline_score import Judge, Server, coverage, equivalents, nearest
+from pipeline_score import Judge, Server, coverage, equivalents, judged, nearest
 
 PLANS = "tests/unit/pipeline/test_pipeline_plans.py"
 PLANTED = {
@@ -83,7 +83,7 @@ def test_of_a_sample_of_wrong_pipelines_all_but_a_few_are_caught() -> None:
     with Server() as server:
         covered = coverage(server)
     with Judge() as judge:
-        verdicts = {str(mutation): judge(mutation, nearest(mutation, covered))["verdict"] for mutation in chosen}
+        verdicts = {str(mutation): judged(judge, mutation, covered)["verdict"] for mutation in chosen}
     missed = [name for name, verdict in verdicts.items() if verdict != "caught" and name not in same]
     others = sum(name not in same for name in verdicts)
     print(f"{len(chosen)} mutations, {len(chosen) - others} of them equivalent; of the others {len(missed)} not caught:", *missed, sep="\n")

@@ -15,7 +15,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, NotServedError
 from fusible.pytorch import ops
 from fusible.pytorch.ops import fused
-from fusible.pytorch.ops.fused.base import Adapted, AdaptedForward
+from fusible.pytorch.ops.fused.base import Adapted, AdaptedForward, Part
 
 ROWS, WIDTH = 32, 64  # whole blocks of MXFP8 either way
 RECIPES = {
@@ -296,3 +296,26 @@ def test_userbuffers_say_what_they_need_and_match_nothing(cls: Any) -> None:
     chain = [_linear(), _bias()]
     fuse = getattr(cls, "fuse_forward_ops" if "Forward" in cls.__name__ else "fuse_backward_ops")
     assert fuse(chain, recipe=None) == chain
+
+
+class Behind(AdaptedForward):
+    """A linear layer with a bias, behind operations that no fused pass takes together with them."""
+
+    parts = (Part("first", (ops.Identity,)), Part("second", (ops.LayerNorm,)), Part("linear", (ops.BasicLinear,)), Part("bias", (ops.Bias,)))
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_the_fused_passes_inside_of_an_operation_are_where_its_parts_are(before: int) -> None:
+    """Wherever it stands, and wherever in it they begin."""
+    parts = [ops.Identity(), ops.LayerNorm(WIDTH), _linear(), _bias()]
+    others = [ops.ReLU() for _ in range(before)]
+    groups, results = [], []
+    for inner in (parts, [Behind(**dict(zip(("first", "second", "linear", "bias"), parts, strict=True)))]):
+        model, x = ops.Sequential(*others, *inner, ops.ReLU()), torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH).requires_grad_()
+        y = model(x)
+        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *(p for part in parts for p in part.parameters())])))
+        (fuser,) = model._arranged()
+        (plan,) = fuser._plans.values()
+        groups.append([(group.start, group.stop, group.fusion and group.fusion.name) for group in (*plan.forward, *plan.inference)])
+    assert groups[0] == groups[1] and (before + 2, before + 4, "mmt_add_fwd_fused") in groups[0]
+    _assert_same(list(results[1]), list(results[0]))

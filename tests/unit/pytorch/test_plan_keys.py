@@ -110,3 +110,34 @@ def test_what_is_drawn_for_a_call_is_any_of_many_numbers() -> None:
     assert all(0 < ((drawn >> bit) & 1).sum() < 200 for bit in range(62)) and not (drawn >> 62).any()
     torch.manual_seed(7)
     assert torch.equal(draw_seed(torch.device("cpu")), drawn[:1])
+
+
+class _CallsInBackward(torch.autograd.Function):
+    """A function whose backward calls a module, as one that computes its forward anew does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, model: nn.Module) -> torch.Tensor:
+        ctx.model = model
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.model(dy), None
+
+
+@pytest.mark.parametrize("recipe", [None, fusible.Float8CurrentScaling()], ids=str)
+@pytest.mark.parametrize("called", [False, True], ids=["new", "called before"])
+def test_a_module_that_is_called_within_a_backward_takes_the_recipe_of_its_latest_call(called: bool, recipe: Any) -> None:
+    """Where that has none of its own: it may repeat that call. A module without any call before has none."""
+    torch.manual_seed(1)
+    model, x = fusible.Linear(WIDTH, WIDTH), torch.randn(16, WIDTH, requires_grad=True)
+    dy = torch.randn(16, WIDTH)
+    with torch.no_grad():
+        wanted = model(dy)
+        if called:
+            with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+                wanted = model(dy)
+    fresh = fusible.Linear(WIDTH, WIDTH)
+    fresh.load_state_dict({name: value for name, value in model.state_dict().items() if "scaling" not in name})
+    _CallsInBackward.apply(x, model if called else fresh).backward(dy)
+    assert torch.equal(x.grad, wanted)  # type: ignore[arg-type]
