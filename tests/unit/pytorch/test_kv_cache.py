@@ -348,3 +348,24 @@ def test_each_part_of_a_grouped_weight_is_quantized_unless_it_is_held_so() -> No
         assert all(isinstance(parameter, Float8Tensor) for parameter in layer.parameters()) and getattr(layer, f"weight{held}") is first
         with torch.no_grad():
             assert layer(x, torch.tensor([2, 1, 3])).shape == (6, 16)
+
+
+def test_caches_of_other_shapes_may_take_turns() -> None:
+    """A pass that is listed for one is not taken for another: of other pages, tables, or sequences of as many tokens in all."""
+    model = model_of()
+    shapes: list[tuple[int, int, int | None, int | None]] = [
+        (2, 8, 4, 4), (2, 16, 4, 4), (2, 4, 2, 4), (2, 8, 2, 8), (1, 16, 4, 4), (2, 8, 4, 9), (2, 8, None, None), (2, 16, None, None)
+    ]  # fmt: skip
+    caches = [KVCache(count, capacity, page_size=size, pages=pages, dtype=torch.float32) for count, capacity, size, pages in shapes]
+    sequences = tokens(8), tokens(8, seed=2)
+    with torch.no_grad():
+        wanted = [model(sequence) for sequence in sequences]
+        for step in range(4):
+            for cache, (count, *_) in zip(caches, shapes, strict=True):
+                rows = [2] if count == 1 else [1, 1]
+                done = [sum(rows[:1]) * step] * count
+                x = torch.cat([s[d : d + n] for s, d, n in zip(sequences, done, rows, strict=False)])
+                y = model(x, torch.tensor(rows, dtype=torch.int32), cache=cache)
+                cache.advance(rows)
+                for part, w, d, n in zip(y.split(rows), wanted, done, rows, strict=False):
+                    torch.testing.assert_close(part, w[d : d + n], rtol=1e-5, atol=1e-5)
