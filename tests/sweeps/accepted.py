@@ -24,6 +24,7 @@ NOT_OF_NUMBERS = {
 }
 """Functions of which two calls differ whatever they are given, and why."""
 UNREAD = {
+    ("prim_empty", "like"): "nothing but its device is asked for",
     ("fused_attn_fwd", "Bias"): "where bias_type asks for none, as in NVIDIA's",
     ("te_general_grouped_gemm", "bias"): "an empty one is none, wherever it is",
     ("te_general_grouped_gemm", "m_splits"): "documented to change nothing: the shapes of A and B say it",

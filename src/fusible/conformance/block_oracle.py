@@ -94,6 +94,7 @@ def e4m3(x: Any) -> Any:
 
 
 def tensor_scale(amax: Any, e4m3_max: float) -> Any:
+    """``6 e4m3_max / amax`` in fp32, at most the largest number; 1 where that is no scale."""
     scale = np.minimum(F(6 * e4m3_max) / F(amax), FLT_MAX)
     return F(1) if amax == 0 or scale == 0 else scale
 

@@ -137,7 +137,9 @@ def _is_one_of(*dtypes: torch.dtype) -> Callable[[Any], bool]:
 
 
 def _is_device(x: Any) -> bool:
-    """Whether tensors can be made there: a device that torch knows may be one that this machine lacks."""
+    """Whether tensors can be made there: a device that torch knows may be one that this machine lacks. Another room's devices have kinds by name."""
+    if isinstance(getattr(x, "kind", None), str):
+        return True
     try:
         torch.empty(0, device=x)
     except (RuntimeError, TypeError, AssertionError):

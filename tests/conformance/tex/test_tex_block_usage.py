@@ -136,7 +136,7 @@ def test_what_does_not_fit_an_output_is_refused_before_anything_is_written(runne
     other = Float8Quantizer(torch.ones(1), None, E4M3)
     with pytest.raises(DTypeError, match="a quantized tensor"):
         runner("quantize", tensor=normal(32, 64), quantizer=other, output=t)
-    with pytest.raises(DTypeError, match="a quantized tensor of "):
+    with pytest.raises(DTypeError, match="a quantized tensor "):
         runner("quantize", tensor=normal(32, 64), quantizer=make(), output=torch.zeros(32, 64))
     t._columnwise_scale_inv = t._columnwise_scale_inv.flatten()
     with pytest.raises(ShapeError, match="columnwise_scale_inv of the output"):
@@ -224,8 +224,8 @@ def test_nvfp4_with_known_amaxes_refuses_what_is_none(runner: Runner) -> None:
     x, one = normal(16, 32), torch.ones(1)
     with pytest.raises(DTypeError, match="an NVFP4 quantizer"):
         runner("nvfp4_quantize_with_amax", tensor=x, quantizer=MXFP8Quantizer(E4M3), rowwise_amax=one, columnwise_amax=one)
-    for wrong in (torch.ones(2), torch.ones(1).double()):
-        with pytest.raises(ShapeError, match=r"fp32 \[1\] of columnwise_amax"):
+    for wrong, error in ((torch.ones(2), ShapeError), (torch.ones(1).double(), DTypeError)):
+        with pytest.raises(error, match="of columnwise_amax of nvfp4_quantize_with_amax"):
             runner("nvfp4_quantize_with_amax", tensor=x, quantizer=NVFP4Quantizer(), rowwise_amax=one, columnwise_amax=wrong)
 
 

@@ -152,7 +152,7 @@ REFUSED = [
     (call(A, False, B, False), ShapeError, r"equal contracted dimensions in layout NN .* 4 of A \[4, 8\] and 8 of B \[2, 8\]"),
     (call(A, True, B, True), ShapeError, "layout TT"),
     (call(A, True, B, False, D=torch.zeros(4, 2)), ShapeError, r"shape \[2, 4\] of D"),
-    (call(A, True, B, False, D=torch.zeros(2, 4, device="meta")), ArgumentError, "a tensor on cpu of D"),
+    (call(A, True, B, False, D=torch.zeros(2, 4, device="meta")), ArgumentError, "with data of D|tensors on meta"),
     (call(A, True, B, False, D=torch.zeros(2, 4), output_dtype=torch.bfloat16), DTypeError, "that of D"),
     (call(A, True, B, False, D=torch.zeros(2, 4), beta=0.5), ArgumentError, "beta 0 or None without accumulate"),
     (call(A, True, B, False, beta=1.0), ArgumentError, "beta 0 or None without accumulate"),

@@ -290,9 +290,8 @@ def test_compute_amax_overwrites(runner: Runner, dtype: torch.dtype) -> None:
 
 
 def test_other_things_than_quantizers_and_quantized_tensors_are_refused(runner: Runner) -> None:
-    with pytest.raises(DTypeError, match="delayed or current scaling"):
-        runner("quantize", tensor=torch.zeros(2, 2), quantizer=object())
-    with pytest.raises(DTypeError, match="a quantizer"):
-        runner("quantize", tensor=torch.zeros(2, 2), quantizer=None)
+    for other in (object(), None):
+        with pytest.raises(DTypeError, match="a quantizer"):
+            runner("quantize", tensor=torch.zeros(2, 2), quantizer=other)
     with pytest.raises(DTypeError, match="a quantized tensor"):
         runner("dequantize", input=torch.zeros(2, 2), otype=torch.float32)

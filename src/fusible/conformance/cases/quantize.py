@@ -88,6 +88,7 @@ def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple
 
 
 def quantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``quantize`` by one scale a tensor."""
     for label, x, quantizer, data, scale in quantizing(generator, dtype):
         amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
         outputs = (*layouts("result", data), Output("result._scale_inv", scale.double().reciprocal()), *amax)
@@ -107,6 +108,7 @@ def quantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Itera
 
 
 def bgrad_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``bgrad_quantize`` by one scale a tensor."""
     for label, x, quantizer, data, scale in quantizing(generator, dtype):
         rows = x.double().reshape(-1, x.shape[-1])
         summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
@@ -120,6 +122,7 @@ def bgrad_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
 
 def dequantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``dequantize`` of every byte, by one scale a tensor."""
     every = torch.arange(17 * 273, dtype=torch.int32).to(torch.uint8).view(17, 273)
     for fp8 in _FORMATS:
         quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8)
@@ -129,6 +132,7 @@ def dequantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Ite
 
 
 def create_empty_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    """Samples of ``create_empty_quantized_tensor`` by one scale a tensor."""
     quantizer = Float8Quantizer(torch.tensor([16.0]), torch.tensor([3.0]), DType.kFloat8E5M2)
     arguments = {"quantizer": quantizer, "shape": [2, 3, 4], "dtype": dtype, "device": torch.device("cpu"), "pin_memory": False}
     shapes = {"_data": (2, 3, 4), "_transpose": (4, 2, 3), "_scale_inv": (1,)}

@@ -295,7 +295,7 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 
 def between_codes(dtype: torch.dtype) -> tuple[dict[str, Any], Tensor]:
     """The arguments of a cast of numbers halfway between those of four bits, and their bytes: to the even code."""
-    x = (torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)).expand(16, 16)
+    x = (torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)).repeat(16, 1)
     codes = four_bits(x, np.ones((16, 16), np.float32), np.ones((1, 1), np.float32))
     arguments = {"inp": x.to(dtype), "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": torch.ones(1, 1), "global_scale": torch.ones(1)}
     return {**arguments, "h": 16, "w": 16, "start_offset": 0}, torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)

@@ -114,7 +114,6 @@ class ShardedCast:
         w_list="k * any",
         start_offset_list="k * any",
         before="*",
-        apart="out_list",
     )
     def nvfp4_multi_tensor_2d_partial_cast(
         self,

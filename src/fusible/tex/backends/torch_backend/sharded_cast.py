@@ -16,6 +16,7 @@ from fusible.tex.backends.torch_backend.tiles import cast_by_tiles, tile_amaxes
 from fusible.tex.enums import DType
 from fusible.tex.interface.sharded_cast import ShardedCast
 from fusible.tex.layout_call import check_apart, check_equal_lengths, check_same_dtype
+from fusible.tex.memory_checks import check_own
 from fusible.tex.protocol import check_amax_buffer, check_shape, fp8_format
 from fusible.tex.sharded_call import (
     Block,
@@ -122,7 +123,7 @@ class ShardedCastKernels(ShardedCast):
         lists = (inp_list, out_list, scale_list, global_scale_list, h_list, w_list, start_offset_list)
         check_equal_lengths(function, *lists)
         for job in [_cast_job(*each, block_len=block_len, function=function) for each in zip(*lists, strict=True)]:
-            _cast_nvfp4(*job)
+            _cast_nvfp4(*job)  # two outputs may share a byte, of which each has its half
 
     def nvfp4_expand_scale_to_fp8(self, input: Any, output: Any, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
         function = "nvfp4_expand_scale_to_fp8"
@@ -213,6 +214,7 @@ def _cast_job(
     check_amax_buffer(global_scale, f"global_scale of {function}")
     packed = getattr(out, "_rowwise_data", out)
     check_fragment(packed, (start + part.length + 1) // 2 - start // 2, f"out of {function}")
+    check_own(packed, f"out of {function}")
     return x, packed, scale, global_scale, part, block
 
 
