@@ -142,17 +142,17 @@ MODES: dict[str, tuple[torch.dtype, Recipe | None]] = {
 @contextmanager
 def unfused() -> Iterator[None]:
     """Without any of the fusions."""
-    known: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
-    known += [(fusions.register_fusion_forward, fusion.function) for fusion in fusions.registered("forward")]
-    known += [(fusions.register_fusion_backward, fusion.function) for fusion in fusions.registered("backward")]
-    known += [(fusions.register_fusion_inference, fusion.function) for fusion in fusions.registered("inference")]
-    for _, function in known:
-        fusions.unregister_fusion(function)
+    known: list[tuple[Callable[..., Any], fusions.Fusion]] = []
+    known += [(fusions.register_fusion_forward, fusion) for fusion in fusions.registered("forward")]
+    known += [(fusions.register_fusion_backward, fusion) for fusion in fusions.registered("backward")]
+    known += [(fusions.register_fusion_inference, fusion) for fusion in fusions.registered("inference")]
+    for _, fusion in known:
+        fusions.unregister_fusion(fusion.function)
     try:
         yield
     finally:
-        for register, function in known:
-            register(function)
+        for register, fusion in known:
+            register(fusion.function, when=fusion.when)
 
 
 def model_of(case: Case, dtype: torch.dtype) -> ops.Sequential:
