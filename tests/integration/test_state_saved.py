@@ -293,3 +293,10 @@ def test_only_what_is_scaled_by_what_was_seen_has_a_scaling_state(name: str, rec
             y.sum().backward()
         there = any("scaling_state" in key for key in model.state_dict())
         assert there == (quantizes and isinstance(recipe, DelayedScaling) and grad)
+
+
+def test_a_torch_whose_loads_cannot_be_seen_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scaling states find their places by a function of torch that is not public: without it they must not be left out in silence."""
+    monkeypatch.delattr("torch.distributed.checkpoint.state_dict._load_model_state_dict")
+    with pytest.warns(RuntimeWarning, match="may leave scaling states out"):
+        list(Linear(16, 16).named_buffers(recurse=False))

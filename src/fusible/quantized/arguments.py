@@ -99,9 +99,7 @@ _ALSO: dict[tuple[str, str], Kind] = {
     ("set_usage", "rowwise"): _BOOL | None,
     ("take_state_of", "other"): _QUANTIZER,
 }
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.dtype, bool})
-"""Classes of which nearly all arguments are."""
-_AT_ONCE: dict[int, frozenset[type]] = {id(kind): _PLAIN & {bool} for kind in (_BOOL, _KINDS["rowwise_usage"])}
+_AT_ONCE: dict[int, frozenset[type]] = {id(kind): frozenset({bool}) for kind in (_BOOL, _KINDS["rowwise_usage"])}
 """By a kind, classes whose instances are right without another look: these methods are called in every step."""
 
 

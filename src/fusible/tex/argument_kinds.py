@@ -137,8 +137,8 @@ def _is_one_of(*dtypes: torch.dtype) -> Callable[[Any], bool]:
 
 
 def _is_device(x: Any) -> bool:
-    """Whether tensors can be made there: a device that torch knows may be one that this machine lacks. Another room's devices have kinds by name."""
-    if isinstance(getattr(x, "kind", None), str):
+    """Whether tensors can be made there: a device that torch knows may be one that this machine lacks. Another room's have a kind and an index."""
+    if isinstance(getattr(x, "kind", None), str) and isinstance(getattr(x, "index", None), int):
         return True
     try:
         torch.empty(0, device=x)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -54,7 +55,10 @@ def _loading() -> Mapping[str, Any] | None:
 
     A module is asked for its names without a word of what is loaded: that is known to the caller alone, so its frame is looked for.
     """
-    load = getattr(sys.modules.get(_ASKING), "_load_model_state_dict", None)
+    asking = sys.modules.get(_ASKING)
+    load = getattr(asking, "_load_model_state_dict", None)
+    if asking is not None and load is None:
+        warnings.warn(f"{_ASKING} has no _load_model_state_dict: set_model_state_dict may leave scaling states out", RuntimeWarning, stacklevel=2)
     code = getattr(inspect.unwrap(load), "__code__", None) if load is not None else None
     frame = inspect.currentframe() if code is not None else None
     while frame is not None and frame.f_code is not code:

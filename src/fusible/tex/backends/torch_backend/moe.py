@@ -223,7 +223,7 @@ def _weights(prob: Any, like: Tensor, function: str) -> Tensor | None:
     if prob is None or not prob.numel():
         return None
     check_same_device(prob, like, f"prob of {function}")
-    if prob.layout is not torch.strided:  # torch multiplies FP8 by it in another way
+    if prob.layout is not torch.strided:  # by which torch weighs FP8 tokens with other numbers
         raise ArgumentError(expected("a dense tensor", of=f"prob of {function}", got=f"one of {prob.layout}", do="pass x.to_dense()"))
     if prob.dim() != 2:
         raise ShapeError(expected("[T, K]", of=f"prob of {function}", got=list(prob.shape), do="pass a weight for each copy of each token"))
