@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -116,6 +117,8 @@ def state(x: Any, seen: set[int] | None = None) -> Iterator[Any]:
     elif hasattr(x, "__dict__") and type(x).__module__.startswith("fusible."):
         seen.add(id(x))
         for name, value in sorted(vars(x).items()):
+            if isinstance(getattr(type(x), name, None), functools.cached_property):
+                continue  # computed of the rest, whenever it is first asked for
             yield name
             yield from state(value, seen)
 

@@ -190,7 +190,9 @@ def _check_types(types: Sequence[Type], groups: int) -> None:
 
 
 def _division(x: Tensor, sizes: Tensor, columns: int) -> tuple[Any, Any]:
-    """The sizes and the offsets of a grouped tensor of ``columns``, where ``x`` lies."""
+    """The sizes and the offsets of a grouped tensor of ``columns``, where ``x [rows, columns]`` lies."""
+    if len(x.shape) != 2:
+        raise ShapeError(expected("[rows, columns]", of="a tensor divided into groups", got=list(x.shape), do="reshape it"))
     first_dims, (offsets,) = tex.splits_to_offsets_multi(
         sizes.data, x.data.device, strides=[columns], include_leading_zero=[True], dtypes=[DType.Int64]
     )

@@ -48,6 +48,9 @@ def out_correction(out: Any, out_per_step: Any, *arguments: Any) -> OutCorrectio
     if not hasattr(call.cu_seqlens, "dtype") or to_torch(call.cu_seqlens.dtype) is not torch.int32:
         got = getattr(call.cu_seqlens, "dtype", call.cu_seqlens)
         raise DTypeError(expected("an int32 tensor", of="cu_seqlens of thd_out_correction", got=got, do="pass the cumulative lengths"))
+    if call.cu_seqlens.ndim != 1 or call.cu_seqlens.shape[0] == 0:
+        got = list(call.cu_seqlens.shape)
+        raise ShapeError(expected("[b + 1]", of="cu_seqlens of thd_out_correction", got=got, do="pass the cumulative lengths"))
     for name, x in (("lse", call.lse), ("lse_per_step", call.lse_per_step), ("old_lse", call.old_lse)):
         if x is not None:
             if to_torch(x.dtype) not in (torch.float32, torch.float64):
