@@ -31,6 +31,7 @@ FUSIBLE_MODULE(_native, m) {
     bind_softmax(m);
     bind_optimizers(m);
     bind_fingerprint(m);
+    bind_call_key(m);
 
     define(m, "set_level", set_level, reads<>, pybind11::arg("name"));
     m.def("get_level", wrap(get_level));

@@ -84,14 +84,18 @@ inline void set_up_exchange(const pybind11::tuple& types) {
     for (const auto& type : types) exchange().types.push_back(reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr()));
 }
 
+/// Whether `object` is of one of the types that are read so.
+inline bool is_exchanged(PyObject* object) {
+    for (const auto* type : exchange().types)
+        if (type == Py_TYPE(object)) return true;
+    return false;
+}
+
 /// Fills `view`, and returns whether it could: otherwise the tensor is asked by name, which also finds the words of an error.
 inline bool read_exchanged(PyObject* object, StridedView& view) {
-    const Exchange& by = exchange();
-    bool known = false;
-    for (const auto* type : by.types) known = known || type == Py_TYPE(object);
-    if (!known) return false;
+    if (!is_exchanged(object)) return false;
     dlpack::Tensor tensor{};
-    if (by.read(object, &tensor) != 0) {
+    if (exchange().read(object, &tensor) != 0) {
         PyErr_Clear();
         return false;
     }

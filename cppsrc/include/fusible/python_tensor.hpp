@@ -34,6 +34,13 @@ inline std::optional<DType> find_dtype(PyObject* object) {
     return std::nullopt;
 }
 
+/// The Python object that names an element type, or null where this torch has none; borrowed.
+inline PyObject* dtype_object(DType dtype) {
+    for (const auto& entry : dtype_table())
+        if (entry.second == dtype) return entry.first;
+    return nullptr;
+}
+
 /// Which argument of a native function is read: for the sentence that refuses it.
 struct Argument {
     int position;      // from 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from fusible.errors import ArgumentError, FusibleError, NotServedError, expected
 from fusible.tex.argument_kinds import Kind, kind_of, shown
+from fusible.tex.call_text import CallText, compiled, set_defaults
 
 __all__ = ["checked"]
 
@@ -36,12 +36,8 @@ def checked(function: F, *, known: Mapping[str, Any], exact: Mapping[str, frozen
     made |= {"_check": functools.partial(_check, name), "_tell": functools.partial(_tell, name, module)}
     source = _source(signature, name, {own: kind for own, kind in kinds.items() if kind is not None}, exact, made)
     file = f"{__file__}: {module}.{name}"
-    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # so that a traceback shows the call
-    exec(compile(source, file, "exec"), made)
-    call: Any = functools.update_wrapper(made[name], function)
-    parameters = signature.parameters.values()
-    call.__defaults__ = tuple(p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty) or None
-    call.__kwdefaults__ = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty} or None
+    call: Any = functools.update_wrapper(compiled(source, file, name, made), function)
+    set_defaults(call, signature)
     call.__module__ = module
     return call
 
@@ -50,29 +46,22 @@ def _source(
     signature: inspect.Signature, name: str, kinds: Mapping[str, Kind], exact: Mapping[str, frozenset[type]], made: dict[str, Any]
 ) -> str:
     """The text of the function, with its own parameters, so that Python binds and defaults a call."""
-    accepted: list[str] = []
-    handed: list[str] = []
     tests = ""
     for p in signature.parameters.values():
-        default = "" if p.default is p.empty else "=None"  # the real one is set when the function is made
-        keyword = p.kind is p.KEYWORD_ONLY
-        star = "*" if p.kind is p.VAR_POSITIONAL else ""
-        if keyword and not any(text.startswith("*") for text in accepted):
-            accepted.append("*")
-        accepted.append(f"{star}{p.name}{default}")
-        handed.append(f"{p.name}={p.name}" if keyword else f"{star}{p.name}")
         if p.name not in kinds:
             continue
+        every = p.kind is p.VAR_POSITIONAL
         made[f"_{p.name}_kind"], made[f"_{p.name}_classes"] = kinds[p.name], _classes(p.annotation, exact)
-        surely = p.name if star else f"_class({p.name}) not in _{p.name}_classes"
-        loop = f"for _item in {p.name}: " if star else ""
-        tests += f"    if {surely}:\n        {loop}_check({p.name!r}, {'_item' if star else p.name}, _{p.name}_kind)\n"
+        surely = p.name if every else f"_class({p.name}) not in _{p.name}_classes"
+        loop = f"for _item in {p.name}: " if every else ""
+        tests += f"    if {surely}:\n        {loop}_check({p.name!r}, {'_item' if every else p.name}, _{p.name}_kind)\n"
+    text = CallText.of(signature)
     return f"""
-def {name}({", ".join(accepted)}):
+def {name}({text.parameters}):
 {tests}    try:
-        return _function({", ".join(handed)})
+        return _function({text.arguments})
     except Exception as _error:
-        _tell(_error, {{{", ".join(f"{p!r}: {p}" for p in signature.parameters)}}})
+        _tell(_error, {{{text.by_name}}})
         raise
 """
 

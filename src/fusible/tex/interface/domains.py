@@ -179,14 +179,11 @@ class Presence(Domain):
 
 @dataclass(frozen=True)
 class Integers(Domain):
-    """A tensor of int32, of ``rank`` dimensions (0: of any number): lengths and indices. Their values are checked by who reads them."""
+    """A tensor of int32, of ``rank`` dimensions (0: of any number): lengths and indices. Both are in a call's key, which has them tested once. Their
+    values are checked by who reads them."""
 
     rank: int
     refusal = DTypeError
-
-    def fast(self, argument: str, bind: Callable[[Any], str]) -> str:
-        shaped = f" and {argument}.dim() == {self.rank}" if self.rank else ""
-        return f"type({argument}) is {bind(torch.Tensor)} and {argument}.dtype is {bind(torch.int32)}{shaped}"
 
     def holds(self, value: Any) -> bool:
         if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
@@ -203,7 +200,8 @@ class DTypes(Domain):
 
     def fast(self, argument: str, bind: Callable[[Any], str]) -> str:
         known = self.dtypes | {dtype for dtype in DType if dtype != DType.kFloat4E2M1 and to_torch(dtype) in self.dtypes}
-        return f"(type({argument}) is {bind(torch.dtype)} or type({argument}) is {bind(DType)}) and {argument} in {bind(known)}"
+        usual = "".join(f"{argument} is {bind(dtype)} or " for dtype in _USUAL if dtype in self.dtypes)
+        return f"{usual}(type({argument}) is {bind(torch.dtype)} or type({argument}) is {bind(DType)}) and {argument} in {bind(known)}"
 
     def holds(self, value: Any) -> bool:
         if isinstance(value, (bool, float, str, torch.Tensor)) or (isinstance(value, Enum) and type(value).__name__ != DType.__name__):
@@ -222,6 +220,7 @@ def _integer(what: str, lower: int, upper: float = math.inf) -> Number:
 
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_USUAL = torch.float32, torch.bfloat16
 _STORED = frozenset(to_torch(value) for value in (*(d for d in DType if d != DType.kFloat4E2M1), INT64))
 
 Finite = Annotated[float, _number("a finite number")]

@@ -18,12 +18,13 @@ from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
+from fusible.tex.call_keys import Keys, compile_keys_by
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.registry import registry
 
-__all__ = ["CpuBackend", "fingerprints", "info"]
+__all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """What writes wide floats for another backend to quantize, where it does not quantize to the format itself."""
@@ -62,6 +63,17 @@ class CpuBackend(
 def info() -> dict[str, Any]:
     """What the native kernels are and run on, or why there are none: what ``cpp_extensions.info`` says."""
     return cpp_extensions.info()
+
+
+def compiled_keys(*described: Any) -> Keys | None:
+    """Dispatch's keys by the extension, where it is there and torch has what it reads tensors by."""
+    if not cpp_extensions.available or not cpp_extensions.has_exchange():
+        return None
+    made: Any = cpp_extensions.call_key(*described)
+    return made
+
+
+compile_keys_by(compiled_keys)
 
 
 def _refused_kind(request: Request) -> str | None:
