@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -132,6 +132,41 @@ def test_what_an_op_returns_wrongly_is_refused(method: str, what: str, wrong: Ca
         _call(model, method)
     assert score(caught.value, {method}, lines=True) == score(caught.value, {"Bad"}, lines=True) == "clear", caught.value
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Later(Twice):
+    """One that keeps what its bias's gradient is made of, and says so."""
+
+    delays_wgrad = True
+    kept: ClassVar[list[Tensor]] = []
+
+    def backward(self, ctx: dict[str, Tensor], dy: Tensor) -> Any:
+        self.kept.append(dy)
+        return nvte.scale(dy, 2.0, self.dx_dtype), [None]
+
+
+@pytest.mark.parametrize("place", ["alone", "among others"])
+def test_an_op_that_says_so_may_give_its_gradients_later(place: str) -> None:
+    """It is called in every pass, however often the same call comes: what it keeps is not in what a replay would repeat."""
+    Later.kept.clear()
+    mine = module(Later)
+    model = PLACES[place](mine)
+    for _ in range(4):
+        _call(model, "forward")
+    assert len(Later.kept) == 4
+    assert all((parameter.grad is None) == (parameter is mine.bias) for parameter in model.parameters())
+
+
+def test_an_op_that_gives_its_gradients_later_is_not_compiled() -> None:
+    with pytest.raises(ArgumentError, match="got Later.*: compile no part that is in plain torch, or delays gradients"):
+        _call(PLACES["compiled"](module(Later)), "forward")
+
+
+@pytest.mark.parametrize("package", ["mine", "fusible.ops"])
+def test_the_package_of_an_op_gives_it_no_leave_to_keep_gradients_back(package: str) -> None:
+    bad = type("Bad", (Twice,), {"backward": BACKWARD["a gradient of None"], "__module__": package})
+    with pytest.raises(ArgumentError, match="Expected the gradient of bias of what backward of Bad returns, got None: return it"):
+        _call(module(bad), "backward")
 
 
 def test_what_a_fusion_returns_wrongly_is_refused() -> None:

@@ -122,7 +122,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         caches=tuple((op.position, *op.cached) for op in bound if op.cached),
         uncached=next((op for op in bound if "sequences" in op.given and not op.cached), None),
         out_width=widths[-1],
-        foreign=any(fusion.foreign for _, _, fusion in request.fused) or any(op.foreign or op.effects for op in bound),
+        foreign=any(fusion.foreign for _, _, fusion in request.fused) or any(op.direct_only for op in bound),
     )
 
 

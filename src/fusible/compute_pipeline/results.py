@@ -95,9 +95,9 @@ def _check_gradients(op: Op, grads: Any, members: Sequence[Op], sums: Collection
         _refuse(f"{len(names)} gradients", "backward", members, grads, do)
     for name, grad in zip(names, grads, strict=True):
         if grad is None:
-            ours = type(op).__module__.partition(".")[0] == "fusible"  # which may leave it for later
-            if not ours and op.wants(name) and f"{op.position}.{name}" not in sums:
-                _refuse(f"the gradient of {name}", "backward", members, None, "return it, as it is wanted")
+            if not op.delays_wgrad and op.wants(name) and f"{op.position}.{name}" not in sums:
+                do = "return it, as it is wanted, or declare delays_wgrad"
+                _refuse(f"the gradient of {name}", "backward", members, None, do)
         elif not isinstance(grad, Tensor):
             _refuse(f"an nvte.Tensor as gradient of {name}", "backward", members, grad, "return what an nvte function gives")
         elif tuple(grad.shape) != tuple(getattr(op, name).shape):

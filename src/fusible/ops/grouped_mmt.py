@@ -38,7 +38,7 @@ class GroupedMMT(Op):
         weight_dtype: nvte.Type | None = DType.Float8E4M3,
         dy_dtype: nvte.Type | None = DType.Float8E5M2,
     ) -> None:
-        self.groups, self.scale_bias, self.deferred, self.effects = groups, scale_bias, deferred, deferred is not None
+        self.groups, self.scale_bias, self.deferred, self.delays_wgrad = groups, scale_bias, deferred, deferred is not None
         self.rows, self.columns = weights[0].shape[-2:]
         self.whole_weight = len(weights[0].shape) == 3
         self.weight_names, self.bias_names = _names("weight", weights, 3), _names("bias", biases, 2)

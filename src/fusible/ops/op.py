@@ -71,6 +71,10 @@ class Op(ABC):
     effects: bool = False
     """Whether a pass of it hands something over beside what it returns: then it cannot be replayed or compiled either."""
 
+    delays_wgrad: bool = False
+    """Whether backward may return None for a parameter's gradient that is wanted, and the op's owner gives it later (``delay_wgrad_compute`` in
+    NVIDIA's interface). From any other op such a None is refused: the parameter would not be trained. What is handed over is an effect."""
+
     unwanted: frozenset[str] = frozenset()
     training: bool = True
     position: int = 0
@@ -88,6 +92,11 @@ class Op(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_constructor(cls, {"nvte": _NVTE})
+
+    @property
+    def direct_only(self) -> bool:
+        """Whether every pass must call the op itself: what it does is not all in its nvte calls, or not all in what it returns."""
+        return self.foreign or self.effects or self.delays_wgrad
 
     @property
     def transparent(self) -> bool:

@@ -139,7 +139,7 @@ def _plan_of(
     sides = [_Like.of(value, next(flags)) for value in extra]
     with no_dispatch():
         plan = runner.plan(like, likes, autocast_of(context), bool(wanted), sides)
-    got = ", ".join(repr(op) for op in plan.ops if op.foreign) or "operations fused by the caller's own code" if plan.foreign else ""
+    got = ", ".join(repr(op) for op in plan.ops if op.direct_only) or "operations fused by the caller's own code" if plan.foreign else ""
     if plan.foreign or plan.out_width is None:
         raise ArgumentError(expected("operations of ours", of="what torch.compile can trace", got=got, do="leave others out of the compiled part"))
     if plan.request.outputs:

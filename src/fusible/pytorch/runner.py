@@ -244,9 +244,9 @@ class PipelineRunner:
         if not plan.foreign:
             return self.executor
         if not self.executor.in_place:
-            got = ", ".join(repr(op) for op in plan.ops if op.foreign) or "operations of the caller's own"
+            got = ", ".join(repr(op) for op in plan.ops if op.direct_only) or "operations of the caller's own"
             of = f"what the executor {self.executor.name!r} runs"
-            raise ArgumentError(expected("operations of ours", of=of, got=got, do="compile no part that is written in plain torch"))
+            raise ArgumentError(expected("operations of ours", of=of, got=got, do="compile no part that is in plain torch, or delays gradients"))
         return DIRECT
 
     def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
