@@ -1,12 +1,17 @@
-"""What the methods of quantizers and of quantized tensors may be given: looked at before they begin, for what they are given is often read much
-later, or not by them."""
+"""What the methods of quantizers and of quantized tensors may be given, said by their annotations and looked at before they begin: what they are
+given is often read much later, or not by them.
+
+A method that says ``noop_flag: NoopFlag | None`` has its calls checked. Each word of this file is a type for type checkers, and the ``Kind`` that
+values are held against; Python's own (``bool``, ``int | None``, ``torch.dtype``) mean what they say. ``Any`` allows anything.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
 
@@ -14,7 +19,26 @@ from fusible.errors import ShapeError, expected
 from fusible.tex.argument_kinds import Kind, Wrong, kind_of, shown
 from fusible.tex.protocol import is_quantized
 
-__all__ = ["check_methods"]
+__all__ = [
+    "AnyTensor",
+    "Buffers",
+    "DTypeLike",
+    "Device",
+    "Extracted",
+    "GatherInput",
+    "Mesh",
+    "NoopFlag",
+    "Parts",
+    "QuantizerLike",
+    "Saved",
+    "Shard",
+    "Sizes",
+    "SomeSizes",
+    "Source",
+    "Storage",
+    "Target",
+    "check_methods",
+]
 
 _HERE = __name__.partition(".")[0] + "."
 _SIZE = Kind("an integer of at least 0", lambda x: hasattr(x, "__index__") and not isinstance(x, bool) and int(x) >= 0, error=ShapeError)
@@ -29,82 +53,101 @@ class _Sizes(Kind):
         return None if self.accepts(value) else (place, self, shown(value))
 
 
-def _named(text: str) -> Kind:
+def _of_tex(text: str) -> Kind:
     found = kind_of(text)
     assert found is not None, text
     return found
 
 
-_TENSOR = _named("Tensor")
-_FLAG = Kind(
-    "a tensor [1]",
-    lambda x: isinstance(x, torch.Tensor) and x.numel() == 1 and x.ndim < 2 and x.layout is torch.strided and not x.is_meta and not x.is_complex(),
-)
-_DENSE = Kind("a dense tensor", lambda x: _TENSOR.accepts(x) and getattr(x, "layout", torch.strided) is torch.strided)
-_SOURCE = Kind("a dense tensor", lambda x: _DENSE.accepts(x) or is_quantized(x) or (hasattr(x, "dequantize") and not isinstance(x, torch.Tensor)))
-_STORAGE = Kind("a quantized tensor", lambda x: is_quantized(x) or hasattr(x, "_quantizer"))
-_BUFFERS = Kind("a list of tensors", lambda x: isinstance(x, list | tuple) and all(isinstance(item, torch.Tensor) for item in x))
-_PARTS = Kind(
-    "a list of quantized tensors", lambda x: isinstance(x, list | tuple) and len(x) > 0 and all(hasattr(item, "fsdp_extract_buffers") for item in x)
-)
-_SAVED = Kind("a list of tensors", lambda x: isinstance(x, list | tuple))
-_TOLD = Kind("what fsdp_extract_buffers tells", lambda x: isinstance(x, dict) and "field_names" in x)
-_ANNOUNCED = Kind(
-    "what fsdp_pre_all_gather tells", lambda x: isinstance(x, tuple) and [*map(type, x)] == [dict, dict, int, int] and _TOLD.accepts(x[0])
-)
-_MESH = Kind("a device mesh", lambda x: hasattr(x, "get_group"))
-_SHARD = Kind("a quantized tensor", lambda x: hasattr(x, "fsdp_assign_gathered"))
-_SIZES = _Sizes("a list of sizes", lambda x: hasattr(x, "__iter__") and not isinstance(x, str | torch.Tensor))
-_SOME_SIZES = _Sizes("a list of at least one size", lambda x: isinstance(x, list | tuple) and len(x) > 0)
-_BOOL, _QUANTIZER = _named("bool"), _named("Quantizer")
+_TENSOR = _of_tex("Tensor")
+_QUANTIZER = _of_tex("Quantizer")
 
-_KINDS: dict[str, Kind] = {
-    "all_gather_outputs": _BUFFERS,
-    "columnwise": _BOOL,
-    "columnwise_usage": _BOOL | None,
-    "device": _named("Device") | None,
-    "dtype": _named("DTypeLike") | None,
-    "dst": Kind("a quantized tensor", lambda x: x is not None),  # what kind of one, the quantizer says
-    "fake_dtype": _named("DTypeLike"),
-    "gathered": _BUFFERS,
-    "inp": _TENSOR,
-    "mesh": _MESH | None,
-    "meta": _TOLD,
-    "metadata": _ANNOUNCED,
-    "noop_flag": _FLAG | None,
-    "out": _STORAGE | None,
-    "param_dtype": _named("torch.dtype"),
-    "parts": _PARTS,
-    "pin_memory": _BOOL,
-    "quantizer": _QUANTIZER,
-    "requires_grad": _BOOL,
-    "rowwise": _BOOL,
-    "rowwise_usage": _BOOL | None,
-    "shape": _SIZES,
-    "src": _SOURCE,
-    "tensor": _SOURCE,
-    "tensors": _SAVED,
+
+def _is_flag(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.numel() == 1 and x.ndim < 2 and x.layout is torch.strided and not x.is_meta and not x.is_complex()
+
+
+def _is_source(x: Any) -> bool:
+    dense = _TENSOR.accepts(x) and getattr(x, "layout", torch.strided) is torch.strided
+    return dense or is_quantized(x) or (hasattr(x, "dequantize") and not isinstance(x, torch.Tensor))
+
+
+def _is_extracted(x: Any) -> bool:
+    return isinstance(x, dict) and "field_names" in x
+
+
+def _is_gather_input(x: Any) -> bool:
+    return isinstance(x, tuple) and [*map(type, x)] == [dict, dict, int, int] and _is_extracted(x[0])
+
+
+def _are_parts(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len(x) > 0 and all(hasattr(item, "fsdp_extract_buffers") for item in x)
+
+
+def _are_tensors(x: Any) -> bool:
+    return isinstance(x, list | tuple) and all(isinstance(item, torch.Tensor) for item in x)
+
+
+AnyTensor = Annotated[Any, _TENSOR]
+"""A tensor of any kind and layout."""
+
+Source = Annotated[Any, Kind("a dense tensor", _is_source)]
+"""What can be quantized: a dense tensor, or a quantized one."""
+
+Storage = Annotated[Any, Kind("a quantized tensor", lambda x: is_quantized(x) or hasattr(x, "_quantizer"))]
+"""A quantized tensor or its bare storage."""
+
+Target = Annotated[Any, Kind("a quantized tensor", lambda x: x is not None)]
+"""What a quantizer writes to; of what kind it must be, the quantizer says."""
+
+NoopFlag = Annotated[Any, Kind("a tensor [1]", _is_flag)]
+"""A tensor of one number: nothing is written where it is 1."""
+
+Sizes = Annotated[Iterable[int], _Sizes("a list of sizes", lambda x: hasattr(x, "__iter__") and not isinstance(x, str | torch.Tensor))]
+"""A shape, of a scalar also."""
+
+SomeSizes = Annotated[Sequence[int], _Sizes("a list of at least one size", lambda x: isinstance(x, list | tuple) and len(x) > 0)]
+"""A shape that has a last dimension."""
+
+DTypeLike = Annotated[Any, _of_tex("DTypeLike")]
+"""A ``torch.dtype``, a ``tex.DType`` or its integer."""
+
+Device = Annotated[Any, _of_tex("Device")]
+"""A ``torch.device`` or its name."""
+
+QuantizerLike = Annotated[Any, _QUANTIZER]
+"""A quantizer, of this package or by its attributes."""
+
+Saved = Annotated[list[Any], Kind("a list of tensors", lambda x: isinstance(x, list | tuple))]
+"""What ``prepare_for_saving`` gave, perhaps with others after it."""
+
+Buffers = Annotated[Any, Kind("a list of tensors", _are_tensors)]
+"""The tensors of ``fsdp_extract_buffers``, gathered."""
+
+Extracted = Annotated[dict[str, Any], Kind("what fsdp_extract_buffers tells", _is_extracted)]
+"""What ``fsdp_extract_buffers`` tells of its tensors."""
+
+GatherInput = Annotated[Any, Kind("what fsdp_pre_all_gather tells", _is_gather_input)]
+"""What ``fsdp_pre_all_gather`` tells ``fsdp_post_all_gather``."""
+
+Parts = Annotated[Sequence[Any], Kind("a list of quantized tensors", _are_parts)]
+"""Rows of one tensor, at least one of them."""
+
+Mesh = Annotated[Any, Kind("a device mesh", lambda x: hasattr(x, "get_group"))]
+"""A ``DeviceMesh``."""
+
+Shard = Annotated[Any, Kind("a quantized tensor", lambda x: hasattr(x, "fsdp_assign_gathered"))]
+"""A quantized tensor that takes gathered buffers."""
+
+_KNOWN: dict[str, Kind] = {
+    "Quantizer": _QUANTIZER,
+    **{name: value.__metadata__[0] for name, value in vars(sys.modules[__name__]).items() if hasattr(value, "__metadata__")},
 }
-"""By the name of a parameter what it may be, in whatever method."""
-_ALSO: dict[tuple[str, str], Kind] = {
-    ("make_like", "dtype"): _named("torch.dtype") | None,
-    ("make_like", "shape"): _SIZES | None,
-    ("make_like", "tensor"): _STORAGE,
-    ("copy_from_storage", "src"): _STORAGE,
-    ("convert_shape_for_fp4", "shape"): _SOME_SIZES,
-    ("get_columnwise_shape", "shape"): _SOME_SIZES,
-    ("get_scale_shape", "shape"): _SOME_SIZES,
-    ("fsdp_post_all_gather", "out"): _SHARD | None,
-    ("set_usage", "columnwise"): _BOOL | None,
-    ("set_usage", "rowwise"): _BOOL | None,
-    ("take_state_of", "other"): _QUANTIZER,
-}
-_AT_ONCE: dict[int, frozenset[type]] = {id(kind): frozenset({bool}) for kind in (_BOOL, _KINDS["rowwise_usage"])}
-"""By a kind, classes whose instances are right without another look: these methods are called in every step."""
+"""What an annotation may be made of, beside Python's own."""
 
 
 def check_methods(cls: type) -> None:
-    """Let the public methods that ``cls`` defines refuse, before they begin, an argument that is not of the kind that its name stands for.
+    """Let the public methods that ``cls`` defines refuse, before they begin, an argument that is not of the kind that its annotation says.
 
     Raises ``DTypeError``, ``ArgumentError`` for a value of the right class. Classes from outside the package are left alone.
     """
@@ -115,21 +158,22 @@ def check_methods(cls: type) -> None:
             continue
         around = type(value) if isinstance(value, classmethod | staticmethod) else None
         function = value.__func__ if around is not None else value
-        if inspect.isfunction(function) and (kinds := _kinds_of(function, name)):
+        if inspect.isfunction(function) and (kinds := _kinds_of(function)):
             checked = _checked(function, name, kinds, own=around is not staticmethod, owner=cls.__name__)
             setattr(cls, name, checked if around is None else around(checked))
 
 
-def _kinds_of(function: Callable[..., Any], name: str) -> dict[str, Kind]:
-    found = {own: _ALSO.get((name, own), _KINDS.get(own)) for own in inspect.signature(function).parameters}
-    return {own: kind for own, kind in found.items() if kind is not None}
+def _kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
+    single = [p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    found = {parameter.name: kind_of(parameter.annotation, _KNOWN) for parameter in single}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def _checked(function: Callable[..., Any], name: str, kinds: Mapping[str, Kind], *, own: bool, owner: str) -> Callable[..., Any]:
     """``function``, checked before; ``own``: its first argument is whose method it is."""
     parameters = inspect.signature(function).parameters.values()
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][own:]
-    rows = {key: (key, kind, _AT_ONCE.get(id(kind), frozenset[type]())) for key, kind in kinds.items()}
+    rows = {key: (key, kind, kind.at_once) for key, kind in kinds.items()}
     places = [rows.get(key) for key in positional]
 
     def refuse(args: tuple[Any, ...], found: Wrong) -> Exception:

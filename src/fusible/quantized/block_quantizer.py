@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, check_number, expected
+from fusible.quantized.arguments import AnyTensor, SomeSizes
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
@@ -26,15 +26,15 @@ class BlockScalingQuantizer(Quantizer):
 
     dtype: DType
 
-    def get_scale_shape(self, shape: Sequence[int], columnwise: bool) -> tuple[int, int]:
+    def get_scale_shape(self, shape: SomeSizes, columnwise: bool) -> tuple[int, int]:
         """The shape of the scales of a copy of a tensor of ``shape``, padding included."""
         return scale_shape(scaling(self), tuple(shape), columnwise, is_tiled(self))
 
-    def get_columnwise_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def get_columnwise_shape(self, shape: SomeSizes) -> tuple[int, ...]:
         """The shape of column-wise data of a tensor of ``shape``, before NVFP4's elements are packed."""
         return transposed_shape(tuple(shape)) if BLOCK_FORMATS[scaling(self)].transposed else tuple(shape)
 
-    def is_quantizable(self, inp: Any) -> bool:
+    def is_quantizable(self, inp: AnyTensor) -> bool:
         """Whether ``inp`` is a matrix of whole blocks in both directions."""
         length, shape = BLOCK_FORMATS[scaling(self)].length, tuple(inp.shape)
         return len(shape) >= 2 and not shape[-1] % length and not outer(shape) % length
@@ -139,14 +139,14 @@ class NVFP4Quantizer(BlockScalingQuantizer):
         """Whether the rows of the Hadamard matrix have the signs of the mask."""
         return self.rht_matrix_random_sign_mask_t != 0
 
-    def is_quantizable(self, inp: Any) -> bool:
+    def is_quantizable(self, inp: AnyTensor) -> bool:
         return not self.row_scaled_nvfp4 and super().is_quantizable(inp)
 
     def is_requantization_safe(self) -> bool:
         return not self.stochastic_rounding
 
     @staticmethod
-    def convert_shape_for_fp4(shape: Sequence[int]) -> tuple[int, ...]:
+    def convert_shape_for_fp4(shape: SomeSizes) -> tuple[int, ...]:
         """``[..., 2 n] -> [..., n]``: the shape of packed elements."""
         return (*shape[:-1], shape[-1] // 2)
 

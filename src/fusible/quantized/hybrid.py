@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.quantized.arguments import AnyTensor, Buffers, Device, DTypeLike, Extracted, NoopFlag, Saved, Sizes, Source, Storage, Target
 from fusible.quantized.gathered import whole_fields
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
@@ -102,7 +103,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
     def prepare_for_saving(self) -> tuple[list[Any], Self]:
         return [tensor for part in self._held().values() for tensor in part.prepare_for_saving()[0]], self
 
-    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
+    def restore_from_saved(self, tensors: Saved) -> list[Any]:
         for part in self._held().values():
             tensors = part.restore_from_saved(tensors)
         return tensors
@@ -111,7 +112,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
         for part in self._held().values():
             part.clear()
 
-    def copy_from_storage(self, src: Any) -> None:
+    def copy_from_storage(self, src: Storage) -> None:
         if not self._same_format(src):
             raise ArgumentError(expected(f"the format and options of {self!r}", of="copy_from_storage", got=repr(src), do="quantize it likewise"))
         theirs = src._held()
@@ -169,7 +170,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
             fields[name].update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
         return shape, fields
 
-    def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
+    def fsdp_assign_gathered(self, gathered: Buffers, meta: Extracted) -> None:
         fields = whole_fields(self, gathered, meta)
         for name, attribute in self._PARTS.items():
             setattr(self, attribute, fields.get(name))
@@ -269,7 +270,7 @@ class HybridQuantizer(Quantizer):
         if not (self.rowwise_usage or self.columnwise_usage):
             raise ArgumentError(expected("rowwise or columnwise usage", of="a quantizer", got="neither", do="set one of the two usages"))
 
-    def quantize_impl(self, tensor: Any) -> Any:
+    def quantize_impl(self, tensor: Source) -> Any:
         """``tensor`` quantized twice."""
         self._check_usages()
         tensor = detached(tensor)
@@ -277,7 +278,7 @@ class HybridQuantizer(Quantizer):
         columnwise = self.columnwise_quantizer.quantize(self._columnwise_of(tensor, rowwise)) if self.columnwise_usage else None
         return self._made(tensor.shape, tensor.dtype, rowwise, columnwise, of_torch=isinstance(tensor, torch.Tensor))
 
-    def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
+    def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
         """Quantize ``src`` into those copies of ``dst`` that are there and asked for."""
         if not isinstance(dst, HybridQuantizedTensorStorage):
             got = type(dst).__qualname__
@@ -291,7 +292,13 @@ class HybridQuantizer(Quantizer):
         return dst
 
     def make_empty(
-        self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", requires_grad: bool = False, pin_memory: bool = False
+        self,
+        shape: Sizes,
+        *,
+        dtype: DTypeLike | None = torch.float32,
+        device: Device | None = "cpu",
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Any:
         self._check_usages()
         size = tuple(shape)
@@ -302,12 +309,12 @@ class HybridQuantizer(Quantizer):
         made = self._made(size, dtype, *parts)
         return made.requires_grad_(True) if requires_grad else made
 
-    def calibrate(self, tensor: Any) -> None:
+    def calibrate(self, tensor: Source) -> None:
         """Update the state of both quantizers."""
         for part in self._parts:
             part.calibrate(tensor)
 
-    def is_quantizable(self, inp: Any) -> bool:
+    def is_quantizable(self, inp: AnyTensor) -> bool:
         return all(part.is_quantizable(inp) for part in self._parts)
 
     def is_requantization_safe(self) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fusible import tex
 from fusible.errors import DTypeError, ShapeError, expected
+from fusible.quantized.arguments import Device, DTypeLike, NoopFlag, Sizes, Source, Target
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage
@@ -90,13 +91,13 @@ class IdentityQuantizer(Quantizer):
             return IdentityTensorStorage(hp_data=data, quantizer=self)
         return IdentityTensor(data.shape, data.dtype, hp_data=data, quantizer=self)
 
-    def quantize_impl(self, tensor: Any) -> Any:
+    def quantize_impl(self, tensor: Source) -> Any:
         """``tensor`` itself within a tensor of this kind; cast, or laid out row after row, where it is not so."""
         if not isinstance(tensor, torch.Tensor):
             return self._made(tensor if self.dtype is None else tex.prim.cast(tensor, self.dtype))
         return self._made(tensor.detach().to(self.dtype or tensor.dtype).contiguous())
 
-    def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
+    def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
         if not isinstance(dst, IdentityTensorStorage):
             got = type(dst).__qualname__
             raise DTypeError(expected("an IdentityTensorStorage", of="what an IdentityQuantizer writes to", got=got, do="pass one"))
@@ -113,7 +114,13 @@ class IdentityQuantizer(Quantizer):
         return dst
 
     def make_empty(
-        self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", requires_grad: bool = False, pin_memory: bool = False
+        self,
+        shape: Sizes,
+        *,
+        dtype: DTypeLike | None = torch.float32,
+        device: Device | None = "cpu",
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Any:
         made = self._made(torch.empty(tuple(shape), dtype=self.dtype or to_torch(dtype), device=device, pin_memory=pin_memory))
         return made.requires_grad_(True) if requires_grad else made

@@ -11,7 +11,7 @@ import torch
 from fusible import tex
 from fusible.errors import DTypeError, NotServedError, check_number, expected
 from fusible.quantized import block_recipes, recipe
-from fusible.quantized.arguments import check_methods
+from fusible.quantized.arguments import AnyTensor, Device, DTypeLike, NoopFlag, QuantizerLike, Sizes, Source, Storage, Target, check_methods
 from fusible.quantized.formats import FP8_MAX
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
@@ -54,7 +54,7 @@ class Quantizer:
         """Whether this is a user's quantizer, which no backend of tex knows."""
         return False
 
-    def quantize(self, tensor: Any, *, out: Any = None, dtype: Any = None) -> Any:
+    def quantize(self, tensor: Source, *, out: Storage | None = None, dtype: DTypeLike | None = None) -> Any:
         """``tensor`` quantized into a new quantized tensor, or into ``out``. Differentiable: the gradient passes through.
 
         ``dtype`` is for subclasses that can be asked for another nominal dtype.
@@ -69,11 +69,11 @@ class Quantizer:
             return _Quantize.apply(tensor, self)
         return self.quantize_impl(tensor)
 
-    def __call__(self, tensor: Any, *, out: Any = None) -> Any:
+    def __call__(self, tensor: Source, *, out: Storage | None = None) -> Any:
         """``quantize``."""
         return self.quantize(tensor) if out is None else self.quantize(tensor, out=out)
 
-    def quantize_impl(self, tensor: Any) -> Any:
+    def quantize_impl(self, tensor: Source) -> Any:
         """``tensor`` quantized into a new quantized tensor."""
         self._refuse_custom("quantize_impl")
         return tex.quantize(tensor, self, None, None)
@@ -92,40 +92,46 @@ class Quantizer:
         of = f"{place} of {type(self).__name__}.multi_quantize"
         return DTypeError(expected("a list of tensors" if "[" not in place else "a tensor", of=of, got=type(got).__qualname__, do="pass one"))
 
-    def update_quantized(self, src: Any, dst: Any, *, noop_flag: Any = None) -> Any:
+    def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
         """Quantize ``src`` into ``dst``; nothing is written where ``noop_flag[0] == 1``."""
         self._refuse_custom("update_quantized")
         return tex.quantize(src, self, dst, noop_flag)
 
     def make_empty(
-        self, shape: Iterable[int], *, dtype: Any = torch.float32, device: Any = "cpu", requires_grad: bool = False, pin_memory: bool = False
+        self,
+        shape: Sizes,
+        *,
+        dtype: DTypeLike | None = torch.float32,
+        device: Device | None = "cpu",
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Any:
         """A quantized tensor of unspecified values."""
         self._refuse_custom("make_empty")
         made = tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device("cpu" if device is None else device), pin_memory)
         return made.requires_grad_(True) if requires_grad else made
 
-    def inner_tensor_specs(self, shape: Iterable[int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def inner_tensor_specs(self, shape: Sizes) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor that a quantized tensor of ``shape`` consists of, by attribute, in the order of ``__tensor_flatten__``."""
         empty = self.make_empty(shape, device="meta")
         names, _ = empty.__tensor_flatten__()
         return {name: (tuple(getattr(empty, name).shape), getattr(empty, name).dtype) for name in names}
 
-    def storage_metadata(self, fake_dtype: torch.dtype) -> dict[str, Any]:
+    def storage_metadata(self, fake_dtype: DTypeLike) -> dict[str, Any]:
         """``{"cls": class, "nontensor_kwargs": arguments}`` of what this quantizer makes: all but its tensors, whatever their shape."""
         _, metadata = self.make_empty(_ANY_SHAPE, dtype=fake_dtype, device="meta").__tensor_flatten__()
         return {"cls": metadata["cls"], "nontensor_kwargs": {**metadata["nontensor_kwargs"], "quantizer": self}}
 
-    def alloc_tensors(self, shape: Iterable[int], *, device: Any = None) -> dict[str, torch.Tensor]:
+    def alloc_tensors(self, shape: Sizes, *, device: Device | None = None) -> dict[str, torch.Tensor]:
         """The tensors of ``inner_tensor_specs``, of unspecified values."""
         device = torch.device(device if device is not None else "cpu")
         return {name: torch.empty(size, dtype=dtype, device=device) for name, (size, dtype) in self.inner_tensor_specs(shape).items()}
 
-    def create_metadata(self, shape: Iterable[int], *, dtype: torch.dtype, requires_grad: bool = False) -> dict[str, Any]:
+    def create_metadata(self, shape: Sizes, *, dtype: DTypeLike | None, requires_grad: bool = False) -> dict[str, Any]:
         """What ``__tensor_unflatten__`` needs beside the tensors to make one of ``shape``."""
         return {**self.storage_metadata(dtype), "is_tensor": not self.internal, "requires_grad": requires_grad and not self.internal}
 
-    def calibrate(self, tensor: Any) -> None:
+    def calibrate(self, tensor: Source) -> None:
         """Update this quantizer's state as quantizing ``tensor`` would. It has none, unless a subclass says so."""
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
@@ -149,7 +155,7 @@ class Quantizer:
         other.internal = False
         return other
 
-    def is_quantizable(self, inp: Any) -> bool:
+    def is_quantizable(self, inp: AnyTensor) -> bool:
         """Whether ``inp`` can be quantized as it lies, and its shards gathered after that."""
         return True
 
@@ -250,7 +256,7 @@ class Float8Quantizer(Quantizer):
 
     _RECIPE = "DelayedScaling"
 
-    def calibrate(self, tensor: torch.Tensor) -> None:
+    def calibrate(self, tensor: Source) -> None:
         """Record the amax of ``tensor``: of none where it is empty. Raises ``DTypeError`` for one that is not quantized."""
         tensor = tensor.dequantize() if isinstance(tensor, QuantizedTensorStorage) else tensor
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or tensor.is_meta:
@@ -271,7 +277,7 @@ class Float8Quantizer(Quantizer):
         """Whether ``other`` gives values of this format; its scale comes with them."""
         return type(self) is type(other) and self.dtype == other.dtype
 
-    def take_state_of(self, other: Any) -> None:
+    def take_state_of(self, other: QuantizerLike) -> None:
         """Quantize on by the scale of ``other``, and with the amax that it has recorded; in place, where there are tensors of both. Raises
         ``DTypeError`` for a quantizer that has none."""
         if not (hasattr(other, "scale") and hasattr(other, "amax")):

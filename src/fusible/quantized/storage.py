@@ -11,7 +11,7 @@ from torch.autograd.graph import increment_version
 
 from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
-from fusible.quantized.arguments import check_methods
+from fusible.quantized.arguments import Buffers, DTypeLike, Extracted, NoopFlag, QuantizerLike, Saved, Source, Storage, check_methods
 from fusible.quantized.gathered import check_saved, whole_fields
 from fusible.quantized.shapes import resolved
 from fusible.tex import DType
@@ -32,7 +32,7 @@ class QuantizedTensorStorage:
         super().__init_subclass__(**kwargs)
         check_methods(cls)
 
-    def quantize_(self, tensor: Any, *, noop_flag: Any = None) -> Self:
+    def quantize_(self, tensor: Source, *, noop_flag: NoopFlag | None = None) -> Self:
         """Overwrite the copies that there are with ``tensor``, quantized by this tensor's quantizer; nothing where ``noop_flag[0] == 1``."""
         if isinstance(tensor, QuantizedTensorStorage):
             tensor = tensor.dequantize()
@@ -40,7 +40,7 @@ class QuantizedTensorStorage:
         note_written(self)
         return self
 
-    def update_quantizer(self, quantizer: Any) -> None:
+    def update_quantizer(self, quantizer: QuantizerLike) -> None:
         """Quantize by ``quantizer`` from now on; warns where that is another one."""
         if self._quantizer is None:
             raise ArgumentError(expected("a quantizer", of=type(self).__name__, got=None, do="quantize a tensor anew"))
@@ -60,7 +60,7 @@ class QuantizedTensorStorage:
         """Which copies are there: ``{"rowwise": ..., "columnwise": ...}``."""
         raise NotImplementedError
 
-    def dequantize(self, *, dtype: Any = None) -> Any:
+    def dequantize(self, *, dtype: DTypeLike | None = None) -> Any:
         """The values in ``dtype`` (default: the nominal dtype)."""
         raise NotImplementedError
 
@@ -112,7 +112,7 @@ class FieldStorage(QuantizedTensorStorage):
         """Make or drop the row-wise and the column-wise copy; None leaves one as it is."""
         raise NotImplementedError
 
-    def dequantize(self, *, dtype: Any = None) -> Any:
+    def dequantize(self, *, dtype: DTypeLike | None = None) -> Any:
         """The values in ``dtype`` (default: the nominal dtype)."""
         return self._dequantized(dtype if dtype is not None else self._dtype)
 
@@ -132,7 +132,7 @@ class FieldStorage(QuantizedTensorStorage):
             setattr(self, attribute, None)
         return tensors, self
 
-    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
+    def restore_from_saved(self, tensors: Saved) -> list[Any]:
         """Take this storage's tensors from the front of ``tensors`` and return the rest. Raises ``ArgumentError`` where there are fewer."""
         check_saved(self, tensors)
         for attribute, tensor in zip(self._TENSORS.values(), tensors, strict=False):
@@ -144,7 +144,7 @@ class FieldStorage(QuantizedTensorStorage):
         for attribute in self._TENSORS.values():
             setattr(self, attribute, None)
 
-    def copy_from_storage(self, src: Any) -> None:
+    def copy_from_storage(self, src: Storage) -> None:
         """Copy the buffers that both have. Raises ``ArgumentError`` where ``src`` has another format or other options."""
         if not self._same_format(src):
             raise ArgumentError(expected(f"the format and options of {self!r}", of="copy_from_storage", got=repr(src), do="quantize it likewise"))
@@ -205,7 +205,7 @@ class FieldStorage(QuantizedTensorStorage):
         """``(buffers, meta)``: buffers whose first dimension divides as the tensor's first dimension does, without padding."""
         raise NotImplementedError
 
-    def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
+    def fsdp_assign_gathered(self, gathered: Buffers, meta: Extracted) -> None:
         """Take buffers that were gathered along their first dimensions, or divided along them; copies that were not among them are dropped."""
         fields = whole_fields(self, gathered, meta)
         for name, attribute in self._TENSORS.items():
@@ -331,7 +331,7 @@ class Float8TensorStorage(FieldStorage):
         self._data = self._transpose = None
         self._transpose_invalid = True
 
-    def copy_from_storage(self, src: Any) -> None:
+    def copy_from_storage(self, src: Storage) -> None:
         super().copy_from_storage(src)
         if hasattr(self._quantizer, "take_state_of") and type(src._quantizer) is type(self._quantizer):
             self._quantizer.take_state_of(src._quantizer)
@@ -364,7 +364,7 @@ class Float8TensorStorage(FieldStorage):
         held = {"data": buffer} if rowwise else {"data_transpose": buffer.movedim(-1, 0).contiguous()}
         return tuple(buffer.shape), {**held, **meta["kept"]}
 
-    def fsdp_assign_gathered(self, gathered: Sequence[Any], meta: dict[str, Any]) -> None:
+    def fsdp_assign_gathered(self, gathered: Buffers, meta: Extracted) -> None:
         super().fsdp_assign_gathered(gathered, meta)
         self._transpose_invalid = self._transpose is None
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.quantized.arguments import check_methods
+from fusible.quantized.arguments import Buffers, DTypeLike, GatherInput, Mesh, Parts, Shard, Sizes, Source, Storage, check_methods
 from fusible.quantized.gathered import gathered_fields
 from fusible.quantized.saving import rebuild, reduced
 from fusible.quantized.storage import FieldStorage
@@ -105,7 +105,7 @@ class QuantizedTensor(torch.Tensor):
                 return result
         return on_values(func, args, kwargs)
 
-    def dequantize(self, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def dequantize(self, *, dtype: DTypeLike | None = None) -> torch.Tensor:
         """The values in ``dtype`` (default: the nominal dtype). Differentiable: the gradient passes through."""
         dtype = dtype if dtype is not None else self._dtype
         if self.requires_grad and torch.is_grad_enabled():
@@ -144,7 +144,7 @@ class QuantizedTensor(torch.Tensor):
         return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @data.setter
-    def data(self, tensor: torch.Tensor) -> None:
+    def data(self, tensor: Source) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise DTypeError(expected("a tensor", of=f"data of a {type(self).__name__}", got=type(tensor).__qualname__, do="pass one"))
         if type(tensor) is type(self):
@@ -167,7 +167,7 @@ class QuantizedTensor(torch.Tensor):
         return self._made(self.shape, self.get_metadata(), requires_grad=requires_grad, device=self.device)
 
     @classmethod
-    def make_like(cls, tensor: Any, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, requires_grad: bool = False) -> Any:
+    def make_like(cls, tensor: Storage, *, shape: Sizes | None = None, dtype: torch.dtype | None = None, requires_grad: bool = False) -> Any:
         """A tensor over the same fields as ``tensor``, perhaps of another nominal shape or dtype. Raises ``ShapeError`` for another number of
         elements."""
         if shape is not None and torch.Size(shape).numel() != tensor.numel():
@@ -232,7 +232,7 @@ class QuantizedTensor(torch.Tensor):
         made.update_usage(rowwise_usage=usages["rowwise"], columnwise_usage=usages["columnwise"])
         return made
 
-    def fsdp_pre_all_gather(self, mesh: Any, orig_size: Any, contiguous_orig_stride: Any, module: Any, mp_policy: Any) -> tuple[Any, Any]:
+    def fsdp_pre_all_gather(self, mesh: Mesh | None, orig_size: Any, contiguous_orig_stride: Any, module: Any, mp_policy: Any) -> tuple[Any, Any]:
         """``(buffers, metadata)`` of this shard, for FSDP2: the quantized bytes are gathered, and what the shards are written with is quantized by a
         common amax, where the quantizer can take one. What the bytes of all shards are read by is gathered with them, to be compared; so is the amax
         that a delayed-scaling quantizer has recorded, of which all shards take the largest: from it follow their next scales.
@@ -247,7 +247,7 @@ class QuantizedTensor(torch.Tensor):
         return (*buffers, *common, *recorded), (meta, self.get_usages(), len(buffers), len(common))
 
     def fsdp_post_all_gather(
-        self, all_gather_outputs: tuple[torch.Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+        self, all_gather_outputs: Buffers, metadata: GatherInput, param_dtype: torch.dtype, *, out: Shard | None = None
     ) -> tuple[Any, tuple[torch.Tensor, ...]]:
         """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where there is one.
 
@@ -275,7 +275,7 @@ class QuantizedTensor(torch.Tensor):
         return out, all_gather_outputs
 
     @staticmethod
-    def joined(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+    def joined(parts: Parts) -> QuantizedTensor | None:
         """The tensor whose rows are those of ``parts``, by their bytes; None where they have formats or scales of their own, or cut blocks."""
         first = parts[0]
         if any(type(part) is not type(first) or not first._same_format(part) or part.get_usages() != first.get_usages() for part in parts):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,18 +27,20 @@ Wrong = tuple[str, "Kind", str]
 
 @dataclass(frozen=True)
 class Kind:
-    """``what`` an argument must be, in words, and whether a value ``accepts`` is that."""
+    """``what`` an argument must be, in words, and whether a value ``accepts`` is that. ``at_once``: classes whose instances are, without a look."""
 
     what: str
     accepts: Callable[[Any], bool]
     error: type[ArgumentError] | type[DTypeError] = field(default=DTypeError, kw_only=True)
+    at_once: frozenset[type] = field(default=frozenset(), kw_only=True)
 
     def wrong(self, value: Any, place: str) -> Wrong | None:
         """What is wrong with ``value``, which is at ``place``, or None."""
         return None if self.accepts(value) else (place, self, shown(value))
 
     def __or__(self, other: Kind | None) -> Kind:
-        return _Either(f"{self.what} or {'None' if other is None else other.what}", self.accepts, self, other)
+        at_once = self.at_once | (other.at_once if other is not None else {NoneType})
+        return _Either(f"{self.what} or {'None' if other is None else other.what}", self.accepts, self, other, at_once=at_once)
 
     def __ror__(self, other: None) -> Kind:
         return self | other
@@ -177,7 +179,7 @@ _NAMES: dict[str, Any] = {
     "Sequence": _ListOf(),
     "Shape": _List("a list of sizes", lambda value: True, _SIZE),
     "Tensor": Kind("a tensor", _is_tensor),
-    "bool": Kind("a bool", is_flag),
+    "bool": Kind("a bool", is_flag, at_once=frozenset({bool})),
     "float": Kind("a number", _is_float),
     "int": _INT,
     "list": _ListOf(),
