@@ -26,7 +26,7 @@ class Methods:
     def named_like_another(self, shape: Source, tensor: bool | None = None) -> Any:
         return shape, tensor
 
-    def open(self, tensor: Any, shape: dict[str, Any], *device: Any, **dtype: Any) -> Any:
+    def open(self, tensor: Any, shape: dict[str, Any], *device: int, **dtype: int) -> Any:
         return tensor, shape, device, dtype
 
     def sizes(self, of: Sizes, some: SomeSizes | None = None, *, flag: NoopFlag | None = None) -> Any:
@@ -78,7 +78,7 @@ def test_what_it_says_is_handed_on_as_it_came(checked: Any) -> None:
 
 
 def test_any_and_gathered_parameters_allow_anything(checked: Any) -> None:
-    assert checked.open("a", 3, None, device=4) == ("a", 3, (None,), {"device": 4})
+    assert checked.open("a", 3, None, dtype="b") == ("a", 3, (None,), {"dtype": "b"})
 
 
 def test_a_users_own_class_is_left_alone() -> None:
