@@ -132,14 +132,14 @@ def _result(run: Callable[..., Any], subject: Any, arguments: dict[str, Any]) ->
     return [(tuple(part.shape), part.dtype) for part in (found if isinstance(found, tuple) else (found,)) if isinstance(part, torch.Tensor)]
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_operations_of_torch_take_and_refuse_what_they_do_of_the_values(kind: str) -> None:
+def unlike_the_values(make: Callable[[], Any]) -> tuple[dict[str, int], list[str]]:
+    """How many bad operations on what ``make`` gives were refused and taken, and those that are not as those on its dequantized values."""
     counts, wrong = {"refused": 0, "taken": 0}, []
     for name, (run, good) in OPERATIONS.items():
         for argument in good:
             for what, bad in others(good[argument]):
                 arguments = {**good, argument: bad}
-                subject = MAKERS[kind]()(values())
+                subject = make()
                 wanted, before = _result(run, subject.dequantize(), dict(arguments)), list(state(vars(subject)))
                 found = _result(run, subject, dict(arguments))
                 label = f"{name}: {argument} {what}: {found!r} instead of {wanted!r}"
@@ -151,6 +151,12 @@ def test_operations_of_torch_take_and_refuse_what_they_do_of_the_values(kind: st
                 elif not refused and (isinstance(wanted, Exception) or found != wanted):
                     wrong.append(label)
                 counts["refused" if refused else "taken"] += 1
+    return counts, wrong
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_operations_of_torch_take_and_refuse_what_they_do_of_the_values(kind: str) -> None:
+    counts, wrong = unlike_the_values(lambda: MAKERS[kind]()(values()))
     print(kind, counts)
     assert not wrong, "\n".join(wrong)
     assert counts["refused"] > 150

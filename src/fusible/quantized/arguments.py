@@ -22,26 +22,45 @@ from fusible.tex.protocol import is_quantized
 __all__ = [
     "AnyTensor",
     "Buffers",
+    "Count",
     "DTypeLike",
+    "Dense",
     "Device",
     "Extracted",
     "GatherInput",
+    "Grouped",
+    "HostSizes",
+    "MemberShapes",
     "Mesh",
     "NoopFlag",
     "Parts",
     "QuantizerLike",
     "Saved",
     "Shard",
+    "Size",
     "Sizes",
+    "SizesOfMembers",
     "SomeSizes",
     "Source",
+    "Sources",
     "Storage",
     "Target",
     "check_methods",
 ]
 
 _HERE = __name__.partition(".")[0] + "."
-_SIZE = Kind("an integer of at least 0", lambda x: hasattr(x, "__index__") and not isinstance(x, bool) and int(x) >= 0, error=ShapeError)
+
+
+def _is_int(x: Any) -> bool:
+    return hasattr(x, "__index__") and not isinstance(x, bool | torch.Tensor)
+
+
+def _is_size(x: Any) -> bool:
+    one = isinstance(x, torch.Tensor) and x.numel() == 1 and not x.is_floating_point() and not x.is_complex() and not x.is_meta
+    return (one or _is_int(x)) and int(x) >= 0
+
+
+_SIZE = Kind("an integer of at least 0", _is_size, error=ShapeError)
 
 
 class _Sizes(Kind):
@@ -57,6 +76,19 @@ def _of_tex(text: str) -> Kind:
     found = kind_of(text)
     assert found is not None, text
     return found
+
+
+class _Each(Kind):
+    """A list or tuple of at least one item, each of which is of one kind."""
+
+    def __init__(self, what: str, item: Kind) -> None:
+        super().__init__(what, lambda x: isinstance(x, list | tuple) and len(x) > 0)
+        object.__setattr__(self, "item", item)
+
+    def wrong(self, value: Any, place: str) -> Wrong | None:
+        if not self.accepts(value):
+            return place, self, shown(value)
+        return next((found for i, item in enumerate(value) if (found := self.item.wrong(item, f"{place}[{i}]"))), None)  # type: ignore[attr-defined]
 
 
 _TENSOR = _of_tex("Tensor")
@@ -80,8 +112,20 @@ def _is_gather_input(x: Any) -> bool:
     return isinstance(x, tuple) and [*map(type, x)] == [dict, dict, int, int] and _is_extracted(x[0])
 
 
+def _is_dense(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
+def _are_sizes(x: Any) -> bool:
+    return _is_dense(x) and x.ndim == 1 and x.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
 def _are_parts(x: Any) -> bool:
     return isinstance(x, list | tuple) and len(x) > 0 and all(hasattr(item, "fsdp_extract_buffers") for item in x)
+
+
+def _is_matrix(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len(x) == 2 and all(map(_SIZE.accepts, x))
 
 
 def _are_tensors(x: Any) -> bool:
@@ -108,6 +152,30 @@ Sizes = Annotated[Iterable[int], _Sizes("a list of sizes", lambda x: hasattr(x, 
 
 SomeSizes = Annotated[Sequence[int], _Sizes("a list of at least one size", lambda x: isinstance(x, list | tuple) and len(x) > 0)]
 """A shape that has a last dimension."""
+
+Sources = Annotated[Sequence[Any], _Each("a list of dense tensors", Kind("a dense tensor", _is_source))]
+"""What can be quantized, one for each of several."""
+
+Dense = Annotated[torch.Tensor, Kind("a dense torch.Tensor", _is_dense)]
+"""A plain tensor that lies in memory."""
+
+Grouped = Annotated[Any, _of_tex("GroupedTensor")]
+"""A grouped tensor or its bare storage."""
+
+Count = Annotated[int, Kind("an integer of at least 1", lambda x: _is_int(x) and int(x) >= 1)]
+"""How many there are: at least one."""
+
+Size = Annotated[int, Kind("an integer of at least 0", lambda x: _is_int(x) and int(x) >= 0)]
+"""A number of rows, columns or elements."""
+
+SizesOfMembers = Annotated[torch.Tensor, Kind("a tensor [n] of integers", _are_sizes)]
+"""The rows or the columns of each member of a group."""
+
+HostSizes = Annotated[torch.Tensor, Kind("a tensor [n] of integers, with data", lambda x: _are_sizes(x) and not x.is_meta)]
+"""The same, where they are read."""
+
+MemberShapes = Annotated[Sequence[Any], _Each("a list of shapes [rows, columns]", Kind("a shape [rows, columns]", _is_matrix, error=ShapeError))]
+"""The shape of each member of a group."""
 
 DTypeLike = Annotated[Any, _of_tex("DTypeLike")]
 """A ``torch.dtype``, a ``tex.DType`` or its integer."""

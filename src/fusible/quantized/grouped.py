@@ -10,8 +10,25 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.quantized.arguments import (
+    Count,
+    Dense,
+    Device,
+    HostSizes,
+    MemberShapes,
+    NoopFlag,
+    Saved,
+    Size,
+    Sizes,
+    SizesOfMembers,
+    Sources,
+    check_methods,
+)
+from fusible.quantized.gathered import check_saved
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
+from fusible.quantized.shapes import size_of
+from fusible.quantized.tensor_operations import FLOATS
 from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, layout_of, layout_of_grouped, member_fields, members, register_grouped_factory
 from fusible.tex.protocol import scaling
 
@@ -59,6 +76,10 @@ class GroupedTensorStorage:
     last_dims: Any
     tensor_offsets: Any
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_methods(cls)
+
     def __init__(
         self,
         shape: Sequence[int],
@@ -92,9 +113,7 @@ class GroupedTensorStorage:
         self.num_tensors = num_tensors
         self.tensor_shapes = [tuple(member) for member in shapes] if shapes is not None else None
         self.quantizer = quantizer
-        self.restore_from_saved(
-            [data, columnwise_data, scale_inv, columnwise_scale_inv, amax, columnwise_amax, scale, first_dims, last_dims, tensor_offsets]
-        )
+        self._take([data, columnwise_data, scale_inv, columnwise_scale_inv, amax, columnwise_amax, scale, first_dims, last_dims, tensor_offsets])
         self.offsets = offsets
         self.scale_inv_offsets = scale_inv_offsets
         self.columnwise_scale_inv_offsets = columnwise_scale_inv_offsets
@@ -106,34 +125,40 @@ class GroupedTensorStorage:
 
     @classmethod
     def make_grouped_tensor_from_rowwise_data(
-        cls, *, num_tensors: int, tensor_shape: Sequence[int], rowwise_data: Any, dtype: Any = None, internal: bool = False
+        cls, *, num_tensors: Count, tensor_shape: Sizes, rowwise_data: Dense, dtype: torch.dtype | None = None, internal: bool = False
     ) -> GroupedTensorStorage:
-        """``num_tensors`` unquantized members of ``tensor_shape``, ``[rows, columns]`` or ``[n]``, one after the other in ``rowwise_data``."""
-        elements = num_tensors * math.prod(tensor_shape)
+        """``num_tensors`` unquantized members of ``tensor_shape``, ``[rows, columns]`` or ``[n]``, one after the other in ``rowwise_data``, whose
+        dtype theirs is; ``internal`` asks for a bare storage. Raises ``ShapeError`` for another number of elements."""
+        member, of = tuple(tensor_shape), f"of {cls.__name__}.make_grouped_tensor_from_rowwise_data"
+        if len(member) not in (1, 2):
+            raise ShapeError(expected("[rows, columns] or [n]", of=f"tensor_shape {of}", got=[*member], do="pass the shape of one member"))
+        elements = num_tensors * math.prod(member)
         if rowwise_data.numel() != elements:
-            of = f"{num_tensors} members {list(tensor_shape)}"
-            raise ShapeError(expected(f"{elements} elements", of=of, got=rowwise_data.numel(), do="pass their buffer"))
-        rows, columns = tensor_shape if len(tensor_shape) == 2 else (*tensor_shape, 1)
-        shapes = [tuple(tensor_shape)] * num_tensors
-        data = rowwise_data.contiguous().view(-1)
-        return cls((num_tensors * rows, columns), dtype or data.dtype, num_tensors=num_tensors, shapes=shapes, data=data)
+            wanted, got = f"{elements} elements, of {num_tensors} members {list(member)},", rowwise_data.numel()
+            raise ShapeError(expected(wanted, of=f"rowwise_data {of}", got=got, do="pass their buffer"))
+        if dtype is not None and dtype is not rowwise_data.dtype:
+            raise DTypeError(expected(f"{dtype}, which dtype says,", of=f"rowwise_data {of}", got=rowwise_data.dtype, do="cast it"))
+        rows, columns = member if len(member) == 2 else (*member, 1)
+        made, data = GroupedTensorStorage if internal else cls, rowwise_data.contiguous().view(-1)
+        return made((num_tensors * rows, columns), data.dtype, num_tensors=num_tensors, shapes=[member] * num_tensors, data=data)
 
     @staticmethod
-    def make_tensor_offsets(split_dims: torch.Tensor, common_dim: int) -> torch.Tensor:
-        """``[members + 1]``: where each member begins, in elements, and where the last one ends; ``split_dims``: their sizes in one dimension,
+    def make_tensor_offsets(split_dims: SizesOfMembers, common_dim: Size) -> torch.Tensor:
+        """int64 ``[members + 1]``: where each member begins, in elements, and where the last one ends; ``split_dims``: their sizes in one dimension,
         ``common_dim`` that in the other."""
-        return torch.cat([split_dims.new_zeros(1), (split_dims * common_dim).cumsum(0)])
+        dims = split_dims.to(torch.int64)  # elements may be more than the type of the rows can count
+        return torch.cat([dims.new_zeros(1), (dims * common_dim).cumsum(0)])
 
     @classmethod
     def make_grouped_tensor(
         cls,
-        num_tensors: int,
-        first_dims: torch.Tensor | None,
-        last_dims: torch.Tensor | None,
-        logical_first_dim: int,
-        logical_last_dim: int,
+        num_tensors: Count,
+        first_dims: HostSizes | None,
+        last_dims: HostSizes | None,
+        logical_first_dim: Size,
+        logical_last_dim: Size,
         quantizer: Quantizer | None = None,
-        device: Any = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> GroupedTensorStorage:
         """``num_tensors`` members of unspecified values, as ``quantizer`` makes them, or of ``dtype`` where there is none.
@@ -158,13 +183,16 @@ class GroupedTensorStorage:
     @classmethod
     def make_grouped_tensor_with_shapes(
         cls,
-        num_tensors: int,
-        shapes: Sequence[tuple[int, int]],
+        num_tensors: Count,
+        shapes: MemberShapes,
         quantizer: Quantizer | None = None,
-        device: Any = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
     ) -> GroupedTensorStorage:
-        """``make_grouped_tensor`` of members of these shapes."""
+        """``make_grouped_tensor`` of members of these shapes. Raises ``ShapeError`` unless there are ``num_tensors`` of them."""
+        if len(shapes) != num_tensors:
+            of = f"shapes of {cls.__name__}.make_grouped_tensor_with_shapes"
+            raise ShapeError(expected(f"{num_tensors}, which num_tensors says,", of=of, got=len(shapes), do="pass one for each member"))
         rows, columns = ([shape[i] for shape in shapes] for i in (0, 1))
         first, last = (None if len(set(dims)) == 1 else torch.tensor(dims, device=device) for dims in (rows, columns))
         if first is not None and last is not None:
@@ -175,7 +203,10 @@ class GroupedTensorStorage:
 
     @property
     def device(self) -> Any:
-        return next(buffer.device for buffer in self.get_data_tensors() if buffer is not None)
+        found = next((buffer for buffer in self.get_data_tensors() if buffer is not None), None)
+        if found is None:
+            raise ArgumentError(expected("data", of=f"device of a {type(self).__name__}", got="none", do="use it before it is cleared"))
+        return found.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -190,7 +221,7 @@ class GroupedTensorStorage:
         return torch.Size(self.logical_shape)
 
     def size(self, dim: int | None = None) -> Any:
-        return self.logical_shape if dim is None else self.logical_shape[dim]
+        return size_of(self.logical_shape, dim, type(self).__name__)
 
     def get_usages(self) -> dict[str, bool]:
         """Which copies are there: ``{"rowwise": ..., "columnwise": ...}``."""
@@ -217,13 +248,15 @@ class GroupedTensorStorage:
     def get_common_first_dim(self) -> int:
         """The rows that every member has."""
         if self.first_dims is not None:
-            raise ArgumentError(expected("members of equal rows", of="a grouped tensor", got="first_dims", do="read first_dims"))
+            raise ArgumentError(expected("members of equal rows", of="get_common_first_dim", got="first_dims", do="read first_dims"))
+        if not self.num_tensors:
+            raise ArgumentError(expected("members", of="get_common_first_dim", got="none", do="call it before the grouped tensor is cleared"))
         return self.logical_shape[0] // self.num_tensors if self.last_dims is None else self.logical_shape[0]
 
     def get_common_last_dim(self) -> int:
         """The columns that every member has."""
         if self.last_dims is not None:
-            raise ArgumentError(expected("members of equal columns", of="a grouped tensor", got="last_dims", do="read last_dims"))
+            raise ArgumentError(expected("members of equal columns", of="get_common_last_dim", got="last_dims", do="read last_dims"))
         return self.logical_shape[1]
 
     def split_into_quantized_tensors(self) -> list[Any]:
@@ -235,20 +268,40 @@ class GroupedTensorStorage:
         return [member.view(shape) for member, shape in zip(found, self.tensor_shapes, strict=True)] if self.quantizer is None else found
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> GroupedTensorStorage:
-        """The unquantized grouped tensor, in ``dtype`` (default: the nominal dtype)."""
-        return tex.group_dequantize(self, dtype if dtype is not None else self.fake_dtype)
+        """The unquantized grouped tensor, in ``dtype`` (default: the nominal dtype), with data of its own."""
+        dtype = dtype if dtype is not None else self.fake_dtype
+        if self.quantizer is not None:
+            return tex.group_dequantize(self, dtype)
+        if self.rowwise_data is None:
+            raise ArgumentError(expected("data", of=f"{type(self).__name__}.dequantize", got="none", do="use it before it is cleared"))
+        return GroupedTensorStorage(**{**self.get_metadata(), "data": self.rowwise_data.to(dtype, copy=True), "dtype": dtype})
 
-    def quantize(self, tensors: Sequence[Any], noop_flag: Any = None) -> tuple[Any, ...]:
-        """Quantize one tensor into each member, in place; returns the members."""
+    def quantize(self, tensors: Sources, noop_flag: NoopFlag | None = None) -> tuple[Any, ...]:
+        """Quantize one tensor into each member, in place; returns the members. Nothing is written where ``noop_flag[0] == 1``, nor where a tensor is
+        refused: ``ShapeError`` or ``DTypeError`` for one that its member cannot take."""
         found = self.split_into_quantized_tensors()
-        if len(tensors) != len(found):
-            raise ArgumentError(expected(f"{len(found)} tensors", of="a grouped tensor's quantize", got=len(tensors), do="pass one per member"))
+        self._check_sources(tensors, found)
         for tensor, member in zip(tensors, found, strict=True):
-            if self.quantizer is None:
-                member.copy_(tensor)
-            else:
+            if self.quantizer is not None:
                 member.quantize_(tensor, noop_flag=noop_flag)  # by the copies that there are, whichever the quantizer asks for
+                continue
+            values = tensor if isinstance(tensor, torch.Tensor) else tensor.dequantize()
+            member.copy_(values if noop_flag is None else torch.where(noop_flag.reshape(()) == 1, member, values.to(member)))
         return tuple(found)
+
+    def _check_sources(self, tensors: Sequence[Any], found: Sequence[Any]) -> None:
+        """Before the first member is written."""
+        of = f"of {type(self).__name__}.quantize"
+        if len(tensors) != len(found):
+            raise ArgumentError(expected(f"{len(found)} tensors", of=f"tensors {of}", got=len(tensors), do="pass one per member"))
+        for place, (tensor, member) in enumerate(zip(tensors, found, strict=True)):
+            if tuple(tensor.shape) != tuple(member.shape):
+                wanted, got = str(list(member.shape)), list(tensor.shape)
+                raise ShapeError(expected(wanted, of=f"tensors[{place}] {of}", got=got, do="pass a tensor of the member's shape"))
+            own = (self.fake_dtype,) if self.quantizer is None else ()
+            if isinstance(tensor, torch.Tensor) and (tensor.dtype not in (*FLOATS, *own) or tensor.is_meta):
+                wanted, got = "fp32, fp16 or bf16 with data", f"{tensor.dtype} on {tensor.device}"
+                raise DTypeError(expected(wanted, of=f"tensors[{place}] {of}", got=got, do="cast it"))
 
     def copy(self) -> GroupedTensorStorage:
         """Another description of the same buffers."""
@@ -271,15 +324,19 @@ class GroupedTensorStorage:
     def prepare_for_saving(self) -> tuple[list[Any], GroupedTensorStorage]:
         """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""
         tensors = [*self.get_data_tensors()]
-        self.restore_from_saved([None] * len(GROUPED_BUFFERS))
+        self._take([None] * len(GROUPED_BUFFERS))
         self.quantized_tensors = None
         return tensors, self
 
-    def restore_from_saved(self, tensors: list[Any]) -> list[Any]:
+    def restore_from_saved(self, tensors: Saved) -> list[Any]:
         """Take this storage's tensors from the front of ``tensors`` and return the rest."""
+        check_saved(self, tensors)
+        self._take(tensors)
+        return tensors[len(GROUPED_BUFFERS) :]
+
+    def _take(self, tensors: Sequence[Any]) -> None:
         for name, tensor in zip(GROUPED_BUFFERS, tensors, strict=False):
             setattr(self, name, tensor)
-        return tensors[len(GROUPED_BUFFERS) :]
 
     @property
     def _saved_shape(self) -> tuple[int, ...]:
@@ -301,13 +358,16 @@ class GroupedTensorStorage:
 
     def clear(self) -> None:
         """Drop everything."""
-        self.restore_from_saved([None] * len(GROUPED_BUFFERS))
+        self._take([None] * len(GROUPED_BUFFERS))
         self.logical_shape, self.num_tensors, self.tensor_shapes = (0, 0), 0, []
         self.quantizer = self.quantized_tensors = None
         self.offsets = self.scale_inv_offsets = self.columnwise_scale_inv_offsets = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_tensors} in {list(self.logical_shape)}, {self.fake_dtype}, {self.quantizer})"
+
+
+check_methods(GroupedTensorStorage)
 
 
 def _empty_buffers(quantizer: Any, layout: GroupLayout, dtype: Any, device: Any) -> dict[str, Any]:

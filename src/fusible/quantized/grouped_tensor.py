@@ -9,12 +9,15 @@ from typing import Any, Self
 import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.quantized.arguments import Grouped, NoopFlag, Source, Storage
 from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kind_of_grouped
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import note_written
 from fusible.quantized.tensor import QuantizedTensor
+from fusible.tex.argument_kinds import shown
 from fusible.tex.grouped_call import layout_of_grouped
+from fusible.tex.protocol import to_torch
 
 __all__ = ["GroupedTensor"]
 
@@ -47,7 +50,9 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         if shapes and all(tuple(member) == tuple(shapes[0]) for member in shapes):
             shape = (len(shapes), *shapes[0])
         if device is None:
-            device = next(field.device for field in fields.values() if isinstance(field, torch.Tensor))
+            device = next((field.device for field in fields.values() if isinstance(field, torch.Tensor)), None)
+        if device is None:
+            raise ArgumentError(expected("tensors", of=f"the buffers of a {cls.__name__}", got="none", do="pass data"))
         return torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=device, requires_grad=requires_grad)
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, *, requires_grad: bool = False, stride: Any = None, **fields: Any) -> None:
@@ -55,7 +60,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         GroupedTensorStorage.__init__(self, shape, dtype, **fields)
 
     @classmethod
-    def from_storage(cls, storage: GroupedTensorStorage, *, requires_grad: bool = False) -> Self:
+    def from_storage(cls, storage: Grouped, *, requires_grad: bool = False) -> Self:
         """A tensor over the buffers of ``storage``."""
         return cls(storage.logical_shape, storage.fake_dtype, requires_grad=requires_grad, **_fields(storage))
 
@@ -79,11 +84,13 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         """Another tensor over the same buffers."""
         return self._like(requires_grad=self.requires_grad)
 
-    def quantize_(self, tensor: torch.Tensor, *, noop_flag: Any = None) -> Self:
-        """Overwrite all members with ``tensor``, of this tensor's shape."""
+    def quantize_(self, tensor: Source, *, noop_flag: NoopFlag | None = None) -> Self:
+        """Overwrite all members with ``tensor``, of this tensor's shape; nothing where ``noop_flag[0] == 1``."""
         shapes = self._arranged()
+        if not isinstance(tensor, torch.Tensor):
+            tensor = tensor.dequantize()
         if tuple(tensor.shape) != tuple(self.shape):
-            raise ShapeError(expected(str(list(self.shape)), of="what is written to a GroupedTensor", got=list(tensor.shape), do="pass that shape"))
+            raise ShapeError(expected(str(list(self.shape)), of="tensor of GroupedTensor.quantize_", got=list(tensor.shape), do="pass that shape"))
         flat = tensor.detach().reshape(-1)
         parts = flat.split([math.prod(shape) for shape in shapes])
         self.quantize([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], noop_flag)
@@ -100,6 +107,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
 
     def _dequantized(self, dtype: Any) -> Any:
         self._arranged()
+        dtype = to_torch(dtype)
         if self.quantizer is None and self.tensor_offsets is None:
             return self.rowwise_data.detach()[: math.prod(self.shape)].view(self.shape).to(dtype)
         members = self.split_into_quantized_tensors()
@@ -112,7 +120,15 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         return {**fields, **moved, "quantizer": quantizer(self.quantizer)}
 
     def _made(self, shape: Sequence[int], fields: dict[str, Any], *, requires_grad: bool = False, **options: Any) -> Self:
-        return type(self)(self.logical_shape, self.fake_dtype, requires_grad=requires_grad, **fields, **options)
+        fields = dict(fields)
+        dtype = fields.pop("fake_dtype", self.fake_dtype)
+        if tuple(shape) != tuple(self.shape):
+            of = "shape of a tensor like a GroupedTensor"
+            raise ShapeError(expected(str(list(self.shape)), of=of, got=list(shape), do="leave it: the members' shapes say it"))
+        if self.quantizer is None and dtype is not self.fake_dtype:
+            of = "dtype of a tensor over the data of an unquantized GroupedTensor"
+            raise DTypeError(expected(str(self.fake_dtype), of=of, got=dtype, do="cast it by to(dtype)"))
+        return type(self)(self.logical_shape, dtype, requires_grad=requires_grad, **fields, **options)
 
     def _adopt(self, fields: dict[str, Any]) -> None:
         GroupedTensorStorage.__init__(self, self.logical_shape, self.fake_dtype, **fields)
@@ -123,10 +139,14 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         like = other.quantizer is None if self.quantizer is None else self.quantizer.quantizes_like(other.quantizer)
         return like and all(mine is None or (theirs is not None and mine.shape == theirs.shape) for mine, theirs in self._pairs(other))
 
-    def copy_from_storage(self, src: Any) -> None:
+    def _same_format(self, other: Any) -> bool:
+        """Whether rows of both can be joined by their bytes: a group's cannot, which are its members'."""
+        return False
+
+    def copy_from_storage(self, src: Storage) -> None:
         """Copy the buffers that both have. Raises ``ArgumentError`` where ``src`` has other members or another format."""
         if not self._takes_bytes_of(src):
-            raise ArgumentError(expected(f"members like those of {self!r}", of="copy_from_storage", got=repr(src), do="quantize them likewise"))
+            raise ArgumentError(expected(f"members like those of {self!r}", of="copy_from_storage", got=shown(src), do="quantize them likewise"))
         for mine, theirs in self._pairs(src):
             if mine is not None:
                 mine.copy_(theirs)
@@ -142,6 +162,9 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
 
     def _rows(self, start: int, stop: int) -> Any:
         return None
+
+    def _of_rows(self, buffers: Sequence[Any], meta: dict[str, Any]) -> Any:
+        return self.fsdp_extract_buffers()
 
     def fsdp_extract_buffers(self) -> Any:
         """Refused: the members of a shard would be cut."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-__all__ = ["resolved"]
+from fusible.errors import ArgumentError, expected
+
+__all__ = ["resolved", "size_of"]
 
 
 def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:
@@ -18,3 +21,12 @@ def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:
     for size in have:
         elements *= size
     return tuple(elements // max(known, 1) if size == -1 else size for size in wanted)
+
+
+def size_of(shape: Any, dim: int | None, of: str) -> Any:
+    """``shape``, or its size in a dimension. Raises ``ArgumentError`` for a dimension that it lacks."""
+    if dim is None:
+        return shape
+    if not -len(shape) <= dim < len(shape):
+        raise ArgumentError(expected(f"a dimension of {list(shape)}", of=f"dim of {of}.size", got=dim, do="pass one"))
+    return shape[dim]

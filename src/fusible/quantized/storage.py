@@ -13,7 +13,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.quantized.arguments import Buffers, DTypeLike, Extracted, NoopFlag, QuantizerLike, Saved, Source, Storage, check_methods
 from fusible.quantized.gathered import check_saved, whole_fields
-from fusible.quantized.shapes import resolved
+from fusible.quantized.shapes import resolved, size_of
 from fusible.tex import DType
 
 __all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_written"]
@@ -102,7 +102,7 @@ class FieldStorage(QuantizedTensorStorage):
         return next(tensor for tensor in self.get_data_tensors() if tensor is not None).device
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        return size_of(self.shape, dim, type(self).__name__)
 
     def get_data_tensors(self) -> tuple[Any, ...]:
         """The row-wise and the column-wise data."""

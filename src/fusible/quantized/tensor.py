@@ -238,10 +238,10 @@ class QuantizedTensor(torch.Tensor):
         that a delayed-scaling quantizer has recorded, of which all shards take the largest: from it follow their next scales.
         """
         quantizer = self._quantizer
+        buffers, meta = self.fsdp_extract_buffers()
         if mesh is not None and hasattr(quantizer, "with_amax_reduction") and not quantizer.with_amax_reduction:
             self._quantizer = quantizer.copy()
             self._quantizer.with_amax_reduction, self._quantizer.amax_reduction_group = True, mesh.get_group()
-        buffers, meta = self.fsdp_extract_buffers()
         common = [value.reshape(1) for value in _common(meta) if value.numel() == 1]
         recorded = [amax.reshape(1)] if (amax := recorded_amax(quantizer)) is not None else []
         return (*buffers, *common, *recorded), (meta, self.get_usages(), len(buffers), len(common))
