@@ -24,7 +24,10 @@ __all__ = [
     "MissingNameError",
     "NotServedError",
     "ShapeError",
+    "check_callable",
+    "check_class",
     "check_number",
+    "check_switch",
     "expected",
 ]
 
@@ -46,6 +49,28 @@ def check_number(value: float, of: str, *, least: float | None = None, below: fl
         raise DTypeError(expected(wanted, of=of, got=f"a {type(value).__name__} that is none", do="pass such a number")) from error
     if not (math.isfinite(number) and (least is None or number >= least) and (below is None or number < below)):
         raise ArgumentError(expected(wanted, of=of, got=value, do="pass such a number"))
+
+
+def check_callable(value: object, of: str, *, optional: bool = False) -> None:
+    """Raise ``DTypeError`` unless ``value`` can be called, or is None where that is ``optional``."""
+    if not callable(value) and not (optional and value is None):
+        raise DTypeError(expected("a function" + " or None" * optional, of=of, got=_short(value), do="pass one"))
+
+
+def check_class(value: object, of: str) -> None:
+    """Raise ``DTypeError`` unless ``value`` is a class."""
+    if not isinstance(value, type):
+        raise DTypeError(expected("a class", of=of, got=_short(value), do="pass the class itself"))
+
+
+def check_switch(value: object, of: str, *, optional: bool = False) -> None:
+    """Raise ``DTypeError`` unless ``value`` is True or False, or None where that is ``optional``."""
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise DTypeError(expected("True or False" + " or None" * optional, of=of, got=_short(value), do="pass one of these"))
+
+
+def _short(value: object) -> str:
+    return repr(value) if value is None or isinstance(value, bool | int | float | str) else f"a {type(value).__qualname__}"
 
 
 class FusibleError(Exception):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from fusible import nvte
-from fusible.errors import DTypeError, expected
+from fusible.errors import DTypeError, check_callable, expected
 from fusible.locks import Lock
 from fusible.nvte import PassKind
 from fusible.ops import Op
@@ -115,6 +115,7 @@ def register_fusion_backward(function: F, *, when: Condition | None = None) -> F
 def unregister_fusion(function: Callable[..., Any]) -> None:
     """Forget every fusion made of ``function``."""
     global _epoch
+    check_callable(function, "function of unregister_fusion")
     with _lock:
         for fusions in _fusions.values():
             fusions[:] = [fusion for fusion in fusions if fusion.function is not function]
@@ -123,6 +124,8 @@ def unregister_fusion(function: Callable[..., Any]) -> None:
 
 def _register(kind: PassKind, function: F, when: Condition | None) -> F:
     global _epoch
+    check_callable(function, f"function of register_fusion_{kind}")
+    check_callable(when, f"when of register_fusion_{kind}", optional=True)
     fusion = Fusion(kind, function, _pattern(kind, function), when)
     with _lock:
         _fusions[kind].append(fusion)

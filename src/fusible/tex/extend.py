@@ -17,8 +17,8 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, TypeVar
 
-from fusible.errors import ArgumentError, expected
-from fusible.tex.admission import check_method
+from fusible.errors import ArgumentError, DTypeError, check_callable, expected
+from fusible.tex.admission import check_method, nearest
 from fusible.tex.dispatch import dispatcher
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, unserved_method
@@ -28,6 +28,18 @@ __all__ = ["declare", "implement", "undeclare"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_DECLARED: set[str] = set()
+"""The functions from outside the package."""
+
+
+def _check_function(function: Any, of: str) -> str:
+    """The name of a function. Raises ``DTypeError`` for what is none."""
+    check_callable(function, of)
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise DTypeError(expected("a function with a name", of=of, got=f"a {type(function).__qualname__}", do="write it with def"))
+    return name
+
 
 def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a function to tex: the decorated one gives name, signature and documentation; its body is not used.
@@ -36,7 +48,12 @@ def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     ``ArgumentError`` where tex has the name already or ``asks`` names no such parameter.
     """
 
+    for ask in asks:
+        if not isinstance(ask, str):
+            raise ArgumentError(expected("names of parameters", of="asks of declare", got=type(ask).__qualname__, do="pass texts"))
+
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check_function(function, "what declare decorates")
         name, signature = function.__name__, inspect.signature(function)
         if hasattr(TEXBackendBase, name):
             raise ArgumentError(expected("a new name", of="a function declared to tex", got=repr(name), do="choose another one"))
@@ -45,6 +62,7 @@ def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                 of = f"the deciding arguments of {name}"
                 raise ArgumentError(expected("parameters without defaults", of=of, got=repr(ask), do="name a parameter"))
 
+        _DECLARED.add(name)
         declaration = DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(function) or "")
         setattr(TEXBackendBase, name, unserved_method(declaration))
         return dispatcher(declaration)
@@ -53,8 +71,11 @@ def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def undeclare(function: Callable[..., Any]) -> None:
-    """Forget a function that ``declare`` made, and its implementations."""
-    name = function.__name__
+    """Forget a function that ``declare`` made, and its implementations. Raises ``ArgumentError`` for any other."""
+    name = _check_function(function, "function of undeclare")
+    if name not in _DECLARED:
+        raise ArgumentError(expected("a function that declare made", of="function of undeclare", got=name, do="pass what declare gave"))
+    _DECLARED.discard(name)
     DECLARATIONS.pop(name)
     for backend in registry.ordered():
         if name in vars(type(backend)):
@@ -66,13 +87,18 @@ def undeclare(function: Callable[..., Any]) -> None:
 def implement(function: Callable[..., Any], *, backend: str) -> Callable[[F], F]:
     """Give the registered backend ``backend`` a method for a declared function: ``(backend, *args, **kwargs)``.
 
-    Raises ``BackendError`` for an unknown backend, and for a method that does not take what the function is declared with.
+    Raises ``BackendError`` for an unknown backend, and for a method that does not take what the function is declared with, ``ArgumentError`` for a
+    function that tex lacks.
     """
+    name = _check_function(function, "function of implement")
+    if name not in DECLARATIONS:
+        raise ArgumentError(expected("a function of tex", of="function of implement", got=f"{name}{nearest(name)}", do="declare it by tex.declare"))
 
     def attach(method: F) -> F:
+        check_callable(method, "what implement decorates")
         found = registry.find(backend)
-        check_method(DECLARATIONS[function.__name__], MethodType(method, found), found.NAME)
-        setattr(type(found), function.__name__, method)
+        check_method(DECLARATIONS[name], MethodType(method, found), found.NAME)
+        setattr(type(found), name, method)
         registry.changed()
         return method
 

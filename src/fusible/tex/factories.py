@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fusible.errors import DTypeError, expected
+from fusible.errors import DTypeError, check_callable, check_class, expected
 
 __all__ = ["build_quantized", "register_factory"]
 
@@ -22,6 +22,8 @@ def register_factory(quantizer_class: type, factory: Callable[..., Any]) -> None
     The fields are those of the format (``data``, ``data_transpose``, ``scale_inv``, ``fp8_dtype`` for Float8), beside ``shape`` (logical) and
     ``dtype`` (the nominal, unquantized one).
     """
+    check_class(quantizer_class, "quantizer_class of register_factory")
+    check_callable(factory, "factory of register_factory")
     _FACTORIES[quantizer_class] = factory
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, check_callable, check_class, expected
 from fusible.tex.protocol import scaling
 
 __all__ = [
@@ -74,6 +74,8 @@ def register_grouped_factory(quantizer_class: type, factory: Callable[..., Any])
     ``columnwise_data``, ``scale_inv``, ``columnwise_scale_inv``, ``amax``, ``columnwise_amax``, ``first_dims``, ``last_dims``, ``tensor_offsets``,
     ``with_gemm_swizzled_scales``, and of NVFP4 those of ``NVFP4_OPTIONS``. ``type(None)`` stands for no quantizer.
     """
+    check_class(quantizer_class, "quantizer_class of register_grouped_factory")
+    check_callable(factory, "factory of register_grouped_factory")
     _FACTORIES[quantizer_class] = factory
 
 

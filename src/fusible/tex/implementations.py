@@ -76,15 +76,39 @@ def _check(one: Any) -> None:
     if lacking:
         got = f"{one!r} without {', '.join(lacking)}"
         raise BackendError(expected("objects with op_name, impl_id, kind and fn", of="register_many", got=got, do="pass tex.OpImpl"))
+    if not isinstance(one.impl_id, str) or not one.impl_id.removeprefix("vendor."):
+        raise BackendError(expected("a text", of="impl_id of an implementation", got=repr(one.impl_id), do="pass one such as vendor.hygon"))
     of = f"the implementation {one.impl_id}"
+    _check_options(one, of)
     if not callable(one.fn):
         raise BackendError(expected("a function", of=of, got=repr(one.fn), do="pass it as fn"))
+    if not isinstance(one.op_name, str):
+        raise BackendError(expected("a function's name", of=f"op_name of {of}", got=type(one.op_name).__qualname__, do="pass a text"))
     if one.op_name not in DECLARATIONS and one.op_name not in _NO_FUNCTIONS:
         raise BackendError(expected("functions of tex", of=of, got=f"{one.op_name}{nearest(str(one.op_name))}", do="look the names up in dir(tex)"))
     if _kind(one) not in {kind.value for kind in BackendImplKind}:
         raise BackendError(expected("a kind of flagos, vendor or reference", of=of, got=repr(one.kind), do="pass a BackendImplKind"))
     if _kind(one) == "vendor" and not getattr(one, "vendor", None):
         raise BackendError(expected("a vendor", of=of, got="none", do="pass vendor"))
+
+
+def _check_options(one: Any, of: str) -> None:
+    """What an implementation may have beside: a vendor, a priority, and the calls that it takes."""
+    vendor, priority, dtypes, arch = (getattr(one, name, None) for name in ("vendor", "priority", "supported_dtypes", "min_arch"))
+    wrong = {
+        ("vendor", "a text or None"): not isinstance(vendor, str | None),
+        ("priority", "a number"): hasattr(one, "priority") and (isinstance(priority, bool) or not isinstance(priority, int | float)),
+        ("supported_dtypes", "a set of dtypes' names, or None"): dtypes is not None and not _are_dtypes(dtypes),
+        ("min_arch", 'a text such as "sm_90", or None'): not isinstance(arch, str | None),
+    }
+    for (name, what), found in wrong.items():
+        if found:
+            raise BackendError(expected(what, of=f"{name} of {of}", got=repr(getattr(one, name)), do="pass one"))
+
+
+def _are_dtypes(given: Any) -> bool:
+    is_list = isinstance(given, Iterable) and not isinstance(given, str | torch.Tensor)
+    return is_list and all(isinstance(item, str | torch.dtype) for item in given)
 
 
 def _kind(one: Any) -> str:

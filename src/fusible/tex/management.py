@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 from weakref import ref
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_switch, expected
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.policy import Policy
@@ -112,6 +112,7 @@ def set_backend(name: str | None, *, strict: bool | None = None) -> _Change:
     What the backend lacks goes to the fallback backend, then to the others by priority, unless ``strict``. Raises ``BackendError`` for an unknown or
     unavailable name; the policy then stays as it was.
     """
+    check_switch(strict, "strict of set_backend", optional=True)
     changes: dict[str, Any] = {"forced": name}
     if strict is not None:
         changes["strict"] = strict

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fusible.errors import check_callable, check_class
+
 __all__ = ["kind", "register_kind", "sort"]
 
 
@@ -46,6 +48,8 @@ _VALUES = frozenset({bool, int, float, str, type(None), torch.dtype, torch.devic
 
 def register_kind(cls: type, describe: Callable[[Any], Hashable]) -> None:
     """Describe instances of ``cls`` (and of its subclasses that register nothing) by ``describe(instance)`` when a backend is chosen."""
+    check_class(cls, "cls of register_kind")
+    check_callable(describe, "describe of register_kind")
     KINDS[cls] = describe
 
 

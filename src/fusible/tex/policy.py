@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusible import knobs
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_switch, expected
 from fusible.tex.interface.base import TEXBackendBase
 
 __all__ = ["KINDS_OF_BACKENDS", "Policy", "matches", "vendor_names"]
@@ -47,6 +47,8 @@ class Policy:
         for name in ("forced", "fallback"):
             if not isinstance(getattr(self, name), str | None):
                 raise _wrong("a backend's name or None", name, getattr(self, name))
+        for name in ("strict", "debug"):
+            check_switch(getattr(self, name), f"{name} of a policy")
         if self.prefer is not None and self.prefer not in _PREFERENCES:
             raise _wrong(f"one of {', '.join(_PREFERENCES)} or None", "prefer", self.prefer)
         for name in ("allow_vendors", "deny_vendors"):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
-from fusible.errors import ArgumentError, BackendError, NotServedError, expected
+from fusible.errors import ArgumentError, BackendError, NotServedError, check_switch, expected
 from fusible.locks import Lock
 from fusible.tex.admission import admitted, nearest
 from fusible.tex.decision import Decision, refusal
@@ -58,6 +58,7 @@ class Registry:
         the reference. Raises ``BackendError`` for those, for a class without a name, with a public method that tex does not have (a misspelt
         function would never be served), or with a method that does not take what its function is declared with.
         """
+        check_switch(replace, "replace of register_backend")
         if cls is None:
             return lambda cls: self.register_backend(cls, replace=replace)
         backend = admitted(cls)
@@ -334,8 +335,10 @@ class Registry:
 
     def find(self, name: str, asked: str = "") -> TEXBackendBase:
         """The backend of a name. Raises ``BackendError`` for an unknown one, with what ``asked`` for it."""
+        if not isinstance(name, str):
+            raise BackendError(expected("a backend's name", of="what names a backend", got=type(name).__qualname__, do="pass a text"))
         self.load_plugins()
-        backend = self._backends.get(name.lower()) if isinstance(name, str) else None
+        backend = self._backends.get(name.lower())
         if backend is None:
             raise BackendError(f"Backend '{name}' not found. Available backends: {self._available()}{asked}{self._failures()}")
         return backend

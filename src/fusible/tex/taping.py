@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fusible.errors import check_callable
 from fusible.tex.scope import here, update_here
 
 __all__ = ["Heard", "listening"]
@@ -23,6 +24,7 @@ class Heard(NamedTuple):
 @contextmanager
 def listening(note: Callable[[Heard], None]) -> Iterator[None]:
     """Tell ``note`` of every tex call that this thread makes in the body, once it is done. Its tensors live no longer for it."""
+    check_callable(note, "note of listening")
     now = here.get()
     former = now.note if now is not None else None
     update_here(note=note)

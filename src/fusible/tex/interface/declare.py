@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from fusible.errors import NotServedError
+from fusible.errors import NotServedError, check_callable
 
 __all__ = ["DECLARATIONS", "Declaration", "Request", "by_name", "function", "requires", "unserved_method"]
 
@@ -135,7 +135,10 @@ def function(
 def requires(supports: Callable[[Request], str | None]) -> Callable[[F], F]:
     """Attach to a backend's method its answer to a request: the reason for refusing it, or None."""
 
+    check_callable(supports, "supports of requires")
+
     def attach(method: F) -> F:
+        check_callable(method, "what requires decorates")
         method.__supports__ = supports  # type: ignore[attr-defined]
         return method
 
