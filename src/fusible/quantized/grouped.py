@@ -25,11 +25,11 @@ from fusible.quantized.arguments import (
     check_methods,
 )
 from fusible.quantized.gathered import check_saved
+from fusible.quantized.group_buffers import ARGUMENTS, check_sources, empty_buffers, empty_member
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.shapes import size_of
-from fusible.quantized.tensor_operations import FLOATS
-from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, layout_of, layout_of_grouped, member_fields, members, register_grouped_factory
+from fusible.tex.grouped_call import NVFP4_OPTIONS, layout_of, layout_of_grouped, members, register_grouped_factory
 from fusible.tex.protocol import scaling
 
 __all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
@@ -47,8 +47,6 @@ GROUPED_BUFFERS = (
     "tensor_offsets",
 )
 _DESCRIBING = ("scale", "first_dims", "last_dims", "tensor_offsets")
-_ARGUMENTS = {"rowwise_data": "data"}
-"""The buffers whose argument has another name."""
 
 
 class GroupedTensorStorage:
@@ -61,7 +59,7 @@ class GroupedTensorStorage:
     ``dtype``. The buffers are shared with the members that ``split_into_quantized_tensors`` gives, and with a ``copy``.
     """
 
-    _TENSORS: ClassVar[dict[str, str]] = {_ARGUMENTS.get(name, name): name for name in GROUPED_BUFFERS}
+    _TENSORS: ClassVar[dict[str, str]] = {ARGUMENTS.get(name, name): name for name in GROUPED_BUFFERS}
     _PARTS: ClassVar[dict[str, str]] = {}
     _OPTIONS: ClassVar[tuple[str, ...]] = ("num_tensors", "shapes", *NVFP4_OPTIONS, "with_gemm_swizzled_scales")
 
@@ -175,7 +173,7 @@ class GroupedTensorStorage:
         offsets = None if first_dims is None and last_dims is None else torch.tensor([*layout.offsets, layout.total], device=device)
         described = {"num_tensors": num_tensors, "first_dims": first_dims, "last_dims": last_dims, "tensor_offsets": offsets}
         described |= {"shapes": layout.shapes, "offsets": [*layout.offsets, layout.total], "quantizer": quantizer}
-        buffers = _empty_buffers(quantizer, layout, dtype, device)
+        buffers = empty_buffers(quantizer, layout, dtype, device)
         made = cls((logical_first_dim, logical_last_dim), dtype or torch.float32, **described, **buffers)
         made.quantized_tensors = made.split_into_quantized_tensors()
         return made
@@ -264,7 +262,7 @@ class GroupedTensorStorage:
         if self.tensor_shapes is None:
             layout = layout_of_grouped(self)
             self.tensor_shapes, self.offsets = [*layout.shapes], [*layout.offsets, layout.total]
-        found = members(self, _empty)
+        found = members(self, empty_member)
         return [member.view(shape) for member, shape in zip(found, self.tensor_shapes, strict=True)] if self.quantizer is None else found
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> GroupedTensorStorage:
@@ -280,7 +278,8 @@ class GroupedTensorStorage:
         """Quantize one tensor into each member, in place; returns the members. Nothing is written where ``noop_flag[0] == 1``, nor where a tensor is
         refused: ``ShapeError`` or ``DTypeError`` for one that its member cannot take."""
         found = self.split_into_quantized_tensors()
-        self._check_sources(tensors, found)
+        own = self.fake_dtype if self.quantizer is None else None
+        check_sources(tensors, found, own, f"{type(self).__name__}.quantize")
         for tensor, member in zip(tensors, found, strict=True):
             if self.quantizer is not None:
                 member.quantize_(tensor, noop_flag=noop_flag)  # by the copies that there are, whichever the quantizer asks for
@@ -288,20 +287,6 @@ class GroupedTensorStorage:
             values = tensor if isinstance(tensor, torch.Tensor) else tensor.dequantize()
             member.copy_(values if noop_flag is None else torch.where(noop_flag.reshape(()) == 1, member, values.to(member)))
         return tuple(found)
-
-    def _check_sources(self, tensors: Sequence[Any], found: Sequence[Any]) -> None:
-        """Before the first member is written."""
-        of = f"of {type(self).__name__}.quantize"
-        if len(tensors) != len(found):
-            raise ArgumentError(expected(f"{len(found)} tensors", of=f"tensors {of}", got=len(tensors), do="pass one per member"))
-        for place, (tensor, member) in enumerate(zip(tensors, found, strict=True)):
-            if tuple(tensor.shape) != tuple(member.shape):
-                wanted, got = str(list(member.shape)), list(tensor.shape)
-                raise ShapeError(expected(wanted, of=f"tensors[{place}] {of}", got=got, do="pass a tensor of the member's shape"))
-            own = (self.fake_dtype,) if self.quantizer is None else ()
-            if isinstance(tensor, torch.Tensor) and (tensor.dtype not in (*FLOATS, *own) or tensor.is_meta):
-                wanted, got = "fp32, fp16 or bf16 with data", f"{tensor.dtype} on {tensor.device}"
-                raise DTypeError(expected(wanted, of=f"tensors[{place}] {of}", got=got, do="cast it"))
 
     def copy(self) -> GroupedTensorStorage:
         """Another description of the same buffers."""
@@ -315,7 +300,7 @@ class GroupedTensorStorage:
 
     def get_metadata(self) -> dict[str, Any]:
         """The fields, as the constructor takes them; of the members' shapes those that the host was given, and never what it read of a tensor."""
-        fields = {_ARGUMENTS.get(name, name): getattr(self, name) for name in GROUPED_BUFFERS}
+        fields = {ARGUMENTS.get(name, name): getattr(self, name) for name in GROUPED_BUFFERS}
         options = {name: getattr(self, name) for name in ("num_tensors", "quantizer", "row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")}
         shapes = self.tensor_shapes if self.all_same_shape() else None
         swizzled = self._with_gemm_swizzled_scales
@@ -347,7 +332,7 @@ class GroupedTensorStorage:
         """Why the buffers cannot be those of the members that are described, or None."""
         try:
             layout = layout_of_grouped(self)
-            wanted = _empty_buffers(self.quantizer, layout, self.fake_dtype, "meta")
+            wanted = empty_buffers(self.quantizer, layout, self.fake_dtype, "meta")
         except (ArgumentError, DTypeError, NotServedError) as error:
             return str(error)
         for argument, name in self._TENSORS.items():
@@ -368,26 +353,6 @@ class GroupedTensorStorage:
 
 
 check_methods(GroupedTensorStorage)
-
-
-def _empty_buffers(quantizer: Any, layout: GroupLayout, dtype: Any, device: Any) -> dict[str, Any]:
-    """New buffers for members of a layout, by argument: as large as all that they consist of by themselves."""
-    if quantizer is None:
-        return {"data": torch.empty(layout.total, dtype=dtype, device=device)}
-    buffers: dict[str, Any] = {"with_gemm_swizzled_scales": bool(quantizer.optimize_for_gemm)}
-    buffers |= {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
-    found, fields = [_empty(quantizer, shape, torch.float32, "meta") for shape in layout.shapes], member_fields(quantizer)
-    for field, attribute in fields.items():
-        of_copy = fields["columnwise_data" if field.startswith("columnwise") else "rowwise_data"]
-        parts = [getattr(member, attribute) for member in found if getattr(member, of_copy) is not None]
-        if parts:
-            count = sum(part.numel() for part in parts)
-            buffers[_ARGUMENTS.get(field, field)] = torch.empty(count, dtype=parts[0].dtype, device=device)
-    return buffers
-
-
-def _empty(quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
-    return tex.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)
 
 
 def _make_grouped(like: Any, /, **fields: Any) -> GroupedTensorStorage:
