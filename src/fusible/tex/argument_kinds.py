@@ -179,7 +179,7 @@ _NAMES: dict[str, Any] = {
     "Sequence": _ListOf(),
     "Shape": _List("a list of sizes", lambda value: True, _SIZE),
     "Tensor": Kind("a tensor", _is_tensor),
-    "bool": Kind("a bool", is_flag, at_once=frozenset({bool})),
+    "bool": Kind("a bool", lambda x: x is None or is_flag(x)),  # which None is for NVIDIA's binding
     "float": Kind("a number", _is_float),
     "int": _INT,
     "list": _ListOf(),
@@ -194,8 +194,11 @@ _NAMES: dict[str, Any] = {
 """The words that an annotation is made of."""
 
 
-_PYTHONS = ("Count", "DeviceName", "FP8Format", "Iterable", "Sequence", "bool", "float", "int", "list", "str", "torch")
-"""Those that mean the same in every room."""
+_PYTHONS = {
+    **{name: _NAMES[name] for name in ("Count", "DeviceName", "FP8Format", "Iterable", "Sequence", "float", "int", "list", "str", "torch")},
+    "bool": Kind("a bool", is_flag, at_once=frozenset({bool})),
+}
+"""Those of every room."""
 
 
 @functools.cache
@@ -209,7 +212,7 @@ def kind_of(annotation: Any, known: Mapping[str, Any] | None = None) -> Kind | N
     With ``known``, its names (of kinds, or of what has kinds as attributes) and Python's own take the place of the interface's.
     """
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return _kind(text) if known is None else _evaluated(text, {**{name: _NAMES[name] for name in _PYTHONS}, **known})
+    return _kind(text) if known is None else _evaluated(text, {**_PYTHONS, **known})
 
 
 def _evaluated(text: str, names: Mapping[str, Any]) -> Kind | None:

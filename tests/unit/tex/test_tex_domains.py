@@ -16,8 +16,9 @@ import torch
 from fusible import tex
 from fusible.errors import FusibleError
 from fusible.tex import enums
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Flag, Integers, Number, Presence, domain_of
+from fusible.tex.interface.domains import Domain, DTypes, Enumeration, Epsilon, Flag, Integers, Number, Presence, domain_of
 from fusible.tex.protocol import to_torch
 
 Place = tuple[str, str, Domain, bool]
@@ -52,7 +53,7 @@ def outside(domain: Domain) -> list[Any]:
     if isinstance(domain, Presence):
         return [None]
     if isinstance(domain, Flag):
-        return [None, "no", 2, 1.0, 0.0, [True], object(), torch.tensor(True), np.array([True]), enums.NVTE_Fused_Attn_Backend(1)]
+        return ["no", 2, 1.0, 0.0, [True], object(), torch.tensor(True), np.array([True]), enums.NVTE_Fused_Attn_Backend(1)]
     if isinstance(domain, Integers):
         wrong = [torch.zeros(2, dtype=dtype) for dtype in (torch.int64, torch.int16, torch.float32, torch.bool)]
         return [*wrong, None, 3, [0, 1], *([torch.zeros((), dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int32)] if domain.rank else [])]
@@ -81,7 +82,7 @@ def inside(domain: Domain) -> list[Any]:
     if isinstance(domain, Presence):
         return [0]
     if isinstance(domain, Flag):
-        return [True, False, 1, 0, np.True_, np.False_]
+        return [True, False, None, 1, 0, np.True_, np.False_]
     if isinstance(domain, Integers):
         return [torch.zeros(2, dtype=torch.int32), torch.nn.Parameter(torch.zeros(0, dtype=torch.int32), requires_grad=False)]
     assert isinstance(domain, Number)
@@ -167,3 +168,39 @@ def test_every_enumeration_and_every_number_of_the_interface_has_a_domain() -> N
                 assert isinstance(marked.get(key), Integers), key
             if str(parameter.annotation) in ("int", "float"):
                 assert isinstance(marked.get(key), Number), key
+
+
+def test_a_flag_of_none_is_false_to_the_backend_and_to_whoever_listens() -> None:
+    """As in NVIDIA's binding, whose caster takes None for False. Where None is a value of its own it stays None."""
+
+    @tex.declare("x")
+    def flagged(x: Tensor, flag: bool, known: bool | None, default: bool = True, *, named: bool = True, epsilon: Epsilon = 1.0) -> Any:
+        """What came of each argument."""
+
+    try:
+        tex.implement(flagged, backend="torch")(lambda backend, x, flag, known, default, *, named, epsilon: (flag, known, default, named))
+        x, heard = torch.ones(1), []
+        with tex.listening(lambda call: heard.append((call.args[1:], call.kwargs["named"], call.result))):
+            for value in (None, False, True, 0, np.True_):
+                passed = False if value is None else value
+                result = flagged(x, value, None, value, named=value)
+                assert [type(got) for got in result] == [type(passed), type(None), type(passed), type(passed)]
+                assert result == (passed, None, passed, passed)
+                assert heard.pop() == ((passed, None, passed), passed, result)
+        assert flagged(x, True, None) == (True, None, True, True) == flagged(x, default=True, known=None, flag=True)
+        for wrong in ("no", 2, 1.0, [True]):
+            with pytest.raises(FusibleError, match="Expected a bool of flag of flagged, got "):
+                flagged(x, wrong, None)
+    finally:
+        tex.undeclare(flagged)
+
+
+def test_every_flag_of_the_interface_takes_none_so() -> None:
+    flags = {(function, argument): domain for function, argument, domain, optional in PLACES if isinstance(domain, Flag) and not optional}
+    for place, domain in flags.items():
+        variables = {"flag": None}
+        assert eval(domain.fast("flag", lambda value: "_"), variables) and variables["flag"] is False, place
+        for value in (True, False):
+            variables = {"flag": value}
+            assert eval(domain.fast("flag", lambda value: "_"), variables) and variables["flag"] is value, place
+    assert len(flags) > 60

@@ -1,7 +1,8 @@
 """What the arguments of a tex function may be, told by their annotations: members of an enumeration, numbers with a domain, dtypes.
 
 A declaration that says ``eps: Epsilon`` or ``attn_mask_type: NVTE_Mask_Type`` has its calls checked: the dispatcher puts the test of each such
-argument, a comparison or two, before everything else, for every backend alike. What passes is handed on as it came.
+argument, a comparison or two, before everything else, for every backend alike. What passes is handed on as it came,
+but a flag of None as False.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Domain:
     refusal: ClassVar[type[FusibleError]] = ArgumentError
 
     def fast(self, argument: str, bind: Callable[[Any], str]) -> str:
-        """A Python expression that is true where ``argument`` surely belongs; ``bind(value)`` gives a name that stands for a value in it."""
+        """A Python expression that is true where ``argument`` surely belongs; ``bind(value)`` gives a name that stands for a value in it. Where the
+        argument stands for another value, the expression assigns that one to it."""
         raise NotImplementedError
 
     def holds(self, value: Any) -> bool:
@@ -146,15 +148,15 @@ def _unknown(value: Any) -> bool:
 @dataclass(frozen=True)
 class Flag(Domain):
     """True or False, Python's or numpy's, or 0 or 1. The truth of anything else is a guess: ``"no"`` is true, and backends test it each
-    in a way of its own."""
+    in a way of its own. None is False, as NVIDIA's binding casts it; backends are handed False in its place."""
 
     refusal = DTypeError
 
     def fast(self, argument: str, bind: Callable[[Any], str]) -> str:
-        return f"{argument} is True or {argument} is False"
+        return f"{argument} is True or {argument} is False or ({argument} is None and ({argument} := False) is False)"
 
     def holds(self, value: Any) -> bool:
-        return is_flag(value)
+        return value is None or is_flag(value)
 
 
 def is_flag(value: Any) -> bool:
