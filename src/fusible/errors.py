@@ -7,6 +7,7 @@ and what to do about it. ``expected`` builds that sentence, so that no call site
 from __future__ import annotations
 
 import math
+import os
 
 __all__ = [
     "ArgumentError",
@@ -27,7 +28,9 @@ __all__ = [
     "check_callable",
     "check_class",
     "check_number",
+    "check_path",
     "check_switch",
+    "check_text",
     "expected",
 ]
 
@@ -67,6 +70,18 @@ def check_switch(value: object, of: str, *, optional: bool = False) -> None:
     """Raise ``DTypeError`` unless ``value`` is True or False, or None where that is ``optional``."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise DTypeError(expected("True or False" + " or None" * optional, of=of, got=_short(value), do="pass one of these"))
+
+
+def check_text(value: object, of: str, *, optional: bool = False) -> None:
+    """Raise ``DTypeError`` unless ``value`` is a text, or is None where that is ``optional``."""
+    if not isinstance(value, str) and not (optional and value is None):
+        raise DTypeError(expected("a text" + " or None" * optional, of=of, got=_short(value), do="pass one"))
+
+
+def check_path(value: object, of: str) -> None:
+    """Raise ``DTypeError`` unless ``value`` is the path of a file."""
+    if not isinstance(value, str | os.PathLike):
+        raise DTypeError(expected("a file's path", of=of, got=_short(value), do="pass a str or a Path"))
 
 
 def _short(value: object) -> str:

@@ -36,6 +36,8 @@ def _engine(name: str, value: Any) -> str:
 
 
 def _extras(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, str | list | tuple | set | frozenset):
+        raise DTypeError(expected(f"some of {', '.join(_EXTRA)}", of=f"config.{name}", got=type(value).__qualname__, do="assign a list of these"))
     names = (value,) if isinstance(value, str) else tuple(value)
     for given in names:
         if given not in _EXTRA:

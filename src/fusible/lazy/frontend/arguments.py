@@ -13,17 +13,18 @@ from fusible.lazy.printing import Shape, shown
 __all__ = ["as_shape", "normalize_dim", "normalize_dims"]
 
 
-def as_shape(shape: Any) -> Shape:
-    """A shape given as a size or a sequence of sizes (ints, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one."""
+def as_shape(shape: Any, of: str = "a shape") -> Shape:
+    """A shape given as a size or a sequence of sizes (ints, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one. ``of``: what
+    the shape is, for the sentence."""
     alone = size_of(shape)
     if isinstance(shape, str | set | frozenset | Mapping):
-        raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=shown(shape), do="pass for instance (2, 3)"))
+        raise DTypeError(expected("an int or a sequence of ints", of=of, got=shown(shape), do="pass for instance (2, 3)"))
     try:
         dims = (alone,) if alone is not None else tuple(map(_as_size, shape))
     except (TypeError, AttributeError):
-        raise DTypeError(expected("an int or a sequence of ints", of="a shape", got=shown(shape), do="pass for instance (2, 3)")) from None
+        raise DTypeError(expected("an int or a sequence of ints", of=of, got=shown(shape), do="pass for instance (2, 3)")) from None
     if any(d < 0 if type(d) is int else not holds(d, ">=", 0, "a shape") for d in dims):
-        raise ShapeError(expected("sizes of at least 0", of="a shape", got=str(dims), do="pass the sizes explicitly"))
+        raise ShapeError(expected("sizes of at least 0", of=of, got=str(dims), do="pass the sizes explicitly"))
     return dims  # type: ignore[return-value] - see Shape
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, check_text, expected
 from fusible.lazy import dtypes
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import plain, product
@@ -80,7 +80,8 @@ class Tensor(metaclass=TensorMeta):
 
     @shows_user
     def __init__(self, data: Any, dtype: dtype | None = None, device: device | None = None, name: str | None = None) -> None:
-        self.trace_tensor = stored(_host(data, dtype), device or DEFAULT, name)
+        check_text(name, "name of Tensor", optional=True)
+        self.trace_tensor = stored(_host(data, dtype), _place(device), name)
 
     @classmethod
     def from_trace_tensor(cls, tensor: TraceTensor) -> Tensor:
@@ -212,6 +213,13 @@ class Tensor(metaclass=TensorMeta):
 
 
 _new = object.__new__
+
+
+def _place(given: Any) -> device:
+    if given is not None and not isinstance(given, device):
+        raise DTypeError(expected("a device or None", of="device of Tensor", got=type(given).__qualname__, do='pass fusible.lazy.device("cpu")'))
+    return DEFAULT if given is None else given
+
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.errors import check_number
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
@@ -35,6 +36,7 @@ class BatchNorm(Module):
         check_sizes("BatchNorm", num_features=num_features)
         self.dtype = float_dtype("BatchNorm", dtype)
         self.num_features = num_features
+        check_number(eps, "eps of BatchNorm", least=0)
         self.eps = eps
         self.weight = DefaultParameter(num_features, dtype)
         self.bias = DefaultParameter(num_features, dtype)

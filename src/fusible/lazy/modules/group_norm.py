@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_number, expected
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
@@ -37,6 +37,7 @@ class GroupNorm(Module):
         self.dtype = float_dtype("GroupNorm", dtype)
         self.num_groups = num_groups
         self.num_channels = num_channels
+        check_number(eps, "eps of GroupNorm", least=0)
         self.eps = eps
         self.weight = DefaultParameter(num_channels, dtype)
         self.bias = DefaultParameter(num_channels, dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.errors import check_number
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
@@ -32,6 +33,7 @@ class InstanceNorm(Module):
         check_sizes("InstanceNorm", num_channels=num_channels)
         self.dtype = float_dtype("InstanceNorm", dtype)
         self.num_channels = num_channels
+        check_number(eps, "eps of InstanceNorm", least=0)
         self.eps = eps
         self.weight = DefaultParameter(num_channels, dtype)
         self.bias = DefaultParameter(num_channels, dtype)

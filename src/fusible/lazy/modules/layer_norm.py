@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.errors import check_number
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.ops.reductions import widened
@@ -32,7 +33,8 @@ class LayerNorm(Module):
     @shows_user
     def __init__(self, normalized_shape: int | Sequence[int], dtype: dtypes.dtype = dtypes.float32, eps: float = 1e-5) -> None:
         self.dtype = float_dtype("LayerNorm", dtype)
-        self.normalized_shape = as_shape(normalized_shape)
+        self.normalized_shape = as_shape(normalized_shape, "normalized_shape of LayerNorm")
+        check_number(eps, "eps of LayerNorm", least=0)
         self.eps = eps
         self.weight = DefaultParameter(self.normalized_shape, dtype)
         self.bias = DefaultParameter(self.normalized_shape, dtype)

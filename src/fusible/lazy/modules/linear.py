@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, check_switch, expected
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
@@ -62,6 +62,7 @@ class Linear(Module):
         self.weight_quant_dim = weight_quant_dim
         shape = (out_features, in_features)
         self.weight = DefaultParameter(shape, dtype, alternatives=[(shape, quant_dtype)] if quant_dtype else [])
+        check_switch(bias, "bias of Linear")
         self.bias = DefaultParameter(out_features, dtype) if bias else None
         if quant_dtype is not None:
             blocks = [((ANY, in_features), dtype)] if weight_quant_dim is None else []

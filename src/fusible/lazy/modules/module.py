@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fusible.errors import CheckpointError, FusibleError, expected
+from fusible.errors import CheckpointError, DTypeError, FusibleError, check_switch, expected
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate, shows_user
 from fusible.lazy.modules.parameter import DefaultParameter, UninitializedError, check_fits
@@ -145,6 +145,10 @@ class Module:
         Returns the names that are missing from it and those that the module has no parameter for; with ``strict`` either raises
         ``CheckpointError``. Raises ``ShapeError`` or ``DTypeError`` for a value of another shape or dtype. Where it raises nothing has changed.
         """
+        if not isinstance(state_dict, Mapping):
+            do = "pass what state_dict() gave"
+            raise DTypeError(expected("a mapping of names to values", of="state_dict of load_state_dict", got=type(state_dict).__qualname__, do=do))
+        check_switch(strict, "strict of load_state_dict")
         slots = dict(self._state())
         missing = {path for path, slot in slots.items() if path not in state_dict and not getattr(slot.declared, "optional", False)}
         unexpected = set(state_dict) - set(slots)

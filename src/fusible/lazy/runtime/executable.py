@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fusible.errors import ArgumentError, FusibleError, ShapeError, expected
+from fusible.errors import ArgumentError, FusibleError, ShapeError, check_path, check_switch, expected
 from fusible.lazy.assumptions import Condition
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import Size, Symbol, bounds, concrete, evaluate
@@ -205,6 +205,8 @@ class Executable:
         With ``binary`` the file holds the compiled program of the usual sizes too, which a process that trusts it loads faster. Raises
         ``CompileError`` where the program has an operation that StableHLO lacks for dynamic sizes.
         """
+        check_path(path, "path of Executable.save")
+        check_switch(binary, "binary of Executable.save")
         saving.save(self, path, binary)
 
     @classmethod
@@ -215,6 +217,8 @@ class Executable:
         ``trust_binary`` allows the compiled program in it, where it fits this machine: loading that may run code, so use it for
         your own files only. Raises ``CheckpointError`` for a file that is truncated, altered or something else.
         """
+        check_path(path, "path of Executable.load")
+        check_switch(trust_binary, "trust_binary of Executable.load")
         return saving.load(cls, path, trust_binary)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, check_switch, expected
 from fusible.lazy.dims import SizeLike, size_of, symbol
 from fusible.lazy.dtypes import check_dtype, dtype
 from fusible.lazy.locate import shows_user
@@ -75,7 +75,7 @@ def _dimension(given: Any) -> int | Bounds | NamedDimension:
     if isinstance(given, NamedDimension):
         return given
     if isinstance(given, Bounds | tuple | list):
-        return Bounds(*_ordered(tuple(given), "a dynamic dimension"))
+        return Bounds(*_ordered(tuple(given), "a dynamic dimension of InputInfo"))
     size = size_of(given)
     if type(size) is not int:
         do = "pass an int, (min, opt, max) or a NamedDimension"
@@ -105,6 +105,7 @@ class InputInfo:
         dimensions = tuple([_dimension(d) for d in (self.shape if alone is None else (alone,))])
         object.__setattr__(self, "shape", dimensions)
         check_dtype(self.dtype)
+        check_switch(self.donate, "donate of InputInfo")
 
     @property
     def shape_bounds(self) -> Bounds:
@@ -140,8 +141,9 @@ class DimensionInputInfo:
     def __post_init__(self) -> None:
         given = self.value_bounds
         if not isinstance(given, Bounds | tuple | list):
-            raise DTypeError(expected("three ints (min, opt, max)", of="the bounds of a size", got=repr(given), do="pass for instance (1, 8, 32)"))
-        object.__setattr__(self, "value_bounds", Bounds(*_ordered(tuple(given), "a size")))
+            of, do = "value_bounds of DimensionInputInfo", "pass for instance (1, 8, 32)"
+            raise DTypeError(expected("three ints (min, opt, max)", of=of, got=repr(given), do=do))
+        object.__setattr__(self, "value_bounds", Bounds(*_ordered(tuple(given), "DimensionInputInfo")))
 
 
 Runtime = InputInfo | DimensionInputInfo

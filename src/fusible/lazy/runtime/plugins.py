@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, check_callable, check_text, expected
 from fusible.lazy.locate import shows_user
 from fusible.lazy.runtime import pjrt
 from fusible.locks import Lock
@@ -69,8 +69,12 @@ def register_plugin(
     ``dtype`` are known. Without it, every call says them.
 
     A name and version is registered once in a process. Raises ``ArgumentError`` for another handler of a registered name or a symbol that the
-    library lacks, and ``DTypeError`` for something that is no handler.
+    library lacks, and ``DTypeError`` for something that is no handler, a name that is no text, or outputs that are no function.
     """
+    for what, text in (("name", name), ("version", version), ("namespace", namespace)):
+        check_text(text, f"{what} of register_plugin")
+    check_text(symbol, "symbol of register_plugin", optional=True)
+    check_callable(outputs, "outputs of register_plugin", optional=True)
     key = (full_name(name, namespace), version)
     capsule = _capsule(handler, symbol or key[0].rpartition("::")[2])
     with _LOCK:

@@ -32,6 +32,10 @@ class Trace:
     """
 
     def __init__(self, outputs: Iterable[Any], inputs: Sequence[Any] = ()) -> None:
+        for name, given_tensors in (("outputs", outputs), ("inputs", inputs)):
+            if not isinstance(given_tensors, Iterable) or isinstance(given_tensors, str):
+                got = type(given_tensors).__qualname__
+                raise ArgumentError(expected("a list of lazy tensors", of=f"{name} of Trace", got=got, do="pass one"))
         self.outputs: list[TraceTensor] = [_traced(t, "output") for t in outputs]
         self.inputs: list[TraceTensor] = [_traced(t, "input") for t in inputs]
         given = set(self.inputs)
