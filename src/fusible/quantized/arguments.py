@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -78,17 +79,16 @@ def _of_tex(text: str) -> Kind:
     return found
 
 
+@dataclass(frozen=True)
 class _Each(Kind):
-    """A list or tuple of at least one item, each of which is of one kind."""
+    """A list or tuple, each of whose items is of one kind."""
 
-    def __init__(self, what: str, item: Kind) -> None:
-        super().__init__(what, lambda x: isinstance(x, list | tuple) and len(x) > 0)
-        object.__setattr__(self, "item", item)
+    item: Kind
 
     def wrong(self, value: Any, place: str) -> Wrong | None:
         if not self.accepts(value):
             return place, self, shown(value)
-        return next((found for i, item in enumerate(value) if (found := self.item.wrong(item, f"{place}[{i}]"))), None)  # type: ignore[attr-defined]
+        return next((found for i, item in enumerate(value) if (found := self.item.wrong(item, f"{place}[{i}]"))), None)
 
 
 _TENSOR = _of_tex("Tensor")
@@ -121,11 +121,15 @@ def _are_sizes(x: Any) -> bool:
 
 
 def _are_parts(x: Any) -> bool:
-    return isinstance(x, list | tuple) and len(x) > 0 and all(hasattr(item, "fsdp_extract_buffers") for item in x)
+    return _are_some(x) and all(hasattr(item, "fsdp_extract_buffers") for item in x)
 
 
 def _is_matrix(x: Any) -> bool:
     return isinstance(x, list | tuple) and len(x) == 2 and all(map(_SIZE.accepts, x))
+
+
+def _are_some(x: Any) -> bool:
+    return isinstance(x, list | tuple) and len(x) > 0
 
 
 def _are_tensors(x: Any) -> bool:
@@ -150,10 +154,10 @@ NoopFlag = Annotated[Any, Kind("a tensor [1]", _is_flag)]
 Sizes = Annotated[Iterable[int], _Sizes("a list of sizes", lambda x: hasattr(x, "__iter__") and not isinstance(x, str | torch.Tensor))]
 """A shape, of a scalar also."""
 
-SomeSizes = Annotated[Sequence[int], _Sizes("a list of at least one size", lambda x: isinstance(x, list | tuple) and len(x) > 0)]
+SomeSizes = Annotated[Sequence[int], _Sizes("a list of at least one size", _are_some)]
 """A shape that has a last dimension."""
 
-Sources = Annotated[Sequence[Any], _Each("a list of dense tensors", Kind("a dense tensor", _is_source))]
+Sources = Annotated[Sequence[Any], _Each("a list of dense tensors", _are_some, Kind("a dense tensor", _is_source))]
 """What can be quantized, one for each of several."""
 
 Dense = Annotated[torch.Tensor, Kind("a dense torch.Tensor", _is_dense)]
@@ -174,7 +178,7 @@ SizesOfMembers = Annotated[torch.Tensor, Kind("a tensor [n] of integers", _are_s
 HostSizes = Annotated[torch.Tensor, Kind("a tensor [n] of integers, with data", lambda x: _are_sizes(x) and not x.is_meta)]
 """The same, where they are read."""
 
-MemberShapes = Annotated[Sequence[Any], _Each("a list of shapes [rows, columns]", Kind("a shape [rows, columns]", _is_matrix, error=ShapeError))]
+MemberShapes = Annotated[Sequence[Any], _Each("a list of shapes [rows, columns]", _are_some, Kind("a shape [rows, columns]", _is_matrix, error=ShapeError))]
 """The shape of each member of a group."""
 
 DTypeLike = Annotated[Any, _of_tex("DTypeLike")]
