@@ -178,7 +178,8 @@ SizesOfMembers = Annotated[torch.Tensor, Kind("a tensor [n] of integers", _are_s
 HostSizes = Annotated[torch.Tensor, Kind("a tensor [n] of integers, with data", lambda x: _are_sizes(x) and not x.is_meta)]
 """The same, where they are read."""
 
-MemberShapes = Annotated[Sequence[Any], _Each("a list of shapes [rows, columns]", _are_some, Kind("a shape [rows, columns]", _is_matrix, error=ShapeError))]
+_MATRIX = Kind("a shape [rows, columns]", _is_matrix, error=ShapeError)
+MemberShapes = Annotated[Sequence[Any], _Each("a list of shapes [rows, columns]", _are_some, _MATRIX)]
 """The shape of each member of a group."""
 
 DTypeLike = Annotated[Any, _of_tex("DTypeLike")]

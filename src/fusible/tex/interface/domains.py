@@ -1,8 +1,8 @@
 """What the arguments of a tex function may be, told by their annotations: members of an enumeration, numbers with a domain, dtypes.
 
 A declaration that says ``eps: Epsilon`` or ``attn_mask_type: NVTE_Mask_Type`` has its calls checked: the dispatcher puts the test of each such
-argument, a comparison or two, before everything else, for every backend alike. What passes is handed on as it
-came, but a flag of None as False.
+argument, a comparison or two, before everything else, for every backend alike. What passes is handed on as it came,
+but a flag of None as False.
 """
 
 from __future__ import annotations
