@@ -35,6 +35,7 @@ def empty_buffers(quantizer: Any, layout: GroupLayout, dtype: Any, device: Any) 
 
 
 def empty_member(quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
+    """A new quantized tensor of ``shape``, on ``device``, with what ``quantizer`` asks for."""
     return tex.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)
 
 

@@ -8,18 +8,19 @@ dtype and device by name costs 80 ns.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from fusible.errors import FusibleError
 from fusible.tex.argument_kinds import kind_of
 from fusible.tex.call_text import compiled
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.domains import DTypes, Enumeration, Integers, Presence, domain_of
 from fusible.tex.operands import KINDS, sort
 
-__all__ = ["Keys", "arguments_of", "compile_keys_by", "key_maker", "kinds_in", "python_key_maker"]
+__all__ = ["Keys", "arguments_of", "check_integers", "compile_keys_by", "key_maker", "kinds_in", "python_key_maker"]
 
 _ENTRIES = {
     "v": "{x}",
@@ -99,6 +100,18 @@ def python_key_maker(declaration: Declaration) -> Keys:
 def kinds_in(declaration: Declaration, key: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """The kinds (``fusible.tex.operands``) of the arguments that decide, of which ``key`` has the entries."""
     return tuple(_kind_in(letter, entry) for letter, entry, _ in zip(_letters(declaration), key, declaration.asks, strict=False))
+
+
+def check_integers(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
+    """Raise for the first argument that is declared as lengths or indices, and is of another dtype or rank: both are in a call's key."""
+    for name, value in arguments.items():
+        domain, optional = domain_of(declaration.signature.parameters[name].annotation)
+        if isinstance(domain, Integers) and not (value is None and optional):
+            try:
+                domain.check(value, name, declaration.name.removeprefix("prim_"))
+            except FusibleError as error:
+                error.argument = name
+                raise
 
 
 def _kind_in(letter: str, entry: Any) -> Hashable:

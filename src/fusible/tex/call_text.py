@@ -26,6 +26,7 @@ class CallText:
 
     @classmethod
     def of(cls, signature: inspect.Signature) -> CallText:
+        """The text of a call of ``signature``; what is positional-only may be given by name."""
         accepted: list[str] = []
         positional: list[str] = []
         named: list[str] = []

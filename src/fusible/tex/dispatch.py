@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from fusible.locks import Lock
-from fusible.tex.call_keys import arguments_of, key_maker, kinds_in
+from fusible.tex.call_keys import arguments_of, check_integers, key_maker, kinds_in
 from fusible.tex.call_text import CallText, compiled, set_defaults
-from fusible.tex.examination import blame, check_before, check_integers, check_length, check_sorts
+from fusible.tex.examination import blame, check_before, check_length, check_sorts
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import Integers, Number, domain_of

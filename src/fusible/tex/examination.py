@@ -21,12 +21,11 @@ from fusible.tex.argument_relations import unrelated
 from fusible.tex.grouped_call import is_grouped
 from fusible.tex.index_relations import wrong_indices
 from fusible.tex.interface.declare import Declaration
-from fusible.tex.interface.domains import Integers, domain_of
 from fusible.tex.interface.layouts import LayoutOf, layout_of_text
 from fusible.tex.memory_checks import overlaps_itself
 from fusible.tex.protocol import is_quantized, to_torch
 
-__all__ = ["blame", "check_before", "check_integers", "check_length", "check_sorts", "examine"]
+__all__ = ["blame", "check_before", "check_length", "check_sorts", "examine"]
 
 _BUFFERS = ("scale", "amax", "_data", "_rowwise_data", "_columnwise_data", "rowwise_data", "columnwise_data")
 """Where quantizers, quantized tensors and grouped ones hold tensors."""
@@ -77,18 +76,6 @@ def check_sorts(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
     wrong = _of_dtypes(declaration, named, of) or (_without_data(named, of) if _some_without_data(named) else None)
     if wrong is not None:
         raise wrong
-
-
-def check_integers(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
-    """Raise for the first argument that is declared as lengths or indices, and is of another dtype or rank: both are in a call's key."""
-    for name, value in arguments.items():
-        domain, optional = domain_of(declaration.signature.parameters[name].annotation)
-        if isinstance(domain, Integers) and not (value is None and optional):
-            try:
-                domain.check(value, name, declaration.name.removeprefix("prim_"))
-            except FusibleError as error:
-                error.argument = name
-                raise
 
 
 def _a_list_beside(declaration: Declaration, name: str, value: Any) -> bool:
