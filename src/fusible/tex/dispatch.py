@@ -1,7 +1,7 @@
 """The hot path: from a call to the chosen backend's method.
 
-A dispatcher computes the kinds of the deciding arguments and looks the chosen method up by them: two dictionary look-ups, no lock, no environment
-read, no probe. A choice is made on the first call of each kind and forgotten when the registry changes.
+A dispatcher makes a key of its arguments (``fusible.tex.call_keys``) and finds the chosen method by it: one look-up, no lock, no environment read, no
+probe. A choice is made on the first call of each key, which is also held against the declaration then, and forgotten when the registry changes.
 """
 
 from __future__ import annotations
