@@ -219,8 +219,15 @@ def _run(function: str) -> set[tuple[str, str]]:
         (path, name)
         for path, name in found
         if not path.endswith(_PLUMBING) and "_outside_autograd" not in name and not any((path, outer) in found for outer in _around(name))
-        if (definition := _definition(_tree(path), name)) is not None and not _only_refuses(definition)
+        if (definition := _definition(_tree(path), name)) is not None and not _only_refuses(definition) and _places(path, name).count
     }
+
+
+def _places(path: str, name: str) -> KernelChanger:
+    """What finds where a function can be changed, after it has."""
+    changer = KernelChanger(None)
+    _edited(copy.deepcopy(_definition(_tree(path), name)), changer)
+    return changer
 
 
 def _around(name: str) -> list[str]:
@@ -253,8 +260,7 @@ def changes(function: str) -> list[Change]:
     assert fault is None, f"{function} with notes: {fault}"
     every: list[tuple[bytes, Change]] = []
     for path, name in sorted(run):
-        changer = KernelChanger(None)
-        _edited(copy.deepcopy(_definition(_tree(path), name)), changer)
+        changer = _places(path, name)
         places = [place for place in range(changer.count) if (path, name, place) in reached and place not in changer.refusals]
         for place in places:
             key = hashlib.sha256(f"{function} {name}: {changer.found[place]} {place}".encode()).digest()

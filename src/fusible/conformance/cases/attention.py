@@ -209,12 +209,13 @@ def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             yield Sample("bshd, not in training", {**x.arguments, **more, **other}, tuple(found[:1]))
     yield from drawn_forward(generator, dtype)
     yield from quantized_forward(generator, dtype)
-    yield from pages(generator, dtype)
+    yield pages(generator, dtype, Problem("pages", lengths=(3, 3), keys=(6, 9)), 4, 3)
+    yield pages(generator, dtype, Problem("a page for each token", lengths=(2, 2), keys=(3, 4)), 1, 4)
 
 
-def pages(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Keys and values in the pages of a cache, each with a table of its own, and in whatever order these say; padded, as lengths differ."""
-    problem, page, each = Problem("pages", lengths=(3, 3), keys=(6, 9)), 4, 3
+def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page: int, each: int) -> Sample:
+    """Keys and values in the pages of a cache, ``each`` of ``page`` tokens for a sequence, with tables of their own that name them in whatever order;
+    padded, as lengths differ."""
     x = given(problem, generator, dtype)
     outputs, _, _ = (list(part) for part in zip(*forward(x), strict=True))
     arguments, b = dict(x.arguments), len(problem.lengths)
@@ -231,7 +232,7 @@ def pages(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         "Bias": None, "SoftmaxOffset": None, "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False, "max_seqlen_kv": page * each,
     }  # fmt: skip
     length = problem.width + max(problem.of_keys)
-    yield Sample(problem.label, arguments, (Output(0, problem.join(outputs), dtype, length, rounding(dtype, largest_of(x.v), length)),))
+    return Sample(problem.label, arguments, (Output(0, problem.join(outputs), dtype, length, rounding(dtype, largest_of(x.v), length)),))
 
 
 @dataclass

@@ -63,16 +63,23 @@ def laid(lse: Tensor, packed: bool, halved: bool = False, rest: float = 7.0) -> 
 @record("thd_second_half_lse_correction", dtypes=(torch.float32, torch.float64))
 def lse_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     second = half(1)
-    for packed in (True, False):
+    for packed, more in ((True, True), (False, True), (True, False)):
         lse, step = random(generator, (_HEADS, _TOKENS), dtype), random(generator, (_HEADS, 6), torch.float32)
         step[0, 1] = lse[1, second[2]] = -torch.inf
         merged = lse.double().clone()
         for i, token in enumerate(second):
             merged[:, token] = (lse[:, token].double().exp() + step[:, i].double().exp()).log()
-        arguments = {"lse": laid(lse, packed), "lse_per_step": laid(step, packed, True), "cu_seqlens": counts(), "lse_packed": packed}
+        given = laid(step, packed, True) if more else step
+        arguments = {"lse": laid(lse, packed), "lse_per_step": given, "cu_seqlens": counts(), "lse_packed": packed}
         untouched = laid(torch.zeros(_HEADS, _TOKENS).index_fill(1, torch.tensor(second), 1.0), packed) != 1
         outputs = (Output("lse", laid(merged, packed), dtype, 1, 2.0), Output("lse", keeping(arguments["lse"].clone(), untouched, "lse"), dtype))
-        yield Sample(f"packed {packed}", arguments, outputs)
+        yield Sample(f"packed {packed}, more columns than tokens {more}", arguments, outputs)
+    # The first two tokens are of no sequence, and the next four of one.
+    lse, step = random(generator, (2, 6), dtype), random(generator, (2, 3), torch.float32)
+    merged = lse.double().clone()
+    merged[:, 4:] = (lse[:, 4:].double().exp() + step[:, 1:].double().exp()).log()
+    arguments = {"lse": lse, "lse_per_step": step, "cu_seqlens": bounds([2, 6]), "lse_packed": True}
+    yield Sample("tokens before the first sequence", arguments, (Output("lse", merged, dtype, 1, 2.0),))
 
 
 def keeping(former: Tensor, untouched: Tensor, name: str) -> Any:
@@ -88,6 +95,8 @@ def read_lse(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         wanted = laid(lse[:, half(1)].float(), packed, True, 0.0)
         named = {"cu_seqlens": counts(), "lse_packed": packed, "second_half_lse_seqlen": wanted.shape[-1]}
         yield Sample(f"packed {packed}", {"lse": laid(lse, packed), **named}, (Output(None, wanted),))
+    named = {"cu_seqlens": bounds([0, 0]), "lse_packed": True, "second_half_lse_seqlen": 3}
+    yield Sample("a token of no sequence", {"lse": random(generator, (2, 1), dtype), **named}, (Output(None, torch.zeros(2, 3)),))
 
 
 @record("thd_out_correction")
@@ -96,6 +105,14 @@ def out_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         for second in (False, True):
             for packed in (False, True):
                 yield merging(generator, dtype, rescaled, second, packed)
+    # A sequence of two tokens and two of no sequence: a step of its second half has one token, and as many logsumexps.
+    out, step, own = random(generator, (4, 2, _WIDTH), dtype), random(generator, (2, 2, _WIDTH), dtype), random(generator, (2, 1), torch.float32)
+    lse, wanted = own.repeat(1, 4) + 1, out.double()
+    wanted[1] += step[0].double() * (own.double() - lse[:, 1:2].double()).exp()
+    arguments = {
+        "out": out, "out_per_step": step, "lse": lse, "lse_per_step": own, "cu_seqlens": bounds([0, 2]), "only_second_half": True, "lse_packed": True,
+    }  # fmt: skip
+    yield Sample("a step of one token", arguments, (Output("out", wanted, dtype, 2, 2.0), Output(None, None)))
 
 
 def merging(generator: torch.Generator, dtype: torch.dtype, rescaled: bool, second: bool, packed: bool) -> Sample:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.gemm import product
+from fusible.conformance.cases.grouped_blocks import ROWS, gather_blocks, products_in_blocks
 from fusible.conformance.cases.pointwise import gelu
 from fusible.conformance.table import Output, Sample, Sampler, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
@@ -27,10 +28,10 @@ _SIZE, _LENGTH = 60.0, _K + _N
 """Of sums of at most 12 products of normal values, and the length of any of them."""
 
 
-def operands(generator: torch.Generator, layout: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def operands(generator: torch.Generator, layout: str, dtype: torch.dtype, k: int = _K) -> tuple[list[Tensor], list[Tensor]]:
     """A and B of every expert: weights and tokens, weights and gradients, or tokens and gradients."""
-    weights = [random(generator, (_N, _K), dtype) for _ in _ROWS]
-    tokens = [random(generator, (rows, _K), dtype) for rows in _ROWS]
+    weights = [random(generator, (_N, k), dtype) for _ in _ROWS]
+    tokens = [random(generator, (rows, k), dtype) for rows in _ROWS]
     gradients = [random(generator, (rows, _N), dtype) for rows in _ROWS]
     return {"TN": (weights, tokens), "NN": (weights, gradients), "NT": (tokens, gradients)}[layout]
 
@@ -45,8 +46,8 @@ def filled(results: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.full(result.shape, 7.0, dtype=dtype) for result in results]
 
 
-def close_to(at: str, results: list[Tensor], dtype: torch.dtype) -> tuple[Output, ...]:
-    return tuple(Output(f"{at}.{i}", result, dtype, _LENGTH, _SIZE) for i, result in enumerate(results))
+def close_to(at: str, results: list[Tensor], dtype: torch.dtype, length: int = _LENGTH, size: float = _SIZE) -> tuple[Output, ...]:
+    return tuple(Output(f"{at}.{i}", result, dtype, length, size) for i, result in enumerate(results))
 
 
 def listed(layout: str, A: list[Any], B: list[Any], D: list[Tensor] | None, dtype: torch.dtype, **changes: Any) -> dict[str, Any]:
@@ -74,9 +75,29 @@ def general(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         arguments = listed(layout, A, B, filled(single, dtype), dtype, single_output=True)
         yield Sample(f"{layout} in one output", arguments, close_to("D", single, dtype))
         yield eight_bits(generator, layout, dtype)
+    yield from in_blocks(dtype)
     yield from epilogues(generator, dtype)
     yield from gradients(generator, dtype)
     yield from empty(dtype)
+
+
+_IN_BLOCKS = (
+    ("TN", "mxfp8", "mxfp8 E5M2"), ("NN", "mxfp8", "mxfp8 E5M2"), ("TN", "block 128x128", "block 1x128"), ("TN", "nvfp4", "nvfp4 by rows"),
+)  # fmt: skip
+"""Layouts, and the formats of A and of B."""
+
+
+def in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
+    """Block-scaled operands; of weight gradients the bias gradient, too, which is that of the row-wise copy."""
+    for layout, *forms in _IN_BLOCKS:
+        A, B, products, size, length, _ = products_in_blocks(layout, (forms[0], forms[1]), dtype)
+        arguments = listed(layout, A, B, filled(products, dtype), dtype, m_splits=[*ROWS])
+        yield Sample(f"{layout} of {forms[0]} and {forms[1]}", arguments, close_to("D", products, dtype, length, size))
+    A, B, products, size, length, rows = products_in_blocks("NT", ("mxfp8", "mxfp8"), dtype)
+    sums = [x.sum(0) for x in rows]
+    arguments = listed("NT", A, B, filled(products, dtype), dtype, m_splits=[*ROWS], bias=filled(sums, dtype), grad=True)
+    outputs = (*close_to("bias", sums, dtype, length, max(x.abs().sum(0).max().item() for x in rows)), *close_to("D", products, dtype, length, size))
+    yield Sample("NT of mxfp8, bias gradient", arguments, outputs)
 
 
 def epilogues(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
@@ -195,18 +216,44 @@ def on_groups(layout: str, A: Any, B: Any, D: Any, **changes: Any) -> dict[str, 
     return {**call, **changes, "use_split_accumulator": True, "math_sm_count": 0}
 
 
+_GROUPED_BLOCKS = (
+    ("TN", "mxfp8", "mxfp8 E5M2", False), ("NN", "mxfp8", "mxfp8 E5M2", False), ("NT", "mxfp8", "mxfp8 E5M2", False),
+    ("TN", "nvfp4", "nvfp4 by rows", False), ("NN", "nvfp4", "nvfp4", True),
+)  # fmt: skip
+"""Layouts, the formats of A and of B, and whether the column-wise copies are transformed."""
+
+
 def on_grouped(form: str) -> Sampler:
     """The samples of a function whose A (``discrete_in``) or D (``discrete_out``) is a list."""
 
-    def target(layout: str, wanted: list[Tensor], dtype: torch.dtype) -> tuple[Any, tuple[Output, ...]]:
+    def target(layout: str, wanted: list[Tensor], dtype: torch.dtype, length: int = _LENGTH, size: float = _SIZE) -> tuple[Any, tuple[Output, ...]]:
         """D full of sevens, and what must be in it; the gap stays as it is."""
         D = filled(wanted, dtype)
         if form == "discrete_out":
-            return D, (*close_to("D", wanted, dtype), *close_to("result", wanted, dtype))
+            return D, (*close_to("D", wanted, dtype, length, size), *close_to("result", wanted, dtype, length, size))
         if layout == "NT":
-            return equal(D), (Output("D.rowwise_data", torch.cat(wanted).view(-1), dtype, _LENGTH, _SIZE),)
+            return equal(D), (Output("D.rowwise_data", torch.cat(wanted).view(-1), dtype, length, size),)
         gap = torch.full((1, wanted[0].shape[1]), 7.0, dtype=torch.float64)
-        return gather(D), (Output("D.rowwise_data", torch.cat([*wanted[:2], gap, *wanted[2:]]).view(-1), dtype, _LENGTH, _SIZE),)
+        return gather(D), (Output("D.rowwise_data", torch.cat([*wanted[:2], gap, *wanted[2:]]).view(-1), dtype, length, size),)
+
+    def of_blocks(dtype: torch.dtype) -> Iterator[Sample]:
+        for layout, a, b, transformed in _GROUPED_BLOCKS:
+            A, B, products, size, length, _ = products_in_blocks(layout, (a, b), dtype, transformed)
+            D, outputs = target(layout, products, dtype, length, size)
+            group = A if form == "discrete_in" else gather_blocks(A, [x.shape[0] for x in A], dtype)
+            arguments = on_groups(layout, group, gather_blocks(B, ROWS, dtype), D)
+            yield Sample(f"{layout} of {a} and {b}, transformed {transformed}", arguments, outputs)
+
+    def of_two_types(generator: torch.Generator, dtype: torch.dtype) -> Sample:
+        """Weights of another type than that of tokens and result, and a bias with a scale."""
+        A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32)
+        _, B = operands(generator, "TN", dtype)
+        rows, factors = random(generator, (len(_ROWS), _N), dtype), torch.linspace(-1.0, 1.0, _TOTAL)
+        parts = zip(exact("TN", A, B), rows.double(), factors.double().split(_ROWS), strict=True)
+        D, outputs = target("TN", [x + row * factor[:, None] for x, row, factor in parts], dtype)
+        bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=rows.view(-1))
+        arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
+        return Sample("weights of another type", arguments, outputs)
 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for layout in _LAYOUTS:
@@ -214,14 +261,17 @@ def on_grouped(form: str) -> Sampler:
             D, outputs = target(layout, exact(layout, A, B), dtype)
             group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
             yield Sample(layout, on_groups(layout, group, gather(B), D), outputs)
-            D, outputs = target(layout, [x + 7 for x in exact(layout, A, B)], dtype)
+            times = 2.0 if layout == "NN" else 1.0
+            D, outputs = target(layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
             group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
-            yield Sample(f"{layout} added to D", on_groups(layout, group, gather(B), D, beta=torch.ones(1)), outputs)
+            yield Sample(f"{layout} added to {times} times D", on_groups(layout, group, gather(B), D, beta=torch.tensor([times])), outputs)
             (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), _FP8, strict=True))
             D, outputs = target(layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
             group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
             yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
-        A, B = operands(generator, "TN", dtype)
+        yield from of_blocks(dtype)
+        yield of_two_types(generator, dtype)
+        A, B = operands(generator, "TN", dtype, _N)  # square weights
         rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
         factors = torch.linspace(-1.0, 1.0, _TOTAL)
         for count, alpha, beta in (

@@ -13,6 +13,13 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.block_tensors import in_tiles
+from fusible.conformance.cases.grouped_blocks import (
+    bgrad_in_blocks,
+    dequantize_in_blocks,
+    gated_in_blocks,
+    quantize_in_blocks,
+    requantize_in_blocks,
+)
 from fusible.conformance.cases.pointwise import choices, clamped_swiglu, gated, silu
 from fusible.conformance.cases.quantize import amax_of, cast, scale_of
 from fusible.conformance.table import Output, Sample, random, record
@@ -84,7 +91,8 @@ LAYOUTS = (
     Layout("out of order", ((2, 6),) * 4, (36, 0, 12, 24), {"first_dims": dims(2, 2, 2, 2), "tensor_offsets": dims(36, 0, 12, 24, 48)}),
 )
 
-GAPS = LAYOUTS[6]
+LEFT_OVER, GAPS = LAYOUTS[5:7]
+NOBODY = Layout("nobody's rows", ((0, 6),) * 4, (0,) * 4, {"first_dims": dims(0, 0, 0, 0)})
 
 _WIDE = 660
 LARGE = Layout("large", ((3, _WIDE), (0, _WIDE), (4, _WIDE), (1, _WIDE)), (0, 3 * _WIDE, 3 * _WIDE, 7 * _WIDE), BY_ROWS.given, _WIDE)
@@ -161,6 +169,7 @@ def group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         plain = Output("result.rowwise_data", x.reshape(-1).clone()), Output("result.columnwise_data", None), Output("result.quantizer", None)
         yield Sample(f"{layout.label} unquantized", {"tensor": x, "quantizer": None, **layout.arguments}, (*plain, *shapes))
     yield from into_output(generator, dtype)
+    yield from quantize_in_blocks(dtype)
 
 
 def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
@@ -182,15 +191,16 @@ def into_output(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 @record("bgrad_group_quantize")
 def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in (each for each in (*LAYOUTS, LARGE) if "last_dims" not in each.given):
-        for each in _CASES if layout is not LARGE else _CASES[:1]:
+    for layout in (each for each in (*LAYOUTS, LARGE, NOBODY) if "last_dims" not in each.given):
+        for each in _CASES if layout not in (LARGE, NOBODY) else _CASES[:1]:
             x = random(generator, layout.shape, dtype, 3.0)
             parts = layout.pieces(x)
             sums = torch.stack([part.double().sum(0) for part in parts])
-            size = max(part.double().abs().sum(0).max().item() for part in parts if part.numel())
+            size = x.double().abs().sum(0).max().item()
             arguments = {"tensor": x, "quantizer": each.make(), **layout.arguments}
             outputs = (*each.outputs("result.0", layout, parts), Output(1, sums, dtype, _ROWS, size), *each.amax(parts))
             yield Sample(f"{layout.label} {each.label}", arguments, outputs)
+    yield from bgrad_in_blocks(dtype)
 
 
 def stored(generator: torch.Generator, layout: Layout, fp8: DType, *, special: bool = True) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -218,6 +228,7 @@ def group_dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
             arguments = {"input": grouped_bytes(layout, data, each.make(), torch.bfloat16, inverse), "otype": dtype}
             outputs = (Output("result.rowwise_data", values, dtype), Output("result.quantizer", None), Output("result.fake_dtype", dtype))
             yield Sample(f"{layout.label} {each.label}", arguments, (*outputs, Output("result.logical_shape", layout.shape)))
+    yield from dequantize_in_blocks(dtype)
 
 
 @record("group_requantize_inplace")
@@ -237,18 +248,21 @@ def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
                 )  # fmt: skip
                 yield Sample(f"{layout.label} {each.label} {wanted}", arguments, outputs)
     yield from nothing_to_add(generator, dtype)
+    yield from requantize_in_blocks(dtype)
 
 
 def nothing_to_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """A column-wise copy that is there, or is not asked for, stays as it is."""
     each = _CASES[0]
     for there, asked in ((True, True), (True, False), (False, False)):
-        data, inverse, _ = stored(generator, BY_ROWS, each.fp8)
+        data, inverse, values = stored(generator, BY_ROWS, each.fp8)
         columns = torch.randint(0, 256, (math.prod(BY_ROWS.shape),), generator=generator, dtype=torch.uint8) if there else None
-        held = {"columnwise_data": columns, "columnwise_scale_inv": inverse * 2 if there else None}
+        held = {"columnwise_data": columns, "columnwise_scale_inv": inverse.clone() if there else None}
         grouped = grouped_bytes(BY_ROWS, data, each.make(columnwise=there), torch.bfloat16, inverse, **held)
-        arguments = {"grouped_x": grouped, "quantizer": each.make(columnwise=asked), "otype": dtype, **BY_ROWS.arguments}
+        described = {"otype": dtype, "return_dequantized": asked, **BY_ROWS.arguments}
+        arguments = {"grouped_x": grouped, "quantizer": each.make(columnwise=asked), **described}
         outputs = [Output(f"grouped_x.{name}", x if x is None else x.clone()) for name, x in held.items()]
+        outputs.append(Output(None, values.view(BY_ROWS.shape) if asked else None, dtype))
         yield Sample(f"columns there {there}, asked for {asked}", arguments, (*outputs, Output("grouped_x.rowwise_data", BY_ROWS.placed(data))))
 
 
@@ -263,12 +277,13 @@ def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Calla
     def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
         found = Output(f"{at}.columnwise_data", None).find(result, arguments).cpu()
         inverses = Output(f"{at}.columnwise_scale_inv", None).find(result, arguments).cpu()
-        good = []
-        for bits, value, inverse in zip(found.split([value.numel() for value in values]), turned(values), inverses.tolist(), strict=True):
+        good, sizes = [], [value.numel() for value in values]
+        rest = found.numel() - sum(sizes)
+        for bits, value, inverse in zip(found.split([*sizes, rest])[:-1], turned(values), inverses.tolist(), strict=True):
             decoded = torch.from_numpy(bits.numpy().view(_NUMPY[each.fp8]).astype(np.float64)).view(value.shape) * inverse
             bound = (_STEP[each.fp8] + torch.finfo(dtype).eps) * value.abs() + 2.0**-10 * inverse + 1e-5
             good.append(torch.where((decoded - value).abs() <= bound, bits.view(value.shape), cast(value, 1 / inverse, each.fp8)).view(-1))
-        return torch.cat(good)
+        return torch.cat([*good, found[sum(sizes) :]])
 
     return wanted
 
@@ -276,7 +291,8 @@ def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Calla
 def grouped_activation(name: str, f: Callable[..., Tensor], options: dict[str, float]) -> None:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         more = [(layout, each, options) for layout in _WHOLE[:3] for each in _CASES]
-        more += [(LARGE, _CASES[0], options), *((_WHOLE[0], _CASES[0], {**options, **chosen}) for chosen in choices(options))]
+        more += [(layout, _CASES[0], options) for layout in (LARGE, LEFT_OVER)]
+        more += [*((_WHOLE[0], _CASES[0], {**options, **chosen}) for chosen in choices(options))]
         for layout, each, chosen in more:
             x, prob = random(generator, (_ROWS, 2 * layout.columns), dtype), torch.rand(_ROWS, generator=generator)
             if chosen.get("limit", 0.0) > 1e3 and dtype is not torch.float16:
@@ -288,6 +304,7 @@ def grouped_activation(name: str, f: Callable[..., Tensor], options: dict[str, f
             outputs = [
                 Output("result.columnwise_data", near("result", values, each, dtype)), Output("result.rowwise_data", None),
                 Output("result.columnwise_scale_inv", inverse, magnitude=rounded * inverse.max().item()), shape,
+                Output("result.columnwise_data.shape", torch.Size([x.numel() // 2])),
             ]  # fmt: skip
             if not each.current:
                 largest = torch.stack([value.abs().max() for value in values if value.numel()]).amax(0, keepdim=True)
@@ -295,6 +312,7 @@ def grouped_activation(name: str, f: Callable[..., Tensor], options: dict[str, f
                 outputs.append(Output("quantizer.amax", largest, magnitude=rounded * largest.item()))
             arguments = {"input_2h": x, "prob": prob, "quantizer": each.make(), **layout.arguments, **chosen}
             yield Sample(f"{layout.label} {each.label} {chosen}", arguments, tuple(outputs))
+        yield gated_in_blocks(generator, dtype, f, options)
 
     record(name)(sample)
 
@@ -330,11 +348,18 @@ def padded_blocks(scales: Tensor) -> int:
     return -(-scales.shape[1] // 4) * 4
 
 
+def placed_at(at: str, data: Tensor, left: int) -> Output:
+    """The bytes ``data`` at ``at``, and ``left`` free ones after them."""
+    if not left:
+        return Output(at, data)
+    return Output(at, lambda result, arguments: torch.cat([data, Output(at, None).find(result, arguments).cpu()[len(data) :]]))
+
+
 @record("nvfp4_group_quantize_with_amax")
 def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for rows in ((16, 48, 32), (32, 32, 32), (64, 64, 48), (32, 16)):
-        x = random(generator, (sum(rows), 48), dtype, 3.0)
-        parts = x.split(rows)
+    for rows, left in (((16, 48, 32), 0), ((32, 32, 32), 0), ((64, 64, 48), 0), ((32,), 16), ((32, 16), 0)):
+        x = random(generator, (sum(rows) + left, 48), dtype, 3.0)
+        parts = x[: sum(rows)].split(rows)
         amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01])[: len(rows)], "columnwise": torch.tensor([15.0, 17.0, 30.0])[: len(rows)]}
         ways = {
             "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"].tolist(), strict=True)],
@@ -343,11 +368,11 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
         outputs = []
         for way, made in ways.items():
             prefix = "" if way == "rowwise" else "columnwise_"
-            outputs.append(Output(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made])))
+            outputs.append(placed_at(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made]), left * 24))
             outputs.append(Output(f"result.{prefix}scale_inv", torch.cat([padded(scales) for _, scales in made])))
             outputs.append(Output(f"result.{prefix}amax", amaxes[way]))
         arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
-        yield Sample(f"{rows}", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
+        yield Sample(f"{rows}, {left} left over", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
     # The same in the order of tensor cores.
     quantizer = NVFP4Quantizer()
     quantizer.optimize_for_gemm = True
@@ -359,6 +384,12 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
     outputs = [Output(at, x) for at, x in ordered.items()] + [Output("result._with_gemm_swizzled_scales", True)]
     arguments = {"tensor": x.clone(), "quantizer": quantizer, "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
     yield Sample("in tiles", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
+    # A member without rows. Its seeds would be drawn if it were rounded by chance, and it is not.
+    rows, amax = (16, 0, 32), torch.tensor([20.0, 0.0, 15.0])
+    arguments = {"tensor": x[:48].clone(), "quantizer": NVFP4Quantizer(), "num_tensors": 3, "first_dims": torch.tensor(rows)}
+    codes = torch.cat([nvfp4_lines(part, most)[0] for part, most in zip(x[:48].split(rows), amax.tolist(), strict=True) if len(part)])
+    outputs = (Output("result.rowwise_data", codes.reshape(-1)), Output("result.amax", amax))
+    yield Sample("a member without rows", {**arguments, "rowwise_amax": amax.clone(), "columnwise_amax": amax.clone()}, outputs)
     # Amaxes are kept as they are, whatever scales come of them.
     amax = torch.tensor([1e5, torch.inf, torch.nan])
     x, rows = random(generator, (96, 48), dtype, 3.0), (16, 48, 32)

@@ -107,10 +107,11 @@ def rounded_master(i: int, dtype: torch.dtype) -> Any:
 
 def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) -> Iterator[Sample]:
     for (mode, correction), noop in itertools.product(_MODES, (0, 1)):
-        tensors = operands(generator, dtype, dtype, _FP32, _FP32, *((_FP32,) if masters else ()))
+        moments = _BF16 if mode > correction else _FP32
+        tensors = operands(generator, dtype, dtype, moments, moments, *((_FP32,) if masters else ()))
         outputs = [*untouched(tensors)] if noop else []
         for i, (g, *rest) in enumerate(() if noop else zip(*tensors, strict=True)):
-            p, both = stepped((g.double() * 0.25, *rest), mode, correction, i)
+            p, both = stepped((g.double() * 0.25, *rest), mode, correction, i, moments)
             outputs += [Output(f"tensor_lists.0.{i}", g.double() * 0.25, dtype), *both, Output(f"tensor_lists.1.{i}", p, dtype, magnitude=_BOUND)]
             if masters:
                 outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), Output(f"tensor_lists.1.{i}", rounded_master(i, dtype))]

@@ -141,7 +141,7 @@ def deeper(sample: Sample, tokens: int) -> Sample:
     """The sample with its tokens in two dimensions."""
 
     def parted(x: Any) -> Any:
-        return x.view(2, tokens // 2, *x.shape[1:]) if isinstance(x, Tensor) and x.dim() and len(x) == tokens else x
+        return x.view(tokens // 2, 2, *x.shape[1:]) if isinstance(x, Tensor) and x.dim() and len(x) == tokens else x
 
     arguments = {name: parted(x.clone() if isinstance(x, Tensor) else x) for name, x in sample.arguments.items()}
     outputs = tuple(replace(output, reference=parted(output.reference)) for output in sample.outputs)
@@ -156,7 +156,10 @@ def topk_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
         main = Output(0, probs, dtype, _EXPERTS)
         saved = Output(2, router.intermediate(logits.double(), probs), torch.float32, _EXPERTS)
         arguments = forward_arguments(router, logits)
-        yield Sample(label, arguments, (main, Output(1, byte_map(experts, _EXPERTS)), saved))
+        sample = Sample(label, arguments, (main, Output(1, byte_map(experts, _EXPERTS)), saved))
+        yield sample
+        if label == "sigmoid top 1":
+            yield deeper(sample, len(logits))
         yield Sample(f"{label} as bits", {**arguments, "routing_map_format": 1}, (main, Output(1, bit_map(experts, _EXPERTS)), saved))
         for integer in (torch.int32, torch.int64):
             dense, given = torch.tensor(experts, dtype=integer), torch.full((len(experts), router.topk), -1, dtype=integer)

@@ -195,7 +195,7 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
 
 def with_nothing(generator: torch.Generator) -> Sample:
-    """An expert without rows: it has no scales, and whatever address."""
+    """An expert without rows, which has no scales, and whatever address; and one whose data has three dimensions."""
     shapes = [(128, 160), (0, 160), (40, 160)]
     scales = [numbers(generator, *padded(*shape, False, False)) for shape in shapes]
     buffer = torch.cat([ordered(used(x, *shape, False, False)).reshape(-1) for x, shape in zip(scales, shapes, strict=True)])
@@ -207,8 +207,9 @@ def with_nothing(generator: torch.Generator) -> Sample:
 
     outputs = (Output("result.0.shape", torch.Size([3])), Output(1, places), Output(2, buffer))
     data = [numbers(generator, *shape) for shape in shapes]
+    data[2] = data[2].view(5, 8, 160)
     arguments = {"data_tensors": data, "scale_tensors": scales, "swizzle_type": "mxfp8_rowwise", "device": torch.device("cpu")}
-    return Sample("an expert without rows", arguments, outputs)
+    return Sample("an expert without rows, and one of three dimensions", arguments, outputs)
 
 
 def turned(data: Tensor) -> Tensor:

@@ -1,0 +1,253 @@
+"""Grouped tensors of block-scaled formats: what quantizing their members makes, by the oracle, and such tensors as calls take them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from fusible.conformance import block_oracle as oracle
+from fusible.conformance.cases.block_quantize import copies, transforming
+from fusible.conformance.cases.block_tensors import BLOCKED, stored
+from fusible.conformance.cases.gemm import product
+from fusible.conformance.table import Output, Sample
+from fusible.quantized import GroupedTensorStorage, MXFP8Quantizer, NVFP4Quantizer
+from fusible.tex import DType
+from fusible.tex.block_layout import is_tiled, scale_shape
+from fusible.tex.grouped_call import NVFP4_OPTIONS, member_fields
+
+__all__ = [
+    "ROWS",
+    "bgrad_in_blocks",
+    "dequantize_in_blocks",
+    "gated_in_blocks",
+    "gather_blocks",
+    "products_in_blocks",
+    "quantize_in_blocks",
+    "requantize_in_blocks",
+]
+
+_E4M3 = DType.kFloat8E4M3
+_WAYS = ("rowwise", "columnwise")
+_COLUMNS = 64
+ROWS = (32, 96)
+"""Of the members that a call takes."""
+
+_MADE = (32, 0, 96)
+_LEFT = 32
+"""Rows of the members that a call makes, and of nobody."""
+
+
+@functools.cache
+def _x(dtype: torch.dtype) -> Tensor:
+    return (torch.randn(sum(_MADE) + _LEFT, _COLUMNS, generator=torch.Generator().manual_seed(17)) * 3).to(dtype)
+
+
+def _parts(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    return list(x[: sum(rows)].split([*rows]))
+
+
+def _four_bits(part: Tensor, quantizer: NVFP4Quantizer) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    matrix = part.float().numpy()
+    for way, lines in zip(_WAYS, (matrix, np.ascontiguousarray(matrix.T)), strict=True):
+        amax = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
+        codes, scales = oracle.nvfp4(lines, amax, False)
+        yield way, codes[:, ::2] | codes[:, 1::2] << 4, scales, amax
+
+
+@functools.cache
+def _made(name: str, dtype: torch.dtype, rows: tuple[int, ...]) -> dict[str, list[tuple[Tensor, Tensor, Tensor | None]]]:
+    """Data, the scales that mean something, and in NVFP4 the amaxes of each member, by copy."""
+    quantizer, found = BLOCKED[name](), {way: [] for way in _WAYS}
+    for part in _parts(_x(dtype), rows):
+        if isinstance(quantizer, NVFP4Quantizer):
+            for way, data, scales, amax in _four_bits(part, quantizer):
+                found[way].append((_tensor(data), _tensor(scales), _tensor(amax)))
+        else:
+            for way, data, scales in copies(part, quantizer):
+                found[way].append((_tensor(data), _tensor(scales), None))
+    return found
+
+
+def _tensor(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]]) -> Output:
+    """The buffer at ``at``, of ``size`` elements, in which each piece fills the upper left of a matrix ``shape`` that begins at ``start``; what lies
+    around is free."""
+
+    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+        found = Output(at, None).find(result, arguments)
+        if not isinstance(found, Tensor) or found.numel() != size:
+            return torch.zeros(0)
+        whole = found.detach().cpu().clone()
+        for start, shape, piece in pieces:
+            whole.view(-1)[start : start + math.prod(shape)].view(shape)[tuple(slice(n) for n in piece.shape)] = piece.to(whole.dtype)
+        return whole
+
+    return Output(at, wanted)
+
+
+def made_of(at: str, name: str, dtype: torch.dtype, ways: Sequence[str] = _WAYS, rows: tuple[int, ...] = _MADE, total: int = 0) -> list[Output]:
+    """What quantizing the members must give in the grouped tensor at ``at``, whose buffers have room for ``total`` rows."""
+    quantizer, form = BLOCKED[name](), name.split()[0]
+    packed, outputs = (2 if form == "nvfp4" else 1), []
+    for way in _WAYS:
+        prefix = "" if way == "rowwise" else "columnwise_"
+        if way not in ways:
+            outputs += [Output(f"{at}.{way}_data", None), Output(f"{at}.{prefix}scale_inv", None)]
+            continue
+        data, scales, at_data, at_scale = [], [], 0, 0
+        for count, (codes, used, _) in zip(rows, _made(name, dtype, rows)[way], strict=True):
+            data.append((at_data, tuple(codes.shape), codes))
+            at_data += codes.numel()
+            whole = scale_shape(form, (count, _COLUMNS), way == "columnwise", is_tiled(quantizer))
+            scales.append((at_scale, whole, used))
+            at_scale += math.prod(whole)
+        outputs.append(_filled(f"{at}.{way}_data", total * _COLUMNS // packed, data))
+        outputs.append(_filled(f"{at}.{prefix}scale_inv", at_scale, scales))
+        if form == "nvfp4":
+            outputs.append(Output(f"{at}.{prefix}amax", torch.cat([x for _, _, x in _made(name, dtype, rows)[way] if x is not None])))
+    return outputs
+
+
+def _described(rows: Sequence[int]) -> dict[str, Any]:
+    return {"num_tensors": len(rows), "first_dims": torch.tensor([*rows])}
+
+
+def quantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
+    """Of ``group_quantize``: every format, a member without rows where the oracle takes one, and rows of nobody."""
+    for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
+        rows = _MADE if not name.startswith("nvfp4") else (32, 96)
+        x = _x(dtype)
+        outputs = made_of("result", name, dtype, rows=rows, total=len(x))
+        yield Sample(f"in {name}", {"tensor": x.clone(), "quantizer": BLOCKED[name](), **_described(rows)}, tuple(outputs))
+    outputs = made_of("result", "mxfp8", dtype, ("columnwise",), total=len(x))
+    arguments = {"tensor": x.clone(), "quantizer": BLOCKED["mxfp8"](rowwise=False), **_described(_MADE)}
+    yield Sample("in columns of mxfp8", arguments, tuple(outputs))
+
+
+def bgrad_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
+    """Of ``bgrad_group_quantize``."""
+    for name in ("mxfp8", "block 1x128"):
+        x = _x(dtype)
+        wide = [part.double() for part in _parts(x, _MADE)]
+        size = max(part.abs().sum(0).max().item() for part in wide if len(part))
+        sums = Output(1, torch.stack([part.sum(0) for part in wide]), dtype, len(x), size)
+        outputs = (*made_of("result.0", name, dtype, total=len(x)), sums)
+        yield Sample(f"in {name}", {"tensor": x.clone(), "quantizer": BLOCKED[name](), **_described(_MADE)}, outputs)
+
+
+def gather_blocks(members: Sequence[Any], rows: Sequence[int], dtype: torch.dtype) -> GroupedTensorStorage:
+    """Tensors of one block-scaled format as the members of a grouped one."""
+    quantizer, fields = members[0]._quantizer, {}
+    for field, attribute in member_fields(quantizer).items():
+        parts = [getattr(member, attribute) for member in members]
+        if parts[0] is not None:
+            fields["data" if field == "rowwise_data" else field] = torch.cat([part.reshape(-1) for part in parts])
+    options = {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
+    shape = sum(rows), members[0].shape[-1]
+    return GroupedTensorStorage(shape, dtype, quantizer=quantizer, **fields, **_described(rows), **options)
+
+
+def _taken(name: str, dtype: torch.dtype, ways: tuple[str, ...]) -> tuple[GroupedTensorStorage, dict[str, Tensor]]:
+    """A grouped tensor with the copies ``ways``, and the values of each copy, float64 ``[rows, columns]``."""
+    found = [stored(name, (n, _COLUMNS), dtype, 3 + i, ways) for i, n in enumerate(ROWS)]
+    return gather_blocks([x for x, _ in found], ROWS, dtype), {way: torch.cat([values[way] for _, values in found]) for way in _WAYS}
+
+
+def dequantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
+    """Of ``group_dequantize``: the row-wise copy is read, or else the column-wise one."""
+    for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
+        for ways in (_WAYS, ("columnwise",)):
+            x, values = _taken(name, torch.bfloat16, ways)
+            outputs = (Output("result.rowwise_data", values[ways[0]].reshape(-1), dtype), Output("result.quantizer", None))
+            yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, outputs)
+
+
+def requantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
+    """Of ``group_requantize_inplace``: the column-wise copy is that of the values that the row-wise one stands for, in ``otype``."""
+    for name in ("mxfp8", "block 1x128"):
+        for wanted in (False, True):
+            x, values = _taken(name, torch.bfloat16, ("rowwise",))
+            quantizer, rounded = BLOCKED[name](), values["rowwise"].to(dtype)
+            data, scales, start, at = [], [], 0, 0
+            for part in rounded.split([*ROWS]):
+                _, codes, used = next(each for each in copies(part, quantizer) if each[0] == "columnwise")
+                whole = scale_shape(name.split()[0], tuple(part.shape), True, False)
+                data.append((start, tuple(codes.shape), _tensor(codes)))
+                scales.append((at, whole, _tensor(used)))
+                start, at = start + codes.size, at + math.prod(whole)
+            outputs = (
+                Output("grouped_x.rowwise_data", x.rowwise_data.clone()), Output("grouped_x.scale_inv", x.scale_inv.clone()),
+                _filled("grouped_x.columnwise_data", start, data), _filled("grouped_x.columnwise_scale_inv", at, scales),
+                Output(None, values["rowwise"] if wanted else None, dtype),
+            )  # fmt: skip
+            arguments = {"grouped_x": x, "quantizer": quantizer, "otype": dtype, "return_dequantized": wanted, **_described(ROWS)}
+            yield Sample(f"{name} {wanted}", arguments, outputs, ("grouped_x",))
+
+
+def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float]) -> Sample:
+    """Of a gated activation whose result is quantized to MXFP8, a member without rows and rows of nobody among it."""
+    x = (torch.randn(sum(_MADE) + _LEFT, 2 * _COLUMNS, generator=generator) * 2).to(dtype)
+    prob = torch.rand(len(x), generator=generator)
+    values = f(x.double(), **options) * prob.double()[:, None]
+    parts, scales, at = _parts(values, _MADE), [], 0
+    for part in parts:
+        # The scale of a block is that of its largest value, rounded to the dtype first.
+        _, used = oracle.mxfp8(part.to(dtype).float().numpy(), _E4M3, (32, 1))
+        whole = scale_shape("mxfp8", tuple(part.shape), True, False)
+        scales.append((at, whole, _tensor(used)))
+        at += math.prod(whole)
+
+    def near(result: Any, arguments: dict[str, Any]) -> Tensor:
+        """The bytes that came where each is within half a step of its value rounded to the dtype, elsewhere zeros."""
+        good, start = result.columnwise_data.cpu().clone(), 0
+        for part, (_, _, used) in zip(parts, scales, strict=True):
+            bits, factors = good[start : start + part.numel()].view(part.shape), 2.0 ** (used.double() - 127).repeat_interleave(32, 0)
+            came = torch.from_numpy(bits.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float64)) * factors
+            bound = (2.0**-4 + torch.finfo(dtype).eps) * part.abs() + 2.0**-10 * factors + 1e-5
+            bits[~((came - part).abs() <= bound)] = 0x7F
+            start += part.numel()
+        return good
+
+    outputs = (
+        Output("result.columnwise_data.shape", torch.Size([len(x) * _COLUMNS])), Output("result.columnwise_data", near),
+        _filled("result.columnwise_scale_inv", at, scales), Output("result.rowwise_data", None),
+    )  # fmt: skip
+    arguments = {"input_2h": x, "prob": prob, "quantizer": MXFP8Quantizer(_E4M3), **_described(_MADE), **options}
+    return Sample("in mxfp8", arguments, outputs)
+
+
+_N, _K = 32, 64
+
+
+def _transformed(x: Any, values: dict[str, Tensor]) -> None:
+    """Take the column-wise codes of an NVFP4 tensor for those of its Hadamard transform, of which ``values`` are then another matrix."""
+    x._quantizer = transforming()
+    lines = values["columnwise"].t().reshape(-1, 16) @ x._quantizer.rht_matrix.double().t()
+    values["columnwise"] = lines.view(values["columnwise"].t().shape).t()
+
+
+def products_in_blocks(layout: str, forms: tuple[str, str], dtype: torch.dtype, transformed: bool = False) -> tuple[Any, ...]:
+    """``(A, B, products, size, length, B's rows)``: the operands of a product for each member, which hold both copies; the products of those
+    copies whose blocks lie along what is added up, float64; their largest sum of absolute values, and how long the sums are; and the row-wise
+    values of B. ``transformed``: column-wise copies are of NVFP4's random Hadamard transform, which does not reach the product."""
+    transa, transb = layout[0] == "T", layout[1] == "T"
+    ways = "rowwise" if transa else "columnwise", "columnwise" if transb else "rowwise"
+    A, B, products, sizes, rows = [], [], [], [], []
+    for i, n in enumerate(ROWS):
+        shapes = {"TN": ((_N, _K), (n, _K)), "NN": ((_N, _K), (n, _N)), "NT": ((n, _K), (n, _N))}[layout]
+        (a, wide_a), (b, wide_b) = ((x, dict(wide)) for x, wide in (stored(forms[j], shapes[j], dtype, 2 * i + j) for j in (0, 1)))
+        for x, wide in ((a, wide_a), (b, wide_b)) if transformed else ():
+            _transformed(x, wide)
+        ab, size, length = product(wide_a[ways[0]], transa, wide_b[ways[1]], transb)
+        A, B, products, sizes, rows = [*A, a], [*B, b], [*products, ab], [*sizes, (size, length)], [*rows, wide_b["rowwise"]]
+    return A, B, products, max(size for size, _ in sizes), max(length for _, length in sizes), rows
