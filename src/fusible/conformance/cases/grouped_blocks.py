@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
@@ -172,26 +173,40 @@ def dequantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
             yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, outputs)
 
 
+@functools.cache
+def _turned(name: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[tuple[int, ...]]]:
+    """Of the column-wise copy that the row-wise values of ``_taken``, rounded to ``dtype``, have: data, scales that mean something, and the shapes of
+    all scales, by member."""
+    _, values = _taken(name, torch.bfloat16, ("rowwise",))
+    quantizer, data, scales, shapes = BLOCKED[name](rowwise=False), [], [], []
+    for part in values["rowwise"].to(dtype).split([*ROWS]):
+        ((_, codes, used),) = copies(part, quantizer)
+        data.append(_tensor(codes))
+        scales.append(_tensor(used))
+        shapes.append(scale_shape(name.split()[0], tuple(part.shape), True, False))
+    return data, scales, shapes
+
+
 def requantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
     """Of ``group_requantize_inplace``: the column-wise copy is that of the values that the row-wise one stands for, in ``otype``."""
     for name in ("mxfp8", "block 1x128"):
         for wanted in (False, True):
             x, values = _taken(name, torch.bfloat16, ("rowwise",))
-            quantizer, rounded = BLOCKED[name](), values["rowwise"].to(dtype)
-            data, scales, start, at = [], [], 0, 0
-            for part in rounded.split([*ROWS]):
-                _, codes, used = next(each for each in copies(part, quantizer) if each[0] == "columnwise")
-                whole = scale_shape(name.split()[0], tuple(part.shape), True, False)
-                data.append((start, tuple(codes.shape), _tensor(codes)))
-                scales.append((at, whole, _tensor(used)))
-                start, at = start + codes.size, at + math.prod(whole)
             outputs = (
                 Output("grouped_x.rowwise_data", x.rowwise_data.clone()), Output("grouped_x.scale_inv", x.scale_inv.clone()),
-                _filled("grouped_x.columnwise_data", start, data), _filled("grouped_x.columnwise_scale_inv", at, scales),
-                Output(None, values["rowwise"] if wanted else None, dtype),
+                *_beside("grouped_x", *_turned(name, dtype)), Output(None, values["rowwise"] if wanted else None, dtype),
             )  # fmt: skip
-            arguments = {"grouped_x": x, "quantizer": quantizer, "otype": dtype, "return_dequantized": wanted, **_described(ROWS)}
+            arguments = {"grouped_x": x, "quantizer": BLOCKED[name](), "otype": dtype, "return_dequantized": wanted, **_described(ROWS)}
             yield Sample(f"{name} {wanted}", arguments, outputs, ("grouped_x",))
+
+
+def _beside(at: str, data: list[Tensor], scales: list[Tensor], shapes: list[tuple[int, ...]]) -> tuple[Output, Output]:
+    """A column-wise copy whose members lie one after the other."""
+    starts, places = ([*accumulate(sizes, initial=0)] for sizes in ((x.numel() for x in data), map(math.prod, shapes)))
+    return (
+        _filled(f"{at}.columnwise_data", starts[-1], [(start, tuple(x.shape), x) for start, x in zip(starts, data, strict=False)]),
+        _filled(f"{at}.columnwise_scale_inv", places[-1], [*zip(places, shapes, scales, strict=False)]),
+    )
 
 
 def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float]) -> Sample:

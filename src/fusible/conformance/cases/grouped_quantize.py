@@ -162,7 +162,7 @@ def group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         parts = layout.pieces(x)
         shapes = Output("result.logical_shape", layout.shape), Output("result.num_tensors", len(layout.shapes)), Output("result.fake_dtype", dtype)
         for each in _CASES if layout is not LARGE else _CASES[:1]:
-            for usages in ({}, {"columnwise": False}, {"rowwise": False}) if layout is not LARGE else ({},):
+            for usages in ({}, {"columnwise": False}, {"rowwise": False}) if layout in (BY_ROWS, GAPS) else ({},):
                 arguments = {"tensor": x.clone(), "quantizer": each.make(**usages), **layout.arguments}
                 outputs = each.outputs("result", layout, parts, usages.get("rowwise", True), usages.get("columnwise", True))
                 yield Sample(f"{layout.label} {each.label} {usages}", arguments, (*outputs, *shapes, *each.amax(parts)))
