@@ -13,9 +13,13 @@ from fusible import tex
 from fusible.cli import main
 from fusible.conformance import Disagreement, Output, Verdict, check_backend, without_cases
 from fusible.conformance.crossing import Crossing
-from fusible.conformance.suite import check_record
-from fusible.conformance.table import load, measure
+from fusible.conformance.suite import check_record, of_own_making
+from fusible.conformance.table import Sample, load, measure
 from fusible.errors import ArgumentError, BackendError
+from fusible.quantized import Quantizer
+from fusible.tex.block_layout import BLOCK_FORMATS
+from fusible.tex.grouped_call import is_grouped
+from fusible.tex.protocol import format_of, is_quantized, scaling
 from fusible.tex.registry import registry
 
 
@@ -24,6 +28,35 @@ def test_every_function_has_a_record() -> None:
 
 
 REFERENCE: Any = registry.find("torch")
+
+OF_GROUPS = sorted(name for name in load() if name.startswith(("group_", "bgrad_group_", "te_general_grouped_gemm")))
+GIVEN_GROUPS = {
+    "group_dequantize",
+    "group_requantize_inplace",
+    *(f"te_general_grouped_gemm_for_{x}" for x in ("grouped_tensor", "discrete_in", "discrete_out")),
+}
+
+
+def formats(sample: Sample) -> set[str]:
+    """The number formats of what a call is given: quantized tensors, grouped ones, and quantizers."""
+    given = [x for value in sample.arguments.values() for x in (value if isinstance(value, list) else [value])]
+    kinds = {scaling(x if isinstance(x, Quantizer) else x.quantizer) for x in given if isinstance(x, Quantizer) or is_grouped(x)}
+    return kinds | {format_of(x) for x in given if is_quantized(x)}
+
+
+@pytest.mark.parametrize("function", OF_GROUPS)
+def test_functions_of_groups_are_called_with_blocks_and_without(function: str) -> None:
+    found = set().union(*map(formats, load()[function].samples(torch.bfloat16)))
+    assert "mxfp8" in found and found & {"delayed", "float8"}, found
+
+
+@pytest.mark.parametrize("function", OF_GROUPS)
+def test_who_lays_groups_out_in_a_way_of_its_own_is_given_none_of_blocks(function: str) -> None:
+    record = load()[function]
+    every, own = record.samples(torch.bfloat16), of_own_making(record).samples(torch.bfloat16)
+    blocks = [x.label for x in every if any(is_grouped(y) and scaling(y.quantizer) in BLOCK_FORMATS for y in x.arguments.values())]
+    assert [x.label for x in own] == [x.label for x in every if x.label not in blocks] and own
+    assert bool(blocks) == (function in GIVEN_GROUPS)
 
 
 @pytest.fixture
