@@ -223,54 +223,59 @@ _GROUPED_BLOCKS = (
 """Layouts, the formats of A and of B, and whether the column-wise copies are transformed."""
 
 
+def target(
+    form: str, layout: str, wanted: list[Tensor], dtype: torch.dtype, length: int = _LENGTH, size: float = _SIZE
+) -> tuple[Any, tuple[Output, ...]]:
+    """D full of sevens, and what must be in it; the gap stays as it is."""
+    D = filled(wanted, dtype)
+    if form == "discrete_out":
+        return D, (*close_to("D", wanted, dtype, length, size), *close_to("result", wanted, dtype, length, size))
+    if layout == "NT":
+        return equal(D), (Output("D.rowwise_data", torch.cat(wanted).view(-1), dtype, length, size),)
+    gap = torch.full((1, wanted[0].shape[1]), 7.0, dtype=torch.float64)
+    return gather(D), (Output("D.rowwise_data", torch.cat([*wanted[:2], gap, *wanted[2:]]).view(-1), dtype, length, size),)
+
+
+def of_blocks(form: str, dtype: torch.dtype) -> Iterator[Sample]:
+    for layout, a, b, transformed in _GROUPED_BLOCKS:
+        A, B, products, size, length, _ = products_in_blocks(layout, (a, b), dtype, transformed)
+        D, outputs = target(form, layout, products, dtype, length, size)
+        group = A if form == "discrete_in" else gather_blocks(A, [x.shape[0] for x in A], dtype)
+        arguments = on_groups(layout, group, gather_blocks(B, ROWS, dtype), D)
+        yield Sample(f"{layout} of {a} and {b}, transformed {transformed}", arguments, outputs)
+
+
+def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> Sample:
+    """Weights of another type than that of tokens and result, and a bias with a scale."""
+    A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32)
+    _, B = operands(generator, "TN", dtype)
+    rows, factors = random(generator, (len(_ROWS), _N), dtype), torch.linspace(-1.0, 1.0, _TOTAL)
+    parts = zip(exact("TN", A, B), rows.double(), factors.double().split(_ROWS), strict=True)
+    D, outputs = target(form, "TN", [x + row * factor[:, None] for x, row, factor in parts], dtype)
+    bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=rows.view(-1))
+    arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
+    return Sample("weights of another type", arguments, outputs)
+
+
 def on_grouped(form: str) -> Sampler:
     """The samples of a function whose A (``discrete_in``) or D (``discrete_out``) is a list."""
-
-    def target(layout: str, wanted: list[Tensor], dtype: torch.dtype, length: int = _LENGTH, size: float = _SIZE) -> tuple[Any, tuple[Output, ...]]:
-        """D full of sevens, and what must be in it; the gap stays as it is."""
-        D = filled(wanted, dtype)
-        if form == "discrete_out":
-            return D, (*close_to("D", wanted, dtype, length, size), *close_to("result", wanted, dtype, length, size))
-        if layout == "NT":
-            return equal(D), (Output("D.rowwise_data", torch.cat(wanted).view(-1), dtype, length, size),)
-        gap = torch.full((1, wanted[0].shape[1]), 7.0, dtype=torch.float64)
-        return gather(D), (Output("D.rowwise_data", torch.cat([*wanted[:2], gap, *wanted[2:]]).view(-1), dtype, length, size),)
-
-    def of_blocks(dtype: torch.dtype) -> Iterator[Sample]:
-        for layout, a, b, transformed in _GROUPED_BLOCKS:
-            A, B, products, size, length, _ = products_in_blocks(layout, (a, b), dtype, transformed)
-            D, outputs = target(layout, products, dtype, length, size)
-            group = A if form == "discrete_in" else gather_blocks(A, [x.shape[0] for x in A], dtype)
-            arguments = on_groups(layout, group, gather_blocks(B, ROWS, dtype), D)
-            yield Sample(f"{layout} of {a} and {b}, transformed {transformed}", arguments, outputs)
-
-    def of_two_types(generator: torch.Generator, dtype: torch.dtype) -> Sample:
-        """Weights of another type than that of tokens and result, and a bias with a scale."""
-        A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32)
-        _, B = operands(generator, "TN", dtype)
-        rows, factors = random(generator, (len(_ROWS), _N), dtype), torch.linspace(-1.0, 1.0, _TOTAL)
-        parts = zip(exact("TN", A, B), rows.double(), factors.double().split(_ROWS), strict=True)
-        D, outputs = target("TN", [x + row * factor[:, None] for x, row, factor in parts], dtype)
-        bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=rows.view(-1))
-        arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
-        return Sample("weights of another type", arguments, outputs)
 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for layout in _LAYOUTS:
             A, B = operands(generator, layout, dtype)
-            D, outputs = target(layout, exact(layout, A, B), dtype)
+            D, outputs = target(form, layout, exact(layout, A, B), dtype)
             group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
             yield Sample(layout, on_groups(layout, group, gather(B), D), outputs)
             times = 2.0 if layout == "NN" else 1.0
-            D, outputs = target(layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
+            D, outputs = target(form, layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
             group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
             yield Sample(f"{layout} added to {times} times D", on_groups(layout, group, gather(B), D, beta=torch.tensor([times])), outputs)
             (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), _FP8, strict=True))
-            D, outputs = target(layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
+            D, outputs = target(form, layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
             group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
             yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
-        yield from of_blocks(dtype)
-        yield of_two_types(generator, dtype)
+        yield from of_blocks(form, dtype)
+        yield of_two_types(form, generator, dtype)
         A, B = operands(generator, "TN", dtype, _N)  # square weights
         rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
         factors = torch.linspace(-1.0, 1.0, _TOTAL)
@@ -284,7 +289,7 @@ def on_grouped(form: str) -> Sampler:
                 for i, (x, factor) in enumerate(zip(exact("TN", A, B), factors.double().split(_ROWS), strict=True)):
                     addition = rows[i].double() * (factor[:, None] if scaled else 1.0) if biased else 0.0
                     wanted.append(alpha[i % count].double() * x + 7 * beta[i % count].double() + addition)
-                D, outputs = target("TN", wanted, dtype)
+                D, outputs = target(form, "TN", wanted, dtype)
                 bias = GroupedTensorStorage((4, _N), dtype, num_tensors=4, data=rows.view(-1).clone()) if biased else None
                 more = {"alpha": alpha.clone(), "beta": beta.clone(), "bias": bias, "bias_scale": factors.clone() if scaled else None}
                 arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, **more)
