@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fusible.errors import MissingNameError, expected
 from fusible.locks import Lock
+from fusible.tex.admission import nearest
 from fusible.tex.call_keys import arguments_of, check_integers, key_maker, kinds_in
 from fusible.tex.call_text import CallText, compiled, set_defaults
 from fusible.tex.examination import blame, check_before, check_length, check_sorts
@@ -194,15 +196,22 @@ def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., An
     return call
 
 
+def _declared(function: str, of: str) -> Declaration:
+    """The declaration of a function by its name. Raises ``MissingNameError`` for any other."""
+    name = function.replace("prim.", "prim_") if isinstance(function, str) else None
+    if name not in DECLARATIONS:
+        got = f"{function!r}{nearest(name)}" if name is not None else f"a {type(function).__qualname__}"
+        raise MissingNameError(expected("a function's name in tex", of=f"function of {of}", got=got, do="pass one of tex.coverage()"))
+    return DECLARATIONS[name]
+
+
 def explain(function: str, *args: Any, **kwargs: Any) -> Decision:
     """Who would serve ``tex.<function>(*args, **kwargs)``, and for each other backend why not. Nothing is computed.
 
-    ``print(explain("gelu", x, None))`` shows it as text; ``function`` may name a function of ``tex.prim`` as ``"prim.add"``.
+    ``print(explain("gelu", x, None))`` shows it as text; ``function`` may name a function of ``tex.prim`` as ``"prim.add"``. Raises
+    ``MissingNameError``, an ``AttributeError``, for a name that tex lacks.
     """
-    name = function.replace("prim.", "prim_")
-    if name not in DECLARATIONS:
-        raise AttributeError(f"tex has no function {function!r}")
-    declaration = DECLARATIONS[name]
+    declaration = _declared(function, "explain")
     return registry.decide(_request(declaration, _kinds(declaration, args, kwargs)))
 
 
@@ -212,7 +221,7 @@ def hand_over(backend: TEXBackendBase, function: str, *args: Any, **kwargs: Any)
     For a backend's method that is refused by a value which no kind shows (a window, a probability). It must not have written anything. Raises
     ``NotServedError`` where nobody else serves the call.
     """
-    declaration = DECLARATIONS[function]
+    declaration = _declared(function, "hand_over")
     request = _request(declaration, _kinds(declaration, args, kwargs))
     return getattr(registry.choose_after(backend, request), function)(*args, **kwargs)
 

@@ -244,3 +244,11 @@ def test_the_other_name_is_the_same_module() -> None:
     import transformer_engine_fl_torch as other
 
     assert other is tex
+
+
+@pytest.mark.parametrize("name", ["gellu", "prim.ad", "", None, 3])
+def test_a_function_that_tex_lacks_is_named_in_one_sentence(name: object) -> None:
+    backend = registry.find("torch")
+    for ask, of in ((lambda: tex.explain(name, X, None), "explain"), (lambda: tex.hand_over(backend, name, X, None), "hand_over")):
+        with pytest.raises(AttributeError, match=f"^Expected a function's name in tex of function of {of}, got .*: pass one of tex"):
+            ask()
