@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusible.conformance.cases.scale_order import used
 from fusible.errors import ArgumentError, ShapeError
-from fusible.quantized import MXFP8Quantizer, NVFP4Quantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.block_layout import scale_shape as shape_of_scales
@@ -135,7 +135,8 @@ def test_both_scales_are_replaced_once(runner: Runner, make: Any, size: tuple[in
 
 @on_all
 def test_only_what_is_there_and_asked_for_is_swizzled(runner: Runner) -> None:
-    tensors = [mxfp8(160, 320), mxfp8(32, 64, _rowwise_scale_inv=None), mxfp8(32, 64, _with_gemm_swizzled_scales=True), SimpleNamespace(_data=1)]
+    no_blocks = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, "cpu")(torch.ones(2, 4))
+    tensors = [mxfp8(160, 320), mxfp8(32, 64, _rowwise_scale_inv=None), mxfp8(32, 64, _with_gemm_swizzled_scales=True), no_blocks]
     rows = [expected(tensors[0], "rowwise"), None, tensors[2]._rowwise_scale_inv.clone()]
     columns = [tensor._columnwise_scale_inv.clone() for tensor in tensors[:3]]
     runner("multi_tensor_swizzle_scales_for_gemm_", tensors=tensors, rowwise_usage=True, columnwise_usage=False)

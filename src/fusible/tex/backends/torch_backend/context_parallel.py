@@ -115,13 +115,13 @@ class ContextParallelKernels(ContextParallel):
         check_moved(out, inp, cu_seqlens_padded, cu_seqlens)
         for name, ends in (("cu_seqlens_padded", cu_seqlens_padded), ("cu_seqlens", cu_seqlens)):
             check_cumulative(ends, out.shape[0], name)
-        seg = segments(out.shape[0], cu_seqlens_padded[:-1], torch.diff(cu_seqlens))
+        seg = segments(out.shape[0], cu_seqlens_padded, cu_seqlens)
         out.copy_(torch.where(_along(seg.inside, 0, out.dim()), inp, out))
 
 
 def _whole(tokens: int, cu_seqlens: Tensor) -> Segments:
     """The sequences of a rank's tokens."""
-    return segments(tokens, cu_seqlens[:-1], torch.diff(cu_seqlens))
+    return segments(tokens, cu_seqlens)
 
 
 def _check_each(cu_seqlens: Tensor, tokens: int) -> None:

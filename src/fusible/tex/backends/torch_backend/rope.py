@@ -127,7 +127,7 @@ def _angles(
     if qkv_format == _THD:
         assert cu_seqlens is not None
         ends = cu_seqlens.long() // cp_size
-        seg = segments(x.shape[0], ends[:-1], torch.diff(ends))
+        seg = segments(x.shape[0], ends)
         position = _shifted(seg.position, seg.length, cp_size, cp_rank)
         if start is not None:
             position = position + start[seg.sequence]

@@ -33,7 +33,7 @@ class TokenLayoutKernels(Attention):
         if not b * s:
             return tensor.new_zeros(t, *tensor.shape[2:])
         ends = cu_seqlens[: b + 1]
-        seg = segments(t, ends[:-1], torch.diff(ends))
+        seg = segments(t, ends)
         inside = seg.inside.logical_and_(seg.position < s)
         token = (seg.sequence * s + seg.position).clamp_(0, b * s - 1)
         outside = inside.logical_not_().view(t, *(1 for _ in tensor.shape[2:]))
