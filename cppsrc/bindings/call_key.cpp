@@ -127,7 +127,7 @@ py::object call_key(const py::bytes& entries, const py::object& kinds, const py:
     const char known[] = {kValue, kMember, kClass, kKind, kDType, kPresence, kSort, kVector, kIndices, '\0'};
     const auto text = static_cast<std::string>(entries);
     if (text.find_first_not_of(known) != std::string::npos)
-        throw ArgumentError(expected(std::string("letters of ") + known, "entries of call_key", "'" + text + "'", "pass those of key_entries"));
+        throw ArgumentError(expected(std::string("letters of ") + known, "entries of call_key", "'" + text + "'", "pass those of fusible.tex.call_keys"));
     by_name = 0;
     static PyMethodDef method{"key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(make_key)), METH_FASTCALL, "The key of a call."};
     const py::tuple self = py::make_tuple(entries, kinds, sort, integers);

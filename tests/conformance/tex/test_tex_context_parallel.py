@@ -253,3 +253,20 @@ def test_valid_tokens_alone_are_copied(runner: Runner, padded: list[int], length
     for wrong, error in ((inp[:-1], ShapeError), (inp.float(), DTypeError)):
         with pytest.raises(error):
             runner("thd_copy_valid_tokens_from_per_split_to_rank_local", out=out, inp=wrong, cu_seqlens_padded=starts, cu_seqlens=cu)
+
+
+@on_backends("thd_out_correction", "thd_second_half_lse_correction")
+@pytest.mark.parametrize("packed", [True, False])
+def test_lengths_without_a_sequence_leave_every_token_alone(runner: Runner, packed: bool) -> None:
+    none = torch.zeros(1, dtype=torch.int32)
+    out, lse = torch.randn(4, 2, 8), torch.randn(2, 4) if packed else torch.zeros(0, 2, 4)
+    was = out.clone()
+    arguments = {"out_per_step": torch.randn(4, 2, 8), "lse": lse, "lse_per_step": lse.clone(), "cu_seqlens": none, "lse_packed": packed}
+    runner("thd_out_correction", out=out, only_second_half=False, **arguments)
+    assert torch.equal(out, was)
+    for wrong in (none[:0], none[0], none[None]):
+        with pytest.raises(ShapeError, match=r"cu_seqlens of thd_out_correction"):
+            runner("thd_out_correction", out=out, only_second_half=False, **{**arguments, "cu_seqlens": wrong})
+    merged = lse.clone()
+    runner("thd_second_half_lse_correction", lse=merged, lse_per_step=lse.clone(), cu_seqlens=none, lse_packed=packed)
+    assert torch.equal(merged, lse) and torch.equal(out, was)

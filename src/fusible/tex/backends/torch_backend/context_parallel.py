@@ -151,6 +151,8 @@ def _of_tokens(lse: Tensor, seg: Segments, shifted: tuple[Tensor, Tensor] | None
     if packed:
         token = seg.start + seg.position if shifted is None else shifted[0]
         return lse.index_select(1, token.clamp(0, last)).t()
+    if not lse.shape[0]:  # of no sequence, and so of no token
+        return lse.new_zeros(seg.position.shape[0], lse.shape[1])
     position = seg.position if shifted is None else seg.position - shifted[1]
     return lse[seg.sequence, :, position.clamp(0, last)]
 
