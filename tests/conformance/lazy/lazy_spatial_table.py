@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from fusible.lazy.trace.ops.convolution import convolution, convolution_transpos
 
 _WIDE = (lazy.float32, lazy.float64)
 _HALF = (lazy.float16, lazy.bfloat16)
+_FLOAT32_EPS = float(np.finfo(np.float32).eps)
 _NUMBERS = FLOATS + INTS
 _MOVED = (*MOVED, lazy.int4)
 _INT8 = (lazy.int8, lazy.uint8)
@@ -35,6 +37,12 @@ def _magnitudes(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda *operands: function(*(np.abs(x.astype(np.float64)) for x in operands))
 
 
+def _summed_in_float32(reference: Callable[..., Array], terms: int) -> Callable[..., float]:
+    """The scale of a sum of ``terms`` in 16 bits: where they cancel, the error is not the rounding of the result but those of a float32 sum."""
+    magnitudes = _magnitudes(reference)
+    return lambda *operands: terms * magnitudes(*operands) * (_FLOAT32_EPS / float(ml_dtypes.finfo(operands[0].dtype).eps))
+
+
 def _convolution(rank: int, stride: Any, padding: Padding, dilation: Any, groups: int) -> Callable[..., Array]:
     flat = [n for pair in reversed(padding) for n in pair]
     return _torch(lambda x, w, b=None: _CONV[rank](F.pad(x, flat), w, b, stride, 0, dilation, groups))
@@ -46,7 +54,7 @@ def _convolution_transpose(rank: int, stride: Any, padding: Padding, dilation: A
 
 
 def _convolutions(what: str, call: Any, make: Any, window: tuple[Any, Padding, Any, int], shapes: Any, terms: int) -> list[Op]:
-    """A sum of ``terms`` products: that many roundings of the sum of magnitudes, or the one rounding of a 16-bit result."""
+    """A sum of ``terms`` products: that many roundings of the sum of magnitudes; and the one rounding of a 16-bit result."""
     stride, padding, dilation, groups = window
     reference = make(len(stride), stride, padding, dilation, groups)
     samples = of_shapes(*shapes)
@@ -56,7 +64,7 @@ def _convolutions(what: str, call: Any, make: Any, window: tuple[Any, Padding, A
 
     return [
         Op(what, run, reference, samples, _WIDE, ulps=terms, scale=_magnitudes(reference)),
-        *([Op(f"{what} in 16 bits", run, reference, samples, _HALF, ulps=1)] if len(stride) == 2 else []),
+        *([Op(f"{what} in 16 bits", run, reference, samples, _HALF, 1, _summed_in_float32(reference, terms))] if len(stride) == 2 else []),
     ]
 
 
@@ -115,7 +123,8 @@ def _pools() -> list[Op]:
             name = f"avgpool {rank} {'with' if inclusive else 'without'} padding"
             ops.append(Op(name, call, reference, of_shapes(shapes), _WIDE, ulps=terms, scale=_magnitudes(reference)))
             if every:
-                ops.append(Op(f"{name} in 16 bits", call, reference, of_shapes(shapes), _HALF, ulps=1))
+                scale = _summed_in_float32(reference, terms)
+                ops.append(Op(f"{name} in 16 bits", call, reference, of_shapes(shapes), _HALF, ulps=1, scale=scale))
     return ops
 
 
