@@ -80,6 +80,8 @@ def to_torch(dtype: Any) -> torch.dtype:
     """The torch dtype of a ``torch.dtype``, another framework's own, a ``DType`` (NVIDIA's or ours) or its integer value."""
     if type(dtype) is torch.dtype:
         return dtype
+    if type(dtype) is DType and (found := _TO_TORCH.get(dtype)) is not None:
+        return found
     try:
         if dtype in _OF_FRAMEWORKS:
             return _OF_FRAMEWORKS[dtype]
