@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusible.compat.device import cuda_on_cpu
+from fusible.compat.device_map import cuda_on_cpu
 from fusible.compat.names import install, installed, uninstall
 
 __all__ = ["cuda_on_cpu", "install", "installed", "uninstall"]

@@ -8,7 +8,7 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from fusible.compat.device import cuda_on_cpu
+from fusible.compat.device_map import cuda_on_cpu
 from fusible.compat.names import install
 from fusible.errors import ArgumentError, expected
 

@@ -1,0 +1,48 @@
+"""A GPU's requests, answered by the host: every ``"cuda"`` that reaches torch becomes the CPU, and ``torch.cuda`` answers as a device that is there.
+
+All of it is in this room and in force only within ``cuda_on_cpu()``. Two means: a ``TorchFunctionMode`` sees every call into torch and maps devices
+among its arguments (``mode``); what torch does not show to modes, the functions of ``torch.cuda`` (``cuda``) and a few constructors (``changes``), is
+put in place and taken back at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from fusible import knobs
+from fusible.compat.device_map.changes import replacements
+from fusible.compat.device_map.mode import OnCpu
+
+__all__ = ["cuda_on_cpu"]
+
+
+@contextmanager
+def cuda_on_cpu() -> Iterator[None]:
+    """Serve requests for a CUDA device by the CPU while the context is open, in this thread.
+
+    ``"cuda"``, ``"cuda:i"``, a device index, ``.cuda()`` and ``.to("cuda")`` mean the CPU; ``Tensor.is_cuda`` is true; ``torch.cuda`` says that there
+    is one device, of compute capability 9.0; streams, events and profiler ranges are there and do nothing but time; the device's random generator is
+    the host's; its memory is the process's resident memory. Triton kernels that are defined within the context run in Triton's interpreter.
+    ``Tensor.device`` keeps telling the truth: ``cpu``.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(knobs.setting(TRITON_INTERPRET="1"))
+        for owner, name, value in replacements():
+            stack.enter_context(_replaced(owner, name, value))
+        stack.enter_context(OnCpu())
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    inherited, former = name not in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, former)
