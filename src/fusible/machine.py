@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 try:
@@ -12,11 +13,12 @@ try:
 except ImportError:  # of POSIX alone
     resource = None
 
-__all__ = ["available_memory", "cpu_model", "installed_memory", "peak_memory", "proc_cpuinfo", "resident_memory"]
+__all__ = ["available_memory", "cpu_model", "installed_memory", "peak_memory", "proc_cpuinfo", "reset_peak_memory", "resident_memory"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 _STATM = Path("/proc/self/statm")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 _GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -40,6 +42,13 @@ def peak_memory() -> int:
     if resource is None:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def reset_peak_memory() -> None:
+    """Let ``peak_memory`` begin anew, where the system can: on Linux."""
+    if _CLEAR_REFS.exists():
+        with suppress(OSError):  # of a container that may not
+            _CLEAR_REFS.write_text("5")
 
 
 def resident_memory() -> int:

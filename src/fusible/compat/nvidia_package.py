@@ -68,10 +68,17 @@ def _around_storage(function: str) -> Around:
 
 @contextmanager
 def _around_quantization(module: ModuleType) -> Iterator[None]:
-    """A format is supported where a tex backend quantizes to it, whatever the device."""
+    """A format is supported where a tex backend quantizes to it, whatever the device. The default recipe is the one of the device all the same."""
     yield
     for name, quantizer in SUPPORT.items():
         setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
+    default: Callable[[], Any] = vars(module)["get_default_fp8_recipe"]
+
+    def get_default_fp8_recipe() -> Any:
+        older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0)
+        return vars(module)["DelayedScaling"]() if older else default()
+
+    vars(module)["get_default_fp8_recipe"] = get_default_fp8_recipe
 
 
 def _asking_tex(quantizer_class: str) -> Callable[[], tuple[bool, str]]:

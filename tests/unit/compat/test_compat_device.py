@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusible.compat import cuda_on_cpu
-from fusible.errors import NotServedError
+from fusible.errors import ArgumentError, NotServedError
 
 CPU = torch.device("cpu")
 
@@ -93,6 +93,8 @@ def test_every_function_of_the_accelerator_is_answered(name: str) -> None:
     if name == "Graph":
         with pytest.raises(NotServedError, match=r"Expected a GPU of torch.accelerator.Graph, got the CPU in its place: run the steps eagerly\."):
             answer()
+    elif name == "set_stream":
+        assert answer(torch.cuda.default_stream()) is None
     elif name.startswith("set_"):
         assert answer(0) is None
     elif name == "device_index":
@@ -244,9 +246,72 @@ def test_a_kernel_of_triton_is_run_and_not_timed() -> None:
     assert tuned._bench(config=tuned.configs[1]) == [0.0, 0.0, 0.0]
 
 
-def test_only_this_thread_is_served() -> None:
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(torch.zeros(1).is_cuda))
-    thread.start()
-    thread.join()
-    assert found == [False]
+@pytest.fixture(scope="module")
+def older() -> Iterator[ThreadPoolExecutor]:
+    """A thread that was there before the map."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        yield pool
+
+
+def test_threads_that_are_started_within_are_served_and_no_others(older: ThreadPoolExecutor, gpu: None) -> None:
+    def look() -> bool:
+        return torch.zeros(1).is_cuda
+
+    with ThreadPoolExecutor(1) as newer:
+        assert newer.submit(look).result() and not older.submit(look).result()
+
+
+@pytest.mark.parametrize("capability", [9, "9.0", (9,), (9, 0.0), (9, True), (-1, 0), None], ids=str)
+def test_a_capability_is_two_whole_numbers(capability: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"Expected \(major, minor\) of capability of cuda_on_cpu, got .*: pass \(9, 0\) or \(10, 0\)\."):
+        with cuda_on_cpu(capability):
+            pass
+
+
+def test_autocast_of_either_device_is_that_of_both() -> None:
+    """A program that asks a tensor for its device is told of the CPU, and means what it calls CUDA."""
+    with torch.autocast(torch.zeros(1, device="cuda").device.type, dtype=torch.bfloat16):
+        assert torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") is torch.bfloat16
+        with torch.autocast("cuda", enabled=False):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_the_class_of_a_tensor_is_the_devices() -> None:
+    x = torch.zeros(2, device="cuda")
+    assert x.type() == "torch.cuda.FloatTensor" and x.get_device() == torch.get_device(x) == 0
+    for half in ("torch.cuda.HalfTensor", torch.cuda.HalfTensor, torch.float16):
+        assert x.type(half).dtype is torch.float16
+    assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.cuda.HalfTensor)
+    assert torch.zeros(1, device="meta").get_device() == -1
+    torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+    try:
+        assert torch.zeros(1).dtype is torch.float64
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+
+
+def test_a_stream_is_the_current_one_within_its_context() -> None:
+    stream, default = torch.cuda.Stream(), torch.cuda.default_stream()
+    assert torch.cuda.current_stream() is default and default.cuda_stream == 0 != stream.cuda_stream
+    with torch.cuda.stream(stream):
+        assert torch.cuda.current_stream() is torch.accelerator.current_stream() is stream
+        with torch.cuda.stream(None), default:
+            assert torch.cuda.current_stream() is default
+        assert torch.cuda.current_stream() is stream
+    assert torch.cuda.current_stream() is default
+    with pytest.raises(ArgumentError, match=r"Expected a torch.cuda.Stream of the stream to choose, got 0: make one by torch.cuda.Stream\(\)\."):
+        torch.cuda.set_stream(0)
+
+
+def test_the_most_memory_is_that_since_it_was_asked_to_begin_anew() -> None:
+    torch.ones(2**25)
+    before = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated() <= before
+    stats = torch.cuda.memory_stats()
+    assert 0 < stats["allocated_bytes.all.current"] <= stats["allocated_bytes.all.peak"] and stats["num_ooms"] == 0
+    assert torch.cuda.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["peak"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from fusible.compat.device_map.cuda import always, cuda_replacements
-from fusible.compat.device_map.mode import CPU, OnCpu, is_cuda, itself, on_cpu
+from fusible.compat.device_map.mode import CPU, OnCpu, is_cuda, itself, on_cpu, without_cuda
 
 __all__ = ["replacements"]
 
@@ -35,22 +36,41 @@ class _Generator(torch.Generator, metaclass=_AnyGenerator):
         return _TorchGenerator(on_cpu(device))
 
 
+_OF_BOTH = {"cuda": "cpu", "cpu": "cuda"}
+
+
 def _enter_autocast(self: torch.autocast) -> Any:
-    """Autocast of CUDA is autocast of the CPU as well, which does the work."""
-    if self.device == "cuda":
-        self._on_host = torch.autocast("cpu", self.fast_dtype, self._enabled, self._cache_enabled)  # pyright: ignore[reportAttributeAccessIssue]
-        _autocast_enter(self._on_host)  # pyright: ignore[reportAttributeAccessIssue]
+    """Autocast of CUDA is autocast of the CPU, which does the work, and the other way round: a tensor's device says that it is on the CPU."""
+    if self.device in _OF_BOTH:
+        self._on_other = torch.autocast(_OF_BOTH[self.device], self.fast_dtype, self._enabled, self._cache_enabled)  # pyright: ignore[reportAttributeAccessIssue]
+        _autocast_enter(self._on_other)  # pyright: ignore[reportAttributeAccessIssue]
     return _autocast_enter(self)
 
 
 def _exit_autocast(self: torch.autocast, *error: Any) -> Any:
     done = _autocast_exit(self, *error)
-    if self.device == "cuda":
-        _autocast_exit(self._on_host, *error)  # pyright: ignore[reportAttributeAccessIssue]
+    if self.device in _OF_BOTH:
+        _autocast_exit(self._on_other, *error)  # pyright: ignore[reportAttributeAccessIssue]
     return done
 
 
 _autocast_enter, _autocast_exit = torch.autocast.__enter__, torch.autocast.__exit__
+
+
+def _in_thread(thread: threading.Thread) -> None:
+    """A thread that is started while the map is in force is served by it."""
+    with OnCpu():
+        _thread_bootstrap(thread)
+
+
+_thread_bootstrap = threading.Thread._bootstrap_inner  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _set_default_tensor_type(t: Any) -> None:
+    _torch_set_default_tensor_type(without_cuda(t))
+
+
+_torch_set_default_tensor_type = torch.set_default_tensor_type
 
 
 def _mapped(function: Callable[..., Any], argument: str) -> Callable[..., Any]:
@@ -132,9 +152,13 @@ def _capturable_replacements() -> Iterator[tuple[Any, str, Any]]:
         yield module, name, lambda *args, devices=devices, **kwargs: [*devices(*args, **kwargs), "cpu"]
 
 
-def replacements() -> Iterator[tuple[Any, str, Any]]:
+def replacements(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of everything that is put in place."""
-    yield from cuda_replacements()
+    yield from cuda_replacements(capability)
+    yield threading.Thread, "_bootstrap_inner", _in_thread
+    yield torch, "set_default_tensor_type", _set_default_tensor_type
+    for storage in (torch.UntypedStorage, torch.TypedStorage):
+        yield storage, "cuda", itself
     yield torch.version, "cuda", _CUDA_VERSION
     yield torch, "Generator", _Generator
     yield CustomOpDef, "register_kernel", _register_kernel

@@ -1,159 +1,286 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer."""
+"""What ``torch.cuda`` and ``torch.accelerator`` answer, name by name.
+
+A name is *answered* (``_answers``), *refused* where a host has nothing that could stand for it (``REFUSED``), or left as torch has it, since it
+asks no device (``LEFT``). Tests hold these three against all public names.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
+from fusible.compat.device_map import streams
 from fusible.compat.device_map.mode import CPU
 from fusible.errors import NotServedError, expected
-from fusible.machine import installed_memory, peak_memory
+from fusible.machine import installed_memory, peak_memory, reset_peak_memory, resident_memory
 
-__all__ = ["always", "cuda_replacements"]
+__all__ = ["LEFT", "REFUSED", "always", "cuda_replacements"]
 
-_CAPABILITY = (9, 0)
-"""The lowest for which NVIDIA's package has FP8 block scaling; FP8 data keeps its transposed copy beside it."""
+Replacements = Iterator[tuple[Any, str, Any]]
+"""``(owner, name, value)`` of what is put in place."""
+
+_EAGERLY = "run the steps eagerly"
+_BY_TORCH = "leave memory to torch"
+_ONE_DEVICE = "use torch.distributed with processes of their own"
+_NO_SENSORS = "read the host's own sensors"
+
+REFUSED = {
+    **dict.fromkeys(("CUDAGraph", "graph", "graph_pool_handle"), _EAGERLY),
+    **dict.fromkeys(("CUDAPluggableAllocator", "MemPool", "use_mem_pool", "change_current_allocator"), _BY_TORCH),
+    **dict.fromkeys(("caching_allocator_alloc", "caching_allocator_delete"), _BY_TORCH),
+    **dict.fromkeys(("ExternalStream", "get_stream_from_external", "GreenContext"), "use torch.cuda.Stream()"),
+    **dict.fromkeys(("clock_rate", "power_draw", "temperature", "utilization", "memory_usage", "list_gpu_processes"), _NO_SENSORS),
+    **dict.fromkeys(("current_blas_handle", "current_solver_handle"), "call torch's own functions"),
+    **{f"comm.{name}": _ONE_DEVICE for name in ("broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced", "scatter", "gather")},
+    **{f"nccl.{name}": _ONE_DEVICE for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")},
+    **{f"gds.{name}": "read files by torch.load" for name in ("gds_register_buffer", "gds_deregister_buffer", "GdsFile")},
+    **{f"tunable.{name}": "ask torch.cuda.tunable.is_enabled()" for name in (
+        "get_max_tuning_duration", "get_max_tuning_iterations", "get_filename", "get_results", "get_validators", "read_file", "tune_gemm_in_file",
+        "mgpu_tune_gemm_in_file", "get_rotating_buffer_size")},
+}  # fmt: skip
+"""Names of ``torch.cuda``, and what to do in their place."""
+
 _DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
-_MEMORY_IN_USE = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-
-
-class _Stream:
-    """A stream of work that is done when it is asked for."""
-
-    cuda_stream = 0
-    device = CPU
-    priority = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def wait_stream(self, stream: Any) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def record_event(self, event: _Event | None = None) -> _Event:
-        event = event or _Event()
-        event.record()
-        return event
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: Any) -> None: ...
-
-
-class _Event:
-    """A moment; between two of them ``elapsed_time`` is in milliseconds."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._at = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        self._at = time.perf_counter()
-
-    def elapsed_time(self, end: _Event) -> float:
-        return (end._at - self._at) * 1e3
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-
-_STREAM = _Stream()
-
-
-class _Graph:
-    """A graph of kernels, which the host has none of."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotServedError(expected("a GPU", of="torch.accelerator.Graph", got="the CPU in its place", do="run the steps eagerly"))
+LEFT = {
+    **dict.fromkeys(("amp", "amp.autocast", "amp.custom_bwd", "amp.custom_fwd", "amp.GradScaler"), "torch.amp's, of which the map knows"),
+    **dict.fromkeys(("amp.amp_definitely_not_available", "has_half", "has_magma"), "says how torch was built"),
+    **dict.fromkeys(("CudaError", "DeferredCudaCallError", "cudaStatus"), "a class of errors"),
+    **dict.fromkeys(("graphs", "jiterator", "memory", "nccl", "nvtx", "profiler", "random", "sparse", "streams", "tunable"), "a module"),
+}
+"""Names of ``torch.cuda`` that ask no device, and what they are."""
 
 
 def always(value: Any) -> Callable[..., Any]:
+    """A function that gives ``value`` whatever it is asked."""
+
     def answer(*args: Any, **kwargs: Any) -> Any:
         return value
 
     return answer
 
 
-def _context(*args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-    return nullcontext()
+def refused(name: str, do: str) -> type:
+    """What stands for a function or a class that the host has nothing for: to call it raises."""
+
+    class Refused:
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise NotServedError(expected("a GPU", of=name, got="the CPU in its place", do=do))
+
+    return Refused
 
 
-def _accelerator_replacements(constants: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
-    """``torch.accelerator``, as far as this torch has it, answers as ``torch.cuda`` does. A build of torch for CUDA asks the driver otherwise."""
-    values: dict[str, Any] = {
-        **{name: lambda device=None: peak_memory() for name in _MEMORY_IN_USE},
-        **{name: always(value) for name, value in {"is_available": True, "current_accelerator": CPU, "device_count": 1}.items()},
-        **{name: always(0) for name in ("current_device_index", "current_device_idx")},
-        **{name: always(None) for name in ("set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache", "empty_host_cache")},
-        **{name: always(None) for name in ("reset_peak_memory_stats", "reset_accumulated_memory_stats")},
-        "current_stream": always(constants["current_stream"]),
-        "device_index": _context,
-        "get_device_capability": always({"supported_dtypes": set(_DTYPES)}),
-        "get_memory_info": lambda device=None: (installed_memory() - peak_memory(), installed_memory()),
-        "memory_stats": lambda device=None: {},
-        "Graph": _Graph,
-    }
-    accelerator = getattr(torch, "accelerator", None)
-    for name, value in values.items():
-        if hasattr(accelerator, name):
-            yield accelerator, name, value
+class _Device:
+    """``torch.cuda.device(index)``: the one device is chosen already."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> None: ...
 
 
-def cuda_replacements() -> Iterator[tuple[Any, str, Any]]:
-    """``(owner, name, value)`` of what answers in the place of ``torch.cuda`` and ``torch.accelerator``."""
-    generator = torch.default_generator
+class _Counts(dict[str, int]):
+    """Statistics of memory; what the host's allocator does not count is 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
+def _memory_stats(device: Any = None) -> _Counts:
+    now = resident_memory()
+    most = max(now, peak_memory())
+    kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
+    return _Counts({f"{kind}.all.{what}": value for kind in kinds for what, value in (("current", now), ("peak", most))})
+
+
+def _nested(counts: Mapping[str, int]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in counts.items():
+        *path, last = name.split(".")
+        inner = nested
+        for step in path:
+            inner = inner.setdefault(step, {})
+        inner[last] = value
+    return nested
+
+
+def _memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    return f"The host's memory, in the place of a GPU's: {resident_memory()} bytes in use, {peak_memory()} at most so far.\n"
+
+
+def _left_of_memory(device: Any = None) -> tuple[int, int]:
+    return installed_memory() - resident_memory(), installed_memory()
+
+
+def _make_graphed_callables(callables: Any, *args: Any, **kwargs: Any) -> Any:
+    """The callables as they are: what a graph replays, they compute."""
+    return callables
+
+
+def _devices(capability: tuple[int, int]) -> dict[str, Any]:
+    name = "CPU"
     properties = SimpleNamespace(
-        name="CPU", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=installed_memory(), multi_processor_count=torch.get_num_threads()
-    )
-    constants = {
+        name=name, major=capability[0], minor=capability[1], total_memory=installed_memory(), multi_processor_count=torch.get_num_threads(),
+        warp_size=32, is_integrated=True, is_multi_gpu_board=False,
+    )  # fmt: skip
+    values = {
         "is_available": True,
         "is_initialized": True,
         "is_bf16_supported": True,
+        "is_tf32_supported": True,
         "is_current_stream_capturing": False,
+        "can_device_access_peer": False,
         "device_count": 1,
         "current_device": 0,
-        "get_device_capability": _CAPABILITY,
-        "get_device_name": properties.name,
+        "get_device_capability": capability,
+        "get_device_name": name,
         "get_device_properties": properties,
-        "current_stream": _STREAM,
-        "default_stream": _STREAM,
+        "get_arch_list": [f"sm_{capability[0]}{capability[1]}"],
+        "get_gencode_flags": "",
+        "get_sync_debug_mode": 0,
+        "check_error": None,
     }
-    nothing = ["_lazy_init", "empty_cache", "init", "ipc_collect", "reset_peak_memory_stats", "set_device", "set_stream", "synchronize"]
-    values: dict[str, Any] = {
-        **{name: always(value) for name, value in constants.items()},
+    nothing = ("_lazy_init", "init", "ipc_collect", "set_device", "set_sync_debug_mode", "synchronize")
+    return {
+        **{name: always(value) for name, value in values.items()},
         **{name: always(None) for name in nothing},
-        **{name: lambda device=None: peak_memory() for name in _MEMORY_IN_USE},
-        "mem_get_info": lambda device=None: (installed_memory() - peak_memory(), installed_memory()),
-        "Stream": _Stream,
-        "Event": _Event,
-        "stream": _context,
-        "device": _context,
-        "default_generators": (generator,),
-        "initial_seed": generator.initial_seed,
-        "manual_seed": generator.manual_seed,
-        "manual_seed_all": generator.manual_seed,
-        "get_rng_state": lambda device=None: generator.get_state(),
-        "set_rng_state": lambda state, device=None: generator.set_state(state),
+        "device": _Device,
+        "device_of": _Device,
+        "cudart": always(SimpleNamespace(cudaProfilerStart=always(0), cudaProfilerStop=always(0), cudaMemGetInfo=_left_of_memory)),
     }
-    for name, value in values.items():
-        yield torch.cuda, name, value
-    yield from _accelerator_replacements(constants)
-    for name in ("range_push", "range_pop", "mark"):
-        yield torch.cuda.nvtx, name, always(0)
+
+
+def _memory() -> dict[str, Any]:
+    def now(device: Any = None) -> int:
+        return resident_memory()
+
+    def most(device: Any = None) -> int:
+        return max(peak_memory(), resident_memory())  # the system adds up what is in memory now and then
+
+    def forget_most(device: Any = None) -> None:
+        reset_peak_memory()
+
+    nothing = always(None)
+    return {
+        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached", "device_memory_used"), now),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), most),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), forget_most),
+        **dict.fromkeys(("empty_cache", "caching_allocator_enable", "set_per_process_memory_fraction", "reset_accumulated_memory_stats"), nothing),
+        **dict.fromkeys(("reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats"), nothing),
+        "caching_allocator_disabled": nullcontext,
+        "get_allocator_backend": always("native"),
+        "get_per_process_memory_fraction": always(1.0),
+        "mem_get_info": _left_of_memory,
+        "memory_stats": _memory_stats,
+        "memory_stats_as_nested_dict": lambda device=None: _nested(_memory_stats()),
+        "host_memory_stats": lambda: _Counts(),
+        "host_memory_stats_as_nested_dict": dict,
+        "memory_snapshot": lambda mempool_id=None, include_traces=True: [],
+        "memory_summary": _memory_summary,
+    }
+
+
+def _random() -> dict[str, Any]:
+    """The device's random generator is the host's."""
+    generator = torch.default_generator
+
+    def set_all(states: Any) -> None:
+        for state in states:
+            generator.set_state(state)
+
+    def seed() -> None:
+        generator.seed()
+
+    return {
+        "default_generators": (generator,),
+        "initial_seed": lambda: generator.initial_seed(),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed)) and None),
+        **dict.fromkeys(("seed", "seed_all"), seed),
+        "get_rng_state": lambda device=None: generator.get_state(),
+        "set_rng_state": lambda new_state, device=None: generator.set_state(new_state) and None,
+        "get_rng_state_all": lambda: [generator.get_state()],
+        "set_rng_state_all": set_all,
+    }
+
+
+def _types() -> dict[str, Any]:
+    """``torch.cuda.FloatTensor`` and its like: the host's."""
+    return {name: getattr(torch, name) for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage"))}
+
+
+def _answers(capability: tuple[int, int]) -> dict[str, Any]:
+    """What stands for each name of ``torch.cuda``, those of its modules after the module's name and a dot."""
+    return {
+        **_devices(capability),
+        **_memory(),
+        **_random(),
+        **_types(),
+        **{name: getattr(streams, name) for name in ("Stream", "Event", "StreamContext", "current_stream", "default_stream", "set_stream")},
+        "stream": streams.StreamContext,
+        "make_graphed_callables": _make_graphed_callables,
+        **{f"nvtx.{name}": always(0) for name in ("range_push", "range_pop", "range_start", "range_end", "mark")},
+        "nvtx.range": lambda msg, *args, **kwargs: nullcontext(),
+        **{f"profiler.{name}": always(None) for name in ("init", "start", "stop")},
+        "profiler.profile": nullcontext,
+        **{f"tunable.{name}": always(False) for name in ("is_enabled", "tuning_is_enabled", "record_untuned_is_enabled")},
+        **{f"tunable.{name}": always(None) for name in ("enable", "tuning_enable", "record_untuned_enable", "set_max_tuning_duration",
+           "set_max_tuning_iterations", "set_filename", "set_rotating_buffer_size", "set_numerical_check_tolerances")},
+        "nccl.version": always((2, 0, 0)),
+        "nccl.is_available": always(False),
+        **{name: refused(f"torch.cuda.{name}", do) for name, do in REFUSED.items()},
+    }  # fmt: skip
+
+
+def _modules() -> list[ModuleType]:
+    """Of ``torch.cuda`` those that are loaded: each has names of the others as its own."""
+    return [module for name, module in sorted(sys.modules.items()) if name == "torch.cuda" or name.startswith("torch.cuda.")]
+
+
+def cuda_replacements(capability: tuple[int, int]) -> Replacements:
+    """What answers in the place of ``torch.cuda`` and ``torch.accelerator``."""
+    answers = _answers(capability)
+    for place in {f"torch.cuda.{name.rpartition('.')[0]}" for name in answers if "." in name}:
+        if importlib.util.find_spec(place) is not None:
+            importlib.import_module(place)
+    modules = _modules()
+    for place, value in answers.items():
+        inner, _, name = place.rpartition(".")
+        owner = sys.modules.get(f"torch.cuda.{inner}" if inner else "torch.cuda")
+        former = getattr(owner, name, None)
+        if owner is not None and hasattr(owner, name):
+            yield owner, name, value
+        for module in modules:
+            if module is not owner and former is not None and vars(module).get(name) is former:
+                yield module, name, value
+    yield torch, "Stream", streams.Stream
+    yield torch, "Event", streams.Event
+    yield from _accelerator(answers)
+
+
+def _accelerator(answers: Mapping[str, Any]) -> Replacements:
+    """``torch.accelerator``, as far as this torch has it, answers as ``torch.cuda`` does. A build of torch for CUDA asks the driver otherwise."""
+    same = (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats", "is_available", "device_count",
+        "empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats", "synchronize", "set_stream", "current_stream",
+    )  # fmt: skip
+    others = {
+        "current_accelerator": always(CPU),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), always(0)),
+        **dict.fromkeys(("set_device_index", "set_device_idx", "empty_host_cache"), always(None)),
+        "device_index": _Device,
+        "get_device_capability": always({"supported_dtypes": set(_DTYPES)}),
+        "get_memory_info": _left_of_memory,
+        "Graph": refused("torch.accelerator.Graph", _EAGERLY),
+    }
+    accelerator = getattr(torch, "accelerator", None)
+    for name, value in {**{name: answers[name] for name in same}, **others}.items():
+        if hasattr(accelerator, name):
+            yield accelerator, name, value
