@@ -6,6 +6,7 @@ that cannot be parsed raises ``KnobError`` with the variable's name and what it 
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,6 +183,10 @@ FUSIBLE_CPU_LEVEL = Knob(
 )
 FUSIBLE_NUM_THREADS = Knob(
     "FUSIBLE_NUM_THREADS", _threads, 0, f"a number of threads up to {_MOST_THREADS}", "threads of the native kernels; default (0): torch's own number"
+)
+
+FUSIBLE_RUN = Knob(
+    "FUSIBLE_RUN", json.loads, None, "what fusible run sets it to", "set by fusible run, for the processes that its program starts to be served too"
 )
 
 NVTE_BACKWARD_OVERRIDE = Knob(

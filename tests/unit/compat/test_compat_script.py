@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,6 +64,44 @@ def test_cuda_is_mapped_on_demand_alone(tmp_path: Path, capfd: pytest.CaptureFix
     if not torch.cuda.is_available():
         assert main(["run", str(path)]) == 0
         assert capfd.readouterr().out == "True True\nFalse False\n"
+
+
+def test_a_module_runs_as_under_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """A module of the folder that it is run in, and a package by its ``__main__``; both know who they are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alone.py").write_text("import sys\nprint(__name__, __spec__.name, sys.argv[1:], sys.path[0] == __import__('os').getcwd())\n")
+    (tmp_path / "within").mkdir()
+    (tmp_path / "within" / "__init__.py").write_text("")
+    (tmp_path / "within" / "__main__.py").write_text("import sys\nfrom within import other\nprint(sys.argv[0] == __file__)\n")
+    (tmp_path / "within" / "other.py").write_text("raise KeyError('here')\n")
+    assert main(["run", "-m", "alone", "--device", "gpu", "-m"]) == 0
+    assert capfd.readouterr().out == "__main__ alone ['--device', 'gpu', '-m'] True\n"
+    assert main(["run", "-m", "within"]) == 1
+    shown = capfd.readouterr().err
+    assert f'File "{tmp_path}/within/__main__.py", line 2' in shown and "runpy" not in shown and shown.rstrip().endswith("KeyError: 'here'")
+
+
+@pytest.mark.parametrize("name", ["nothing_of_this_name", "nothing.of.this", "fusible.nothing", ".", "xml"])
+def test_a_missing_module_is_one_sentence(name: str) -> None:
+    former = list(sys.path)
+    with pytest.raises(ArgumentError) as refusal:
+        run_script(argparse.Namespace(module=[name, "a"]))
+    assert str(refusal.value) == f"Expected a module that can be run of fusible run -m, got {name}: name one as python -m takes it."
+    assert sys.path == former and not compat.installed() and "FUSIBLE_RUN" not in os.environ
+
+
+def test_something_to_run_is_asked_for() -> None:
+    for nothing in (argparse.Namespace(script=None, args=[]), argparse.Namespace(script=None, args=[], module=[])):
+        with pytest.raises(ArgumentError, match=r"Expected a script, or -m and a module of fusible run, got none: name what to run\."):
+            run_script(nothing)
+
+
+def test_the_environment_is_as_before_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "a")
+    path = tmp_path / "script.py"
+    path.write_text("import os\nassert os.environ['PYTHONPATH'].endswith(os.pathsep + 'a') and os.environ['FUSIBLE_RUN']\nraise KeyError\n")
+    assert main(["run", str(path)]) == 1
+    assert os.environ["PYTHONPATH"] == "a" and "FUSIBLE_RUN" not in os.environ
 
 
 def test_an_error_shows_the_scripts_own_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,84 @@
+"""``torch.distributed`` of the mapped device: what is asked of NCCL is done by gloo, which serves the host's tensors."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fusible.compat.device_map.mode import CPU, is_cuda
+
+__all__ = ["distributed_replacements"]
+
+
+def _backend(name: Any) -> Any:
+    """A backend as gloo where it is NCCL, for any or for a kind of device; and where none is named, since the host has one alone."""
+    return "gloo" if name is None or (isinstance(name, str) and "nccl" in name.lower()) else name
+
+
+def _on_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which makes process groups, without the options and the device of NCCL's."""
+
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        given["backend"] = _backend(given.get("backend"))
+        given.pop("device_id", None)
+        if "NCCL" in type(given.get("pg_options")).__qualname__:
+            del given["pg_options"]
+        return function(**given)
+
+    return call
+
+
+def _of_mesh(function: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """``function`` with the kind of device, its argument at ``place``, as the host's."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > place:
+            args = (*args[:place], _kind(args[place]), *args[place + 1 :])
+        elif "device_type" in kwargs:
+            kwargs = {**kwargs, "device_type": _kind(kwargs["device_type"])}
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _kind(device_type: Any) -> Any:
+    return CPU.type if is_cuda(device_type) else device_type
+
+
+def _coalescing(manager: Callable[..., Any]) -> Callable[..., Any]:
+    """``manager``, torch's own of collectives that go together, for a backend that has a function of each kind in the place of a way to put any
+    together: it is told of no device."""
+
+    @functools.wraps(manager)
+    def manage(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
+        return manager(group, None, async_ops)
+
+    return manage
+
+
+def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
+    """``(owner, name, value)`` of what is put in place, wherever torch holds it."""
+    if not torch.distributed.is_available():
+        return
+    c10d = importlib.import_module("torch.distributed.distributed_c10d")
+    meshes = importlib.import_module("torch.distributed.device_mesh")
+    yield meshes.DeviceMesh, "__init__", _of_mesh(meshes.DeviceMesh.__init__, 1)
+    values = {name: _on_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
+    values |= {"init_device_mesh": _of_mesh(meshes.init_device_mesh, 0), "is_nccl_available": lambda: True}
+    values["_coalescing_manager"] = _coalescing(c10d._coalescing_manager)
+    former = {name: getattr(c10d, name, None) or getattr(meshes, name) for name in values}
+    for module in [module for name, module in sorted(sys.modules.items()) if name.split(".")[:2] == ["torch", "distributed"]]:
+        for name, value in values.items():
+            if vars(module).get(name) is former[name]:
+                yield module, name, value
