@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from fusible.errors import KnobError, expected
 
-__all__ = ["KNOBS", "Knob", "setting"]
+__all__ = ["KNOBS", "Knob", "replacing", "setting"]
 
 T = TypeVar("T")
 
@@ -64,6 +64,20 @@ def setting(**variables: str) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def replacing(name: str, value: Callable[[str | None], str]) -> Iterator[None]:
+    """Let an environment variable be ``value`` of what it is while the context is open: for the processes that are started then."""
+    former = os.environ.get(name)
+    os.environ[name] = value(former)
+    try:
+        yield
+    finally:
+        if former is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = former
 
 
 def _switch(text: str) -> bool:

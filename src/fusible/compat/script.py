@@ -52,18 +52,13 @@ class Service:
     @contextmanager
     def for_children(self) -> Iterator[None]:
         """The Python processes that are started while the context is open are served too: they find ``site/sitecustomize.py``, and it the knob."""
-        path = os.environ.get("PYTHONPATH")
         text = json.dumps(asdict(self))
-        former = {name: os.environ.get(name) for name in ("PYTHONPATH", knobs.FUSIBLE_RUN.name)}
-        os.environ.update({"PYTHONPATH": _SITE if not path else os.pathsep.join((_SITE, path)), knobs.FUSIBLE_RUN.name: text})
-        try:
+        with knobs.replacing("PYTHONPATH", _with_site), knobs.replacing(knobs.FUSIBLE_RUN.name, lambda _: text):
             yield
-        finally:
-            for name, value in former.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+
+
+def _with_site(path: str | None) -> str:
+    return os.pathsep.join(filter(None, (_SITE, path)))
 
 
 _served = ExitStack()

@@ -55,5 +55,4 @@ def _run_the_hidden_one():
 
 
 _run_the_hidden_one()
-if os.environ.get("FUSIBLE_RUN"):
-    sys.meta_path.insert(0, _Waiting())
+sys.meta_path.insert(0, _Waiting())
