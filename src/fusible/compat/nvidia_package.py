@@ -73,10 +73,11 @@ def _around_quantization(module: ModuleType) -> Iterator[None]:
     for name, quantizer in SUPPORT.items():
         setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
     default: Callable[[], Any] = vars(module)["get_default_fp8_recipe"]
+    delayed: Callable[[], Any] = vars(module)["DelayedScaling"]
 
     def get_default_fp8_recipe() -> Any:
         older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0)
-        return vars(module)["DelayedScaling"]() if older else default()
+        return delayed() if older else default()
 
     vars(module)["get_default_fp8_recipe"] = get_default_fp8_recipe
 

@@ -315,3 +315,31 @@ def test_the_most_memory_is_that_since_it_was_asked_to_begin_anew() -> None:
     stats = torch.cuda.memory_stats()
     assert 0 < stats["allocated_bytes.all.current"] <= stats["allocated_bytes.all.peak"] and stats["num_ooms"] == 0
     assert torch.cuda.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["peak"] > 0
+
+
+def _compiled(program: Callable[[torch.Tensor], torch.Tensor], backend: str) -> list[float]:
+    torch._dynamo.reset()
+    try:
+        return torch.compile(program, backend=backend, fullgraph=True)(torch.ones(2)).tolist()
+    finally:
+        torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_program_is_compiled_for_the_host(backend: str) -> None:
+    """Where torch was built for CUDA and there is no driver too; a tensor says of its device what it says when nothing is compiled."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * (2 if x.is_cuda else 3) + torch.ones(2, device="cuda") + torch.zeros(2, device=torch.device("cuda", 0))
+
+    assert _compiled(program, backend) == [3.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_program_that_is_compiled_elsewhere_is_left(older: ThreadPoolExecutor, gpu: None) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * (2 if x.is_cuda else 3)
+
+    assert _compiled(program, "eager") == [2.0, 2.0]
+    assert older.submit(_compiled, program, "eager").result() == [3.0, 3.0]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
+from fusible.compat.device_map.compiling import compiling_replacements
 from fusible.compat.device_map.cuda import always, cuda_replacements
 from fusible.compat.device_map.distributed import distributed_replacements
 from fusible.compat.device_map.mode import CPU, OnCpu, is_cuda, itself, on_cpu, without_cuda
@@ -157,6 +158,7 @@ def replacements(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of everything that is put in place."""
     yield from cuda_replacements(capability)
     yield from distributed_replacements()
+    yield from compiling_replacements()
     yield threading.Thread, "_bootstrap_inner", _in_thread
     yield torch, "set_default_tensor_type", _set_default_tensor_type
     for storage in (torch.UntypedStorage, torch.TypedStorage):

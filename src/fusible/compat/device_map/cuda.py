@@ -6,18 +6,20 @@ asks no device (``LEFT``). Tests hold these three against all public names.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from fusible.compat.device_map import streams
 from fusible.compat.device_map.mode import CPU
+from fusible.compat.device_map.places import everywhere
 from fusible.errors import NotServedError, expected
 from fusible.machine import installed_memory, peak_memory, reset_peak_memory, resident_memory
 
@@ -62,6 +64,16 @@ def always(value: Any) -> Callable[..., Any]:
 
     def answer(*args: Any, **kwargs: Any) -> Any:
         return value
+
+    return answer
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as a function of its own: what traces a program knows torch's functions by their identity."""
+
+    @functools.wraps(function)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
     return answer
 
@@ -168,13 +180,13 @@ def _memory() -> dict[str, Any]:
     def forget_most(device: Any = None) -> None:
         reset_peak_memory()
 
-    nothing = always(None)
+    nothing = ("empty_cache", "caching_allocator_enable", "set_per_process_memory_fraction", "reset_accumulated_memory_stats")
+    nothing_of_host = ("reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats")
     return {
-        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached", "device_memory_used"), now),
-        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), most),
-        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), forget_most),
-        **dict.fromkeys(("empty_cache", "caching_allocator_enable", "set_per_process_memory_fraction", "reset_accumulated_memory_stats"), nothing),
-        **dict.fromkeys(("reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats"), nothing),
+        **{name: _own(now) for name in ("memory_allocated", "memory_reserved", "memory_cached", "device_memory_used")},
+        **{name: _own(most) for name in ("max_memory_allocated", "max_memory_reserved", "max_memory_cached")},
+        **{name: _own(forget_most) for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")},
+        **{name: always(None) for name in (*nothing, *nothing_of_host)},
         "caching_allocator_disabled": nullcontext,
         "get_allocator_backend": always("native"),
         "get_per_process_memory_fraction": always(1.0),
@@ -199,11 +211,14 @@ def _random() -> dict[str, Any]:
     def seed() -> None:
         generator.seed()
 
+    def manual_seed(seed: int) -> None:
+        generator.manual_seed(int(seed))
+
     return {
         "default_generators": (generator,),
         "initial_seed": lambda: generator.initial_seed(),
-        **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed)) and None),
-        **dict.fromkeys(("seed", "seed_all"), seed),
+        **{name: _own(manual_seed) for name in ("manual_seed", "manual_seed_all")},
+        **{name: _own(seed) for name in ("seed", "seed_all")},
         "get_rng_state": lambda device=None: generator.get_state(),
         "set_rng_state": lambda new_state, device=None: generator.set_state(new_state) and None,
         "get_rng_state_all": lambda: [generator.get_state()],
@@ -239,29 +254,19 @@ def _answers(capability: tuple[int, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _modules() -> list[ModuleType]:
-    """Of ``torch.cuda`` those that are loaded: each has names of the others as its own."""
-    return [module for name, module in sorted(sys.modules.items()) if name == "torch.cuda" or name.startswith("torch.cuda.")]
-
-
 def cuda_replacements(capability: tuple[int, int]) -> Replacements:
     """What answers in the place of ``torch.cuda`` and ``torch.accelerator``."""
     answers = _answers(capability)
     for place in {f"torch.cuda.{name.rpartition('.')[0]}" for name in answers if "." in name}:
         if importlib.util.find_spec(place) is not None:
             importlib.import_module(place)
-    modules = _modules()
     for place, value in answers.items():
         inner, _, name = place.rpartition(".")
         owner = sys.modules.get(f"torch.cuda.{inner}" if inner else "torch.cuda")
-        former = getattr(owner, name, None)
         if owner is not None and hasattr(owner, name):
-            yield owner, name, value
-        for module in modules:
-            if module is not owner and former is not None and vars(module).get(name) is former:
-                yield module, name, value
-    yield torch, "Stream", streams.Stream
-    yield torch, "Event", streams.Event
+            yield from everywhere("torch.cuda", getattr(owner, name), name, value)
+    yield torch, "Stream", streams.AnyStream
+    yield torch, "Event", streams.AnyEvent
     yield from _accelerator(answers)
 
 
@@ -273,14 +278,14 @@ def _accelerator(answers: Mapping[str, Any]) -> Replacements:
     )  # fmt: skip
     others = {
         "current_accelerator": always(CPU),
-        **dict.fromkeys(("current_device_index", "current_device_idx"), always(0)),
-        **dict.fromkeys(("set_device_index", "set_device_idx", "empty_host_cache"), always(None)),
+        **{name: always(0) for name in ("current_device_index", "current_device_idx")},
+        **{name: always(None) for name in ("set_device_index", "set_device_idx", "empty_host_cache")},
         "device_index": _Device,
         "get_device_capability": always({"supported_dtypes": set(_DTYPES)}),
         "get_memory_info": _left_of_memory,
         "Graph": refused("torch.accelerator.Graph", _EAGERLY),
     }
     accelerator = getattr(torch, "accelerator", None)
-    for name, value in {**{name: answers[name] for name in same}, **others}.items():
+    for name, value in {**{name: _own(answers[name]) for name in same}, **others}.items():
         if hasattr(accelerator, name):
             yield accelerator, name, value

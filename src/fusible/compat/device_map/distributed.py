@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from fusible.compat.device_map.mode import CPU, is_cuda
+from fusible.compat.device_map.places import everywhere
 
 __all__ = ["distributed_replacements"]
 
@@ -78,7 +78,5 @@ def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     values |= {"init_device_mesh": _of_mesh(meshes.init_device_mesh, 0), "is_nccl_available": lambda: True}
     values["_coalescing_manager"] = _coalescing(c10d._coalescing_manager)
     former = {name: getattr(c10d, name, None) or getattr(meshes, name) for name in values}
-    for module in [module for name, module in sorted(sys.modules.items()) if name.split(".")[:2] == ["torch", "distributed"]]:
-        for name, value in values.items():
-            if vars(module).get(name) is former[name]:
-                yield module, name, value
+    for name, value in values.items():
+        yield from everywhere("torch.distributed", former[name], name, value)

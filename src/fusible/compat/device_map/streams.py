@@ -9,10 +9,10 @@ from typing import Any
 from fusible.compat.device_map.mode import CPU
 from fusible.errors import ArgumentError, expected
 
-__all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream"]
+__all__ = ["AnyEvent", "AnyStream", "Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream"]
 
 
-class Stream:
+class AnyStream:
     """A stream of work that is done when it is asked for. Streams are told apart by ``cuda_stream``, of the default one 0."""
 
     device = CPU
@@ -22,8 +22,8 @@ class Stream:
     _made = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        Stream._made += 1
-        self.cuda_stream = self.stream_id = self.native_handle = Stream._made
+        AnyStream._made += 1
+        self.cuda_stream = self.stream_id = self.native_handle = AnyStream._made
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -36,7 +36,7 @@ class Stream:
 
     def wait_event(self, event: Any) -> None: ...
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: AnyEvent | None = None) -> AnyEvent:
         event = event or Event()
         event.record()
         return event
@@ -47,7 +47,7 @@ class Stream:
     def is_capturing(self) -> bool:
         return False
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> AnyStream:
         self._context = StreamContext(self)
         self._context.__enter__()
         return self
@@ -56,7 +56,11 @@ class Stream:
         self._context.__exit__(*error)
 
 
-class Event:
+class Stream(AnyStream):
+    """``torch.cuda.Stream``."""
+
+
+class AnyEvent:
     """A moment; between two of them ``elapsed_time`` is in milliseconds."""
 
     device = CPU
@@ -68,7 +72,7 @@ class Event:
     def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
 
-    def elapsed_time(self, end: Event) -> float:
+    def elapsed_time(self, end: AnyEvent) -> float:
         return (end._at - self._at) * 1e3
 
     def synchronize(self) -> None: ...
@@ -79,15 +83,19 @@ class Event:
         return True
 
 
+class Event(AnyEvent):
+    """``torch.cuda.Event``."""
+
+
 _DEFAULT = Stream()
 _DEFAULT.cuda_stream = _DEFAULT.stream_id = _DEFAULT.native_handle = 0
-_current: ContextVar[Stream] = ContextVar("current stream", default=_DEFAULT)
+_current: ContextVar[AnyStream] = ContextVar("current stream", default=_DEFAULT)
 
 
 class StreamContext:
     """``torch.cuda.stream(stream)``: within, ``current_stream()`` is ``stream``; None changes nothing."""
 
-    def __init__(self, stream: Stream | None) -> None:
+    def __init__(self, stream: AnyStream | None) -> None:
         self.stream = stream
 
     def __enter__(self) -> None:
@@ -103,14 +111,14 @@ def default_stream(device: Any = None) -> Stream:
     return _DEFAULT
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device: Any = None) -> AnyStream:
     """The stream that was chosen here."""
     return _current.get()
 
 
-def set_stream(stream: Stream | None) -> None:
+def set_stream(stream: AnyStream | None) -> None:
     """Choose a stream; None changes nothing. Raises ``ArgumentError`` for what is none."""
     if stream is not None:
-        if not isinstance(stream, Stream):
+        if not isinstance(stream, AnyStream):
             raise ArgumentError(expected("a torch.cuda.Stream", of="the stream to choose", got=repr(stream), do="make one by torch.cuda.Stream()"))
         _current.set(stream)
