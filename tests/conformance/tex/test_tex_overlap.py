@@ -77,10 +77,16 @@ def outcome(function: str, backend: str, sample: Sample, places: tuple[Place, Pl
     step = max(x.element_size(), y.element_size())
     first = 8 * step
     buffer = torch.zeros(max(x.nbytes, y.nbytes) + 2 * first, dtype=torch.uint8)
-    laid = [buffer[at : at + like.nbytes].view(like.dtype).view(like.shape) for like, at in ((x, first + shift * step), (y, first))]
+    offsets = first + shift * step, first
+
+    def lay(like: Tensor, at: int, memory: Tensor) -> Tensor:
+        return memory[at : at + like.nbytes].view(like.dtype).view(like.shape)
+
+    laid = [lay(like, at, buffer) for like, at in zip((x, y), offsets, strict=True)]
     laid[0].copy_(x)
     laid[1].copy_(y)
-    apart, contents = ([x.clone() for x in laid] for _ in range(2))
+    # Apart, each lies as many bytes behind the start of its memory: on some processors the order of a product's sums hangs on it.
+    apart, contents = ([lay(like, at, buffer.clone()) for like, at in zip((x, y), offsets, strict=True)] for _ in range(2))
     with tex.set_backend(backend):
         try:
             call(**put(put(deepcopy(sample.arguments), places[0], apart[0]), places[1], apart[1]))
