@@ -56,6 +56,17 @@ py::object attribute(PyObject* x, const char* name) {
     return py::reinterpret_steal<py::object>(value);
 }
 
+bool is_dense(PyObject* x) {
+    static const py::handle strided = py::object(py::module_::import("torch").attr("strided")).release();
+    return attribute(x, "layout").is(strided);
+}
+
+/// What is known of an argument that decides and is no dense tensor on a CPU: its kind, and the layout of a tensor that is sparse.
+py::object other(py::handle kinds, PyObject* x) {
+    if (python::is_exchanged(x) && !is_dense(x)) return py::make_tuple(kind_of(kinds, x), attribute(x, "layout"));
+    return py::make_tuple(kind_of(kinds, x));
+}
+
 /// How many tensors are still to be asked by name. Guarded by the GIL.
 int by_name = 0;
 
@@ -78,7 +89,7 @@ bool see_on_cpu(PyObject* x, Seen& seen) {
         PyErr_Clear();
         by_name = 10000;
     }
-    if (!attribute(x, "is_cpu").is(py::bool_(true))) return false;
+    if (!attribute(x, "is_cpu").is(py::bool_(true)) || !is_dense(x)) return false;
     seen = {attribute(x, "dtype"), attribute(x, "ndim").cast<long>()};
     return true;
 }
@@ -97,7 +108,7 @@ py::object entry_of(char entry, PyObject* x, const Maker& by) {
     if (entry == kSort) return called(by.sort, x);
     Seen seen;
     const bool plain = see_on_cpu(x, seen);
-    if (entry == kKind) return plain ? std::move(seen.dtype) : py::make_tuple(kind_of(by.kinds, x));
+    if (entry == kKind) return plain ? std::move(seen.dtype) : other(by.kinds, x);
     if (entry == kDType) return plain ? std::move(seen.dtype) : called(by.sort, x);
     if (entry == kPresence) return plain ? borrowed(Py_True) : called(by.sort, x);
     if (!plain || !is_int32(seen)) return called(by.integers, x);

@@ -15,7 +15,7 @@ from fusible.tex.interface.declare import DECLARATIONS
 __all__ = ["UNREAD", "contradiction"]
 
 NUMBERS = ("of ", "sparse")
-"""Values that are numbers still: what comes of them must be what comes of the same numbers in a dense tensor of the right type."""
+"""Values that are numbers still, in lists sparse ones: what comes of them must be what comes of the same numbers, dense and of the right type."""
 NOT_OF_NUMBERS = {
     "copy_data_ptrs_to_device": "addresses",
     "dropout_fwd": "random",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 DRAWS = 4
 """Of each word, in the long run."""
-NUMBERS = ("of ", "sparse", "strided")
+NUMBERS = ("of ", "strided")
 """Values that are numbers still: what is accepted of them must be right."""
 
 

@@ -13,21 +13,21 @@ from typing import Any
 
 import torch
 
-from fusible.errors import FusibleError
+from fusible.errors import ArgumentError, FusibleError, expected
 from fusible.tex.argument_kinds import kind_of
 from fusible.tex.call_text import compiled
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.domains import DTypes, Enumeration, Integers, Presence, domain_of
-from fusible.tex.operands import KINDS, sort
+from fusible.tex.operands import KINDS, is_dense, sort
 
-__all__ = ["Keys", "arguments_of", "check_integers", "compile_keys_by", "key_maker", "kinds_in", "python_key_maker"]
+__all__ = ["Keys", "arguments_of", "check_integers", "check_layouts", "compile_keys_by", "key_maker", "kinds_in", "python_key_maker"]
 
 _ENTRIES = {
     "v": "{x}",
     "m": "({x} if _type({x}) is _int or _type({x}) is _dtype else _kinds[_type({x})]({x}))",
     "c": "_type({x})",
     "s": "(None if {x} is None else _sort({x}))",
-    "k": "(None if {x} is None else {x}.dtype if {on_cpu} else (_kinds[_type({x})]({x}),))",
+    "k": "(None if {x} is None else {x}.dtype if {on_cpu} else _other({x}))",
     "d": "(None if {x} is None else {x}.dtype if {on_cpu} else _sort({x}))",
     "p": "(None if {x} is None else True if {on_cpu} else _sort({x}))",
     "i": "(None if {x} is None else {x}.ndim if {on_cpu} and {x}.dtype is _int32 else _integers({x}))",
@@ -37,15 +37,20 @@ _ENTRIES = {
 
 ``v``: itself, of a flag that decides. ``m``: itself or its kind, of a member of an enumeration or a dtype. ``c``: its class, of values and lists:
 the sorts of all that is in a list would cost more than the rest of the call, and are left to who reads it. ``s``: its sort. Of a tensor: ``k`` its
-kind, if it decides; beside those ``d`` its sort, whose dtype is declared, or ``p`` that it is there; ``i`` its rank, if it is of int32, ``j`` that it
-is of int32.
+kind, if it decides, and its layout where it is not dense; beside those ``d`` its sort, whose dtype is declared, or ``p`` that it is there; ``i`` its
+rank, if it is of int32, ``j`` that it is of int32.
 """
 
-_ON_CPU = "(_type({x}) is _tensor or _type({x}) is _parameter) and {x}.is_cpu"
+_ON_CPU = "(_type({x}) is _tensor or _type({x}) is _parameter) and {x}.is_cpu and {x}.layout is _strided"
+
+
+def _other(x: Any) -> tuple[Hashable, ...]:
+    return (KINDS[type(x)](x),) if is_dense(x) else (KINDS[type(x)](x), x.layout)
 
 
 def _integers(x: Any) -> Hashable:
-    return KINDS[type(x)](x), type(x), getattr(x, "ndim", None)
+    kind, *layout = _other(x)
+    return kind, type(x), getattr(x, "ndim", None), *layout
 
 
 _NAMES = {
@@ -55,6 +60,8 @@ _NAMES = {
     "_tensor": torch.Tensor,
     "_parameter": torch.nn.Parameter,
     "_int32": torch.int32,
+    "_strided": torch.strided,
+    "_other": _other,
     "_kinds": KINDS,
     "_sort": sort,
     "_integers": _integers,
@@ -112,6 +119,17 @@ def check_integers(declaration: Declaration, arguments: Mapping[str, Any]) -> No
             except FusibleError as error:
                 error.argument = name
                 raise
+
+
+def check_layouts(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
+    """Raise ``ArgumentError`` for the first argument that is a sparse tensor, or one of another library's layout: that is in a call's key. Those in
+    lists are left to who reads them."""
+    for name, value in arguments.items():
+        if not is_dense(value):
+            of, got = f"{name} of {declaration.name.removeprefix('prim_')}", f"one of layout {str(value.layout).removeprefix('torch.')}"
+            error = ArgumentError(expected("a dense tensor", of=of, got=got, do="pass x.to_dense()"))
+            error.argument = name
+            raise error
 
 
 def _kind_in(letter: str, entry: Any) -> Hashable:

@@ -18,7 +18,7 @@ from typing import Any
 from fusible.errors import MissingNameError, expected
 from fusible.locks import Lock
 from fusible.tex.admission import nearest
-from fusible.tex.call_keys import arguments_of, check_integers, key_maker, kinds_in
+from fusible.tex.call_keys import arguments_of, check_integers, check_layouts, key_maker, kinds_in
 from fusible.tex.call_text import CallText, compiled, set_defaults
 from fusible.tex.examination import blame, check_before, check_length, check_sorts
 from fusible.tex.interface.base import TEXBackendBase
@@ -68,6 +68,7 @@ def _request(declaration: Declaration, key: tuple[Any, ...]) -> Request:
 def _chosen(declaration: Declaration, key: tuple[Any, ...], arguments: dict[str, Any]) -> Callable[..., Any]:
     """The method that serves calls of these kinds and sorts, of which this is the first. Raises unless they are what the declaration says: there may
     be a backend that would compute something of others, such as dropout of integers, which gives integers."""
+    check_layouts(declaration, arguments)
     if not declaration.unserved:
         check_integers(declaration, arguments)
     request = _request(declaration, kinds_in(declaration, key))

@@ -3,8 +3,8 @@
 The kind of a tensor is ``(device kind, dtype)``, of a quantized tensor or a quantizer ``(scaling, device kind, dtype)``, of a flag the flag
 itself. Kinds are looked up by the argument's exact class; a room that brings a class of its own registers how to describe it.
 
-Of an argument that decides nothing dispatch sees its *sort*, which says whether it is what the declaration says: of a tensor its kind, of a value or
-a list its class.
+Of an argument that decides nothing dispatch sees its *sort*, which says whether it is what the declaration says: of a tensor its kind, and its
+layout where it is not dense; of a value or a list its class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from fusible.errors import check_callable, check_class
 
-__all__ = ["kind", "register_kind", "sort"]
+__all__ = ["is_dense", "kind", "register_kind", "sort"]
 
 
 def kind(argument: Any) -> Hashable:
@@ -40,9 +40,17 @@ KINDS = _Kinds()
 def sort(argument: Any) -> Hashable:
     """The sort of one argument of a call. There are few: calls that differ in numbers and lengths alone are of one sort."""
     cls = type(argument)
-    return cls if cls in _VALUES or cls is list or cls is tuple else (cls, KINDS[cls](argument))
+    if cls in _VALUES or cls is list or cls is tuple:
+        return cls
+    return (cls, KINDS[cls](argument)) if is_dense(argument) else (cls, KINDS[cls](argument), argument.layout)
 
 
+def is_dense(argument: Any) -> bool:
+    """Whether an argument is no tensor of torch's own classes that is sparse, or of another library's layout."""
+    return type(argument) not in _TENSORS or argument.layout is torch.strided
+
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _VALUES = frozenset({bool, int, float, str, type(None), torch.dtype, torch.device})
 
 

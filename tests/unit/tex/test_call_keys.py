@@ -115,9 +115,11 @@ def test_what_is_of_another_kind_or_sort_has_another_key(make: Any) -> None:
     place = arguments_of(declaration).index
     key = make(declaration)
     keys = {name: key(*[value] * len(arguments_of(declaration))) for name, value in VALUES.items()}
-    deciding = {name: keys[name][place("new_k")] for name in ("None", "dtype", "fp32", "torch.bfloat16", "int64", "meta", "quantized", "quantizer")}
+    tensors = ("None", "dtype", "fp32", "torch.bfloat16", "int64", "meta", "sparse", "quantized", "quantizer")
+    deciding = {name: keys[name][place("new_k")] for name in tensors}
     assert len(set(deciding.values())) == len(deciding)
-    lengths = {name: keys[name][place("cu_new_lens")] for name in ("None", "lengths", "lengths [1, 4]", "one length", "int64", "fp32", "meta")}
+    vectors = ("None", "lengths", "lengths [1, 4]", "one length", "int64", "fp32", "meta", "sparse")
+    lengths = {name: keys[name][place("cu_new_lens")] for name in vectors}
     assert len(set(lengths.values())) == len(lengths)
 
 
