@@ -14,7 +14,11 @@ NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find cppsrc -type f)
 VERSION ?= 0.8.0
 OTHER := build/jaxlib-$(VERSION)
 
-.PHONY: FORCE setup demo test test-all test-order test-jaxlib sanitize bench lint diagram stub clean
+# Frameworks that know Transformer Engine, for test-clients: in an environment beside the other, whose packages it sees.
+FRAMEWORKS := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0
+CLIENTS := $(VENV)-clients
+
+.PHONY: FORCE setup demo test test-all test-clients test-order test-jaxlib sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -55,6 +59,15 @@ test: setup
 
 test-all: setup
 	$(PY) -m pytest
+
+$(CLIENTS)/.installed: $(VENV)/.installed Makefile
+	$(PY) -m venv $(CLIENTS)
+	$(PY) -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" > $$($(CLIENTS)/bin/python -c "import site; print(site.getsitepackages()[0])")/beside.pth
+	$(CLIENTS)/bin/python -m pip install $(FRAMEWORKS)
+	touch $@
+
+test-clients: setup $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest tests/clients
 
 # The same tests in another order, 'reversed' or a random one by its seed, in one process: what hangs on the order fails here.
 ORDER ?= reversed

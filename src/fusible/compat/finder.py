@@ -18,7 +18,7 @@ from typing import Any
 
 from fusible.errors import MissingModuleError, MissingNameError, expected
 
-__all__ = ["Around", "Names", "Shown", "alias_submodules", "found_elsewhere"]
+__all__ = ["Around", "Names", "Shown", "adapt_loaded", "alias_submodules", "found_elsewhere"]
 
 Around = Callable[[ModuleType], AbstractContextManager[None]]
 """A context that a module's code runs in; what it does after its ``yield`` sees the finished module."""
@@ -148,6 +148,14 @@ def alias_submodules(alias: str, target: str) -> list[str]:
                 sys.modules[other] = module
                 made.append(other)
     return made
+
+
+def adapt_loaded(around: Mapping[str, Around]) -> None:
+    """Do what is done around a module's loading for those that are loaded."""
+    for name, adapt in around.items():
+        if name in sys.modules:
+            with adapt(sys.modules[name]):
+                pass
 
 
 class _Alias(importlib.abc.Loader):

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from fusible.compat import te_names
-from fusible.compat.finder import Names, Shown, found_elsewhere
-from fusible.compat.nvidia_package import AROUND, adapt_loaded
+from fusible.compat.clients import CLIENTS
+from fusible.compat.finder import Names, Shown, adapt_loaded, found_elsewhere
+from fusible.compat.nvidia_package import AROUND
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["install", "installed", "uninstall"]
@@ -64,10 +65,9 @@ def _made(replace: bool, replace_package: bool) -> Names:
             do = "call fusible.compat.install() before importing it"
             raise ArgumentError(expected(f"no {name}", of="the modules imported so far", got="one", do=do))
     forced = frozenset(name for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)) if taken)
-    names = Names({**_ALIASES, _NATIVE: _TEX}, _PACKAGES, AROUND, forced) if ours else Names({**_ALIASES}, _PACKAGES, forced=forced)
+    names = Names({**_ALIASES, **({_NATIVE: _TEX} if ours else {})}, _PACKAGES, {**CLIENTS, **(AROUND if ours else {})}, forced)
     sys.meta_path.insert(0, names)
-    if ours:
-        adapt_loaded()
+    adapt_loaded(names.around)
     return names
 
 

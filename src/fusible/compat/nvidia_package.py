@@ -7,7 +7,6 @@ device whether a format is supported; each of these is answered around the modul
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -20,7 +19,7 @@ from fusible.compat.finder import Around
 from fusible.compat.nvidia_state import around_state
 from fusible.compat.nvidia_tensors import register_classes
 
-__all__ = ["AROUND", "SUPPORT", "adapt_loaded", "support"]
+__all__ = ["AROUND", "SUPPORT", "support"]
 
 
 @contextmanager
@@ -117,11 +116,3 @@ AROUND: dict[str, Around] = {
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
     "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
 }
-
-
-def adapt_loaded() -> None:
-    """Do what is done around a module's loading for those that are loaded."""
-    for name, around in AROUND.items():
-        if name in sys.modules:
-            with around(sys.modules[name]):
-                pass

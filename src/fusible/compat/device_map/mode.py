@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-__all__ = ["CPU", "OnCpu", "is_cuda", "itself", "on_cpu", "without_cuda"]
+__all__ = ["CPU", "OnCpu", "is_cuda", "is_in_force", "itself", "on_cpu", "without_cuda"]
 
 CPU = torch.device("cpu")
 
@@ -85,3 +85,8 @@ class OnCpu(TorchFunctionMode):
             kwargs = {**kwargs, "pin_memory": False}
         meaning = _CALLS.get(func)
         return func(*args, **kwargs) if meaning is None else meaning(*args, **kwargs)
+
+
+def is_in_force() -> bool:
+    """Whether the map is in force in this thread."""
+    return any(isinstance(mode, OnCpu) for mode in _get_current_function_mode_stack())
