@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,13 +25,19 @@ class _Tracer:
         return self
 
 
+def _apart(call: Callable[[], Any]) -> Iterator[Any]:
+    """A generator knows by itself which errors are being handled: one that an interrupt leaves there, at the very end of an ``except``, goes with it,
+    and is not taken for the context of each later error of this thread."""
+    yield call()
+
+
 def traced(call: Callable[[], Any], at: int | None = None) -> tuple[int, bool]:
     """Call; interrupted at the ``at``-th bytecode. How many were run, and whether it was interrupted."""
     tracer, former = _Tracer(at), sys.gettrace()
     interrupted = False
     try:
         sys.settrace(tracer)
-        call()
+        next(_apart(call))
     except KeyboardInterrupt:
         interrupted = True
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupting import check_interrupts
+from interrupting import check_interrupts, traced
 
 import fusible
 from fusible import autocast
@@ -137,3 +137,20 @@ def test_an_interrupted_change_has_happened_or_not(name: str) -> None:
 def test_many_interrupted_changes_have_happened_or_not(name: str) -> None:
     make, _ = CASES[name]
     check_interrupts(make, 60, phase=3)
+
+
+def test_an_interrupt_leaves_no_error_behind() -> None:
+    """Else a later test's would show it as what was being handled when it was raised."""
+
+    def handles() -> None:
+        try:
+            next(iter(()))
+        except StopIteration:
+            pass
+
+    count, _ = traced(handles)
+    for at in range(1, count + 1):
+        traced(handles, at)
+        with pytest.raises(KeyError) as raised:
+            raise KeyError
+        assert raised.value.__context__ is None
