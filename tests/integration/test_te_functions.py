@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from te_client import package, recipe_for, relative_error
 
-from fusible import tex
+from fusible import compat, tex
 
 BF16 = torch.bfloat16
 HIDDEN = 64
@@ -323,6 +324,14 @@ def test_rows_are_padded_and_unpadded(te: Any) -> None:
     assert torch.equal(back, x)
     back.sum().backward()
     assert x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_the_names_may_be_installed_as_often_as_one_likes(te: Any) -> None:
+    """What is done around a module that is there already is done once."""
+    for _ in range(2 * sys.getrecursionlimit()):
+        compat.uninstall()
+        compat.install()
+    assert type(te.get_default_recipe()).__name__ == "DelayedScaling"
 
 
 def test_the_package_says_what_tex_serves(te: Any) -> None:

@@ -20,12 +20,13 @@ def _around_lightning(module: ModuleType) -> Iterator[None]:
     """Lightning's accelerator for CUDA refuses a device whose type is another; within the map every device is the host."""
     yield
     accelerator: Any = vars(module)["CUDAAccelerator"]
-    former = accelerator.setup_device
+    former = getattr(accelerator.setup_device, "__wrapped__", accelerator.setup_device)  # of one that was loaded before, and adapted then
 
     def setup_device(self: Any, device: torch.device) -> None:
         if not is_in_force():
             former(self, device)
 
+    setup_device.__wrapped__ = former  # type: ignore[attr-defined]
     accelerator.setup_device = setup_device
 
 

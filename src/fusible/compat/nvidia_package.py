@@ -6,6 +6,7 @@ device whether a format is supported; each of these is answered around the modul
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,8 +73,10 @@ def _around_quantization(module: ModuleType) -> Iterator[None]:
     for name, quantizer in SUPPORT.items():
         setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
     default: Callable[[], Any] = vars(module)["get_default_fp8_recipe"]
+    default = getattr(default, "__wrapped__", default)  # of a module that was loaded before, and adapted then
     delayed: Callable[[], Any] = vars(module)["DelayedScaling"]
 
+    @functools.wraps(default)
     def get_default_fp8_recipe() -> Any:
         older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0)
         return delayed() if older else default()
