@@ -14,6 +14,7 @@ import torch
 from fusible.errors import ArgumentError, DTypeError, FusibleError, ShapeError, expected
 from fusible.nvte import nvte_dtype
 from fusible.quantized import GroupedTensorStorage, QuantizedTensor, QuantizedTensorStorage
+from fusible.tex.operands import not_dense
 
 __all__ = ["check_dense", "refuse", "title_of"]
 
@@ -31,8 +32,7 @@ def title_of(modules: Iterable[Any]) -> str:
 def check_dense(x: torch.Tensor, of: str) -> None:
     """Raise ``ArgumentError`` for a tensor whose values are no array: sparse, nested or of another library's layout."""
     if x.layout is not torch.strided:
-        got = f"one of layout {str(x.layout).removeprefix('torch.')}"
-        raise ArgumentError(expected("a dense tensor", of=of, got=got, do="pass x.to_dense()"))
+        raise not_dense(x, of)
 
 
 def refuse(error: Exception, known: Set[str], title: str, arguments: Mapping[str, Any]) -> None:

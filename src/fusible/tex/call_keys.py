@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ArgumentError, FusibleError, expected
+from fusible.errors import FusibleError
 from fusible.tex.argument_kinds import kind_of
 from fusible.tex.call_text import compiled
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.domains import DTypes, Enumeration, Integers, Presence, domain_of
-from fusible.tex.operands import KINDS, is_dense, sort
+from fusible.tex.operands import KINDS, is_dense, not_dense, sort
 
 __all__ = ["Keys", "arguments_of", "check_integers", "check_layouts", "compile_keys_by", "key_maker", "kinds_in", "python_key_maker"]
 
@@ -126,8 +126,7 @@ def check_layouts(declaration: Declaration, arguments: Mapping[str, Any]) -> Non
     lists are left to who reads them."""
     for name, value in arguments.items():
         if not is_dense(value):
-            of, got = f"{name} of {declaration.name.removeprefix('prim_')}", f"one of layout {str(value.layout).removeprefix('torch.')}"
-            error = ArgumentError(expected("a dense tensor", of=of, got=got, do="pass x.to_dense()"))
+            error = not_dense(value, f"{name} of {declaration.name.removeprefix('prim_')}")
             error.argument = name
             raise error
 

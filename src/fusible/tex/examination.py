@@ -23,6 +23,7 @@ from fusible.tex.index_relations import wrong_indices
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.layouts import LayoutOf, layout_of_text
 from fusible.tex.memory_checks import overlaps_itself
+from fusible.tex.operands import not_dense
 from fusible.tex.protocol import is_quantized, to_torch
 
 __all__ = ["blame", "check_before", "check_length", "check_sorts", "examine"]
@@ -253,8 +254,7 @@ def _tensors(place: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _of_layouts(tensors: Sequence[tuple[str, torch.Tensor]], of: str) -> FusibleError | None:
     for place, x in tensors:
         if x.layout is not torch.strided:
-            got = str(x.layout).removeprefix("torch.")
-            return ArgumentError(expected("a dense tensor", of=f"{place} of {of}", got=f"one of layout {got}", do="pass x.to_dense()"))
+            return not_dense(x, f"{place} of {of}")
     return None
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, expected
 from fusible.tex.interface.declare import DECLARATIONS, Declaration
+from fusible.tex.operands import not_dense
 
 __all__ = ["check_apart_of", "check_own", "overlaps_itself", "surely_apart", "writing_apart"]
 
@@ -108,8 +109,7 @@ def _collect(
 def check_own(x: Tensor, of: str) -> None:
     """Raise ``ArgumentError`` unless ``x``, which is written, is dense, and each of its elements has memory of its own."""
     if x.layout is not torch.strided:
-        got = f"one of layout {str(x.layout).removeprefix('torch.')}"
-        raise ArgumentError(expected("a dense tensor", of=of, got=got, do="pass x.to_dense()"))
+        raise not_dense(x, of)
     if overlaps_itself(x):
         raise ArgumentError(expected("memory of its own for each element", of=of, got=f"strides {list(x.stride())}", do="pass x.clone()"))
 

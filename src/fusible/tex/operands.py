@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from fusible.errors import check_callable, check_class
+from fusible.errors import ArgumentError, check_callable, check_class, expected
 
-__all__ = ["is_dense", "kind", "register_kind", "sort"]
+__all__ = ["is_dense", "kind", "not_dense", "register_kind", "sort"]
 
 
 def kind(argument: Any) -> Hashable:
@@ -48,6 +48,11 @@ def sort(argument: Any) -> Hashable:
 def is_dense(argument: Any) -> bool:
     """Whether an argument is no tensor of torch's own classes that is sparse, or of another library's layout."""
     return type(argument) not in _TENSORS or argument.layout is torch.strided
+
+
+def not_dense(x: torch.Tensor, of: str) -> ArgumentError:
+    """The error of a tensor that is sparse, or of another library's layout, where only a dense one will do."""
+    return ArgumentError(expected("a dense tensor", of=of, got=f"one of layout {str(x.layout).removeprefix('torch.')}", do="pass x.to_dense()"))
 
 
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})

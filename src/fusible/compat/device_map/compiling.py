@@ -17,8 +17,12 @@ __all__ = ["compiling_replacements"]
 
 
 def _has_triton() -> bool:
-    """Whether Inductor has Triton to write kernels for the device with: it writes C++ for the host."""
-    return False
+    """Whether Inductor has Triton to write kernels for the device with: within the map it writes C++ for the host. Modules of torch that are imported
+    within it keep this function, so that it asks whether the map is open still."""
+    return torch.compile is not _compile and _torch_has_triton()
+
+
+_torch_has_triton = _triton.has_triton
 
 
 def _compile(*args: Any, **kwargs: Any) -> Any:
