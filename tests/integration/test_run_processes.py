@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -62,7 +63,7 @@ for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, 1 - rank), d
     request.wait()
 assert got.item() == 1.0 - rank
 assert init_device_mesh("cuda", (2,), mesh_dim_names=("data",)).device_type == "cpu"
-print(f"rank {rank} done", flush=True)
+os.write(1, f"rank {rank} done\\n".encode())  # in one piece: print would write the end of the line by itself
 dist.barrier(device_ids=[rank])
 dist.destroy_process_group()
 """
@@ -95,11 +96,17 @@ def test_the_processes_that_a_program_starts_are_served(tmp_path: Path) -> None:
     assert printed.splitlines() == ["spawned 0 fusible.tex", "child fusible.tex True 10 0", "other False was run too"]
 
 
+def test_a_process_that_imports_the_module_by_another_name_waits_for_nothing() -> None:
+    finders = list(sys.meta_path)
+    importlib.import_module("fusible.compat.site.sitecustomize")
+    assert sys.meta_path == finders
+
+
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
 def test_workers_of_torchrun_meet_over_gloo(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKERS)
     printed = _run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "2", "worker.py", OMP_NUM_THREADS="1")
-    assert sorted(printed.split("\n")) == ["", "rank 0 done", "rank 1 done"]
+    assert sorted(printed.splitlines()) == ["rank 0 done", "rank 1 done"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="NVIDIA's Python package is not installed")

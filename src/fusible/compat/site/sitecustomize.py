@@ -54,5 +54,6 @@ def _run_the_hidden_one():
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-_run_the_hidden_one()
-sys.meta_path.insert(0, _Waiting())
+if __name__ == "sitecustomize":  # imported by any other name, it is a module like the others
+    _run_the_hidden_one()
+    sys.meta_path.insert(0, _Waiting())
