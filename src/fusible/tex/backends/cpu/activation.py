@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ __all__ = ["ActivationKernels"]
 def _forward(name: str) -> Callable[..., Any]:
     def forward(self: Any, input: Any, quantizer: Any) -> Any:
         x = plain(input)
-        return produce(functools.partial(native.activation, name, x), x.shape, x.dtype, quantizer, like=x)
+        return produce(native.activation, (name, x), x.shape, x.dtype, quantizer, like=x)
 
     return forward
 
@@ -29,7 +29,7 @@ def _backward(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"d{name}")
-        return produce(functools.partial(native.activation_backward, name, g, x), x.shape, x.dtype, quantizer, like=x)
+        return produce(native.activation_backward, (name, g, x), x.shape, x.dtype, quantizer, like=x)
 
     return backward
 
@@ -39,7 +39,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"dbias_d{name}")
         bias_grad = torch.empty(x.shape[-1], dtype=torch.float32)
-        dx = produce(functools.partial(native.activation_backward, name, g, x, bias_grad=bias_grad), x.shape, g.dtype, quantizer, like=x)
+        dx = produce(partial(native.activation_backward, bias_grad=bias_grad), (name, g, x), x.shape, g.dtype, quantizer, like=x)
         return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), dx]
 
     return backward
@@ -49,14 +49,14 @@ def _gated(x: Any, quantizer: Any, name: str, **parameters: float) -> Any:
     x = plain(x)
     check_width_even(x, name)
     shape = (*x.shape[:-1], x.shape[-1] // 2)
-    return produce(functools.partial(native.gated_activation, name, x, **parameters), shape, x.dtype, quantizer)
+    return produce(partial(native.gated_activation, **parameters), (name, x), shape, x.dtype, quantizer)
 
 
 def _dgated(grad: Any, x: Any, quantizer: Any, name: str, function: str, **parameters: float) -> Any:
     g, x = plain(grad), plain(x)
     check_width_even(x, function)
     check_gradient(g, (*x.shape[:-1], x.shape[-1] // 2), function)
-    return produce(functools.partial(native.gated_activation_backward, name, g, x, **parameters), x.shape, x.dtype, quantizer)
+    return produce(partial(native.gated_activation_backward, **parameters), (name, g, x), x.shape, x.dtype, quantizer)
 
 
 class ActivationKernels(GatedActivations):

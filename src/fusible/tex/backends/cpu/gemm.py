@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,12 +106,10 @@ def _product(job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: A
     if job.alpha != 1.0:
         epilogue["alpha"] = job.alpha
 
-    def write(*destination: Any) -> None:
-        native.gemm(*operands, *destination, **epilogue)
-
+    kernel = partial(native.gemm, **epilogue)
     if quantizer is None or job.quantized:
-        return produce(write, job.shape.output, job.dtype, quantizer, D)
-    return quantize_tensor(produce(write, job.shape.output, job.dtype, None), quantizer, D)
+        return produce(kernel, operands, job.shape.output, job.dtype, quantizer, D)
+    return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), quantizer, D)
 
 
 def _operand(x: Any, transpose: bool) -> tuple[Tensor, bool, Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +48,8 @@ class NormalizationKernels(Normalization, Prim):
             check_norm_parameter(bias, x, "bias of layernorm_fwd")
         mu = _statistic(x)
         rsigma = torch.empty_like(mu)
-        write = partial(native.norm_fwd, x, gamma, bias, mu, rsigma, eps, zero_centered_gamma)
-        return [produce(write, x.shape, to_torch(otype), quantizer, ln_out, x), mu, rsigma]
+        operands = (x, gamma, bias, mu, rsigma, eps, zero_centered_gamma)
+        return [produce(native.norm_fwd, operands, x.shape, to_torch(otype), quantizer, ln_out, x), mu, rsigma]
 
     def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         return _layernorm_backward(plain(dz), plain(x), None, mu, rsigma, plain(gamma), zero_centered_gamma, "layernorm_bwd")
@@ -69,8 +68,8 @@ class NormalizationKernels(Normalization, Prim):
         x, gamma = plain(input), plain(weight)
         check_norm_parameter(gamma, x, "weight of rmsnorm_fwd")
         rsigma = _statistic(x)
-        write = partial(native.norm_fwd, x, gamma, None, None, rsigma, eps, zero_centered_gamma)
-        return [produce(write, x.shape, to_torch(otype), quantizer, ln_out, x), None, rsigma]
+        operands = (x, gamma, None, None, rsigma, eps, zero_centered_gamma)
+        return [produce(native.norm_fwd, operands, x.shape, to_torch(otype), quantizer, ln_out, x), None, rsigma]
 
     def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         return _rmsnorm_backward(plain(dz), plain(x), None, rsigma, plain(gamma), zero_centered_gamma, "rmsnorm_bwd")

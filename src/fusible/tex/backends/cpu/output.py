@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,27 +22,34 @@ _quantize = inner("quantize")
 
 
 def produce(
-    write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, quantizer: Any, out: Any = None, like: Tensor | None = None
+    kernel: Callable[..., Any],
+    operands: tuple[Any, ...],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    quantizer: Any,
+    out: Any = None,
+    like: Tensor | None = None,
 ) -> Any:
     """The result of a kernel as ``dtype``, or quantized; into ``out``, where given. ``like``: a contiguous tensor of the result's ``shape``, of which
     another is made for less than half of what a shape and a dtype cost.
 
-    ``write(dst, dtype, dst_transposed, scale, amax, accumulate_amax)`` runs the kernel. Under delayed scaling it writes codes from fp32; under any
-    other it writes ``dtype`` first, since the scales follow from the result, and FP8 blocks, MXFP8 and NVFP4 are left to who quantizes to them.
+    ``kernel(*operands, dst, dtype, dst_transposed, scale, amax, accumulate_amax)`` is what runs. Under delayed scaling it writes codes
+    from fp32; under any other it writes ``dtype`` first, since the scales follow from the result, and FP8 blocks, MXFP8 and NVFP4 are left to who
+    quantizes to them.
     """
     if quantizer is None:
         if out is None and like is not None and like.dtype is dtype:
             y = torch.empty_like(like)
-            write(y, dtype, None, 1.0, None, False)
+            kernel(*operands, y, dtype)
             return y
-        return _plain(write, shape, dtype, out)
+        return _plain(kernel, operands, shape, dtype, out)
     how = scaling(quantizer)
     if out is not None and how in ("delayed", "current"):
         check_output(out, shape)
     if how == "delayed":
-        return write_delayed(write, shape, dtype, quantizer, out)
+        return write_delayed(partial(kernel, *operands), shape, dtype, quantizer, out)
     rounded = _scratch(shape, dtype)
-    write(rounded, dtype, None, 1.0, None, False)
+    kernel(*operands, rounded, dtype)
     return quantize_tensor(rounded, quantizer, out) if how == "current" else _quantize(rounded, quantizer, out, None)
 
 
@@ -68,15 +76,15 @@ def _scratch(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return _local.memory[:size].view(dtype).view(shape)
 
 
-def _plain(write: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:
+def _plain(kernel: Callable[..., Any], operands: tuple[Any, ...], shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:
     if out is None:
         out = torch.empty(shape, dtype=dtype)
-        write(out, dtype, None, 1.0, None, False)
+        kernel(*operands, out, dtype)
         return out
     check_shape(out, shape, "the given output")
     if out.dtype is not dtype:
         raise DTypeError(expected(f"{dtype}", of="the given output", got=out.dtype, do="pass a tensor of that dtype"))
     if out.is_contiguous():
-        write(out, dtype, None, 1.0, None, False)
+        kernel(*operands, out, dtype)
         return out
-    return out.copy_(_plain(write, shape, dtype, None))
+    return out.copy_(_plain(kernel, operands, shape, dtype, None))
