@@ -61,7 +61,16 @@ got = torch.empty(1, device="cuda")
 sent = torch.tensor([float(rank)], device="cuda")
 for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]):
     request.wait()
-assert got.item() == 1.0 - rank
+    request.wait()  # NCCL's may be waited for again
+assert got.item() == 1.0 - rank and request.is_completed()
+for together in (True, False):
+    got.fill_(-1.0)
+    with _coalescing_manager(group, x.device, async_ops=together) as work:
+        dist.isend(sent, 1 - rank, group)
+        dist.irecv(got, 1 - rank, group)
+    if together:
+        work.wait()
+    assert got.item() == 1.0 - rank
 assert init_device_mesh("cuda", (2,), mesh_dim_names=("data",)).device_type == "cpu"
 os.write(1, f"rank {rank} done\\n".encode())  # in one piece: print would write the end of the line by itself
 dist.barrier(device_ids=[rank])

@@ -12,6 +12,7 @@ import torch
 
 from fusible.compat.device_map.mode import CPU, is_cuda
 from fusible.compat.device_map.places import everywhere
+from fusible.compat.device_map.requests import Requests
 
 __all__ = ["distributed_replacements"]
 
@@ -56,17 +57,6 @@ def _kind(device_type: Any) -> Any:
     return CPU.type if is_cuda(device_type) else device_type
 
 
-def _coalescing(manager: Callable[..., Any]) -> Callable[..., Any]:
-    """``manager``, torch's own of collectives that go together, for a backend that has a function of each kind in the place of a way to put any
-    together: it is told of no device."""
-
-    @functools.wraps(manager)
-    def manage(group: Any = None, device: Any = None, async_ops: bool = False) -> Any:
-        return manager(group, None, async_ops)
-
-    return manage
-
-
 def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of what is put in place, wherever torch holds it."""
     if not torch.distributed.is_available():
@@ -76,7 +66,10 @@ def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     yield meshes.DeviceMesh, "__init__", _of_mesh(meshes.DeviceMesh.__init__, 1)
     values = {name: _on_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
     values |= {"init_device_mesh": _of_mesh(meshes.init_device_mesh, 0), "is_nccl_available": lambda: True}
-    values["_coalescing_manager"] = _coalescing(c10d._coalescing_manager)
+    requests = Requests()
+    values["_coalescing_manager"] = requests.coalescing(c10d._coalescing_manager, c10d._get_default_group)
+    for name in ("send", "recv", "recv_anysource"):
+        yield c10d.ProcessGroup, name, requests.kept(getattr(c10d.ProcessGroup, name))
     former = {name: getattr(c10d, name, None) or getattr(meshes, name) for name in values}
     for name, value in values.items():
         yield from everywhere("torch.distributed", former[name], name, value)
