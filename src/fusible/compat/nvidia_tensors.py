@@ -48,8 +48,8 @@ def register_classes(package: ModuleType) -> None:
 def _register_grouped(package: ModuleType) -> None:
     tensors = importlib.import_module(f"{package.__name__}.grouped_tensor")
 
-    def make(quantizer: Any, **fields: Any) -> Any:
-        return (tensors.GroupedTensorStorage if quantizer.internal else tensors.GroupedTensor)(**fields)
+    def make(like: Any, /, **fields: Any) -> Any:
+        return (tensors.GroupedTensorStorage if like.internal else tensors.GroupedTensor)(**fields)
 
     for quantizer in _FORMATS:
         register_grouped_factory(getattr(package, quantizer), make)

@@ -143,7 +143,8 @@ class Grouped:
     ) -> Any:
         """The members of ``tensor``, quantized each by itself, as a grouped tensor whose logical shape is that of ``tensor`` flattened to a matrix.
 
-        With ``quantizer`` None the data stays as it is. Under delayed scaling its ``scale`` and ``amax`` may have an entry for each member, ``[n]``.
+        With ``quantizer`` None the data stays as it is. Under delayed scaling its ``scale`` and ``amax`` may have an entry for each member, ``[n]``;
+        under current scaling the group has both, fp32 ``[n]``. ``tensor_offsets`` not given are counted where ``first_dims`` or ``last_dims`` are.
         With ``output``, that grouped tensor's buffers are written and it is returned; where ``noop_flag[0] == 1``, nothing is written.
         """
 
@@ -187,8 +188,9 @@ class Grouped:
         """Add to a grouped tensor that arrived with row-wise data alone the column-wise copy that ``quantizer`` asks for.
 
         The copy is a quantization of the dequantized members; under delayed and current scaling it is the transposed data. Row-wise data and what is
-        there already stay as they are. ``grouped_x`` takes on ``quantizer``, ``num_tensors``, ``first_dims`` and ``tensor_offsets``. Returns the
-        dequantized values, ``logical_shape`` in ``otype``, if ``return_dequantized``, else None.
+        there already stay as they are, but for scales of MXFP8 and NVFP4 where the quantizer's ``optimize_for_gemm`` asks for swizzled ones.
+        ``grouped_x`` takes on ``quantizer``, ``num_tensors``, ``first_dims`` and ``tensor_offsets``. Returns the dequantized values,
+        ``logical_shape`` in ``otype``, if ``return_dequantized``, else None.
         """
 
     @function(

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fusible.errors import DTypeError, ShapeError, expected
-from fusible.tex.backends.torch_backend.fp8 import transpose_bytes
-from fusible.tex.backends.torch_backend.quantize import quantize_tensor
+from fusible.tex.backends.torch_backend.fp8 import scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.torch_backend.quantize import quantize_tensor, reduced
 from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, build_grouped, is_grouped, layout_of, member_fields
-from fusible.tex.protocol import scaling, usages
+from fusible.tex.protocol import fp8_format, scaling, usages
 
-__all__ = ["columnwise_fields", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
+__all__ = ["columnwise_fields", "offsets_of", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
 
 _Quantize = Callable[[Tensor, int], Any]
 _BUFFERS = {"rowwise_data": "data"}
@@ -35,10 +35,13 @@ def quantize_group(
     found, fields = [], {"rowwise_data": x.reshape(-1)}
     if quantizer is not None:
         names, _ = member_fields(quantizer), usages(quantizer)
-        one = quantize or _each_by(quantizer, count, noop)
+        scales = _current_scales(pieces, quantizer) if quantize is None and scaling(quantizer) == "current" else {}
+        one = quantize or _each_by(_like(quantizer, output, noop), count, noop, scales.get("amax"))
         found = [one(piece, i) for i, piece in enumerate(pieces)]
-        fields = _joined(found, names, layout)
+        fields = _joined(found, names, layout) | scales
+    swizzled = any(getattr(member, "_with_gemm_swizzled_scales", False) for member in found)
     if output is not None:
+        output._with_gemm_swizzled_scales = swizzled
         return _fill(output, fields, noop)
     return build_grouped(
         quantizer,
@@ -48,16 +51,46 @@ def quantize_group(
         quantizer=quantizer,
         first_dims=first_dims,
         last_dims=last_dims,
-        tensor_offsets=tensor_offsets,
-        with_gemm_swizzled_scales=any(getattr(member, "_with_gemm_swizzled_scales", False) for member in found),
+        tensor_offsets=offsets_of(layout, first_dims, last_dims, tensor_offsets, x.device),
+        with_gemm_swizzled_scales=swizzled,
         **{name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)},
         **{_BUFFERS.get(name, name): buffer for name, buffer in fields.items()},
     )
 
 
-def _each_by(quantizer: Any, count: int, noop: Tensor | None) -> _Quantize:
-    """How a member is quantized: all alike, or under delayed scaling each by its own of ``count`` scales, into its own of as many amaxes."""
-    scales = quantizer.scale.numel() if scaling(quantizer) == "delayed" else 1
+def offsets_of(layout: GroupLayout, first_dims: Any, last_dims: Any, tensor_offsets: Any, device: Any) -> Any:
+    """Where the members begin and the last one ends, in elements: as given, or int64 ``[num_tensors + 1]`` where their sizes differ.
+
+    A grouped tensor without offsets is one of equal members: who splits it counts by the size of one.
+    """
+    if tensor_offsets is not None or (first_dims is None and last_dims is None):
+        return tensor_offsets
+    return torch.tensor([*layout.offsets, layout.offsets[-1] + math.prod(layout.shapes[-1])], dtype=torch.int64, device=device)
+
+
+def _like(quantizer: Any, output: Any, noop: Tensor | None) -> Any:
+    """``quantizer``, or where what ``output`` holds may stay, one that orders scales as it does. Delayed scaling has one scale, and state to keep."""
+    if output is None or noop is None or scaling(quantizer) == "delayed":
+        return quantizer
+    found = copy(quantizer)
+    found.optimize_for_gemm = bool(output._with_gemm_swizzled_scales)
+    return found
+
+
+def _current_scales(pieces: list[Tensor], quantizer: Any) -> dict[str, Tensor]:
+    """The amax and the scale of each member, fp32 ``[num_tensors]``; one reduction for all where the amaxes are reduced."""
+    amax = reduced(torch.cat([tensor_amax(piece) for piece in pieces]), quantizer)
+    return {"amax": amax, "scale": scale_from_amax(amax, fp8_format(quantizer.dtype), quantizer.force_pow_2_scales, quantizer.amax_epsilon)}
+
+
+def _each_by(quantizer: Any, count: int, noop: Tensor | None, amaxes: Tensor | None) -> _Quantize:
+    """How a member is quantized: all alike, under current scaling by its entry of ``amaxes``, or under delayed scaling each by its own of ``count``
+    scales, into its own of as many amaxes."""
+    if amaxes is not None:
+        return lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype, amax=amaxes[i : i + 1])
+    if scaling(quantizer) != "delayed":
+        return lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype)
+    scales = quantizer.scale.numel()
     if scales == 1:
         return lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype, None, noop)
     if scales != count:

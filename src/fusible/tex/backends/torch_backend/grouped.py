@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.tex.backends.torch_backend.activation import scaled_gate
-from fusible.tex.backends.torch_backend.group_quantize import columnwise_fields, quantize_group, quantize_group_columnwise, transposed_fields
+from fusible.tex.backends.torch_backend.group_quantize import columnwise_fields, offsets_of, quantize_group, quantize_group_columnwise, transposed_fields
 from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multiply
 from fusible.tex.backends.torch_backend.operands import flat, plain
 from fusible.tex.gemm_call import GemmShape
@@ -83,7 +83,7 @@ class GroupedKernels(Grouped):
             data=self._dequantized(input, to_torch(otype)).view(-1),
             first_dims=input.first_dims,
             last_dims=input.last_dims,
-            tensor_offsets=input.tensor_offsets,
+            tensor_offsets=offsets_of(layout_of_grouped(input), input.first_dims, input.last_dims, input.tensor_offsets, _held(input).device),
         )
 
     def bgrad_group_quantize(
@@ -119,8 +119,11 @@ class GroupedKernels(Grouped):
         for field, buffer in added.items():
             setattr(grouped_x, field, buffer)
         grouped_x.quantizer, grouped_x.num_tensors = quantizer, num_tensors
-        grouped_x.first_dims, grouped_x.tensor_offsets = first_dims, tensor_offsets
+        grouped_x.first_dims = first_dims
+        grouped_x.tensor_offsets = offsets_of(layout, first_dims, None, tensor_offsets, _held(grouped_x).device)
         grouped_x.offsets = grouped_x.tensor_shapes = grouped_x.quantized_tensors = None
+        if quantizer.optimize_for_gemm and scaling(quantizer) in ("mxfp8", "nvfp4"):
+            self.grouped_swizzle_for_gemm(grouped_x, True, True)  # type: ignore[attr-defined]
         return values if return_dequantized else None
 
     def nvfp4_group_quantize_with_amax(

@@ -31,7 +31,7 @@ from fusible.tex.protocol import (
 )
 from fusible.tex.quantize_call import check_sections, given_amaxes, quantize_each
 
-__all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
+__all__ = ["QuantizeKernels", "emit", "quantize_tensor", "reduced"]
 
 
 class QuantizeKernels(Quantize):
@@ -86,8 +86,13 @@ class QuantizeKernels(Quantize):
         )
 
 
-def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None, noop: Tensor | None = None) -> Any:
-    """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``."""
+def quantize_tensor(
+    x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None, noop: Tensor | None = None, amax: Tensor | None = None
+) -> Any:
+    """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``.
+
+    ``amax``: that of current scaling, where it is known.
+    """
     kind = scaling(quantizer)
     if kind == "none":
         raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
@@ -96,13 +101,11 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any =
     if output is not None:
         _check_output(output, x)
     fp8 = fp8_format(quantizer.dtype)
-    amax = tensor_amax(x)
     if kind == "delayed":
         scale = quantizer.scale if quantizer.scale.dim() == 1 else quantizer.scale.view(1)
-        _raise_amax(quantizer, amax, noop)
+        _raise_amax(quantizer, tensor_amax(x), noop)
     else:
-        if quantizer.with_amax_reduction:
-            torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+        amax = reduced(tensor_amax(x), quantizer) if amax is None else amax
         scale = scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
     data = encode(x * scale if x.dtype is torch.float32 else x.float().mul_(scale), fp8)
     if output is not None:
@@ -124,6 +127,13 @@ def emit(result: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None)
     if scaling(quantizer) != "delayed":
         result = result.to(dtype)
     return quantize_tensor(result, quantizer, dtype, output)
+
+
+def reduced(amax: Tensor, quantizer: Any) -> Tensor:
+    """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
+    if quantizer.with_amax_reduction:
+        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+    return amax
 
 
 def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
