@@ -1,4 +1,4 @@
-"""Grouped tensors of NVIDIA's Python package, made and multiplied by ``fusible.tex``: each member is to the bit what its quantizer makes of it alone."""
+"""Grouped tensors of NVIDIA's Python package, made and multiplied by ``fusible.tex``: each member is to the bit what it is when quantized alone."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.factories import build_quantized
+from fusible.tex.inference_tensors import writing
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
@@ -185,11 +186,15 @@ def _finish(output: Any, data: Tensor | None, transpose: Tensor | None, scale_in
     output._transpose = _in_place(output._transpose, transpose) if transpose is not None else output._transpose
     skip = noop is not None and noop.item() == 1
     if not skip:
-        output._scale_inv.copy_(scale_inv)
+        with writing(output._scale_inv):
+            output._scale_inv.copy_(scale_inv)
     output._fp8_dtype = fp8
     return output
 
 
 def _in_place(former: Tensor | None, written: Tensor | None) -> Tensor | None:
     """What was ``written``, in the buffer that there was."""
-    return written if former is None or written is None or former is written else former.copy_(written)
+    if former is None or written is None or former is written:
+        return written
+    with writing(former):
+        return former.copy_(written)

@@ -15,6 +15,7 @@ from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
 from fusible.tex.block_reading import WAYS, BlockReader, by_columns
 from fusible.tex.factories import build_quantized
+from fusible.tex.inference_tensors import writing
 from fusible.tex.protocol import logical_shape, outer, scaling, usages
 from fusible.tex.seeds import draw_seeds
 
@@ -92,7 +93,8 @@ def _fill(output: Any, buffers: dict[str, Tensor], options: dict[str, Any], noop
             setattr(output, f"_{name}", new)
         else:
             new = new.view(held.shape)
-            held.copy_(new if skip is None else torch.where(skip, held, new))
+            with writing(held):
+                held.copy_(new if skip is None else torch.where(skip, held, new))
     for name, value in options.items():
         setattr(output, f"_{name}", value)
     return output

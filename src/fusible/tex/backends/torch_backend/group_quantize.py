@@ -14,6 +14,7 @@ from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.fp8 import scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.quantize import quantize_tensor, reduced
 from fusible.tex.grouped_call import NVFP4_OPTIONS, GroupLayout, build_grouped, is_grouped, layout_of, member_fields
+from fusible.tex.inference_tensors import writing
 from fusible.tex.protocol import fp8_format, scaling, usages
 
 __all__ = ["columnwise_fields", "offsets_of", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
@@ -151,7 +152,8 @@ def _fill(output: Any, fields: dict[str, Tensor], noop: Tensor | None) -> Any:
         if old is None:
             setattr(output, field, buffer)
         else:
-            old.view(-1).copy_(buffer if skip is None else torch.where(skip, old.view(-1), buffer))
+            with writing(old):
+                old.view(-1).copy_(buffer if skip is None else torch.where(skip, old.view(-1), buffer))
     return output
 
 

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.tex.backends.torch_backend.activation import scaled_gate
-from fusible.tex.backends.torch_backend.group_quantize import columnwise_fields, offsets_of, quantize_group, quantize_group_columnwise, transposed_fields
+from fusible.tex.backends.torch_backend.group_quantize import (
+    columnwise_fields,
+    offsets_of,
+    quantize_group,
+    quantize_group_columnwise,
+    transposed_fields,
+)
 from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multiply
 from fusible.tex.backends.torch_backend.operands import flat, plain
 from fusible.tex.gemm_call import GemmShape

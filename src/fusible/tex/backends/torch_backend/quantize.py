@@ -15,6 +15,7 @@ from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tens
 from fusible.tex.backends.torch_backend.operands import dense, flat, plain
 from fusible.tex.checks import PER_TENSOR
 from fusible.tex.factories import build_quantized
+from fusible.tex.inference_tensors import writing
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import (
     check_same_device,
@@ -86,9 +87,7 @@ class QuantizeKernels(Quantize):
         )
 
 
-def quantize_tensor(
-    x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None, noop: Tensor | None = None, amax: Tensor | None = None
-) -> Any:
+def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None, noop: Tensor | None = None, amax: Tensor | None = None) -> Any:
     """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``.
 
     ``amax``: that of current scaling, where it is known.
@@ -140,10 +139,12 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
     former = quantizer.amax
     if former is None:
         quantizer.amax = amax
-    elif noop is None:
-        torch.maximum(former, amax if former.dim() else amax[0], out=former)
-    else:
-        former.copy_(torch.where(noop == 1, former, torch.maximum(former, amax)))
+        return
+    with writing(former):
+        if noop is None:
+            torch.maximum(former, amax if former.dim() else amax[0], out=former)
+        else:
+            former.copy_(torch.where(noop == 1, former, torch.maximum(former, amax)))
 
 
 def _check_output(output: Any, x: Tensor) -> None:
@@ -162,7 +163,8 @@ def _fill(output: Any, quantizer: Any, data: Tensor, scale_inv: Tensor, noop: Te
     def put(old: Tensor | None, new: Tensor) -> Tensor:
         if old is None:
             return new
-        return old.copy_(new if skip is None else torch.where(skip, old, new))
+        with writing(old):
+            return old.copy_(new if skip is None else torch.where(skip, old, new))
 
     update_buffers(output, quantizer, data, transpose_bytes, put)
     put(output._scale_inv, scale_inv)

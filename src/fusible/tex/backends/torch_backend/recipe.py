@@ -11,6 +11,7 @@ from torch import Tensor
 from fusible.tex.backends.torch_backend.fp8 import tensor_amax
 from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.checks import check_scale_update
+from fusible.tex.inference_tensors import writing
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 
@@ -20,7 +21,8 @@ __all__ = ["RecipeKernels"]
 class RecipeKernels(Recipe):
     def compute_amax(self, input: Any, amax: Any) -> None:
         check_amax_buffer(amax, "amax of compute_amax")
-        amax.copy_(tensor_amax(plain(input)).view(amax.shape))
+        with writing(amax):
+            amax.copy_(tensor_amax(plain(input)).view(amax.shape))
 
     def fused_amax_and_scale_update_after_reduction(
         self,
@@ -45,5 +47,6 @@ def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: Tensor, of_
     moved = torch.cat((torch.zeros_like(history[:1]), history[2:], last[None]))[: history.shape[0]]
     new = torch.div(largest, amax).clamp_max_(FLT_MAX)
     usable = (amax > 0).logical_and_(amax <= FLT_MAX)
-    history.copy_(torch.where(seen, moved, history))
-    scale.copy_(torch.where(usable.view(scale.shape), new.view(scale.shape), scale))
+    with writing(history, scale):
+        history.copy_(torch.where(seen, moved, history))
+        scale.copy_(torch.where(usable.view(scale.shape), new.view(scale.shape), scale))
