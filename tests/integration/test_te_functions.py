@@ -74,7 +74,6 @@ def test_the_norm_of_gradients(te: Any) -> None:
 
 
 def test_permutation_by_a_mask(te: Any) -> None:
-    """Triton kernels, in Triton's interpreter."""
     x, probs = randn(8, HIDDEN, grad=True), randn(8, 4, grad=True)
     routing = torch.zeros(8, 4, dtype=torch.int32, device="cuda")
     routing[:, 1] = 1
@@ -130,7 +129,6 @@ def test_the_auxiliary_loss_of_the_router(te: Any) -> None:
 
 
 def test_cross_entropy(te: Any) -> None:
-    """A Triton kernel, in Triton's interpreter."""
     logits, plain = (randn(4, 2, 50, grad=True) for _ in range(2))
     plain.data.copy_(logits.data)
     target = torch.randint(0, 50, (4, 2), device="cuda")

@@ -19,6 +19,7 @@ from fusible import knobs, tex
 from fusible.compat.finder import Around
 from fusible.compat.nvidia_state import around_state
 from fusible.compat.nvidia_tensors import register_classes
+from fusible.compat.triton_functions import AROUND_TRITON
 
 __all__ = ["AROUND", "SUPPORT", "support"]
 
@@ -118,4 +119,5 @@ AROUND: dict[str, Around] = {
     "transformer_engine.pytorch.tensor": _around_tensor,
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
     "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
+    **AROUND_TRITON,
 }

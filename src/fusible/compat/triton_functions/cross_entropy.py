@@ -1,0 +1,103 @@
+"""``transformer_engine.pytorch.triton.cross_entropy``: cross entropy of logits whose vocabulary may be spread over processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["cross_entropy_backward", "cross_entropy_forward"]
+
+_BLOCK = 1 << 22
+"""How many logits are held in fp32 at once."""
+
+
+def cross_entropy_forward(
+    _input: Tensor,
+    target: Tensor,
+    label_smoothing: float,
+    reduce_loss: bool,
+    dist_process_group: Any,
+    ignore_idx: int,
+    overwrite_input: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, int, int]:
+    """``loss = (1 - s) * (log Z - x[target]) + s * (log Z - mean x)`` of logits ``[b, s, v]``, fp32 ``[b, s]``, 0 where the target is ``ignore_idx``.
+
+    ``Z = sum of exp x``, over the vocabulary of all processes, ``s = label_smoothing``. With ``reduce_loss`` the mean over the targets that count,
+    ``[1]``. Returns ``loss, saved_input, stats, target, count, rank, world_size``: ``saved_input`` is the input, or a copy that the way back may
+    write unless ``overwrite_input``; ``stats`` are each row's ``max x`` and ``Z / exp(max x)``, fp32 ``[rows, 2]``; ``count`` is int64 ``[1]``, or
+    None.
+    """
+    rank = 0 if dist_process_group is None else dist.get_rank(dist_process_group)
+    world = 1 if dist_process_group is None else dist.get_world_size(dist_process_group)
+    target = target.contiguous()
+    saved = _input if overwrite_input else _input.clone(memory_format=torch.contiguous_format)
+    rows, wanted = _input.reshape(-1, _input.shape[-1]), target.view(-1)
+    vocabulary, local = rows.shape[1], wanted - rank * rows.shape[1]
+    parts = [_statistics(x, y) for x, y in zip(_blocks(rows), _blocks(local, vocabulary), strict=True)]
+    largest, sums, chosen, totals = torch.cat(parts).unbind(1)
+    if world > 1:
+        gathered = torch.empty(world * len(rows), 4, device=rows.device)
+        dist.all_gather_into_tensor(gathered, torch.stack([largest, sums, chosen, totals], 1), group=dist_process_group)
+        of_all = gathered.view(world, len(rows), 4)
+        largest = of_all[..., 0].amax(0)
+        sums = (of_all[..., 1] * (of_all[..., 0] - largest).exp()).sum(0)
+        chosen, totals = of_all[..., 2].amax(0), of_all[..., 3].sum(0)
+    logarithm = largest + sums.log()
+    loss = logarithm - chosen
+    if label_smoothing > 0:
+        loss = (1 - label_smoothing) * loss + label_smoothing * (logarithm - totals / (vocabulary * world))
+    counted = wanted != ignore_idx
+    loss, stats, count = torch.where(counted, loss, 0.0), torch.stack([largest, sums], 1), None
+    if reduce_loss:
+        count = counted.sum().clamp_(min=1).view(1)
+        return loss.sum() / count, saved, stats, target, count, rank, world
+    return loss.view(_input.shape[:-1]), saved, stats, target, count, rank, world
+
+
+def _blocks(x: Tensor, width: int | None = None) -> tuple[Tensor, ...]:
+    """``x`` in blocks of rows of ``width`` logits, or its own."""
+    return x.split(max(_BLOCK // (width or x.shape[1]), 1))
+
+
+def _statistics(x: Tensor, target: Tensor) -> Tensor:
+    """Of each row its maximum, the sum of ``exp(x - maximum)``, the logit of its target (-inf where that is elsewhere) and the sum of its logits,
+    fp32 ``[rows, 4]``."""
+    x = x.float()
+    largest, here = x.amax(1), (target >= 0) & (target < x.shape[1])
+    chosen = torch.where(here, x.gather(1, torch.where(here, target, 0)[:, None])[:, 0], -torch.inf)
+    totals = x.sum(1)
+    return torch.stack([largest, (x - largest[:, None]).exp_().sum(1), chosen, totals], 1)
+
+
+def cross_entropy_backward(
+    saved_input: Tensor,
+    stats: Tensor,
+    target: Tensor,
+    n_non_ignore: Tensor | None,
+    grad_output: Tensor,
+    label_smoothing: float,
+    reduce_loss: bool,
+    rank: int,
+    world_size: int,
+    ignore_idx: int,
+) -> Tensor:
+    """``(softmax(x) - (1 - s) * [target] - s / v) * grad_output`` in fp32, rounded once into ``saved_input``, which is returned."""
+    rows, wanted = saved_input.reshape(-1, saved_input.shape[-1]), target.view(-1)
+    vocabulary = rows.shape[1]
+    grad = grad_output.reshape(-1).float()
+    if reduce_loss:
+        assert n_non_ignore is not None
+        grad = (grad / n_non_ignore).expand(len(rows))
+    grad = torch.where(wanted == ignore_idx, 0.0, grad)
+    inputs = (_blocks(rows), *(_blocks(each, vocabulary) for each in (stats, wanted - rank * vocabulary, grad, wanted == ignore_idx)))
+    for x, (largest, sums), y, g, ignored in zip(inputs[0], (each.unbind(1) for each in inputs[1]), *inputs[2:], strict=True):
+        found = (x.float() - largest[:, None]).exp_().div_(sums[:, None]).sub_(label_smoothing / (vocabulary * world_size))
+        here = (y >= 0) & (y < vocabulary)
+        found.scatter_add_(1, torch.where(here, y, 0)[:, None], torch.where(here, label_smoothing - 1.0, 0.0)[:, None])
+        x.copy_(found.mul_(g[:, None]).masked_fill_(ignored[:, None], 0.0))
+    if rows.data_ptr() != saved_input.data_ptr():
+        saved_input.copy_(rows.view(saved_input.shape))
+    return saved_input
