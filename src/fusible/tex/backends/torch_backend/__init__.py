@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from fusible.tex.backends.torch_backend.activation import ActivationKernels
+from fusible.tex.backends.torch_backend.as_kernels import as_kernel
 from fusible.tex.backends.torch_backend.attention import AttentionKernels
 from fusible.tex.backends.torch_backend.collectives import CollectiveKernels
 from fusible.tex.backends.torch_backend.context_parallel import ContextParallelKernels
@@ -38,24 +35,6 @@ __all__ = ["TorchBackend"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _FORMATS = PER_TENSOR | BLOCK_SCALED
-_records_graphs = torch.is_grad_enabled
-_record_graphs = torch._C._set_grad_enabled
-
-
-def _outside_autograd(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` recording no graph, as a kernel does not: who calls it defines its gradient."""
-
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not _records_graphs():
-            return method(*args, **kwargs)
-        _record_graphs(False)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            _record_graphs(True)
-
-    return call
 
 
 def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
@@ -65,7 +44,7 @@ def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
             declaration = DECLARATIONS[name]
             if declaration.apart or declaration.alone:
                 method = writing_apart(method, declaration)
-            setattr(cls, name, _outside_autograd(method))
+            setattr(cls, name, as_kernel(method))
     return cls
 
 

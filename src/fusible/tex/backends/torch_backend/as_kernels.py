@@ -1,0 +1,41 @@
+"""A method made of torch's operations, called as the one kernel that it stands for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as checkpoint
+from torch.utils import _python_dispatch
+
+__all__ = ["as_kernel"]
+
+_records_graphs = torch.is_grad_enabled
+_record_graphs = torch._C._set_grad_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)  # type: ignore[attr-defined]
+"""The modes of selective activation checkpointing, which keep the results of the operations that a user names, say ``aten.mm``."""
+
+
+def as_kernel(method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` recording no graph, for who calls it defines its gradient, and showing none of its operations to selective checkpointing.
+
+    That would keep a product to which the method then adds a bias in place, and refuse it when it is wanted again.
+    """
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _modes() and isinstance(_python_dispatch._get_current_dispatch_mode(), _SELECTIVE):
+            with _python_dispatch._pop_mode_temporarily():
+                return call(*args, **kwargs)
+        if not _records_graphs():
+            return method(*args, **kwargs)
+        _record_graphs(False)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _record_graphs(True)
+
+    return call
