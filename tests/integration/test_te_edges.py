@@ -60,3 +60,69 @@ def test_a_copy_of_a_weight_from_inference_is_written_again(te: Any, recipe_name
         with torch.no_grad(), te.autocast(recipe=recipe):
             found[name] = module(x, is_first_microbatch=True)
     assert torch.equal(*found.values()) and found["no_grad"].any()
+
+
+QUANTIZERS: dict[str, Callable[..., Any]] = {
+    "delayed": lambda te: te.Float8Quantizer(torch.full((1,), 16.0), torch.zeros(1), te.DType.kFloat8E4M3),
+    "current": lambda te: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device="cuda"),
+    "block": lambda te: te.Float8BlockQuantizer(te.DType.kFloat8E4M3, rowwise=True, columnwise=True),
+    "mxfp8": lambda te: te.MXFP8Quantizer(te.DType.kFloat8E4M3),
+    "nvfp4": lambda te: te.NVFP4Quantizer(),
+}
+EPSILON = {"delayed": 2.0**-4, "current": 2.0**-4, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
+"""By quantizer: the largest relative error of a value, half a unit of E4M3, and of E2M1 beside its scale's."""
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["delayed", "current"])
+def test_a_tensor_without_a_dimension_is_quantized(te: Any, name: str, dtype: torch.dtype, backend: str) -> None:
+    x = torch.tensor(3.3, device="cuda", dtype=dtype)
+    with tex.set_backend(backend):
+        made = QUANTIZERS[name](te)(x)
+        assert made.shape == made._data.shape == tex.dequantize(made, tex.DType.kFloat32).shape == made.dequantize().shape == ()
+        assert relative_error(made.dequantize(), x) <= EPSILON[name]
+
+
+@pytest.mark.parametrize("shape", [(0, 128), (128, 0), (2, 0, 128)], ids=str)
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_a_tensor_without_an_element_is_quantized(te: Any, name: str, shape: tuple[int, ...]) -> None:
+    quantizer, x = QUANTIZERS[name](te), torch.empty(shape, device="cuda", dtype=BF16)
+    assert quantizer(x).dequantize().shape == shape
+    if name == "delayed":
+        assert quantizer.amax.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("nominal", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["E4M3", "E5M2"])
+@pytest.mark.parametrize("operand", [0, 1], ids="AB")
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_an_operand_that_stands_for_fp8(te: Any, name: str, operand: int, nominal: torch.dtype) -> None:
+    """As does a parameter that was made in FP8: what the product is in, the caller says."""
+    gemm = importlib.import_module("transformer_engine.pytorch.cpp_extensions").general_gemm
+    x, operands = torch.randn(128, 128, device="cuda", dtype=BF16), []
+    for _ in range(2):
+        quantizer = QUANTIZERS[name](te)
+        quantizer.internal = True
+        operands.append(quantizer(x))
+    expected = gemm(*operands, out_dtype=BF16)[0]
+    operands[operand]._dtype = nominal
+    found = gemm(*operands, out_dtype=BF16)[0]
+    assert found.dtype is BF16 and torch.equal(found, expected)
+    assert relative_error(found, x.double() @ x.double().T) <= 2**0.5 * EPSILON[name]
+    out = torch.empty(128, 128, device="cuda")
+    assert torch.equal(gemm(*operands, out_dtype=torch.float32, out=out)[0].to(BF16), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64], ids=str)
+def test_the_router_writes_its_choice_in_an_integer_type(te: Any, dtype: torch.dtype) -> None:
+    router = importlib.import_module("transformer_engine.pytorch.router")
+    logits, plain = (torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    indices = torch.zeros(8, 2, dtype=dtype, device="cuda")
+    probs, chosen = router.fused_topk_with_score_function(logits, 2, False, None, None, None, "softmax", None, topk_indices=indices)
+    top = plain.topk(2, dim=1)
+    expected = torch.zeros(8, 4).scatter(1, top.indices, top.values.softmax(1))
+    assert chosen.dtype is dtype and torch.equal(chosen.long(), top.indices)
+    torch.testing.assert_close(probs, expected, rtol=2.0**-19, atol=2.0**-23)
+    for each in (probs, expected):
+        each.pow(2).sum().backward()
+    torch.testing.assert_close(logits.grad, plain.grad, rtol=2.0**-17, atol=2.0**-19)

@@ -117,6 +117,7 @@ AROUND: dict[str, Around] = {
     "transformer_engine.pytorch.ops.op": around_state,
     "transformer_engine.pytorch.quantization": _around_quantization,
     "transformer_engine.pytorch.tensor": _around_tensor,
+    "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _around_storage("_FromFloat8Func"),
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
     "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
     **AROUND_TRITON,

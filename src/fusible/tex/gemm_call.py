@@ -85,11 +85,15 @@ class GemmTypes(Generic[T]):
         """The call as a job. Raises ``ShapeError``, ``DTypeError`` or ``ArgumentError`` for what does not fit together."""
         shape = gemm_shape(logical_shape(A), transA, logical_shape(B), transB)
         factor = _check_beta(accumulate, beta, D is not None)
-        types = self.nominal(A), self.nominal(B)
-        for name, dtype in zip("AB", types, strict=True):
-            if dtype not in self.floating:
+        stands_for = self.nominal(A)
+        for name, x, dtype in (("A", A, stands_for), ("B", B, self.nominal(B))):
+            # What a quantized tensor stands for may be FP8 itself: its values are its bytes and scales.
+            if dtype not in self.floating and not is_quantized(x):
                 raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=dtype, do="cast it"))
-        dtype = types[0] if output_dtype is None else self.of(output_dtype)
+        if output_dtype is not None:
+            dtype = self.of(output_dtype)
+        else:
+            dtype = D.dtype if D is not None and not is_quantized(D) and stands_for not in self.floating else stands_for
         if dtype not in self.floating:
             raise DTypeError(expected("float32, bfloat16 or float16", of="output_dtype of generic_gemm", got=dtype, do="pass a quantizer for FP8"))
         if D is not None:

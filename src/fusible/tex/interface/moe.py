@@ -61,7 +61,7 @@ class MoE:
         ``prob``, K is 1, ``prob`` stands for ones, and ``prob_grad`` is 0. Raises ``ArgumentError`` for a row that two copies went to.
         """
 
-    @function("logits", logits="float [*m e]", expert_bias="float [e]", topk_indices="integer [*m topk]")
+    @function("logits", logits="float [*m e]", expert_bias="float [e]", topk_indices="int16|integer [*m topk]")
     def fused_topk_with_score_function_fwd(
         self,
         logits: Tensor,
@@ -85,8 +85,8 @@ class MoE:
         * sigmoid, sqrtsoftplus: the score, for ``topk > 1`` divided by the sum of the chosen scores ``+ 1e-20``;
 
         times ``scaling_factor`` (None: 1). ``probs`` has it in ``logits``' shape and dtype, 0 elsewhere. ``intermediate``: the softmax over all, or
-        that over the chosen with -inf elsewhere; the sigmoid; the logits for sqrtsoftplus. A given ``topk_indices [*leading, topk]`` (int32 or
-        int64) receives the experts, the best first, and is returned in place of a routing map. Raises ``ShapeError``, ``DTypeError`` or
+        that over the chosen with -inf elsewhere; the sigmoid; the logits for sqrtsoftplus. A given ``topk_indices [*leading, topk]`` (int16,
+        int32 or int64) receives the experts, the best first, and is returned in place of a routing map. Raises ``ShapeError``, ``DTypeError`` or
         ``ArgumentError`` before anything is written.
         """
 
@@ -95,7 +95,7 @@ class MoE:
         "expert_bias",
         logits="float [*m e]",
         expert_bias="float [e]",
-        topk_indices="integer [*m topk]",
+        topk_indices="int16|integer [*m topk]",
         histogram="int32 [e bins]",
         bin_bounds="fp32 [2]",
         apart="histogram topk_indices",
@@ -127,7 +127,7 @@ class MoE:
         "intermediate_output",
         "grad_probs",
         "grad_logits",
-        routing_map="bool|uint8|integer [*m k]",
+        routing_map="bool|uint8|int16|integer [*m k]",
         intermediate_output="fp32 [*m e]",
         grad_probs="float [*m e]",
         grad_logits="float [*m e]",

@@ -32,6 +32,8 @@ __all__ = ["MoEKernels"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _INTEGERS = (torch.int32, torch.int64)
+_EXPERTS = (torch.int16, *_INTEGERS)
+"""What the chosen experts may be written in."""
 _WORKSPACES = 4
 
 
@@ -135,7 +137,7 @@ class MoEKernels(MoE):
         shape = (*grad_probs.shape[:-1], topk) if use_dense_indices else map_shape(grad_probs.shape, routing.map_format)
         check_shape(routing_map, shape, f"routing_map of {function}")
         if use_dense_indices:
-            check_integers(routing_map, f"routing_map of {function}", _INTEGERS)
+            check_integers(routing_map, f"routing_map of {function}", _EXPERTS)
             check_range(routing_map, 0, routing.experts, f"routing_map of {function}")
         elif routing_map.element_size() != 1:
             raise DTypeError(expected("bool or uint8", of=f"routing_map of {function}", got=routing_map.dtype, do="pass what the forward returned"))
@@ -250,7 +252,7 @@ def _choose(logits: Any, routing: Routing, expert_bias: Any, topk_indices: Any, 
         check_shape(expert_bias, (routing.experts,), f"expert_bias of {function}")
     if topk_indices is not None:
         check_shape(topk_indices, (*logits.shape[:-1], routing.topk), f"topk_indices of {function}")
-        check_integers(topk_indices, f"topk_indices of {function}", _INTEGERS)
+        check_integers(topk_indices, f"topk_indices of {function}", _EXPERTS)
     x = logits.float()
     chosen = choose(x, routing, expert_bias, pre_softmax)
     if chosen.intermediate is logits:

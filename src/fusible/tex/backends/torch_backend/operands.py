@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.block_formats import block_dense
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.protocol import format_of, is_quantized, nominal, transposed
+from fusible.tex.protocol import format_of, is_quantized, logical_shape, nominal, transposed
 
 __all__ = ["dense", "flat", "plain", "write"]
 
@@ -26,12 +26,13 @@ def dense(x: Any) -> Tensor:
     """The value of a quantized tensor of any format in fp32: ``data * scale_inv``."""
     if format_of(x) != "float8":
         return block_dense(x)
+    scale_inv = x._scale_inv if len(logical_shape(x)) else x._scale_inv.view(())
     if x._data is not None:
-        return decode(x._data, x._fp8_dtype).mul_(x._scale_inv)
+        return decode(x._data, x._fp8_dtype).mul_(scale_inv)
     data = transposed(x)
     if data is None:
         raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
-    return decode(data, x._fp8_dtype).mul_(x._scale_inv).movedim(0, -1)
+    return decode(data, x._fp8_dtype).mul_(scale_inv).movedim(0, -1)
 
 
 def flat(x: Tensor) -> Tensor:

@@ -106,7 +106,8 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any =
     else:
         amax = reduced(tensor_amax(x), quantizer) if amax is None else amax
         scale = scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
-    data = encode(x * scale if x.dtype is torch.float32 else x.float().mul_(scale), fp8)
+    scaled = x * scale if x.dtype is torch.float32 or not x.dim() else x.float().mul_(scale)
+    data = encode(scaled.float(), fp8).view(x.shape)  # a scale has a dimension, and x may have none
     if output is not None:
         return _fill(output, quantizer, data, scale.reciprocal(), noop)
     rowwise, columnwise = usages(quantizer)
