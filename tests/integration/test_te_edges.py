@@ -126,3 +126,15 @@ def test_the_router_writes_its_choice_in_an_integer_type(te: Any, dtype: torch.d
     for each in (probs, expected):
         each.pow(2).sum().backward()
     torch.testing.assert_close(logits.grad, plain.grad, rtol=2.0**-17, atol=2.0**-19)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_quantizer_that_nobody_asks_for_its_amax(te: Any, backend: str) -> None:
+    """An empty amax stays so, whatever the quantizer is given to."""
+    x, quantizer = torch.randn(128, 128, device="cuda"), te.Float8Quantizer(torch.full((1,), 16.0), torch.empty(0), te.DType.kFloat8E4M3)
+    with tex.set_backend(backend):
+        made = quantizer(x)
+        activated = tex.gelu(x, quantizer)
+    assert quantizer.amax.shape == (0,)
+    assert relative_error(made.dequantize(), x) <= EPSILON["delayed"]
+    assert relative_error(activated.dequantize(), torch.nn.functional.gelu(x.double(), approximate="tanh")) <= EPSILON["delayed"]

@@ -126,9 +126,11 @@ def write_delayed(
     fp8 = fp8_format(quantizer.dtype)
     data, transpose = _buffers(shape, quantizer, output)
     scale = quantizer.scale.view(1)
-    amax, keep = (torch.empty(1), False) if quantizer.amax is None else (quantizer.amax.view(1), True)
+    former = quantizer.amax
+    keep = former is not None and former.numel() > 0  # an empty one is of a quantizer that nobody asks for it
+    amax = former.view(1) if keep else torch.empty(1)
     write(data, int(fp8), transpose, scale, amax, keep)
-    if not keep:
+    if former is None:
         quantizer.amax = amax
     scale_inv = scale.reciprocal()
     if output is None:

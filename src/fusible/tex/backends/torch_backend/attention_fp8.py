@@ -49,7 +49,7 @@ class Amax:
         former = self._quantizer.amax
         if former is None:
             self._quantizer.amax = self._amax
-        else:
+        elif former.numel():
             former.copy_(torch.maximum(former, self._amax.view(former.shape)))
 
 

@@ -141,6 +141,8 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
     if former is None:
         quantizer.amax = amax
         return
+    if not former.numel():  # of a quantizer that nobody asks for it
+        return
     with writing(former):
         if noop is None:
             torch.maximum(former, amax if former.dim() else amax[0], out=former)
