@@ -176,5 +176,5 @@ def test_a_layer_of_experts_is_routed_at_the_size_of_a_model(te: Any) -> None:
     permuted, rows = te.moe_permute(x, (probs > 0).int(), num_out_tokens=8192, map_type="mask")
     merged = te.moe_unpermute(permuted, rows, merging_probs=probs, restore_shape=x.shape, map_type="mask")
     merged.sum().backward()
-    assert torch.equal(merged, x) and x.grad is not None and torch.equal(x.grad, torch.ones_like(x))
+    assert torch.equal(merged, x) and x.grad is not None and probs.grad is not None and torch.equal(x.grad, torch.ones_like(x))
     assert relative_error(probs.grad, (probs.detach() > 0) * x.detach().double().sum(1, keepdim=True)) <= 2.0**-8

@@ -66,6 +66,6 @@ def _refusal(get: Callable[[str, Any], Any]) -> str | None:
 
 def _fp8_refusal(get: Callable[[str, Any], Any]) -> str | None:
     mode = get("scaling_mode", NVTEScalingMode.NVTE_DELAYED_TENSOR_SCALING)
-    if int(mode) != NVTEScalingMode.NVTE_DELAYED_TENSOR_SCALING:
-        return f"{NVTEScalingMode(int(mode)).name} is not served; FP8 of one scale per tensor is"
+    if int(mode) not in (NVTEScalingMode.NVTE_DELAYED_TENSOR_SCALING, NVTEScalingMode.NVTE_MXFP8_1D_SCALING):
+        return f"{NVTEScalingMode(int(mode)).name} is not served; FP8 of one scale per tensor and MXFP8 are"
     return None

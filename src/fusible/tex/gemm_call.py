@@ -90,10 +90,9 @@ class GemmTypes(Generic[T]):
             # What a quantized tensor stands for may be FP8 itself: its values are its bytes and scales.
             if dtype not in self.floating and not is_quantized(x):
                 raise DTypeError(expected("float32, bfloat16, float16 or FP8", of=f"{name} of generic_gemm", got=dtype, do="cast it"))
-        if output_dtype is not None:
-            dtype = self.of(output_dtype)
-        else:
-            dtype = D.dtype if D is not None and not is_quantized(D) and stands_for not in self.floating else stands_for
+        dtype = stands_for if output_dtype is None else self.of(output_dtype)
+        if dtype not in self.floating and output_dtype is None and D is not None and not is_quantized(D):
+            dtype = self.nominal(D)
         if dtype not in self.floating:
             raise DTypeError(expected("float32, bfloat16 or float16", of="output_dtype of generic_gemm", got=dtype, do="pass a quantizer for FP8"))
         if D is not None:

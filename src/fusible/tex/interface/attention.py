@@ -108,7 +108,8 @@ class Attention:
 
         ``Q``, ``K``, ``V`` may be FP8 of one scale per tensor: ``O`` is then quantized where ``o_quantizer`` scales by delayed scaling, and otherwise
         of ``fake_dtype``. An ``s_quantizer`` of delayed scaling has its amax raised to the largest probability, after dropout. ``SoftmaxOffset`` of a
-        softmax off by one is read as 0.
+        softmax off by one is read as 0. Or they are MXFP8, in SBHD, BSHD or BHSD, with the scales of the matrix ``[b * h * s, d]``, told by
+        ``qkv_scale_inv_format`` BHSD: of Q, K and V one copy is read, ``O`` is of ``fake_dtype``.
         """
 
     @function(

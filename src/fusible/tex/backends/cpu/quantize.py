@@ -127,8 +127,8 @@ def write_delayed(
     data, transpose = _buffers(shape, quantizer, output)
     scale = quantizer.scale.view(1)
     former = quantizer.amax
-    keep = former is not None and former.numel() > 0  # an empty one is of a quantizer that nobody asks for it
-    amax = former.view(1) if keep else torch.empty(1)
+    recorded = former if former is not None and former.numel() else None  # an empty one is of a quantizer that nobody asks for it
+    amax, keep = (torch.empty(1), False) if recorded is None else (recorded.view(1), True)
     write(data, int(fp8), transpose, scale, amax, keep)
     if former is None:
         quantizer.amax = amax

@@ -9,10 +9,18 @@ from torch import Tensor
 
 from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
 from fusible.tex.attention_call import Served, auxiliary, side_inputs
-from fusible.tex.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.attention_layout import Layout, format_name, gradient_layout, layout
 from fusible.tex.attention_query import support_query
 from fusible.tex.backends.torch_backend import attention_math, kv_cache
-from fusible.tex.backends.torch_backend.attention_fp8 import Amax, quantized_gradients, quantizes, read, refused_formats, result_dtype
+from fusible.tex.backends.torch_backend.attention_fp8 import (
+    Amax,
+    quantized_gradients,
+    quantizes,
+    read,
+    refused_formats,
+    result_dtype,
+    without_gradient,
+)
 from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, keys_and_values, pieces, row_blocks, take
 from fusible.tex.backends.torch_backend.quantize import emit
@@ -35,7 +43,8 @@ class AttentionKernels(TokenLayoutKernels):
     @by_name
     def fused_attn_fwd(self, call: Any) -> list[Any]:
         dtype, quantized = result_dtype(call.Q, call.fake_dtype), quantizes(call.o_quantizer)
-        read(call, "Q", "K", "V")
+        given = _layout(call)
+        read(call, Q=given.q, K=given.kv, V=given.kv)
         lay = _SERVED.check(call)
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
@@ -61,7 +70,10 @@ class AttentionKernels(TokenLayoutKernels):
     def fused_attn_bwd(self, call: Any) -> list[Any]:
         dtypes = [result_dtype(x, call.fake_dtype) for x in (call.Q, call.K, call.V)]
         quantized = quantizes(call.dqkv_quantizer)
-        read(call, "Q", "K", "V", "O", "dO")
+        given = _layout(call)
+        without_gradient(call)
+        o, do = (format_name(form, given.q) for form in (call.o_format, call.do_format))
+        read(call, Q=given.q, K=given.kv, V=given.kv, O=o, dO=do)
         lay = _SERVED.check(call)
         to = gradient_layout(call.dqkv_layout, lay)
         check_probability(call.p_dropout, "fused_attn_bwd")
@@ -81,6 +93,11 @@ class AttentionKernels(TokenLayoutKernels):
     def copy_to_kv_cache(self, call: Any) -> None:
         check_cache_call(call)
         kv_cache.put(call)
+
+
+def _layout(call: Any) -> Layout:
+    """The layout of a call, of which it is not known yet whether it is served."""
+    return layout(call.qkv_layout) or Layout("", "")
 
 
 class _Backward:

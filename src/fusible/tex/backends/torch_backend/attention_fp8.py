@@ -1,30 +1,40 @@
 """FP8 attention: operands are read as fp32, results are quantized once they are whole, and the scores are only observed.
 
-Nothing between is rounded to FP8, so the scales of the scores' quantizers change no result; their amaxes are what a rounding kernel would see.
+Nothing between is rounded to FP8, so the scales of the scores' quantizers change no result; their amaxes are what a rounding kernel would see. Of
+MXFP8 operands one copy is read, the one along the head's dimension where it is there; results are in high precision.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusible.tex.attention_layout import Layout
-from fusible.tex.backends.torch_backend.fp8 import tensor_amax
+from fusible.errors import NotServedError, ShapeError, expected
+from fusible.tex.attention_layout import Layout, format_name
+from fusible.tex.backends.torch_backend.blocks import scale_blocks_
+from fusible.tex.backends.torch_backend.fp8 import decode, tensor_amax
+from fusible.tex.backends.torch_backend.number_formats import decode_e8m0
 from fusible.tex.backends.torch_backend.operands import dense
 from fusible.tex.backends.torch_backend.quantize import emit
+from fusible.tex.backends.torch_backend.scale_order import unswizzle
+from fusible.tex.block_layout import BLOCK_FORMATS
+from fusible.tex.block_reading import WAYS
 from fusible.tex.interface.declare import Request
-from fusible.tex.protocol import fp8_format, is_quantized, nominal, scaling, to_torch
+from fusible.tex.protocol import format_of, fp8_format, is_quantized, nominal, scaling, to_torch
 
-__all__ = ["Amax", "quantized_gradients", "quantizes", "read", "refused_formats", "result_dtype"]
+__all__ = ["Amax", "quantized_gradients", "quantizes", "read", "refused_formats", "result_dtype", "without_gradient"]
+
+_LENGTH = BLOCK_FORMATS["mxfp8"].length
 
 
 def refused_formats(request: Request) -> str | None:
     """Why attention refuses a request for the number format of an argument, or None."""
     for name, kind in request.kinds:
-        if isinstance(kind, tuple) and len(kind) == 3 and kind[0] not in ("delayed", "current", "float8"):
-            return f"serves FP8 of one scale per tensor, and {name} is {kind[0]}"
+        if isinstance(kind, tuple) and len(kind) == 3 and kind[0] not in ("delayed", "current", "float8", "mxfp8"):
+            return f"serves FP8 of one scale per tensor and MXFP8, and {name} is {kind[0]}"
         if name.endswith("quantizer") and isinstance(kind, str):
             return f"serves Float8 quantizers, and {name} is a {kind}"
     return None
@@ -53,12 +63,40 @@ class Amax:
             former.copy_(torch.maximum(former, self._amax.view(former.shape)))
 
 
-def read(call: Any, *names: str) -> None:
-    """Replace the quantized tensors among the arguments of a call by their fp32 values."""
-    for name in names:
+def read(call: Any, **orders: Any) -> None:
+    """Replace the quantized tensors among the arguments of a call by their fp32 values; ``orders`` are their dimensions by name."""
+    for name, order in orders.items():
         x = getattr(call, name)
         if is_quantized(x):
-            setattr(call, name, dense(x))
+            scales = call.do_scale_inv_format if name == "dO" else call.qkv_scale_inv_format
+            setattr(call, name, _mxfp8_values(x, name, order, scales) if format_of(x) == "mxfp8" else dense(x))
+
+
+def without_gradient(call: Any) -> None:
+    """Drop from ``Aux_CTX_Tensors`` the gradient in high precision, which they end with where dO is MXFP8."""
+    if format_of(call.dO) == "mxfp8":
+        call.Aux_CTX_Tensors = list(call.Aux_CTX_Tensors)[:-1]
+
+
+def _mxfp8_values(x: Any, name: str, order: str, scale_format: Any) -> Tensor:
+    """The values of an MXFP8 tensor whose data lies in ``order``, such as ``SBHD``, and whose scales are those of the matrix ``[B * H * S, D]``."""
+    if format_name(scale_format, order) != "BHSD" or sorted(order) != sorted("BHSD"):
+        got = f"{order} with scales of {format_name(scale_format, order)}"
+        raise NotServedError(expected("scales of BHSD", of=f"{name}, which is MXFP8", got=got, do="quantize it by heads"))
+    way = WAYS[x._rowwise_data is None]
+    to = [order.index(dimension) for dimension in "BHSD"]
+    data = getattr(x, f"_{way}_data").permute(to)
+    rows, width = math.prod(data.shape[:3]), data.shape[3]
+    if data.shape[2] % _LENGTH or width % _LENGTH:
+        of, do = f"{name}, which is MXFP8", "pad it with zeros"
+        raise ShapeError(expected(f"tokens and widths of heads in multiples of {_LENGTH}", of=of, got=list(data.shape[2:]), do=do))
+    scales, columns = getattr(x, f"_{way}_scale_inv"), way == "columnwise"
+    scales = scales.view(-1, scales.shape[-1])
+    scales = unswizzle(scales, columns) if x._with_gemm_swizzled_scales else scales
+    scales = scales[: rows // _LENGTH, :width] if columns else scales[:rows, : width // _LENGTH]
+    values = decode(data.reshape(rows, width), x._fp8_dtype)
+    scale_blocks_(values, decode_e8m0(scales.contiguous()), (_LENGTH, 1) if columns else (1, _LENGTH))
+    return values.view(data.shape).permute([to.index(i) for i in range(4)])
 
 
 def result_dtype(x: Any, fake_dtype: Any) -> torch.dtype:
