@@ -24,6 +24,7 @@ __all__ = [
     "MissingModuleError",
     "MissingNameError",
     "NotServedError",
+    "OutOfRangeError",
     "ShapeError",
     "check_callable",
     "check_class",
@@ -101,6 +102,10 @@ class FusibleError(Exception):
 
 class ArgumentError(FusibleError, ValueError):
     """An argument has an illegal value."""
+
+
+class OutOfRangeError(ArgumentError, IndexError):
+    """An index names no place of a list."""
 
 
 class ShapeError(ArgumentError):

@@ -126,6 +126,9 @@ def _runner_of(name: str) -> PipelineRunner:
     if runner is None:
         got = "one that is gone or has changed"
         raise ArgumentError(expected("the module that was traced", of="a compiled call", got=got, do="compile it again"))
+    owner = runner.aside() if runner.aside is not None else None
+    if owner is not None:
+        owner.arrange()
     return runner
 
 

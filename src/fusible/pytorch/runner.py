@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import ReferenceType
 
 import torch
 
@@ -75,6 +76,8 @@ class PipelineRunner:
     """Whether an input is read as a batch of sequences (``read_batch``)."""
     argument = "x"
     """What the modules' callers call the input."""
+    aside: ReferenceType[Any] | None = None
+    """The module that has put it aside, as its children are others by now: ``arrange`` takes it back, with its scales, where they are not."""
 
     def __init__(self, bound: Sequence[BoundOp], executor: str = "eager") -> None:
         self.executor: Executor = make_executor(executor)

@@ -80,6 +80,11 @@ class ScalingOwner:
         """The committed state, or None before the first call under delayed scaling."""
         return self._held.current
 
+    @property
+    def open(self) -> bool:
+        """Whether something was observed in the running iteration."""
+        return self._held.open
+
     def snapshot(
         self, recipe: DelayedScaling, device: torch.device, group: Any = None, *, repeated: bool = False, inference: bool = False
     ) -> Snapshot:
@@ -184,6 +189,12 @@ class ScalingOwner:
             version = current.version + 1 if current is not None else 0
             self._held = _Held(Snapshot(read["forward"].to(device), read["backward"].to(device), version), open=read["open"])
             self._next, self.unread = None, False
+
+    def adopt(self, read: dict[str, Any] | None, unread: bool) -> None:
+        """Go on from a state in the form of ``read``'s, whatever has been before; from none be as new, with ``unread``."""
+        with self._lock:
+            self._held = _Held() if read is None else _Held(Snapshot(read["forward"], read["backward"], version=0), open=read["open"])
+            self._next, self.unread = None, unread and read is None
 
     def reset(self) -> None:
         """Be as before the first call under delayed scaling."""

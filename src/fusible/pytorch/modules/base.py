@@ -16,7 +16,7 @@ from fusible.pytorch.compiled import handle_of, holders_of, traced_call
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.dictionaries import held_so
-from fusible.pytorch.modules.stateful import StatefulModule
+from fusible.pytorch.modules.stateful import KeptState, StatefulModule
 from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
 from fusible.tex.constructors import check_constructor
 
@@ -54,7 +54,8 @@ class BaseModule(StatefulModule):
         self._bound = tuple(BoundOp(op, self, self._names(op)) for op in self._ops)
         self._executor = "eager"
         self._runners: dict[tuple[Any, ...], PipelineRunner] = {}
-        self._loaded_states: dict[str, torch.Tensor] = {}
+        self._set_aside: dict[tuple[Any, ...], PipelineRunner] = {}
+        self._kept_states: tuple[KeptState, ...] = ()
         self._handed_out: dict[str, int] = {}
         self._unread = False
         self._handle = handle_of(self)
@@ -101,7 +102,7 @@ class BaseModule(StatefulModule):
 
     def forget_plans(self) -> None:
         """Let go of what was made for the ops as they are: pipelines, and what they hold. Scaling states are kept for those to come."""
-        vars(self).update(_loaded_states=self._saved_states(), _runners={})
+        vars(self).update(_kept_states=self._kept(), _runners={}, _set_aside={})
 
     def rebound(self, args: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Any]:
         """The attributes of the module whose own ops hold other tensors, by the ids of the ops; every module around it must have forgotten its plans
@@ -130,7 +131,7 @@ class BaseModule(StatefulModule):
         """
         make_executor(executor)
         self._executor = executor
-        for runner in self._runners.values():
+        for runner in (*self._runners.values(), *self._set_aside.values()):
             runner.executor = make_executor(executor)
         return self
 
@@ -139,11 +140,11 @@ class BaseModule(StatefulModule):
         key = key_of(bound)
         runner = self._runners.get(key)
         if runner is None:
+            self.arrange()
+            runner = self._runners.get(key)
+        if runner is None:  # none of those that a call goes through
             runner = self._runners[key] = self._new_runner(bound)
             runner.scaling.unread = self._unread
-            saved = self._loaded_states.pop(self._state_names().get(key, ""), None) if self._loaded_states else None
-            if saved is not None:
-                runner.scaling.load(saved)
         return runner
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
@@ -159,7 +160,7 @@ class BaseModule(StatefulModule):
         return super()._apply(lambda tensor: held_so(tensor, fn(tensor)), recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runners": {}, "_loaded_states": self._saved_states()}
+        return {**self.__dict__, "_runners": {}, "_set_aside": {}, "_kept_states": self._kept()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

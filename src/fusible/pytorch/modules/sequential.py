@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,11 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, expected
 from fusible.pytorch.compiled import traced_call
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
+from fusible.pytorch.modules.editing import ModuleListMethods, check_module
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 
 __all__ = ["Arrangement", "Container", "Residual", "Sequential", "bound_at", "is_open"]
@@ -29,8 +29,7 @@ class Container(BaseModule):
         if len(modules) == 1 and isinstance(modules[0], dict):
             named = modules[0].items()
         for name, module in named:
-            if not isinstance(module, nn.Module):
-                raise DTypeError(expected("modules", of=type(self).__name__, got=type(module).__qualname__, do="give nn.Module instances"))
+            check_module(module, type(self).__name__)
             self.add_module(name, module)
         super().__init__()
 
@@ -115,11 +114,11 @@ class Arrangement:
         return not any(self.hooks) and all(tuple(now.values()) == then for now, then in self.children)
 
 
-class Sequential(Container):
+class Sequential(ModuleListMethods, Container):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: one fused pipeline of all its modules' ops, nested ones included.
 
     A module that is none of Fusible's, or that has hooks, is called between two pipelines. Scaling state of nested modules lives here, with the
-    outermost Sequential that is called.
+    outermost Sequential that is called. It has the methods of a list, as ``torch.nn.Sequential`` has them.
     """
 
     _arrangement: Arrangement | None = None
@@ -175,21 +174,8 @@ class Sequential(Container):
                 break
         return "\n\n".join(texts)
 
-    def append(self, module: nn.Module) -> Sequential:
-        """Add a module at the end."""
-        self.add_module(str(len(self._modules)), module)
-        return self
-
-    def extend(self, modules: Iterable[nn.Module]) -> Sequential:
-        """Add modules at the end."""
-        for module in modules:
-            self.append(module)
-        return self
-
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return Sequential(OrderedDict(list(self._modules.items())[index]))
-        return list(self._chain())[index]
+    def _new(self, *modules: Any) -> Sequential:
+        return Sequential(*modules)
 
     def _parts(self, of: Callable[..., Iterable[Any]] = bound_at, at: tuple[int, ...] = ()) -> list[Any]:
         """Runs of open children as tuples of their ops, or of what else ``of(child, at, place)`` gives, other children as themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,11 +12,15 @@ import torch
 from torch import nn
 
 from fusible.errors import CheckpointError, expected
+from fusible.locks import Lock
+from fusible.pytorch.carry_over import FormerState, KeptState, carried_over, marks_of
 from fusible.pytorch.modules.dictionaries import ScalingStates, is_empty, versions, written_in_place
 from fusible.pytorch.modules.places import Place, asked_for, without_places
 from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
 
 __all__ = ["StatefulModule"]
+
+_arranging = Lock()
 
 _STATE = "scaling_state"
 _EXTRA = "_extra_state"
@@ -30,12 +35,20 @@ class StatefulModule(nn.Module):
     """
 
     _runners: dict[tuple[Any, ...], PipelineRunner]
-    _loaded_states: dict[str, torch.Tensor]
+    """The pipelines by their keys. Of one op at one place, the scaling state is the one in here."""
+    _set_aside: dict[tuple[Any, ...], PipelineRunner]
+    """Pipelines that the module had before its children or their hooks changed, the latest first. They may come back, with the scaling states that
+    their ops have by then."""
+    _kept_states: tuple[KeptState, ...]
+    """Scaling states whose pipelines are yet to be made: of a copy, and of a module whose ops were made anew."""
     _handed_out: dict[str, int]
     """How often each parameter had been written to when a dictionary without states was made."""
     _unread: bool
 
     def _runner(self, bound: tuple[BoundOp, ...] | None = None) -> PipelineRunner:
+        raise NotImplementedError
+
+    def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
         raise NotImplementedError
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
@@ -46,11 +59,52 @@ class StatefulModule(nn.Module):
         """By the key of each pipeline, the name of its scaling state: its place in the module, whatever has been called before."""
         return {key_of(bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
 
+    def arrange(self) -> None:
+        """Make the pipelines of the module as it now stands, each with the scaling states that its ops had."""
+        with _arranging:
+            now = {key_of(bound): bound for bound in self._pipelines()}
+            if all(key in self._runners for key in now):
+                return
+            latest = [FormerState(marks_of(runner.bound), runner.scaling) for runner in self._runners.values()]
+            former = [latest + [state.former() for state in self._kept_states]]
+            former += [[FormerState(marks_of(runner.bound), runner.scaling)] for runner in self._set_aside.values()]
+            runners = {key: self._runners.get(key) or self._set_aside.get(key) or self._new_runner(bound) for key, bound in now.items()}
+            states = carried_over(former, [marks_of(r.bound) for r in runners.values()], [r.pipeline.state for r in runners.values()])
+            for (key, runner), state in zip(runners.items(), states, strict=True):
+                if key not in self._runners:
+                    runner.scaling.adopt(state, self._unread)
+            aside = {key: runner for key, runner in {**self._runners, **self._set_aside}.items() if key not in runners}
+            vars(self).update(_runners=runners, _kept_states=(), _set_aside=aside)
+            for runner in runners.values():
+                runner.aside = None
+            for runner in aside.values():
+                runner.aside = weakref.ref(self)
+                runner.release_weights()
+
+    def _settle(self) -> None:
+        """Let the scaling states that there are belong to pipelines of the module as it now stands."""
+        if self._kept_states:
+            now = {marks_of(bound) for bound in self._pipelines()}
+            outdated = any(state.ops not in now for state in self._kept_states)
+        else:
+            outdated = any(r.scaling.current is not None for r in self._runners.values()) and not self._state_names().keys() <= self._runners.keys()
+        if outdated:
+            self.arrange()
+
+    def _kept(self) -> tuple[KeptState, ...]:
+        """The scaling states, for pipelines that are yet to be made."""
+        self._settle()
+        saved = [(runner.bound, runner.pipeline.state, runner.scaling.save()) for runner in self._runners.values()]
+        return self._kept_states + tuple(KeptState(marks_of(bound), layout, state) for bound, layout, state in saved if state is not None)
+
     def _saved_states(self) -> dict[str, torch.Tensor]:
-        if not self._runners:
-            return dict(self._loaded_states)
-        runners = {name: self._runners.get(key) for key, name in self._state_names().items()}
-        saved = {name: self._loaded_states.get(name) if runner is None else runner.scaling.save() for name, runner in runners.items()}
+        self._settle()
+        pipelines = {f"{_STATE}.{index}": bound for index, bound in enumerate(self._pipelines() if self._runners or self._kept_states else ())}
+        kept = {state.ops: state.saved for state in self._kept_states}
+        saved: dict[str, torch.Tensor | None] = {}
+        for name, bound in pipelines.items():
+            runner = self._runners.get(key_of(bound))
+            saved[name] = kept.get(marks_of(bound)) if runner is None else runner.scaling.save()
         return {name: state for name, state in saved.items() if state is not None}
 
     def _read_states(self, state_dict: Mapping[str, Any], prefix: str) -> list[tuple[PipelineRunner, Any]]:
@@ -94,8 +148,8 @@ class StatefulModule(nn.Module):
         """Begin anew: the scaling states of this module and of all inside it are forgotten; the next call under delayed scaling makes others."""
         for module in self.modules():
             if isinstance(module, StatefulModule):
-                module._loaded_states, module._unread = {}, False
-                for runner in module._runners.values():
+                module._kept_states, module._unread = (), False
+                for runner in (*module._runners.values(), *module._set_aside.values()):
                     runner.scaling.reset()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:

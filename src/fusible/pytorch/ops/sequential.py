@@ -10,6 +10,7 @@ from torch import nn
 
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.modules.base import BaseModule, has_hooks
+from fusible.pytorch.modules.editing import ModuleListMethods
 from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
@@ -23,7 +24,7 @@ __all__ = ["Sequential"]
 _Member = tuple[BaseModule, tuple[int, ...]]
 
 
-class Sequential(Container):
+class Sequential(ModuleListMethods, Container):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: as ``nn.Sequential``, with operations fused and extra tensors passed along.
 
     ``forward(x, *extra_inputs, op_kwargs=None)``: the extra inputs of its operations, in order; ``op_kwargs[operation or index]``: keyword arguments
@@ -155,54 +156,11 @@ class Sequential(Container):
                 texts.append(f"{heading}{type(part).__name__}, called on its own")
         return "\n\n".join(texts)
 
-    def append(self, module: nn.Module) -> Sequential:
-        """Add a module at the end."""
-        return self.insert(len(self), module)
+    def _new(self, *modules: Any) -> Sequential:
+        return Sequential(*modules)
 
-    def extend(self, modules: Iterable[nn.Module]) -> Sequential:
-        """Add modules at the end."""
-        for module in modules:
-            self.append(module)
-        return self
-
-    def insert(self, index: int, module: nn.Module) -> Sequential:
-        """Put a module before the one at ``index``."""
-        children = list(self._modules.values())
-        children.insert(index, module)
-        return self._renumbered(children)
-
-    def pop(self, index: int | slice = -1) -> nn.Module:
-        """Take a module, or a Sequential of several, out."""
-        taken = self[index]
-        del self[index]
-        return taken
-
-    def __getitem__(self, index: int | slice) -> Any:
-        items = list(self._modules.items())
-        return Sequential(dict(items[index])) if isinstance(index, slice) else items[index][1]
-
-    def __setitem__(self, index: int, module: nn.Module) -> None:
-        self._modules[list(self._modules)[index]] = module
-
-    def __delitem__(self, index: int | slice) -> None:
-        children = list(self._modules.values())
-        del children[index]
-        self._renumbered(children)
-
-    def __add__(self, modules: Iterable[nn.Module]) -> Sequential:
-        return Sequential(*self, *modules)
-
-    def __iadd__(self, modules: Iterable[nn.Module]) -> Sequential:
-        return self.extend(modules)
-
-    def _renumbered(self, children: Sequence[nn.Module | None]) -> Sequential:
-        """The same Sequential of other children: a number that is taken by order, or the name that one had."""
-        names = {id(child): name for name, child in self._modules.items() if not name.isdigit()}
-        items = [(names.get(id(child), str(i)), child) for i, child in enumerate(children)]
-        self._modules.clear()
-        for name, child in items:
-            self.add_module(name, child)
-        return self
+    def _addends(self, modules: Any, sign: str) -> list[nn.Module]:
+        return list(modules) if isinstance(modules, Iterable) else super()._addends(modules, sign)
 
 
 def _bound(modules: Iterable[_Member]) -> tuple[BoundOp, ...]:
