@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from fusible import tex
-from fusible.nvte.casting import emit, plain, quantizer_for, transpose
+from fusible.nvte.casting import emit, emitter, plain, transpose
 from fusible.nvte.dtype import DType, Type
 from fusible.nvte.tensor import Tensor
 
@@ -92,13 +92,20 @@ class ScaledActivationBackward(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
+def _given(x: Tensor, narrower: int) -> tuple[int, ...]:
+    """The shape of what an activation gives for ``x``."""
+    return (*x.shape[:-1], x.shape[-1] // narrower)
+
+
 def _pair(name: str, forward: Callable, backward: Callable) -> tuple[Activation, ActivationBackward]:
+    narrower = 2 if name.endswith("glu") else 1
+
     def word(x: Tensor, type: Type, *options: float) -> Tensor:
-        quantizer = quantizer_for(type)
+        quantizer = emitter(type, _given(x, narrower))
         return emit(forward(x.data, quantizer, *options), type, quantizer)
 
     def dword(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
-        quantizer = quantizer_for(type)
+        quantizer = emitter(type, x.shape)
         return emit(backward(dy.data, x.data, quantizer, *options), type, quantizer)
 
     word.__name__, dword.__name__ = name, backward.__name__
@@ -108,14 +115,16 @@ def _pair(name: str, forward: Callable, backward: Callable) -> tuple[Activation,
 
 
 def _scaled_pair(name: str, forward: Callable, backward: Callable) -> tuple[ScaledActivation, ScaledActivationBackward]:
+    narrower = 2 if name.endswith("glu") else 1
+
     def word(x: Tensor, scales: Tensor, type: Type, *options: float) -> Tensor:
-        quantizer = quantizer_for(type)
+        quantizer = emitter(type, _given(x, narrower))
         return emit(forward(x.data, scales.data, quantizer, *options), type, quantizer)
 
     def dword(
         dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        quantizer = quantizer_for(type)
+        quantizer = emitter(type, x.shape)
         dx, dscales = backward(dy.data, x.data, scales.data, quantizer, *options, compute_scale_grad=scales_gradient)
         return emit(dx, type, quantizer), Tensor(dscales, scales.type) if scales_gradient else None
 
@@ -127,7 +136,7 @@ def _scaled_pair(name: str, forward: Callable, backward: Callable) -> tuple[Scal
 
 def _with_dbias(name: str, backward: Callable) -> ActivationBiasBackward:
     def word(dy: Tensor, x: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
-        quantizer = quantizer_for(type)
+        quantizer = emitter(type, x.shape)
         sums, data = backward(dy.data, x.data, quantizer)
         return emit(data, type, quantizer), plain(sums, dbias_type)
 

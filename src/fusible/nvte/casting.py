@@ -13,6 +13,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte.dtype import DType, QuantizedType, Type, is_quantized_type
 from fusible.nvte.execution import current_pass
 from fusible.nvte.frameworks import nvte_dtype, te_to_torch_dtype
+from fusible.nvte.padding import block_length, cut, is_padded, lacks_blocks, marked, pad
 from fusible.nvte.tensor import Data, Tensor
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage, GroupedTensorStorage, Quantizer
 
@@ -26,6 +27,8 @@ __all__ = [
     "cast_transpose_dbias_checked",
     "dequantize",
     "emit",
+    "emitter",
+    "handed_out",
     "multi_cast_transpose",
     "multi_cast_transpose_checked",
     "note_amax",
@@ -52,6 +55,11 @@ def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
     descriptor = type.descriptor.copy()
     descriptor.columnwise_usage = True
     return descriptor
+
+
+def emitter(type: Type, shape: Sequence[int]) -> Any:
+    """``quantizer_for`` a result of ``shape``; None also where that is no whole blocks, so that it comes unquantized, and ``emit`` casts it."""
+    return None if lacks_blocks(shape, type) else quantizer_for(type)
 
 
 def emit(data: Data, type: Type, quantizer: Quantizer | None) -> Tensor:
@@ -93,9 +101,16 @@ def quantize(x: Tensor, type: QuantizedType, scale: Data | None = None) -> tuple
 
 def dequantize(x: Tensor, dtype: DType) -> Tensor:
     """``value * scale_inv`` of a quantized tensor, rounded once to ``dtype``."""
+    if is_padded(x):
+        return Tensor(cut(tex.dequantize(x.data, dtype), x.shape), dtype)
     if x.type.__class__ is QuantizedType and x.type.applied:  # type: ignore[union-attr]
         return Tensor(x.data.dequantize(dtype=te_to_torch_dtype(dtype)), dtype)
     return Tensor(tex.dequantize(x.data, dtype), dtype)
+
+
+def handed_out(x: Tensor) -> Tensor:
+    """``x`` as code that knows nothing of padding takes it: its values, in its nominal dtype, where there are zeros behind it; else ``x``."""
+    return dequantize(x, nvte_dtype(x.data._dtype)) if is_padded(x) else x
 
 
 def cast(x: Tensor, type: Type) -> Tensor:
@@ -109,6 +124,8 @@ def cast(x: Tensor, type: Type) -> Tensor:
     quantizer = quantizer_for(type)
     if quantizer is None:
         return Tensor(type.descriptor.quantize(x.data), type)  # type: ignore[union-attr]
+    if lacks_blocks(x.shape, type):
+        return marked(tex.quantize(pad(x.data, block_length(type)), quantizer, None, None), type, x.shape)
     return emit(tex.quantize(x.data, quantizer, None, None), type, quantizer)
 
 
@@ -172,7 +189,7 @@ def bgrad_cast(dy: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tenso
 
     Where ``dy`` is quantized by the same read, the sum is rounded to its dtype first, as tex gives it.
     """
-    quantizer = quantizer_for(type)
+    quantizer = quantizer_for(type) if not lacks_blocks(dy.shape, type) else None
     if quantizer is not None and not is_quantized_type(dy.type):
         sums, data = tex.bgrad_quantize(dy.data, quantizer)
         return emit(data, type, quantizer), plain(sums, dbias_type)

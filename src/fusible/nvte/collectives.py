@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 from fusible import tex
 from fusible.nvte.dtype import DType, QuantizedType, Type
 from fusible.nvte.execution import current_pass
+from fusible.nvte.padding import lacks_blocks
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8TensorStorage, MXFP8TensorStorage
-from fusible.tex.block_layout import BLOCK_FORMATS, scale_shape, used_scales
-from fusible.tex.protocol import outer
+from fusible.tex.block_layout import scale_shape, used_scales
 
 __all__ = ["all_gather", "all_reduce", "has_own_blocks", "over", "reduce_scatter", "share_amax"]
 
@@ -47,7 +47,7 @@ def has_own_blocks(shape: Sequence[int], type: Type | None) -> bool:
     if not isinstance(type, QuantizedType) or type.scaling != "mxfp8":
         return False
     assert type.quantizer is not None
-    return outer(shape) % BLOCK_FORMATS["mxfp8"].length == 0 and not type.quantizer.optimize_for_gemm
+    return not lacks_blocks(shape, type) and not type.quantizer.optimize_for_gemm
 
 
 def _gathered_blocks(x: Tensor, group: Group, copies: dict[str, bool]) -> Tensor:

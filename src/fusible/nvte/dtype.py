@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, TypeAlias, TypeGuard
@@ -54,7 +54,8 @@ class QuantizedType:
     ``scaling`` is ``"delayed"`` (by the scale that the running pass holds under the name ``slot``) or what ``quantizer`` does: ``"current"``,
     ``"block"``, ``"mxfp8"``, ``"nvfp4"``, or what no backend of tex knows: ``"hybrid"``, ``"identity"``, ``"custom"``. The quantizer is a template
     and not called itself; under current scaling it may be left out. ``rowwise`` and ``columnwise`` say along which of its dimensions products read
-    the tensor: a tensor with one scale is read either way.
+    the tensor: a tensor with one scale is read either way. ``logical``: of a tensor that was padded to whole blocks, its shape without what was
+    added; types that differ in it alone are equal.
     """
 
     dtype: DType
@@ -63,6 +64,7 @@ class QuantizedType:
     quantizer: Quantizer | None = None
     rowwise: bool = True
     columnwise: bool = False
+    logical: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in _LOW and not self.applied:

@@ -8,8 +8,11 @@ from typing import Any
 from fusible import tex
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.nvte.casting import cast as _cast
+from fusible.nvte.casting import dequantize
 from fusible.nvte.dtype import DType, Type, is_quantized_type
+from fusible.nvte.padding import is_padded, marked
 from fusible.nvte.tensor import Tensor
+from fusible.quantized.shapes import resolved
 from fusible.tex.interface.domains import Count
 
 __all__ = [
@@ -58,6 +61,8 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     held, type_ = x.data, x.type
     if not is_quantized_type(type_):
         return Tensor(tex.prim.reshape(held, tuple(shape)), type_)
+    if is_padded(x):
+        return marked(held, type_, resolved(shape, x.shape))
     if (isinstance(type_, DType) or type_.scaling in ("delayed", "current")) and x.columnwise is None:  # bytes of any framework, and one scale
         return Tensor(held.__class__(**{**held.get_metadata(), "data": tex.prim.reshape(held._data, tuple(shape))}), type_)
     return Tensor(held.view(tuple(shape)), type_)
@@ -122,6 +127,8 @@ def multi_empty_share_metadata(*shapes: Sequence[int], type: Type, like: Tensor)
 
 
 def _values(x: Tensor) -> Any:
+    if is_padded(x):
+        return dequantize(x, DType.Float32).data
     return tex.dequantize(x.data, DType.Float32) if is_quantized_type(x.type) else x.data
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from fusible import tex
-from fusible.nvte.casting import cast_checked, emit, plain, quantizer_for
+from fusible.nvte.casting import cast_checked, emit, emitter, plain
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.elementwise import add, dbias
-from fusible.nvte.operands import custom_product, read
+from fusible.nvte.operands import custom_product, read, whole_operand
+from fusible.nvte.padding import block_of, cut, pad, pad_columns
 from fusible.nvte.tensor import Tensor
 
 __all__ = [
@@ -97,12 +98,14 @@ def matmul_dbias_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbia
 
 def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, flag: Tensor | None) -> tuple[Tensor, Any]:
     """``flag``, any tensor, asks for the bias gradient."""
-    quantizer = quantizer_for(type)
+    quantizer = emitter(type, pre.shape)
     out_type: DType = pre.dtype if is_quantized_type(type) else type  # type: ignore[assignment]
     product = custom_product(weight, False, dy, False, out_type)
     if product is not None:
         d = Tensor(tex.dgelu(product.data, pre.data, None), out_type)
         return cast_checked(d, type), dbias(d, pre.dtype).data if flag is not None else None
+    if block_of(weight, dy):
+        return _padded_dgelu(dy, weight, pre, type, out_type, flag is not None)
     bias = flag.data if flag is not None else None
     result = tex.generic_gemm(
         read(weight, True), False, read(dy, False), False, None, quantizer, out_type, bias, pre.dtype, True, pre.data, True, None, 0, False, True
@@ -120,6 +123,13 @@ def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor, alpha: float = 1
     product = custom_product(x, False, dy, True, addend.type, alpha)  # type: ignore[arg-type]
     if product is not None:
         return add(product, addend, addend.type)
+    block = block_of(x, dy)
+    if block:
+        padded = tex.generic_gemm(
+            whole_operand(x, True, block), False, whole_operand(dy, True, block), True, pad(addend.data, block), None, addend.type, None, addend.type,
+            False, None, True, None, 0, True, True, alpha=alpha,
+        )  # fmt: skip
+        return Tensor(cut(padded[0], addend.shape), addend.type)
     result = tex.generic_gemm(
         read(x, True), False, read(dy, True), True, addend.data, None, addend.type, None, addend.type, False, None, True, None, 0, True, True,
         alpha=alpha,
@@ -130,9 +140,14 @@ def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor, alpha: float = 1
 def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:
     """``(dy.T @ x, dbias)`` of an unquantized ``dy``, with ``dbias [N]`` the sum of ``dy`` over rows from the same read; it comes in ``type`` and is
     cast."""
+    block = block_of(x)
+    rows = pad(dy.data, block) if block else dy.data
     result = tex.generic_gemm(
-        read(x, True), False, dy.data, True, None, None, type, dy.data, dbias_type, False, None, True, None, 0, False, True
+        read(x, True), False, rows, True, None, None, type, rows, dbias_type, False, None, True, None, 0, False, True
     )
+    if block:
+        shape = dy.shape[-1], x.shape[-1]
+        return Tensor(cut(result[0], shape), type), plain(_first(result[1], shape[0]), dbias_type)
     return Tensor(result[0], type), plain(result[1], dbias_type)
 
 
@@ -151,7 +166,7 @@ def _gemm(
     alpha: float = 1.0,
 ) -> tuple[Tensor, Any]:
     """``alpha * op(b) @ op(a)`` with its epilogue; the second value is the input of gelu in ``pre_type``, or None."""
-    quantizer = quantizer_for(type)
+    quantizer = emitter(type, (*b.shape[:-1], a.shape[0] if trans_a else a.shape[-1]))
     out_type: DType = type if not is_quantized_type(type) else pre_type if gelu else DType.Float32  # type: ignore[assignment]
     into = None
     if addend is not None:
@@ -159,6 +174,8 @@ def _gemm(
     product = custom_product(a, trans_a, b, trans_b, out_type, alpha)
     if product is not None:
         return _finished(product, type, bias, gelu, addend, pre_type)
+    if block_of(a, b):
+        return _padded_gemm(a, trans_a, b, trans_b, type, out_type, into, bias, gelu, grad, pre_type, alpha)
     bias_data = bias.data if bias is not None else None
     bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
     result = tex.generic_gemm(
@@ -170,6 +187,40 @@ def _gemm(
     else:
         y = emit(result[0], type, quantizer) if is_quantized_type(type) else Tensor(result[0], out_type)
     return y, plain(result[2], pre_type) if gelu else None
+
+
+def _padded_gemm(
+    a: Tensor, trans_a: bool, b: Tensor, trans_b: bool, type: Type, out_type: DType, into: Any, bias: Tensor | None, gelu: bool, grad: bool,
+    pre_type: DType, alpha: float,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """``_gemm`` where an operand has zeros behind it: all else gets them too, and the results are cut. ``into``: the addend, to be written to."""
+    block = block_of(a, b)
+    shape = (*(b.shape[-1:] if trans_b else b.shape[:-1]), a.shape[0] if trans_a else a.shape[-1])
+    bias_data = pad_columns(bias.data, block) if bias is not None else None
+    bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
+    result = tex.generic_gemm(
+        whole_operand(a, not trans_a, block), trans_a, whole_operand(b, trans_b, block), trans_b, None if into is None else pad(into, block), None,
+        out_type, bias_data, bias_type, gelu, None, grad, None, 0, into is not None, True, alpha=alpha,
+    )  # fmt: skip
+    y = cast_checked(Tensor(cut(result[0], shape), out_type), type)
+    return y, plain(cut(result[2], shape), pre_type) if gelu else None
+
+
+def _padded_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, out_type: DType, dbias_too: bool) -> tuple[Tensor, Any]:
+    """``_dgelu`` where an operand has zeros behind it."""
+    block = block_of(weight, dy)
+    whole = pad(pre.data, block)
+    result = tex.generic_gemm(
+        whole_operand(weight, True, block), False, whole_operand(dy, False, block), False, None, None, out_type, whole if dbias_too else None,
+        pre.dtype, True, whole, True, None, 0, False, True,
+    )  # fmt: skip
+    d = cast_checked(Tensor(cut(result[0], pre.shape), out_type), type)
+    return d, _first(result[1], pre.shape[-1]) if dbias_too else None
+
+
+def _first(sums: Any, count: int) -> Any:
+    """The first ``count`` elements of a vector."""
+    return tex.prim.split(sums, [count, sums.shape[0] - count], 0)[0] if sums.shape[0] > count else sums
 
 
 def _finished(product: Tensor, type: Type, bias: Tensor | None, gelu: bool, addend: Tensor | None, pre_type: DType) -> tuple[Tensor, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible import tex
-from fusible.nvte.casting import cast_checked, emit, quantizer_for
+from fusible.nvte.casting import cast_checked, emit, emitter
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.tensor import Tensor
 
@@ -14,7 +14,7 @@ def layernorm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, zero_centered_gamma: bool, type: Type
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``y = (x - mu) * rsigma * weight + bias`` over the last dimension; ``(y [rows, width], mu [rows], rsigma [rows])``."""
-    quantizer = quantizer_for(type)
+    quantizer = emitter(type, x.shape)
     y, mu, rsigma = tex.layernorm_fwd(
         x.data, weight.data, bias.data, eps, None, quantizer, _unquantized(type), 0, zero_centered_gamma
     )
@@ -31,7 +31,7 @@ def dlayernorm(
 
 def rmsnorm(x: Tensor, weight: Tensor, eps: float, zero_centered_gamma: bool, type: Type) -> tuple[Tensor, Tensor]:
     """``y = x * rsigma * weight`` over the last dimension (Zhang and Sennrich 2019); ``(y [rows, width], rsigma [rows])``."""
-    quantizer = quantizer_for(type)
+    quantizer = emitter(type, x.shape)
     y, _, rsigma = tex.rmsnorm_fwd(x.data, weight.data, eps, None, quantizer, _unquantized(type), 0, zero_centered_gamma)
     return emit(y, type, quantizer), Tensor(rsigma, DType.Float32)
 

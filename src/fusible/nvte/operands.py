@@ -6,18 +6,28 @@ from typing import Any
 
 from fusible import tex
 from fusible.errors import DTypeError, expected
-from fusible.nvte.dtype import DType, QuantizedType
+from fusible.nvte.casting import dequantize
+from fusible.nvte.dtype import DType, QuantizedType, is_quantized_type
 from fusible.nvte.frameworks import te_to_torch_dtype
+from fusible.nvte.padding import is_padded, pad
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import GEMMParams, GEMMType
+from fusible.tex.protocol import outer
 
-__all__ = ["custom_product", "is_custom", "read"]
+__all__ = ["custom_product", "is_custom", "read", "whole_operand"]
 
 
 def read(x: Tensor, columnwise: bool) -> Any:
     """What tex is given of an operand that is read along its columns, or along its rows."""
     type = x.type
     return x.data.operand(columnwise) if type.__class__ is QuantizedType and type.applied else x.data  # type: ignore[union-attr]
+
+
+def whole_operand(x: Tensor, columnwise: bool, block: int) -> Any:
+    """``read`` of an operand beside a padded one: what has no zeros behind it yet gets them, its values where it is quantized."""
+    if is_padded(x) or (is_quantized_type(x.type) and not (x.shape[-1] % block or outer(x.shape) % block)):
+        return read(x, columnwise)
+    return pad(dequantize(x, DType.Float32).data if is_quantized_type(x.type) else x.data, block)
 
 
 def is_custom(x: Tensor) -> bool:

@@ -38,7 +38,8 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.data.shape)
+        type = self.type
+        return type.logical if type.__class__ is QuantizedType and type.logical else tuple(self.data.shape)  # type: ignore[union-attr]
 
     @property
     def scale_inv(self) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from fusible import nvte
 from fusible.compute_pipeline import Plan, run_backward, run_forward, run_inference
-from fusible.errors import NotServedError, expected
+from fusible.errors import NotServedError, ShapeError, expected
 from fusible.nvte import (
     KVCache,
     Sequences,
@@ -251,6 +251,9 @@ def _result(leaves: Sequence[torch.Tensor], spec: Any, plan: Plan) -> torch.Tens
     """What a pass gives the caller: a torch tensor, of a quantized class where the last op quantizes."""
     if spec[0][1] is None:
         return leaves[0]
+    if spec[0][0].logical:
+        got, do = f"{list(spec[0][0].logical)}", "pad what goes in, or leave out what quantizes it"
+        raise ShapeError(expected("whole blocks", of="a quantized output", got=got, do=do))
     return QuantizedTensor.over(unflatten(leaves, spec)[0].data, te_to_torch_dtype(plan.activation))
 
 
