@@ -51,6 +51,10 @@ def lengths(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
+def mask(*rows: str) -> Tensor:
+    return torch.tensor([[digit == "1" for digit in row] for row in rows])
+
+
 CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = [
     ("rank 1", lambda m: m(torch.zeros(8)), ShapeError,
      "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of x of Residual -> LayerNorm -> Linear -> ..., "
@@ -58,8 +62,22 @@ CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = 
     ("rank 4", lambda m: m(torch.zeros(1, 2, 3, 8)), ShapeError,
      "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of x of Residual -> LayerNorm -> Linear -> ..., "
      "got shape [1, 2, 3, 8]: reshape it."),
-    ("rank 3 with lengths", lambda m: m(torch.zeros(2, 3, 8), lengths(3, 3)), ShapeError,
-     "Expected a tensor [tokens, hidden], as lengths are given, of x of Residual -> LayerNorm -> Linear -> ..., got shape [2, 3, 8]: reshape it."),
+    ("lengths beyond the rows", lambda m: m(torch.zeros(2, 3, 8), lengths(3, 4)), ShapeError,
+     "Expected lengths of at most 3, the rows of a sequence of x, of seq_lens, got 4: check the lengths."),
+    ("lengths of other sequences", lambda m: m(torch.zeros(2, 3, 8), lengths(3)), ShapeError,
+     "Expected one length for each of the 2 sequences of x of seq_lens, got 1: check the lengths."),
+    ("negative lengths of padded sequences", lambda m: m(torch.zeros(2, 3, 8), lengths(3, -1)), ArgumentError,
+     "Expected lengths of at least 0 of seq_lens, got -1: give one length per sequence."),
+    ("a mask of concatenated tokens", lambda m: m(torch.zeros(4, 8), mask("111", "100")), ShapeError,
+     "Expected a tensor [batch, seq, hidden], as a mask is given, of x of Residual -> LayerNorm -> Linear -> ..., got shape [4, 8]: reshape it."),
+    ("a mask of another shape", lambda m: m(torch.zeros(2, 3, 8), mask("11", "10")), ShapeError,
+     "Expected a mask [2, 3], of x's tokens, of seq_lens, got bool [2, 2]: give one bool per token."),
+    ("a mask that is padded on the left", lambda m: m(torch.zeros(2, 3, 8), mask("111", "011")), ArgumentError,
+     "Expected True for tokens and False for the padding behind them, in each row, of a mask as seq_lens, got row 1 with 2 otherwise placed: "
+     "pad at the end, and turn a mask around that says True for padding."),
+    ("a mask of padding", lambda m: m(torch.zeros(2, 3, 8), mask("000", "000")), ArgumentError,
+     "Expected True for tokens and False for the padding behind them, in each row, of a mask as seq_lens, got row 0 without one: "
+     "pad at the end, and turn a mask around that says True for padding."),
     ("width", lambda m: m(torch.zeros(4, 7)), ShapeError,
      "Expected 8 columns of the input of LayerNorm(8), got 7: give a tensor whose last dimension is that wide."),
     ("float64", lambda m: m(torch.zeros(4, 8, dtype=torch.float64)), DTypeError,
@@ -78,12 +96,12 @@ CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = 
      "Expected lengths that add up to the 4 tokens of x of seq_lens, got a sum of 5: check the lengths."),
     ("negative lengths", lambda m: m(torch.zeros(4, 8), lengths(6, -2)), ArgumentError,
      "Expected lengths of at least 0 of seq_lens, got -2: give one length per sequence."),
-    ("int64 lengths", lambda m: m(torch.zeros(4, 8), lengths(4, dtype=torch.int64)), DTypeError,
-     "Expected an int32 tensor [sequences] of seq_lens, got torch.int64 [1]: give one length per sequence."),
+    ("lengths that are no integers", lambda m: m(torch.zeros(4, 8), lengths(4, dtype=torch.float32)), DTypeError,
+     "Expected an integer tensor [sequences], or a bool mask [batch, seq], of seq_lens, got torch.float32 [1]: give one length per sequence."),
     ("lengths of rank 2", lambda m: m(torch.zeros(4, 8), lengths(4)[None]), DTypeError,
-     "Expected an int32 tensor [sequences] of seq_lens, got torch.int32 [1, 1]: give one length per sequence."),
+     "Expected an integer tensor [sequences], or a bool mask [batch, seq], of seq_lens, got torch.int32 [1, 1]: give one length per sequence."),
     ("a list of lengths", lambda m: m(torch.zeros(4, 8), [4]), DTypeError,
-     "Expected an int32 tensor [sequences] of seq_lens, got list: give one length per sequence."),
+     "Expected an integer tensor [sequences], or a bool mask [batch, seq], of seq_lens, got list: give one length per sequence."),
     ("executor", lambda m: m.compile(executor="tensorrt"), ArgumentError,
      "got 'tensorrt': name one of these."),
     ("recipe", lambda m: autocast(recipe="delayed"), DTypeError,  # type: ignore[arg-type]

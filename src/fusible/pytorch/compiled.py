@@ -299,7 +299,7 @@ def _backward(ticket: torch.Tensor, dy: torch.Tensor, wanted: list[bool], sizes:
     call, plan = kept.call, kept.call.plan
     keeps = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
     retained = torch._C._current_graph_task_id() == -1 or keeps()
-    d: torch.Tensor | None = dy.reshape(-1, dy.shape[-1]) if kept.batch is not None else dy
+    d: torch.Tensor | None = kept.batch.tokens(dy) if kept.batch is not None else dy
     grads: list[torch.Tensor | None] = []
     for index in reversed(range(len(plan.segments))):
         assert d is not None
@@ -308,6 +308,8 @@ def _backward(ticket: torch.Tensor, dy: torch.Tensor, wanted: list[bool], sizes:
             kept.saved[index].clear()
         d, found = call.backward(index, saved, d)
         grads[:0] = found
+    if d is not None and kept.batch is not None:
+        d = kept.batch.restore(d)
     results = [d, *(grad for grad, passed in zip(grads, kept.passed, strict=True) if passed)]
     asked = zip([result for result, there in zip(results, wanted, strict=True) if there], _layouts(sizes, dtypes), strict=True)
     return _apart([dy.new_zeros(shape, dtype=dtype) if g is None else g.to(dtype).view(shape) for g, (shape, dtype) in asked], (dy, ticket))

@@ -30,8 +30,10 @@ class BaseModule(StatefulModule):
     """A module that decomposes into ops. A subclass calls ``nn.Module.__init__``, assigns its parameters, then ``super().__init__(*ops)``.
 
     ``None`` stands for an op that is switched off. Called on its own it runs its ops as a pipeline; inside a ``Sequential`` they join that one's.
-    ``forward(x, seq_lens=None)`` takes ``x [tokens, hidden]`` with ``seq_lens`` int32 ``[sequences]``, ``x [tokens, hidden]`` as one sequence, or
-    ``x [batch, seq, hidden]``; the output has the input's form. ``cache`` (``KVCache``): the sequences go on from what it holds of them.
+    ``forward(x, seq_lens=None)`` takes ``x [tokens, hidden]`` with ``seq_lens`` ``[sequences]``, of integers, ``x [tokens, hidden]`` as one sequence,
+    or ``x [batch, seq, hidden]``; the output has the input's form. ``x [batch, seq, hidden]`` with ``seq_lens [batch]``, or with a bool mask
+    ``[batch, seq]`` of the tokens in its place, is padded behind each sequence: padding takes no part, and is 0 in the output and in gradients.
+    ``cache`` (``KVCache``): the sequences go on from what it holds of them.
     """
 
     remakes_op: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import ArgumentError, expected
+from fusible.pytorch.batch import without_padding
 from fusible.pytorch.compiled import traced_call
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
@@ -126,9 +127,10 @@ class Sequential(ModuleListMethods, Container):
     def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return self._traced(x, seq_lens, cache)
+        part = None
         for part in self._arranged():
             x = _call(part, x, seq_lens, cache)
-        return x
+        return x if seq_lens is None or isinstance(part, PipelineRunner) else without_padding(x, seq_lens)
 
     def _arranged(self) -> list[Any]:
         arrangement = self._arrangement
@@ -147,7 +149,7 @@ class Sequential(ModuleListMethods, Container):
                 x = traced_call(self, index, part, x, seq_lens=seq_lens, cache=cache)[0]
             else:
                 x = _call(part, x, seq_lens, cache)
-        return x
+        return x if seq_lens is None else without_padding(x, seq_lens)
 
     def forget_plans(self) -> None:
         super().forget_plans()
@@ -230,4 +232,4 @@ class Residual(Container):
         y = x
         for child in self._chain():
             y = _call(child, y, seq_lens, cache)
-        return x + y
+        return without_padding(x + y, seq_lens)
