@@ -35,6 +35,7 @@ def block_length(type: Type) -> int:
 
 
 def is_padded(x: Tensor) -> bool:
+    """Whether ``x`` was quantized with zeros behind it."""
     type = x.type
     return type.__class__ is QuantizedType and bool(type.logical)  # type: ignore[union-attr]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,9 +81,9 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = Fal
     return Batch(x, shape[:1], seq_lens.to(torch.int32), max(lengths, default=0))
 
 
-def without_padding(y: torch.Tensor, seq_lens: torch.Tensor | None) -> torch.Tensor:
+def without_padding(y: Any, seq_lens: torch.Tensor | None) -> Any:
     """``y [batch, seq, hidden]`` with zeros for padding; of any other form, or where there is none, ``y``."""
-    if seq_lens is None or y.ndim != 3:
+    if seq_lens is None or not isinstance(y, torch.Tensor) or y.ndim != 3:
         return y
     if seq_lens.dtype == torch.bool:
         there = seq_lens.to(y.device)

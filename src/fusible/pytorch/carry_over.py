@@ -54,6 +54,7 @@ class _Source(NamedTuple):
 
 
 def marks_of(bound: Sequence[BoundOp]) -> tuple[OpMark, ...]:
+    """What the ops of a pipeline are found again by."""
     return tuple(OpMark(b.module, type(b.op), b.block) for b in bound)
 
 

@@ -74,6 +74,8 @@ class PipelineRunner:
 
     batched = True
     """Whether an input is read as a batch of sequences (``read_batch``)."""
+    sequenced = False
+    """Whether, of a runner that is not ``batched``, an input is read so all the same, as an op looks at sequences."""
     argument = "x"
     """What the modules' callers call the input."""
     aside: ReferenceType[Any] | None = None

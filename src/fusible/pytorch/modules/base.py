@@ -40,6 +40,8 @@ class BaseModule(StatefulModule):
     """Whether it is one op that it makes anew when its options change."""
     takes_batch: ClassVar[bool] = True
     """Whether a call takes ``seq_lens`` and ``cache`` after ``x``; else extra tensors, and may give some."""
+    batch_by_name: ClassVar[bool] = False
+    """Whether it takes them by their names alone."""
     _changes: int = 0
     """How often it has."""
 

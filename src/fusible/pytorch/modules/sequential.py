@@ -89,7 +89,11 @@ def _call(part: Any, x: torch.Tensor, seq_lens: torch.Tensor | None, cache: KVCa
     """What a part of a chain gives for what the one before gave. Raises ``ArgumentError`` where that is no single tensor."""
     call: Callable[..., Any] = part
     takes_batch = isinstance(part, PipelineRunner) or (isinstance(part, BaseModule) and part.takes_batch)
-    y = call(x, seq_lens, cache) if takes_batch else call(x)
+    if takes_batch:
+        y = call(x, seq_lens, cache)
+    else:
+        by_name = isinstance(part, BaseModule) and part.batch_by_name
+        y = call(x, seq_lens=seq_lens, cache=cache) if by_name else call(x)
     if isinstance(part, BaseModule) and isinstance(y, tuple):
         do = "keep extra outputs inside by channels, or put it into an ops.Sequential"
         raise ArgumentError(expected("one tensor", of=f"what {type(part).__name__} gives in a chain", got=f"a tuple of {len(y)}", do=do))

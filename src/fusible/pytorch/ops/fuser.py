@@ -14,6 +14,8 @@ from fusible.fusions import Fusion, registered
 from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.autocast import autocast
+from fusible.pytorch.batch import Batch, read_batch
+from fusible.pytorch.kv_cache import KVCache, check_cache
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
@@ -32,9 +34,9 @@ _MULTIPLES = 128
 class OperationFuser(PipelineRunner):
     """Runs operations as one pipeline: the plans, the autograd node and the scaling state are those of ``fusible.Sequential``.
 
-    ``fuser(x, *extra_inputs, basic_op_kwargs=None)``: the extra inputs of all its operations in order, but for those that a channel feeds; keyword
-    arguments for each basic operation's ``op_forward``. Returns ``y``, or a tuple of it and the extra outputs. Raises ``ArgumentError`` for channels
-    that do not match, and for a wrong number of extra inputs.
+    ``fuser(x, *extra_inputs, basic_op_kwargs=None, seq_lens=None, cache=None)``: the extra inputs of all its operations in order, but for those that
+    a channel feeds; keyword arguments for each basic operation's ``op_forward``; and what ``read_batch`` takes, for attention. Returns ``y``, or a
+    tuple of it and the extra outputs. Raises ``ArgumentError`` for channels that do not match, and for a wrong number of extra inputs.
     """
 
     batched = False
@@ -55,6 +57,7 @@ class OperationFuser(PipelineRunner):
 
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
         super()._take(entries)
+        self.sequenced = any("sequences" in b.op.given for b in self.bound)
         self._fused: tuple[tuple[Any, ...], tuple[tuple[int, int, Fusion], ...]] | None = None
 
     @property
@@ -68,7 +71,12 @@ class OperationFuser(PipelineRunner):
         return len(self.sides)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: torch.Tensor, *extra_inputs: torch.Tensor, basic_op_kwargs: Sequence[dict[str, Any]] | None = None
+        self,
+        x: torch.Tensor,
+        *extra_inputs: torch.Tensor,
+        basic_op_kwargs: Sequence[dict[str, Any]] | None = None,
+        seq_lens: torch.Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Any:
         if len(extra_inputs) != self.num_extra_inputs:
             of = f"a call of {self.title}"
@@ -87,11 +95,25 @@ class OperationFuser(PipelineRunner):
                     raise ArgumentError(expected("no keyword arguments", of=of, got=got, do="leave them out"))
                 notes["kwargs", position] = kwargs
         try:
-            outputs = self.run(x, extra_inputs, notes)
+            if self.sequenced or seq_lens is not None or cache is not None:
+                outputs = self._run_batch(read_batch(x, seq_lens, cache is not None), x.shape, extra_inputs, notes, cache)
+            else:
+                outputs = self.run(x, extra_inputs, notes)
         except Exception as error:
             self.refuse(error, x, extra_inputs)
             raise
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _run_batch(
+        self, batch: Batch, shape: torch.Size, extra: Sequence[torch.Tensor], notes: dict[Any, Any], cache: KVCache | None
+    ) -> Sequence[torch.Tensor]:
+        """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
+        if cache is not None:
+            check_cache(cache)
+        given = [batch.tokens(value) if value.shape[:-1] == shape[:-1] else value for value in extra]
+        y, *outputs = self.run(batch.x, given, notes, batch, cache)
+        rows = batch.x.shape[:1]
+        return batch.restore(y), *(batch.restore(value) if value.shape[:-1] == rows else value for value in outputs)
 
     def explain(self, x: torch.Tensor | None = None, recipe: Recipe | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What a training call would do under a recipe: the fused passes with the type on every edge, the quantizers, what each registered fusion put

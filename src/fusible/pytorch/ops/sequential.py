@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, expected
+from fusible.pytorch.batch import without_padding
+from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.modules.editing import ModuleListMethods
 from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
@@ -27,22 +29,31 @@ _Member = tuple[BaseModule, tuple[int, ...]]
 class Sequential(ModuleListMethods, Container):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: as ``nn.Sequential``, with operations fused and extra tensors passed along.
 
-    ``forward(x, *extra_inputs, op_kwargs=None)``: the extra inputs of its operations, in order; ``op_kwargs[operation or index]``: keyword arguments
-    for that operation's ``op_forward``. Returns ``y``, or a tuple of it and the extra outputs in order. Nested Sequentials, and Fusible's own
-    modules, join the pipeline. A module that is none of these, or that has hooks, is called on its own.
+    ``forward(x, *extra_inputs, op_kwargs=None, seq_lens=None, cache=None)``: the extra inputs of its operations, in order; ``op_kwargs[operation or
+    index]``: keyword arguments for that operation's ``op_forward``. Returns ``y``, or a tuple of it and the extra outputs in order. Nested
+    Sequentials, and Fusible's own modules, join the pipeline. A module that is none of these, or that has hooks, is called on its own.
+
+    ``seq_lens`` and ``cache`` are those of ``fusible.Sequential``. Where operations stand beside attention, or with either, ``x`` is a batch in one
+    of the forms that ``fusible.Sequential`` takes, and so are extra tensors that have a row for each of its rows; else ``x`` may have any dimensions.
     """
 
     takes_batch = False
+    batch_by_name = True
     _arrangement: Arrangement | None = None
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: torch.Tensor, *extra_inputs: torch.Tensor, op_kwargs: Mapping[Any, dict[str, Any]] | None = None
+        self,
+        x: torch.Tensor,
+        *extra_inputs: torch.Tensor,
+        op_kwargs: Mapping[Any, dict[str, Any]] | None = None,
+        seq_lens: torch.Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Any:
         if torch.compiler.is_compiling():
-            return self._traced(x, extra_inputs, op_kwargs or {})
+            return self._traced(x, extra_inputs, op_kwargs or {}, seq_lens, cache)
         parts = self._arranged()
         if len(parts) == 1 and not extra_inputs and not op_kwargs and isinstance(parts[0], OperationFuser):
-            return parts[0](x)
+            return parts[0](x, seq_lens=seq_lens, cache=cache)
         kwargs = self._kwargs_by_operation(op_kwargs) if op_kwargs else {}
         wanted = sum(_extra_inputs(part) for part in parts)
         if wanted != len(extra_inputs):
@@ -51,29 +62,35 @@ class Sequential(ModuleListMethods, Container):
         y: Any = x
         left = list(extra_inputs)
         extra_outputs: list[torch.Tensor] = []
+        part: Any = None
         for part in parts:
             count = _extra_inputs(part)
             taken, left = left[:count], left[count:]
             if isinstance(part, OperationFuser):
-                y = part(y, *taken, basic_op_kwargs=[kwargs.get(id(op), {}) for op in part.basic_ops] if kwargs else None)
+                each = [kwargs.get(id(op), {}) for op in part.basic_ops] if kwargs else None
+                y = part(y, *taken, basic_op_kwargs=each, seq_lens=seq_lens, cache=cache)
             else:
-                y = part(y, *taken, **kwargs.get(id(part), {}))
+                y = part(y, *taken, **_batch_of(part, seq_lens, cache), **kwargs.get(id(part), {}))
             if isinstance(y, tuple) and isinstance(part, (OperationFuser, FusibleOperation, Sequential)):
                 y, *more = y
                 extra_outputs += more
+        if seq_lens is not None and not isinstance(part, OperationFuser):
+            y = without_padding(y, seq_lens)
         return (y, *extra_outputs) if extra_outputs else y
 
-    def _traced(self, x: Any, extra_inputs: Sequence[torch.Tensor], op_kwargs: Mapping[Any, Any]) -> Any:
+    def _traced(
+        self, x: Any, extra_inputs: Sequence[torch.Tensor], op_kwargs: Mapping[Any, Any], seq_lens: torch.Tensor | None, cache: KVCache | None
+    ) -> Any:
         left = list(extra_inputs)
         for index, part in enumerate(self._parts()):
             if not isinstance(part, list):
-                x = part(x)
+                x = part(x, **_batch_of(part, seq_lens, cache))
                 continue
             modules = [module for module, _ in part]
             count = sum(module.public_extra_inputs for module in modules)
-            x = traced_operations(self, index, modules, x, left[:count], op_kwargs)
+            x = traced_operations(self, index, modules, x, left[:count], op_kwargs, seq_lens, cache)
             left = left[count:]
-        return x
+        return x if seq_lens is None else without_padding(x, seq_lens)
 
     def pipeline(self, part: int) -> OperationFuser:
         return self._arranged()[part]
@@ -165,6 +182,12 @@ class Sequential(ModuleListMethods, Container):
 
 def _bound(modules: Iterable[_Member]) -> tuple[BoundOp, ...]:
     return tuple(bound.within(block) for module, block in modules for bound in module.bound_ops())
+
+
+def _batch_of(part: Any, seq_lens: torch.Tensor | None, cache: KVCache | None) -> dict[str, Any]:
+    """What a part that is called on its own takes of a batch."""
+    takes = isinstance(part, BaseModule) and (part.takes_batch or part.batch_by_name)
+    return {"seq_lens": seq_lens, "cache": cache} if takes else {}
 
 
 def _extra_inputs(part: Any) -> int:
