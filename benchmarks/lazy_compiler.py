@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,13 @@ HAS_JAX = importlib.util.find_spec("jax") is not None
 
 
 def lazy_recording() -> list[dict[str, Any]]:
-    """Microseconds to record an operation (target 8), and from the user's calls to a numpy value where the program is cached (target 40)."""
+    """Microseconds to record an operation (target 8), and from the user's calls to a numpy value where the program is cached (target 40).
+
+    Then of evaluations that each have a literal or an index of their own, which one program reads (target 60).
+    """
     x = tp.full((2, 3), value=0.5)
+    stored = tp.Tensor(np.ones((1000, 8), np.float32)).eval()
+    small, number = tp.Tensor(np.ones((2, 3), np.float32)).eval(), count(1)
     calls = {
         "record tanh(x)": lambda: tp.tanh(x),
         "record x.tanh()": lambda: x.tanh(),
@@ -30,6 +36,8 @@ def lazy_recording() -> list[dict[str, Any]]:
         "record x * 2.0": lambda: x * 2.0,
         "record full((2, 3))": lambda: tp.full((2, 3), value=0.5),
         "evaluate tanh(full((2, 3)))": lambda: tp.tanh(tp.full((2, 3), value=0.5)).numpy(),
+        "evaluate x * s, another s each time": lambda: (small * (next(number) + 0.5)).eval(),
+        "evaluate x[i], another i each time": lambda: stored[next(number) % 1000].eval(),
     }
     return [{"call": name, "us": seconds * 1e6} for name, seconds in side_by_side(calls).items()]
 

@@ -11,7 +11,7 @@ import pytest
 from fusible import lazy
 from fusible.errors import ArgumentError, BackendError, CompileError, DTypeError
 from fusible.lazy.config import Config
-from fusible.lazy.runtime.executor import CACHE, ProgramCache
+from fusible.lazy.runtime.program_cache import CACHE, ProgramCache
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.dynamic import make_dynamic
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -16,19 +18,35 @@ if TYPE_CHECKING:
 __all__ = ["lower_trace"]
 
 
-def lower_trace(trace: Trace) -> FlatIR:
-    """The FlatIR of ``trace`` before any pass. Its inputs are the trace's arguments, then its stored tensors."""
+def lower_trace(trace: Trace, read: Collection[int] = ()) -> FlatIR:
+    """The FlatIR of ``trace`` before any pass. Its inputs are the trace's arguments, then its stored tensors, then the literals that are ``read``."""
     tensors = {t: FlatIRTensor(t.shape, t.dtype, name=name, device=t.device, source=t.source) for t, name in trace.names.items()}
     stored = [op.outputs[0] for op in trace.storages]
     ops: list[FlatIROp] = []
     counter = [0]
+    literals: list[FlatIRTensor] = []
+    position = 0
     for op in trace.ops:
-        if not op.is_input:
-            outputs = [tensors[t] for t in op.outputs]
-            op.to_flat_ir([tensors[t] for t in op.inputs], outputs)
-            _inline(op, [tensors[t] for t in op.inputs], outputs, ops, counter)
-    flat = FlatIR([tensors[t] for t in [*trace.inputs, *stored]], ops, [tensors[t] for t in trace.outputs])
+        if op.is_input:
+            continue
+        inputs, outputs = [tensors[t] for t in op.inputs], [tensors[t] for t in op.outputs]
+        of = [of for _, of in op.parts()[1]] if op.has_literals and read else []
+        own = {i: _literal(op, of[i], position + i) for i in range(len(of)) if position + i in read}
+        position += len(of)
+        if own:
+            op.to_flat_ir_reading(inputs, outputs, own)
+        else:
+            op.to_flat_ir(inputs, outputs)
+        literals += own.values()
+        _inline(op, [*inputs, *own.values()], outputs, ops, counter)
+    flat = FlatIR([*[tensors[t] for t in [*trace.inputs, *stored]], *literals], ops, [tensors[t] for t in trace.outputs])
     return make_dynamic(flat, {size: tensors[t] for size, t in trace.sizes.items()}, counter)
+
+
+def _literal(op: TraceOp, of: dtype, position: int) -> FlatIRTensor:
+    """The input that stands for a literal of ``op``, the program's at ``position``."""
+    reason = "hold a literal, which differs from call to call"
+    return FlatIRTensor((), of, name=f"literal{position}", source=op.outputs[0].source, reason=reason)
 
 
 def _inline(op: TraceOp, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor], ops: list[FlatIROp], counter: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from fusible.lazy.config import config
@@ -37,10 +37,11 @@ def notify(kind: str, trace: Trace) -> None:
         watcher(kind, trace)
 
 
-def compile_trace(trace: Trace, level: int, aliases: Mapping[int, int]) -> Program:
+def compile_trace(trace: Trace, level: int, aliases: Mapping[int, int], read: Collection[int] = ()) -> Program:
     """Lower ``trace`` through FlatIR and StableHLO, and compile it with the engine in force.
 
-    ``level`` is the compiler's effort, 0 to 3; ``aliases`` the output that takes over the memory of an input.
+    ``level`` is the compiler's effort, 0 to 3; ``aliases`` the output that takes over the memory of an input; ``read`` the literals, by
+    their position in ``Trace.parts``, that the program reads after its other inputs.
 
     Each IR goes to its channel of the logger: the FlatIR as it was lowered, then what the passes did to it, then the module that is compiled.
     Raises ``CompileError`` with the user's line where MLIR or the engine refuses an operation, ``BackendError`` where there is no engine.
@@ -48,7 +49,7 @@ def compile_trace(trace: Trace, level: int, aliases: Mapping[int, int]) -> Progr
     engine = current_engine()
     logger.trace(lambda: str(trace))
     with logger.timed("lowering"):
-        lowered = trace.to_flat_ir()
+        lowered = trace.to_flat_ir(read)
         flat = lowered.run(*DEFAULT_PASSES)
     logger.flat_ir(lambda: str(lowered))
     logger.flat_ir(lambda: "\n".join(["==== Flat IR passes ====", *map(str, flat.report)]))

@@ -1,8 +1,7 @@
-"""From a trace to a compiled program, and the cache of programs."""
+"""From a trace to a compiled program, and from a recorded tensor to its value."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -12,58 +11,25 @@ from fusible.lazy.runtime import pjrt
 from fusible.lazy.runtime.compiler import compile_trace, notify
 from fusible.lazy.runtime.engine import Program
 from fusible.lazy.runtime.host import Array
+from fusible.lazy.runtime.program_cache import CACHE
 from fusible.lazy.source import describe
 from fusible.lazy.trace.ops.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
-from fusible.locks import Lock
 
-__all__ = ["CACHE", "ProgramCache", "evaluate", "program_of", "settle"]
+__all__ = ["CACHE", "evaluate", "program_of", "settle"]
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
 
-class ProgramCache:
-    """Compiled programs by the key of their trace, least recently used first; safe under threads."""
-
-    def __init__(self, capacity: int = 1024) -> None:
-        self.capacity = capacity
-        self.compiled = 0
-        self._lock = Lock()
-        self._programs: OrderedDict[object, Program] = OrderedDict()
-
-    def get(self, trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE) -> Program:
-        """The program of ``trace``, compiled unless one of an equal key is there."""
-        key = (config.engine, level, trace.key(), *aliases.items())
-        with self._lock:
-            found = self._programs.get(key)
-            if found is not None:
-                self._programs.move_to_end(key)
-                return found
-        program = compile_trace(trace, level, aliases)
-        with self._lock:
-            self.compiled += 1
-            self._programs[key] = program
-            while len(self._programs) > self.capacity:
-                self._programs.popitem(last=False)
-        return program
-
-    def clear(self) -> None:
-        with self._lock:
-            self._programs.clear()
-
-    def __len__(self) -> int:
-        return len(self._programs)
+def program_of(trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE) -> Program:
+    """The cached program of ``trace``; raises ``CompileError`` where it reads an argument of another function being compiled."""
+    _admit(trace, "compilation")
+    return CACHE.get(trace, level, aliases)
 
 
-CACHE = ProgramCache()
-
-
-def program_of(trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE, kind: str = "compilation") -> Program:
-    """The cached program of ``trace``; raises ``CompileError`` where it reads an argument of another function being compiled.
-
-    ``kind`` is "compilation" or "evaluation": what is told to those who watch, and an evaluation leaves the cache where ``config`` says so.
-    """
+def _admit(trace: Trace, kind: str) -> None:
+    """Refuse a trace that has no value, and tell those who watch. ``kind`` is "compilation" or "evaluation"."""
     pjrt.check_process()
     if trace.tracers:
         tracer = trace.tracers[0]
@@ -72,21 +38,26 @@ def program_of(trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE,
             expected("tensors with values", of="an evaluation", got=got, do="return it from the function instead of using its value inside")
         )
     notify(kind, trace)
-    if kind == "compilation" or config.use_cache_in_eager_mode:
-        return CACHE.get(trace, level, aliases)
-    return compile_trace(trace, level, aliases)
 
 
 def settle(tensor: TraceTensor) -> Storage:
     """Compute a recorded tensor, which becomes a stored one, as do the other outputs of its operation.
 
-    Together, so that no program finds some outputs of an operation stored and others to be computed.
+    Together, so that no program finds some outputs of an operation stored and others to be computed. The cache of programs is left alone where
+    ``config`` says so.
     """
     producer = tensor.producer
     if isinstance(producer, Storage):
         return producer
     trace = Trace(producer.outputs)
-    buffers = program_of(trace, kind="evaluation").launch([storage.placed() for storage in trace.storages])
+    _admit(trace, "evaluation")
+    program, literals = CACHE.evaluation(trace) if config.use_cache_in_eager_mode else (compile_trace(trace, 3, _NONE), None)
+    operands = [storage.placed() for storage in trace.storages]
+    if literals is None:
+        buffers = program.launch(operands)
+    else:
+        buffers = program.launch(operands + literals.buffers)
+        literals.release()
     for output, buffer in zip(producer.outputs, buffers, strict=True):
         stored = Storage(output.shape, output.dtype, buffer=buffer)
         stored.bind((), (output,))

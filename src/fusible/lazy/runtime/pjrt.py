@@ -51,6 +51,7 @@ __all__ = [
     "pass_manager",
     "place",
     "register_target",
+    "shares",
 ]
 
 _MOST = 3
@@ -194,6 +195,11 @@ def place(array: np.ndarray[Any, Any], of: dtype) -> Any:
     if pointer(array) % ALIGNMENT:
         array = aligned(array)
     return engine.put(_aval(array.shape, of), engine.sharding, [array], engine.sole, True, enable_x64=True)
+
+
+def shares(buffer: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Whether a buffer has the memory of ``array``, so that what is written there is what the next call reads."""
+    return buffer.unsafe_buffer_pointer() == pointer(array)
 
 
 def host_view(buffer: Any, shape: Shape, of: dtype) -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +14,10 @@ from fusible.lazy.trace.tensor import TraceTensor
 if TYPE_CHECKING:
     from fusible.lazy.flat_ir.tensor import FlatIRTensor
 
-__all__ = ["TRACE_OPS", "TraceOp"]
+__all__ = ["TRACE_OPS", "Literal", "TraceOp"]
+
+Literal = tuple[float | int | bool, dtype]
+"""A number and the dtype that it has in a program."""
 
 TRACE_OPS: dict[str, type[TraceOp]] = {}
 """Every concrete trace operation by its printed name."""
@@ -36,6 +39,9 @@ class TraceOp:
 
     places: ClassVar[bool] = False
     """Whether the operation says where its output lives, whatever its operands do."""
+
+    has_literals: ClassVar[bool] = False
+    """Whether ``parts`` gives any literals."""
 
     inputs = ()
     outputs = ()
@@ -59,8 +65,19 @@ class TraceOp:
         """The attributes by value: operations of one class with equal keys compute the same. Floats by their spelling (-0.0 is not 0.0)."""
         return tuple([repr(v) if type(v) is float else v for v in [getattr(self, name) for name in printed_fields(type(self), self.HIDDEN)]])
 
+    def parts(self) -> tuple[tuple[object, ...], tuple[Literal, ...]]:
+        """``key`` in two: the literals, which are the numbers that no type depends on, with their dtypes, and before them the rest.
+
+        A program may read a literal from an input instead: ``to_flat_ir_reading`` lowers it so.
+        """
+        return self.key(), ()
+
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         """Construct the FlatIR operations that compute ``outputs`` from ``inputs``."""
+        raise NotImplementedError
+
+    def to_flat_ir_reading(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor], literals: Mapping[int, FlatIRTensor]) -> None:
+        """``to_flat_ir`` where ``literals``, by their position in ``parts``, are scalars that the program reads."""
         raise NotImplementedError
 
     def bind(self, inputs: tuple[TraceTensor, ...], outputs: tuple[TraceTensor, ...]) -> None:

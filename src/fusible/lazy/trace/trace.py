@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusible.errors import ArgumentError, expected
@@ -10,7 +10,7 @@ from fusible.lazy.checks import run_checks
 from fusible.lazy.dims import Symbol, symbols
 from fusible.lazy.flat_ir.lower import lower_trace
 from fusible.lazy.printing import print_type
-from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.op import Literal, TraceOp
 from fusible.lazy.trace.ops.storage import DimensionInput, Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
 
@@ -68,21 +68,33 @@ class Trace:
 
     def key(self) -> tuple[object, ...]:
         """What the program is, apart from names, sources and stored values: equal keys are one compiled program."""
+        structure, literals = self.parts()
+        return (*structure, *[(repr(value), of) for value, of in literals])
+
+    def parts(self) -> tuple[tuple[object, ...], list[Literal]]:
+        """``key`` in two: what the program is apart from its literals, and these, which it may read from inputs instead."""
+        literals: list[Literal] = []
         number: dict[TraceTensor, int] = {}
         for tensor in self.inputs:
             number[tensor] = len(number)
         parts: list[object] = [len(number), *[(t.shape, t.dtype) for t in self.inputs]]
         for op in self.ops:
-            parts.append((op.__class__, op.key(), *[number[t] for t in op.inputs]))
+            key: object
+            if op.has_literals:
+                key, own = op.parts()
+                literals += own
+            else:
+                key = op.key()
+            parts.append((op.__class__, key, *[number[t] for t in op.inputs]))
             for out in op.outputs:
                 number[out] = len(number)
         parts.append(tuple([number[t] for t in self.outputs]))
-        return tuple(parts)
+        return tuple(parts), literals
 
-    def to_flat_ir(self) -> FlatIR:
-        """The FlatIR of this trace, before any pass."""
+    def to_flat_ir(self, read: Collection[int] = ()) -> FlatIR:
+        """The FlatIR of this trace, before any pass. Its last inputs are the literals, by their position in ``parts``, that are ``read``."""
         run_checks(self)
-        return lower_trace(self)
+        return lower_trace(self, read)
 
 
 def _traced(tensor: Any, what: str) -> TraceTensor:

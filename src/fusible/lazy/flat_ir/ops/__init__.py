@@ -49,7 +49,7 @@ from fusible.lazy.flat_ir.ops.elementwise import (
 )
 from fusible.lazy.flat_ir.ops.gather import GatherOp
 from fusible.lazy.flat_ir.ops.reduce import ReduceOp, ReduceWindowOp
-from fusible.lazy.flat_ir.ops.shape import BroadcastOp, ConcatenateOp, FlipOp, PadOp, ReshapeOp, SliceOp, TransposeOp, broadcast
+from fusible.lazy.flat_ir.ops.shape import BroadcastOp, ConcatenateOp, FlipOp, PadOp, ReshapeOp, SliceAtOp, SliceOp, TransposeOp, broadcast
 from fusible.lazy.flat_ir.ops.sort import SortOp
 
 __all__ = [
@@ -102,6 +102,7 @@ __all__ = [
     "ShiftRightLogicalOp",
     "SignOp",
     "SineOp",
+    "SliceAtOp",
     "SliceOp",
     "SortOp",
     "SqrtOp",

@@ -14,7 +14,7 @@ from fusible.lazy.printing import Shape
 if TYPE_CHECKING:
     from fusible.lazy.stablehlo.mlir import Mlir
 
-__all__ = ["BroadcastOp", "ConcatenateOp", "FlipOp", "PadOp", "ReshapeOp", "SliceOp", "TransposeOp", "broadcast"]
+__all__ = ["BroadcastOp", "ConcatenateOp", "FlipOp", "PadOp", "ReshapeOp", "SliceAtOp", "SliceOp", "TransposeOp", "broadcast"]
 
 
 @dataclass(eq=False)
@@ -67,6 +67,20 @@ class SliceOp(FlatIROp):
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
         return mlir.hlo.slice(operands[0], mlir.ints(self.start), mlir.ints(self.limit), mlir.ints(self.stride))
+
+
+@dataclass(eq=False)
+class SliceAtOp(FlatIROp):
+    """``inputs`` are the tensor, and for every dimension the scalar where a block of ``sizes`` begins (stablehlo.dynamic_slice)."""
+
+    sizes: list[int]
+
+    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
+        return mlir.hlo.dynamic_slice(operands[0], list(operands[1:]), mlir.ints(self.sizes))
+
+    def check(self) -> str | None:
+        scalars = [t.shape for t in self.inputs[1:]] == [()] * len(self.inputs[0].shape)
+        return None if scalars and tuple(self.sizes) == self.outputs[0].shape else "a block has its sizes, and one scalar start per dimension"
 
 
 @dataclass(eq=False)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.dtypes import ALL, dtype, float32
-from fusible.lazy.flat_ir.ops import BroadcastOp, ConstantOp, constant
+from fusible.lazy.flat_ir.ops import BroadcastOp, ConstantOp, ReshapeOp, constant
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.op import Literal, TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Fill", "full", "full_like", "literal", "ones", "ones_like", "zeros", "zeros_like"]
@@ -26,6 +26,8 @@ __all__ = ["Fill", "full", "full_like", "literal", "ones", "ones_like", "zeros",
 @dataclass(eq=False)
 class Fill(TraceOp):
     """Every element is the literal ``value``."""
+
+    has_literals: ClassVar[bool] = True
 
     value: float | int | bool
     shape: Shape
@@ -40,6 +42,15 @@ class Fill(TraceOp):
             return
         value = constant(self.value, self.dtype, "hold the value of a fill")
         BroadcastOp([value], list(outputs), broadcast_dim=[])
+
+    def parts(self) -> tuple[tuple[object, ...], tuple[Literal, ...]]:
+        return (self.shape, self.dtype), ((self.value, self.dtype),)
+
+    def to_flat_ir_reading(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor], literals: Mapping[int, FlatIRTensor]) -> None:
+        if self.shape == ():
+            ReshapeOp([literals[0]], list(outputs))
+            return
+        BroadcastOp([literals[0]], list(outputs), broadcast_dim=[])
 
 
 def literal(value: Any, of: dtype) -> float | int | bool:
