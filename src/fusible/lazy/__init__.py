@@ -3,6 +3,9 @@
 Nothing here imports torch, and jaxlib is loaded at the first lowering.
 """
 
+from fusible import __version__ as __version__
+from fusible.errors import FusibleError as TripyException
+from fusible.lazy import types
 from fusible.lazy.config import config
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import (
@@ -147,6 +150,7 @@ __all__ = [
     "Stream",
     "Tensor",
     "Trace",
+    "TripyException",
     "UninitializedError",
     "abs",
     "add",
@@ -258,6 +262,7 @@ __all__ = [
     "transpose",
     "tril",
     "triu",
+    "types",
     "uint32",
     "uint64",
     "uint8",

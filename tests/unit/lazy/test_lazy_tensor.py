@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from typing import get_args
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import fusible
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
@@ -182,3 +184,17 @@ def test_the_public_names() -> None:
     for name in lazy.__all__:
         public = getattr(lazy, name)
         assert public.__doc__, name
+
+
+def test_every_error_is_a_tripy_exception_and_the_package_has_its_version() -> None:
+    with pytest.raises(lazy.TripyException, match="Expected"):
+        lazy.zeros((2,)) + lazy.zeros((3,))
+    assert lazy.__version__ == fusible.__version__
+
+
+def test_types_for_annotations_hold_what_functions_take() -> None:
+    size = lazy.DimensionSize(4)
+    assert all(isinstance(given, lazy.types.TensorLike) for given in (lazy.ones(2), size, 2, 2.5, True))
+    assert not isinstance("2", lazy.types.TensorLike)
+    assert isinstance(4, lazy.types.IntLike) and isinstance(size, lazy.types.IntLike) and not isinstance(lazy.ones(2), lazy.types.IntLike)
+    assert get_args(lazy.types.ShapeLike) == (lazy.types.IntLike,)

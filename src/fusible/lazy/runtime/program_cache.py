@@ -89,6 +89,8 @@ class _Structure:
     def fit(self, literals: Sequence[Literal]) -> tuple[Spelling, Values]:
         """The spelling in which a program reads every literal that has differed, and what it then reads."""
         differing = self.differing
+        if not differing:
+            return _spell(literals), []
         spelling: list[str | None] = [None] * len(literals)
         values: Values = []
         for i, (value, of) in enumerate(literals):
