@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import importlib.util
 
-collect_ignore_glob = [] if all(map(importlib.util.find_spec, ("accelerate", "lightning", "transformers"))) else ["test_*.py"]
+collect_ignore_glob = [] if all(map(importlib.util.find_spec, ("accelerate", "lightning", "megatron", "transformers"))) else ["test_*.py"]

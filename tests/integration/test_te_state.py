@@ -149,6 +149,31 @@ def test_a_payload_is_refused_and_runs_nothing(te: Any, name: str) -> None:
         assert repr(vars(type(recipe))) == before and TRACES == []
 
 
+def test_a_recipe_of_a_framework_is_read_and_none_of_its_functions_called(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron-core has such: made of its own configuration, and pickled as any object is."""
+    recipe = type(recipe_for(te, "delayed"))
+    made_by = {"__init__": lambda self, *args: trace("made"), "__setstate__": lambda self, state: trace("state")}
+    derived = type("Derived", (recipe,), {**made_by, "__module__": __name__})
+    guarded = type("Guarded", (derived,), {"__new__": lambda cls, *args: trace("new"), "__module__": __name__})
+    for kind in (derived, guarded):
+        monkeypatch.setitem(globals(), kind.__name__, kind)
+    one = object.__new__(derived)
+    vars(one).update(margin=3, amax_history_len=7)
+    TRACES.clear()
+    read = read_state(pickle.dumps({"recipe": one}))["recipe"]
+    assert type(read) is derived and vars(read) == vars(one) and TRACES == []
+    named = f"c{__name__}\nDerived\n".encode()
+    built = b"\x80\x02" + named + b")\x81}X\x07\x00\x00\x00delayedK\x00sb."
+    bare = {"called": named + b")R.", "given": b"\x80\x02" + named + b"K\x01\x85\x81.", "method": built}
+    for payload in (*bare.values(), pickle.dumps(object.__new__(guarded))):
+        with pytest.raises(CheckpointError, match=SENTENCE):
+            read_state(payload)
+    monkeypatch.delitem(globals(), "Derived")
+    with pytest.raises(CheckpointError, match=SENTENCE):
+        read_state(bare["called"])
+    assert TRACES == []
+
+
 def test_a_file_in_place_of_the_tensor_is_read_as_weights_are(te: Any) -> None:
     TRACES.clear()
     recipe = recipe_for(te, "delayed")

@@ -2,7 +2,8 @@
 
 The package keeps the state of delayed scaling as a pickle in a uint8 tensor. It reads that by ``pickle.loads``, and by ``torch.load`` with
 ``weights_only=False`` where a checkpoint is older, if an environment variable says that the checkpoint is trusted. Here both are done by a reader
-that makes plain values, tensors and the package's recipes, and nothing else; so no trust is asked for.
+that makes plain values, tensors and the package's recipes, and nothing else; so no trust is asked for. A framework's own class of a recipe is
+taken where the program has loaded it; none of its functions is called.
 """
 
 from __future__ import annotations
@@ -70,16 +71,17 @@ class _Reader(_Unpickler):
         self._given.append(found)
         return found
 
-    def _check_call(self, function: Any) -> None:
-        if not any(function is given for given in self._given):
-            raise _refused(f"a call of {type(function).__qualname__}")
+    def _check_call(self, function: Any, bare: bool = False) -> None:
+        """``bare``: no arguments are given, and what a class does with them is not asked."""
+        if not any(function is given for given in self._given) or (_is_derived(function) and not bare):
+            raise _refused(f"a call of {getattr(function, '__qualname__', type(function).__qualname__)}")
 
     def load_reduce(self) -> None:
         self._check_call(self.stack[-2])
         super().load_reduce()
 
     def load_newobj(self) -> None:
-        self._check_call(self.stack[-2])
+        self._check_call(self.stack[-2], bare=self.stack[-1] == ())
         super().load_newobj()
 
     def load_newobj_ex(self) -> None:
@@ -110,6 +112,8 @@ def _allowed(module: str, name: str) -> Any:
     if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
         return found
     if module == _RECIPES and name in _RECORDS and isinstance(found := getattr(sys.modules.get(module), name, None), type):
+        return found
+    if _is_derived(found := getattr(sys.modules.get(module), "__dict__", {}).get(name)):
         return found
     raise _refused(f"{module}.{name}")
 
@@ -148,8 +152,17 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 }
 
 
-def _is_record(of: type) -> bool:
+def _is_own(of: type) -> bool:
     return of.__module__ == _RECIPES and of.__name__ in _RECORDS and is_dataclass(of)
+
+
+def _is_derived(found: Any) -> bool:
+    """Whether this is a class that somebody has derived from the package's recipes, made without a function of its own."""
+    return isinstance(found, type) and not _is_own(found) and any(map(_is_own, found.__mro__)) and found.__new__ is object.__new__
+
+
+def _is_record(of: type) -> bool:
+    return _is_own(of) or _is_derived(of)
 
 
 def _is_value(of: object, name: Any) -> bool:
