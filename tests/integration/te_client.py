@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,23 @@ import torch
 
 from fusible import compat
 
-__all__ = ["EPSILON", "RECIPES_OF_CLIENT", "package", "recipe_for", "relative_error"]
+__all__ = ["EPSILON", "EPSILON_OF_QUANTIZER", "QUANTIZERS", "RECIPES_OF_CLIENT", "package", "recipe_for", "relative_error"]
 
 EPSILON = {"bf16": 2.0**-8, "delayed": 2.0**-3, "current": 2.0**-3, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
 """By recipe: the largest relative error of rounding an operand, forward or backward: half a unit of E5M2 for the hybrid recipes' gradients, of E4M3
 for the others, of E2M1 and of its E4M3 scale for NVFP4."""
+
+EPSILON_OF_QUANTIZER = {"delayed": 2.0**-4, "current": 2.0**-4, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
+"""By quantizer: the largest relative error of a value: half a unit of E4M3, and of E2M1 beside its scale's."""
+
+QUANTIZERS: dict[str, Callable[..., Any]] = {
+    "delayed": lambda te: te.Float8Quantizer(torch.full((1,), 16.0), torch.zeros(1), te.DType.kFloat8E4M3),
+    "current": lambda te: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device="cuda"),
+    "block": lambda te: te.Float8BlockQuantizer(te.DType.kFloat8E4M3, rowwise=True, columnwise=True),
+    "mxfp8": lambda te: te.MXFP8Quantizer(te.DType.kFloat8E4M3),
+    "nvfp4": lambda te: te.NVFP4Quantizer(),
+}
+"""By name, what makes one of each quantizer of the package, given that."""
 
 _RECIPES = {
     "delayed": "DelayedScaling",

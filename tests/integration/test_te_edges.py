@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from te_client import RECIPES_OF_CLIENT, package, recipe_for, relative_error
+from te_client import EPSILON_OF_QUANTIZER, QUANTIZERS, RECIPES_OF_CLIENT, package, recipe_for, relative_error
 
 from fusible import tex
 
@@ -62,17 +62,6 @@ def test_a_copy_of_a_weight_from_inference_is_written_again(te: Any, recipe_name
     assert torch.equal(*found.values()) and found["no_grad"].any()
 
 
-QUANTIZERS: dict[str, Callable[..., Any]] = {
-    "delayed": lambda te: te.Float8Quantizer(torch.full((1,), 16.0), torch.zeros(1), te.DType.kFloat8E4M3),
-    "current": lambda te: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device="cuda"),
-    "block": lambda te: te.Float8BlockQuantizer(te.DType.kFloat8E4M3, rowwise=True, columnwise=True),
-    "mxfp8": lambda te: te.MXFP8Quantizer(te.DType.kFloat8E4M3),
-    "nvfp4": lambda te: te.NVFP4Quantizer(),
-}
-EPSILON = {"delayed": 2.0**-4, "current": 2.0**-4, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
-"""By quantizer: the largest relative error of a value, half a unit of E4M3, and of E2M1 beside its scale's."""
-
-
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["delayed", "current"])
@@ -81,7 +70,7 @@ def test_a_tensor_without_a_dimension_is_quantized(te: Any, name: str, dtype: to
     with tex.set_backend(backend):
         made = QUANTIZERS[name](te)(x)
         assert made.shape == made._data.shape == tex.dequantize(made, tex.DType.kFloat32).shape == made.dequantize().shape == ()
-        assert relative_error(made.dequantize(), x) <= EPSILON[name]
+        assert relative_error(made.dequantize(), x) <= EPSILON_OF_QUANTIZER[name]
 
 
 @pytest.mark.parametrize("shape", [(0, 128), (128, 0), (2, 0, 128)], ids=str)
@@ -108,7 +97,7 @@ def test_an_operand_that_stands_for_fp8(te: Any, name: str, operand: int, nomina
     operands[operand]._dtype = nominal
     found = gemm(*operands, out_dtype=BF16)[0]
     assert found.dtype is BF16 and torch.equal(found, expected)
-    assert relative_error(found, x.double() @ x.double().T) <= 2**0.5 * EPSILON[name]
+    assert relative_error(found, x.double() @ x.double().T) <= 2**0.5 * EPSILON_OF_QUANTIZER[name]
     out = torch.empty(128, 128, device="cuda")
     assert torch.equal(gemm(*operands, out_dtype=torch.float32, out=out)[0].to(BF16), expected)
 
@@ -136,5 +125,5 @@ def test_a_quantizer_that_nobody_asks_for_its_amax(te: Any, backend: str) -> Non
         made = quantizer(x)
         activated = tex.gelu(x, quantizer)
     assert quantizer.amax.shape == (0,)
-    assert relative_error(made.dequantize(), x) <= EPSILON["delayed"]
-    assert relative_error(activated.dequantize(), torch.nn.functional.gelu(x.double(), approximate="tanh")) <= EPSILON["delayed"]
+    assert relative_error(made.dequantize(), x) <= EPSILON_OF_QUANTIZER["delayed"]
+    assert relative_error(activated.dequantize(), torch.nn.functional.gelu(x.double(), approximate="tanh")) <= EPSILON_OF_QUANTIZER["delayed"]

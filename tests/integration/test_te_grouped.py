@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from te_client import package, relative_error
+from te_client import EPSILON_OF_QUANTIZER, QUANTIZERS, package, relative_error
 
 from fusible import tex
 
 BF16 = torch.bfloat16
 ROWS, COLUMNS = 384, 128
-EPSILON = {"delayed": 2.0**-4, "current": 2.0**-4, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
-"""By quantizer: the largest relative error of a value: half a unit of E4M3, and of E2M1 beside its scale's."""
-
-QUANTIZERS: dict[str, Callable[..., Any]] = {
-    "delayed": lambda te: te.Float8Quantizer(torch.full((1,), 16.0), torch.zeros(1), te.DType.kFloat8E4M3),
-    "current": lambda te: te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, device="cuda"),
-    "block": lambda te: te.Float8BlockQuantizer(te.DType.kFloat8E4M3, rowwise=True, columnwise=True),
-    "mxfp8": lambda te: te.MXFP8Quantizer(te.DType.kFloat8E4M3),
-    "nvfp4": lambda te: te.NVFP4Quantizer(),
-}
 SPLITS = {"equal": None, "equal, told": [192, 192], "different": [128, 256], "an empty one": [384, 0]}
 EACH = pytest.mark.parametrize("name", QUANTIZERS)
 
@@ -81,7 +71,7 @@ def test_a_group_is_dequantized_within_its_format(te: Any, name: str) -> None:
     grouped = tex.group_quantize(x, QUANTIZERS[name](te), 2, dims(splits))
     plain = tex.group_dequantize(grouped, tex.DType.kFloat32)
     for member, piece in zip(plain.split_into_quantized_tensors(), pieces(x, splits), strict=True):
-        assert 0 < relative_error(member, piece) <= EPSILON[name]
+        assert 0 < relative_error(member, piece) <= EPSILON_OF_QUANTIZER[name]
 
 
 def test_a_group_of_current_scaling_keeps_the_amax_and_the_scale_of_each_member(te: Any) -> None:
@@ -152,7 +142,7 @@ def test_products_of_groups_are_those_of_their_members(te: Any, name: str) -> No
     gemm(gx, gdy, dw, layout="NT")
     xs, dys, ws = read(gx), read(gdy), read(gw)
     # The columns' copies of blocks are rounded by themselves: two operands, each off by at most eps twice.
-    close, apart = COLUMNS * 2.0**-23, 4 * EPSILON[name] if name in ("block", "mxfp8", "nvfp4") else 256 * 2.0**-23
+    close, apart = COLUMNS * 2.0**-23, 4 * EPSILON_OF_QUANTIZER[name] if name in ("block", "mxfp8", "nvfp4") else 256 * 2.0**-23
     assert relative_error(y, torch.cat([a @ w.T for a, w in zip(xs, ws, strict=True)])) <= close
     assert relative_error(dx, torch.cat([d @ w for d, w in zip(dys, ws, strict=True)])) <= apart
     for found, d, a in zip(dw, dys, xs, strict=True):
