@@ -7,12 +7,13 @@ once and for all.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from fusible.locks import Lock
 
 __all__ = ["Requests"]
 
@@ -24,7 +25,7 @@ def _kept_work() -> type[Any]:
         def __init__(self, work: Any) -> None:
             super().__init__()
             self._work = work
-            self._lock = threading.Lock()
+            self._lock = Lock()
             self._done = False
 
         def wait(self, *timeout: Any, **named: Any) -> bool:

@@ -14,7 +14,7 @@ from fusible.lazy.trace.tensor import TraceTensor
 if TYPE_CHECKING:
     from fusible.lazy.flat_ir.tensor import FlatIRTensor
 
-__all__ = ["TRACE_OPS", "Literal", "TraceOp"]
+__all__ = ["Literal", "TRACE_OPS", "TraceOp"]
 
 Literal = tuple[float | int | bool, dtype]
 """A number and the dtype that it has in a program."""
