@@ -218,7 +218,7 @@ def _run(function: str) -> set[tuple[str, str]]:
     return {
         (path, name)
         for path, name in found
-        if not path.endswith(_PLUMBING) and "_outside_autograd" not in name and not any((path, outer) in found for outer in _around(name))
+        if not path.endswith(_PLUMBING) and "as_kernel" not in name and not any((path, outer) in found for outer in _around(name))
         if (definition := _definition(_tree(path), name)) is not None and not _only_refuses(definition) and _places(path, name).count
     }
 

@@ -11,6 +11,7 @@ from nvte_words_activations import transposed
 
 from fusible import nvte
 from fusible.nvte import Tensor, Type
+from fusible.quantized import MXFP8Quantizer
 
 # Sums, copies, the order of columns.
 
@@ -156,6 +157,15 @@ def _(draw: Draw) -> Given:
 def _(draw: Draw) -> Given:
     x, dtype = nvte.cast(draw.tensor(draw.rows(), draw.columns()), draw.of(*FP8)), draw.type()
     return Given({"x": x, "dtype": dtype}, [_exact(x, dtype)])
+
+
+@word("handed_out")
+def _(draw: Draw) -> Given:
+    """A tensor with zeros behind it: its values, without them. Any other: itself."""
+    rows, like = 32 * draw.of(1, 2) + draw.of(0, 1, 13), draw.type()
+    e4m3 = nvte.DType.Float8E4M3
+    x = nvte.cast(draw.tensor(rows, 64, type=like), nvte.QuantizedType(e4m3, "mxfp8", "", MXFP8Quantizer(e4m3)))
+    return Given({"x": x}, [Wanted(f64(nvte.dequantize(x, like)), exact=True, type=like if rows % 32 else x.type)])
 
 
 @word("plain")

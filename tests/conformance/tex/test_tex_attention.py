@@ -273,7 +273,7 @@ def test_the_support_query_answers_in_both_forms(runner: Runner) -> None:
     assert runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**params)) == (served, "")
     fp8 = {**params, "qkv_dtype": 8, "scaling_mode": NVTEScalingMode.NVTE_DELAYED_TENSOR_SCALING}
     assert runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**fp8)) == (NVTE_Fused_Attn_Backend.NVTE_FP8, "")
-    refused = [(params, {"qkv_dtype": 2}, "int32"), (fp8, {"scaling_mode": NVTEScalingMode.NVTE_MXFP8_1D_SCALING}, "MXFP8")]
+    refused = [(params, {"qkv_dtype": 2}, "int32"), (fp8, {"scaling_mode": NVTEScalingMode.NVTE_NVFP4_1D_SCALING}, "NVFP4")]
     refused += [(params, {"dropout": 1.5}, "dropout"), (params, {"qkv_layout": L.NVTE_QKV_Layout_NOT_SET}, "NOT_SET")]
     for base, changes, word in refused:
         backend, reason = runner("get_fused_attn_backend", fused_attn_params=SimpleNamespace(**{**base, **changes}))
