@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import io
 import os
 import pickle
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -172,6 +174,23 @@ def test_a_recipe_of_a_framework_is_read_and_none_of_its_functions_called(te: An
     with pytest.raises(CheckpointError, match=SENTENCE):
         read_state(bare["called"])
     assert TRACES == []
+
+
+def test_megatron_core_reads_extra_state_by_the_same_reader(te: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "megatron" / "core" / "extensions"
+    folder.mkdir(parents=True)
+    (folder / "transformer_engine.py").write_text("import pickle\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        monkeypatch.delitem(sys.modules, name)
+    module = importlib.import_module("megatron.core.extensions.transformer_engine")
+    TRACES.clear()
+    assert module.pickle.loads(module.pickle.dumps({"scale_fwd": 1.0})) == {"scale_fwd": 1.0}
+    with pytest.raises(CheckpointError, match=SENTENCE):
+        module.pickle.loads(payloads()["function"])
+    assert TRACES == []
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
+        del sys.modules[name]
 
 
 def test_a_file_in_place_of_the_tensor_is_read_as_weights_are(te: Any) -> None:

@@ -159,7 +159,7 @@ def _(draw: Draw) -> Given:
     return Given({"x": x, "dtype": dtype}, [_exact(x, dtype)])
 
 
-@word("handed_out")
+@word("unpadded")
 def _(draw: Draw) -> Given:
     """A tensor with zeros behind it: its values, without them. Any other: itself."""
     rows, like = 32 * draw.of(1, 2) + draw.of(0, 1, 13), draw.type()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from fusible.compat.device_map.mode import is_in_force
 from fusible.compat.finder import Around
-from fusible.compat.nvidia_state import read_state
 
 __all__ = ["CLIENTS"]
 
@@ -32,15 +30,7 @@ def _around_lightning(module: ModuleType) -> Iterator[None]:
     accelerator.setup_device = setup_device
 
 
-@contextmanager
-def _around_megatron(module: ModuleType) -> Iterator[None]:
-    """Megatron-core takes the extra state of grouped layers apart by itself, as a pickle: it is read by what reads NVIDIA's."""
-    yield
-    vars(module)["pickle"] = SimpleNamespace(dumps=pickle.dumps, loads=read_state)
-
-
 CLIENTS: dict[str, Around] = {
-    "megatron.core.extensions.transformer_engine": _around_megatron,
     "lightning.fabric.accelerators.cuda": _around_lightning,
     "lightning.pytorch.accelerators.cuda": _around_lightning,
     "lightning_fabric.accelerators.cuda": _around_lightning,

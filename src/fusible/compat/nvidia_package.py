@@ -17,7 +17,7 @@ import torch
 
 from fusible import knobs, tex
 from fusible.compat.finder import Around
-from fusible.compat.nvidia_state import around_state
+from fusible.compat.nvidia_state import around_pickle, around_state
 from fusible.compat.nvidia_tensors import register_classes
 from fusible.compat.triton_functions import AROUND_TRITON
 
@@ -111,6 +111,7 @@ SUPPORT = {
 """By the format in the names of NVIDIA's functions: the quantizer that is asked about."""
 
 AROUND: dict[str, Around] = {
+    "megatron.core.extensions.transformer_engine": around_pickle,
     "transformer_engine.common": _around_common,
     "transformer_engine.pytorch.jit": _around_jit,
     "transformer_engine.pytorch.module.base": around_state,

@@ -24,7 +24,7 @@ import torch
 
 from fusible.errors import CheckpointError, expected
 
-__all__ = ["around_state", "read_state"]
+__all__ = ["around_pickle", "around_state", "read_state"]
 
 _RECIPES = "transformer_engine.common.recipe"
 _RECORDS = (
@@ -174,14 +174,25 @@ def _refused(got: str) -> CheckpointError:
     return CheckpointError(expected(what, of="the extra state of a module", got=got, do="use a checkpoint without it: nothing of it was run"))
 
 
+_PICKLE = SimpleNamespace(dumps=pickle.dumps, loads=read_state)
+"""In the place of ``pickle``, in modules that write and read extra state."""
+
+
+@contextmanager
+def around_pickle(module: ModuleType) -> Iterator[None]:
+    """Around a module of a framework that takes the package's extra state apart by itself, as Megatron-core does with that of grouped layers."""
+    yield
+    vars(module)["pickle"] = _PICKLE
+
+
 @contextmanager
 def around_state(module: ModuleType) -> Iterator[None]:
     """Around a module of the package that reads extra state: it reads by ``read_state``, and whether or not pickles are trusted."""
     yield
     names = vars(module)
-    if isinstance(names["pickle"], SimpleNamespace):
+    if names["pickle"] is _PICKLE:
         return
-    names["pickle"] = SimpleNamespace(dumps=pickle.dumps, loads=read_state)
+    names["pickle"] = _PICKLE
     names["should_load_extra_state_pickle"] = _whether_to_load(names["should_load_extra_state_pickle"])
     owner = names.get("TransformerEngineBaseModule")
     if owner is not None:

@@ -58,7 +58,6 @@ from fusible.nvte.casting import (
     cast_transpose_dbias_checked,
     dequantize,
     emit,
-    handed_out,
     multi_cast_transpose,
     multi_cast_transpose_checked,
     note_amax,
@@ -66,6 +65,7 @@ from fusible.nvte.casting import (
     quantize,
     quantizer_for,
     transpose,
+    unpadded,
 )
 from fusible.nvte.collectives import all_gather, all_reduce, has_own_blocks, over, reduce_scatter, share_amax
 from fusible.nvte.dropout import ddropout, dropout
@@ -216,7 +216,6 @@ __all__ = [
     "grouped_transpose_matmul_add",
     "grouped_transpose_matmul_add_whole",
     "grouped_unpad",
-    "handed_out",
     "has_own_blocks",
     "interleave",
     "is_fp8",
@@ -284,6 +283,7 @@ __all__ = [
     "transpose_matmul_add",
     "transpose_matmul_dbias",
     "unflatten",
+    "unpadded",
     "unstack",
     "zeros",
 ]

@@ -28,7 +28,6 @@ __all__ = [
     "dequantize",
     "emit",
     "emitter",
-    "handed_out",
     "multi_cast_transpose",
     "multi_cast_transpose_checked",
     "note_amax",
@@ -36,6 +35,7 @@ __all__ = [
     "quantize",
     "quantizer_for",
     "transpose",
+    "unpadded",
 ]
 
 
@@ -108,8 +108,8 @@ def dequantize(x: Tensor, dtype: DType) -> Tensor:
     return Tensor(tex.dequantize(x.data, dtype), dtype)
 
 
-def handed_out(x: Tensor) -> Tensor:
-    """``x`` as code that knows nothing of padding takes it: its values, in its nominal dtype, where there are zeros behind it; else ``x``."""
+def unpadded(x: Tensor) -> Tensor:
+    """``x`` without the zeros behind it (``nvte.padding``): its values, in its nominal dtype; where there are none, ``x``."""
     return dequantize(x, nvte_dtype(x.data._dtype)) if is_padded(x) else x
 
 

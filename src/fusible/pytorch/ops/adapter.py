@@ -168,7 +168,7 @@ def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, si
     with _Scaled(module, members, "forward", [(following, y_slot)]):
         output, extra = module.fuser_forward(
             contexts,
-            nvte.handed_out(x).data,
+            nvte.unpadded(x).data,
             basic_op_extra_inputs=[
                 tuple(sides[name].data if name in outer else None for name in member.side_inputs)  # type: ignore[misc]
                 for member, outer in zip(members, inputs, strict=True)
@@ -240,7 +240,7 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
         for member, outer in zip(members, outputs, strict=True)
     ]
     with _Scaled(module, members, "backward", [state.call.get(("before", members[0].position), (None, ""))]):
-        dx, grads, extra_grads = module.fuser_backward(contexts, nvte.handed_out(dy).data, basic_op_grad_extra_outputs=extra)
+        dx, grads, extra_grads = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
     for context in contexts:
         context._let_go()
     result = wrapped(dx, members[0].dx_dtype) if dx is not None else None

@@ -42,7 +42,7 @@ def run_forward(
     for ctx, tensors in zip(ctxs, contexts, strict=True):
         ctx._tensors = tensors
     found = zip(ops, outputs, strict=True)
-    return nvte.handed_out(y).data, [tuple(_first(values, route) for route in routes_of(op)) for op, values in found]
+    return nvte.unpadded(y).data, [tuple(_first(values, route) for route in routes_of(op)) for op, values in found]
 
 
 def run_backward(
@@ -89,7 +89,7 @@ def saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, An
     if ctx._op is None or ctx._tensors is None:
         of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"
         raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
-    return {name: nvte.handed_out(tensor).data for name, tensor in ctx._tensors.items()}
+    return {name: nvte.unpadded(tensor).data for name, tensor in ctx._tensors.items()}
 
 
 def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:
@@ -125,4 +125,4 @@ def _first(values: dict[str, Tensor], route: Sequence[str]) -> Any:
 
 
 def _data(tensor: Tensor | None) -> Any:
-    return None if tensor is None else nvte.handed_out(tensor).data
+    return None if tensor is None else nvte.unpadded(tensor).data

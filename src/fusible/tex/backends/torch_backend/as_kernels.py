@@ -15,8 +15,9 @@ __all__ = ["as_kernel"]
 _records_graphs = torch.is_grad_enabled
 _record_graphs = torch._C._set_grad_enabled
 _modes = torch._C._len_torch_dispatch_stack
-_SELECTIVE = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)  # type: ignore[attr-defined]
-"""The modes of selective activation checkpointing, which keep the results of the operations that a user names, say ``aten.mm``."""
+_SELECTIVE = tuple(getattr(checkpoint, name) for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode") if hasattr(checkpoint, name))
+"""The modes of selective activation checkpointing, which keep the results of the operations that a user names, say ``aten.mm``. The names are torch's
+private ones: in a torch that has others, such checkpointing refuses what it kept, and nothing else changes."""
 
 
 def as_kernel(method: Callable[..., Any]) -> Callable[..., Any]:
