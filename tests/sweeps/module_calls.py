@@ -25,7 +25,7 @@ LIMIT = 0.7003
 
 
 def rowwise(draw: Draw, module: nn.Module, width: int, f: Callable[[Noise, Tensor, Values], Tensor], **more: Any) -> Right:
-    modules = isinstance(module, fusible.pytorch.BaseModule) and module.takes_batch
+    modules = isinstance(module, fusible.pytorch.BaseModule) and not isinstance(module, (ops.FusibleOperation, ops.Sequential))
     leading = draw.leading(ranks=(1, 2)) if modules else draw.leading()
     formula = lambda n, inputs, parameters: n.stored(f(n, inputs["x"], parameters))  # noqa: E731
     return Right(module, lambda: {"x": draw.values(*leading, width)}, formula, _lengths(draw, leading) if modules else {}, **more)

@@ -16,6 +16,7 @@ from fusible.ops import Op
 from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
+from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.executors import DIRECT, Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache, check_cache
 from fusible.pytorch.refusals import check_dense, refuse, title_of
@@ -69,9 +70,10 @@ def note_change() -> None:
     _changes += 1
 
 
-class PipelineRunner:
+class PipelineRunner(ChainPart):
     """Runs a list of ops on torch tensors, owns their scaling state, and hands parameters in at each call."""
 
+    clears_padding = True
     batched = True
     """Whether an input is read as a batch of sequences (``read_batch``)."""
     sequenced = False
@@ -93,8 +95,6 @@ class PipelineRunner:
         """Run these from now on; ``bound`` is what the pipeline has of them. ``sides`` and ``outputs``: the names of the side values that come from
         the caller, and that go to it. Raises ``ArgumentError`` for channels that do not match, and keeps what it has."""
         routing = route([(b.op, b.extras, b.block) for b in entries])
-        if self.batched and (routing.inputs or routing.outputs):
-            _refuse_extras(entries)
         self.sides, self.outputs = routing.inputs, routing.outputs
         self._entries = entries
         self.bound = tuple(b if b.op is op else b._replace(op=op) for b, op in zip(entries, routing.ops, strict=True))
@@ -120,16 +120,42 @@ class PipelineRunner:
                 self.scaling = ScalingOwner(self.pipeline.state)
         self._seen = seen
 
-    def __call__(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
-        """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``."""
+    def __call__(
+        self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, extra_inputs: Sequence[torch.Tensor] = ()
+    ) -> Any:
+        """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``.
+        ``extra_inputs``: of its operations in order, but for those that a channel feeds. Returns ``y``, or a tuple of it and the extra outputs."""
+        self.check_extra_inputs(extra_inputs)
         try:
-            batch = read_batch(x, seq_lens, cache is not None)
-            if cache is not None:
-                check_cache(cache)
-            return batch.restore(self.run(batch.x, (), {}, batch, cache)[0])
+            outputs = self._run_batch(read_batch(x, seq_lens, cache is not None), x.shape, extra_inputs, {}, cache)
         except Exception as error:
-            self.refuse(error, x, ())
+            self.refuse(error, x, extra_inputs)
             raise
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x, call.seq_lens, call.cache, extra)
+
+    @property
+    def public_extra_inputs(self) -> int:
+        self.look_again()
+        return len(self.sides)
+
+    def check_extra_inputs(self, extra_inputs: Sequence[Any]) -> None:
+        """Raise ``ArgumentError`` for another number of them than a call takes."""
+        if len(extra_inputs) != self.public_extra_inputs:
+            check_extra_inputs(len(self.sides), len(extra_inputs), self.title)
+
+    def _run_batch(
+        self, batch: Batch, shape: torch.Size, extra: Sequence[torch.Tensor], notes: dict[Any, Any], cache: KVCache | None
+    ) -> Sequence[torch.Tensor]:
+        """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
+        if cache is not None:
+            check_cache(cache)
+        given = [batch.tokens(value) if value.shape[:-1] == shape[:-1] else value for value in extra]
+        y, *outputs = self.run(batch.x, given, notes, batch, cache)
+        rows = batch.x.shape[:1]
+        return batch.restore(y), *(batch.restore(value) if value.shape[:-1] == rows else value for value in outputs)
 
     def run(
         self,
@@ -313,7 +339,8 @@ class PipelineRunner:
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         """The three passes of the plan that a training call on ``x`` would use, as text."""
         batch = read_batch(x, seq_lens)
-        return describe(self.plan(batch.x, self.parameters(), current_autocast(), with_grad=True))
+        args = self.parameters()
+        return describe(self.plan(batch.x, args, current_autocast(), True, [batch.x] * len(self.sides)))
 
     def out_width(self, width: int) -> int | None:
         """The width of the output for an input of ``width`` columns; None where it is not known before a call."""
@@ -340,19 +367,6 @@ class PipelineRunner:
         if plan.delayed is None or not plan.state:
             return None
         return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)
-
-
-def _refuse_extras(entries: Sequence[BoundOp]) -> None:
-    """Raise ``ArgumentError``: the call is one of ``x`` alone."""
-    for b in entries:
-        if b.extras is None:
-            continue
-        if None in b.extras.inputs:
-            do = "call set_extra_input_channel, or put it into an ops.Sequential, whose call takes extra inputs"
-            raise ArgumentError(expected("a channel", of=f"an extra input of {b.extras.title}", got="none", do=do))
-        if True in b.extras.to_caller:
-            do = "call set_extra_output_channel with output_to_caller=False, or put it into an ops.Sequential, whose call gives extra outputs"
-            raise ArgumentError(expected("a channel alone", of=f"an extra output of {b.extras.title}", got="one that the caller is to get", do=do))
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:

@@ -48,11 +48,17 @@ class Case:
         weights = {key: self.made[key].weight.detach().clone().requires_grad_() for key in self.linears}
         interpreter = Interpreter(extra, weights)
         y = interpreter.run(self.root, x, [])
-        if self.root.kind != "ops" and (extra or interpreter.outputs):
-            raise Refused  # its call takes x and gives y
         outputs = [y, *interpreter.outputs]
         self.parameters = [(self.made[key].weight, weight) for key, weight in weights.items()]
         return [*outputs, *_gradients(outputs, [x, *extra, *weights.values()])]
+
+    def call(self, x: Tensor, *extra: Tensor) -> Any:
+        """The model as its kind takes extra inputs."""
+        return self.through(self.model)(x, *extra)
+
+    def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called as the model is, as a function of its inputs one after another."""
+        return call if self.root.kind == "ops" else lambda x, *extra: call(x, extra_inputs=extra)
 
     def called(self, call: Callable[..., Any]) -> list[Tensor]:
         x, *extra = [value.clone().requires_grad_() for value in (self.x, *self.extra)]
@@ -81,17 +87,17 @@ def _sweep(seeds: range) -> tuple[int, int]:
         case = Case(generated(seed, wild=seed % 3 == 0))
         if case.wanted is None:
             with pytest.raises(ArgumentError, match=r"^Expected [^\n]*: [^\n]*\.$"):
-                case.model(case.x, *(case.extra if case.root.kind == "ops" else ()))
+                case.call(case.x, *case.extra)
             refused += 1
         elif case.exact:
-            _check(case, case.model)
+            _check(case, case.call)
             with torch.no_grad():
-                result = case.model(case.x, *case.extra)
+                result = case.call(case.x, *case.extra)
             for got, wanted in zip(result if isinstance(result, tuple) else (result,), case.wanted, strict=False):
                 assert torch.equal(got, wanted)
-            _check(case, lambda *inputs, model=case.model: checkpoint(model, *inputs, use_reentrant=False))
+            _check(case, lambda *inputs, call=case.call: checkpoint(call, *inputs, use_reentrant=False))
             assert case.model.explain(case.x)
-            _check(case, case.model)
+            _check(case, case.call)
             served += 1
     return served, refused
 
@@ -116,7 +122,7 @@ def test_under_every_container_the_same_list_means_the_same() -> None:
         for wrap in (lambda m: m, fusible.Sequential, ops.Sequential, lambda m: fusible.Sequential(ops.Sequential(m)), nn.Sequential):
             case = Case(root)
             if case.exact:
-                _check(case, wrap(case.model))
+                _check(case, case.through(wrap(case.model)))
 
 
 @pytest.mark.parametrize("recipe", [fusible.DelayedScaling(), fusible.Float8CurrentScaling()], ids=["delayed", "current"])
@@ -129,7 +135,7 @@ def test_generated_lists_in_8_bits(recipe: Any) -> None:
         if not case.exact or not case.linears:
             continue
         with autocast(recipe=recipe):
-            y = case.called(case.model)[0]
+            y = case.called(case.call)[0]
         wanted = case.wanted[0]  # type: ignore[index]
         assert (y - wanted).abs().max() <= len(leaves(case.root)) * 2.0**-4 * wanted.abs().max()
         compared += 1
@@ -143,8 +149,8 @@ def test_generated_lists_compiled() -> None:
         case = Case(generated(seed, torch_ops=False))
         if case.exact and compared < 3:
             torch._dynamo.reset()
-            _check(case, torch.compile(case.model, fullgraph=True, backend="aot_eager"))
-            _check(case, case.model.compile("xla"))
+            _check(case, case.through(torch.compile(case.model, fullgraph=True, backend="aot_eager")))
+            _check(case, case.through(case.model.compile("xla")))
             compared += 1
     assert compared == 3
 
@@ -188,10 +194,9 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: fusible.Residual(_takes("a"), _gives("a")), f"{READS} a later one"),
     (lambda: fusible.Sequential(_gives("a"), ops.Sequential(_takes("a"), _gives("a"))), f"{READS} a later one"),
     (lambda: fusible.Residual(_gives("a"), _gives("a")), "one producer of the channel 'a', got several"),
-    (lambda: fusible.Sequential(ops.AddExtraInput()), "a channel of an extra input of AddExtraInput, got none: .*ops.Sequential"),
-    (lambda: fusible.Residual(_gives("a", to_caller=True)), "a channel alone of an extra output of MakeExtraOutput, got one that"),
+    (lambda: fusible.Sequential(ops.AddExtraInput()), "1 extra inputs of a call of AddExtraInput, got 0: give one for each"),
+    (lambda: fusible.Residual(nn.Identity(), ops.AddExtraInput()), "1 extra inputs of a call of Residual, got 0: give one for each"),
     (lambda: fusible.Sequential(_gives("a"), nn.Identity(), _takes("a")), f"{READS} none"),
-    (lambda: fusible.Sequential(ops.Sequential(nn.Identity(), _gives(None))), "one tensor of what Sequential gives in a chain, got a tuple"),
 ]
 
 
@@ -213,13 +218,34 @@ def test_what_is_called_on_its_own_has_its_extra_tensors_still() -> None:
     inner.register_forward_hook(hook)
     y, extra = model(x, 10 * x, 100 * x)
     assert torch.equal(y, torch.full((2, 4), 136.0)) and torch.equal(extra, torch.full((2, 4), 36.0))
+    for wrap in (fusible.Sequential, lambda m: fusible.Sequential(nn.Identity(), fusible.Sequential(m)), fusible.Residual):
+        y, extra = wrap(model)(x, extra_inputs=[10 * x, 100 * x])
+        assert torch.equal(y, torch.full((2, 4), 137.0 if wrap is fusible.Residual else 136.0)) and torch.equal(extra, torch.full((2, 4), 36.0))
     hooked = ops.ConstantScale(2.0)
     hooked.register_forward_hook(hook)
     for each in (hooked, ops.Sequential(ops.ConstantScale(2.0), nn.Identity())):
         for make in (fusible.Sequential, fusible.Residual):
             added = 3.0 if make is fusible.Residual else 2.0
             assert torch.equal(make(each)(x), torch.full((2, 4), added))
-    assert seen == ["Sequential", "ConstantScale", "ConstantScale"]
+    assert seen == ["Sequential"] * 4 + ["ConstantScale"] * 2
+
+
+@pytest.mark.parametrize("make", [ops.Sequential, fusible.Sequential, fusible.Residual], ids=lambda make: f"{make.__module__}.{make.__name__}")
+def test_extra_tensors_of_a_padded_batch_have_its_form(make: Callable[..., Any]) -> None:
+    """What stands for padding in an extra input takes no part, and is 0 in an extra output; each sequence is as if it were alone."""
+    torch.manual_seed(3)
+    attention = ops.Linear(32, 96), fusible.MultiHeadedSelfAttention(32, 2)
+    model = make(ops.AddExtraInput(), *attention, ops.MakeExtraOutput(), nn.Identity())
+    x, other, lengths = torch.randn(2, 5, 32), torch.randn(2, 5, 32), torch.tensor([5, 3])
+
+    def call(x: Tensor, other: Tensor, **batch: Any) -> Any:
+        return model(x, other, **batch) if make is ops.Sequential else model(x, extra_inputs=[other], **batch)
+
+    y, extra = call(x, other, seq_lens=lengths)
+    for row, length in enumerate(lengths.tolist()):
+        for got, alone in zip((y, extra), call(x[row, :length], other[row, :length], seq_lens=torch.tensor([length])), strict=True):
+            torch.testing.assert_close(got[row, :length], alone, rtol=1e-5, atol=1e-5)
+            assert not got[row, length:].any()
 
 
 class _Begin(Op):

@@ -12,12 +12,14 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import Tensor
 from fusible.ops import Op
-from fusible.pytorch.compiled import handle_of, holders_of, traced_call
+from fusible.pytorch.chain import ChainCall, ChainPart
+from fusible.pytorch.compiled import handle_of, holders_of
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.dictionaries import held_so
 from fusible.pytorch.modules.stateful import KeptState, StatefulModule
 from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
+from fusible.pytorch.tracing import TracedRun
 from fusible.tex.constructors import check_constructor
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
@@ -26,22 +28,19 @@ ParameterInitMethod = Callable[[torch.Tensor], torch.Tensor]
 """Fills a new parameter and returns it: ``init(torch.empty(...))``."""
 
 
-class BaseModule(StatefulModule):
+class BaseModule(StatefulModule, ChainPart):
     """A module that decomposes into ops. A subclass calls ``nn.Module.__init__``, assigns its parameters, then ``super().__init__(*ops)``.
 
     ``None`` stands for an op that is switched off. Called on its own it runs its ops as a pipeline; inside a ``Sequential`` they join that one's.
     ``forward(x, seq_lens=None)`` takes ``x [tokens, hidden]`` with ``seq_lens`` ``[sequences]``, of integers, ``x [tokens, hidden]`` as one sequence,
     or ``x [batch, seq, hidden]``; the output has the input's form. ``x [batch, seq, hidden]`` with ``seq_lens [batch]``, or with a bool mask
     ``[batch, seq]`` of the tokens in its place, is padded behind each sequence: padding takes no part, and is 0 in the output and in gradients.
-    ``cache`` (``KVCache``): the sequences go on from what it holds of them.
+    ``cache`` (``KVCache``): the sequences go on from what it holds of them. ``extra_inputs``: where operations with extra tensors are inside, those
+    that no channel feeds, in order; what comes back is then ``y``, or a tuple of it and the extra outputs that are the caller's, in order.
     """
 
     remakes_op: ClassVar[bool] = False
     """Whether it is one op that it makes anew when its options change."""
-    takes_batch: ClassVar[bool] = True
-    """Whether a call takes ``seq_lens`` and ``cache`` after ``x``; else extra tensors, and may give some."""
-    batch_by_name: ClassVar[bool] = False
-    """Whether it takes them by their names alone."""
     _changes: int = 0
     """How often it has."""
 
@@ -83,11 +82,6 @@ class BaseModule(StatefulModule):
         """The module's ops, in order, with the parameters behind them."""
         yield from self._bound
 
-    @property
-    def public_extra_inputs(self) -> int:
-        """How many extra inputs of the operations in it no channel feeds: they are its caller's."""
-        return 0
-
     def own_ops(self) -> tuple[BoundOp, ...]:
         """The ops that are the module's own, without those of modules inside."""
         return self._bound
@@ -115,10 +109,15 @@ class BaseModule(StatefulModule):
         bound = tuple(b._replace(op=changed[id(b.op)]) for b in self._bound)
         return {"_ops": tuple(changed[id(op)] for op in self._ops), "_bound": bound}
 
-    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, *, extra_inputs: Sequence[torch.Tensor] = ()
+    ) -> Any:
         if torch.compiler.is_compiling():
-            return traced_call(self, 0, self.holders(), x, seq_lens=seq_lens, cache=cache)[0]
-        return self._runner()(x, seq_lens, cache)
+            return TracedRun(self, 0, [self]).in_chain(x, extra_inputs, ChainCall(seq_lens, cache))
+        return self._runner()(x, seq_lens, cache, extra_inputs)
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x, call.seq_lens, call.cache, extra_inputs=extra) if extra else self(x, call.seq_lens, call.cache)
 
     def pipeline(self, part: int) -> PipelineRunner:
         """The ``part``-th of the pipelines that a call of the module, as it now stands, goes through."""

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.errors import ArgumentError, expected
-from fusible.pytorch.batch import without_padding
-from fusible.pytorch.compiled import traced_call
+from fusible.pytorch.chain import ChainCall, Passage
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.modules.editing import ModuleListMethods, check_module
 from fusible.pytorch.runner import BoundOp, PipelineRunner
+from fusible.pytorch.tracing import TracedRun
 
 __all__ = ["Arrangement", "Container", "Residual", "Sequential", "bound_at", "is_open"]
 
@@ -81,23 +80,8 @@ def bound_at(module: BaseModule, at: tuple[int, ...], place: int) -> Iterator[Bo
     return (bound.within(block) for bound in module.bound_ops())
 
 
-def _holders_at(module: BaseModule, *_: Any) -> Sequence[Any]:
-    return module.holders()
-
-
-def _call(part: Any, x: torch.Tensor, seq_lens: torch.Tensor | None, cache: KVCache | None) -> torch.Tensor:
-    """What a part of a chain gives for what the one before gave. Raises ``ArgumentError`` where that is no single tensor."""
-    call: Callable[..., Any] = part
-    takes_batch = isinstance(part, PipelineRunner) or (isinstance(part, BaseModule) and part.takes_batch)
-    if takes_batch:
-        y = call(x, seq_lens, cache)
-    else:
-        by_name = isinstance(part, BaseModule) and part.batch_by_name
-        y = call(x, seq_lens=seq_lens, cache=cache) if by_name else call(x)
-    if isinstance(part, BaseModule) and isinstance(y, tuple):
-        do = "keep extra outputs inside by channels, or put it into an ops.Sequential"
-        raise ArgumentError(expected("one tensor", of=f"what {type(part).__name__} gives in a chain", got=f"a tuple of {len(y)}", do=do))
-    return y
+def _alone(module: BaseModule, *_: Any) -> Sequence[Any]:
+    return [module]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +112,16 @@ class Sequential(ModuleListMethods, Container):
 
     _arrangement: Arrangement | None = None
 
-    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return self._traced(x, seq_lens, cache)
-        part = None
-        for part in self._arranged():
-            x = _call(part, x, seq_lens, cache)
-        return x if seq_lens is None or isinstance(part, PipelineRunner) else without_padding(x, seq_lens)
+    def forward(
+        self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, *, extra_inputs: Sequence[torch.Tensor] = ()
+    ) -> Any:
+        parts = self._traced() if torch.compiler.is_compiling() else self._arranged()
+        if len(parts) == 1 and isinstance(parts[0], PipelineRunner):
+            return parts[0](x, seq_lens, cache, extra_inputs)
+        passage = Passage(type(self).__name__, parts, x, extra_inputs, ChainCall(seq_lens, cache))
+        for part in parts:
+            passage.through(part)
+        return passage.result()
 
     def _arranged(self) -> list[Any]:
         arrangement = self._arrangement
@@ -147,13 +134,8 @@ class Sequential(ModuleListMethods, Container):
     def pipeline(self, part: int) -> PipelineRunner:
         return self._arranged()[part]
 
-    def _traced(self, x: torch.Tensor, seq_lens: torch.Tensor | None, cache: KVCache | None) -> torch.Tensor:
-        for index, part in enumerate(self._parts(_holders_at)):
-            if isinstance(part, tuple):
-                x = traced_call(self, index, part, x, seq_lens=seq_lens, cache=cache)[0]
-            else:
-                x = _call(part, x, seq_lens, cache)
-        return x if seq_lens is None else without_padding(x, seq_lens)
+    def _traced(self) -> list[Any]:
+        return [TracedRun(self, i, part) if isinstance(part, tuple) else part for i, part in enumerate(self._parts(_alone))]
 
     def forget_plans(self) -> None:
         super().forget_plans()
@@ -230,10 +212,13 @@ class Residual(Container):
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return super()._pipelines() if self.open else []
 
-    def forward(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, *, extra_inputs: Sequence[torch.Tensor] = ()
+    ) -> Any:
         if self.open:
-            return super().forward(x, seq_lens, cache)
-        y = x
-        for child in self._chain():
-            y = _call(child, y, seq_lens, cache)
-        return without_padding(x + y, seq_lens)
+            return super().forward(x, seq_lens, cache, extra_inputs=extra_inputs)
+        parts = list(self._chain())
+        passage = Passage(type(self).__name__, parts, x, extra_inputs, ChainCall(seq_lens, cache))
+        for part in (*parts, lambda y: x + y):
+            passage.through(part)
+        return passage.result()

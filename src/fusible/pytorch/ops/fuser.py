@@ -14,8 +14,9 @@ from fusible.fusions import Fusion, registered
 from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.autocast import autocast
-from fusible.pytorch.batch import Batch, read_batch
-from fusible.pytorch.kv_cache import KVCache, check_cache
+from fusible.pytorch.batch import read_batch
+from fusible.pytorch.chain import ChainCall
+from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
@@ -64,12 +65,6 @@ class OperationFuser(PipelineRunner):
     def called(self) -> Sequence[Any]:
         return self._called
 
-    @property
-    def num_extra_inputs(self) -> int:
-        """How many of a call's extra inputs are for it, by the channels as they are now."""
-        self.look_again()
-        return len(self.sides)
-
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         x: torch.Tensor,
@@ -78,10 +73,7 @@ class OperationFuser(PipelineRunner):
         seq_lens: torch.Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Any:
-        if len(extra_inputs) != self.num_extra_inputs:
-            of = f"a call of {self.title}"
-            do = "give one for each extra input that no channel feeds"
-            raise ArgumentError(expected(f"{len(self.sides)} extra inputs", of=of, got=len(extra_inputs), do=do))
+        self.check_extra_inputs(extra_inputs)
         if self._first:
             for op in self.basic_ops:
                 op.pre_first_fuser_forward()
@@ -104,16 +96,9 @@ class OperationFuser(PipelineRunner):
             raise
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _run_batch(
-        self, batch: Batch, shape: torch.Size, extra: Sequence[torch.Tensor], notes: dict[Any, Any], cache: KVCache | None
-    ) -> Sequence[torch.Tensor]:
-        """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
-        if cache is not None:
-            check_cache(cache)
-        given = [batch.tokens(value) if value.shape[:-1] == shape[:-1] else value for value in extra]
-        y, *outputs = self.run(batch.x, given, notes, batch, cache)
-        rows = batch.x.shape[:1]
-        return batch.restore(y), *(batch.restore(value) if value.shape[:-1] == rows else value for value in outputs)
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        each = [dict(call.keywords.get(id(op), {})) for op in self.basic_ops] if call.keywords else None
+        return self(x, *extra, basic_op_kwargs=each, seq_lens=call.seq_lens, cache=call.cache)
 
     def explain(self, x: torch.Tensor | None = None, recipe: Recipe | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What a training call would do under a recipe: the fused passes with the type on every edge, the quantizers, what each registered fusion put
@@ -248,4 +233,3 @@ def _what_is_new(before: Sequence[FusibleOperation], after: Sequence[FusibleOper
             found.append(f"{type(op).__name__} at {position}" + (f"-{last}" if last > position else ""))
         position = last + 1
     return ", ".join(found) or f"nothing among {', '.join(op._get_name() for op in before)}"
-

@@ -18,14 +18,15 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops import Op
+from fusible.pytorch.chain import ChainCall, Passage
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
 from fusible.pytorch.ops.channels import ExtraTensors
 from fusible.pytorch.ops.entry import check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
 from fusible.pytorch.ops.ran_in import shown
-from fusible.pytorch.ops.tracing import traced_operations
 from fusible.pytorch.runner import BoundOp
+from fusible.pytorch.tracing import TracedRun
 from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
@@ -36,7 +37,6 @@ Mode = Literal["forward", "backward"]
 class FusibleOperation(BaseModule):
     """Base of all operations: a ``torch.nn.Module`` that a fuser can run together with its neighbours."""
 
-    takes_batch = False
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """The options by which its parameters were made: another value is refused (``ArgumentError``)."""
 
@@ -104,8 +104,11 @@ class FusibleOperation(BaseModule):
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The operation on its own; ``kwargs`` go to its ``op_forward``. Returns the output, or a tuple of it and the extra outputs."""
         if torch.compiler.is_compiling():
-            return traced_operations(self, 0, [self], input, extra_inputs, kwargs)
+            return TracedRun(self, 0, [self]).in_chain(input, extra_inputs, ChainCall(keywords={0: kwargs} if kwargs else {}))
         return self._fuser()(input, *extra_inputs, basic_op_kwargs=[kwargs for _ in self.basic_operations()])
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x, *extra, **call.keywords.get(id(self), {}))
 
     def _fuser(self) -> Any:
         """What runs the operation alone; kept, so that plans are made once."""
@@ -350,14 +353,11 @@ class FusedOperation(FusibleOperation):
     def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
         if self.open:
             return super().forward(input, *extra_inputs, **kwargs)
-        y, left, outputs = input, list(extra_inputs), []
-        for op in self.basic_operations():  # one by one, so that hooks fire
-            count = op.num_extra_inputs
-            result = op(y, *left[:count], **kwargs)
-            del left[:count]
-            y, *more = result if isinstance(result, tuple) else (result,)
-            outputs += more
-        return (y, *outputs) if outputs else y
+        parts = list(self.basic_operations())
+        passage = Passage(type(self).__name__, parts, input, extra_inputs, ChainCall(keywords={id(op): kwargs for op in parts}))
+        for op in parts:  # one by one, so that hooks fire
+            passage.through(op)
+        return passage.result()
 
     @property
     def fuses(self) -> tuple[bool, bool]:

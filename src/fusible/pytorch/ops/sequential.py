@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.batch import without_padding
+from fusible.pytorch.chain import ChainCall, Passage
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.modules.editing import ModuleListMethods
 from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
-from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
-from fusible.pytorch.ops.tracing import traced_operations
+from fusible.pytorch.ops.op import BasicOperation
 from fusible.pytorch.runner import BoundOp
+from fusible.pytorch.tracing import TracedRun
 from fusible.quantized import Recipe
 
 __all__ = ["Sequential"]
@@ -37,8 +37,6 @@ class Sequential(ModuleListMethods, Container):
     of the forms that ``fusible.Sequential`` takes, and so are extra tensors that have a row for each of its rows; else ``x`` may have any dimensions.
     """
 
-    takes_batch = False
-    batch_by_name = True
     _arrangement: Arrangement | None = None
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -49,48 +47,21 @@ class Sequential(ModuleListMethods, Container):
         seq_lens: torch.Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Any:
-        if torch.compiler.is_compiling():
-            return self._traced(x, extra_inputs, op_kwargs or {}, seq_lens, cache)
-        parts = self._arranged()
+        parts = self._traced() if torch.compiler.is_compiling() else self._arranged()
         if len(parts) == 1 and not extra_inputs and not op_kwargs and isinstance(parts[0], OperationFuser):
             return parts[0](x, seq_lens=seq_lens, cache=cache)
-        kwargs = self._kwargs_by_operation(op_kwargs) if op_kwargs else {}
-        wanted = sum(_extra_inputs(part) for part in parts)
-        if wanted != len(extra_inputs):
-            do = "give one for each extra input that no channel feeds"
-            raise ArgumentError(expected(f"{wanted} extra inputs", of="a call of a Sequential", got=len(extra_inputs), do=do))
-        y: Any = x
-        left = list(extra_inputs)
-        extra_outputs: list[torch.Tensor] = []
-        part: Any = None
+        keywords = self._kwargs_by_operation(op_kwargs) if op_kwargs else {}
+        passage = Passage("a Sequential", parts, x, extra_inputs, ChainCall(seq_lens, cache, keywords))
         for part in parts:
-            count = _extra_inputs(part)
-            taken, left = left[:count], left[count:]
-            if isinstance(part, OperationFuser):
-                each = [kwargs.get(id(op), {}) for op in part.basic_ops] if kwargs else None
-                y = part(y, *taken, basic_op_kwargs=each, seq_lens=seq_lens, cache=cache)
-            else:
-                y = part(y, *taken, **_batch_of(part, seq_lens, cache), **kwargs.get(id(part), {}))
-            if isinstance(y, tuple) and isinstance(part, (OperationFuser, FusibleOperation, Sequential)):
-                y, *more = y
-                extra_outputs += more
-        if seq_lens is not None and not isinstance(part, OperationFuser):
-            y = without_padding(y, seq_lens)
-        return (y, *extra_outputs) if extra_outputs else y
+            passage.through(part)
+        return passage.result()
 
-    def _traced(
-        self, x: Any, extra_inputs: Sequence[torch.Tensor], op_kwargs: Mapping[Any, Any], seq_lens: torch.Tensor | None, cache: KVCache | None
-    ) -> Any:
-        left = list(extra_inputs)
-        for index, part in enumerate(self._parts()):
-            if not isinstance(part, list):
-                x = part(x, **_batch_of(part, seq_lens, cache))
-                continue
-            modules = [module for module, _ in part]
-            count = sum(module.public_extra_inputs for module in modules)
-            x = traced_operations(self, index, modules, x, left[:count], op_kwargs, seq_lens, cache)
-            left = left[count:]
-        return x if seq_lens is None else without_padding(x, seq_lens)
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x, *extra, seq_lens=call.seq_lens, cache=call.cache)
+
+    def _traced(self) -> list[Any]:
+        parts = enumerate(self._parts())
+        return [TracedRun(self, i, [module for module, _ in part]) if isinstance(part, list) else part for i, part in parts]
 
     def pipeline(self, part: int) -> OperationFuser:
         return self._arranged()[part]
@@ -182,15 +153,3 @@ class Sequential(ModuleListMethods, Container):
 
 def _bound(modules: Iterable[_Member]) -> tuple[BoundOp, ...]:
     return tuple(bound.within(block) for module, block in modules for bound in module.bound_ops())
-
-
-def _batch_of(part: Any, seq_lens: torch.Tensor | None, cache: KVCache | None) -> dict[str, Any]:
-    """What a part that is called on its own takes of a batch."""
-    takes = isinstance(part, BaseModule) and (part.takes_batch or part.batch_by_name)
-    return {"seq_lens": seq_lens, "cache": cache} if takes else {}
-
-
-def _extra_inputs(part: Any) -> int:
-    if isinstance(part, OperationFuser):
-        return part.num_extra_inputs
-    return part.public_extra_inputs if isinstance(part, (FusibleOperation, Sequential)) else 0
