@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fusible.pytorch.autocast import autocast
+from fusible.pytorch.cross_entropy import CrossEntropyLoss
 from fusible.pytorch.executors import register_executor
 from fusible.pytorch.held import parameter_bytes, quantize_parameters
 from fusible.pytorch.kv_cache import KVCache
@@ -48,6 +49,7 @@ from fusible.quantized import (
 
 __all__ = [
     "BaseModule",
+    "CrossEntropyLoss",
     "CustomRecipe",
     "DelayedScaling",
     "DotProductAttention",

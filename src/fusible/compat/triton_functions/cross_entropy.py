@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["cross_entropy_backward", "cross_entropy_forward"]
+from fusible.pytorch.cross_entropy import gradients, in_blocks, statistics
 
-_BLOCK = 1 << 22
-"""How many logits are held in fp32 at once."""
+__all__ = ["cross_entropy_backward", "cross_entropy_forward"]
 
 
 def cross_entropy_forward(
@@ -36,7 +35,7 @@ def cross_entropy_forward(
     saved = _input if overwrite_input else _input.clone(memory_format=torch.contiguous_format)
     rows, wanted = _input.reshape(-1, _input.shape[-1]), target.view(-1)
     vocabulary, local = rows.shape[1], wanted - rank * rows.shape[1]
-    parts = [_statistics(x, y) for x, y in zip(_blocks(rows), _blocks(local, vocabulary), strict=True)]
+    parts = [statistics(x, y) for x, y in zip(in_blocks(rows), in_blocks(local, vocabulary), strict=True)]
     largest, sums, chosen, totals = torch.cat(parts).unbind(1)
     if world > 1:
         gathered = torch.empty(world * len(rows), 4, device=rows.device)
@@ -55,21 +54,6 @@ def cross_entropy_forward(
         count = counted.sum().clamp_(min=1).view(1)
         return loss.sum() / count, saved, stats, target, count, rank, world
     return loss.view(_input.shape[:-1]), saved, stats, target, count, rank, world
-
-
-def _blocks(x: Tensor, width: int | None = None) -> tuple[Tensor, ...]:
-    """``x`` in blocks of rows of ``width`` logits, or its own."""
-    return x.split(max(_BLOCK // (width or x.shape[1]), 1))
-
-
-def _statistics(x: Tensor, target: Tensor) -> Tensor:
-    """Of each row its maximum, the sum of ``exp(x - maximum)``, the logit of its target (-inf where that is elsewhere) and the sum of its logits,
-    fp32 ``[rows, 4]``."""
-    x = x.float()
-    largest, here = x.amax(1), (target >= 0) & (target < x.shape[1])
-    chosen = torch.where(here, x.gather(1, torch.where(here, target, 0)[:, None])[:, 0], -torch.inf)
-    totals = x.sum(1)
-    return torch.stack([largest, (x - largest[:, None]).exp_().sum(1), chosen, totals], 1)
 
 
 def cross_entropy_backward(
@@ -92,12 +76,10 @@ def cross_entropy_backward(
         assert n_non_ignore is not None
         grad = (grad / n_non_ignore).expand(len(rows))
     grad = torch.where(wanted == ignore_idx, 0.0, grad)
-    inputs = (_blocks(rows), *(_blocks(each, vocabulary) for each in (stats, wanted - rank * vocabulary, grad, wanted == ignore_idx)))
-    for x, (largest, sums), y, g, ignored in zip(inputs[0], (each.unbind(1) for each in inputs[1]), *inputs[2:], strict=True):
-        found = (x.float() - largest[:, None]).exp_().div_(sums[:, None]).sub_(label_smoothing / (vocabulary * world_size))
-        here = (y >= 0) & (y < vocabulary)
-        found.scatter_add_(1, torch.where(here, y, 0)[:, None], torch.where(here, label_smoothing - 1.0, 0.0)[:, None])
-        x.copy_(found.mul_(g[:, None]).masked_fill_(ignored[:, None], 0.0))
+    share = label_smoothing / (vocabulary * world_size)
+    of_rows = (in_blocks(each, vocabulary) for each in (*stats.unbind(1), wanted - rank * vocabulary, grad, wanted == ignore_idx))
+    for x, largest, sums, y, g, ignored in zip(in_blocks(rows), *of_rows, strict=True):
+        x.copy_(gradients(x, largest, sums, y, label_smoothing, share).mul_(g[:, None]).masked_fill_(ignored[:, None], 0.0))
     if rows.data_ptr() != saved_input.data_ptr():
         saved_input.copy_(rows.view(saved_input.shape))
     return saved_input
