@@ -227,6 +227,21 @@ def _(draw: Draw) -> Right:
     return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5 if scale is None else scale)
 
 
+@draws("modules", "QKNorm")
+def _(draw: Draw) -> Right:
+    groups, width, zero, eps = draw.of(1, 2), _head_width(draw), draw.of(True, False), draw.of(1e-6, 1e-2)
+    heads = groups * draw.of(1, 2)
+    module = fusible.QKNorm(heads, width, groups=groups, eps=eps, zero_centered_gamma=zero, param_dtype=draw.param_dtype)
+
+    def formula(n: Noise, x: Tensor, p: Values) -> Tensor:
+        q, k, v = x.split([count * width for count in (heads, groups, groups)], dim=-1)
+        parts = ((q, "q_weight"), (k, "k_weight"))
+        normal = [formulas.rmsnorm(n, part.unflatten(-1, (-1, width)), p[name], eps, zero).flatten(-2) for part, name in parts]
+        return torch.cat([*normal, n.terms(v)], dim=-1)
+
+    return rowwise(draw, draw.filled(module), (heads + 2 * groups) * width, formula)
+
+
 @draws("modules", "MultiHeadedSelfAttention", "GroupedQuerySelfAttention", "MultiQuerySelfAttention")
 def _(name: str, draw: Draw) -> Right:
     width, causal, rope, heads = _head_width(draw), draw.of(True, False), draw.of(None, 10000.0), draw.of(1, 2, 4)

@@ -45,13 +45,23 @@ WORDS["rope"] = lambda draw: _rope(draw, "x", 1.0)
 WORDS["drope"] = lambda draw: _rope(draw, "dy", -1.0)
 
 
-def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float, causal: bool) -> torch.Tensor:
+def _outside(queries: int, keys: int, starts: int, window: tuple[int, int]) -> torch.Tensor:
+    """Where a query, the first of which stands at ``starts``, does not see a key for the window's edges."""
+    distance = starts + torch.arange(queries)[:, None] - torch.arange(keys)
+    left, right = (edge if edge >= 0 else starts + queries + keys for edge in window)
+    return (distance > left) | (-distance > right)
+
+
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float, causal: bool, window: tuple[int, int]
+) -> torch.Tensor:
     parts = []
     for q_, k_, v_ in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
         k_, v_ = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k_, v_))
         scores = torch.einsum("qhd,khd->hqk", q_, k_) * scale
         if causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+        scores = scores.masked_fill(_outside(len(q_), len(k_), 0, window), -torch.inf)
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v_))
     return torch.cat(parts)
 
@@ -61,7 +71,8 @@ def _heads(draw: Draw) -> tuple[dict[str, Any], list[int]]:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
     heads = groups * draw.of(1, 2)
     q, k, v = (draw.tensor(sum(lengths), n, width, type=kind) for n in (heads, groups, groups))
-    return {"q": q, "k": k, "v": v, "sequences": sequences, "scale": width**-0.5, "causal": draw.of(True, False)}, lengths
+    given = {"q": q, "k": k, "v": v, "sequences": sequences, "scale": width**-0.5, "causal": draw.of(True, False)}
+    return {**given, "window_size": draw.of((-1, -1), (-1, -1), (0, 0), (2, -1), (-1, 1), (1, 2))}, lengths
 
 
 def _probabilities(kind: DType, v: torch.Tensor) -> float:
@@ -74,7 +85,8 @@ def _(draw: Draw) -> Given:
     arguments, lengths = _heads(draw)
     q, k, v = (f64(arguments[name]) for name in "qkv")
     kind = arguments["q"].type
-    o = nearly(_attended(q, k, v, lengths, arguments["scale"], arguments["causal"]), q, k, v, type=kind, slack=_probabilities(kind, v))
+    value = _attended(q, k, v, lengths, arguments["scale"], arguments["causal"], arguments["window_size"])
+    o = nearly(value, q, k, v, type=kind, slack=_probabilities(kind, v))
 
     def check(found: Any) -> None:
         assert share(found[0], o, o.type) <= 1
@@ -86,16 +98,16 @@ def _(draw: Draw) -> Given:
 def _(draw: Draw) -> Given:
     arguments, lengths = _heads(draw)
     q, k, v = (f64(arguments[name]) for name in "qkv")
-    scale, causal, kind = arguments["scale"], arguments["causal"], arguments["q"].type
+    scale, causal, window, kind = *(arguments[name] for name in ("scale", "causal", "window_size")), arguments["q"].type
     o, aux = nvte.attention(**arguments, is_training=True)
     do = draw.tensor(*o.shape, type=kind)
-    grads = gradient(lambda q, k, v: _attended(q, k, v, lengths, scale, causal), f64(do), q, k, v)  # type: ignore[misc, arg-type]
+    grads = gradient(lambda q, k, v: _attended(q, k, v, lengths, scale, causal, window), f64(do), q, k, v)  # type: ignore[misc, arg-type]
     size = [8 * q, k, v, f64(do)]
     # o and the probabilities are rounded to their dtype on the way, and several of them are added up.
     eps = torch.finfo(nvte.te_to_torch_dtype(kind)).eps
     wanted = [Wanted(g, 32, (nearly(g, *size).magnitude * (1 + eps * 2**23 / 16)), type=kind) for g in grads]  # type: ignore[operator]
     return Given({"do": do, "q": arguments["q"], "k": arguments["k"], "v": arguments["v"], "o": o, "aux": aux, "sequences": arguments["sequences"],
-                  "scale": scale, "causal": causal}, wanted)  # fmt: skip
+                  "scale": scale, "causal": causal, "window_size": window}, wanted)  # fmt: skip
 
 
 def _cache(draw: Draw, groups: int, width: int, kind: DType) -> tuple[nvte.KVCache, nvte.Sequences, list[int], list[int]]:
@@ -134,13 +146,14 @@ def _(draw: Draw) -> Given:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
-    parts = []
+    window, parts = draw.of((-1, -1), (0, 0), (2, -1), (3, 0)), []
     for i, part in enumerate(f64(q).split(lengths)):
         ends = starts[i] + lengths[i]
         k, v = (_held(pages, cache, i, ends).repeat_interleave(q.shape[1] // groups, 1) for pages in (cache.k, cache.v))
         scores = torch.einsum("qhd,khd->hqk", part, k) * scale
         scores = scores.masked_fill(torch.ones(lengths[i], ends).triu(starts[i] + 1).bool(), -torch.inf)
+        scores = scores.masked_fill(_outside(lengths[i], ends, starts[i], window), -torch.inf)
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
     values = f64(cache.v)
     wanted = nearly(torch.cat(parts), f64(q), f64(cache.k), values, type=kind, slack=_probabilities(kind, values))
-    return Given({"q": q, "cache": cache, "sequences": sequences, "scale": scale}, [wanted])
+    return Given({"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window}, [wanted])

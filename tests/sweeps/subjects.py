@@ -83,6 +83,7 @@ MODULES: list[Subject] = [
     *(_module(getattr(fusible, name)) for name in (*GATED, *PLAIN)),
     _module(fusible.LayerNorm, WIDTH),
     _module(fusible.RMSNorm, WIDTH),
+    _module(fusible.QKNorm, 2, 16, columns=3 * WIDTH),
     _module(fusible.Dropout, 0.5),
     _module(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),
     _batch(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH, rope_base=10000.0),
@@ -148,7 +149,7 @@ RECIPES: dict[str, quantized.Recipe | None] = {
 
 
 def classes_of(room: Any) -> set[str]:
-    """The public classes of a room that can be called as modules; abstract ones aside."""
-    abstract = {pytorch.BaseModule, ops.BasicOperation, ops.FusedOperation, ops.FusibleOperation}
+    """The public classes of a room that can be called as modules; abstract ones aside, and the loss, which has tests of its own."""
+    abstract = {pytorch.BaseModule, ops.BasicOperation, ops.FusedOperation, ops.FusibleOperation, pytorch.CrossEntropyLoss}
     named = {name: getattr(room, name) for name in room.__all__}
     return {name for name, value in named.items() if isinstance(value, type) and issubclass(value, nn.Module) and value not in abstract}

@@ -47,7 +47,7 @@ from fusible.nvte.activation import (
     srelu,
     swiglu,
 )
-from fusible.nvte.attention import AttentionAux, Sequences, attention, dattention, drope, rope
+from fusible.nvte.attention import EVERYWHERE, AttentionAux, Sequences, attention, dattention, drope, rope
 from fusible.nvte.casting import (
     bgrad_cast,
     by_columns,
@@ -132,6 +132,7 @@ from fusible.tex.functions import checked
 __all__ = [
     "AttentionAux",
     "DType",
+    "EVERYWHERE",
     "KVCache",
     "Leaf",
     "Pass",

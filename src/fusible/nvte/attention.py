@@ -12,7 +12,10 @@ from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
-__all__ = ["AttentionAux", "Sequences", "attention", "dattention", "drope", "rope"]
+__all__ = ["EVERYWHERE", "AttentionAux", "Sequences", "attention", "dattention", "drope", "rope", "window_edges"]
+
+EVERYWHERE = (-1, -1)
+"""A window without edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,25 +85,35 @@ def _angles(positions: int, width: int, base: float, like: Tensor) -> Any:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float, causal: bool, is_training: bool
+    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float, causal: bool, is_training: bool, window_size: tuple[int, int] = EVERYWHERE
 ) -> tuple[Tensor, AttentionAux]:
     """``softmax(scale * q k^T) v`` within each sequence: ``q [tokens, heads, width]``, ``k, v [tokens, groups, width]``.
 
-    Several query heads share a group of k and v (grouped-query attention). Gives ``o`` shaped like ``q``, and what backward needs.
+    Several query heads share a group of k and v (grouped-query attention). ``window_size``: how many tokens before and after its own place a query
+    sees, -1 for all. Gives ``o`` shaped like ``q``, and what backward needs.
     """
     cu, length = sequences.cu_seqlens.data, sequences.max_seqlen
     layout, format_ = _layout(sequences)
     q_, k_, v_ = (sequences.fold(t).data for t in (q, k, v))
     o, stats, rng_state, *_ = tex.fused_attn_fwd(
         length, length, is_training, scale, 0.0, True, layout, format_, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
-        NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], False,
+        NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window_edges(window_size, causal), False,
         cu, cu, q_, k_, v_, q.dtype, None, None, None, None, None, None, None, None, None, 0, False, False,
     )  # fmt: skip
     return sequences.unfold(Tensor(o, q.type)), AttentionAux(Tensor(stats, DType.Float32), Tensor(rng_state, DType.Int64))
 
 
 def dattention(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, aux: AttentionAux, sequences: Sequences, scale: float, causal: bool
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    aux: AttentionAux,
+    sequences: Sequences,
+    scale: float,
+    causal: bool,
+    window_size: tuple[int, int] = EVERYWHERE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(dq, dk, dv)`` of ``attention``."""
     cu, length = sequences.cu_seqlens.data, sequences.max_seqlen
@@ -109,11 +122,17 @@ def dattention(
     q_, k_, v_, o_, do_ = (sequences.fold(t).data for t in (q, k, v, o, do))
     dq, dk, dv, *_ = tex.fused_attn_bwd(
         length, length, scale, 0.0, True, layout, format_, format_, layout, not_set, not_set,
-        NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], False, True,
+        NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window_edges(window_size, causal), False, True,
         cu, cu, q_, k_, v_, o_, do_, q.dtype, [aux.stats.data, aux.rng_state.data],
         None, None, None, None, None, False,
     )  # fmt: skip
     return sequences.unfold(Tensor(dq, q.type)), sequences.unfold(Tensor(dk, k.type)), sequences.unfold(Tensor(dv, v.type))
+
+
+def window_edges(window_size: tuple[int, int], causal: bool) -> list[int]:
+    """As the interface takes them: a causal query sees nothing after its own place."""
+    left, right = window_size
+    return [left, 0 if causal and left >= 0 else right]
 
 
 def _layout(sequences: Sequences) -> tuple[NVTE_QKV_Layout, NVTE_QKV_Format]:

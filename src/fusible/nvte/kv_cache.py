@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusible import tex
-from fusible.nvte.attention import Sequences
+from fusible.nvte.attention import EVERYWHERE, Sequences, window_edges
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
@@ -45,12 +45,13 @@ def append_kv(cache: KVCache, k: Tensor, v: Tensor, sequences: Sequences) -> KVC
     return cache
 
 
-def attention_cached(q: Tensor, cache: KVCache, sequences: Sequences, scale: float) -> Tensor:
-    """Causal attention of the new tokens ``q [tokens, heads, width]`` over all that the cache holds of their sequences, themselves included."""
+def attention_cached(q: Tensor, cache: KVCache, sequences: Sequences, scale: float, window_size: tuple[int, int] = EVERYWHERE) -> Tensor:
+    """Causal attention of the new tokens ``q [tokens, heads, width]`` over all that the cache holds of their sequences, themselves included; with
+    ``window_size``, over as many of them as ``attention`` sees."""
     o, *_ = tex.fused_attn_fwd(
         sequences.max_seqlen, cache.capacity, False, scale, 0.0, True, NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD, NVTE_QKV_Format.NVTE_THD,
         NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK,
-        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], True, sequences.cu_seqlens.data, cache.cu_lengths.data,
+        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window_edges(window_size, True), True, sequences.cu_seqlens.data, cache.cu_lengths.data,
         q.data, cache.k.data, cache.v.data, q.dtype, None, None, cache.page_table.data, cache.page_table.data,
         None, None, None, None, None, 0, False, False,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from fusible.ops.mmt import MMT
 from fusible.ops.normalization import L2Normalization, LayerNorm, RMSNorm
 from fusible.ops.op import Context, Op
 from fusible.ops.parallel_mmt import ColumnParallelMMT, ParallelMMT, RowParallelMMT
+from fusible.ops.qk_norm import QKNorm
 from fusible.ops.residual import ResidualBegin, ResidualEnd
 from fusible.ops.scaled_activation import ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSReLU, ScaledSwiGLU
 from fusible.ops.swiglu import ClampedSwiGLU, SiTUGLU, SwiGLU
@@ -44,6 +45,7 @@ __all__ = [
     "ParallelMMT",
     "QGELU",
     "QGeGLU",
+    "QKNorm",
     "Quantize",
     "RMSNorm",
     "ReGLU",

@@ -9,7 +9,14 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, check_width
 
-__all__ = ["DotProductAttention"]
+__all__ = ["DotProductAttention", "check_groups"]
+
+
+def check_groups(heads: int, groups: int) -> None:
+    """Raise ``ArgumentError`` where heads cannot share so many keys and values."""
+    if groups < 1 or heads < 1 or heads % groups:
+        do = "share each group between equally many heads"
+        raise ArgumentError(expected(f"a divisor of the {heads} heads", of="the number of groups", got=groups, do=do))
 
 
 class DotProductAttention(Op):
@@ -17,7 +24,8 @@ class DotProductAttention(Op):
 
     ``x [tokens, (heads + 2 groups) * width]`` is q, k and v side by side, head after head; ``y [tokens, heads * width]``. ``heads / groups`` query
     heads share a key and value head (Ainslie et al. 2023, arXiv:2305.13245). ``causal``: a token sees itself and what comes before it in its
-    sequence. ``rope_base``: rotate q and k by their positions first, or None. ``scale`` defaults to ``1 / sqrt(width)``.
+    sequence. ``window_size``: how many tokens before and after its own place it sees, -1 for all (Beltagy et al. 2020, arXiv:2004.05150); a causal
+    one sees none after. ``rope_base``: rotate q and k by their positions first, or None. ``scale`` defaults to ``1 / sqrt(width)``.
     """
 
     def __init__(
@@ -29,23 +37,25 @@ class DotProductAttention(Op):
         causal: bool = True,
         rope_base: float | None = None,
         scale: float | None = None,
+        window_size: tuple[int, int] = nvte.EVERYWHERE,
         x_dtype: nvte.Type | None = DType.BFloat16,
         dy_dtype: nvte.Type | None = DType.BFloat16,
         y_dtype: nvte.Type = DType.BFloat16,
         dx_dtype: nvte.Type = DType.BFloat16,
     ) -> None:
         groups = heads if groups is None else groups
-        if groups < 1 or heads % groups:
-            raise ArgumentError(
-                expected(f"a divisor of the {heads} heads", of="the number of groups", got=groups, do="share each group between equally many heads")
-            )
+        check_groups(heads, groups)
         if rope_base is not None and head_width % 2:
             raise ArgumentError(expected("an even head width", of="attention with rotary positions", got=head_width, do="change the number of heads"))
+        if not isinstance(window_size, tuple | list) or len(window_size) != 2 or not all(type(edge) is int and edge >= -1 for edge in window_size):
+            do = "pass how many tokens before and after its own place a query sees, -1 for all"
+            raise ArgumentError(expected("two integers of at least -1", of="window_size of attention", got=window_size, do=do))
         self.heads = heads
         self.groups = groups
         self.head_width = head_width
         self.causal = causal
         self.rope_base = rope_base
+        self.window_size = (window_size[0], window_size[1])
         self.scale = head_width**-0.5 if scale is None else scale
         self.x_dtype = x_dtype
         self.dy_dtype = dy_dtype
@@ -71,7 +81,7 @@ class DotProductAttention(Op):
         if self.rope_base is not None:
             q, k = (nvte.rope(heads, sequences, self.rope_base, cache.starts, cache.capacity) for heads in (q, k))
         cache = nvte.append_kv(cache, k, v, sequences)
-        return self._result(nvte.attention_cached(q, cache, sequences, self.scale))
+        return self._result(nvte.attention_cached(q, cache, sequences, self.scale, self.window_size))
 
     def _heads(self, x: nvte.Tensor) -> Iterator[nvte.Tensor]:
         """q, k and v: ``[tokens, heads or groups, width]``."""
@@ -87,7 +97,7 @@ class DotProductAttention(Op):
         q, k, v = self._heads(x)
         if self.rope_base is not None:
             q, k = nvte.rope(q, sequences, self.rope_base), nvte.rope(k, sequences, self.rope_base)
-        o, aux = nvte.attention(q, k, v, sequences, self.scale, self.causal, is_training)
+        o, aux = nvte.attention(q, k, v, sequences, self.scale, self.causal, is_training, self.window_size)
         return self._result(o), {"q": q, "k": k, "v": v, "o": o, "stats": aux.stats, "rng_state": aux.rng_state}
 
     def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
@@ -96,7 +106,7 @@ class DotProductAttention(Op):
         tokens = q.shape[0]
         do = nvte.reshape(dy, (tokens, self.heads, self.head_width))
         aux = nvte.AttentionAux(ctx["stats"], ctx["rng_state"])
-        dq, dk, dv = nvte.dattention(do, q, k, v, o, aux, sequences, self.scale, self.causal)
+        dq, dk, dv = nvte.dattention(do, q, k, v, o, aux, sequences, self.scale, self.causal, self.window_size)
         if self.rope_base is not None:
             dq, dk = nvte.drope(dq, sequences, self.rope_base), nvte.drope(dk, sequences, self.rope_base)
         dx = nvte.concatenate([nvte.reshape(d, (tokens, d.shape[1] * self.head_width)) for d in (dq, dk, dv)], dim=1)
@@ -108,4 +118,5 @@ class DotProductAttention(Op):
 
     def extra_repr(self) -> str:
         rope = f", rope_base={self.rope_base:g}" if self.rope_base is not None else ""
-        return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}{rope}"
+        window = f", window_size={self.window_size}" if self.window_size != nvte.EVERYWHERE else ""
+        return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}{rope}{window}"

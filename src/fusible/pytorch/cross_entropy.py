@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.pytorch.refusals import check_dense
 
 __all__ = ["CrossEntropyLoss", "gradients", "in_blocks", "statistics"]
 
@@ -140,6 +141,10 @@ def _check(logits: Tensor, target: Tensor) -> None:
     for name, value in (("logits", logits), ("target", target)):
         if not isinstance(value, Tensor):
             raise DTypeError(expected("a torch.Tensor", of=f"{name} of CrossEntropyLoss", got=type(value).__qualname__, do="convert it"))
+        check_dense(value, f"{name} of CrossEntropyLoss")
+    if target.device != logits.device:
+        wanted = f"a tensor on {logits.device}, where the logits are,"
+        raise ArgumentError(expected(wanted, of="target of CrossEntropyLoss", got=str(target.device), do="move one of them"))
     if logits.dtype not in _FLOATING:
         got = str(logits.dtype).removeprefix("torch.")
         raise DTypeError(expected("fp64, fp32, fp16 or bf16", of="logits of CrossEntropyLoss", got=got, do="cast it"))

@@ -287,8 +287,42 @@ def _rotated(x: Tensor, base: float) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
+def _qk_norm(x: Tensor, parameters: Params, lengths: Sequence[int], *, heads: int, groups: int, zero_centered: bool) -> Tensor:
+    width = len(parameters["q_weight"])
+    q, k, v = x.split([n * width for n in (heads, groups, groups)], dim=-1)
+    norm = partial(_norm, lengths=lengths, eps=1e-3, centre=False, zero_centered=zero_centered)
+    parts = [norm(part.unflatten(-1, (-1, width)), {"weight": parameters[name]}).flatten(-2) for part, name in ((q, "q_weight"), (k, "k_weight"))]
+    return torch.cat([*parts, v], dim=-1)
+
+
+for _name, _options in (("QKNorm", {"groups": 2}), ("QKNorm-zero_centered_gamma", {"zero_centered_gamma": True})):
+    _given = {"eps": 1e-3, **_options}
+    _groups = _options.get("groups", 4)
+    enter(
+        Record(
+            _name,
+            lambda p, w, given=_given: [ops.QKNorm(p["q_weight"], p["k_weight"], 4, **given)],
+            lambda w, d, given=_given: modules.QKNorm(4, 3, param_dtype=d, **given),
+            partial(_qk_norm, heads=4, groups=_groups, zero_centered="zero_centered_gamma" in _options),
+            width=(4 + 2 * _groups) * 3,
+            parameters={"q_weight": (3,), "k_weight": (3,)},
+            length=12,
+        ),
+        ops.QKNorm if _name == "QKNorm" else None,
+    )
+
+
 def _attention(
-    x: Tensor, parameters: Params, lengths: Sequence[int], *, heads: int, groups: int, head_width: int, causal: bool, rope_base: float | None
+    x: Tensor,
+    parameters: Params,
+    lengths: Sequence[int],
+    *,
+    heads: int,
+    groups: int,
+    head_width: int,
+    causal: bool,
+    rope_base: float | None,
+    window_size: tuple[int, int],
 ) -> Tensor:
     results = [x[:0, : heads * head_width]]
     for part in x.split(list(lengths)):
@@ -301,18 +335,30 @@ def _attention(
         scores = torch.einsum("ihd,jhd->hij", q, k) * head_width**-0.5
         if causal:
             scores = scores.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
+        left, right = (edge if edge >= 0 else tokens for edge in window_size)
+        distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
+        scores = scores.masked_fill((distance > left) | (-distance > right), -torch.inf)
         results.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(tokens, heads * head_width))
     return torch.cat(results)
 
 
-def _enter_attention(name: str, heads: int, groups: int, head_width: int, causal: bool, rope_base: float | None, roundings: int) -> None:
-    options = {"groups": groups, "causal": causal, "rope_base": rope_base}
+def _enter_attention(
+    name: str,
+    heads: int,
+    groups: int,
+    head_width: int,
+    causal: bool,
+    rope_base: float | None,
+    roundings: int,
+    window_size: tuple[int, int] = (-1, -1),
+) -> None:
+    options: dict[str, Any] = {"groups": groups, "causal": causal, "rope_base": rope_base, "window_size": window_size}
     enter(
         Record(
             name,
             lambda p, w: [ops.DotProductAttention(heads, head_width, **options)],
             lambda w, d: modules.DotProductAttention(heads, head_width, **options),
-            partial(_attention, heads=heads, groups=groups, head_width=head_width, causal=causal, rope_base=rope_base),
+            partial(_attention, heads=heads, head_width=head_width, **options),
             width=(heads + 2 * groups) * head_width,
             length=16,
             roundings=roundings,
@@ -327,3 +373,5 @@ _enter_attention("attention-all", 2, 2, 5, False, None, 2)
 _enter_attention("attention-grouped", 4, 2, 3, True, None, 2)
 _enter_attention("attention-one_group", 3, 1, 4, False, None, 2)
 _enter_attention("attention-rope", 4, 2, 6, True, 10000.0, 3)
+_enter_attention("attention-window", 4, 2, 4, True, None, 2, (2, 0))
+_enter_attention("attention-window-both_ways", 2, 1, 4, False, None, 2, (1, 3))

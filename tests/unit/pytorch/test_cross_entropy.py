@@ -112,6 +112,8 @@ def test_it_is_traced_whole() -> None:
         (lambda: fusible.CrossEntropyLoss()(torch.ones(2, 3).int(), torch.tensor([0, 1])), DTypeError, "of logits .* got int32"),
         (lambda: fusible.CrossEntropyLoss()(torch.ones(2, 3), torch.tensor([0])), ShapeError, r"for each row .* got \[1\] for logits \[2, 3\]"),
         (lambda: fusible.CrossEntropyLoss()(None, torch.tensor([0])), DTypeError, "a torch.Tensor of logits"),
+        (lambda: fusible.CrossEntropyLoss()(torch.ones(2, 3).to_sparse(), torch.tensor([0, 1])), ArgumentError, "of logits"),
+        (lambda: fusible.CrossEntropyLoss()(torch.ones(2, 3, device="meta"), torch.tensor([0, 1])), ArgumentError, "on meta, where the logits are"),
     ],
 )
 def test_what_it_cannot_take_is_said(call: Any, kind: type[Exception], message: str) -> None:

@@ -41,9 +41,9 @@ H, HEADS, GROUPS = 32, 4, 2
 DTYPE_EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
 
 
-def model_of(dtype: torch.dtype = torch.float32, rope: float | None = 10000.0) -> Sequential:
+def model_of(dtype: torch.dtype = torch.float32, rope: float | None = 10000.0, window: tuple[int, int] = (-1, -1)) -> Sequential:
     torch.manual_seed(0)
-    attention = GroupedQuerySelfAttention(H, HEADS, GROUPS, rope_base=rope)
+    attention = GroupedQuerySelfAttention(H, HEADS, GROUPS, rope_base=rope, window_size=window)
     blocks = [
         block
         for _ in range(2)
@@ -80,9 +80,9 @@ TOTALS = [sum(column) for column in zip(*STEPS, strict=True)]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pages", [None, 1, 4])
-@pytest.mark.parametrize("rope", [None, 10000.0])
-def test_sequences_in_steps_are_the_sequences_at_once(dtype: torch.dtype, pages: int | None, rope: float | None) -> None:
-    model = model_of(dtype, rope)
+@pytest.mark.parametrize(("rope", "window"), [(None, (-1, -1)), (10000.0, (-1, -1)), (10000.0, (3, 0)), (None, (0, -1))])
+def test_sequences_in_steps_are_the_sequences_at_once(dtype: torch.dtype, pages: int | None, rope: float | None, window: tuple[int, int]) -> None:
+    model = model_of(dtype, rope, window)
     sequences = [tokens(n, dtype, seed) for seed, n in enumerate(TOTALS)]
     cache = KVCache(3, 20, page_size=pages, dtype=dtype)
     stepwise = in_steps(model, sequences, STEPS, cache)

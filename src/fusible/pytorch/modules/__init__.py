@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from fusible.pytorch.modules.activation import GELU, GLU, QGELU, GeGLU, QGeGLU, ReGLU, ReLU, SiLU, SReGLU, SReLU, SwiGLU
-from fusible.pytorch.modules.attention import DotProductAttention, GroupedQuerySelfAttention, MultiHeadedSelfAttention, MultiQuerySelfAttention
+from fusible.pytorch.modules.attention import (
+    DotProductAttention,
+    GroupedQuerySelfAttention,
+    MultiHeadedSelfAttention,
+    MultiQuerySelfAttention,
+    QKNorm,
+)
 from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod, has_hooks
 from fusible.pytorch.modules.dropout import Dropout
 from fusible.pytorch.modules.linear import Linear
@@ -25,6 +31,7 @@ __all__ = [
     "ParameterInitMethod",
     "QGELU",
     "QGeGLU",
+    "QKNorm",
     "RMSNorm",
     "ReGLU",
     "ReLU",

@@ -9,10 +9,11 @@ from fusible import ops
 from fusible.nvte import make_nvte_tensor
 from fusible.pytorch.modules.base import BaseModule
 
-__all__ = ["LayerNorm", "RMSNorm"]
+__all__ = ["LayerNorm", "RMSNorm", "new_gamma"]
 
 
-def _gamma(features: int, zero_centered_gamma: bool, dtype: torch.dtype | None, device: torch.device | str | None) -> nn.Parameter:
+def new_gamma(features: int, zero_centered_gamma: bool, dtype: torch.dtype | None, device: torch.device | str | None) -> nn.Parameter:
+    """A norm's weight as it begins: such that it changes nothing."""
     return nn.Parameter(torch.full((features,), 0.0 if zero_centered_gamma else 1.0, dtype=dtype, device=device))
 
 
@@ -29,7 +30,7 @@ class LayerNorm(BaseModule):
     ) -> None:
         nn.Module.__init__(self)
         self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
-        self.weight = _gamma(features, zero_centered_gamma, param_dtype, device)
+        self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
         self.bias = nn.Parameter(torch.zeros(features, dtype=param_dtype, device=device))
         super().__init__(
             ops.LayerNorm(make_nvte_tensor(self.weight), make_nvte_tensor(self.bias), eps=eps, zero_centered_gamma=zero_centered_gamma)
@@ -52,7 +53,7 @@ class RMSNorm(BaseModule):
     ) -> None:
         nn.Module.__init__(self)
         self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
-        self.weight = _gamma(features, zero_centered_gamma, param_dtype, device)
+        self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
         super().__init__(ops.RMSNorm(make_nvte_tensor(self.weight), eps=eps, zero_centered_gamma=zero_centered_gamma))
 
     def extra_repr(self) -> str:
