@@ -1,4 +1,4 @@
-"""``fusible check-backend``: the conformance suite on one backend, as a table."""
+"""``fusible check-backend``: the conformance suite on one backend, what it serves, or how it differs from NVIDIA's module, as a table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from fusible import tex
 from fusible.cli.console import make_console, make_table
 from fusible.cli.lists import names_in
-from fusible.conformance import Agreement, check_backend
+from fusible.conformance import Agreement, Difference, check_backend, compare_backend, compare_module, coverage_of, markdown, read_inventory
 from fusible.conformance.table import FLOATS
 from fusible.errors import ArgumentError, expected
+from fusible.tex.interface.declare import DECLARATIONS
 
-__all__ = ["check", "show"]
+__all__ = ["check", "show", "show_differences"]
+
+_MODULE = "tex"
+"""What stands for the module rather than for a backend."""
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
@@ -26,6 +31,12 @@ def check(given: argparse.Namespace) -> int:
     functions = None if given.only is None else list(names_in(given.only, "--only"))
     dtypes = _dtypes(given.dtype)
     _check_device(given.device)
+    if given.te_version is not None and not given.inventory:
+        raise ArgumentError(expected("--inventory", of="--te-version", got="none", do="give both, or neither"))
+    if given.inventory:
+        return _inventory(given, functions)
+    if given.matrix:
+        return _matrix(given, functions, dtypes)
     rows = list(check_backend(given.name, functions, dtypes, given.device))
     wrong = any(row.wrong for row in rows)
     if given.json:
@@ -33,6 +44,42 @@ def check(given: argparse.Namespace) -> int:
     else:
         show(given.name, rows, make_console())
     return int(wrong)
+
+
+def _inventory(given: argparse.Namespace, functions: list[str] | None) -> int:
+    version = read_inventory(given.te_version).version
+    unknown = sorted(name for name in functions or () if name.partition(".")[0] not in {*read_inventory(version).all, *tex.__all__, *DECLARATIONS})
+    if unknown:
+        what = f"names of transformer_engine_torch {version} or of tex"
+        raise ArgumentError(expected(what, of="--only", got=", ".join(unknown), do="look them up in dir(tex)"))
+    rows = compare_module(tex, version) if given.name == _MODULE else compare_backend(given.name, version)
+    rows = [row for row in rows if functions is None or row.name in functions]
+    wrong = any(row.wrong for row in rows)
+    if given.json:
+        made = [{**asdict(row), "wrong": row.wrong} for row in rows]
+        print(json.dumps({"backend": given.name, "version": version, "agrees": not wrong, "rows": made}, indent=1))
+    else:
+        show_differences(given.name, version, rows, make_console())
+    return int(wrong)
+
+
+def _matrix(given: argparse.Namespace, functions: list[str] | None, dtypes: list[torch.dtype] | None) -> int:
+    rows = list(coverage_of(given.name, functions, dtypes, given.device))
+    made = {"backend": given.name, "rows": [asdict(row) for row in rows]}
+    print(json.dumps(made, indent=1) if given.json else markdown(given.name, rows))
+    return 0
+
+
+def show_differences(name: str, version: str, rows: list[Difference], console: Console) -> None:
+    """Print a table of the differences, and what they come to."""
+    table = make_table("name", "what", "detail", "why", title=f"{name} beside transformer_engine_torch {version}")
+    for row in rows:
+        table.add_row(row.name, row.kind, row.detail, row.why or "no known reason")
+    console.print(table)
+    counts = {kind: sum(row.kind == kind for row in rows) for kind in dict.fromkeys(row.kind for row in rows)}
+    known = len(read_inventory(version).all)
+    listed = ", ".join(f"{n} {kind}" for kind, n in counts.items()) or "no difference"
+    console.print(f"{known} names: {listed}; {sum(row.wrong for row in rows)} for no known reason")
 
 
 def _dtypes(text: str | None) -> list[torch.dtype] | None:
