@@ -31,10 +31,16 @@ class Decision:
 
 
 def refusal(backend: TEXBackendBase, request: Request) -> str | None:
-    """What ``backend`` says of ``request``. An answer that raises is the backend's fault, and is said to be."""
+    """What ``backend`` says of ``request``. An answer that raises, or that is no reason, is the backend's fault, and is said to be."""
     try:
-        return backend.supports(request)
+        answer = backend.supports(request)
     except Exception as error:
-        do = "let its supports, or the function given to tex.requires, return it"
-        got = f"{type(error).__name__}: {error}"
-        raise BackendError(expected("a reason or None", of=f"the backend {backend.NAME} asked for {request}", got=got, do=do)) from error
+        raise _no_answer(backend, request, f"{type(error).__name__}: {error}") from error
+    if answer is not None and not (isinstance(answer, str) and answer.strip()):
+        raise _no_answer(backend, request, repr(answer))
+    return answer
+
+
+def _no_answer(backend: TEXBackendBase, request: Request, got: str) -> BackendError:
+    do = "let its supports, or the function given to tex.requires, return it"
+    return BackendError(expected("a reason or None", of=f"the backend {backend.NAME} asked for {request}", got=got, do=do))

@@ -200,7 +200,8 @@ class Registry:
                         reason = "its is_available() is false"
                 except Exception as error:  # a vendor's probe may fail in any way, and none of them is a backend that can run
                     reason = f"its probe raised {type(error).__name__}: {error}"
-                self._unavailable[name] = reason if reason is None or isinstance(reason, str) else f"its unavailable() is {reason!r}"
+                told = reason is None or (isinstance(reason, str) and reason.strip())
+                self._unavailable[name] = reason if told else f"its unavailable() is {reason!r}"
             return self._unavailable[name]
 
     def current(self) -> TEXBackendBase:
@@ -215,6 +216,11 @@ class Registry:
             if best is None:
                 raise BackendError("Expected an available backend, got none: register one by tex.register_backend.")
             return self.find(best)
+
+    def serving(self) -> list[TEXBackendBase]:
+        """The backends that may serve and can run here, best first under the policy in force."""
+        policy = self.policy
+        return [b for b, excluded in self._candidates(policy, None) if excluded is None and self.reason_unavailable(b) is None]
 
     def choose(self, request: Request) -> TEXBackendBase:
         """The backend that serves ``request``; where none does, an error with every backend's reason."""
