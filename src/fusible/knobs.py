@@ -203,6 +203,9 @@ FUSIBLE_RUN = Knob(
     "FUSIBLE_RUN", json.loads, None, "what fusible run sets it to", "set by fusible run, for the processes that its program starts to be served too"
 )
 
+NVTE_PLUGIN = Knob(
+    "NVTE_PLUGIN", str, None, "a module", "the module whose load_plugins() NVIDIA's package calls once it has its kernels: fusible.plugin, or another"
+)
 NVTE_BACKWARD_OVERRIDE = Knob(
     "NVTE_BACKWARD_OVERRIDE",
     _one_of("high_precision", "dequantized"),

@@ -61,6 +61,7 @@ VIOLATIONS = {
         ("nvte/casting.py", "from fusible import cpp_extensions"),
         ("tex/backends/torch_backend/quantize.py", "from fusible.cpp_extensions import quantize"),
     ],
+    "The command line names compat only when it runs a program": [("cli/info.py", "from fusible import compat")],
     "fusions is imported by compute_pipeline, and adapted by pytorch": [("cli/info.py", "from fusible import fusions")],
     "Backends do not import one another": [("tex/backends/xla/gemm.py", "from fusible.tex.backends import torch_backend")],
 }

@@ -39,6 +39,7 @@ _TABLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "FUSIBLE_CPU_LEVEL": ({name: name for name in ("generic", "avx2", "avx512", "avx512bf16")}, ("avx", "sse", "avx-512", "best")),
     "FUSIBLE_NUM_THREADS": ({"0": 0, "1": 1, "016": 16, "1024": 1024}, ("-1", "1.5", "1025", "9" * 30, "1_0", "all", "0x4", "+2", "\u0661", "1 2")),
     "FUSIBLE_RUN": ({"null": None, '{"device": "cpu"}': {"device": "cpu"}}, ("cpu", "{", "--device cpu")),
+    "NVTE_PLUGIN": ({"fusible.plugin": "fusible.plugin"}, ()),
     "NVTE_BACKWARD_OVERRIDE": ({"high_precision": "high_precision", "Dequantized": "dequantized"}, ("none", "high", "1")),
     "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES": (_SWITCH, _BAD_SWITCH),
     "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": (_SWITCH, _BAD_SWITCH),
@@ -59,7 +60,7 @@ _TABLE: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 """By variable: texts with what they stand for, and texts that stand for nothing. Those without the latter name what is looked for when it is used."""
 
-_AS_WRITTEN = ("FUSIBLE_RUN", "FUSIBLE_LAZY_CACHE_DIR", "TE_FL_PLUGIN_MODULES", "TE_FL_PER_OP")
+_AS_WRITTEN = ("FUSIBLE_RUN", "FUSIBLE_LAZY_CACHE_DIR", "NVTE_PLUGIN", "TE_FL_PLUGIN_MODULES", "TE_FL_PER_OP")
 """Paths, modules and functions, whose case means something."""
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -21,7 +23,7 @@ from fusible.compat.nvidia_state import around_pickle, around_state
 from fusible.compat.nvidia_tensors import register_classes
 from fusible.compat.triton_functions import AROUND_TRITON
 
-__all__ = ["AROUND", "SUPPORT", "support"]
+__all__ = ["AROUND", "AROUND_TENSORS", "SUPPORT", "support"]
 
 
 @contextmanager
@@ -34,6 +36,7 @@ def _around_common(module: ModuleType) -> Iterator[None]:
     def load_framework_extension(framework: str) -> None:
         if framework == "torch":
             importlib.import_module("transformer_engine_torch")
+            _load_plugin(knobs.NVTE_PLUGIN.get())
             return
         try:
             load(framework)
@@ -41,6 +44,18 @@ def _around_common(module: ModuleType) -> Iterator[None]:
             raise ImportError(str(error)) from error
 
     vars(module)["load_framework_extension"] = load_framework_extension
+
+
+def _load_plugin(name: str | None) -> None:
+    """Call the plugin that ``NVTE_PLUGIN`` names, as the package does; one that fails it warns of, and goes on without."""
+    if name is None:
+        return
+    former = sys.modules["transformer_engine_torch"]
+    try:
+        importlib.import_module(name).load_plugins()
+    except Exception as error:
+        sys.modules["transformer_engine_torch"] = former
+        warnings.warn(f"NVTE_PLUGIN={name} did not load, so that tex serves without it: {error}", RuntimeWarning, stacklevel=2)
 
 
 @contextmanager
@@ -110,6 +125,14 @@ SUPPORT = {
 }
 """By the format in the names of NVIDIA's functions: the quantizer that is asked about."""
 
+AROUND_TENSORS: dict[str, Around] = {
+    "transformer_engine.pytorch.tensor": _around_tensor,
+    "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _around_storage("_FromFloat8Func"),
+    "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
+    "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
+}
+"""What lets every backend make and read the package's quantized tensors, by the module that it is done around."""
+
 AROUND: dict[str, Around] = {
     "megatron.core.extensions.transformer_engine": around_pickle,
     "transformer_engine.common": _around_common,
@@ -117,9 +140,6 @@ AROUND: dict[str, Around] = {
     "transformer_engine.pytorch.module.base": around_state,
     "transformer_engine.pytorch.ops.op": around_state,
     "transformer_engine.pytorch.quantization": _around_quantization,
-    "transformer_engine.pytorch.tensor": _around_tensor,
-    "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _around_storage("_FromFloat8Func"),
-    "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
-    "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
+    **AROUND_TENSORS,
     **AROUND_TRITON,
 }

@@ -6,6 +6,7 @@ backend that serves it; ``tex.explain("gelu", x, None)`` says which and why.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
         """The functions are made from their declarations below; type checkers see them as callables."""
         ...
 
+
+tex = sys.modules[__name__]
+"""The module itself, so that ``from transformer_engine_fl_torch import *`` brings ``tex.gelu`` as well as ``gelu``."""
 
 _FUNCTIONS = sorted(name for name in DECLARATIONS if not name.startswith("prim_"))
 globals().update({name: dispatcher(DECLARATIONS[name]) for name in _FUNCTIONS})
@@ -66,6 +70,7 @@ __all__ = [
     "requires",
     "set_backend",
     "set_policy",
+    "tex",
     "undeclare",
 ]
 __all__ += [*classes.__all__, *enums.__all__, *_FUNCTIONS]

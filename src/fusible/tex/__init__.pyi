@@ -20,6 +20,7 @@ from fusible.tex.operands import register_kind as register_kind
 from fusible.tex.policy import Policy as Policy
 from fusible.tex.registry import Decision as Decision, registry as registry
 from fusible.tex.taping import Heard as Heard, listening as listening
+from fusible import tex as tex
 
 def bgrad_group_quantize(
     tensor: Tensor,

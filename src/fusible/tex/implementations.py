@@ -20,11 +20,11 @@ from fusible.tex.interface.declare import DECLARATIONS, Request, requires
 
 __all__ = ["BackendImplKind", "BackendPriority", "OpImpl", "by_backend"]
 
-_NO_FUNCTIONS = frozenset(
-    ("create_comm_overlap", "create_comm_overlap_helper", "create_comm_overlap_p2p", "create_fp8_tensor_meta", "get_attention_backend")
-    + ("get_flash_attention_class",)
-)
-"""Operations of TransformerEngine-FL that make a class or choose one, which tex asks no backend for."""
+_NO_FUNCTIONS = frozenset(("create_comm_overlap", "create_comm_overlap_helper", "create_comm_overlap_p2p", "create_fp8_tensor_meta"))
+"""Operations of TransformerEngine-FL that make a class, which tex asks no backend for."""
+
+_HOOKS = frozenset(("get_attention_backend", "get_flash_attention_class"))
+"""Those that are no functions of tex, and that NVIDIA's package is answered by (``fusible.plugin``)."""
 
 
 class BackendImplKind(StrEnum):
@@ -84,7 +84,7 @@ def _check(one: Any) -> None:
         raise BackendError(expected("a function", of=of, got=repr(one.fn), do="pass it as fn"))
     if not isinstance(one.op_name, str):
         raise BackendError(expected("a function's name", of=f"op_name of {of}", got=type(one.op_name).__qualname__, do="pass a text"))
-    if one.op_name not in DECLARATIONS and one.op_name not in _NO_FUNCTIONS:
+    if not (one.op_name in DECLARATIONS or one.op_name in _NO_FUNCTIONS or one.op_name in _HOOKS):
         raise BackendError(expected("functions of tex", of=of, got=f"{one.op_name}{nearest(str(one.op_name))}", do="look the names up in dir(tex)"))
     if _kind(one) not in {kind.value for kind in BackendImplKind}:
         raise BackendError(expected("a kind of flagos, vendor or reference", of=of, got=repr(one.kind), do="pass a BackendImplKind"))
@@ -141,7 +141,7 @@ def _backend(impl_id: str, several: list[Any]) -> type[TEXBackendBase]:
         "KIND": _kind(first),
         "IMPL_ID": impl_id,
         "is_available": is_available,
-        **{one.op_name: staticmethod(_method(one)) for one in several if one.op_name in DECLARATIONS},
+        **{one.op_name: staticmethod(_method(one)) for one in several if one.op_name not in _NO_FUNCTIONS},
     }
     return type(f"Implementations[{impl_id}]", (TEXBackendBase,), body)
 

@@ -21,6 +21,7 @@ _NEEDED = (
     "from collections.abc import Sequence\nfrom typing import Any\nfrom fusible.tex.interface.arguments import *\n"
     f"from fusible.tex.interface.domains import {', '.join(NAMES)}\n"
 )
+_ITSELF = "from fusible import tex as tex"
 _PREFIX = "prim_"
 
 
@@ -61,7 +62,7 @@ def stubs() -> dict[Path, str]:
     primitives = [declaration for name, declaration in sorted(DECLARATIONS.items()) if name.startswith(_PREFIX)]
     head = f"# ruff: noqa: F401, F403, F405, E501, A002, I001\n{_HEAD}{_NEEDED}"
     return {
-        _HERE / "__init__.pyi": "\n".join([head, *_imports(_HERE / "__init__.py"), "", *map(_definition, own)]) + "\n",
+        _HERE / "__init__.pyi": "\n".join([head, *_imports(_HERE / "__init__.py"), _ITSELF, "", *map(_definition, own)]) + "\n",
         _HERE / "prim.pyi": "\n".join([head, *map(_definition, primitives)]) + "\n",
     }
 

@@ -8,8 +8,10 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from te_names_hidden import hide
 
 import fusible
@@ -48,6 +50,27 @@ def test_the_names_are_tex_itself(name: str) -> None:
     star: dict[str, object] = {}
     exec(f"from {name} import *", star)
     assert set(FUNCTIONS) <= star.keys() and set(FUNCTIONS) <= vars(module).keys()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("name", ["transformer_engine_fl_torch", "transformer_engine.plugins.transformer_engine_fl_torch"])
+def test_a_star_brings_tex_and_what_chooses_a_backend(name: str) -> None:
+    star: dict[str, Any] = {}
+    exec(f"from {name} import *", star)
+    assert star["tex"] is tex and star["tex"].rmsnorm_fwd is star["rmsnorm_fwd"]
+    x = torch.randn(4, 8)
+    with star["set_backend"]("torch"):
+        assert star["get_backend"]().name == "torch"
+        y, nothing, rsigma = star["tex"].rmsnorm_fwd(x, torch.ones(8), 1e-5, None, None, torch.float32, 0, False)
+    torch.testing.assert_close(y, x * rsigma[:, None])
+    assert nothing is None and {"name", "vendor", "priority", "available"} <= star["list_backends"]()[0].keys()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_module_of_backends_is_the_same_by_both_names() -> None:
+    from transformer_engine.plugins.tex_interface.backends import flaggems
+
+    assert flaggems is importlib.import_module("fusible.tex.backends.flaggems")
 
 
 @pytest.mark.usefixtures("installed")

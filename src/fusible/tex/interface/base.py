@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.context_parallel import ContextParallel
@@ -88,6 +90,17 @@ class TEXBackendBase(
     def is_available(self) -> bool:
         """Whether this backend can run here."""
         return self.unavailable() is None
+
+    def get_attention_backend(self, attention_params: Any) -> Any:
+        """Which attention NVIDIA's package uses for a problem, as its own function of that name gives it, or None where this backend has no say.
+
+        Asked where the package is loaded with ``NVTE_PLUGIN=fusible.plugin``.
+        """
+        return None
+
+    def get_flash_attention_class(self) -> Any:
+        """The class that NVIDIA's package makes in place of its ``FlashAttention``, or None; asked as ``get_attention_backend`` is."""
+        return None
 
     def lacks(self, function: str) -> str | None:
         """Why this backend does not have ``function`` whatever the arguments, or None where it has it."""

@@ -1,0 +1,27 @@
+"""What NVIDIA's package needs answered to run on tex, around its modules as they are loaded."""
+
+from __future__ import annotations
+
+import sys
+
+from fusible.compat.finder import Names, adapt_loaded
+from fusible.compat.nvidia_package import AROUND, AROUND_TENSORS
+from fusible.tex.registry import registry
+
+__all__ = ["apply_patches"]
+
+_LOADER = "transformer_engine.common"
+"""What loads the native library, and has done so when it calls a plugin."""
+
+
+def apply_patches() -> None:
+    """Have backends make the package's own quantized tensors, and its modules ask tex where no native library serves; a second call does nothing.
+
+    Where the nvidia backend can run, what the package asks of the device it goes on asking of NVIDIA's library.
+    """
+    if any(isinstance(finder, Names) and AROUND_TENSORS.keys() <= finder.around.keys() for finder in sys.meta_path):
+        return
+    native = registry.reason_unavailable(registry.find("nvidia")) is None
+    around = AROUND_TENSORS if native else {name: adapt for name, adapt in AROUND.items() if name != _LOADER}
+    sys.meta_path.insert(0, Names(around=around))
+    adapt_loaded(around)
