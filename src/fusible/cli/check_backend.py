@@ -48,7 +48,8 @@ def check(given: argparse.Namespace) -> int:
 
 def _inventory(given: argparse.Namespace, functions: list[str] | None) -> int:
     version = read_inventory(given.te_version).version
-    unknown = sorted(name for name in functions or () if name.partition(".")[0] not in {*read_inventory(version).all, *tex.__all__, *DECLARATIONS})
+    known = {*read_inventory(version).all, *DECLARATIONS, *dir(tex)}
+    unknown = sorted(name for name in functions or () if name.partition(".")[0] not in known)
     if unknown:
         what = f"names of transformer_engine_torch {version} or of tex"
         raise ArgumentError(expected(what, of="--only", got=", ".join(unknown), do="look them up in dir(tex)"))

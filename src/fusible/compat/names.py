@@ -61,7 +61,7 @@ def _made(replace: bool, replace_package: bool) -> Names:
     """The finder of the names of Transformer Engine, which looks for them from now on."""
     ours = replace or not _native_is_there()
     for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)):
-        if taken and name in sys.modules:
+        if taken and name in sys.modules and sys.modules[name] is not sys.modules.get(_TEX):
             do = "call fusible.compat.install() before importing it"
             raise ArgumentError(expected(f"no {name}", of="the modules imported so far", got="one", do=do))
     forced = frozenset(name for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)) if taken)

@@ -31,7 +31,8 @@ def load_plugins() -> None:
         what = f"no module of transformer_engine that has imported {_NATIVE}"
         raise ArgumentError(expected(what, of="load_plugins", got=bound[0], do=do))
     apply_patches()
-    vars(tex).update(HOOKS)
+    for name, hook in HOOKS.items():
+        setattr(tex, name, hook)
     sys.modules[_NATIVE] = tex
     alias_submodules(_NATIVE, tex.__name__)
     tex.registry.changed()

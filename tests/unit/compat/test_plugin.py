@@ -9,8 +9,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from te_names_hidden import restored
 
-from fusible import plugin, tex
+from fusible import compat, plugin, tex
 from fusible.compat import nvidia_package
 from fusible.compat.finder import Names
 from fusible.compat.nvidia_package import AROUND, AROUND_TENSORS
@@ -22,17 +23,9 @@ NATIVE = "transformer_engine_torch"
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules, finders and hooks as they were."""
-    before, finders = dict(sys.modules), list(sys.meta_path)
-    yield
-    sys.meta_path[:] = finders
-    for name in [name for name in sys.modules if name.startswith("transformer_engine") and sys.modules[name] is not before.get(name)]:
-        del sys.modules[name]
-    sys.modules.update({name: module for name, module in before.items() if name.startswith("transformer_engine")})
-    for name in hooks.HOOKS:
-        vars(tex).pop(name, None)
-    registry.changed()
+def clean() -> Iterator[None]:
+    with restored():
+        yield
 
 
 @pytest.fixture
@@ -57,6 +50,16 @@ def test_the_hooks_are_there_once_it_is_loaded_and_it_may_be_loaded_twice(native
     assert importlib.import_module(f"{NATIVE}.enums") is tex.enums
     assert (tex.flash_attention, tex.get_attention_backend) == (hooks.flash_attention, hooks.get_attention_backend)
     assert not hooks.HOOKS.keys() & set(tex.__all__)
+
+
+def test_compat_takes_the_names_that_the_plugin_left(native: ModuleType) -> None:
+    plugin.load_plugins()
+    compat.install(replace=True)
+    try:
+        assert importlib.import_module(NATIVE) is tex
+    finally:
+        compat.uninstall()
+    assert sys.modules[NATIVE] is tex
 
 
 def test_a_module_that_holds_the_native_one_is_told(native: ModuleType) -> None:

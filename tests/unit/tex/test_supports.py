@@ -1,4 +1,4 @@
-"""What backends say of requests: of every function and backend the same when asked again, with nothing changed by asking, and with a reason for a no."""
+"""What backends say of requests: the same when asked again, with nothing changed by asking, and with a reason for a no; of every function."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def compare_module(module: ModuleType, version: str | None = None) -> list[Diffe
 
 
 def _reason(name: str) -> str:
-    return (_DECLARED if name in DECLARATIONS else _OWN) if name in tex.__all__ else ""
+    return (_DECLARED if name in DECLARATIONS else _OWN) if name in vars(tex)["__all__"] else ""
 
 
 def _functions(module: ModuleType, inventory: Inventory) -> Iterator[Difference]:

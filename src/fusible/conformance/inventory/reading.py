@@ -17,7 +17,7 @@ from typing import Any
 from fusible.errors import ArgumentError, expected
 from fusible.files import parse_json, read_file
 
-__all__ = ["REQUIRED", "Function", "Inventory", "NativeClass", "Parameter", "read_inventory", "versions"]
+__all__ = ["Function", "Inventory", "NativeClass", "Parameter", "REQUIRED", "read_inventory", "versions"]
 
 REQUIRED: Any = Kind.empty
 """The default of a parameter that has none."""
