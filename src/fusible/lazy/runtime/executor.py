@@ -17,7 +17,7 @@ from fusible.lazy.trace.ops.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
 
-__all__ = ["CACHE", "evaluate", "program_of", "settle"]
+__all__ = ["CACHE", "awaits_call", "evaluate", "program_of", "settle"]
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
@@ -38,6 +38,11 @@ def _admit(trace: Trace, kind: str) -> None:
             expected("tensors with values", of="an evaluation", got=got, do="return it from the function instead of using its value inside")
         )
     notify(kind, trace)
+
+
+def awaits_call(tensor: TraceTensor) -> bool:
+    """Whether the value depends on an argument of a function that is being compiled, so that only a call has it."""
+    return not isinstance(tensor.producer, Storage) and bool(Trace([tensor]).tracers)
 
 
 def settle(tensor: TraceTensor) -> Storage:

@@ -2,130 +2,141 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, expected
+import numpy as np
+
+from fusible.errors import ArgumentError, CompileError, DTypeError, ShapeError, expected
+from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
-from fusible.lazy.dims import Size, bounds, maximum, minimum, size_of
+from fusible.lazy.frontend.dimension import DimensionSize
 from fusible.lazy.frontend.interface import located
+from fusible.lazy.frontend.ops.slicing import sliced
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.runtime.executor import awaits_call
+from fusible.lazy.trace.broadcasting import broadcast_shapes
+from fusible.lazy.trace.ops.binary import maximum, minimum
+from fusible.lazy.trace.ops.cast import cast
+from fusible.lazy.trace.ops.expand import broadcast_to
+from fusible.lazy.trace.ops.gather import INDICES, gather
+from fusible.lazy.trace.ops.permute import permute
 from fusible.lazy.trace.ops.reshape import reshape
-from fusible.lazy.trace.ops.slice import Flip, Slice
+from fusible.lazy.trace.ops.where import where
 
 __all__ = ["getitem"]
+
+_FULL = slice(None)
 
 
 @TENSOR_METHOD_REGISTRY("__getitem__")
 @located
-def getitem(x: Tensor, index: Any) -> Tensor:
-    """``x[index]`` with ints, slices (steps of either sign), ``...`` and ``None``, by numpy's rules.
+def getitem(self: Tensor, index: Any) -> Tensor:
+    """``self[index]`` by numpy's rules: with ints, slices (steps of either sign), ``...`` and ``None``; with tensors, arrays and lists of integers,
+    which pick elements; and with masks.
 
-    Raises ``ArgumentError`` for an int out of bounds or too many indices, and ``DTypeError`` for another kind of index: use ``gather`` to
-    index with a tensor.
+    A tensor of integers reads the nearest element where it is out of bounds, as ``gather`` does. A mask, a tensor or list of bools, is
+    evaluated: how much it picks is the shape of the result. A list that holds a slice, ``None`` or ``...`` is taken as a tuple.
+
+    Raises ``ArgumentError`` for an int out of bounds or too many indices, ``DTypeError`` for another kind of index, ``ShapeError`` for a mask of
+    another shape, and ``CompileError`` for one that depends on an argument of a function being compiled: use ``where`` there.
     """
-    items = _expand(index if isinstance(index, tuple) else (index,), x)
-    sizes = x.trace_tensor.shape
-    start, limit, stride, flipped = [], [], [], []
-    shape: list[int] = []
-    for item in items:
-        if item is None:
-            shape.append(1)
-            continue
-        dim = len(start)
-        cut = _cut(item, sizes[dim], dim)
-        start.append(cut.start)
-        limit.append(cut.limit)
-        stride.append(abs(cut.step))
-        if cut.step < 0:
-            flipped.append(dim)
-        if isinstance(item, slice):
-            shape.append(cut.count)
-    result = x
-    if limit != list(sizes) or any(n != 0 for n in start) or any(s != 1 for s in stride):
-        result = record(Slice(tuple(start), tuple(limit), tuple(stride)), result)
-    if flipped:
-        result = record(Flip(tuple(flipped)), result)
-    return reshape(result, shape)
+    if isinstance(index, list) and any(item is None or item is Ellipsis or isinstance(item, slice) for item in index):
+        index = tuple(index)
+    items = index if isinstance(index, tuple) else (index,)
+    if any(_picks(item) for item in items):
+        return _picked(self, _marked(self, _expanded([_as_index(item) if _picks(item) else item for item in items], self)))
+    return sliced(self, _expanded(items, self))
 
 
-def _expand(items: tuple[Any, ...], x: Tensor) -> list[Any]:
-    """One item per dimension of ``x``, and the ``None``s, with ``...`` replaced by full slices."""
-    used = sum(item is not None and item is not Ellipsis for item in items)
+def _picks(item: Any) -> bool:
+    return isinstance(item, list | np.ndarray) or (isinstance(item, Tensor) and not isinstance(item, DimensionSize))
+
+
+def _as_index(given: Any) -> Tensor:
+    """A tensor, an array or a list as a tensor of integers that ``gather`` takes, or as a mask."""
+    if isinstance(given, list) and not np.size(given):
+        given = np.zeros(np.shape(given), np.int32)
+    tensor = given if isinstance(given, Tensor) else Tensor(given)
+    if tensor.dtype in INDICES or _is_mask(tensor):
+        return tensor
+    if not tensor.dtype.is_integer:
+        raise DTypeError(expected("a tensor of integers, or a mask of bools", of="an index", got=tensor.trace_tensor, do="cast it to int32"))
+    return cast(tensor, dtypes.int64)
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dtype is dtypes.bool and item.ndim > 0
+
+
+def _expanded(items: Sequence[Any], x: Tensor) -> list[Any]:
+    """One item for each dimension of ``x`` (a mask for as many as it has), and the ``None``s, with ``...`` replaced by full slices."""
+    used = sum(item.ndim if _is_mask(item) else item is not None and item is not Ellipsis for item in items)
     dots = sum(item is Ellipsis for item in items)
     if used > x.ndim or dots > 1:
         got = f"{used} indices and {dots} ellipses"
-        raise ArgumentError(expected(f"at most {x.ndim} indices and one ellipsis", of=f"indexing {x.trace_tensor}", got=got, do="drop some"))
-    full = [slice(None)] * (x.ndim - used)
+        raise ArgumentError(expected(f"at most {x.ndim} indices and one ellipsis", of=f"the index of {x.trace_tensor}", got=got, do="drop some"))
+    full = [_FULL] * (x.ndim - used)
     expanded: list[Any] = []
     for item in items if dots else (*items, Ellipsis):
         expanded += full if item is Ellipsis else [item]
     return expanded
 
 
-class _Cut(NamedTuple):
-    """``count`` elements from ``start`` to below ``limit``, every ``abs(step)``-th, and in reverse where ``step`` is negative."""
-
-    start: int
-    limit: int
-    step: int
-    count: int
-
-
-def _cut(item: Any, size: int, dim: int) -> _Cut:
-    """The elements that one int or slice names."""
-    if isinstance(item, slice):
-        ends = [None if n is None else size_of(n) for n in (item.start, item.stop)]
-        if type(size) is not int or any(isinstance(n, Size) for n in ends):
-            return _cut_unknown(item, ends, size)
-        return _cut_known(item, size)
-    position: Any = size_of(item)
-    if position is None and (isinstance(item, bool | Tensor) or not hasattr(item, "__index__")):
-        got = type(item).__name__
-        raise DTypeError(expected("an int, a slice, an ellipsis or None", of="an index", got=got, do="use gather or where for tensors and masks"))
-    position = item.__index__() if position is None else position
-    of = f"an index into dimension {dim}"
-    known = type(position) is type(size) is int
-    if not (-size <= position < size if known else holds(position, ">=", -size, of) and holds(size - 1, ">=", position, of)):
-        raise ArgumentError(expected(f"a position from {-size} to {size - 1}", of=of, got=position, do="index within it"))
-    if isinstance(position, Size):
-        position = position + size if bounds(position)[1] < 0 else position
-    elif position < 0:
-        position += size
-    return _Cut(position, position + 1, 1, 1)
+def _marked(x: Tensor, items: list[Any]) -> list[Any]:
+    """``items`` where the positions that a mask marks stand in its place. Masks are evaluated once all of them are found to fit."""
+    at = 0
+    for item in items:
+        if _is_mask(item):
+            _check_mask(item, x, at)
+        at += item.ndim if _is_mask(item) else item is not None
+    found: list[Any] = []
+    for item in items:
+        found += [Tensor(places.astype(np.int32)) for places in np.nonzero(item.numpy())] if _is_mask(item) else [item]
+    return found
 
 
-def _cut_known(item: slice, size: int) -> _Cut:
-    """A slice of sizes that are ints."""
-    try:
-        span = range(*item.indices(size))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(expected("integers and a step that is not 0", of="a slice", got=item, do="pass start:stop:step")) from error
-    count = len(span)
-    low = span if span.step > 0 else span[::-1]
-    first = low.start if count else 0
-    step = span.step if count > 1 else 1
-    return _Cut(first, first + (count - 1) * abs(span.step) + 1 if count else first, step, count)
+def _check_mask(mask: Tensor, x: Tensor, at: int) -> None:
+    sizes = x.trace_tensor.shape[at : at + mask.ndim]
+    if not all(holds(n, "==", m, "a mask") for n, m in zip(sizes, mask.trace_tensor.shape, strict=True)):
+        raise ShapeError(expected(f"a mask of shape {sizes}", of=f"the index of {x.trace_tensor}", got=mask.trace_tensor, do="reshape it"))
+    if awaits_call(mask.trace_tensor):
+        wanted = "a mask whose values are known when the function is compiled"
+        raise CompileError(expected(wanted, of="an index", got=mask.trace_tensor, do="use where(mask, x, 0), which keeps the shape"))
 
 
-def _cut_unknown(item: slice, ends: list[Any], size: Any) -> _Cut:
-    """A slice where a size is only known to a call: the same rules, as expressions."""
-    step = 1 if item.step is None else size_of(item.step)
-    strange = any(end is None and given is not None for end, given in zip(ends, (item.start, item.stop), strict=True))
-    if not isinstance(step, int) or step == 0 or strange:
-        raise ArgumentError(expected("sizes and a step that is an int other than 0", of="a slice", got=item, do="pass start:stop:step"))
-    low, high = (0, size) if step > 0 else (-1, size - 1)
-    start, stop = (given if given is None else _within(given, size, low, high) for given in ends)
-    start = (low if step > 0 else high) if start is None else start
-    stop = (high if step > 0 else low) if stop is None else stop
-    distance = maximum(stop - start if step > 0 else start - stop, 0)
-    count = -(-distance // abs(step))
-    first = start if step > 0 else minimum(start - (count - 1) * -step, size)
-    limit = first + distance if step == 1 else maximum(first + (count - 1) * abs(step) + 1, first)
-    return _Cut(first, limit, step, count)
+def _picked(x: Tensor, items: list[Any]) -> Tensor:
+    """``x`` indexed by tensors among other items. Ints beside them are indices of one element, which count where the result's dimensions stand."""
+    ints = [i for i, item in enumerate(items) if not (item is None or isinstance(item, slice) or _picks(item))]
+    tensors = [i for i, item in enumerate(items) if _picks(item)]
+    place = [i for i, item in enumerate(items) if i in ints or i in tensors]
+    block = sliced(x, [_FULL if i in tensors else slice(item, _next(item)) if i in ints else item for i, item in enumerate(items)])
+    if ints:
+        sliced(x, [items[i] if i in ints else _FULL for i in range(len(items)) if items[i] is not None])  # refuses an int out of bounds
+    if len(place) == 1:
+        return gather(block, place[0], items[place[0]])
+    picked = [items[i] for i in tensors]
+    shape = broadcast_shapes("an index", *(t.trace_tensor for t in picked))
+    rest = [i for i in range(len(items)) if i not in place]
+    flat = reshape(permute(block, (*tensors, *ints, *rest)), (-1, *(block.shape[i] for i in rest)))
+    found = gather(flat, 0, _linear([broadcast_to(t, shape) for t in picked], [block.shape[i] for i in tensors]))
+    lead = sum(i < place[0] for i in rest) if place[-1] - place[0] == len(place) - 1 else 0
+    count = len(shape)
+    return permute(found, (*range(count, count + lead), *range(count), *range(count + lead, found.ndim)))
 
 
-def _within(end: Any, size: Any, low: Any, high: Any) -> Any:
-    """An end of a slice as a position: counted from the end of the dimension where it is negative, and no further than ``low`` or ``high``."""
-    negative = end < 0 if type(end) is int else not holds(end, ">=", 0, "the end of a slice")
-    return maximum(end + size, low) if negative else minimum(end, high)
+def _next(position: Any) -> Any:
+    """The end of a slice that takes the element at ``position`` alone."""
+    return None if type(position) is int and position == -1 else position + 1
+
+
+def _linear(indices: list[Tensor], sizes: list[Any]) -> Tensor:
+    """The positions in row-major order, each index within its dimension."""
+    total = None
+    for index, size in zip(indices, sizes, strict=True):
+        wide = cast(index, dtypes.int64)
+        within = maximum(minimum(where(wide < 0, wide + size, wide), size - 1), 0)
+        total = within if total is None else total * size + within
+    assert total is not None
+    return total

@@ -22,9 +22,10 @@ from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["Gather", "gather"]
+__all__ = ["Gather", "INDICES", "gather"]
 
-_INDICES = frozenset({dtypes.int32, dtypes.int64, dtypes.uint32})
+INDICES = frozenset({dtypes.int32, dtypes.int64, dtypes.uint32})
+"""What an index may be of."""
 
 
 @dataclass(eq=False)
@@ -60,7 +61,7 @@ def _wrapped(index: FlatIRTensor, size: SizeLike) -> FlatIRTensor:
 
 
 @TENSOR_METHOD_REGISTRY("gather")
-@constrained(input="T1", index="T2", returns="T1", T1=ALL, T2=_INDICES)
+@constrained(input="T1", index="T2", returns="T1", T1=ALL, T2=INDICES)
 def gather(input: TensorLike, dim: int, index: TensorLike) -> Tensor:
     """``input[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` stands in place of that dimension.
 
