@@ -63,7 +63,7 @@ def _of_classes() -> dict[str, Case]:
     }
     recorded = lazy.ones((2,))
     return {
-        "device": (lazy.device, lambda: {"name": "cpu"}),
+        "device": (lazy.device, lambda: {"device": "cpu"}),
         "InputInfo": (lazy.InputInfo, lambda: {"shape": (2, 3), "dtype": F32, "donate": False}),
         "NamedDimension": (lazy.NamedDimension, lambda: {"name": "n", "min": 1, "opt": 2, "max": 3}),
         "DimensionInputInfo": (lazy.DimensionInputInfo, lambda: {"value_bounds": (1, 2, 3)}),

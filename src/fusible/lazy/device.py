@@ -24,10 +24,10 @@ class device:
     _known: ClassVar[dict[str, device]] = {}
 
     @shows_user
-    def __new__(cls, name: str = "gpu:0") -> Self:
-        kind, _, index = name.partition(":") if isinstance(name, str) else (None, "", "")
+    def __new__(cls, device: str) -> Self:
+        kind, _, index = device.lower().partition(":") if isinstance(device, str) else (None, "", "")
         if kind not in ("cpu", "gpu") or index not in ("", "0"):
-            raise ArgumentError(expected('"cpu", "gpu" or "gpu:0"', of="a device", got=repr(name), do="name one of these"))
+            raise ArgumentError(expected('"cpu", "gpu" or "gpu:0"', of="a device", got=repr(device), do="name one of these"))
         if kind not in cls._known:
             made = super().__new__(cls)
             made.kind = kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
 import os
 import sys
@@ -13,7 +14,7 @@ from importlib.machinery import PathFinder
 from types import CodeType, FrameType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["Place", "Source", "UNKNOWN", "describe", "excerpt", "is_ours", "place_of", "user_frame", "user_line"]
+__all__ = ["Place", "Source", "SourceInfo", "UNKNOWN", "describe", "excerpt", "is_ours", "place_of", "source_infos", "user_frame", "user_line"]
 
 Source = tuple[CodeType | None, int]
 """A place in a program, as cheap to note as can be: a code object and the offset of an instruction in it."""
@@ -77,6 +78,29 @@ def place_of(source: Source) -> Place:
     line, end_line, column, end = positions[offset // 2] if offset // 2 < len(positions) else (None, None, None, None)
     line = line or code.co_firstlineno
     return Place(code.co_filename, line, end_line or line, column or 0, end or 0, code.co_qualname)
+
+
+class SourceInfo(NamedTuple):
+    """A place of the user's program as ``Tensor.stack_info`` gives it; ``column_range`` is of the expression, counted from 0, on one line."""
+
+    module: str | None
+    file: str
+    line: int
+    function: str
+    code: str
+    column_range: tuple[int, int] | None
+
+
+def source_infos(source: Source) -> list[SourceInfo]:
+    """The place of a source, in a list; none of one that is not known."""
+    code, _ = source
+    if code is None:
+        return []
+    place = place_of(source)
+    module = getattr(inspect.getmodule(code), "__name__", None)
+    columns = (place.column, place.end) if place.end_line == place.line else None
+    text = linecache.getline(place.file, place.line).rstrip("\n")
+    return [SourceInfo(module, place.file, place.line, code.co_name, text, columns)]
 
 
 def describe(source: Source) -> str:

@@ -12,10 +12,10 @@ from fusible.lazy.trace.specialize import specialize
 _TRACE = """\
 ==== Trace IR ====
 inputs:
-    t0: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)]
-    t1: [shape=(), dtype=(int32), loc=(gpu:0)]
+    x: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)]
+    n: [shape=(), dtype=(int32), loc=(gpu:0)]
 t2 = dimensionvalue(expression=2*batch, dtype=float32)
-t3 = binaryelementwise(t0, t2, kind=Kind.ADD)
+t3 = binaryelementwise(x, t2, kind=Kind.ADD)
 t4 = slice(t3, start=(0, 0), limit=(n, 4), stride=(1, 1))
 outputs:
     t4: [shape=(n, 4,), dtype=(float32), loc=(gpu:0)]"""
@@ -23,9 +23,9 @@ outputs:
 _FLAT = """\
 ==== Flat IR ====
 inputs:
-    t0: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)]
-    t1: [shape=(), dtype=(int32), loc=(gpu:0)]
-t_inter2: [shape=(), dtype=(int32), loc=(gpu:0)] = GetDimensionSizeOp(t0, dim=0)
+    x: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)]
+    n: [shape=(), dtype=(int32), loc=(gpu:0)]
+t_inter2: [shape=(), dtype=(int32), loc=(gpu:0)] = GetDimensionSizeOp(x, dim=0)
 t_inter3: [shape=(), dtype=(int32), loc=(gpu:0)] = ConstantOp(data=2, dtype=int32, device=gpu:0)
 t_inter4: [shape=(), dtype=(int32), loc=(gpu:0)] = MulOp(t_inter2, t_inter3)
 t2: [shape=(), dtype=(float32), loc=(gpu:0)] = ConvertOp(t_inter4)
@@ -34,11 +34,11 @@ t_inter6: [shape=(), dtype=(int32), loc=(gpu:0)] = ConstantOp(data=4, dtype=int3
 t_inter7: [shape=(1,), dtype=(int32), loc=(gpu:0)] = ReshapeOp(t_inter6)
 t_inter8: [shape=(2,), dtype=(int32), loc=(gpu:0)] = ConcatenateOp(t_inter5, t_inter7, dim=0)
 t_inter1: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)] = DynamicBroadcastOp(t2, t_inter8, broadcast_dim=[])
-t3: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)] = AddOp(t0, t_inter1)
+t3: [shape=(batch, 4,), dtype=(float32), loc=(gpu:0)] = AddOp(x, t_inter1)
 t_inter9: [shape=(), dtype=(int32), loc=(gpu:0)] = ConstantOp(data=0, dtype=int32, device=gpu:0)
 t_inter10: [shape=(1,), dtype=(int32), loc=(gpu:0)] = ReshapeOp(t_inter9)
 t_inter11: [shape=(2,), dtype=(int32), loc=(gpu:0)] = ConcatenateOp(t_inter10, t_inter10, dim=0)
-t_inter12: [shape=(1,), dtype=(int32), loc=(gpu:0)] = ReshapeOp(t1)
+t_inter12: [shape=(1,), dtype=(int32), loc=(gpu:0)] = ReshapeOp(n)
 t_inter13: [shape=(2,), dtype=(int32), loc=(gpu:0)] = ConcatenateOp(t_inter12, t_inter7, dim=0)
 t_inter14: [shape=(), dtype=(int32), loc=(gpu:0)] = ConstantOp(data=1, dtype=int32, device=gpu:0)
 t_inter15: [shape=(1,), dtype=(int32), loc=(gpu:0)] = ReshapeOp(t_inter14)
@@ -78,10 +78,10 @@ _STABLEHLO = """\
 _SPECIALISED = """\
 ==== Trace IR ====
 inputs:
-    t0: [shape=(6, 4,), dtype=(float32), loc=(gpu:0)]
-    t1: [shape=(), dtype=(int32), loc=(gpu:0)]
+    x: [shape=(6, 4,), dtype=(float32), loc=(gpu:0)]
+    n: [shape=(), dtype=(int32), loc=(gpu:0)]
 t2 = dimensionvalue(expression=12, dtype=float32)
-t3 = binaryelementwise(t0, t2, kind=Kind.ADD)
+t3 = binaryelementwise(x, t2, kind=Kind.ADD)
 t4 = slice(t3, start=(0, 0), limit=(3, 4), stride=(1, 1))
 outputs:
     t4: [shape=(3, 4,), dtype=(float32), loc=(gpu:0)]"""

@@ -56,9 +56,9 @@ def test_the_tanh_program_computes() -> None:
 _COMPILED = """\
 ==== Trace IR ====
 inputs:
-    t0: [shape=(4, 2,), dtype=(bfloat16), loc=(gpu:0)]
+    x: [shape=(4, 2,), dtype=(bfloat16), loc=(gpu:0)]
 t1 = storage(shape=(2, 3), dtype=bfloat16)
-t2 = matrixmultiplication(t0, t1, dtype=float32)
+t2 = matrixmultiplication(x, t1, dtype=float32)
 t3 = fill(value=2.0, shape=(), dtype=float32)
 t4 = binaryelementwise(t2, t3, kind=Kind.MUL)
 outputs:
@@ -67,9 +67,9 @@ outputs:
 _COMPILED_FLAT = """\
 ==== Flat IR ====
 inputs:
-    t0: [shape=(4, 2,), dtype=(bfloat16), loc=(gpu:0)]
+    x: [shape=(4, 2,), dtype=(bfloat16), loc=(gpu:0)]
     t1: [shape=(2, 3,), dtype=(bfloat16), loc=(gpu:0)]
-t2: [shape=(4, 3,), dtype=(float32), loc=(gpu:0)] = DotOp(t0, t1, contracting=([1], [0]), batch=([], []))
+t2: [shape=(4, 3,), dtype=(float32), loc=(gpu:0)] = DotOp(x, t1, contracting=([1], [0]), batch=([], []))
 t3: [shape=(), dtype=(float32), loc=(gpu:0)] = ConstantOp(data=2.0, dtype=float32, device=gpu:0)
 t_inter1: [shape=(4, 3,), dtype=(float32), loc=(gpu:0)] = BroadcastOp(t3, broadcast_dim=[])
 t4: [shape=(4, 3,), dtype=(float32), loc=(gpu:0)] = MulOp(t2, t_inter1)

@@ -8,8 +8,8 @@ from fusible.lazy.trace.ops.convolution import convolution
 _TRACE = """\
 ==== Trace IR ====
 inputs:
-    t0: [shape=(2, 3,), dtype=(float32), loc=(gpu:0)]
-t1, t2 = topk(t0, k=1, dim=1)
+    x: [shape=(2, 3,), dtype=(float32), loc=(gpu:0)]
+t1, t2 = topk(x, k=1, dim=1)
 outputs:
     t1: [shape=(2, 1,), dtype=(float32), loc=(gpu:0)]
     t2: [shape=(2, 1,), dtype=(int32), loc=(gpu:0)]"""
@@ -17,9 +17,9 @@ outputs:
 _FLAT = """\
 ==== Flat IR ====
 inputs:
-    t0: [shape=(2, 3,), dtype=(float32), loc=(gpu:0)]
+    x: [shape=(2, 3,), dtype=(float32), loc=(gpu:0)]
 t_inter1: [shape=(2, 3,), dtype=(int32), loc=(gpu:0)] = IotaOp(dim=1)
-t_inter2: [shape=(2, 3,), dtype=(float32), loc=(gpu:0)], t_inter3: [shape=(2, 3,), dtype=(int32), loc=(gpu:0)] = SortOp(t0, t_inter1, dim=1)
+t_inter2: [shape=(2, 3,), dtype=(float32), loc=(gpu:0)], t_inter3: [shape=(2, 3,), dtype=(int32), loc=(gpu:0)] = SortOp(x, t_inter1, dim=1)
 t1: [shape=(2, 1,), dtype=(float32), loc=(gpu:0)] = SliceOp(t_inter2, start=[0, 0], limit=[2, 1], stride=[1, 1])
 t2: [shape=(2, 1,), dtype=(int32), loc=(gpu:0)] = SliceOp(t_inter3, start=[0, 0], limit=[2, 1], stride=[1, 1])
 outputs:
@@ -37,9 +37,9 @@ def test_several_outputs_print_on_one_line() -> None:
 _WINDOWS = """\
 ==== Trace IR ====
 inputs:
-    t0: [shape=(1, 2, 5,), dtype=(bfloat16), loc=(gpu:0)]
-    t1: [shape=(4, 1, 3,), dtype=(bfloat16), loc=(gpu:0)]
-t2 = convolution(t0, t1, stride=(2,), padding=((1, 0),), dilation=(1,), groups=2)
+    x: [shape=(1, 2, 5,), dtype=(bfloat16), loc=(gpu:0)]
+    w: [shape=(4, 1, 3,), dtype=(bfloat16), loc=(gpu:0)]
+t2 = convolution(x, w, stride=(2,), padding=((1, 0),), dilation=(1,), groups=2)
 t3 = pooling(t2, kind=Kind.MAX, kernel_dims=(2,), stride=(1,), padding=((0, 0),), count_include_pad=True)
 t4 = resize(t3, mode=Mode.NEAREST, shape=(1, 4, 3), scales=None, align_corners=False)
 t5 = pad(t4, low=(0, 0, 1), high=(0, 0, 0), mode=Mode.REFLECT, value=0.0)
@@ -47,8 +47,8 @@ outputs:
     t5: [shape=(1, 4, 4,), dtype=(bfloat16), loc=(gpu:0)]"""
 
 _CONVOLVED = """\
-t_inter1: [shape=(1, 2, 5,), dtype=(float32), loc=(gpu:0)] = ConvertOp(t0)
-t_inter2: [shape=(4, 1, 3,), dtype=(float32), loc=(gpu:0)] = ConvertOp(t1)
+t_inter1: [shape=(1, 2, 5,), dtype=(float32), loc=(gpu:0)] = ConvertOp(x)
+t_inter2: [shape=(4, 1, 3,), dtype=(float32), loc=(gpu:0)] = ConvertOp(w)
 t_inter3: [shape=(1, 4, 2,), dtype=(float32), loc=(gpu:0)] = \
 ConvolutionOp(t_inter1, t_inter2, stride=[2], padding=[(1, 0)], lhs_dilation=[1], rhs_dilation=[1], groups=2)
 t2: [shape=(1, 4, 2,), dtype=(bfloat16), loc=(gpu:0)] = ConvertOp(t_inter3)

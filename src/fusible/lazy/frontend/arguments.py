@@ -14,8 +14,10 @@ __all__ = ["as_shape", "normalize_dim", "normalize_dims"]
 
 
 def as_shape(shape: Any, of: str = "a shape") -> Shape:
-    """A shape given as a size or a sequence of sizes (ints, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one. ``of``: what
-    the shape is, for the sentence."""
+    """A shape given as a size or a sequence of sizes (ints, whole floats, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one.
+
+    ``of``: what the shape is, for the sentence.
+    """
     alone = size_of(shape)
     if isinstance(shape, str | set | frozenset | Mapping):
         raise DTypeError(expected("an int or a sequence of ints", of=of, got=shown(shape), do="pass for instance (2, 3)"))
@@ -30,6 +32,8 @@ def as_shape(shape: Any, of: str = "a shape") -> Shape:
 
 def _as_size(given: Any) -> SizeLike:
     found = size_of(given)
+    if found is None and isinstance(given, float) and given.is_integer():  # n / 2 of a size that is known, where that of a dynamic one is a size
+        return int(given)
     return int(given.__index__()) if found is None else found
 
 

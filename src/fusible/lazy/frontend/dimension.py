@@ -47,9 +47,10 @@ def _compared(name: str, decided: Callable[[int, int], bool | None]) -> Any:
 class DimensionSize(Tensor):
     """The size of a dynamic dimension: a scalar int32 tensor that shapes can be made of.
 
-    Arithmetic with ints and other sizes (``+ - * // %``, ``maximum``, ``minimum``) gives a size; with tensors it is a tensor, which like a
-    Python number adopts the dtype of the other operand. ``==`` between sizes tells whether they are one expression, and never depends on a call.
-    ``<`` and the like give a truth value where the bounds decide, else a bool tensor. ``DimensionSize(4)`` is a size that is known.
+    Arithmetic with ints and other sizes (``+ - * / // %``, ``maximum``, ``minimum``, ``abs``, and ``**`` an int) gives a size; with tensors it is a
+    tensor, which like a Python number adopts the dtype of the other operand. ``/`` gives the quotient truncated toward zero. ``==``
+    between sizes tells whether they are one expression, and never depends on a call. ``<`` and the like give a truth value where the bounds
+    decide, else a bool tensor. ``DimensionSize(4)`` is a size that is known.
     """
 
     __slots__ = ("_recorded", "expression")
@@ -81,6 +82,9 @@ class DimensionSize(Tensor):
     def __repr__(self) -> str:
         return f"DimensionSize({self.expression})"
 
+    def __str__(self) -> str:
+        return str(self.expression)
+
     def __hash__(self) -> int:
         return hash(self.expression)
 
@@ -100,6 +104,8 @@ class DimensionSize(Tensor):
     __rmul__ = _symbolic("__rmul__", lambda a, b: b * a)
     __floordiv__ = _symbolic("__floordiv__", operator.floordiv)
     __rfloordiv__ = _symbolic("__rfloordiv__", lambda a, b: b // a)
+    __truediv__ = _symbolic("__truediv__", lambda a, b: _truncated(a, b))
+    __rtruediv__ = _symbolic("__rtruediv__", lambda a, b: _truncated(b, a))
     __mod__ = _symbolic("__mod__", operator.mod)
     __rmod__ = _symbolic("__rmod__", lambda a, b: b % a)
     maximum = _symbolic("maximum", dims.maximum)
@@ -112,6 +118,13 @@ class DimensionSize(Tensor):
     def __neg__(self) -> Any:
         return wrapped(-self.expression)
 
+    def __abs__(self) -> Any:
+        return wrapped(dims.maximum(self.expression, -self.expression))
+
+    def __pow__(self, other: Any) -> Any:
+        times = size_of(other)
+        return wrapped(dims.product([self.expression] * times)) if type(times) is int and times >= 0 else Tensor.__pow__(self, other)
+
     @shows_user
     def __bool__(self) -> bool:
         low, high = bounds(self.expression)
@@ -121,6 +134,17 @@ class DimensionSize(Tensor):
         if isinstance(self.expression, Size):
             raise unknown(f"{what}() of the size {self.expression}")
         return np.int32(self.expression)
+
+
+def _truncated(a: SizeLike, b: SizeLike) -> SizeLike:
+    """``a / b`` of sizes as of integers: rounded toward zero. Raises ``ArgumentError`` for a dynamic divisor that may be 0 or less, and for 0."""
+    if b == 0:
+        raise ArgumentError(expected("a divisor other than 0", of=f"the division of {a}", got=0, do="pass another"))
+    if type(b) is int and b < 0:
+        a, b = -a, -b
+    if bounds(a)[0] >= 0:
+        return a // b
+    return dims.maximum(a, 0) // b - dims.maximum(-a, 0) // b
 
 
 def wrapped(size: SizeLike) -> Any:

@@ -33,6 +33,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Sequence[str]": ("a list of texts", _is_list(lambda x: isinstance(x, str))),
     "bool": ("True or False", lambda x: isinstance(x, bool | int) or type(x).__name__ in ("bool_", "bool")),
     "float": ("a number", _is_number),
+    "float | None": ("a number or None", lambda x: x is None or _is_number(x)),
     "float | bool": ("a number", _is_number),
     "int": ("an integer", _is_int),
     "int | None": ("an integer or None", lambda x: x is None or _is_int(x)),

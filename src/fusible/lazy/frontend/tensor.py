@@ -14,16 +14,23 @@ from fusible.lazy.dims import plain, product
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.frontend.registry import TensorMeta
 from fusible.lazy.locate import shows_user
+from fusible.lazy.logger import logger
 from fusible.lazy.printing import Shape
 from fusible.lazy.runtime import executor
 from fusible.lazy.runtime.host import Array, aligned, from_dlpack, pointer
 from fusible.lazy.runtime.output import Output
-from fusible.lazy.source import user_line
+from fusible.lazy.source import SourceInfo, source_infos, user_line
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.ops.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Tensor", "record", "record_all", "stored"]
+
+
+_PRINTED_EARLY = (
+    "A tensor is printed while the function that computes it is compiled: it has no value yet, and calls of the executable print nothing. "
+    "Return it from the function to see its value."
+)
 
 
 class Tensor(metaclass=TensorMeta):
@@ -66,6 +73,7 @@ class Tensor(metaclass=TensorMeta):
         __or__: Callable[[Any], Tensor]
         __xor__: Callable[[Any], Tensor]
         __lshift__: Callable[[Any], Tensor]
+
         def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
         def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
 
@@ -84,10 +92,10 @@ class Tensor(metaclass=TensorMeta):
         self.trace_tensor = stored(_host(data, dtype), _place(device), name)
 
     @classmethod
-    def from_trace_tensor(cls, tensor: TraceTensor) -> Tensor:
+    def from_trace_tensor(cls, trace_tensor: TraceTensor) -> Tensor:
         """The lazy tensor of a recorded value."""
         self = _new(cls)
-        self.trace_tensor = tensor
+        self.trace_tensor = trace_tensor
         return self
 
     @property
@@ -114,8 +122,19 @@ class Tensor(metaclass=TensorMeta):
 
     @property
     def name(self) -> str | None:
-        """The name given at construction."""
+        """What errors and printed programs call it, where that was given or assigned."""
         return self.trace_tensor.name
+
+    @name.setter
+    @shows_user
+    def name(self, name: str | None) -> None:
+        check_text(name, "name of Tensor", optional=True)
+        self.trace_tensor.name = name
+
+    @property
+    def stack_info(self) -> list[SourceInfo]:
+        """Where it was recorded: the innermost place of the user's program, looked up when it is asked for; none where that is not known."""
+        return source_infos(self.trace_tensor.source)
 
     @property
     def size(self) -> int:
@@ -161,6 +180,11 @@ class Tensor(metaclass=TensorMeta):
 
     @shows_user
     def __repr__(self) -> str:
+        recorded = self.trace_tensor
+        if executor.awaits_call(recorded):
+            logger.warning(_PRINTED_EARLY, mode="once")
+            sizes = ", ".join(map(str, recorded.shape)) + ("," if self.ndim == 1 else "")
+            return f"tensor(<what a call gives>, dtype={self.dtype}, loc={self.device.found}, shape=({sizes}))"
         if self.dtype is dtypes.int4:
             raise DTypeError(expected("a dtype that prints", of="repr()", got="a tensor of int4", do="dequantize it, or cast it to int8 first"))
         values = np.array2string(self.numpy(), separator=", ", prefix="tensor(")
@@ -171,8 +195,8 @@ class Tensor(metaclass=TensorMeta):
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     @shows_user
-    def __dlpack__(self, **options: Any) -> Any:
-        return Output(self.numpy()).__dlpack__(**options)
+    def __dlpack__(self, stream: Any = None, **options: Any) -> Any:
+        return Output(self.numpy()).__dlpack__(stream=stream, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0
@@ -219,7 +243,6 @@ def _place(given: Any) -> device:
     if given is not None and not isinstance(given, device):
         raise DTypeError(expected("a device or None", of="device of Tensor", got=type(given).__qualname__, do='pass fusible.lazy.device("cpu")'))
     return DEFAULT if given is None else given
-
 
 
 def _plain(value: Any) -> Any:

@@ -78,10 +78,10 @@ class Conv(_Convolutional):
     def _channels(self) -> tuple[int, int]:
         return self.out_channels, self.in_channels // self.groups
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, input: Any) -> Tensor:
         """``[N, in_channels, *spatial]`` to ``[N, out_channels, *out]``; raises ``ShapeError`` for a padded input smaller than the dilated kernel."""
-        check_channels("Conv", x, self.in_channels, self.dtype, rank=self.weight.ndim)
-        return convolution(x, self.weight, self.bias, **self._window())
+        check_channels("Conv", input, self.in_channels, self.dtype, rank=self.weight.ndim)
+        return convolution(input, self.weight, self.bias, **self._window())
 
 
 class ConvTranspose(_Convolutional):
@@ -95,7 +95,7 @@ class ConvTranspose(_Convolutional):
     def _channels(self) -> tuple[int, int]:
         return self.in_channels, self.out_channels // self.groups
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, input: Any) -> Tensor:
         """``[N, in_channels, *spatial]`` to ``[N, out_channels, *out]``."""
-        check_channels("ConvTranspose", x, self.in_channels, self.dtype, rank=self.weight.ndim)
-        return convolution_transpose(x, self.weight, self.bias, **self._window())
+        check_channels("ConvTranspose", input, self.in_channels, self.dtype, rank=self.weight.ndim)
+        return convolution_transpose(input, self.weight, self.bias, **self._window())

@@ -16,7 +16,8 @@ class Sequential(Module):
     """``modules`` applied in order: each takes what the one before it gave. A function such as ``relu`` may stand among them.
 
     They are named ``"0"``, ``"1"``, ..., or by the keys of one dict: ``Sequential({"up": Linear(2, 8), "down": Linear(8, 2)})``. The result has a
-    length, iterates over the modules, and is indexed by position or name. Raises ``DTypeError`` for what cannot be called.
+    length, iterates over the modules, and is indexed by position or name; a name is an attribute too. ``modules`` is the dict.
+    Raises ``DTypeError`` for what cannot be called.
     """
 
     @shows_user
@@ -31,31 +32,37 @@ class Sequential(Module):
                 raise DTypeError(
                     expected("modules or functions, or one dict of them by name", of="Sequential", got=got, do="pass what can be called")
                 )
-        self._modules = named
+        self.modules = named
 
-    def forward(self, x: Any) -> Any:
-        """``modules[-1](... modules[0](x))``; ``x`` itself where there are none."""
-        for module in self._modules.values():
-            x = module(x)
-        return x
+    def forward(self, input: Any) -> Any:
+        """``modules[-1](... modules[0](input))``; ``input`` itself where there are none."""
+        for module in self.modules.values():
+            input = module(input)
+        return input
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Name and module of each; functions are left out."""
-        for name, module in self._modules.items():
+        for name, module in self.modules.items():
             if isinstance(module, Module):
                 yield name, module
 
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        modules = vars(self).get("modules", {})
+        if name not in modules:
+            raise AttributeError(expected("the name of one of its modules", of=f"the attribute {name!r} of a Sequential", got=name, do="index it"))
+        return modules[name]
+
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self.modules)
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
-        return iter(self._modules.values())
+        return iter(self.modules.values())
 
     @shows_user
-    def __getitem__(self, index: int | str) -> Callable[..., Any]:
-        if isinstance(index, str) and index in self._modules:
-            return self._modules[index]
-        if isinstance(index, int) and -len(self) <= index < len(self):
-            return list(self._modules.values())[index]
-        wanted = f"a position from {-len(self)} to {len(self) - 1} or one of {', '.join(self._modules)}" if len(self) else "no index"
-        raise ArgumentError(expected(wanted, of=f"a Sequential of {len(self)} modules", got=repr(index), do="index one that it has"))
+    def __getitem__(self, idx: int | str) -> Callable[..., Any]:
+        if isinstance(idx, str) and idx in self.modules:
+            return self.modules[idx]
+        if isinstance(idx, int) and -len(self) <= idx < len(self):
+            return list(self.modules.values())[idx]
+        wanted = f"a position from {-len(self)} to {len(self) - 1} or one of {', '.join(self.modules)}" if len(self) else "no index"
+        raise ArgumentError(expected(wanted, of=f"a Sequential of {len(self)} modules", got=repr(idx), do="index one that it has"))

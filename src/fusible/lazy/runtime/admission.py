@@ -116,7 +116,7 @@ def admissions_of(signature: Signature) -> list[Admission]:
     made: list[Admission] = []
     for leaf in signature.leaves:
         if isinstance(leaf.info, DimensionInputInfo):
-            made.append(SizeAdmission(leaf.name, signature.function, symbol(leaf.name, *leaf.info.value_bounds)))
+            made.append(SizeAdmission(leaf.name, signature.function, symbol(leaf.name, *leaf.info.span)))
         else:
             shape = leaf.info.sizes(leaf.name, named)
             made.append(TensorAdmission(leaf.name, signature.function, shape, leaf.info.dtype, leaf.info.donate))

@@ -12,6 +12,8 @@ from fusible.lazy.device import DEFAULT
 from fusible.lazy.frontend.dimension import wrapped
 from fusible.lazy.frontend.interface import located
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.modules.module import Module
+from fusible.lazy.modules.parameter import DefaultParameter
 from fusible.lazy.runtime.admission import Admission, SizeAdmission, admissions_of
 from fusible.lazy.runtime.executable import Executable
 from fusible.lazy.runtime.input_info import InputInfo
@@ -30,17 +32,17 @@ def compile(
     func: Callable[..., Any],
     optimization_level: int = 3,
     *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[Any] = [],  # noqa: B006 - as there; nothing writes to either
+    kwargs: Mapping[str, Any] | None = {},  # noqa: B006
     donate: Sequence[str] = (),
 ) -> Executable:
     """Trace ``func`` (a function or a module) once on ``args`` and ``kwargs``, and compile what it records.
 
     Every ``InputInfo`` and ``DimensionInputInfo`` among the arguments, also within dicts, lists and tuples, becomes a runtime input, named by
     the function's parameter; everything else is a constant, and is not passed to the executable. Tensors among the constants, or captured by
-    ``func``, are read from their memory at every call. ``func`` returns a tensor, or (nested) lists and tuples of them. ``optimization_level`` is the
-    compiler's effort, from 0 to 5 (XLA's own highest is 3). ``donate`` names inputs whose memory the results may take over, as
-    ``InputInfo(..., donate=True)`` does.
+    ``func``, are read from their memory at every call. The parameters of a module that have no name get that of the
+    state dict. ``func`` returns a tensor, or (nested) lists and tuples of them. ``optimization_level`` is the compiler's effort, from 0 to 5 (XLA's
+    own highest is 3). ``donate`` names inputs whose memory the results may take over, as ``InputInfo(..., donate=True)`` does.
 
     Where dimensions are dynamic, ``func`` records sizes as expressions. Two different sizes that have to agree are taken to be equal, and
     checked at each call; a dynamic size is taken not to be 1 where it meets another.
@@ -52,6 +54,7 @@ def compile(
         raise ArgumentError(expected("an int from 0 to 5", of="optimization_level", got=repr(optimization_level), do="use 3, the default"))
     name = getattr(func, "__qualname__", type(func).__name__)
     bound = bind(func, name, args, {} if kwargs is None else kwargs)
+    _name_parameters(func)
     signature = _donating(Signature.of(bound, name), donate)
     admissions = admissions_of(signature)
     tracers = [_tracer(admission, i, leaf.name) for i, (admission, leaf) in enumerate(zip(admissions, signature.leaves, strict=True))]
@@ -68,6 +71,15 @@ def compile(
     results = [(t.shape, t.dtype, t.device) for t in trace.outputs]
     source = TraceSource(trace, min(optimization_level, 3), aliases)
     return Executable(name, signature, admissions, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
+
+
+def _name_parameters(func: Callable[..., Any]) -> None:
+    """Name the parameters of a module, or of the one whose method ``func`` is, as its state dict does: for printed programs, and for errors."""
+    module = getattr(func, "__self__", func)
+    if isinstance(module, Module):
+        for name, parameter in module.state_dict().items():
+            if not isinstance(parameter, DefaultParameter) and parameter.name is None:
+                parameter.name = name
 
 
 def _tracer(admission: Admission, index: int, name: str) -> tuple[Any, TraceTensor]:

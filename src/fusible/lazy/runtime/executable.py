@@ -94,6 +94,7 @@ class Executable:
         self._lock = Lock()
         self._programs: OrderedDict[tuple[int, ...], tuple[Program, list[ResultType]]] = OrderedDict()
         self._constants = [op.placed() for op in source.storages]
+        self.__signature__ = signature.spelled(Tensor, tuple[(Tensor,) * len(self._results)] if not single else Tensor)  # type: ignore[misc]
         self._fixed: tuple[Program, list[ResultType]] | None = None
         if not self._origins:
             self._fixed = source.program({}), list(results)
@@ -142,6 +143,10 @@ class Executable:
     @property
     def stablehlo(self) -> StableHLO:
         return self._source.stablehlo
+
+    def __str__(self) -> str:
+        """Its signature, as ``inspect.signature`` gives it: the runtime inputs, and what a call returns."""
+        return f"Executable{self.__signature__}"
 
     def __repr__(self) -> str:
         return f"Executable({self.name}, inputs={len(self._admissions)}, outputs={len(self._results)})"

@@ -55,8 +55,8 @@ class NamedDimension:
             object.__setattr__(self, field, value)
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.min, self.opt, self.max)
+    def bounds(self) -> tuple[int, int, int]:
+        return self.min, self.opt, self.max
 
 
 def _ordered(given: Any, what: str) -> tuple[int, int, int]:
@@ -113,6 +113,11 @@ class InputInfo:
         spans = [(d, d, d) if isinstance(d, int) else (d.min, d.opt, d.max) for d in self.shape]
         return Bounds(*(tuple([span[i] for span in spans]) for i in range(3)))
 
+    @property
+    def dimension_names(self) -> dict[int, str]:
+        """By dimension its name, where it has one."""
+        return {i: d.name for i, d in enumerate(self.shape) if isinstance(d, NamedDimension)}
+
     def sizes(self, name: str, named: dict[str, NamedDimension]) -> tuple[SizeLike, ...]:
         """The shape in which the argument ``name`` is recorded. ``named`` collects the named dimensions; raises where bounds disagree."""
         return tuple([_size(d, f"{name}.{i}", named) for i, d in enumerate(self.shape)])
@@ -124,7 +129,7 @@ def _size(given: int | Bounds | NamedDimension, name: str, named: dict[str, Name
     if isinstance(given, NamedDimension):
         first = named.setdefault(given.name, given)
         if first != given:
-            got = f"{tuple(first.bounds)} and {tuple(given.bounds)}"
+            got = f"{first.bounds} and {given.bounds}"
             do = "give them another name, or the same bounds"
             raise ArgumentError(expected("one set of bounds", of=f"the dimension {given.name!r}", got=got, do=do))
         name = given.name
@@ -134,16 +139,25 @@ def _size(given: int | Bounds | NamedDimension, name: str, named: dict[str, Name
 @_made_by_user
 @dataclass(frozen=True)
 class DimensionInputInfo:
-    """The bounds ``(min, opt, max)`` of a runtime input that is a size. The function is given a ``DimensionSize``; a call is given an int."""
+    """The bounds ``(min, opt, max)`` of a runtime input that is a size. The function is given a ``DimensionSize``; a call is given an int.
 
-    value_bounds: Bounds
+    ``value_bounds`` has each of them in a tuple, as the bounds of a shape have.
+    """
+
+    value_bounds: Any
 
     def __post_init__(self) -> None:
         given = self.value_bounds
         if not isinstance(given, Bounds | tuple | list):
             of, do = "value_bounds of DimensionInputInfo", "pass for instance (1, 8, 32)"
             raise DTypeError(expected("three ints (min, opt, max)", of=of, got=repr(given), do=do))
-        object.__setattr__(self, "value_bounds", Bounds(*_ordered(tuple(given), "DimensionInputInfo")))
+        sizes = [n[0] if isinstance(n, tuple) and len(n) == 1 else n for n in given]
+        object.__setattr__(self, "value_bounds", Bounds(*((n,) for n in _ordered(sizes, "DimensionInputInfo"))))
+
+    @property
+    def span(self) -> tuple[int, int, int]:
+        """The bounds as numbers."""
+        return tuple([n for (n,) in self.value_bounds])  # type: ignore[return-value] - three of them
 
 
 Runtime = InputInfo | DimensionInputInfo

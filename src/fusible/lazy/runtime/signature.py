@@ -96,7 +96,7 @@ def filled(bound: inspect.BoundArguments, made: Mapping[str, Any]) -> inspect.Bo
 def _named(parameter: str, kind: Any, value: Any) -> list[tuple[str, Any]]:
     """The arguments that a parameter takes, by the names under which a call gives them."""
     if kind is inspect.Parameter.VAR_POSITIONAL:
-        return [(f"{parameter}[{i}]", item) for i, item in enumerate(value)]
+        return [(f"{parameter}{i}", item) for i, item in enumerate(value)]
     return list(value.items()) if kind is inspect.Parameter.VAR_KEYWORD else [(parameter, value)]
 
 
@@ -121,6 +121,15 @@ class Signature:
             by_keyword = kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
             found += [Parameter(name, template_of(item, name), by_keyword) for name, item in _named(parameter, kind, value)]
         return cls(function, [p for p in found if p.template is not None])
+
+    def spelled(self, input: Any, result: Any) -> inspect.Signature:
+        """The signature of a call, whose inputs, where they are no structures, are of the type ``input``."""
+        kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
+        found = [
+            inspect.Parameter(p.name, kinds[p.by_keyword], annotation=input if isinstance(p.template, Leaf) else type(p.template))
+            for p in sorted(self.parameters, key=lambda p: p.by_keyword)
+        ]
+        return inspect.Signature(found, return_annotation=result)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """What a call gives for each leaf; raises ``ArgumentError`` for a missing, unknown or doubled argument, or another structure."""

@@ -21,7 +21,7 @@ def parameters_to_json(parameters: Sequence[Parameter]) -> list[Any]:
 def _template(of: Template, name: str) -> Any:
     if isinstance(of, Leaf):
         if isinstance(of.info, DimensionInputInfo):
-            return {"size": of.name, "bounds": list(of.info.value_bounds)}
+            return {"size": of.name, "bounds": list(of.info.span)}
         return {"tensor": of.name, "shape": [_dimension(d) for d in of.info.shape], "dtype": of.info.dtype.name, "donate": of.info.donate}
     if isinstance(of, dict):
         if not all(type(key) in (str, int) for key in of):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fusible.errors import ArgumentError, expected
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Trace"]
 
+_STRANGE = re.compile(r"[^\w.]+")
+"""What names of tensors may hold, and names in a program may not."""
+
+_RESERVED = re.compile(r"(t|t_inter|literal)\d+")
+"""The names that tensors without one get."""
+
 
 class Trace:
     """The operations that ``outputs`` depend on, as a function of ``inputs``.
@@ -26,9 +34,9 @@ class Trace:
     ``Trace(outputs)`` takes lazy tensors (or their trace tensors); ``inputs`` are its arguments, in order. Any tensor may be one: what it holds, or
     how it is computed, is then no part of the program, which reads the argument instead. Raises ``ArgumentError`` for a tensor that is given twice.
 
-    ``str(trace)`` is its printed form, in which tensors are named ``t0``, ``t1``, ... in the order of computation, so two
-    programs that record the same operations print alike. ``storages`` are the stored tensors that it reads: inputs of the program,
-    never part of it; ``sizes`` the arguments that are sizes.
+    ``str(trace)`` is its printed form, in which tensors that have no name are ``t0``, ``t1``, ... in the order of computation, so two
+    programs that record the same operations on tensors of the same names print alike. ``storages`` are the stored tensors that it reads:
+    inputs of the program, never part of it; ``sizes`` the arguments that are sizes.
     """
 
     def __init__(self, outputs: Iterable[Any], inputs: Sequence[Any] = ()) -> None:
@@ -50,9 +58,20 @@ class Trace:
         self.sizes: dict[Symbol, TraceTensor] = {
             size: t for t in self.inputs if isinstance(t.producer, DimensionInput) for size in symbols(t.producer.expression)
         }
-        self.names: dict[TraceTensor, str] = {}
-        for tensor in [*self.inputs, *(out for op in self.ops for out in op.outputs)]:
-            self.names[tensor] = f"t{len(self.names)}"
+
+    @cached_property
+    def names(self) -> dict[TraceTensor, str]:
+        """By tensor its name in printed programs: the one that it was given, in characters of names, or ``t`` with its number."""
+        tensors = dict.fromkeys([*self.inputs, *(out for op in self.ops for out in op.outputs)])
+        given = {t: _STRANGE.sub(".", t.name).strip(".") for t in tensors if t.name}
+        names = {t: given.get(t) or f"t{i}" for i, t in enumerate(tensors)}
+        taken = {name for t, name in names.items() if not given.get(t)}
+        for i, t in enumerate(tensors):
+            if given.get(t):
+                while names[t] in taken or _RESERVED.fullmatch(names[t]):
+                    names[t] += f"_{i}"
+                taken.add(names[t])
+        return names
 
     def __str__(self) -> str:
         lines = ["==== Trace IR ===="]

@@ -19,16 +19,18 @@ __all__ = ["arange"]
 
 
 @constrained(dtype="T1", returns="T1", T1=ALL)
-def arange(start: float, stop: Any = None, step: float = 1, dtype: dtypes.dtype = dtypes.float32) -> Tensor:
+def arange(start: float | None = None, stop: Any = None, step: float = 1, dtype: dtypes.dtype = dtypes.float32) -> Tensor:
     """``start, start + step, ...`` up to but without ``stop``. Narrow floats are computed in float32; a float8 saturates.
 
-    ``arange(stop)`` and ``arange(stop, dtype)`` count from 0. Raises ``ArgumentError`` for a step of 0, and ``DTypeError`` for fractions in an
-    integer dtype.
+    ``arange(stop)`` and ``arange(stop, dtype)`` count from 0. Raises ``ArgumentError`` for a step of 0 and without any end, and ``DTypeError`` for
+    fractions in an integer dtype.
     """
     if isinstance(stop, dtypes.dtype):
         return arange(0, start, step, stop)
+    if start is None or stop is None:
+        start, stop = 0, start if stop is None else stop
     if stop is None:
-        start, stop = 0, start
+        raise ArgumentError(expected("an end", of="arange", got="none", do="pass stop"))
     if not step:
         raise ArgumentError(expected("a step other than 0", of="arange", got=step, do="pass a positive or a negative step"))
     count = _count(start, stop, step)

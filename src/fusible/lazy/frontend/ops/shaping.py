@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy.assumptions import holds
+from fusible.lazy.dims import SizeLike, minimum
 from fusible.lazy.dtypes import ALL
 from fusible.lazy.frontend.arguments import as_shape, normalize_dim, normalize_dims
 from fusible.lazy.frontend.convert import TensorLike
@@ -53,15 +55,19 @@ def unsqueeze(input: TensorLike, dim: int) -> Tensor:
 
 @TENSOR_METHOD_REGISTRY("split")
 @constrained(input="T1", returns="T1", T1=ALL)
-def split(input: TensorLike, num_split_or_sizes: int | Sequence[int], dim: int = 0) -> list[Tensor]:
-    """``input`` cut along ``dim`` into a number of equal parts, or into parts of the given sizes. Raises ``ShapeError`` where they do not add up."""
+def split(input: TensorLike, num_split_or_sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """``input`` cut along ``dim`` into a number of equal parts, or into parts of the given sizes, which are sizes that add up to the dimension's.
+
+    Where the number ``n`` does not divide the size, parts have ``ceil(size / n)`` elements, and the last ones what is left: fewer, or none. Raises
+    ``ShapeError`` for a number below 1 and for sizes that do not add up.
+    """
     at = normalize_dim(dim, input.ndim, "split")
     shape = input.trace_tensor.shape
     total = shape[at]
     if isinstance(num_split_or_sizes, int):
-        if num_split_or_sizes < 1 or not holds(total % num_split_or_sizes, "==", 0, "split"):
-            raise ShapeError(expected(f"a divisor of {total}", of="the number of parts of split", got=num_split_or_sizes, do="pass sizes"))
-        sizes = [total // num_split_or_sizes] * num_split_or_sizes
+        if num_split_or_sizes < 1:
+            raise ShapeError(expected("at least 1", of="the number of parts of split", got=num_split_or_sizes, do="pass a number or sizes"))
+        sizes = _parts(total, num_split_or_sizes)
     else:
         sizes = list(as_shape(num_split_or_sizes))
         if not holds(sum(sizes), "==", total, "split"):
@@ -72,7 +78,16 @@ def split(input: TensorLike, num_split_or_sizes: int | Sequence[int], dim: int =
         high = tuple(start + size if d == at else n for d, n in enumerate(shape))
         parts.append(record(Slice(low, high, (1,) * input.ndim), input))
         start += size
-    return parts
+    return tuple(parts)
+
+
+def _parts(total: SizeLike, count: int) -> list[SizeLike]:
+    """The sizes of ``count`` parts of a dimension."""
+    if total % count == 0:
+        return [total // count] * count
+    whole = -(-total // count)
+    ends = [minimum(whole * i, total) for i in range(count + 1)]
+    return [b - a for a, b in itertools.pairwise(ends)]
 
 
 @constrained(tensors="[T1]", returns="T1", T1=ALL)

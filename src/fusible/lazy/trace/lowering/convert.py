@@ -12,7 +12,7 @@ from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 
-__all__ = ["Body", "compute_in", "convert", "lower_cast", "single", "splat", "stored_as"]
+__all__ = ["Body", "compute_counted", "compute_in", "convert", "lower_cast", "single", "splat", "stored_as"]
 
 Body = Callable[[list[FlatIRTensor], list[FlatIRTensor]], object]
 """What binds outputs to a computation on inputs: a FlatIR operation, or a function that builds several."""
@@ -42,6 +42,14 @@ def compute_in(wide: dtype, body: Body, inputs: Sequence[FlatIRTensor], output: 
         return
     value = FlatIRTensor(output.shape, wide, reason=reason)
     body(operands, [value])
+    lower_cast(value, output)
+
+
+def compute_counted(body: Body, inputs: Sequence[FlatIRTensor], output: FlatIRTensor) -> None:
+    """Bind ``output``, of bools, to whether ``body`` of the ``inputs``, bools that count as 0 and 1, is not 0."""
+    reason = "count bools as 0 and 1"
+    value = FlatIRTensor(output.shape, dtypes.int32, reason=reason)
+    body([convert(x, dtypes.int32, reason) for x in inputs], [value])
     lower_cast(value, output)
 
 

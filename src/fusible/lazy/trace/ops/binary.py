@@ -16,7 +16,7 @@ from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.broadcasting import broadcast_shapes
-from fusible.lazy.trace.lowering.convert import Body, compute_in, single, stored_as
+from fusible.lazy.trace.lowering.convert import Body, compute_counted, compute_in, single, stored_as
 from fusible.lazy.trace.lowering.division import divide, floor_divide, modulo
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -73,15 +73,19 @@ class BinaryElementwise(TraceOp):
         shape = outputs[0].shape
         operands = [flat.broadcast(t, shape, "expand an operand to the shape of the result") for t in inputs]
         of = inputs[0].dtype
+        if of.kind == "bool" and self.kind in _COUNTED:
+            compute_counted(_TABLE[self.kind], operands, outputs[0])
+            return
         wide = single(of) if self.kind in _SEVERAL else stored_as(of)
         compute_in(wide, _TABLE[self.kind], operands, outputs[0])
 
 
 _Kind = BinaryElementwise.Kind
-_STORED = ALL - {dtypes.bool}
 _BITS = INTEGERS | {dtypes.bool}
 _SEVERAL = (_Kind.FLOOR_DIV, _Kind.MOD)
 """What takes several operations, so that 16-bit floats are computed in float32."""
+_COUNTED = (_Kind.SUB, _Kind.DIV, _Kind.FLOOR_DIV, _Kind.MOD)
+"""What takes bools as the numbers 0 and 1."""
 _TABLE: dict[BinaryElementwise.Kind, Body] = {
     _Kind.ADD: flat.AddOp,
     _Kind.SUB: flat.SubtractOp,
@@ -108,9 +112,9 @@ def add(lhs: TensorLike, rhs: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("sub", "__sub__")
-@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=COMPUTED)
 def sub(lhs: TensorLike, rhs: TensorLike) -> Tensor:
-    """``lhs - rhs``; integers wrap around."""
+    """``lhs - rhs``; integers wrap around. Bools count as 0 and 1, and the result is whether it is not 0."""
     return record(BinaryElementwise(_Kind.SUB), lhs, rhs)
 
 
@@ -122,26 +126,32 @@ def mul(lhs: TensorLike, rhs: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("div", "__truediv__")
-@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=COMPUTED)
 def div(lhs: TensorLike, rhs: TensorLike) -> Tensor:
-    """``lhs / rhs``. Integers give an integer: the quotient truncated toward zero, and 0 where ``rhs`` is 0."""
+    """``lhs / rhs``. Integers give an integer: the quotient truncated toward zero, and 0 where ``rhs`` is 0.
+
+    Bools count as 0 and 1, and the result is whether it is not 0.
+    """
     return record(BinaryElementwise(_Kind.DIV), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("floor_div", "__floordiv__")
-@constrained(lhs="T1", rhs="T1", returns="T1", T1=_STORED)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=ALL)
 def floor_div(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """``lhs // rhs``: the quotient rounded toward minus infinity, by Python's rule also for floats: ``lhs - lhs % rhs`` divided by ``rhs``.
 
-    Integers give 0 where ``rhs`` is 0.
+    Integers give 0 where ``rhs`` is 0. Bools count as 0 and 1, and the result is whether it is not 0.
     """
     return record(BinaryElementwise(_Kind.FLOOR_DIV), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("mod", "__mod__")
-@constrained(lhs="T1", rhs="T1", returns="T1", T1=NUMBERS)
+@constrained(lhs="T1", rhs="T1", returns="T1", T1=COMPUTED)
 def mod(lhs: TensorLike, rhs: TensorLike) -> Tensor:
-    """``lhs % rhs``: the remainder with the sign of ``rhs``, as Python's and numpy's. Where ``rhs`` is 0, integers give 0 and floats NaN."""
+    """``lhs % rhs``: the remainder with the sign of ``rhs``, as Python's and numpy's. Where ``rhs`` is 0, integers give 0 and floats NaN.
+
+    Bools count as 0 and 1, and the result is whether it is not 0.
+    """
     return record(BinaryElementwise(_Kind.MOD), lhs, rhs)
 
 
@@ -208,7 +218,7 @@ def _radd(rhs: TensorLike, lhs: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("__rsub__")
-@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=COMPUTED)
 def _rsub(rhs: TensorLike, lhs: TensorLike) -> Tensor:
     return record(BinaryElementwise(_Kind.SUB), lhs, rhs)
 
@@ -220,19 +230,19 @@ def _rmul(rhs: TensorLike, lhs: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("__rtruediv__")
-@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=COMPUTED)
 def _rdiv(rhs: TensorLike, lhs: TensorLike) -> Tensor:
     return record(BinaryElementwise(_Kind.DIV), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rfloordiv__")
-@constrained(rhs="T1", lhs="T1", returns="T1", T1=_STORED)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=ALL)
 def _rfloor_div(rhs: TensorLike, lhs: TensorLike) -> Tensor:
     return record(BinaryElementwise(_Kind.FLOOR_DIV), lhs, rhs)
 
 
 @TENSOR_METHOD_REGISTRY("__rmod__")
-@constrained(rhs="T1", lhs="T1", returns="T1", T1=NUMBERS)
+@constrained(rhs="T1", lhs="T1", returns="T1", T1=COMPUTED)
 def _rmod(rhs: TensorLike, lhs: TensorLike) -> Tensor:
     return record(BinaryElementwise(_Kind.MOD), lhs, rhs)
 

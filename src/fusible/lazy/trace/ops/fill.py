@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy.dtypes import ALL, dtype, float32
 from fusible.lazy.flat_ir.ops import BroadcastOp, ConstantOp, ReshapeOp, constant
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
@@ -19,6 +19,9 @@ from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import Literal, TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
+
+TensorLike = Any
+"""As in ``fusible.lazy.frontend.convert``, which stands on this module."""
 
 __all__ = ["Fill", "full", "full_like", "literal", "ones", "ones_like", "zeros", "zeros_like"]
 
@@ -74,16 +77,21 @@ def literal(value: Any, of: dtype) -> float | int | bool:
 
 
 @constrained(dtype="T1", returns="T1", T1=ALL)
-def full(shape: Shape | int, value: float | bool, dtype: dtype = float32) -> Tensor:
-    """A tensor of ``shape`` whose every element is ``value``; a float8 saturates.
+def full(shape: Shape | int, value: TensorLike, dtype: dtype = float32) -> Tensor:
+    """A tensor of ``shape`` whose every element is ``value``, a number, a size or a tensor of one element; a float8 saturates.
 
-    Raises ``DTypeError`` where ``dtype`` cannot hold that kind of number, and ``ArgumentError`` where it is out of range.
+    A tensor is cast to ``dtype``. Of a number, raises ``DTypeError`` where ``dtype`` cannot hold that kind, and ``ArgumentError`` where it is out
+    of range; ``ShapeError`` for a tensor of another number of elements.
     """
+    if isinstance(value, Tensor):
+        if any(n != 1 for n in value.trace_tensor.shape):
+            raise ShapeError(expected("a number or a tensor of one element", of="value of full", got=value.trace_tensor, do="use expand for others"))
+        return value.cast(dtype).reshape(()).broadcast_to(as_shape(shape))
     return record(Fill(literal(value, dtype), as_shape(shape), dtype))
 
 
 @constrained(input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
-def full_like(input: Tensor, value: float | bool, dtype: dtype | None = None) -> Tensor:
+def full_like(input: Tensor, value: TensorLike, dtype: dtype | None = None) -> Tensor:
     """``full`` with the shape of ``input``, and its dtype where none is given."""
     return full(input.shape, value, dtype or input.dtype)
 

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike
@@ -17,10 +19,11 @@ from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
-from fusible.lazy.frontend.windows import padding_of
+from fusible.lazy.frontend.windows import Padding, padding_of
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.ops.fill import literal
+from fusible.lazy.trace.ops.gather import gather
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Pad", "pad"]
@@ -78,6 +81,18 @@ def _mirrored(x: FlatIRTensor, dim: int, start: int, count: int) -> FlatIRTensor
     return emit(flat.FlipOp, [part], shape, x.dtype, reason, dims=[dim])
 
 
+def _reflected_widely(input: Tensor, pairs: Padding) -> tuple[Tensor, Padding]:
+    """``input`` with every dimension reflected that has fewer elements than its reflection, and the pairs that are left to do."""
+    left = list(pairs)
+    for d, (before, after) in enumerate(pairs):
+        n = input.trace_tensor.shape[d]
+        if type(n) is type(before) is type(after) is int and 0 < n <= max(before, after):
+            position = np.arange(-before, n + after) % max(2 * (n - 1), 1)
+            input = gather(input, d, Tensor(np.minimum(position, 2 * (n - 1) - position).astype(np.int32)))
+            left[d] = (0, 0)
+    return input, tuple(left)
+
+
 _MODES = {mode.value: mode for mode in Pad.Mode}
 
 
@@ -85,15 +100,17 @@ _MODES = {mode.value: mode for mode in Pad.Mode}
 @constrained(input="T1", returns="T1", T1=ALL)
 def pad(input: TensorLike, pad: Sequence[Sequence[int]], mode: str = "constant", value: float | bool = 0) -> Tensor:
     """``input`` with ``pad[d] = (before, after)`` elements added to dimension ``d``: ``value``, or with the mode ``"reflect"`` those of ``input``
-    mirrored at the first and the last, which are not repeated.
+    mirrored at the first and the last, which are not repeated. What is longer than the dimension allows goes back and forth, as numpy's ``pad``.
 
     Raises ``ArgumentError`` for an unknown mode and unless there is one pair of counts of at least 0 for every dimension, ``ShapeError`` where
-    a reflection is longer than the dimension allows.
+    a dimension without elements is reflected, or one whose size a call tells is shorter than its reflection.
     """
     pairs = padding_of(pad, input.ndim, "pad", "pad")
     if mode not in _MODES:
         error = ArgumentError(expected("'constant' or 'reflect'", of="mode of pad", got=repr(mode), do="pass one of these"))
         error.argument = "mode"
         raise error
+    if mode == Pad.Mode.REFLECT.value:
+        input, pairs = _reflected_widely(input, pairs)
     fill = literal(bool(value) if input.dtype.kind == "bool" else value, input.dtype)
     return record(Pad(tuple(p[0] for p in pairs), tuple(p[1] for p in pairs), _MODES[mode], fill), input)

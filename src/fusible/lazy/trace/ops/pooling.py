@@ -20,6 +20,7 @@ from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
 from fusible.lazy.printing import Shape
+from fusible.lazy.trace.lowering.convert import lower_cast
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
@@ -60,7 +61,7 @@ class Pooling(TraceOp):
             flat.ReduceWindowOp([x, least], [out], kind="max", **window)
             return
         reason = "take the mean of every window"
-        wide = dtypes.float32 if x.dtype.itemsize == 2 else x.dtype
+        wide = dtypes.float32 if x.dtype.itemsize < 4 else x.dtype
         x = x if x.dtype is wide else emit(flat.ConvertOp, [x], x.shape, wide, reason)
         zero = flat.constant(0, wide, reason)
         total = emit(flat.ReduceWindowOp, [x, zero], out.shape, wide, reason, kind="sum", **window)
@@ -68,7 +69,7 @@ class Pooling(TraceOp):
         if wide is out.dtype:
             flat.DivideOp([total, counts], [out])
         else:
-            flat.ConvertOp([emit(flat.DivideOp, [total, counts], out.shape, wide, reason)], [out])
+            lower_cast(emit(flat.DivideOp, [total, counts], out.shape, wide, reason), out)
 
     def _counts(self, x: FlatIRTensor, out: FlatIRTensor, window: dict[str, list[int]]) -> FlatIRTensor:
         """The number of elements in every window: with padding the window's size, else as many ones as it covers."""
@@ -113,7 +114,7 @@ def maxpool(
 
 
 @TENSOR_METHOD_REGISTRY("avgpool")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained(input="T1", returns="T1", T1=FLOATS | {dtypes.int8})
 def avgpool(
     input: TensorLike,
     kernel_dims: Sequence[int],
@@ -124,6 +125,6 @@ def avgpool(
     """The mean of every window of ``input`` ``[N, C, *spatial]``, whose zero padding counts as elements with ``count_include_pad``.
 
     Windows and errors are those of ``maxpool``. Without ``count_include_pad`` a window of padding alone gives NaN. 16-bit floats are computed
-    in float32, rounded once.
+    in float32, rounded once; int8 too, truncated toward zero (0 for NaN).
     """
     return _pool(Pooling.Kind.AVG, input, (kernel_dims, stride, padding), bool(count_include_pad))

@@ -50,7 +50,7 @@ def reshape(input: TensorLike, shape: Any) -> Tensor:
     sizes = [shape] if hasattr(shape, "__index__") else list(shape)
     unknown = [i for i, n in enumerate(sizes) if n == -1]
     if len(unknown) == 1:
-        rest = product([*sizes[: unknown[0]], *sizes[unknown[0] + 1 :]])
+        rest = product(as_shape([*sizes[: unknown[0]], *sizes[unknown[0] + 1 :]]))
         count = product(input.trace_tensor.shape)
         if bounds(rest)[0] <= 0 or not holds(count % rest, "==", 0, "the elements that reshape divides"):
             of, do = f"the new shape of {input.trace_tensor}", "pass sizes whose product divides its elements"

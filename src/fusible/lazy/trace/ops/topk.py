@@ -53,9 +53,12 @@ class TopK(TraceOp):
 def topk(input: TensorLike, k: int, dim: int) -> tuple[Tensor, Tensor]:
     """The ``k`` largest elements of ``input`` along ``dim`` in descending order, and their indices along it in int32.
 
-    NaN is larger than every number, and of equal elements the first comes first. Raises ``ArgumentError`` unless ``k`` is from 0 to the size of
-    the dimension.
+    NaN is larger than every number, and of equal elements the first comes first. A scalar counts as one element along ``dim`` 0, and gives
+    scalars. Raises ``ArgumentError`` unless ``k`` is from 0 to the size of the dimension (1 of a scalar).
     """
+    if not input.ndim and size_of(k) == 1:
+        values, indices = topk(input.reshape((1,)), 1, dim)
+        return values.reshape(()), indices.reshape(())
     at = normalize_dim(dim, input.ndim, "topk")
     n, count = input.trace_tensor.shape[at], size_of(k)
     if count is None or not (holds(count, ">=", 0, "k of topk") and holds(n, ">=", count, "the dimension of topk")):

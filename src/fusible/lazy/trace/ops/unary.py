@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
@@ -75,8 +76,11 @@ class UnaryElementwise(TraceOp):
         return x.shape, dtypes.bool if self.kind is self.Kind.IS_FINITE else x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
-        of = inputs[0].dtype
-        compute_in(single(of) if self.kind in _SEVERAL else stored_as(of), _TABLE[self.kind], inputs, outputs[0])
+        of, body = inputs[0].dtype, _TABLE[self.kind]
+        if of.is_integer and self.kind in _ACTIVATIONS:
+            compute_in(dtypes.float32, partial(_rounded, body), inputs, outputs[0])
+            return
+        compute_in(single(of) if self.kind in _SEVERAL else stored_as(of), body, inputs, outputs[0])
 
 
 def _relu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
@@ -97,10 +101,20 @@ def _gelu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     flat.MulOp([half, erfc(scaled)], outputs)
 
 
+def _rounded(body: Body, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    """``body``, and its result rounded to the nearest integer."""
+    value = FlatIRTensor(outputs[0].shape, outputs[0].dtype, reason="round to the nearest integer")
+    body(inputs, [value])
+    flat.RoundNearestEvenOp([value], outputs)
+
+
 _Kind = UnaryElementwise.Kind
 _SIGNED = FLOATS | SIGNED
 _SEVERAL = (_Kind.GELU, _Kind.SILU)
 """What takes several operations, so that 16-bit floats are computed in float32."""
+_ACTIVATIONS = (_Kind.GELU, _Kind.SIGMOID, _Kind.SILU, _Kind.TANH)
+"""What takes int8 too, computed in float32 and rounded to the nearest integer."""
+_ACTIVATED = FLOATS | {dtypes.int8}
 _TABLE: dict[UnaryElementwise.Kind, Body] = {
     _Kind.ABS: flat.AbsOp,
     _Kind.COS: flat.CosineOp,
@@ -151,11 +165,11 @@ def floor(input: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("gelu")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
 def gelu(input: TensorLike) -> Tensor:
     """``x * Phi(x) = x / 2 * (1 + erf(x / sqrt(2)))``, where Phi is the standard normal distribution function (arXiv:1606.08415).
 
-    16-bit floats are computed in float32 and rounded once.
+    16-bit floats are computed in float32 and rounded once, int8 is computed in float32 and rounded to the nearest.
     """
     return record(UnaryElementwise(_Kind.GELU), input)
 
@@ -196,9 +210,9 @@ def rsqrt(input: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("sigmoid")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
 def sigmoid(input: TensorLike) -> Tensor:
-    """``1 / (1 + exp(-input))``."""
+    """``1 / (1 + exp(-input))``. int8 is computed in float32 and rounded to the nearest."""
     return record(UnaryElementwise(_Kind.SIGMOID), input)
 
 
@@ -210,9 +224,10 @@ def sign(input: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("silu")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
 def silu(input: TensorLike) -> Tensor:
-    """``x * sigmoid(x)``, also called swish. 16-bit floats are computed in float32 and rounded once."""
+    """``x * sigmoid(x)``, also called swish. 16-bit floats are computed in float32 and rounded once, int8 is computed in float32 and rounded to
+    the nearest."""
     return record(UnaryElementwise(_Kind.SILU), input)
 
 
@@ -231,9 +246,9 @@ def sqrt(input: TensorLike) -> Tensor:
 
 
 @TENSOR_METHOD_REGISTRY("tanh")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
 def tanh(input: TensorLike) -> Tensor:
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent. int8 is computed in float32 and rounded to the nearest."""
     return record(UnaryElementwise(_Kind.TANH), input)
 
 
