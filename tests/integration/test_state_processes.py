@@ -26,9 +26,7 @@ from fusible.errors import CheckpointError
 from fusible.pytorch.checkpoint import LoadPlanner
 
 WORLD = 2
-FEW = [
-    (kind, "delayed", how) for kind, how in (("nested", "replicated"), ("quantized", "whole"), ("held-delayed", "whole"), ("foreign", "parts"))
-]
+FEW = [(kind, "delayed", how) for kind, how in (("nested", "replicated"), ("quantized", "whole"), ("held-delayed", "whole"), ("foreign", "parts"))]
 REST = [
     (kind, recipe, sharded)
     for kind in ("linear", "nested", "attention", "foreign", "ops", "quantized", "held-delayed", "held-current", "held-nvfp4")
