@@ -40,9 +40,9 @@ def _extras(name: str, value: Any) -> tuple[str, ...]:
         raise DTypeError(expected(f"some of {', '.join(_EXTRA)}", of=f"config.{name}", got=type(value).__qualname__, do="assign a list of these"))
     names = (value,) if isinstance(value, str) else tuple(value)
     for given in names:
-        if given not in _EXTRA:
-            raise ArgumentError(expected(f"some of {', '.join(_EXTRA)}", of=f"config.{name}", got=repr(given), do="assign a list of these"))
-    return names
+        if given not in (*_EXTRA, "all"):
+            raise ArgumentError(expected(f"some of {', '.join(_EXTRA)}, or all", of=f"config.{name}", got=repr(given), do="assign a list of these"))
+    return _EXTRA if "all" in names else names
 
 
 class _Setting:
@@ -105,7 +105,7 @@ class Config:
         FUSIBLE_LAZY_ERRORS.get,
         _extras,
         "What an error of compilation shows besides the user's line: ``flat_ir`` (the program, with the operation marked) and ``diagnostic`` "
-        "(all that the compiler said). Default: FUSIBLE_LAZY_ERRORS, or nothing.",
+        "(all that the compiler said), or ``all``. Default: FUSIBLE_LAZY_ERRORS, or nothing.",
     )
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ def test_containers_of_inputs_keep_their_structure() -> None:
         args=[{"k": _PAIR, "factor": 2.0}, [(_PAIR, None), 5.0], _Point(_PAIR, 0.5), _PAIR, 7.0],
         kwargs={"more": _PAIR},
     )
-    assert list(executable.input_infos) == ["state", "layers", "point", "rest[0]", "more"]
+    assert list(executable.input_infos) == ["state", "layers", "point", "rest0", "more"]
     assert executable.input_infos["state"] == {"k": _PAIR} and executable.input_infos["layers"] == [(_PAIR, None), None]
     given = {"k": _ONES}, [(_ONES, "ignored"), None], (_ONES, None), _ONES
     assert executable(*given, more=_ONES).tolist() == [2 + 1 - 0.5 + 1 + 5 + 1 + 7 + 1] * 2

@@ -54,6 +54,12 @@ def test_a_value_that_is_none_of_a_setting_is_refused_where_it_is_assigned(name:
     assert getattr(lazy.config, name) == before
 
 
+def test_all_extra_information_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy.config, "_values", {})
+    lazy.config.extra_error_information = ["all"]
+    assert lazy.config.extra_error_information == ("flat_ir", "diagnostic")
+
+
 def test_a_name_that_is_no_setting_is_refused() -> None:
     with pytest.raises(AttributeError):
         lazy.config.enable_everything = True  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, MissingNameError, expected
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.module import Module
 
@@ -49,7 +49,7 @@ class Sequential(Module):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         modules = vars(self).get("modules", {})
         if name not in modules:
-            raise AttributeError(expected("the name of one of its modules", of=f"the attribute {name!r} of a Sequential", got=name, do="index it"))
+            raise MissingNameError(expected("the name of one of its modules", of=f"the attribute {name!r} of a Sequential", got=name, do="index it"))
         return modules[name]
 
     def __len__(self) -> int:

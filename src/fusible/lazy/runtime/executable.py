@@ -145,8 +145,10 @@ class Executable:
         return self._source.stablehlo
 
     def __str__(self) -> str:
-        """Its signature, as ``inspect.signature`` gives it: the runtime inputs, and what a call returns."""
-        return f"Executable{self.__signature__}"
+        """Its runtime inputs and what a call returns: ``Executable(x: Tensor) -> Tensor``."""
+        inputs = [f"{name}: {p.annotation.__name__}" for name, p in self.__signature__.parameters.items()]
+        result = "Tensor" if self._single else f"tuple[{', '.join(['Tensor'] * len(self._results))}]"
+        return f"Executable({', '.join(inputs)}) -> {result}"
 
     def __repr__(self) -> str:
         return f"Executable({self.name}, inputs={len(self._admissions)}, outputs={len(self._results)})"
