@@ -60,7 +60,7 @@ class PrimKernels(Prim):
         return lazy.concatenate(list(tensors), dim)
 
     def prim_split(self, x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
-        return lazy.split(x, list(sizes), dim)
+        return list(lazy.split(x, list(sizes), dim))
 
     def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
         return pad_groups(x, sizes, multiple)

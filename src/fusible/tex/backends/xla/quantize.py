@@ -45,7 +45,7 @@ class QuantizeKernels(Quantize):
     ) -> list[Any]:
         x, sections = plain(tensor), list(split_sections)
         check_sections(sections, x, quantizer_list)
-        return self.multi_tensor_quantize(lazy.split(x[: sum(sections)], sections, 0), quantizer_list)
+        return self.multi_tensor_quantize(list(lazy.split(x[: sum(sections)], sections, 0)), quantizer_list)
 
     def nvfp4_quantize_with_amax(self, tensor: Any, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> Any:
         x = plain(tensor)
