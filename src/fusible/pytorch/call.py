@@ -25,11 +25,13 @@ from fusible.nvte import (
 )
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
+from fusible.pytorch.torch_autocast import without_torch_autocast
 from fusible.pytorch.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
 from fusible.tex.scope import carried
 
 __all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
+
 
 @dataclass(frozen=True, eq=False)
 class Given:
@@ -204,6 +206,10 @@ class PipelineFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             do = "use plain torch modules for second derivatives"
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
+        kind = next((dy.device.type for dy in dys if dy is not None), "cpu")
+        if torch.is_autocast_enabled(kind):  # backward was called inside it
+            with without_torch_autocast(kind):
+                return PipelineFunction.backward(ctx, *dys)
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained
         with _AS_IT_IS if ctx.policy is None else ctx.policy.along():
@@ -272,5 +278,3 @@ def _cache_of(key: tuple[Any, ...], leaves: Sequence[Any]) -> dict[int, KVCache]
     tensors = [make_nvte_tensor(leaf) for leaf in leaves]
     shared, pairs = tensors[:3], zip(tensors[3::2], tensors[4::2], strict=True)
     return {position: KVCache(k, v, *shared) for position, (k, v) in zip(key[0], pairs, strict=True)}
-
-

@@ -28,6 +28,7 @@ from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import Call
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.runner import BoundOp, PipelineRunner, draw_seed
+from fusible.pytorch.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["handle_of", "holders_of", "traced_call"]
@@ -84,6 +85,7 @@ def traced_call(
     ``ArgumentError`` for a cache."""
     if cache is not None:
         raise ArgumentError(expected("no cache", of="a call that torch.compile traces", got="a KVCache", do="call the model as it is"))
+    x = activation_of(x)
     held = [holder._parameters[name] for holder, names in holders for name in names]
     args = [tensor for tensor in held if not isinstance(tensor, QuantizedTensor)]
     training = [holder.training for holder, _ in holders]

@@ -14,6 +14,7 @@ from fusible.compute_pipeline import needs_backward, outer_sides
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Tensor, Type, current_pass, make_nvte_tensor
 from fusible.ops import Context, Op
+from fusible.pytorch.torch_autocast import ambient
 from fusible.quantized import Float8Quantizer, QuantizedTensor, QuantizedTensorStorage
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, si
     following, y_slot = _descriptor(members[-1].y_dtype)
     before, dx_slot = _descriptor(members[0].dx_dtype)
     state.call["before", members[0].position] = before, dx_slot
-    with _Scaled(module, members, "forward", [(following, y_slot)]):
+    with _Scaled(module, members, "forward", [(following, y_slot)]), ambient():
         output, extra = module.fuser_forward(
             contexts,
             nvte.unpadded(x).data,
@@ -239,7 +240,8 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
         tuple(_sum([sides[name] for name in route if name in outer]) for route in routes_of(member))
         for member, outer in zip(members, outputs, strict=True)
     ]
-    with _Scaled(module, members, "backward", [state.call.get(("before", members[0].position), (None, ""))]):
+    lent = [state.call.get(("before", members[0].position), (None, ""))]
+    with _Scaled(module, members, "backward", lent), ambient():
         dx, grads, extra_grads = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
     for context in contexts:
         context._let_go()
