@@ -1,0 +1,215 @@
+"""``TransformerEngineBaseModule``: parameters under NVIDIA's names, and their ops as one pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fusible import ops
+from fusible.compat.te_modules.extra_state import EmptyExtraState
+from fusible.compat.te_modules.parallel import Sharding
+from fusible.compute_pipeline import Extras
+from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
+from fusible.nvte import make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.quantized_init import as_parameter
+from fusible.pytorch.runner import BoundOp, PipelineRunner
+from fusible.pytorch.sequence_parallel import materialized
+
+__all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
+
+Init = Callable[[torch.Tensor], Any]
+"""Fills a parameter in place."""
+
+
+def default_init(weight: torch.Tensor) -> torch.Tensor:
+    """Normal values of standard deviation 0.023, as NVIDIA's modules draw weights."""
+    return nn.init.normal_(weight, mean=0.0, std=0.023)
+
+
+def constant(value: float) -> Init:
+    """Fills with ``value``."""
+    return lambda parameter: nn.init.constant_(parameter, value)
+
+
+def device_of(device: torch.device | str | None) -> torch.device | str | None:
+    """The device that NVIDIA's modules are made on: of ``"cuda"``, their default, torch's own default device on a machine that has none."""
+    asked = device is not None and torch.device(device).type == "cuda"
+    return None if asked and not torch.cuda.is_available() else device
+
+
+def forked(tracker: Callable[[], Any] | None, name: str | None = None) -> Callable[[], Any] | None:
+    """What opens the context in which a weight is filled, given what ``get_rng_state_tracker`` is."""
+    if tracker is None:
+        return None
+    return lambda: tracker().fork(name) if name is not None else tracker().fork()
+
+
+class _Own(NamedTuple):
+    """How a parameter is filled. ``tracker``: opens the context for it; ``weight``: of a product, which may be held quantized."""
+
+    init: Init
+    tracker: Callable[[], Any] | None
+    weight: bool
+
+
+class _Runner(PipelineRunner):
+    """A pipeline on rows of any dimensions, with the extra outputs of its module."""
+
+    batched = False
+    argument = "inp"
+
+
+class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
+    """Base of the modules with NVIDIA's names, signatures, parameters and state dicts. What they compute are the ops of Fusible, in one pipeline:
+    inside a ``fusible.Sequential`` or ``fusible.ops.Sequential`` these join the neighbours'.
+
+    ``device="cuda"``, the default, is torch's default device where there is no CUDA device. Parameters and input have one dtype, unless
+    ``torch.autocast`` is open (``DTypeError``). The output has that dtype, or the one of ``torch.autocast``.
+    """
+
+    takes_batch = False
+    activation_dtype: torch.dtype | None = None
+    """The input's dtype that was last found to be the parameters'."""
+    _owned: dict[str, _Own]
+
+    def _begin(self, name: str | None, device: torch.device | str | None, dtype: torch.dtype | None, sharding: Sharding) -> None:
+        """To be called first: then parameters can be added, and ``BaseModule.__init__`` comes last."""
+        nn.Module.__init__(self)
+        self.name, self._owned = name, {}
+        self.params_dtype = torch.get_default_dtype() if dtype is None else dtype
+        self._device = device_of(device)
+        self.sharding = sharding
+
+    @property
+    def tp_group(self) -> Any:
+        return self.sharding.group
+
+    @property
+    def tp_size(self) -> int:
+        return self.sharding.size
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.sharding.sequence
+
+    def _add(self, name: str, shape: Sequence[int], init: Init, tracker: Callable[[], Any] | None = None, *, weight: bool = False) -> None:
+        """A parameter, not filled yet."""
+        self._owned[name] = _Own(init, tracker, weight)
+        self.register_parameter(name, nn.Parameter(torch.empty(*shape, device=self._device, dtype=self.params_dtype)))
+
+    def _add_bias(self, name: str, features: int, *, use: bool) -> None:
+        """A bias of zeros; where it is not used, an empty tensor in its place, which is no parameter."""
+        if use:
+            self._add(name, (features,), constant(0.0))
+        else:
+            setattr(self, name, torch.empty(0, device=self._device, dtype=self.params_dtype))
+
+    def _begin_norm(self, kind: str, eps: float, zero_centered_gamma: bool, return_output: bool, gathered: bool = False) -> None:
+        """Take the options of a normalization before the products."""
+        layer = type(self).__name__
+        if kind not in ("LayerNorm", "RMSNorm"):
+            raise ArgumentError(expected("'LayerNorm' or 'RMSNorm'", of=f"normalization of {layer}", got=repr(kind), do="name one of these"))
+        if self.sequence_parallel and return_output and gathered:
+            do = "gather what return_layernorm_output gives"
+            raise NotServedError(expected("return_layernorm_output_gathered=False", of=f"{layer} with sequence_parallel", got=True, do=do))
+        self.normalization, self.eps, self.zero_centered_gamma, self.return_layernorm_output = kind, eps, zero_centered_gamma, return_output
+
+    def _add_norm(self, features: int) -> None:
+        """``layer_norm_weight``, and ``layer_norm_bias`` (None for RMSNorm)."""
+        self._add("layer_norm_weight", (features,), constant(float(not self.zero_centered_gamma)))
+        if self.normalization == "LayerNorm":
+            self._add("layer_norm_bias", (features,), constant(0.0))
+        else:
+            self.layer_norm_bias = None
+
+    def _norm(self) -> Iterator[Op]:
+        """The normalization by ``layer_norm_weight`` and ``layer_norm_bias``, and what hands its output out where that is asked for."""
+        weight = make_nvte_tensor(self.layer_norm_weight)
+        options: dict[str, Any] = {"eps": self.eps, "zero_centered_gamma": self.zero_centered_gamma}
+        if self.normalization == "RMSNorm":
+            yield ops.RMSNorm(weight, **options)
+        else:
+            yield ops.LayerNorm(weight, make_nvte_tensor(self.layer_norm_bias), **options)
+        if self.return_layernorm_output:
+            yield ops.MakeExtra("layernorm_output")
+
+    def _shift(self, name: str, *, use: bool) -> Op | None:
+        """The addition of a bias."""
+        return ops.Add(make_nvte_tensor(getattr(self, name))) if use else None
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Fill all parameters anew, in the order in which they were added; what is on the meta device is made first, on the default device. Within
+        ``quantized_model_init`` weights are quantized then. ``defer_init``: do nothing."""
+        if defer_init:
+            return
+        for name, own in self._owned.items():
+            parameter: Any = self._parameters[name]
+            if parameter.is_meta:
+                parameter = materialized(parameter)
+            with torch.no_grad(), nullcontext() if own.tracker is None else own.tracker():
+                own.init(parameter)
+            self._parameters[name] = as_parameter(parameter) if own.weight else parameter
+        self._mark()
+
+    @property
+    def _on_meta(self) -> bool:
+        return any(parameter is not None and parameter.is_meta for parameter in self._parameters.values())
+
+    def _mark(self) -> None:
+        """Give parameters the attributes that frameworks read: how they are shared out."""
+
+    def fast_setattr(self, name: str, value: Any) -> None:
+        """Set an attribute that is no parameter, buffer or module."""
+        vars(self)[name] = value
+
+    def set_tensor_parallel_group(self, tp_group: Any) -> None:
+        """The processes among which the layer is shared out, where it was made with ``tp_size`` alone."""
+        self.sharding = self.sharding._replace(group=tp_group)
+        self.forget_plans()
+        self._bound = tuple(b._replace(op=b.op.with_(group=tp_group)) if isinstance(b.op, ops.ParallelMMT) else b for b in self._bound)
+        self._ops = tuple(b.op for b in self._bound)
+
+    def bound_ops(self) -> Iterator[BoundOp]:
+        for b in super().bound_ops():
+            yield b._replace(extras=_TO_CALLER) if isinstance(b.op, ops.MakeExtra) else b
+
+    @property
+    def open(self) -> bool:
+        return not any(isinstance(op, ops.MakeExtra) for op in self._ops)
+
+    def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
+        return _Runner(bound, self._executor)
+
+    def _run(self, inp: torch.Tensor) -> list[torch.Tensor]:
+        """The pipeline's output and extra outputs."""
+        self.sharding.check(type(self).__name__)
+        self._check_dtype(inp)
+        runner = self._runner()
+        try:
+            return list(runner.run(inp, (), {}))
+        except Exception as error:
+            runner.refuse(error, inp, ())
+            raise
+
+    def _check_dtype(self, inp: torch.Tensor) -> None:
+        if inp.dtype == self.activation_dtype or torch.is_autocast_enabled(inp.device.type):
+            return
+        for name, parameter in self._parameters.items():
+            if parameter is not None and parameter.dtype != inp.dtype:
+                of = f"inp of {type(self).__name__}, outside of torch.autocast"
+                do = f"cast it, or open torch.autocast: {name} has that dtype"
+                raise DTypeError(expected(str(parameter.dtype), of=of, got=str(inp.dtype), do=do))
+        vars(self)["activation_dtype"] = inp.dtype
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        vars(self)["activation_dtype"] = None
+        return super()._apply(fn, recurse)
+
+
+_TO_CALLER = Extras((), (None,), (True,), "the normalization")

@@ -1,0 +1,37 @@
+"""``Joined``: parameters that a product takes as one, held in parts under names of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Joined"]
+
+
+class _Parameters:
+    """By name, the parts of a module's parameters, put together along the first dimension."""
+
+    def __init__(self, module: torch.nn.Module, parts: Mapping[str, Sequence[str]]) -> None:
+        self._module, self._parts = module, dict(parts)
+
+    def __getitem__(self, name: str) -> torch.Tensor | None:
+        held = self._module._parameters
+        parts = [held[part] for part in self._parts.get(name, (name,))]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]  # type: ignore[arg-type]
+
+
+class Joined:
+    """Stands for ``module`` among the ops of a pipeline: the same, but that a parameter of ``parts`` is those parts, one after another.
+
+    The parts get their gradients through the concatenation, which each call makes anew.
+    """
+
+    def __init__(self, module: torch.nn.Module, parts: Mapping[str, Sequence[str]]) -> None:
+        self.whole, self._parameters = module, _Parameters(module, parts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "whole" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.whole, name)

@@ -1,0 +1,247 @@
+"""``Linear`` and ``LayerNormLinear``: a product, with a normalization before it or without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fusible import ops
+from fusible.compat.te_modules.base import TransformerEngineBaseModule, default_init, forked
+from fusible.compat.te_modules.joined import Joined
+from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse, refuse_gpu_alone
+from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.nvte import Tensor, make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.quantized_init import current_model_init
+
+__all__ = ["LayerNormLinear", "Linear"]
+
+
+class _Product(TransformerEngineBaseModule):
+    """What a linear layer is with and without a normalization before it: its weight and bias, in parts where it was asked for."""
+
+    def _begin_product(
+        self,
+        name: str | None,
+        device: Any,
+        dtype: torch.dtype | None,
+        sharding: Sharding,
+        mode: str | None,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        return_bias: bool,
+    ) -> None:
+        layer = type(self).__name__
+        check_mode(mode, layer)
+        self._begin(name, device, dtype, sharding)
+        self.parallel_mode = mode
+        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
+        self._rows = out_features
+        self.in_features = sharding.share(in_features, mode, "row", f"{layer}'s in_features")
+        self.out_features = sharding.share(out_features, mode, "column", f"{layer}'s out_features")
+
+    def _add_product(self, init: Any, tracker: Callable[[], Any] | None, tracker_name: str | None, split: Any, accumulates: bool) -> None:
+        layer = type(self).__name__
+        self.weight_names, self.bias_names, self.parameter_split_sizes = _parts(split, self._rows, layer)
+        self.fuse_wgrad_accumulation = accumulates
+        if len(self.weight_names) > 1:
+            do = "leave parameters_split out"
+            opened = current_model_init()
+            if accumulates:
+                raise ArgumentError(expected("one weight", of=f"{layer} with fuse_wgrad_accumulation", got=self.weight_names, do=do))
+            if opened is not None and opened.recipe is not None:
+                raise NotServedError(expected("one weight", of=f"{layer} within quantized_model_init", got=self.weight_names, do=do))
+        sizes = [self.sharding.share(size, self.parallel_mode, "column", f"a part of {layer}'s weight") for size in self.parameter_split_sizes]
+        self.parameter_split_sizes = sizes
+        for name, size in zip(self.weight_names, sizes, strict=True):
+            self._add(name, (size, self.in_features), init or default_init, forked(tracker, tracker_name), weight=True)
+        for name, size in zip(self.bias_names, sizes, strict=True):
+            self._add_bias(name, size, use=self.use_bias)
+
+    def _finish(self, *before: Op) -> None:
+        """Fill the parameters, and make the ops: those ``before`` the product, and it."""
+        self.reset_parameters(defer_init=self._on_meta)
+        joined = len(self.weight_names) > 1
+        weight = self._stand_in(self.in_features) if joined else make_nvte_tensor(self._parameters[self.weight_names[0]])
+        product = self.sharding.product(weight, self.parallel_mode)
+        if not self.apply_bias:
+            shift = None
+        elif joined:
+            shift = ops.Add(self._stand_in())
+        else:
+            shift = self._shift(self.bias_names[0], use=True)
+        BaseModule.__init__(self, *before, product, shift)
+        if joined:
+            held = Joined(self, {"weight": self.weight_names, "bias": self.bias_names})
+            self._bound = tuple(b._replace(module=held) if not b.parameters or b.parameters[0] in _JOINED else b for b in self._bound)
+
+    def _stand_in(self, *columns: int) -> Tensor:
+        """A tensor without data, of the shape of parts that are one."""
+        return make_nvte_tensor(torch.empty(self.out_features, *columns, dtype=self.params_dtype, device="meta"))
+
+    def _names(self, op: Op) -> tuple[str, ...]:
+        names = {ops.MMT: ("weight",), ops.ColumnParallelMMT: ("weight",), ops.RowParallelMMT: ("weight",), ops.Add: ("bias",)}
+        return names[type(op)] if len(self.weight_names) > 1 and type(op) in names else super()._names(op)
+
+    def _mark(self) -> None:
+        for norm in ("layer_norm_weight", "layer_norm_bias"):
+            if self._parameters.get(norm) is not None:
+                self._parameters[norm].sequence_parallel = self.sequence_parallel  # type: ignore[union-attr]
+        for name in self.weight_names:
+            mark_shared(self._parameters[name], dim=1 if self.parallel_mode == "row" else 0)
+        for name in self.bias_names:
+            bias: Any = self._parameters.get(name)
+            if bias is not None and self.parallel_mode == "row":
+                bias.sequence_parallel = self.sequence_parallel
+            elif bias is not None and self.parallel_mode == "column":
+                mark_shared(bias, dim=0)
+
+    @property
+    def accumulating_parameters(self) -> tuple[str, ...]:
+        return ("weight",) if self.fuse_wgrad_accumulation else ()
+
+    def _with_bias(self, outputs: list[torch.Tensor]) -> Any:
+        """``out``, then the bias that was not added, then what the normalization gave; without a tuple where it is one."""
+        if self.return_bias:
+            bias = [getattr(self, name) for name in self.bias_names]
+            outputs.insert(1, (torch.cat(bias) if len(bias) > 1 else bias[0]).to(outputs[0].dtype))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    @property
+    def open(self) -> bool:
+        return super().open and not self.return_bias
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}"
+
+
+class Linear(_Product):
+    """``y = x @ weight.T + bias``: ``weight [out_features, in_features]``, ``bias [out_features]``.
+
+    ``parameters_split``: names of parts of the rows, which are parameters of their own (``query_weight``, ...), or a dictionary of names and rows.
+    ``return_bias``: the bias is not added, and returned beside ``y``. ``parallel_mode``: ``"column"`` or ``"row"``, as of ``ops.ParallelMMT``; with
+    ``"row"`` the bias is added to what was summed over the processes. ``init_method`` fills the weight (normal of standard deviation 0.023).
+    ``fuse_wgrad_accumulation``: the weight's gradient is added to ``weight.main_grad``.
+
+    ``is_first_microbatch``, ``save_original_input``, ``symmetric_ar_type`` and ``ub_name`` change no result and are taken as they come: quantized
+    weights are kept while they are known to be unchanged. ``NotServedError``: overlap with communication (``ub_...``) of a layer that communicates,
+    ``delay_wgrad_compute``, ``fp8_output`` and ``fp8_grad``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        init_method: Callable[[torch.Tensor], Any] | None = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        parameters_split: Sequence[str] | Mapping[str, int] | None = None,
+        device: torch.device | str = "cuda",
+        ub_overlap_ag: bool = False,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
+        ub_name: str | None = None,
+        delay_wgrad_compute: bool = False,
+        symmetric_ar_type: str | None = None,
+        save_original_input: bool = False,
+        name: str | None = None,
+    ) -> None:
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
+        self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
+        refuse_gpu_alone(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        self._add_product(init_method, get_rng_state_tracker, rng_tracker_name, parameters_split, fuse_wgrad_accumulation)
+        self._finish()
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inp: torch.Tensor, is_first_microbatch: bool | None = None, fp8_output: bool | None = False, fp8_grad: bool | None = False
+    ) -> Any:
+        """``inp [*, in_features] -> [*, out_features]``, with the bias after it where ``return_bias``."""
+        refuse("Linear", "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
+        return self._with_bias(self._run(inp))
+
+
+class LayerNormLinear(_Product):
+    """``y = norm(x) @ weight.T + bias``: ``layer_norm_weight [in_features]``, ``layer_norm_bias [in_features]`` (of LayerNorm), and ``Linear``'s.
+
+    ``normalization``: ``"LayerNorm"`` or ``"RMSNorm"``. ``return_layernorm_output``: what the normalization gave is returned last, unquantized. Other
+    options are ``Linear``'s and the normalizations'.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        init_method: Callable[[torch.Tensor], Any] | None = None,
+        bias: bool = True,
+        normalization: str = "LayerNorm",
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        return_layernorm_output: bool = False,
+        return_layernorm_output_gathered: bool = False,
+        parameters_split: Sequence[str] | Mapping[str, int] | None = None,
+        zero_centered_gamma: bool = False,
+        device: torch.device | str = "cuda",
+        ub_overlap_ag: bool = False,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_name: str | None = None,
+        delay_wgrad_compute: bool = False,
+        symmetric_ar_type: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
+        self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
+        refuse_gpu_alone(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
+        self._add_norm(self.in_features)
+        self._add_product(init_method, get_rng_state_tracker, None, parameters_split, fuse_wgrad_accumulation)
+        self._finish(*self._norm())
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inp: torch.Tensor, is_first_microbatch: bool | None = None, fp8_output: bool | None = False, fp8_grad: bool | None = False
+    ) -> Any:
+        """``inp [*, in_features] -> [*, out_features]``; then the bias where ``return_bias``, and the normalized input where it was asked for."""
+        refuse("LayerNormLinear", "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
+        return self._with_bias(self._run(inp))
+
+
+_JOINED = ("weight", "bias")
+
+
+def _parts(split: Any, features: int, layer: str) -> tuple[list[str], list[str], list[int]]:
+    """The names of the weights and biases, and their rows."""
+    if split is None:
+        return ["weight"], ["bias"], [features]
+    if not split:
+        raise ArgumentError(expected("at least one name", of=f"parameters_split of {layer}", got=split, do="give None for one weight"))
+    sizes = dict(split) if isinstance(split, Mapping) else dict.fromkeys(split, features // len(split))
+    if sum(sizes.values()) != features:
+        of, do = f"parameters_split of {layer}", "name parts that make up the rows"
+        raise ArgumentError(expected(f"sizes that add up to {features}", of=of, got=f"{sizes}", do=do))
+    names = [name.rstrip("_") for name in sizes]
+    return [f"{name}_weight" for name in names], [f"{name}_bias" for name in names], list(sizes.values())

@@ -1,0 +1,71 @@
+"""The arguments that NVIDIA's modules share: what splits a layer between processes, and what only a GPU can serve."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from fusible import ops
+from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.nvte import Tensor
+from fusible.ops import Op
+from fusible.pytorch.ops.basic.parallel import share
+
+__all__ = ["Sharding", "check_mode", "mark_shared", "refuse", "refuse_gpu_alone"]
+
+
+class Sharding(NamedTuple):
+    """How a layer is shared out: ``size`` processes of ``group``, which may be given later where the size is known; ``sequence``: by rows, too."""
+
+    group: Any
+    size: int
+    sequence: bool
+
+    @classmethod
+    def of(cls, tp_group: Any, tp_size: int, sequence_parallel: bool) -> Sharding:
+        size = tp_size if tp_group is None else dist.get_world_size(tp_group)
+        return cls(tp_group, size, size > 1 and sequence_parallel)
+
+    def share(self, features: int, mode: str | None, wanted: str, what: str) -> int:
+        """A process's part of ``features``, where ``mode`` is the one that shares them out."""
+        return share(features, self.size, what) if mode == wanted else features
+
+    def product(self, weight: Tensor, mode: str | None) -> Op:
+        """The product of ``x`` with a process's part of a weight."""
+        if mode is None or self.size == 1:
+            return ops.MMT(weight)
+        parallel = ops.ColumnParallelMMT if mode == "column" else ops.RowParallelMMT
+        return parallel(weight, group=self.group, sequence_parallel=self.sequence)
+
+    def check(self, layer: str) -> None:
+        """Raise ``ArgumentError`` where the processes are not known by the time of a call."""
+        if self.size > 1 and self.group is None:
+            do = "pass tp_group, or call set_tensor_parallel_group"
+            raise ArgumentError(expected(f"a group of {self.size} processes", of=f"a call of {layer}", got="none", do=do))
+
+
+def check_mode(mode: str | None, layer: str) -> None:
+    """Raise ``ArgumentError`` for an unknown ``parallel_mode``."""
+    if mode not in (None, "column", "row"):
+        raise ArgumentError(expected("None, 'column' or 'row'", of=f"parallel_mode of {layer}", got=repr(mode), do="name one of these"))
+
+
+def refuse(layer: str, do: str = "leave it out: the same is computed, one after the other", **asked: Any) -> None:
+    """Raise ``NotServedError`` for the first argument of those that are asked for (not None, not False)."""
+    for name, value in asked.items():
+        if value:
+            raise NotServedError(expected(f"{name}={type(value)() if isinstance(value, bool) else None}", of=layer, got=repr(value), do=do))
+
+
+def mark_shared(parameter: Any, dim: int) -> None:
+    """Give a parameter the attributes by which frameworks know the dimension that a layer shares out."""
+    parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, dim, 1
+
+
+def refuse_gpu_alone(module: Any, delay_wgrad_compute: bool, overlap: dict[str, bool]) -> None:
+    """Raise ``NotServedError`` for delayed gradients of weights, and for overlap with communication in a layer that communicates."""
+    layer = type(module).__name__
+    refuse(layer, "leave it out: the gradients are there after backward", delay_wgrad_compute=delay_wgrad_compute)
+    if module.sequence_parallel:
+        refuse(layer, **overlap)
