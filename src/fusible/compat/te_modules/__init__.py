@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from fusible.compat.te_modules.attention import DotProductAttention
 from fusible.compat.te_modules.base import TransformerEngineBaseModule
+from fusible.compat.te_modules.grouped_linear import GroupedLinear
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.linear import LayerNormLinear, Linear
+from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
+from fusible.compat.te_modules.recomputation import checkpoint
+from fusible.compat.te_modules.rope import RotaryPositionEmbedding, apply_rotary_pos_emb
+from fusible.compat.te_modules.transformer import TransformerLayer
 
-__all__ = ["LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear", "RMSNorm", "TransformerEngineBaseModule"]
+__all__ = [
+    "DotProductAttention",
+    "GroupedLinear",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "MultiheadAttention",
+    "RMSNorm",
+    "RotaryPositionEmbedding",
+    "TransformerEngineBaseModule",
+    "TransformerLayer",
+    "apply_rotary_pos_emb",
+    "checkpoint",
+]

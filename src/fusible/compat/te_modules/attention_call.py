@@ -1,0 +1,115 @@
+"""Attention on tensors of torch: one problem, described by what does not change with the values, forward and backward by ``fusible.tex``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusible import tex
+from fusible.pytorch.torch_autocast import without_torch_autocast
+from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+
+__all__ = ["Attention", "Lengths", "attend"]
+
+_FORMATS = {
+    "sbhd": (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD),
+    "bshd": (NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD),
+    "thd": (NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Layout.NVTE_THD_THD_THD),
+}
+_MASKS = {
+    "no_mask": NVTE_Mask_Type.NVTE_NO_MASK,
+    "arbitrary": NVTE_Mask_Type.NVTE_NO_MASK,  # a bias keeps what it excludes out
+    "causal": NVTE_Mask_Type.NVTE_CAUSAL_MASK,
+    "padding": NVTE_Mask_Type.NVTE_PADDING_MASK,
+    "padding_causal": NVTE_Mask_Type.NVTE_PADDING_CAUSAL_MASK,
+    "causal_bottom_right": NVTE_Mask_Type.NVTE_CAUSAL_BOTTOM_RIGHT_MASK,
+    "padding_causal_bottom_right": NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK,
+}
+_BIASES = {
+    "no_bias": NVTE_Bias_Type.NVTE_NO_BIAS,
+    "pre_scale_bias": NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS,
+    "post_scale_bias": NVTE_Bias_Type.NVTE_POST_SCALE_BIAS,
+    "alibi": NVTE_Bias_Type.NVTE_ALIBI,
+}
+_SOFTMAXES = {
+    "vanilla": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+    "off-by-one": NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX,
+    "learnable": NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX,
+}
+_NOT_SET = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``softmax(scale * q k^T + bias) v`` by the names that NVIDIA's modules give the options: ``format`` of q, k, v and of what comes out
+    (``"sbhd"``, ``"bshd"``, ``"thd"``), ``mask``, ``window`` (keys before and behind a query's own place, -1 for all), ``bias``, ``softmax``."""
+
+    format: str
+    mask: str
+    window: tuple[int, int]
+    bottom_right: bool
+    bias: str
+    softmax: str
+    scale: float
+    dropout: float
+    max_seqlen_q: int
+    max_seqlen_kv: int
+
+    def forward(self, q: Any, k: Any, v: Any, bias: Any, offset: Any, lengths: Lengths, training: bool) -> list[Any]:
+        """``[o, what backward takes...]``."""
+        format_, layout = _FORMATS[self.format]
+        return tex.fused_attn_fwd(
+            self.max_seqlen_q, self.max_seqlen_kv, training, self.scale, self.dropout, True, layout, format_, _NOT_SET, _BIASES[self.bias],
+            _MASKS[self.mask], _SOFTMAXES[self.softmax], list(self.window), self.bottom_right, lengths.q, lengths.kv, q, k, v, q.dtype,
+            lengths.q_padded, lengths.kv_padded, None, None, None, None, bias, offset, None, 0, False, False,
+        )  # fmt: skip
+
+    def backward(self, do: Any, q: Any, k: Any, v: Any, o: Any, aux: list[Any], lengths: Lengths) -> list[Any]:
+        """``[dq, dk, dv, dbias, doffset]``."""
+        format_, layout = _FORMATS[self.format]
+        return tex.fused_attn_bwd(
+            self.max_seqlen_q, self.max_seqlen_kv, self.scale, self.dropout, True, layout, format_, format_, layout, _NOT_SET, _NOT_SET,
+            _BIASES[self.bias], _MASKS[self.mask], _SOFTMAXES[self.softmax], list(self.window), self.bottom_right, True, lengths.q, lengths.kv,
+            q, k, v, o, do, q.dtype, aux, lengths.q_padded, lengths.kv_padded, None, None, None, False,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """Where the sequences of queries, and of keys and values, begin and end: int32 ``[sequences + 1]``. ``..._padded``: where their rows lie, if
+    padding stands between them."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    q_padded: torch.Tensor | None = None
+    kv_padded: torch.Tensor | None = None
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Attention, lengths: Lengths, q: Any, k: Any, v: Any, bias: Any, offset: Any) -> torch.Tensor:
+        o, *aux = call.forward(q, k, v, bias, offset, lengths, True)
+        ctx.save_for_backward(q, k, v, o, *aux)
+        ctx.call, ctx.lengths = call, lengths
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, *dos: Any) -> Any:
+        q, k, v, o, *aux = ctx.saved_tensors
+        with without_torch_autocast(q.device.type):
+            dq, dk, dv, dbias, doffset = ctx.call.backward(dos[0].contiguous(), q, k, v, o, aux, ctx.lengths)
+        wants_bias, wants_offset = ctx.needs_input_grad[5:]
+        return None, None, dq, dk, dv, dbias if wants_bias else None, doffset if wants_offset else None
+
+
+def attend(
+    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor | None, lengths: Lengths
+) -> torch.Tensor:
+    """``o`` of a problem: q's tokens and heads, v's head width. ``offset``: of the softmax, fp32 ``[1, heads, 1, 1]``."""
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    with without_torch_autocast(q.device.type):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, offset)):
+            return _Function.apply(call, lengths, q, k, v, bias, offset)  # type: ignore[no-any-return]
+        return call.forward(q, k, v, bias, offset, lengths, False)[0]

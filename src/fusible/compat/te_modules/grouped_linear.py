@@ -1,0 +1,146 @@
+"""``GroupedLinear``: the linear layers of the experts of a mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fusible import ops as plain_ops
+from fusible.compat.te_modules.base import default_init, device_of, forked
+from fusible.compat.te_modules.extra_state import EmptyExtraState
+from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
+from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.nvte import make_nvte_tensor
+from fusible.ops import Op
+from fusible.pytorch import ops
+from fusible.pytorch.sequence_parallel import materialized
+
+__all__ = ["GroupedLinear"]
+
+
+class GroupedLinear(EmptyExtraState, ops.GroupedLinear):
+    """``y_i = x_i @ weight_i.T + bias_i`` of the ``m_splits[i]`` rows of ``x`` that follow those of the groups before: ``weight0``, ``bias0``, ...
+    (see ``fusible.pytorch.ops.GroupedLinear``).
+
+    ``parallel_mode``: with ``"column"`` and ``"row"`` the weights are a process's parts; what passes between processes is the caller's. There is no
+    bias then (``ArgumentError``). ``return_bias``: the biases are not added, and returned beside ``y``. ``delay_wgrad_compute``: the weights'
+    gradients are left to ``backward_dw``. ``use_grouped_tensor`` and ``save_original_input`` change no result. ``NotServedError``: ``ub_overlap_rs``,
+    ``ub_overlap_ag``, and buffers for what is computed (``out``, ``dgrad_out``).
+    """
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        init_method: Callable[[torch.Tensor], Any] | None = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        device: torch.device | str = "cuda",
+        ub_overlap_rs: bool = False,
+        ub_overlap_ag: bool = False,
+        ub_name: str | None = None,
+        delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
+        single_grouped_weight: bool = False,
+        single_grouped_bias: bool = False,
+        name: str | None = None,
+        use_grouped_tensor: bool | None = None,
+    ) -> None:
+        refuse("GroupedLinear", ub_overlap_rs=ub_overlap_rs, ub_overlap_ag=ub_overlap_ag)
+        check_mode(parallel_mode, "GroupedLinear")
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        if sharding.size > 1 and bias:
+            raise ArgumentError(expected("bias=False", of=f"GroupedLinear in {sharding.size} processes", got=True, do="add it after the exchange"))
+        vars(self).update(return_bias=return_bias, _draw=(init_method or default_init, forked(get_rng_state_tracker, rng_tracker_name)))
+        vars(self).update(parallel_mode=parallel_mode)
+        super().__init__(
+            num_gemms,
+            sharding.share(in_features, parallel_mode, "row", "GroupedLinear's in_features"),
+            sharding.share(out_features, parallel_mode, "column", "GroupedLinear's out_features"),
+            bias=bias,
+            device=device_of(device),
+            dtype=params_dtype,
+            accumulate_into_main_grad=fuse_wgrad_accumulation,
+            single_grouped_weight=single_grouped_weight,
+            single_grouped_bias=single_grouped_bias,
+            delay_wgrad_compute=delay_wgrad_compute,
+        )
+        self.num_gemms, self.name, self.apply_bias = num_gemms, name, bias and not return_bias
+        self.tp_group, self.tp_size, self.sequence_parallel = sharding.group, sharding.size, sharding.sequence
+        held = dict(self._parameters)
+        if len(self._weight_names) == len(self._bias_names):  # group by group, as NVIDIA's module lists them
+            ordered = [name for pair in zip(self._weight_names, self._bias_names, strict=True) for name in pair]
+            self._parameters.clear()
+            self._parameters.update({name: held[name] for name in ordered})
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        return (*self._weight_names, *(() if self.return_bias else self._bias_names))
+
+    def make_op(self) -> Op:
+        weights, biases = ([make_nvte_tensor(getattr(self, name)) for name in names] for names in (self._weight_names, self._bias_names))
+        deferred = self._defer if self.delay_wgrad_compute else None
+        return plain_ops.GroupedMMT(self.num_groups, weights, [] if self.return_bias else biases, deferred=deferred)
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Fill the weights, group after group; biases are 0. What is on the meta device is made first. ``defer_init``: do nothing."""
+        if defer_init:
+            return
+        for name, parameter in list(self._parameters.items()):
+            if parameter is not None and parameter.is_meta:
+                self._parameters[name] = materialized(parameter)
+        init, tracker = self._draw
+        with torch.no_grad():
+            for name in self._weight_names:
+                for part in self._parts(name):
+                    if tracker is None:
+                        init(part)
+                    else:
+                        with tracker():
+                            init(part)
+                mark_shared(self._parameters[name], dim=1 if self.parallel_mode == "row" else 0)
+            for name in self._bias_names:
+                nn.init.zeros_(getattr(self, name))
+        self._mark_weights()
+
+    def _parts(self, name: str) -> Sequence[torch.Tensor]:
+        weight = getattr(self, name)
+        return list(weight) if weight.ndim == 3 else [weight]
+
+    def set_tensor_parallel_group(self, tp_group: Any) -> None:
+        """The processes that share the weights out: nothing passes between them here."""
+        self.tp_group = tp_group
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        inp: torch.Tensor,
+        m_splits: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        out: torch.Tensor | None = None,
+        dgrad_out: torch.Tensor | None = None,
+    ) -> Any:
+        """``inp [tokens, in_features] -> [tokens, out_features]``, with the biases after it where ``return_bias``. ``m_splits``: a list, or a
+        tensor of integers ``[num_gemms]``. Raises ``ShapeError`` for another number of groups."""
+        for name, buffer in (("out", out), ("dgrad_out", dgrad_out)):
+            refuse("GroupedLinear", "take the result", **{name: buffer is not None})
+        splits = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64)
+        if tuple(splits.shape) != (self.num_groups,):
+            do = "give one number of rows for each"
+            raise ShapeError(expected(f"[{self.num_groups}]", of="m_splits of GroupedLinear", got=list(splits.shape), do=do))
+        y = super().forward(inp, splits.to(torch.int64))
+        if not self.return_bias:
+            return y
+        biases = [getattr(self, name).to(y.dtype) for name in self._bias_names]
+        return y, biases[0] if self.single_grouped_bias else biases
