@@ -14,9 +14,10 @@ import pytest
 PROGRAMS = Path(__file__).with_name("programs")
 
 
-def trained(program: str, *arguments: str) -> dict[str, Any]:
-    """What a program prints last: its ``losses``, how many ``linears`` of NVIDIA's it has, and the ``products`` of quantized operands."""
-    command = [sys.executable, "-m", "fusible", "run", "--device", "cpu", str(PROGRAMS / program), *arguments]
+def trained(program: str, *arguments: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a program prints last: its ``losses``, how many ``linears`` of Transformer Engine's it has, and the ``products`` of quantized operands.
+    ``options``: of ``fusible run``."""
+    command = [sys.executable, "-m", "fusible", "run", "--device", "cpu", *options, str(PROGRAMS / program), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -49,3 +50,19 @@ def test_accelerate_trains_models_of_transformers(model: str, mode: str, in_bf16
 def test_lightning_trains_with_its_plugin() -> None:
     plain = trained("lightning_model.py", "auto", "bf16-mixed")
     check_quantized(trained("lightning_model.py", "gpu", "transformer-engine"), plain, first=1)
+
+
+WITHOUT = ("--replace-package",)
+"""NVIDIA's package is as if it were not there: its modules are Fusible's."""
+
+
+@pytest.mark.parametrize("mode", ["delayed", "mxfp8"])
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_accelerate_trains_without_nvidias_package(model: str, mode: str) -> None:
+    plain = trained("accelerate_model.py", model, "bf16", options=WITHOUT)
+    check_quantized(trained("accelerate_model.py", model, mode, options=WITHOUT), plain)
+
+
+def test_lightning_trains_without_nvidias_package() -> None:
+    plain = trained("lightning_model.py", "auto", "bf16-mixed", options=WITHOUT)
+    check_quantized(trained("lightning_model.py", "gpu", "transformer-engine", options=WITHOUT), plain, first=1)

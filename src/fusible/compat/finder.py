@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -30,13 +33,15 @@ class Shown:
     first that has it, and the packages and modules below it.
 
     ``about`` says in a few words what is there, for the error of a name that is not; without it, the error lists the names. ``apart``: another
-    package of the same name may have it among its modules; without it, it is there only where the package above it was made here too.
+    package of the same name may have it among its modules; without it, it is there only where the package above it was made here too. ``version``: of
+    the distribution that it stands for, which ``importlib.metadata`` finds: frameworks ask for that before they import.
     """
 
     of: tuple[str, ...] = ()
     names: tuple[str, ...] | None = ()
     about: str = ""
     apart: bool = False
+    version: str = ""
 
     def public(self) -> list[str]:
         """The names that are there."""
@@ -86,6 +91,13 @@ class Names(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None and fullname in self.around:
             spec.loader = _Within(spec.loader, self.around[fullname])  # pyright: ignore[reportArgumentType]
         return spec
+
+    def find_distributions(self, context: importlib.metadata.DistributionFinder.Context) -> Iterator[importlib.metadata.Distribution]:
+        """The distributions that made packages stand for, by ``importlib.metadata``."""
+        for name, shown in self.packages.items():
+            asked = context.name is None or context.name.replace("-", "_") == name
+            if shown.version and asked and (name in self.forced or found_elsewhere(name) is None):
+                yield _Distribution(name, shown.version)
 
     def _may_make(self, fullname: str) -> bool:
         parent = fullname.rpartition(".")[0]
@@ -172,6 +184,19 @@ class _Alias(importlib.abc.Loader):
         self._names.made += [module.__name__, *alias_submodules(module.__name__, self._target)]
 
 
+class _Distribution(importlib.metadata.Distribution):
+    """Tells a name and a version, and has no files."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self._metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._metadata if filename == "METADATA" else None
+
+    def locate_file(self, path: str | PathLike[str]) -> Path:
+        return Path(path)
+
+
 class _Package(importlib.abc.Loader):
     """A package without a file. Its names are looked up when they are asked for, so that making it imports nothing."""
 
@@ -194,6 +219,7 @@ class _Package(importlib.abc.Loader):
             __doc__=f"Names of Transformer Engine that lead to Fusible{about}.",
             __getattr__=look_up,
             __dir__=lambda: sorted({*vars(module), *shown.public(), *names.below(package)}),
+            **({"__version__": shown.version} if shown.version else {}),
         )
 
 

@@ -1,4 +1,5 @@
-"""What the names of NVIDIA's Python package lead to where that package is not installed: its fusible operations, recipes, quantizers and tensors."""
+"""What the names of NVIDIA's Python package lead to where that package is not installed: its modules, fusible operations, recipes, quantizers
+and tensors."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from fusible.compat.finder import Shown
 __all__ = ["PACKAGES"]
 
 _TE = "transformer_engine"
+_VERSION = "2.20.2"
+"""Of the package whose names and signatures these are."""
 _OPS = "fusible.pytorch.ops"
 _QUANTIZED = "fusible.quantized"
 _STATE = "fusible.compat.te_quantization"
+_TE_MODULES = "fusible.compat.te_modules"
 
 
 def _shown(of: str | tuple[str, ...], names: str, about: str = "") -> Shown:
@@ -91,6 +95,31 @@ _QUANTIZED_TENSORS = {
     **{f".storage.{file}_tensor_storage": _shown(_QUANTIZED, name) for file, name in _STORAGES.items()},
 }
 
+_LAYERS = {
+    "linear": "Linear",
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "layernorm_linear": "LayerNormLinear",
+    "layernorm_mlp": "LayerNormMLP",
+    "grouped_linear": "GroupedLinear",
+}
+_ATTENTION = {
+    "dot_product_attention": "DotProductAttention",
+    "multi_head_attention": "MultiheadAttention",
+    "rope": "RotaryPositionEmbedding apply_rotary_pos_emb",
+}
+_ATTENTIONS = "DotProductAttention MultiheadAttention RotaryPositionEmbedding"
+
+_LAYER_MODULES = {
+    ".module": _shown(_TE_MODULES, _all(_LAYERS), "layers"),
+    ".module.base": _shown(_TE_MODULES, "TransformerEngineBaseModule"),
+    **{f".module.{file}": _shown(_TE_MODULES, names) for file, names in _LAYERS.items()},
+    ".attention": _shown(_TE_MODULES, _ATTENTIONS, "attention and rotary positions"),
+    **{f".attention.{file}": _shown(_TE_MODULES, names) for file, names in _ATTENTION.items()},
+    ".transformer": _shown(_TE_MODULES, "TransformerLayer"),
+    ".distributed": _shown(_TE_MODULES, "checkpoint"),
+}
+
 _RECIPES = "CustomRecipe DelayedScaling Float8BlockScaling Float8CurrentScaling Format MXFP8BlockScaling NVFP4BlockScaling Recipe"
 _CONTEXTS = "fp8_autocast fp8_model_init"
 _SUPPORT = "get_default_recipe is_fp8_available is_fp8_block_scaling_available is_mxfp8_available is_nvfp4_available"
@@ -101,17 +130,20 @@ _SPEC = "TensorSpec to_tensor_spec"
 _GLU = "deinterleave_glu_tensor interleave_glu_tensor"
 _CONSTANTS = "DType FP8BwdTensorIdx FP8FwdTensorIdx MXFP8_BLOCK_SCALING_SIZE NVFP4_BLOCK_SCALING_SIZE TE_DType TE_DType_To_Torch"
 _TOP = (
-    f"autocast quantized_model_init {_CONTEXTS} {_SUPPORT} {_ROLES} "
+    f"{_all(_LAYERS)} {_ATTENTIONS} TransformerLayer checkpoint autocast quantized_model_init {_CONTEXTS} {_SUPPORT} {_ROLES} "
     f"{_BASES} {_SAVING} {_all(_TENSORS, 'grouped')} {_all(_STORAGES, 'grouped')} {_GLU} DType"
 )
 
 _MODULES = {
-    "": Shown(),
+    "": Shown(version=_VERSION),
     ".common": Shown(),
     ".common.recipe": _shown(_QUANTIZED, f"{_RECIPES} MMParams QParams"),
     ".pytorch": _shown(
-        (_STATE, _QUANTIZED, _OPS, "fusible.tex.enums"), _TOP, "ops, autocast, quantized_model_init, quantizers and quantized tensors"
+        (_TE_MODULES, _STATE, _QUANTIZED, _OPS, "fusible.tex.enums"),
+        _TOP,
+        "modules, ops, autocast, quantized_model_init, quantizers and quantized tensors",
     ),
+    **{f".pytorch{name}": shown for name, shown in _LAYER_MODULES.items()},
     **{f".pytorch.ops{name}": shown for name, shown in _OPERATIONS.items()},
     ".pytorch.quantization": _shown((_STATE, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
     ".pytorch.fp8": _shown((_STATE, _QUANTIZED), _FP8),

@@ -7,8 +7,8 @@ from typing import Any
 from fusible import pytorch, quantized
 from fusible.compat.nvidia_package import SUPPORT, support
 from fusible.errors import NotServedError, expected
-from fusible.pytorch.autocast import current_autocast
-from fusible.pytorch.quantized_init import current_model_init, quantized_model_init
+from fusible.pytorch.autocast import current_autocast, leave_autocasts
+from fusible.pytorch.quantized_init import current_model_init, leave_model_inits, quantized_model_init
 from fusible.quantized import DelayedScaling, Recipe
 
 __all__ = [
@@ -76,7 +76,13 @@ def _available(name: str, return_reason: bool) -> bool | tuple[bool, str]:
 
 
 class FP8GlobalStateManager:
-    """What is in force in this thread, by the questions that operations ask. It cannot be changed here: use ``autocast``."""
+    """What is in force in this thread, by the questions that operations ask. It cannot be changed here but for ``reset``: use ``autocast``."""
+
+    @staticmethod
+    def reset() -> None:
+        """Forget the contexts that are open in this thread: no recipe is in force, and parameters are made unquantized."""
+        leave_autocasts()
+        leave_model_inits()
 
     @staticmethod
     def is_fp8_enabled() -> bool:

@@ -12,7 +12,7 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.locks import Lock
 from fusible.quantized import DelayedScaling, Recipe
 
-__all__ = ["OUTSIDE", "autocast", "autocast_of", "current_autocast", "trace_constant"]
+__all__ = ["OUTSIDE", "autocast", "autocast_of", "current_autocast", "leave_autocasts", "trace_constant"]
 
 _local = threading.local()
 _lock = Lock()
@@ -79,6 +79,11 @@ OUTSIDE = autocast(enabled=False)
 def current_autocast() -> autocast:
     """The innermost ``autocast`` of this thread."""
     return getattr(_local, "current", None) or OUTSIDE
+
+
+def leave_autocasts() -> None:
+    """Be outside of every ``autocast`` in this thread. Those that are open put back what was before them when they are left."""
+    _local.current = None
 
 
 def autocast_of(key: str) -> autocast:

@@ -14,7 +14,7 @@ from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8Quant
 from fusible.quantized import QuantizerRole as Role
 from fusible.tex.constructors import check_constructor
 
-__all__ = ["as_parameter", "current_model_init", "quantized_model_init"]
+__all__ = ["as_parameter", "current_model_init", "leave_model_inits", "quantized_model_init"]
 
 _local = threading.local()
 _WEIGHT = Role("linear", "weight")
@@ -62,6 +62,11 @@ def _delayed_quantizer(values: torch.Tensor, recipe: DelayedScaling) -> Float8Qu
 def current_model_init() -> quantized_model_init | None:
     """The innermost that is open in this thread."""
     return getattr(_local, "current", None)
+
+
+def leave_model_inits() -> None:
+    """Be outside of every ``quantized_model_init`` in this thread. Those that are open put back what was before them when they are left."""
+    _local.current = None
 
 
 def as_parameter(weight: torch.Tensor, role: Role = _WEIGHT) -> nn.Parameter:

@@ -4,6 +4,7 @@ import json
 import sys
 
 import torch
+import transformer_engine.pytorch as te
 from accelerate import Accelerator
 from accelerate.utils import TERecipeKwargs
 from counted import quantized_products
@@ -34,7 +35,7 @@ def main() -> None:
     tokens = torch.randint(0, 128, (32, 32), generator=torch.Generator().manual_seed(1))
     loader = torch.utils.data.DataLoader(tokens, batch_size=8, pin_memory=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    linears = sum(type(module).__module__.startswith("transformer_engine") and type(module).__name__ == "Linear" for module in model.modules())
+    linears = sum(isinstance(module, te.Linear) for module in model.modules())
     losses = []
     with quantized_products() as products:
         for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -170,16 +171,16 @@ assert "fusible.pytorch.ops" in sys.modules
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("te.TransformerLayer", AttributeError),
-        ("from transformer_engine.pytorch import TransformerLayer", ImportError),
-        ("import transformer_engine.pytorch.attention", ModuleNotFoundError),
-        ("from transformer_engine.pytorch.attention import DotProductAttention", ModuleNotFoundError),
+        ("te.initialize_ub", AttributeError),
+        ("from transformer_engine.pytorch import initialize_ub", ImportError),
+        ("import transformer_engine.pytorch.optimizers", ModuleNotFoundError),
+        ("from transformer_engine.pytorch.optimizers import FusedAdam", ModuleNotFoundError),
     ],
 )
 def test_what_is_not_there_is_one_sentence_that_says_what_is(te: ModuleType, line: str, kind: type[Exception]) -> None:
     wanted = (
-        "Expected one of ops, autocast, quantized_model_init, quantizers and quantized tensors of transformer_engine.pytorch as Fusible has it, "
-        r"got (TransformerLayer|attention): use one, or install NVIDIA's Python package for the rest\."
+        "Expected one of modules, ops, autocast, quantized_model_init, quantizers and quantized tensors of transformer_engine.pytorch "
+        r"as Fusible has it, got (initialize_ub|optimizers): use one, or install NVIDIA's Python package for the rest\."
     )
     with pytest.raises(kind) as raised:
         exec(line, {"te": te})
@@ -192,7 +193,7 @@ def test_a_small_module_names_all_that_it_has(te: ModuleType) -> None:
         exec("from transformer_engine.pytorch.ops.op import Operation")
     with pytest.raises(ImportError, match="Expected one of common, plugins, pytorch of transformer_engine as"):
         importlib.import_module(f"{TE}.jax")
-    assert not hasattr(te, "TransformerLayer") and not hasattr(te, "__path_of_nothing__")
+    assert not hasattr(te, "initialize_ub") and not hasattr(te, "__path_of_nothing__")
 
 
 @pytest.mark.usefixtures("installed")
@@ -283,6 +284,24 @@ def test_what_models_are_made_with_can_be_asked(te: ModuleType) -> None:
         with te.fp8_model_init():
             assert state.with_fp8_parameters() and not state.with_high_precision_init_val()
     assert not state.with_fp8_parameters()
+
+
+def test_the_state_can_be_reset(te: ModuleType) -> None:
+    state = importlib.import_module(f"{TE}.pytorch.quantization").FP8GlobalStateManager
+    with te.autocast(), te.quantized_model_init():
+        state.reset()
+        assert not state.is_fp8_enabled() and not state.with_fp8_parameters()
+        with te.autocast():
+            assert state.is_fp8_enabled()
+        assert not state.is_fp8_enabled()
+    assert not state.is_fp8_enabled()
+
+
+def test_frameworks_find_a_distribution_of_the_name(te: ModuleType) -> None:
+    version = importlib.metadata.version("transformer-engine")
+    assert version == importlib.metadata.version("transformer_engine") == importlib.import_module(TE).__version__
+    assert importlib.metadata.metadata("transformer-engine")["Name"] == TE
+    assert TE in {distribution.name for distribution in importlib.metadata.distributions()}
 
 
 def test_the_recipe_in_force_reaches_the_operations(te: ModuleType) -> None:
