@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import fusible
 from fusible import tex
@@ -319,3 +320,14 @@ def test_the_fused_passes_inside_of_an_operation_are_where_its_parts_are(before:
         groups.append([(group.start, group.stop, group.fusion and group.fusion.name) for group in (*plan.forward, *plan.inference)])
     assert groups[0] == groups[1] and (before + 2, before + 4, "mmt_add_fwd_fused") in groups[0]
     _assert_same(list(results[1]), list(results[0]))
+
+
+def test_what_is_put_together_is_seen_by_nvidias_private_names() -> None:
+    model = ops.Sequential(ops.Linear(8, 8), ops.AddExtraInput(), nn.Identity(), ops.MakeExtraOutput(), ops.RMSNorm(8), ops.Bias(8))
+    model(torch.randn(4, 8), torch.randn(4, 8))
+    first, plain, last = model._module_groups
+    assert isinstance(plain, nn.Identity)
+    (forward,) = first._forward_ops
+    assert isinstance(forward[0], fused.ForwardLinearBiasAdd) and forward[1] == [0, 1, 2]
+    assert [(type(op), places) for op, places in last._backward_ops] == [(fused.BackwardAddRMSNorm, [0, 1]), (ops.Bias, [2])]
+    assert [places for _, places in last._forward_ops] == [[0], [1], [2]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fusible import autocast
 from fusible.errors import ArgumentError, FusibleError
 from fusible.pytorch import ops
-from fusible.pytorch.ops import BasicOperation, OperationContext, maybe_dequantize
+from fusible.pytorch.ops import BasicOperation, FusibleOperation, OperationContext, maybe_dequantize
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,
@@ -270,8 +270,9 @@ def test_an_operation_that_lacks_a_pass_says_so() -> None:
     x = leaf(2, 2)
     with pytest.raises(NotImplementedError, match="Half overrides neither op_backward nor make_op"):
         Half()(x).sum().backward()
-    with pytest.raises(NotImplementedError, match="BasicOperation overrides neither op_forward nor make_op"):
-        BasicOperation()(x)
+    for base in (BasicOperation, FusibleOperation):
+        with pytest.raises(TypeError, match=f"Expected a class derived from it of {base.__name__}, got the class itself"):
+            base()
     with pytest.raises(NotImplementedError, match="1 extra inputs and 0 extra outputs, so it must override fuser_forward"):
         Extra()(x, x)
     with pytest.raises(ArgumentError, match=r"an index below 0 of Square\.get_quantizer\('forward', index\), got 0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,16 +36,19 @@ __all__ = [
 Saved = tuple[tuple[Any, ...], ...]
 
 
+@dataclass(eq=False)
 class OperationContext:
     """What the forward of one basic operation leaves for its backward: tensors by ``save_for_backward``, anything else as attributes.
 
     ``saved_tensors``: in backward, the tensors that forward saved, in their order. ``requires_grad``: whether backward will come by.
     """
 
-    def __init__(self, saved_tensors: tuple[Any, ...] | None = None, to_save: tuple[Any, ...] | None = None, requires_grad: bool = True) -> None:
-        self.saved_tensors = saved_tensors
-        self.to_save = to_save
-        self.requires_grad = requires_grad
+    saved_tensors: tuple[Any, ...] | None = None
+    to_save: tuple[Any, ...] | None = None
+    _saved_tensors_range: tuple[int, int] | None = None  # a field of NVIDIA's, which nothing here reads
+    requires_grad: bool = True
+
+    def __post_init__(self) -> None:
         self._op: Op | None = None  # an operation of ours, as the plan resolved it,
         self._given: dict[str, Any] = {}  # the values of the whole call that it takes,
         self._tensors: Context | None = None  # and what it saves, by name; None before it has

@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor
 from fusible.pytorch.runner import BoundOp, note_change
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
-__all__ = ["check_channel", "check_fixed", "check_overrides", "made_anew", "rewritten"]
+__all__ = ["check_channel", "check_derived", "check_fixed", "check_overrides", "made_anew", "rewritten"]
 
 _PASSES = ("op_forward", "fuser_forward"), ("op_backward", "fuser_backward")
+
+
+def check_derived(cls: type, *bases: type) -> None:
+    """Raise ``DTypeError`` for one of the classes that operations derive from: there is nothing that it would do."""
+    if cls in bases:
+        raise DTypeError(expected("a class derived from it", of=cls.__name__, got="the class itself", do="derive one that has passes of its own"))
 
 
 def rewritten(cls: type[BasicOperation]) -> tuple[bool, bool]:

@@ -19,6 +19,7 @@ from fusible.pytorch.chain import ChainCall
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.adapter import pass_of
+from fusible.pytorch.ops.fused_names import by_name
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
@@ -64,6 +65,25 @@ class OperationFuser(PipelineRunner):
     @property
     def called(self) -> Sequence[Any]:
         return self._called
+
+    @property
+    def _forward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
+        """What the latest call's forward was put together to, by the name that NVIDIA's examples look at: each operation with the places of its
+        basic ones."""
+        return self._put_together("forward")
+
+    @property
+    def _backward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
+        """As ``_forward_ops``, in the order of the operations."""
+        return self._put_together("backward")
+
+    def _put_together(self, kind: Kind) -> list[tuple[FusibleOperation, list[int]]]:
+        placed, position = [], 0
+        for op in by_name(kind, _registered(self.operations, self._context.recipe)[kind == "backward"]):
+            stop = position + len(list(op.basic_operations()))
+            placed.append((op, list(range(position, stop))))
+            position = stop
+        return placed
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -184,17 +204,12 @@ def _operations(module: BaseModule) -> list[FusibleOperation]:
 def _fuse(
     operations: Sequence[FusibleOperation], ops: Sequence[Op], recipe: Recipe | None, note: Callable[[str], Any] = str
 ) -> tuple[tuple[int, int, Fusion], ...]:
-    """Joint fusions first, on the basic operations and those that the user has fused; forward and backward each go on from there. ``ops``: the basic
-    operations' own. ``note`` gets a line for each fusion that is asked."""
-    start = [part for op in operations for part in ([op] if isinstance(op, FusedOperation) and any(op.fuses) else op.basic_operations())]
-    joint = _applied("forward_backward", start, recipe, note)
+    """Joint fusions first, on the basic operations and those that the user has fused; forward and backward each go on from there. ``ops``: the
+    basic operations' own. ``note`` gets a line for each fusion that is asked."""
     found: list[tuple[int, int, Fusion]] = []
-    passes: tuple[Kind, ...] = ("forward", "backward")
-    for backward, kind in enumerate(passes):
-        # What fuses the other pass alone is no operation in this one.
-        parts = [part for op in joint for part in (op.basic_operations() if isinstance(op, FusedOperation) and not op.fuses[backward] else [op])]
+    for backward, parts in enumerate(_registered(operations, recipe, note)):
         position = 0
-        for op in _applied(kind, parts, recipe, note):
+        for op in parts:
             count = len(list(op.basic_operations()))
             if op.fuses[backward]:
                 members = ops[position : position + count]
@@ -203,6 +218,20 @@ def _fuse(
                     found += [(position + start, position + stop, fusion) for start, stop, fusion in _steps(op, each, members, backward)]
             position += count
     return tuple(found)
+
+
+def _registered(
+    operations: Sequence[FusibleOperation], recipe: Recipe | None, note: Callable[[str], Any] = str
+) -> tuple[list[FusibleOperation], list[FusibleOperation]]:
+    """What registered fusions, and the user's placing, make of the operations: for forward, and for backward."""
+    start = [part for op in operations for part in ([op] if isinstance(op, FusedOperation) and any(op.fuses) else op.basic_operations())]
+    joint = _applied("forward_backward", start, recipe, note)
+    # What fuses the other pass alone is no operation in this one.
+    forward, backward = (
+        [part for op in joint for part in (op.basic_operations() if isinstance(op, FusedOperation) and not op.fuses[place] else [op])]
+        for place in (0, 1)
+    )
+    return _applied("forward", forward, recipe, note), _applied("backward", backward, recipe, note)
 
 
 def _steps(op: FusibleOperation, kind: PassKind, members: Sequence[Op], backward: int) -> list[tuple[int, int, Fusion]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from fusible.pytorch.chain import ChainCall, Passage
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
 from fusible.pytorch.ops.channels import ExtraTensors
-from fusible.pytorch.ops.entry import check_fixed, check_overrides, made_anew, rewritten
+from fusible.pytorch.ops.entry import check_derived, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
 from fusible.pytorch.ops.ran_in import shown
 from fusible.pytorch.runner import BoundOp
@@ -39,6 +39,10 @@ class FusibleOperation(BaseModule):
 
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """The options by which its parameters were made: another value is refused (``ArgumentError``)."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_derived(cls, FusibleOperation, BasicOperation)
+        return super().__new__(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_fixed(self, name, value)

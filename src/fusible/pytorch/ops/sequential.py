@@ -63,6 +63,11 @@ class Sequential(ModuleListMethods, Container):
         parts = enumerate(self._parts())
         return [TracedRun(self, i, [module for module, _ in part]) if isinstance(part, list) else part for i, part in parts]
 
+    @property
+    def _module_groups(self) -> list[Any]:
+        """The fusers and other modules that a call goes through, by the name that NVIDIA's examples look at."""
+        return self._arranged()
+
     def pipeline(self, part: int) -> OperationFuser:
         return self._arranged()[part]
 
