@@ -135,8 +135,10 @@ class _Ints(QuantizedTensorStorage):
         self.data, self.data_t = (rows / self.scale).round().to(torch.int8), (rows.t() / self.scale_t).round().to(torch.int8)
         self.original_shape, self._quantizer, self._dtype = x.shape, quantizer, x.dtype
 
-    shape = property(lambda self: self.original_shape)
     dtype = property(lambda self: self._dtype)
+
+    def size(self) -> torch.Size:
+        return self.original_shape
 
     def prepare_for_saving(self) -> tuple[list[Any], Any]:
         tensors = [self.data, self.scale, self.data_t, self.scale_t]
@@ -151,11 +153,19 @@ class _Ints(QuantizedTensorStorage):
         return (self.data * self.scale).reshape(self.original_shape).to(dtype or self._dtype)
 
 
+class _ShapedInts(_Ints):
+    shape = property(_Ints.size)
+
+
 class _IntQuantizer(Quantizer):
     custom = True  # type: ignore[assignment]
 
+    def __init__(self, storage: type[_Ints] = _ShapedInts) -> None:
+        super().__init__(rowwise=True, columnwise=True)
+        self.storage = storage
+
     def quantize_impl(self, tensor: Tensor) -> Any:
-        return _Ints(tensor, self)
+        return self.storage(tensor, self)
 
     def qgemm(self, qx: Tensor, qw: Tensor, params: Any, out_dtype: Any, sx: Tensor, sw: Tensor, bias: Any, **_: Any) -> Tensor:
         return ((qx * sx) @ (qw * sw).t()).to(out_dtype)
@@ -167,6 +177,7 @@ E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 def factories() -> Iterator[tuple[str, Any, float]]:
     """By name: a factory, and a bound of the relative error of a product of vectors: two roundings to ``eps``, as if they all fell together."""
     yield "custom", lambda role: _IntQuantizer(), 2 * 2**-7 * 4  # a scale per row: 4 stands for amax over rms
+    yield "custom, with a size alone", lambda role: _IntQuantizer(_Ints), 2 * 2**-7 * 4
     rows, columns = Float8CurrentScalingQuantizer, MXFP8Quantizer
     yield "hybrid", lambda role: HybridQuantizer(rowwise_quantizer=rows(E4M3), columnwise_quantizer=columns(E4M3)), 2**-3
     yield "identity", lambda role: IdentityQuantizer(), 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -101,7 +101,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return fields
 
     def prepare_for_saving(self) -> tuple[list[Any], Self]:
-        return [tensor for part in self._held().values() for tensor in part.prepare_for_saving()[0]], self
+        return [tensor for part in self._own_parts() for tensor in part.prepare_for_saving()[0]], self
 
     def restore_from_saved(self, tensors: Saved) -> list[Any]:
         for part in self._held().values():
@@ -109,8 +109,15 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return tensors
 
     def clear(self) -> None:
-        for part in self._held().values():
+        for part in self._own_parts():
             part.clear()
+
+    def _own_parts(self) -> Iterator[Any]:
+        """The copies that are there, as objects that no other tensor holds: one that shares them, as ``detach`` gives, is to stay whole."""
+        for name, part in self._held().items():
+            own = _rebuilt(part, part.get_metadata())
+            setattr(self, self._PARTS[name], own)
+            yield own
 
     def copy_from_storage(self, src: Storage) -> None:
         if not self._same_format(src):

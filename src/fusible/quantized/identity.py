@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -23,6 +23,7 @@ class IdentityTensorStorage(FieldStorage):
     """``_hp_data``: the tensor itself, in the nominal dtype; it serves row-wise and column-wise."""
 
     _TENSORS = {"hp_data": "_hp_data"}
+    _ALIKE = "hp_data"
 
     _hp_data: Any
 
@@ -53,7 +54,7 @@ class IdentityTensorStorage(FieldStorage):
         return self._hp_data.detach().to(dtype) if isinstance(self._hp_data, torch.Tensor) else tex.prim.cast(self._hp_data, dtype)
 
     def _viewed(self, shape: tuple[int, ...]) -> dict[str, Any] | None:
-        return {**self.get_metadata(), "hp_data": self._hp_data.view(shape)} if torch.Size(shape).numel() == self._hp_data.numel() else None
+        return {**self.get_metadata(), "hp_data": self._hp_data.reshape(shape)} if torch.Size(shape).numel() == self._hp_data.numel() else None
 
     def fsdp_buffer_fields(self) -> tuple[str, ...]:
         return ("_hp_data",)
@@ -74,7 +75,16 @@ class IdentityTensorStorage(FieldStorage):
 
 
 class IdentityTensor(QuantizedTensor, IdentityTensorStorage):
-    """An unquantized tensor in the place of a quantized one: ``IdentityTensor(shape, dtype, *, hp_data, quantizer=None, requires_grad=False)``."""
+    """An unquantized tensor in the place of a quantized one: ``IdentityTensor(shape, dtype, *, hp_data, quantizer=None, requires_grad=False)``.
+
+    Its parts and views share its memory, as those of a plain tensor do.
+    """
+
+    def _of_values(self, data: torch.Tensor) -> Self:
+        return self._made(data.shape, {**self.get_metadata(), "hp_data": data}, device=self.device)
+
+    def _rows(self, start: int, stop: int) -> Any:
+        return self._of_values(self._hp_data[start:stop])
 
 
 class IdentityQuantizer(Quantizer):
@@ -92,10 +102,11 @@ class IdentityQuantizer(Quantizer):
         return IdentityTensor(data.shape, data.dtype, hp_data=data, quantizer=self)
 
     def quantize_impl(self, tensor: Source) -> Any:
-        """``tensor`` itself within a tensor of this kind; cast, or laid out row after row, where it is not so."""
+        """``tensor`` itself within a tensor of this kind, whatever its strides; a cast copy where it is of another dtype."""
         if not isinstance(tensor, torch.Tensor):
             return self._made(tensor if self.dtype is None else tex.prim.cast(tensor, self.dtype))
-        return self._made(tensor.detach().to(self.dtype or tensor.dtype).contiguous())
+        data = tensor.detach()
+        return self._made(data if self.dtype in (None, data.dtype) else data.to(self.dtype).contiguous())
 
     def update_quantized(self, src: Source, dst: Target, *, noop_flag: NoopFlag | None = None) -> Any:
         if not isinstance(dst, IdentityTensorStorage):

@@ -77,12 +77,14 @@ class FieldStorage(QuantizedTensorStorage):
     """A storage that declares its fields once: from the declaration follow saving, copying, moving, flattening and checkpoints.
 
     ``_TENSORS``: the tensors, in the order in which they are saved, by argument of the constructor and attribute. ``_OPTIONS``: the arguments that
-    say how they are to be read; their attributes have an underscore before. ``_PARTS``: storages within, like ``_TENSORS``.
+    say how they are to be read; their attributes have an underscore before. ``_PARTS``: storages within, like ``_TENSORS``. ``_ALIKE``: of a format
+    in which they are read alike at every place, the argument of the values.
     """
 
     _TENSORS: ClassVar[dict[str, str]] = {}
     _OPTIONS: ClassVar[tuple[str, ...]] = ()
     _PARTS: ClassVar[dict[str, str]] = {}
+    _ALIKE: ClassVar[str] = ""
 
     @property
     def shape(self) -> Any:
@@ -261,6 +263,7 @@ class Float8TensorStorage(FieldStorage):
 
     _TENSORS = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
     _OPTIONS = ("fp8_dtype",)
+    _ALIKE = "data"
 
     _data: Any
     _transpose: Any

@@ -24,8 +24,9 @@ _OF_STORAGE: dict[Any, Any] = {}
 class QuantizedTensor(torch.Tensor):
     """Base of the quantized tensors: a ``torch.Tensor`` of a nominal dtype over the fields of a storage, which a subclass names as its other base.
 
-    ``detach``, ``clone``, ``.to(device)``, ``new_empty``, ``empty_like``, ``new_zeros``, rows cut at whole blocks, and views that keep the last
-    dimension are quantized, without loss; a view and ``detach`` share the buffers, a part of the rows is a copy. ``new_zeros`` of some of the rows,
+    ``detach``, ``clone``, ``.to(device)``, ``new_empty``, ``empty_like``, ``new_zeros``, rows cut at whole blocks (of a tensor of one scale, any
+    part: ``split``, ``chunk``, ``select``, slices with a step), and views that keep the last dimension are quantized, without loss; a view and
+    ``detach`` share the buffers, a part is a copy. ``new_zeros`` of some of the rows,
     which is how FSDP2 makes a shard, raises ``ShapeError`` unless they are an even part in whole blocks. ``copy_`` from a tensor of the same
     format and options copies bytes, else it quantizes. An operation that writes dequantizes, computes and quantizes again; so optimizers work, whose
     moments (``zeros_like``) are not quantized. Every other operation sees the dequantized values; so what looks like a view is then none, and
@@ -38,6 +39,7 @@ class QuantizedTensor(torch.Tensor):
     _undivided = False
 
     # What the storage brings.
+    _ALIKE: ClassVar[str]
     _TENSORS: ClassVar[Any]
     _OPTIONS: ClassVar[Any]
     _dequantized: Any
@@ -95,6 +97,9 @@ class QuantizedTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.is_view and torch.is_inference_mode_enabled() and not args[0].is_inference():
+            with torch.inference_mode(False):  # autograd gives a view the version of what it is a view of, which an inference tensor cannot have
+                return cls.__torch_dispatch__(func, types, args, kwargs)
         handler = HANDLERS.get(func)
         if func is _aten.copy_.default and not isinstance(args[0], QuantizedTensor):
             into, source, *options = args
@@ -206,6 +211,14 @@ class QuantizedTensor(torch.Tensor):
         quantizer = self._quantizer.with_usages(**self.get_usages())
         made = quantizer.make_empty(shape, dtype=dtype, device=device, pin_memory=bool(pin_memory))
         made._quantizer = self._quantizer
+        return made
+
+    def _of_values(self, data: torch.Tensor) -> Self:
+        """A tensor of values at other places, of a format in which these are read alike at each: a copy, with the copies that this one has."""
+        absent = dict.fromkeys(self._TENSORS.keys() & {"data_transpose"})
+        fields = {**self.get_metadata(), **absent, self._ALIKE: data.clone(memory_format=torch.contiguous_format)}
+        made = self._made(data.shape, fields, device=self.device)
+        made.update_usage(**{f"{name}_usage": there for name, there in self.get_usages().items()})
         return made
 
     def _rows(self, start: int, stop: int) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -116,6 +117,19 @@ def _as_strided(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any =
     return x._like(requires_grad=False) if same else NotImplemented
 
 
+def _by_bytes(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Values that change places alone, by their bytes, of a format in which these are read alike at every place."""
+    fields = x.get_metadata()
+    if fields.get(x._ALIKE) is None:
+        return NotImplemented
+    found = func(fields[x._ALIKE], *args, **kwargs)
+    parts = list(found) if isinstance(found, tuple | list) else [found]
+    if any(not part.ndim or not part.numel() for part in parts):
+        return NotImplemented
+    made = [x._of_values(part) for part in parts]
+    return made if isinstance(found, tuple | list) else made[0]
+
+
 def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     length = x.shape[dim]
     begin, stop, _ = slice(start, end).indices(length)
@@ -124,13 +138,22 @@ def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, 
         of, got = f"what torch.distributed.checkpoint reads into a {type(x).__name__}", f"{stop - begin} of {length}"
         raise CheckpointError(expected("all rows at once", of=of, got=got, do="load with planner=fusible.pytorch.checkpoint.LoadPlanner(state_dict)"))
     part = x._like(requires_grad=False) if whole else x._rows(begin, stop) if dim in (0, -x.dim()) and step == 1 else None
-    return NotImplemented if part is None else part
+    return _by_bytes(func, x, dim, start, end, step) if part is None else part
 
 
 def _split(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
     starts = range(0, x.shape[0], split_size) if dim in (0, -x.dim()) and split_size else []
-    parts = [x._rows(start, min(start + split_size, x.shape[0])) for start in starts]
-    return parts if parts and all(part is not None for part in parts) else NotImplemented
+    return _of_rows(func, x, [(start, min(start + split_size, x.shape[0])) for start in starts], split_size, dim)
+
+
+def _split_with_sizes(func: Any, x: Any, split_sizes: Any, dim: int = 0) -> Any:
+    ends = list(itertools.accumulate(split_sizes)) if dim in (0, -x.dim()) and sum(split_sizes) == x.shape[0] else []
+    return _of_rows(func, x, list(zip([0, *ends], ends, strict=False)), split_sizes, dim)
+
+
+def _of_rows(func: Any, x: Any, places: Sequence[tuple[int, int]], *args: Any) -> Any:
+    parts = [x._rows(start, stop) for start, stop in places]
+    return parts if parts and all(part is not None for part in parts) else _by_bytes(func, x, *args)
 
 
 def _of_buffer(func: Any, x: Any, *args: Any) -> Any:
@@ -154,7 +177,10 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     _aten.expand.default: _expand,
     _aten.as_strided.default: _as_strided,
     _aten.slice.Tensor: _slice,
+    _aten.select.int: _by_bytes,
     _aten.split.Tensor: _split,
+    _aten.split_with_sizes.default: _split_with_sizes,
+    _aten.unbind.int: _by_bytes,
     _aten.is_pinned.default: _of_buffer,
     _aten.record_stream.default: _of_buffer,
 }

@@ -169,3 +169,25 @@ def test_a_tensor_made_empty_is_filled_later() -> None:
     assert isinstance(q, Float8Tensor) and q.shape == (2, 3) and q.dtype is torch.bfloat16
     quantizer.update_quantized(torch.ones(2, 3), q)
     assert torch.equal(q.dequantize(), torch.ones(2, 3, dtype=torch.bfloat16)) and quantizer.amax.item() == 1
+
+
+@pytest.mark.parametrize("columnwise", [False, True])
+def test_parts_of_any_kind_stay_quantized(columnwise: bool) -> None:
+    q, values = _quantized(6, 10, columnwise=columnwise)
+    cuts = [
+        lambda x: x.chunk(3, dim=1),
+        lambda x: x.chunk(4),
+        lambda x: x.split([1, 2, 3]),
+        lambda x: x.split([4, 6], dim=-1),
+        lambda x: x.split(3, dim=1),
+        lambda x: [x[1], x[:, 2:5], x[::2], x[-3:, ::3], x.select(1, 4), x.narrow(1, 1, 2)],
+        lambda x: x.unbind(),
+    ]
+    for cut in cuts:
+        for part, wanted in zip(cut(q), cut(values), strict=True):
+            assert isinstance(part, Float8Tensor) and part.shape == wanted.shape and torch.equal(part.dequantize(), wanted)
+            assert part._data.is_contiguous() and part.get_usages() == q.get_usages() and part._scale_inv.item() == q._scale_inv.item()
+    assert type(q[0, 0]) is torch.Tensor and type(q[:0]) is torch.Tensor
+    part = q[1:3]
+    part.copy_(torch.zeros(2, 10))
+    assert torch.equal(q.dequantize(), values), "a part is a copy"

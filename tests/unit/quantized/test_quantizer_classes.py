@@ -157,6 +157,40 @@ def test_products_read_the_operand_within() -> None:
     assert torch.allclose(y, q.dequantize().float() @ qw.dequantize().float().t(), atol=32 * 16 * 2.0**-24)
 
 
+@pytest.mark.parametrize("quantizer", [MXFP8Quantizer(E4M3), Float8CurrentScalingQuantizer(E4M3, "cpu"), IdentityQuantizer()])
+def test_a_parameter_is_viewed_in_inference_mode(quantizer: Any) -> None:
+    parameter = torch.nn.Parameter(quantizer(torch.randn(64, 64)))
+    values = parameter.detach().dequantize()
+    with torch.inference_mode():
+        for view in (lambda t: t.detach(), lambda t: t.view(2, 32, 64), lambda t: t[32:], lambda t: t.chunk(2)[1], lambda t: t.t(), lambda t: t[0]):
+            assert torch.equal(view(parameter) + 0, view(values))
+    assert isinstance(parameter.detach(), type(parameter.data)) and parameter.requires_grad
+
+
+def test_parts_of_a_tensor_that_is_kept_as_it_is_share_its_memory() -> None:
+    x = torch.arange(24.0).view(4, 6)
+    q = IdentityQuantizer()(x)
+    for cut in (lambda t: t[1:3], lambda t: t[:, ::2], lambda t: t.chunk(2, dim=1)[1], lambda t: t.split([1, 3])[1], lambda t: t.view(2, 12)):
+        part = cut(q)
+        assert isinstance(part, IdentityTensor) and torch.equal(part.dequantize(), cut(x)) and part._hp_data.data_ptr() == cut(x).data_ptr()
+    turned = IdentityQuantizer()(x.t())
+    assert turned._hp_data.data_ptr() == x.data_ptr() and torch.equal(turned.view(24).dequantize(), x.t().reshape(24))
+    q[1:3].copy_(torch.zeros(2, 6))
+    assert not x[1:3].any() and x[3].all()
+
+
+def test_a_detached_hybrid_tensor_is_saved_and_the_original_stays_whole() -> None:
+    x = torch.randn(32, 64)
+    quantizer = HybridQuantizer(rowwise_quantizer=MXFP8Quantizer(E4M3), columnwise_quantizer=Float8CurrentScalingQuantizer(E4M3, "cpu"))
+    q = quantizer(x)
+    values = q.dequantize()
+    tensors, emptied = q.detach().prepare_for_saving()
+    assert torch.equal(q.dequantize(), values) and torch.equal(q.columnwise_sub_storage.dequantize(), q.detach().columnwise_sub_storage.dequantize())
+    assert not emptied.restore_from_saved(tensors) and torch.equal(emptied.dequantize(), values)
+    q.detach().clear()
+    assert torch.equal(q.dequantize(), values)
+
+
 @dataclass(eq=False)
 class Stored(QuantizedTensorStorage):
     """A custom storage."""

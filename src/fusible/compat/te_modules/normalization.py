@@ -25,10 +25,10 @@ class _Normalization(EmptyExtraState):
         of = cls.__name__
         if (shape is None) == (hidden_size is None):
             got = "both" if shape is not None else "neither"
-            raise ArgumentError(expected("normalized_shape, or hidden_size as it was called", of=of, got=got, do="pass normalized_shape"))
+            raise ArgumentError(expected("normalized_shape, or hidden_size as it was called,", of=of, got=got, do="pass normalized_shape"))
         if params_dtype is not None:
             if "dtype" in options:
-                raise ArgumentError(expected("dtype, or params_dtype as it was called", of=of, got="both", do="pass dtype"))
+                raise ArgumentError(expected("dtype, or params_dtype as it was called,", of=of, got="both", do="pass dtype"))
             options["dtype"] = params_dtype
         options["device"] = device_of(options.get("device"))
         return hidden_size if shape is None else shape
