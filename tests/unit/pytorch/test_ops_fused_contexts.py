@@ -292,9 +292,50 @@ def test_a_forward_that_leaves_nothing_is_told_what_to_leave() -> None:
     do = r"call basic_ops\[0\].save_for_backward\(ctx, x=...\)"
     with pytest.raises(ArgumentError, match=rf"^Expected what its own backward needs \(x, weight\) of {of}, got nothing: {do}\.$"):
         _first_call(fused)
-    fused.left = lambda op, ctx, x: ctx.save_for_backward(x)
-    with pytest.raises(ArgumentError, match="got tensors without names: "):
-        _first_call(fused)
+    for saved in ((), (None, torch.ones(2)), 3 * (torch.ones(2),)):
+        fused.left = lambda op, ctx, x, saved=saved: ctx.save_for_backward(*saved)
+        with pytest.raises(ArgumentError, match="got tensors without names: "):
+            _first_call(fused)
+
+
+class AsNvidias(ops.FusedOperation):
+    """A forward that saves as the basic operations of NVIDIA's package do, by order."""
+
+    def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, **_: Any):
+        norm, linear, _ = self.basic_ops
+        rsigma = input_.float().square().mean(1).add(norm.eps).rsqrt()
+        y = (input_ * rsigma[:, None] * norm.weight.detach()).to(input_.dtype)
+        basic_op_ctxs[0].save_for_backward(input_, rsigma)
+        basic_op_ctxs[1].save_for_backward(y, linear.weight)
+        basic_op_ctxs[1].dtype = input_.dtype
+        z = torch.nn.functional.linear(y, linear.weight.detach())
+        basic_op_ctxs[2].save_for_backward(z)
+        return torch.relu(z), [(), (), ()]
+
+
+class ReadsDtype(ops.FusedOperation):
+    """A backward that asks the context as it asks NVIDIA's."""
+
+    def fuser_backward(self, basic_op_ctxs, grad_output, *, basic_op_grad_extra_outputs):
+        ctx = basic_op_ctxs[0]
+        x, weight = ctx.saved_tensors
+        assert ctx.dtype is grad_output.dtype and ctx.input_requires_grad and ctx.weight_requires_grad
+        return (grad_output @ weight).to(ctx.dtype), [[grad_output.T @ x]], [()]
+
+
+@pytest.mark.parametrize("placed", [lambda norm, linear, relu: [AsNvidias([norm, linear, relu])], lambda n, linear, r: [n, ReadsDtype([linear]), r]])
+def test_passes_written_for_nvidias_package_fit_the_others_of_ours(placed: Any) -> None:
+    torch.manual_seed(0)
+    basics = [ops.RMSNorm(WIDTH), ops.BasicLinear(WIDTH, WIDTH), ops.ReLU()]
+    x, dy = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    found = []
+    for model in (ops.Sequential(*copy.deepcopy(basics)), ops.Sequential(*placed(*copy.deepcopy(basics)))):
+        leaf = x.clone().requires_grad_()
+        model(leaf).backward(dy)
+        found.append([leaf.grad, *(parameter.grad for parameter in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        # fp32 sums of at most WIDTH products, in another order.
+        torch.testing.assert_close(one, other, rtol=0, atol=WIDTH * 2**-23 * float(one.abs().max()))
 
 
 def test_an_operation_that_needs_nothing_may_be_left_alone() -> None:

@@ -239,6 +239,8 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
         context._op = None if member.foreign else member
         context._given = {name: sides[name] for name in member.given}
         context._put_together(ctx)
+        if not member.foreign:
+            _tell(context, member)
         contexts.append(context)
     extra = [
         tuple(_sum([sides[name] for name in route if name in outer]) for route in routes_of(member))
@@ -277,10 +279,11 @@ def context_names(op: type[Op]) -> tuple[str, ...]:
 
 
 def _check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
-    """Whether a forward that was written in torch has left what the backward of our ops will look for."""
+    """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
+    of NVIDIA's operation of that kind saves it."""
     for index, (member, context) in enumerate(zip(members, contexts, strict=True)):
         names = () if member.foreign or not context.requires_grad else context_names(type(member))
-        if not names or context._tensors is not None or module.fuses[1]:
+        if not names or context._tensors is not None or module.fuses[1] or _named(module, index, member, context, names):
             continue
         basic = f"basic_ops[{index}]" if module.is_fused_op else "self"
         wanted = ", ".join(f"{name}=..." for name in names if name not in member.arg_names)
@@ -289,6 +292,28 @@ def _check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequ
         got = "nothing" if context.to_save is None else "tensors without names"
         do = f"call {basic}.save_for_backward(ctx, {wanted})"
         raise ArgumentError(expected(f"what its own backward needs ({', '.join(names)})", of=of, got=got, do=do))
+
+
+def _named(module: FusibleOperation, index: int, member: Op, context: OperationContext, names: Sequence[str]) -> bool:
+    """Give tensors that were saved without names theirs: all that backward needs, or all but the op's own parameters, in order."""
+    saved = context.to_save
+    if saved is None or any(tensor is None for tensor in saved):
+        return False
+    for wanted in (names, [name for name in names if name not in member.arg_names]):
+        if len(saved) == len(wanted):
+            list(module.basic_operations())[index].save_for_backward(context, **dict(zip(wanted, saved, strict=True)))
+            context.to_save = None
+            return True
+    return False
+
+
+def _tell(context: OperationContext, member: Op) -> None:
+    """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
+    told = {"dtype": nvte.te_to_torch_dtype(member.activation), "input_requires_grad": member.wants("x")}
+    told |= {f"{name}_requires_grad": member.wants(name) for name in member.arg_names}
+    for name, value in told.items():
+        if not hasattr(context, name):
+            setattr(context, name, value)
 
 
 def _each(module: FusibleOperation, members: Sequence[Op], values: Iterable[Iterable[Any]], name: str) -> list[tuple[Any, ...]]:
