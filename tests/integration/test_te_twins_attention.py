@@ -107,6 +107,25 @@ def test_a_grouped_layer_computes_what_nvidias_does(te: Any, recipe: str) -> Non
     compare(te, GROUPED, recipe)
 
 
+def test_a_grouped_layer_writes_to_memory_that_it_is_given(te: Any) -> None:
+    theirs, ours = twins(te, GROUPED)
+    found = []
+    for module in (theirs, ours):
+        x = ENCODER.view(64, HIDDEN).clone().requires_grad_()
+        out, dgrad = torch.full((64, 256), 7.0, dtype=x.dtype), torch.full((64, HIDDEN), 7.0, dtype=x.dtype)
+        y = module(x, [32, 0, 32], out=out.detach(), dgrad_out=dgrad)
+        y.float().sum().backward()
+        assert y.data_ptr() == out.data_ptr() and x.grad is not None and x.grad.data_ptr() == dgrad.data_ptr()
+        found.append((out, dgrad))
+    for one, other in zip(*found, strict=True):
+        assert relative_error(other, one) <= 2.0**-8
+    left = torch.full((64, 256), 7.0, dtype=torch.bfloat16)
+    ours(torch.zeros(64, HIDDEN, dtype=torch.bfloat16), [32, 0, 16], out=left.detach())
+    assert (left[48:] == 7).all() and not (left[:48] == 7).any()
+    with pytest.raises(ShapeError, match="of out of GroupedLinear, got torch.float32"):
+        ours(torch.zeros(64, HIDDEN, dtype=torch.bfloat16), [32, 0, 32], out=torch.empty(64, 256))
+
+
 def test_sequences_one_after_another_are_apart(te: Any) -> None:
     twin = Twin("DotProductAttention", (HEADS, 32), {"qkv_format": "thd", "attn_mask_type": "padding_causal"}, 2)
     theirs, ours = (getattr(made_of, twin.name)(*twin.arguments, **twin.options) for made_of in (te, te_modules))

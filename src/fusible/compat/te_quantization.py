@@ -14,6 +14,10 @@ from fusible.quantized import DelayedScaling, Recipe
 __all__ = [
     "FP8GlobalStateManager",
     "autocast",
+    "check_fp8_block_scaling_support",
+    "check_fp8_support",
+    "check_mxfp8_support",
+    "check_nvfp4_support",
     "fp8_autocast",
     "fp8_model_init",
     "get_default_recipe",
@@ -70,6 +74,26 @@ def is_nvfp4_available(return_reason: bool = False) -> bool | tuple[bool, str]:
     return _available("nvfp4", return_reason)
 
 
+def check_fp8_support() -> tuple[bool, str]:
+    """``is_fp8_available`` with the reason, by its former name."""
+    return support(quantized, SUPPORT["fp8"])
+
+
+def check_mxfp8_support() -> tuple[bool, str]:
+    """``is_mxfp8_available`` with the reason, by its former name."""
+    return support(quantized, SUPPORT["mxfp8"])
+
+
+def check_fp8_block_scaling_support() -> tuple[bool, str]:
+    """``is_fp8_block_scaling_available`` with the reason, by its former name."""
+    return support(quantized, SUPPORT["fp8_block_scaling"])
+
+
+def check_nvfp4_support() -> tuple[bool, str]:
+    """``is_nvfp4_available`` with the reason, by its former name."""
+    return support(quantized, SUPPORT["nvfp4"])
+
+
 def _available(name: str, return_reason: bool) -> bool | tuple[bool, str]:
     answer = support(quantized, SUPPORT[name])
     return answer if return_reason else answer[0]
@@ -116,7 +140,7 @@ class FP8GlobalStateManager:
         context = current_model_init()
         return context is not None and context.recipe is not None and context.preserve_high_precision_init_val
 
-    is_fp8_available = staticmethod(lambda: support(quantized, SUPPORT["fp8"]))
-    is_mxfp8_available = staticmethod(lambda: support(quantized, SUPPORT["mxfp8"]))
-    is_fp8_block_scaling_available = staticmethod(lambda: support(quantized, SUPPORT["fp8_block_scaling"]))
-    is_nvfp4_available = staticmethod(lambda: support(quantized, SUPPORT["nvfp4"]))
+    is_fp8_available = staticmethod(check_fp8_support)
+    is_mxfp8_available = staticmethod(check_mxfp8_support)
+    is_fp8_block_scaling_available = staticmethod(check_fp8_block_scaling_support)
+    is_nvfp4_available = staticmethod(check_nvfp4_support)

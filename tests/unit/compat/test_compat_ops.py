@@ -321,6 +321,7 @@ def test_whether_a_format_is_supported_is_what_tex_says(te: ModuleType, name: st
     ask = getattr(te, f"is_{name}_available")
     state = importlib.import_module(f"{TE}.pytorch.quantization").FP8GlobalStateManager
     assert ask() is True and ask(return_reason=True) == (True, "") == getattr(state, f"is_{name}_available")()
+    assert getattr(importlib.import_module(f"{TE}.pytorch.fp8"), f"check_{name}_support")() == (True, "")
     monkeypatch.setattr(importlib.import_module("fusible.compat.te_quantization"), "support", lambda room, quantizer: (False, quantizer))
     assert ask() is False and ask(return_reason=True)[1].endswith("Quantizer")
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fusible import ops as plain_ops
 from fusible.compat.te_modules.base import default_init, device_of, forked
+from fusible.compat.te_modules.buffers import gradient_into, into
 from fusible.compat.te_modules.extra_state import EmptyExtraState
 from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
 from fusible.errors import ArgumentError, ShapeError, expected
@@ -27,8 +28,8 @@ class GroupedLinear(EmptyExtraState, ops.GroupedLinear):
 
     ``parallel_mode``: with ``"column"`` and ``"row"`` the weights are a process's parts; what passes between processes is the caller's. There is no
     bias then (``ArgumentError``). ``return_bias``: the biases are not added, and returned beside ``y``. ``delay_wgrad_compute``: the weights'
-    gradients are left to ``backward_dw``. ``use_grouped_tensor`` and ``save_original_input`` change no result. ``NotServedError``: ``ub_overlap_rs``,
-    ``ub_overlap_ag``, and buffers for what is computed (``out``, ``dgrad_out``).
+    gradients are left to ``backward_dw``. ``use_grouped_tensor`` and ``save_original_input`` change no result. ``NotServedError``: ``ub_overlap_rs``
+    and ``ub_overlap_ag``.
     """
 
     def __init__(
@@ -132,14 +133,13 @@ class GroupedLinear(EmptyExtraState, ops.GroupedLinear):
         dgrad_out: torch.Tensor | None = None,
     ) -> Any:
         """``inp [tokens, in_features] -> [tokens, out_features]``, with the biases after it where ``return_bias``. ``m_splits``: a list, or a
-        tensor of integers ``[num_gemms]``. Raises ``ShapeError`` for another number of groups."""
-        for name, buffer in (("out", out), ("dgrad_out", dgrad_out)):
-            refuse("GroupedLinear", "take the result", **{name: buffer is not None})
+        tensor of integers ``[num_gemms]``. ``out``, ``dgrad_out``: memory for ``y``, whose rows beyond the last group stay as they are, and for the
+        gradient of ``inp``. Raises ``ShapeError`` for another number of groups."""
         splits = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64)
         if tuple(splits.shape) != (self.num_groups,):
             do = "give one number of rows for each"
             raise ShapeError(expected(f"[{self.num_groups}]", of="m_splits of GroupedLinear", got=list(splits.shape), do=do))
-        y = super().forward(inp, splits.to(torch.int64))
+        y = into(super().forward(gradient_into(inp, dgrad_out), splits.to(torch.int64)), out, int(splits.sum()) if out is not None else 0)
         if not self.return_bias:
             return y
         biases = [getattr(self, name).to(y.dtype) for name in self._bias_names]

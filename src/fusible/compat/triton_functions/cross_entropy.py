@@ -38,7 +38,7 @@ def cross_entropy_forward(
     parts = [statistics(x, y) for x, y in zip(in_blocks(rows), in_blocks(local, vocabulary), strict=True)]
     largest, sums, chosen, totals = torch.cat(parts).unbind(1)
     if world > 1:
-        gathered = torch.empty(world * len(rows), 4, device=rows.device)
+        gathered = torch.empty(world * len(rows), 4, dtype=torch.float32, device=rows.device)
         dist.all_gather_into_tensor(gathered, torch.stack([largest, sums, chosen, totals], 1), group=dist_process_group)
         of_all = gathered.view(world, len(rows), 4)
         largest = of_all[..., 0].amax(0)

@@ -99,7 +99,7 @@ def unpermute_with_mask_map(
     values = inp[routes.rows].float()
     if merging_probs is not None:
         values *= merging_probs[routes.tokens, routes.experts].float()[:, None]
-    sums = torch.zeros(num_tokens, hidden_size, device=inp.device).index_add_(0, routes.tokens, values)
+    sums = torch.zeros(num_tokens, hidden_size, dtype=torch.float32, device=inp.device).index_add_(0, routes.tokens, values)
     if permuted_probs is None:
         return sums.to(inp.dtype), None
     probs = permuted_probs.new_zeros(num_tokens, num_experts)
