@@ -54,7 +54,7 @@ check_constructor(quantized_model_init)
 
 def _delayed_quantizer(values: torch.Tensor, recipe: DelayedScaling) -> Float8Quantizer:
     """A quantizer whose scale follows from the largest magnitude of ``values``, as if that had been seen in an iteration before."""
-    amax = values.abs().amax().float().reshape(1) if values.numel() else torch.zeros(1, device=values.device)
+    amax = values.abs().amax().float().reshape(1) if values.numel() else torch.zeros(1, dtype=torch.float32, device=values.device)
     state = ScalingState.create(("weight",), recipe.fp8_format.forward, recipe.amax_history_len, values.device)
     return Float8Quantizer(state.observe({"weight": amax}).advance(recipe).scale, amax.clone(), recipe.fp8_format.forward)
 

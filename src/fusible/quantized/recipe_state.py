@@ -55,8 +55,8 @@ class RecipeState:
         self.scale: torch.Tensor | None = None
         self.amax_history: torch.Tensor | None = None
         if self.delayed_recipe is not None:
-            self.scale = torch.ones(len(self._delayed), device=self.device)
-            self.amax_history = torch.zeros(self.delayed_recipe.amax_history_len, len(self._delayed), device=self.device)
+            self.scale = torch.ones(len(self._delayed), dtype=torch.float32, device=self.device)
+            self.amax_history = torch.zeros(self.delayed_recipe.amax_history_len, len(self._delayed), dtype=torch.float32, device=self.device)
 
     @classmethod
     def create(

@@ -37,7 +37,8 @@ class ScalingState:
     def create(cls, slots: tuple[str, ...], fp8_dtype: DType, window: int, device: torch.device) -> ScalingState:
         """Scales of 1 and an empty window."""
         n = len(slots)
-        return cls(slots, fp8_dtype, torch.ones(n, device=device), torch.zeros(window, n, device=device))
+        scale = torch.ones(n, dtype=torch.float32, device=device)
+        return cls(slots, fp8_dtype, scale, torch.zeros(window, n, dtype=torch.float32, device=device))
 
     def observe(self, amaxes: Mapping[str, torch.Tensor]) -> ScalingState:
         """The state after ``amaxes`` (fp32 ``[1]`` by slot) were seen in the running iteration: ``history[0] = max(history[0], amax)``.
@@ -73,7 +74,7 @@ class ScalingState:
             return self
         running, past = self.amax_history[:1], self.amax_history[1:]
         kept = past[max(0, len(past) - (window - 1)) :]
-        filler = torch.zeros(window - 1 - len(kept), len(self.slots), device=self.scale.device)
+        filler = torch.zeros(window - 1 - len(kept), len(self.slots), dtype=torch.float32, device=self.scale.device)
         return ScalingState(self.slots, self.fp8_dtype, self.scale, torch.cat([running, filler, kept]))
 
     def tensors(self) -> dict[str, torch.Tensor]:

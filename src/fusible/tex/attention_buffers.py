@@ -35,7 +35,7 @@ def outputs(
     """O (of ``dtype``, or Q's), Stats and Max: made by ``dense``; but of THD, whose tokens may be of no sequence, 0, 0 and -inf."""
     dtype = q.dtype if dtype is None else dtype
     if lay.q == "THD":
-        rows = torch.zeros(*q.shape[:2], 1, device=q.device)
+        rows = torch.zeros(*q.shape[:2], 1, dtype=torch.float32, device=q.device)
         return torch.zeros(*q.shape[:2], v.shape[-1], dtype=dtype, device=q.device), rows, torch.full_like(rows, -torch.inf)
     b, h, s, _ = heads_first(q, lay.q).shape
     d = v.shape[-1]

@@ -77,7 +77,7 @@ class AttentionKernels(Attention):
         names = (format_name(call.o_format, lay.q), format_name(call.do_format, lay.q))
         q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), names)
         extra = _extra_logits(rules, q.shape[-2])
-        doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1)
+        doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1, dtype=torch.float32)
         written = (_tokens(dq, out_lay.q), _tokens(dk, out_lay.kv), _tokens(dv, out_lay.kv))
         row_stats = _readable(_tokens(stats, lay.statistics))
         lengths = _lengths(lay, call)
@@ -144,5 +144,5 @@ def _draw(rules: ScoreRules[Tensor]) -> tuple[float, Tensor, int, int]:
 def _extra_logits(rules: ScoreRules[Tensor], heads: int) -> Tensor | None:
     """The logit of the denominator's extra term, of each head."""
     if rules.softmax == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX:
-        return torch.zeros(heads)
+        return torch.zeros(heads, dtype=torch.float32)
     return None if rules.offset is None else rules.offset.float().flatten().contiguous()

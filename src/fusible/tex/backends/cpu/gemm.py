@@ -92,7 +92,7 @@ def _backward(
     if not gelu:
         return _product(job, A, transA, B, transB, D, quantizer), None if bias is None else _row_sum(B, job.dtype), None
     check_gelu_input(gelu_in, job)
-    sums = None if bias is None else torch.empty(job.shape.columns)
+    sums = None if bias is None else torch.empty(job.shape.columns, dtype=torch.float32)
     step = _NO_GELU if job.shape.empty else _GELU_GRADIENT
     result = _product(job, A, transA, B, transB, D, quantizer, gelu=step, pre_gelu=gelu_in.contiguous(), column_sums=sums)
     return result, None if sums is None else sums.to(job.dtype), None

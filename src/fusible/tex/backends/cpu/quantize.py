@@ -110,7 +110,7 @@ def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor 
     data, transpose = _buffers(x.shape, quantizer, output)
     scale = _scale_of(_amax(x, quantizer), fp8, quantizer)
     native.quantize(x, data, float(scale), int(fp8), transpose, None, False, bias_grad, noop)
-    scale_inv = torch.tensor([np.float32(1.0) / scale])
+    scale_inv = torch.tensor([np.float32(1.0) / scale], dtype=torch.float32)
     if output is None:
         return build_quantized(quantizer, shape=x.shape, dtype=x.dtype, data=data, data_transpose=transpose, scale_inv=scale_inv, fp8_dtype=fp8)
     return _finish(output, data, transpose, scale_inv, fp8, noop)
@@ -128,7 +128,7 @@ def write_delayed(
     scale = quantizer.scale.view(1)
     former = quantizer.amax
     recorded = former if former is not None and former.numel() else None  # an empty one is of a quantizer that nobody asks for it
-    amax, keep = (torch.empty(1), False) if recorded is None else (recorded.view(1), True)
+    amax, keep = (torch.empty(1, dtype=torch.float32), False) if recorded is None else (recorded.view(1), True)
     write(data, int(fp8), transpose, scale, amax, keep)
     if former is None:
         quantizer.amax = amax
@@ -141,7 +141,7 @@ def write_delayed(
 def _amax(x: Tensor, quantizer: Any) -> float:
     if not quantizer.with_amax_reduction:
         return native.amax(x)
-    amax = torch.tensor([native.amax(x)])
+    amax = torch.tensor([native.amax(x)], dtype=torch.float32)
     torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
     return amax.item()
 

@@ -104,7 +104,7 @@ class Crossing:
             if hasattr(quantizer, attribute):
                 given[name] = getattr(quantizer, attribute)
         if given.get("amax", 0) is None:  # the native library raises an amax, and does not make one
-            given["amax"] = torch.zeros(1, device=quantizer.scale.device)
+            given["amax"] = torch.zeros(1, dtype=torch.float32, device=quantizer.scale.device)
         made = cls(**given)
         made.internal, made.optimize_for_gemm = quantizer.internal, quantizer.optimize_for_gemm
         return made

@@ -114,8 +114,8 @@ class _Backward:
         )
         self.seen = Amax(call.dp_quantizer)
         device, heads = call.Q.device, call.Q.shape[lay.q.index("H")]
-        self.dbias = None if scores.bias is None else torch.zeros(scores.bias.shape, device=device)
-        self.doffset = None if offset is None else torch.zeros(1, heads, 1, 1, device=device)
+        self.dbias = None if scores.bias is None else torch.zeros(scores.bias.shape, dtype=torch.float32, device=device)
+        self.doffset = None if offset is None else torch.zeros(1, heads, 1, 1, dtype=torch.float32, device=device)
 
     def piece(self, piece: Piece, share: int) -> None:
         for batch, rows in batches(piece, self.call, self.lay, share):

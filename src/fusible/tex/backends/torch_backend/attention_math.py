@@ -29,7 +29,7 @@ class Scores(ScoreRules[Tensor]):
     def extra_logit(self) -> Tensor | None:
         """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
         if self.softmax == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX:
-            return torch.zeros(1, 1, 1, 1, device=self.rng_state.device)
+            return torch.zeros(1, 1, 1, 1, dtype=torch.float32, device=self.rng_state.device)
         return None if self.offset is None else self.offset.float().view(1, -1, 1, 1)
 
 
@@ -48,7 +48,7 @@ def _scores(sc: Scores, piece: Piece, q: Tensor, k: Tensor) -> Tensor:
     if sc.bias is not None and not sc.pre_scale:
         scores.add_(sc.bias_of(piece, sc.bias))
     if sc.alibi:
-        slopes = torch.tensor(alibi_slopes(h), device=q.device).view(-1, 1, 1)
+        slopes = torch.tensor(alibi_slopes(h), dtype=torch.float32, device=q.device).view(-1, 1, 1)
         scores.addcmul_(slopes, _distances(sc, piece, q.device), value=-1)
     visible = _visible(sc, piece, q.device)
     return scores if visible is None else scores.masked_fill_(visible.logical_not_(), -torch.inf)
@@ -115,10 +115,10 @@ def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, seen: Ama
     q = q.float()
     n, h, s, _ = q.shape
     if not piece.skv:
-        nothing = torch.full((n, h, s, 1), -torch.inf, device=q.device)
+        nothing = torch.full((n, h, s, 1), -torch.inf, dtype=torch.float32, device=q.device)
         extra = sc.extra_logit()
         stats = nothing if extra is None else extra.expand_as(nothing)
-        return torch.zeros(n, h, s, v.shape[3], device=q.device), stats, nothing
+        return torch.zeros(n, h, s, v.shape[3], dtype=torch.float32, device=q.device), stats, nothing
     p = _scores(sc, piece, q, k)
     largest = p.amax(-1, keepdim=True)
     extra = sc.extra_logit()

@@ -15,7 +15,7 @@ __all__ = ["cast_by_tiles", "tile_amaxes"]
 
 def tile_amaxes(x: Tensor, part: MatrixSlice, block: Block) -> Tensor:
     """``max |x|`` of each tile, fp32; 0 for a tile that the slice does not reach."""
-    amaxes = torch.zeros(part.tiles(block), device=x.device)
+    amaxes = torch.zeros(part.tiles(block), dtype=torch.float32, device=x.device)
     flat = x.reshape(-1)
     for place in part.rectangles():
         found = block_amax(_cut(flat, place), block, (place.row, place.column))
