@@ -16,6 +16,7 @@ from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
+from fusible.pytorch.chain import ChainCall
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.quantized_init import as_parameter
 from fusible.pytorch.runner import BoundOp, PipelineRunner
@@ -73,7 +74,6 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
     ``torch.autocast`` is open (``DTypeError``). The output has that dtype, or the one of ``torch.autocast``.
     """
 
-    takes_batch = False
     activation_dtype: torch.dtype | None = None
     """The input's dtype that was last found to be the parameters'."""
     _owned: dict[str, _Own]
@@ -185,6 +185,9 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
         return _Runner(bound, self._executor)
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x)
 
     def _run(self, inp: torch.Tensor) -> list[torch.Tensor]:
         """The pipeline's output and extra outputs."""
