@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from fusible import tex
 from fusible.conformance import Verdict, check_backend
 from fusible.tex import NVTE_Mask_Type, NVTE_QKV_Layout
 from fusible.tex.backends import flaggems
+from fusible.tex.backends.flaggems import activation
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.registry import registry
 
@@ -72,12 +74,110 @@ def attention_backward(
     return dq.to(q.dtype), group(scale * ds.transpose(-1, -2) @ q.double()), group(p.transpose(-1, -2) @ do.double())
 
 
+def of_values(function: Any, x: Tensor, grad: Tensor | None = None) -> Tensor:
+    """``function`` of the values in float64, or its gradient; in the dtype that FlagGems gives: its operands'."""
+    point = x.double().requires_grad_(grad is not None)
+    with torch.enable_grad():
+        y = function(point)
+    return (y if grad is None else torch.autograd.grad(y, point, grad.double())[0]).to(x.dtype)
+
+
+def gelu_of(approximate: str) -> Any:
+    assert approximate == "tanh"
+    return partial(torch.nn.functional.gelu, approximate=approximate)
+
+
+def gelu(self: Tensor, *, approximate: str = "none") -> Tensor:
+    CALLED.append("gelu")
+    return of_values(gelu_of(approximate), self)
+
+
+def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
+    CALLED.append("gelu_backward")
+    return of_values(gelu_of(approximate), self, grad_output)
+
+
+def silu(self: Tensor) -> Tensor:
+    CALLED.append("silu")
+    return of_values(torch.nn.functional.silu, self)
+
+
+def silu_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    CALLED.append("silu_backward")
+    return of_values(torch.nn.functional.silu, self, grad_output)
+
+
+def gate(name: str, x: Tensor, grad: Tensor | None = None) -> Tensor:
+    """As FlagGems': of no elements a division by zero, for which it counts rows."""
+    assert x.numel() // x.shape[-1]
+    activation = gelu_of("tanh") if "gelu" in name or "geglu" in name else torch.nn.functional.silu
+    return of_values(lambda x: activation(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], x, grad)
+
+
+def geglu(input_tensor: Tensor, quantizer: None = None) -> Tensor:
+    CALLED.append("geglu")
+    return gate("geglu", input_tensor)
+
+
+def dgeglu(grad_output: Tensor, input_tensor: Tensor, quantizer: None = None) -> Tensor:
+    CALLED.append("dgeglu")
+    return gate("geglu", input_tensor, grad_output)
+
+
+def swiglu(input_tensor: Tensor, quantizer: None = None) -> Tensor:
+    CALLED.append("swiglu")
+    return gate("swiglu", input_tensor)
+
+
+def dswiglu(grad_output: Tensor, input_tensor: Tensor, quantizer: None = None) -> Tensor:
+    CALLED.append("dswiglu")
+    return gate("swiglu", input_tensor, grad_output)
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics are of the input's dtype."""
+    CALLED.append("layer_norm")
+    x = input.double().reshape(-1, *normalized_shape)
+    mean, rstd = x.mean(-1), torch.rsqrt(x.var(-1, correction=0) + eps)
+    y = (x - mean[:, None]) * rstd[:, None] * weight + (0 if bias is None else bias)
+    return y.view(input.shape).to(input.dtype), mean.to(input.dtype), rstd.to(input.dtype)
+
+
+def layer_norm_backward(
+    grad_out: Tensor, input: Tensor, normalized_shape: list[int], mean: Tensor, rstd: Tensor, weight: Tensor | None = None,
+    bias: Tensor | None = None, output_mask: list[bool] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of rows; the gradients of the parameters are of their dtypes."""
+    CALLED.append("layer_norm_backward")
+    assert input.ndim == 2 and output_mask == [True] * 3 and weight is not None and bias is not None
+    xh = (input.double() - mean[:, None]) * rstd[:, None].double()
+    g = grad_out.double() * weight
+    dx = rstd[:, None] * (g - (g.sum(-1, keepdim=True) + xh * (g * xh).sum(-1, keepdim=True)) / input.shape[-1])
+    return dx.to(input.dtype), (grad_out.double() * xh).sum(0).to(weight.dtype), grad_out.double().sum(0).to(bias.dtype)
+
+
+def scaled_softmax_forward(input_t: Tensor, scale_factor: float) -> Tensor:
+    CALLED.append("scaled_softmax_forward")
+    assert input_t.dtype in (torch.float16, torch.bfloat16) and input_t.is_contiguous()
+    assert input_t.dim() == 4 and input_t.shape[3] <= 16384 and not input_t.shape[3] % 8 and input_t.shape[2] > 1
+    return (input_t.float() * scale_factor).softmax(-1).to(input_t.dtype)
+
+
+FUNCTIONS = (
+    rms_norm_forward, rms_norm_backward, mm, gelu, gelu_backward, silu, silu_backward, geglu, dgeglu, swiglu, dswiglu,
+    layer_norm, layer_norm_backward, scaled_softmax_forward,
+)  # fmt: skip
+
+
 @pytest.fixture
 def gems(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     stand_in = SimpleNamespace(
-        device="cpu", rms_norm_forward=rms_norm_forward, rms_norm_backward=rms_norm_backward, mm=mm,
-        scaled_dot_product_attention_forward=attention_forward, scaled_dot_product_attention_backward=attention_backward,
+        device="cpu", scaled_dot_product_attention_forward=attention_forward, scaled_dot_product_attention_backward=attention_backward,
+        **{function.__name__: function for function in FUNCTIONS},
     )  # fmt: skip
+    monkeypatch.setattr(activation, "SWIGLU_DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(flaggems, "load", lambda: stand_in)
     registry.changed()
     CALLED.clear()
@@ -88,10 +188,10 @@ def gems(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def test_it_agrees_with_the_suite(gems: Any) -> None:
     rows = list(check_backend("flaggems", dtypes=[torch.float32, torch.bfloat16]))
-    assert {row.function for row in rows} == {"fused_attn_bwd", "fused_attn_fwd", "generic_gemm", "rmsnorm_bwd", "rmsnorm_fwd"}
+    assert {row.function for row in rows} == flaggems._KERNELS.keys()
     assert not any(row.wrong for row in rows), [row for row in rows if row.wrong]
     assert all(row.samples for row in rows if row.dtype == "bfloat16" and row.verdict == Verdict.AGREES)
-    assert set(CALLED) == {"attention_backward", "attention_forward", "mm", "rms_norm_backward", "rms_norm_forward"}
+    assert set(CALLED) == {"attention_backward", "attention_forward", *(function.__name__ for function in FUNCTIONS)}
 
 
 def test_it_comes_first_and_leaves_the_rest_to_others(gems: Any) -> None:
@@ -100,8 +200,42 @@ def test_it_comes_first_and_leaves_the_rest_to_others(gems: Any) -> None:
     assert tex.explain("rmsnorm_fwd", *call, torch.float32, 0, False).backend == "flaggems"
     others = dict(tex.explain("rmsnorm_fwd", *call, torch.bfloat16, 0, False).others)
     assert "gives the dtype of its input" in others["flaggems"]
-    assert tex.explain("gelu", x, None).backend != "flaggems"
+    assert tex.explain("relu", x, None).backend != "flaggems"  # its kernel drops NaN
     assert "serves tensors on cpu" in dict(tex.explain("rmsnorm_fwd", x.to("meta"), *call[1:], torch.float32, 0, False).others)["flaggems"]
+
+
+def refusal(function: str, *arguments: Any) -> str:
+    return dict(tex.explain(function, *arguments).others).get("flaggems", "")
+
+
+def test_what_its_kernels_round_too_early_or_cannot_read_it_refuses(gems: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(4, 8).bfloat16(), torch.ones(8)
+    assert "mean and rsigma in the dtype of its input" in refusal("layernorm_fwd", x, w, w, 1e-5, None, None, torch.bfloat16, 0, False)
+    assert "grad and fwd_input of one dtype" in refusal("dgelu", x.float(), x, None)
+    assert "reads bfloat16, float16, and input is torch.float32" in refusal("scaled_softmax_forward", torch.zeros(1, 1, 2, 8), 1.0)
+    monkeypatch.setattr(activation, "SWIGLU_DEVICES", frozenset({"cuda"}))
+    assert "takes tensors on cuda alone, and these are on cpu" in refusal("swiglu", x, None)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 8), (1, 1, 2, 12), (0, 1, 2, 8)], ids=str)
+def test_scores_that_its_softmax_has_no_blocks_for_are_handed_over(gems: Any, shape: tuple[int, ...]) -> None:
+    scores = torch.randn(shape).bfloat16()
+    y = tex.scaled_softmax_forward(scores, 0.5)
+    assert not CALLED
+    torch.testing.assert_close(y.float(), (scores.float() * 0.5).softmax(-1), atol=2.0**-8, rtol=2.0**-8)
+
+
+def test_an_older_version_lacks_what_it_has_not(gems: Any) -> None:
+    assert registry.find("flaggems").lacks("dswiglu") is None
+    del gems.dswiglu
+    assert registry.find("flaggems").lacks("dswiglu") == "the installed flag_gems has no dswiglu"
+    assert tex.coverage()["dswiglu"]["flaggems"] == "the installed flag_gems has no dswiglu"
+
+
+def test_a_no_where_the_package_is_missing_says_so() -> None:
+    asked = tex.explain("gelu", torch.ones(2), None).request
+    reason = registry.find("flaggems").supports(asked)
+    assert reason is not None and (reason == registry.reason_unavailable(registry.find("flaggems")) or "serves tensors on" in reason)
 
 
 def attend(**changes: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""RMSNorm by FlagGems' kernels, which compute in fp32 and give the dtype of their input."""
+"""Norms by FlagGems' kernels, which compute in fp32 and give the dtype of their input: LayerNorm's its statistics as well."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.flaggems.operands import refused
-from fusible.tex.checks import check_norm_backward, check_norm_parameter
-from fusible.tex.interface.declare import Request, requires
+from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
+from fusible.tex.dispatch import hand_over
+from fusible.tex.interface.declare import Request, by_name, requires
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.protocol import check_shape, to_torch
 
@@ -31,8 +32,41 @@ def _backward_refused(request: Request) -> str | None:
     return refused(request) or (None if x == gamma else "reads x and gamma of one dtype")
 
 
+def _layernorm_refused(request: Request) -> str | None:
+    kind: Any = request["input"]
+    rounds = None if kind[1] is torch.float32 else f"gives mean and rsigma in the dtype of its input, {kind[1]}, and they are float32"
+    return _forward_refused(request) or rounds
+
+
 class NormalizationKernels(Normalization):
     gems: Any
+
+    @requires(_layernorm_refused)
+    @by_name
+    def layernorm_fwd(self, call: Any) -> list[Any]:
+        x = call.input
+        check_norm_parameter(call.weight, x, "weight of layernorm_fwd")
+        if call.bias is not None:
+            check_norm_parameter(call.bias, x, "bias of layernorm_fwd")
+        if call.ln_out is not None:
+            _check_output(call.ln_out, x)
+        if not x.numel():
+            return hand_over(self, "layernorm_fwd", **vars(call))  # type: ignore[arg-type]
+        y, mu, rsigma = self.gems.layer_norm(x, [x.shape[-1]], _scale(call.weight, call.zero_centered_gamma), call.bias, call.eps)
+        return [y if call.ln_out is None else call.ln_out.copy_(y), mu, rsigma]
+
+    @requires(refused)
+    def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
+        check_norm_statistic(mu, x, "mu of layernorm_bwd")
+        if not x.numel():
+            return hand_over(self, "layernorm_bwd", dz, x, mu, rsigma, gamma, sm_margin, zero_centered_gamma)  # type: ignore[return-value]
+        rows, scale = (x.numel() // x.shape[-1], x.shape[-1]), _scale(gamma, zero_centered_gamma)
+        # The kernel takes rows, and gives the gradient of the bias in the dtype of a bias, of which it reads nothing else.
+        dx, dgamma, dbeta = self.gems.layer_norm_backward(
+            dz.reshape(rows), x.reshape(rows), [x.shape[-1]], mu.reshape(-1), rsigma.reshape(-1), scale, scale, [True, True, True]
+        )
+        return [dx.view(x.shape), dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)]
 
     @requires(_forward_refused)
     def rmsnorm_fwd(
