@@ -119,10 +119,11 @@ def _as_strided(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any =
 
 def _by_bytes(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     """Values that change places alone, by their bytes, of a format in which these are read alike at every place."""
-    fields = x.get_metadata()
-    if fields.get(x._ALIKE) is None:
+    alike = getattr(x, "_ALIKE", "")
+    data = x.get_metadata()[alike] if alike else None
+    if data is None:
         return NotImplemented
-    found = func(fields[x._ALIKE], *args, **kwargs)
+    found = func(data, *args, **kwargs)
     parts = list(found) if isinstance(found, tuple | list) else [found]
     if any(not part.ndim or not part.numel() for part in parts):
         return NotImplemented
