@@ -41,7 +41,8 @@ def outputs(
     d = v.shape[-1]
     shape = {"SBHD": (s, b, h, d), "BSHD": (b, s, h, d), "BHSD": (b, h, s, d)}[name]
     out = dense(shape, dtype=dtype, device=q.device)
-    return out, dense((b, h, s, 1), device=q.device), dense((b, h, s, 1), device=q.device)
+    stats, largest = (dense((b, h, s, 1), dtype=torch.float32, device=q.device) for _ in range(2))
+    return out, stats, largest
 
 
 def gradients(
