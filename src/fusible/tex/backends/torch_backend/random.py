@@ -66,6 +66,7 @@ def uniform(seed: Tensor, first: int, shape: torch.Size) -> Tensor:
     found = torch.empty(shape, dtype=torch.float32, device=seed.device)
     # In parts where it is large: a word takes many bytes to work out.
     for part in found.view(-1).split(max(found.numel() // 32, 4096)):
-        torch.mul(words(seed, torch.arange(first, first + part.numel(), device=seed.device)) >> 8, 2.0**-24, out=part)
+        drawn = words(seed, torch.arange(first, first + part.numel(), device=seed.device)) >> 8
+        torch.mul(drawn.float(), 2.0**-24, out=part)  # of integers the product would be of the default dtype
         first += part.numel()
     return found
