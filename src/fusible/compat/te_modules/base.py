@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -17,12 +19,15 @@ from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.chain import ChainCall
+from fusible.pytorch.compiled import traced_call
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.quantized_init import as_parameter
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 from fusible.pytorch.sequence_parallel import materialized
 
 __all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Init = Callable[[torch.Tensor], Any]
 """Fills a parameter in place."""
@@ -49,6 +54,18 @@ def forked(tracker: Callable[[], Any] | None, name: str | None = None) -> Callab
     if tracker is None:
         return None
     return lambda: tracker().fork(name) if name is not None else tracker().fork()
+
+
+def _untraced(function: F) -> F:
+    """Let ``torch.compile`` break its graph around ``function``, which it may take in piece by piece still. ``torch.compiler.disable`` leaves it alone
+    as a whole, and brings the compiler to everyone who imports the caller."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
+@functools.cache
+def _untraced_whole() -> Callable[..., Any]:
+    return torch.compiler.disable(TransformerEngineBaseModule._call)
 
 
 class _Own(NamedTuple):
@@ -181,6 +198,10 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
 
     @property
     def open(self) -> bool:
+        return self._one_output
+
+    @property
+    def _one_output(self) -> bool:
         return not any(isinstance(op, ops.MakeExtra) for op in self._ops)
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> PipelineRunner:
@@ -190,7 +211,17 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
         return self(x)
 
     def _run(self, inp: torch.Tensor) -> list[torch.Tensor]:
-        """The pipeline's output and extra outputs."""
+        """The pipeline's output and extra outputs. ``torch.compile`` takes a pipeline in with one output and parameters that are not in parts."""
+        if torch.compiler.is_compiling() and self._one_output and all(b.module is self for b in self._bound):
+            return [traced_call(self, 0, self.holders(), inp)[0]]
+        return self._run_eagerly(inp)
+
+    @_untraced
+    def _run_eagerly(self, inp: torch.Tensor) -> list[torch.Tensor]:
+        call = _untraced_whole() if "torch._dynamo" in sys.modules else TransformerEngineBaseModule._call
+        return call(self, inp)
+
+    def _call(self, inp: torch.Tensor) -> list[torch.Tensor]:
         self.sharding.check(type(self).__name__)
         self._check_dtype(inp)
         runner = self._runner()

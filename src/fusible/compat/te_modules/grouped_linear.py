@@ -32,6 +32,10 @@ class GroupedLinear(EmptyExtraState, ops.GroupedLinear):
     and ``ub_overlap_ag``.
     """
 
+    return_bias: bool
+    parallel_mode: str | None
+    _draw: tuple[Callable[[torch.Tensor], Any], Callable[[], Any] | None]
+
     def __init__(
         self,
         num_gemms: int,

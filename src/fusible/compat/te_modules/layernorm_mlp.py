@@ -46,6 +46,9 @@ class LayerNormMLP(TransformerEngineBaseModule):
     ``seq_length``, ``micro_batch_size`` and ``checkpoint`` change no result and are taken as they come. What is refused is said of ``Linear``.
     """
 
+    fc1_weight: torch.nn.Parameter
+    fc2_bias: torch.Tensor
+
     def __init__(
         self,
         hidden_size: int,

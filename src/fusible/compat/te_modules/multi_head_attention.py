@@ -211,7 +211,7 @@ class MultiheadAttention(nn.Module):
             both = rotary_pos_emb if isinstance(rotary_pos_emb, tuple) else (rotary_pos_emb, rotary_pos_emb)
             padded = pad_between_seqs and cu_seqlens_q_padded is not None
             ends = (cu_seqlens_q_padded, cu_seqlens_kv_padded) if padded else (cu_seqlens_q, cu_seqlens_kv)
-            options = {"interleaved": self.rotary_pos_interleaved, "fused": True}
+            options: dict[str, Any] = {"interleaved": self.rotary_pos_interleaved, "fused": True}
             q, k = (apply_rotary_pos_emb(x, e, self.qkv_format, cu_seqlens=c, **options) for x, e, c in zip((q, k), both, ends, strict=True))
         if not self.qk_norm_before_rope:
             q, k = self._normalize(q, k)
@@ -242,7 +242,7 @@ class MultiheadAttention(nn.Module):
             thd_attention_policy_dispatch=thd_attention_policy_dispatch,
         )
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
-        outputs = (*(projected if self.return_bias else (projected,)), *normalized)
+        outputs: tuple[Any, ...] = (*(projected if self.return_bias else (projected,)), *normalized)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _project(self, x: torch.Tensor, encoder_output: torch.Tensor | None) -> list[torch.Tensor]:

@@ -51,7 +51,10 @@ def check_mode(mode: str | None, layer: str) -> None:
         raise ArgumentError(expected("None, 'column' or 'row'", of=f"parallel_mode of {layer}", got=repr(mode), do="name one of these"))
 
 
-def refuse(layer: str, do: str = "leave it out: the same is computed, one after the other", **asked: Any) -> None:
+_ELSE = "leave it out: the same is computed, one after the other"
+
+
+def refuse(layer: str, do: str = _ELSE, **asked: Any) -> None:
     """Raise ``NotServedError`` for the first argument of those that are asked for (not None, not False)."""
     for name, value in asked.items():
         if value:
@@ -68,4 +71,4 @@ def refuse_gpu_alone(module: Any, delay_wgrad_compute: bool, overlap: dict[str, 
     layer = type(module).__name__
     refuse(layer, "leave it out: the gradients are there after backward", delay_wgrad_compute=delay_wgrad_compute)
     if module.sequence_parallel:
-        refuse(layer, **overlap)
+        refuse(layer, _ELSE, **overlap)

@@ -1,0 +1,92 @@
+"""Modules by NVIDIA's names among Fusible's own: in pipelines, copies, files and compiled programs."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+
+import fusible
+from fusible.compat import te_modules
+from fusible.quantized import MXFP8Tensor
+
+MODULES: dict[str, Any] = {
+    "Linear": lambda: te_modules.Linear(64, 64),
+    "Linear in parts": lambda: te_modules.Linear(64, 64, parameters_split=("a", "b")),
+    "LayerNormLinear": lambda: te_modules.LayerNormLinear(64, 64, normalization="RMSNorm"),
+    "LayerNormMLP": lambda: te_modules.LayerNormMLP(64, 96, activation="swiglu"),
+}
+
+
+def results(module: torch.nn.Module, recipe: fusible.Recipe | None, x: torch.Tensor) -> list[torch.Tensor]:
+    """The output and all gradients of the second of two calls."""
+    for _ in range(2):
+        module.zero_grad()
+        leaf = x.clone().requires_grad_()
+        with fusible.autocast(enabled=recipe is not None, recipe=recipe):
+            y = module(leaf)
+        y.square().sum().backward()
+    assert leaf.grad is not None
+    return [y.detach(), leaf.grad, *(parameter.grad for parameter in module.parameters() if parameter.grad is not None)]
+
+
+def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_they_join_the_pipeline_of_a_sequential(name: str) -> None:
+    module = MODULES[name]()
+    model = fusible.Sequential(fusible.Linear(64, 64), module, fusible.GELU())
+    assert len(model._pipelines()) == 1
+    x = torch.randn(32, 64)
+    apart = torch.nn.Sequential(*copy.deepcopy(list(model.children())))
+    for found, wanted in zip(results(model, None, x), results(apart, None, x), strict=True):
+        # fp32 sums of at most 96 products in another order.
+        torch.testing.assert_close(found, wanted, rtol=0, atol=96 * 2.0**-23 * float(wanted.abs().max()))
+    assert "MMT" in model.explain(x)
+
+
+@pytest.mark.parametrize("recipe", [fusible.DelayedScaling(), fusible.MXFP8BlockScaling()], ids=["delayed", "mxfp8"])
+@pytest.mark.parametrize("name", MODULES)
+def test_copies_and_files_go_on_with_the_same_scales(name: str, recipe: fusible.Recipe) -> None:
+    module, x = MODULES[name](), torch.randn(32, 64)
+    results(module, recipe, x)
+    copied = copy.deepcopy(module)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    loaded = MODULES[name]()
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    wanted = results(module, recipe, 3 * x)
+    assert same(results(copied, recipe, 3 * x), wanted) and same(results(loaded, recipe, 3 * x), wanted)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_torch_compile_takes_them(name: str) -> None:
+    module, x = MODULES[name](), torch.randn(32, 64)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph="parts" not in name)
+    assert same(results(compiled, None, x), results(module, None, x))  # type: ignore[arg-type]
+
+
+def test_weights_are_made_quantized() -> None:
+    with fusible.quantized_model_init(recipe=fusible.MXFP8BlockScaling()):
+        module = te_modules.LayerNormMLP(64, 96)
+        with pytest.raises(NotImplementedError, match="one weight of Linear within quantized_model_init"):
+            te_modules.Linear(64, 64, parameters_split=("a", "b"))
+    assert isinstance(module.fc1_weight, MXFP8Tensor) and isinstance(module.fc2_weight, MXFP8Tensor)
+    y, *grads = results(module, fusible.MXFP8BlockScaling(), torch.randn(32, 64))
+    assert y.isfinite().all() and all(grad.count_nonzero() for grad in grads)
+    assert not [name for name in module.state_dict() if "scaling" in name]
+
+
+def test_gradients_are_summed_up_where_the_weight_says() -> None:
+    module = te_modules.Linear(64, 32, fuse_wgrad_accumulation=True)
+    module.weight.main_grad = torch.ones(32, 64)
+    x = torch.randn(8, 64)
+    module(x).sum().backward()
+    assert module.weight.grad is None
+    torch.testing.assert_close(module.weight.main_grad, 1 + x.sum(0).expand(32, 64), rtol=0, atol=16 * 2.0**-23 * float(x.abs().sum(0).max()))
