@@ -86,7 +86,7 @@ def _parts(total: SizeLike, count: int) -> list[SizeLike]:
     if total % count == 0:
         return [total // count] * count
     whole = -(-total // count)
-    ends = [minimum(whole * i, total) for i in range(count + 1)]
+    ends = [0, whole, *(minimum(whole * i, total) for i in range(2, count)), total]
     return [b - a for a, b in itertools.pairwise(ends)]
 
 
