@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,9 +33,10 @@ def as_shape(shape: Any, of: str = "a shape") -> Shape:
 
 def _as_size(given: Any) -> SizeLike:
     found = size_of(given)
-    if found is None and isinstance(given, float) and given.is_integer():  # n / 2 of a size that is known, where that of a dynamic one is a size
-        return int(given)
-    return int(given.__index__()) if found is None else found
+    if found is not None:
+        return found
+    whole = isinstance(given, float) and given.is_integer()  # n / 2 of a size that is known, where that of a dynamic one is a size
+    return int(given) if whole else operator.index(given)
 
 
 def normalize_dim(dim: Any, ndim: int, what: str) -> int:

@@ -123,7 +123,7 @@ class DimensionSize(Tensor):
 
     def __pow__(self, other: Any) -> Any:
         times = size_of(other)
-        return wrapped(dims.product([self.expression] * times)) if type(times) is int and times >= 0 else Tensor.__pow__(self, other)
+        return wrapped(dims.product([self.expression] * times)) if type(times) is int and times >= 0 else super().__pow__(other)
 
     @shows_user
     def __bool__(self) -> bool:
