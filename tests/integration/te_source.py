@@ -111,8 +111,8 @@ def members() -> Iterator[tuple[str, str, str]]:
 
 
 def early() -> Iterator[tuple[str, str, str]]:
-    """``(module, name, where)`` of every name of the module's that is bound when a module of the package is imported: by an import from it, in a
-    table, a constant, a class's body, a default argument or a decorator."""
+    """``(module, name, where)`` of every name of the module's that is read when a module of the package is imported: by an import from it (``where``
+    is then the file alone), or in a table, a constant, a class's body, a default argument or a decorator."""
     for path, tree, aliases, names in _trees():
         package = path.parts[len(path.parts) - 1 - path.parts[::-1].index("transformer_engine") :]
         module = ".".join(package).removesuffix(".py").removesuffix(".__init__")

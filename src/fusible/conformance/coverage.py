@@ -32,6 +32,7 @@ QUANTIZERS: dict[str, Callable[[], Any]] = {
 """By format: what makes a quantizer of it."""
 
 _QUANTIZER = "quantizer"
+_LAZY = frozenset({"lazy"})
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def coverage_of(
     for name in sorted(DECLARATIONS if functions is None else functions):
         lacking = found.lacks(name)
         if lacking is not None or name not in table:
-            yield Coverage(name, lacking is None, why=lacking or "not asked: its calls take several processes")
+            instead = () if lacking is None else tuple(b.NAME for b in registry.serving() if b.DEVICES != _LAZY and b.lacks(name) is None)
+            yield Coverage(name, lacking is None, why=lacking or "not asked: its calls take several processes", instead=instead)
         else:
             yield _asked(found, table[name], [dtype for dtype in table[name].dtypes if dtypes is None or dtype in dtypes], cross)
 
@@ -110,7 +112,7 @@ def markdown(backend: str, rows: Sequence[Coverage]) -> str:
     lines = [_line("function", *dtypes, "quantizers", "what it does not serve", "served by"), _line(*["---"] * (len(dtypes) + 4))]
     for row in rows:
         cells = [_share(row.dtypes.get(dtype)) if row.served else "none" for dtype in dtypes]
-        formats = "" if row.formats is None else ", ".join(row.formats) or "none"
+        formats = "" if row.formats is None else "all" if len(row.formats) == len(QUANTIZERS) else ", ".join(row.formats) or "none"
         lines.append(_line(f"`{row.function.replace('prim_', 'prim.')}`", *cells, formats, row.why, ", ".join(row.instead)))
     served = sum(row.served for row in rows)
     lines += ["", f"{backend} serves {served} of {len(rows)} functions. A fraction: so many of the suite's calls, the others for the reason given."]

@@ -54,7 +54,7 @@ def test_rows_say_what_is_served_what_not_and_by_whom_else() -> None:
     calls = len(load()["gelu"].samples(torch.float32))
     assert gelu.dtypes == {"float32": (calls, calls), "bfloat16": (0, calls)} and gelu.formats == ("current",) and gelu.served
     assert "partial" not in gelu.instead and set(gelu.instead) <= {"cpu", "torch"} and gelu.instead
-    assert not relu.served and relu.why == "not implemented by it" and relu.dtypes == {}
+    assert not relu.served and relu.why == "not implemented by it" and relu.dtypes == {} and relu.instead[-1] == "torch"
     served, asked = product.dtypes["float32"]
     plain = [s for s in load()["generic_gemm"].samples(torch.float32) if not (s.arguments["transA"] or s.arguments["transB"])]
     assert 0 < served == len(plain) < asked and product.why == "transposes nothing"
@@ -67,7 +67,7 @@ def test_the_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "| function | float32 | bfloat16 | float16 | quantizers | what it does not serve | served by |"
     assert lines[1] == "| --- | --- | --- | --- | --- | --- | --- |"
     assert lines[2].startswith(r"| `gelu` | all | none |  | current | ")
-    assert lines[3] == "| `relu` | none | none | none |  | not implemented by it |  |"
+    assert lines[3].startswith("| `relu` | none | none | none |  | not implemented by it | ") and lines[3].endswith("torch |")
     assert all(line.replace(r"\|", "").count("|") == 8 for line in lines[:4])
     assert lines[5].startswith("partial serves 1 of 2 functions.")
     assert main(["check-backend", "partial", "--matrix", "--only", "gelu", "--dtype", "float32", "--json"]) == 0
@@ -78,6 +78,7 @@ def test_a_reason_with_a_bar_stays_in_its_cell() -> None:
     (row,) = coverage_of("torch", ["relu"], [torch.float32])
     shown = markdown("torch", [type(row)("relu", False, why="a | b")]).splitlines()[2]
     assert r"a \| b" in shown
+    assert "| all | all | all | all |" in markdown("torch", list(coverage_of("torch", ["gelu"])))
 
 
 def test_every_function_has_a_row_and_those_of_several_processes_are_not_asked() -> None:
