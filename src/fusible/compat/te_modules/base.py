@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,8 +24,6 @@ from fusible.pytorch.runner import BoundOp, PipelineRunner
 from fusible.pytorch.sequence_parallel import materialized
 
 __all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 Init = Callable[[torch.Tensor], Any]
 """Fills a parameter in place."""
@@ -54,18 +50,6 @@ def forked(tracker: Callable[[], Any] | None, name: str | None = None) -> Callab
     if tracker is None:
         return None
     return lambda: tracker().fork(name) if name is not None else tracker().fork()
-
-
-def _untraced(function: F) -> F:
-    """Let ``torch.compile`` break its graph around ``function``, which it may take in piece by piece still. ``torch.compiler.disable`` leaves it alone
-    as a whole, and brings the compiler to everyone who imports the caller."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return function
-
-
-@functools.cache
-def _untraced_whole() -> Callable[..., Any]:
-    return torch.compiler.disable(TransformerEngineBaseModule._call)
 
 
 class _Own(NamedTuple):
@@ -216,12 +200,8 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
             return [traced_call(self, 0, self.holders(), inp)[0]]
         return self._run_eagerly(inp)
 
-    @_untraced
+    @torch.compiler.disable
     def _run_eagerly(self, inp: torch.Tensor) -> list[torch.Tensor]:
-        call = _untraced_whole() if "torch._dynamo" in sys.modules else TransformerEngineBaseModule._call
-        return call(self, inp)
-
-    def _call(self, inp: torch.Tensor) -> list[torch.Tensor]:
         self.sharding.check(type(self).__name__)
         self._check_dtype(inp)
         runner = self._runner()

@@ -242,8 +242,8 @@ class MultiheadAttention(nn.Module):
             thd_attention_policy_dispatch=thd_attention_policy_dispatch,
         )
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
-        outputs: tuple[Any, ...] = (*(projected if self.return_bias else (projected,)), *normalized)
-        return outputs if len(outputs) > 1 else outputs[0]
+        outputs = [*_tuple(projected), *normalized]
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def _project(self, x: torch.Tensor, encoder_output: torch.Tensor | None) -> list[torch.Tensor]:
         """``[q, k, v]``, each ``[..., heads, width]``, and the normalized input where it is asked for."""
