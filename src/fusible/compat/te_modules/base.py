@@ -198,7 +198,7 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
         """The pipeline's output and extra outputs. ``torch.compile`` takes a pipeline in with one output and parameters that are not in parts."""
         if torch.compiler.is_compiling() and self._one_output and all(b.module is self for b in self._bound):
             return [traced_call(self, 0, self.holders(), inp)[0]]
-        return self._run_eagerly(inp)
+        return self._run_eagerly(inp)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType] - it is a method still
 
     @torch.compiler.disable
     def _run_eagerly(self, inp: torch.Tensor) -> list[torch.Tensor]:
