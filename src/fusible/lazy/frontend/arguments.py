@@ -36,7 +36,7 @@ def _as_size(given: Any) -> SizeLike:
     if found is not None:
         return found
     whole = isinstance(given, float) and given.is_integer()  # n / 2 of a size that is known, where that of a dynamic one is a size
-    return int(given) if whole else operator.index(given)
+    return int(given) if whole else operator.index(given)  # pyright: ignore[reportArgumentType] - a float raises
 
 
 def normalize_dim(dim: Any, ndim: int, what: str) -> int:
