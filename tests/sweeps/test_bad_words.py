@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 DRAWS = 4
 """Of each word, in the long run."""
-NUMBERS = ("of ", "strided")
+NUMBERS = ("of ", "strided", "sparse")
 """Values that are numbers still: what is accepted of them must be right."""
 
 
@@ -77,13 +77,16 @@ def _values(found: Any) -> list[torch.Tensor]:
     return [dense.double()]
 
 
-def _dense(call: Call, value: Any) -> nvte.Tensor | None:
-    """The same numbers in a dense tensor of fp32, of those that a word computes with."""
+def _dense(call: Call, value: Any) -> Any:
+    """The same numbers in a dense tensor of fp32, of those that a word computes with; of a list that begins with such, the list with that."""
+    if isinstance(value, list) and value and call.what.startswith("first "):
+        first = _dense(call._replace(what=call.what.removeprefix("first ")), value[0])
+        return None if first is None else [first, *value[1:]]
     numbers = isinstance(value, nvte.Tensor) and call.what.startswith(NUMBERS) and call.word not in MACHINERY and value.data.numel() > 0
     return nvte.make_nvte_tensor(value.data.to_dense().float().clone(memory_format=torch.contiguous_format)) if numbers else None
 
 
-def _means_the_same(call: Call, found: Any, dense: nvte.Tensor) -> bool:
+def _means_the_same(call: Call, found: Any, dense: Any) -> bool:
     """Whether the result is that of the same numbers in a dense tensor of fp32."""
     again = getattr(nvte, call.word)(**{**_arguments(call), call.argument: dense})
     return all(torch.allclose(a, b, rtol=2.0**-6, atol=2.0**-6, equal_nan=True) for a, b in zip(_values(found), _values(again), strict=True))

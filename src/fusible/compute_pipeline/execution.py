@@ -9,7 +9,7 @@ from typing import Any
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
 from fusible.compute_pipeline.results import check_backward, check_forward, check_inference
-from fusible.nvte import KVCache, Pass, Tensor, cast, grouped_cast_stack, set_execution_state
+from fusible.nvte import KVCache, Pass, Tensor, cast, grouped_cast_stack
 from fusible.ops import Context, Op
 
 __all__ = ["BackwardResult", "ForwardResult", "quantize_args", "run_backward", "run_forward", "run_inference"]
@@ -39,13 +39,8 @@ class BackwardResult:
 
 def quantize_args(values: Sequence[Tensor], args: Sequence[QuantizedArg], scales: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
     """Parameters in the 8-bit types in which passes take them, and the amaxes by slot."""
-    state = Pass("forward", scales)
-    former = set_execution_state(state)
-    try:
-        pairs = zip(values, args, strict=True)
-        return [grouped_cast_stack(value, arg.parts) if arg.parts else cast(value, arg.type) for value, arg in pairs], state.amaxes
-    finally:
-        set_execution_state(former)
+    state, pairs = Pass("forward", scales), list(zip(values, args, strict=True))
+    return state.run(lambda: [grouped_cast_stack(value, arg.parts) if arg.parts else cast(value, arg.type) for value, arg in pairs]), state.amaxes
 
 
 def run_forward(
@@ -66,16 +61,18 @@ def run_forward(
     first = segment.backward[0].start if segment.backward else segment.stop
     sides = _sides_of((name for name, _ in plan.request.sides), extra)
     state = Pass("forward", scales, call=call)
-    former = set_execution_state(state)
-    try:
+
+    def body() -> Tensor:
+        y = x
         for group in segment.forward:
-            x, ctxs = forward_group(group, ops[group.start - start : group.stop - start], x, sides, given)
+            y, ctxs = forward_group(group, ops[group.start - start : group.stop - start], y, sides, given)
             for i, ctx in enumerate(ctxs, group.start):
                 if i >= first:
                     contexts[i - start] = ctx
-    finally:
-        set_execution_state(former)
-    return ForwardResult(x, contexts, state.amaxes, [sides[name].pop() for name in plan.request.outputs])
+        return y
+
+    y = state.run(body)
+    return ForwardResult(y, contexts, state.amaxes, [sides[name].pop() for name in plan.request.outputs])
 
 
 def run_inference(
@@ -92,14 +89,14 @@ def run_inference(
     they are used up. ``extra``: the side values that the caller gives."""
     ops = _with_args(plan, 0, len(plan.ops), args)
     sides = _sides_of((name for name, _ in plan.request.sides), extra)
-    former = set_execution_state(Pass("inference", scales, caches, call=call))
-    try:
+
+    def body() -> Tensor:
+        y = x
         for group in plan.inference:
-            members = ops[group.start : group.stop]
-            x = infer_group(group, members, x, sides, given)
-    finally:
-        set_execution_state(former)
-    return x, [sides[name].pop() for name in plan.request.outputs]
+            y = infer_group(group, ops[group.start : group.stop], y, sides, given)
+        return y
+
+    return Pass("inference", scales, caches, call=call).run(body), [sides[name].pop() for name in plan.request.outputs]
 
 
 def run_backward(
@@ -121,21 +118,22 @@ def run_backward(
     start = segment.start
     grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
     sides = _sides_of(plan.request.outputs, extra)
-    d: Tensor | None = dy
     slots = frozenset(sums or ())
     state = Pass("backward", scales, sums=sums, call=call)
-    former = set_execution_state(state)
-    try:
+
+    def body() -> Tensor | None:
+        d: Tensor | None = dy
         for group in reversed(segment.backward):
             assert d is not None
             ctxs = contexts[group.start - start :]
             del contexts[group.start - start :]
             members = plan.ops[group.start : group.stop]
             d, grads[group.start - start : group.stop - start] = backward_group(group, members, ctxs, d, sides, given, slots)
-    finally:
-        set_execution_state(former)
+        return d
+
+    dx = state.run(body)
     side_grads = [sides[name].pop() if sides.get(name) else None for name, _ in plan.request.sides]
-    return BackwardResult(d, grads, state.amaxes, side_grads)
+    return BackwardResult(dx, grads, state.amaxes, side_grads)
 
 
 _EMPTY: Context = {}

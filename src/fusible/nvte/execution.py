@@ -5,16 +5,18 @@ A pass is per thread and per call. Words outside of any pass see ``Pass("inferen
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from contextvars import ContextVar, copy_context
+from typing import Any, Literal, TypeVar
 
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["Pass", "PassKind", "current_pass", "pass_", "running", "set_execution_state"]
 
 PassKind = Literal["forward", "backward", "inference"]
+
+_T = TypeVar("_T")
 
 
 class Pass:
@@ -42,6 +44,14 @@ class Pass:
         self.memo: dict[Any, Any] | None = {}
         self.call: dict[Any, Any] = call if call is not None else {}
 
+    def run(self, body: Callable[[], _T]) -> _T:
+        """``body()`` as this pass, which is over when the call is, however that ends: an interrupt finds no line between the two."""
+        return copy_context().run(self._run, body)
+
+    def _run(self, body: Callable[[], _T]) -> _T:
+        _running.set(self)
+        return body()
+
     def scale(self, slot: str) -> Any:
         """The scale of a slot. Raises ``ArgumentError`` where the pass has none of that name."""
         try:
@@ -52,14 +62,14 @@ class Pass:
             ) from None
 
 
-_local = threading.local()
+_running: ContextVar[Pass | None] = ContextVar("fusible_running_pass", default=None)
 _OUTSIDE = Pass("inference")
 _OUTSIDE.memo = None  # what is computed outside of any pass would be kept for ever
 
 
 def current_pass() -> Pass:
     """The pass that runs in this thread."""
-    return getattr(_local, "current", None) or _OUTSIDE
+    return _running.get() or _OUTSIDE
 
 
 def pass_() -> PassKind:
@@ -68,9 +78,9 @@ def pass_() -> PassKind:
 
 
 def set_execution_state(state: Pass | None) -> Pass | None:
-    """Make ``state`` the running pass of this thread (None: no pass) and return the former one. Prefer ``running``."""
-    former = getattr(_local, "current", None)
-    _local.current = state
+    """Make ``state`` the running pass of this thread (None: no pass) and return the former one. Prefer ``running``, or ``Pass.run``."""
+    former = _running.get()
+    _running.set(state)
     return former
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from interrupting import check_interrupts, traced
 
 import fusible
-from fusible import autocast
+from fusible import autocast, nvte
 from fusible.pytorch import KVCache, quantize_parameters
 
 # An interrupt that hits a weak reference's callback is reported by the interpreter, and lost.
@@ -126,10 +126,26 @@ CASES: dict[str, tuple[Callable[[], Made], int]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_pass_is_left_running() -> Iterator[None]:
+    """What an interrupted pass would leave is what the next one finds, and every one after it."""
+    outside = nvte.current_pass()
+    yield
+    assert nvte.current_pass() is outside
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupted_change_has_happened_or_not(name: str) -> None:
     make, count = CASES[name]
     check_interrupts(make, count)
+
+
+def test_a_pass_is_over_wherever_it_is_interrupted() -> None:
+    outside, state = nvte.current_pass(), nvte.Pass("forward", {"0.x": torch.ones(1)})
+    length, _ = traced(lambda: state.run(nvte.pass_))
+    for at in range(1, length + 1):
+        _, interrupted = traced(lambda: state.run(nvte.pass_), at)
+        assert interrupted and nvte.current_pass() is outside
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ PLANTED: list[tuple[str, Any, set[tuple[str, str]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "planted", "wrong"), PLANTED, ids=str)
+@pytest.mark.parametrize(("name", "planted", "wrong"), PLANTED, ids=range(len(PLANTED)))
 def test_what_is_otherwise_for_no_reason_is_found(name: str, planted: Any, wrong: set[tuple[str, str]]) -> None:
     module = ModuleType("vendor_tex")
     vars(module).update({public: getattr(tex, public) for public in tex.__all__})
