@@ -127,6 +127,7 @@ ALLOWED = {
     "meta": "of tensors on meta alone others on meta come",
 }
 ALSO = {
+    **{(word, "window_size"): "a window may be wider than any sequence" for word in ("attention", "attention_cached", "dattention")},
     ("has_own_blocks", "shape"): "a question about any shape",
     ("multi_cast_transpose_checked", "types"): "None asks for nothing",
     ("rows_together", "types"): "a question about any types",
