@@ -87,8 +87,10 @@ def compare(te: Any, twin: Twin, recipe_name: str, passes: int = 2) -> None:
     for name, value in wanted.items():
         bound = EPSILON[recipe_name] * math.sqrt((2 if name.startswith("output") else 4) * max(twin.products, 1))
         assert found[name].dtype == value.dtype and found[name].shape == value.shape, name
-        if name.endswith("key_bias"):  # which adds the same to all scores of a query: without a normalization its gradient is 0, but for rounding
-            size = max(value.norm(), wanted[f"{name.removesuffix('key_bias')}value_bias"].norm())
+        others = f"{name.removesuffix('key_bias')}value_bias"
+        if name.endswith("key_bias") and others in wanted:
+            # It adds the same to all scores of a query: without a normalization its gradient is 0, but for rounding.
+            size = max(value.norm(), wanted[others].norm())
             assert (found[name] - value).norm() <= bound * size, name
         elif value.count_nonzero():
             assert relative_error(found[name], value) <= bound, name

@@ -12,7 +12,7 @@ from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
-__all__ = ["EVERYWHERE", "AttentionAux", "Sequences", "attention", "dattention", "drope", "rope", "window_edges"]
+__all__ = ["AttentionAux", "EVERYWHERE", "Sequences", "attention", "dattention", "drope", "rope", "window_edges"]
 
 EVERYWHERE = (-1, -1)
 """A window without edges."""

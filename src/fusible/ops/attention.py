@@ -49,7 +49,7 @@ class DotProductAttention(Op):
             raise ArgumentError(expected("an even head width", of="attention with rotary positions", got=head_width, do="change the number of heads"))
         if not isinstance(window_size, tuple | list) or len(window_size) != 2 or not all(type(edge) is int and edge >= -1 for edge in window_size):
             do = "pass how many tokens before and after its own place a query sees, -1 for all"
-            raise ArgumentError(expected("two integers of at least -1", of="window_size of attention", got=window_size, do=do))
+            raise ArgumentError(expected("two integers of at least -1", of=f"window_size of {type(self).__name__}", got=repr(window_size), do=do))
         self.heads = heads
         self.groups = groups
         self.head_width = head_width

@@ -25,7 +25,7 @@ from fusible.nvte import (
 )
 from fusible.pytorch.executors import Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
-from fusible.pytorch.torch_autocast import without_torch_autocast
+from fusible.pytorch.torch_autocast import is_in_force, without_torch_autocast
 from fusible.pytorch.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
 from fusible.tex.scope import carried
@@ -207,7 +207,7 @@ class PipelineFunction(torch.autograd.Function):
             do = "use plain torch modules for second derivatives"
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
         kind = next((dy.device.type for dy in dys if dy is not None), "cpu")
-        if torch.is_autocast_enabled(kind):  # backward was called inside it
+        if is_in_force(kind):  # backward was called inside it
             with without_torch_autocast(kind):
                 return PipelineFunction.backward(ctx, *dys)
         saved = list(ctx.saved_tensors)

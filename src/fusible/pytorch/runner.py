@@ -22,7 +22,7 @@ from fusible.pytorch.kv_cache import KVCache, check_cache
 from fusible.pytorch.refusals import check_dense, refuse, title_of
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.sequence_parallel import mark
-from fusible.pytorch.torch_autocast import activation_of, without_torch_autocast
+from fusible.pytorch.torch_autocast import activation_of, is_in_force, without_torch_autocast
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
@@ -170,7 +170,7 @@ class PipelineRunner(ChainPart):
         ``x`` are sequences, for ops that look at it."""
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
-        if torch.is_autocast_enabled(x.device.type):
+        if is_in_force(x.device.type):
             x = activation_of(x)
             with without_torch_autocast(x.device.type):
                 return self.run(x, extra, notes, batch, cache)

@@ -7,15 +7,20 @@ from types import TracebackType
 
 import torch
 
-__all__ = ["activation_of", "ambient", "without_torch_autocast"]
+__all__ = ["activation_of", "ambient", "is_in_force", "without_torch_autocast"]
 
 _local = threading.local()
+
+
+def is_in_force(device_type: str) -> bool:
+    """Whether a ``torch.autocast`` is in force on devices of a type; of tensors without data torch has none, and raises when it is asked."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 def activation_of(x: torch.Tensor) -> torch.Tensor:
     """``x`` in the precision of the ``torch.autocast`` in force on its device: float32 and 16-bit values are cast, others left alone."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype not in _CAST:
+    if not is_in_force(kind) or x.dtype not in _CAST:
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
@@ -33,7 +38,7 @@ class without_torch_autocast:
         self._kind = device_type
 
     def __enter__(self) -> None:
-        self._was = torch.is_autocast_enabled(self._kind)
+        self._was = is_in_force(self._kind)
         if self._was:
             self._former: str | None = getattr(_local, "set_aside", None)
             _local.set_aside = self._kind

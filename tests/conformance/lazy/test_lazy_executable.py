@@ -149,7 +149,7 @@ def test_one_sentence_for_every_wrong_input() -> None:
 
 def test_what_cannot_be_compiled_says_so() -> None:
     info = lazy.InputInfo((2,), _F32)
-    for use in (lambda x: x.numpy(), lambda x: x if x.sum() > 0.0 else -x, lambda x: (x * 2.0).tolist(), float):
+    for use in (lambda x: x.numpy(), lambda x: x if x.sum() > 0.0 else -x, lambda x: (x * 2.0).tolist(), lambda x: float(x.sum())):
         with pytest.raises(CompileError, match="of a function being compiled"):
             lazy.compile(use, args=[info])
     for value in (None, [], {"x": 1}, 3.0):

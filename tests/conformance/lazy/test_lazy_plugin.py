@@ -118,7 +118,7 @@ def test_a_plugin_is_compiled_into_a_program_among_other_operations() -> None:
     executable = lazy.compile(program, args=[lazy.InputInfo(x.shape, lazy.float32), lazy.InputInfo(y.shape, lazy.float32)])
     want = 2 * _blended(x, y).sum(0) + [2, 3]
     np.testing.assert_allclose(executable(x, y).numpy(), want, rtol=0, atol=8 * 128 * np.finfo(np.float32).eps)
-    assert "CustomCallOp(t2, t1, target=test::blend@1" in str(executable.flat_ir)
+    assert "CustomCallOp(t2, b, target=test::blend@1" in str(executable.flat_ir)
     assert 'stablehlo.custom_call @"test::blend@1"' in executable.stablehlo.text
 
 

@@ -22,6 +22,7 @@ from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.quantized_init import as_parameter
 from fusible.pytorch.runner import BoundOp, PipelineRunner
 from fusible.pytorch.sequence_parallel import materialized
+from fusible.pytorch.torch_autocast import is_in_force
 
 __all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
 
@@ -212,7 +213,7 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
             raise
 
     def _check_dtype(self, inp: torch.Tensor) -> None:
-        if inp.dtype == self.activation_dtype or torch.is_autocast_enabled(inp.device.type):
+        if inp.dtype == self.activation_dtype or is_in_force(inp.device.type):
             return
         for name, parameter in self._parameters.items():
             if parameter is not None and parameter.dtype != inp.dtype:
