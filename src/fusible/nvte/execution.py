@@ -45,7 +45,10 @@ class Pass:
         self.call: dict[Any, Any] = call if call is not None else {}
 
     def run(self, body: Callable[[], _T]) -> _T:
-        """``body()`` as this pass, which is over when the call is, however that ends: an interrupt finds no line between the two."""
+        """``body()`` as this pass, which is over when the call is, however that ends: an interrupt finds no line between the two.
+
+        Context variables that ``body`` sets are its own, as a task's are: they are as they were afterwards.
+        """
         return copy_context().run(self._run, body)
 
     def _run(self, body: Callable[[], _T]) -> _T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 from fusible import nvte
@@ -57,10 +58,7 @@ class QKNorm(Op):
         return self._rows(q), self._rows(k), v
 
     def _rows(self, x: nvte.Tensor) -> nvte.Tensor:
-        rows = 1
-        for size in x.shape[:-1]:
-            rows *= size
-        return nvte.reshape(x, (rows * (x.shape[-1] // self.head_width), self.head_width))
+        return nvte.reshape(x, (math.prod(x.shape) // self.head_width, self.head_width))
 
     def _joined(self, q: nvte.Tensor, k: nvte.Tensor, v: nvte.Tensor, type: nvte.Type) -> nvte.Tensor:
         leading, width = v.shape[:-1], self.head_width

@@ -60,9 +60,10 @@ class Passage:
             result = part.in_chain(self.y, taken, self._call)
             self.y, *given = result if isinstance(result, tuple) else (result,)
             self._given += given
+            cleared = part.clears_padding
         else:
-            self.y = part(self.y)
-        self._has_padding = self._call.seq_lens is not None and not getattr(part, "clears_padding", False)
+            self.y, cleared = part(self.y), False
+        self._has_padding = self._call.seq_lens is not None and not cleared
 
     def result(self) -> Any:
         """What the container returns: ``y``, with zeros for padding, or a tuple of it and the extra outputs."""

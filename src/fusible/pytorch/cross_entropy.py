@@ -27,7 +27,7 @@ class CrossEntropyLoss(nn.Module):
     arXiv:2204.02311, section 5). ``reduction``: ``"mean"`` over the rows that count (NaN where none does, as torch has it), ``"sum"`` or ``"none"``.
 
     The loss is computed and returned in fp32 (fp64 for fp64 logits); the gradient has the logits' dtype, and is rounded once. Raises
-    ``ArgumentError``, ``ShapeError`` or ``DTypeError``.
+    ``ArgumentError``, ``ShapeError`` or ``DTypeError``; a target that is no class is refused on the CPU, and has an infinite loss elsewhere.
     """
 
     def __init__(self, *, ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, reduction: Reduction = "mean") -> None:
@@ -46,7 +46,7 @@ class CrossEntropyLoss(nn.Module):
         _check(logits, target)
         rows, wanted = logits.reshape(-1, logits.shape[-1]), target.reshape(-1).to(torch.int64)
         counted = wanted != self.ignore_index
-        if not torch.compiler.is_compiling():
+        if wanted.is_cpu and not torch.compiler.is_compiling():  # elsewhere the answer would be waited for, and such a row's loss is infinite
             _check_targets(wanted, counted, rows.shape[1])
         losses, _ = torch.ops.fusible.cross_entropy(rows, wanted, counted, float(self.label_smoothing), float(self.z_loss))
         if self.reduction == "mean":

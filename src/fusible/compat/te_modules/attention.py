@@ -13,6 +13,7 @@ from fusible.compat.te_modules.attention_call import Attention, Lengths, attend
 from fusible.compat.te_modules.attention_masks import lengths_of, mask_bias, slopes_bias, window_of
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import WithExtraState
+from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.parallel import Sharding, refuse
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.pytorch.autocast import current_autocast
@@ -26,7 +27,7 @@ _FORMATS = {"sbhd": 4, "bshd": 4, "thd": 3}
 _BIASES = ("no_bias", "pre_scale_bias", "post_scale_bias", "alibi")
 
 
-class DotProductAttention(WithExtraState, nn.Module):
+class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
     """Attention of ``query_layer``, ``key_layer``, ``value_layer``: ``[s, b, h, d]`` (``qkv_format="sbhd"``), ``[b, s, h, d]`` (``"bshd"``) or
     ``[t, h, d]`` (``"thd"``, the tokens of all sequences). The output has the heads side by side, as the last dimension.
 
@@ -90,10 +91,6 @@ class DotProductAttention(WithExtraState, nn.Module):
         offset = torch.zeros(num_attention_heads // sharding.size, device=device_of("cuda"))
         self.softmax_offset = {"vanilla": None, "off-by-one": offset, "learnable": nn.Parameter(offset)}[softmax_type]
         self.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
-
-    def fast_setattr(self, name: str, value: Any) -> None:
-        """Set an attribute that is no parameter, buffer or module."""
-        vars(self)[name] = value
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The processes that share out the heads: nothing passes between them here."""

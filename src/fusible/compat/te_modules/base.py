@@ -11,6 +11,7 @@ from torch import nn
 
 from fusible import ops
 from fusible.compat.te_modules.extra_state import EmptyExtraState
+from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.parallel import Sharding
 from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
@@ -68,7 +69,7 @@ class _Runner(PipelineRunner):
     argument = "inp"
 
 
-class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
+class TransformerEngineBaseModule(FastSetattr, EmptyExtraState, BaseModule):
     """Base of the modules with NVIDIA's names, signatures, parameters and state dicts. What they compute are the ops of Fusible, in one pipeline:
     inside a ``fusible.Sequential`` or ``fusible.ops.Sequential`` these join the neighbours'.
 
@@ -165,10 +166,6 @@ class TransformerEngineBaseModule(EmptyExtraState, BaseModule):
 
     def _mark(self) -> None:
         """Give parameters the attributes that frameworks read: how they are shared out."""
-
-    def fast_setattr(self, name: str, value: Any) -> None:
-        """Set an attribute that is no parameter, buffer or module."""
-        vars(self)[name] = value
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The processes among which the layer is shared out, where it was made with ``tp_size`` alone."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusible.compat.te_modules.attention import DotProductAttention
+from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.linear import LayerNormLinear, Linear
 from fusible.compat.te_modules.normalization import qk_norm
 from fusible.compat.te_modules.parallel import Sharding
@@ -51,7 +52,7 @@ _CORE = (
 """What the module hands on as it comes: to all layers, to that with a normalization, to the attention."""
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(FastSetattr, nn.Module):
     """``proj(attention(q, k, v))``. Self-attention takes q, k and v from one ``qkv`` (``layernorm_qkv`` with ``input_layernorm``), cross-attention q
     from ``query_layer`` (``layernorm_query``), k and v from ``key_value`` of ``encoder_output``.
 
@@ -160,10 +161,6 @@ class MultiheadAttention(nn.Module):
             self.query_layer = Linear(hidden_size, q, **inward)
         split = None if fused else ("key", "value")
         self.key_value = Linear(hidden_size, 2 * kv, parameters_split=split, name=_named(name, "linear_kv"), **inward)
-
-    def fast_setattr(self, name: str, value: Any) -> None:
-        """Set an attribute that is no parameter, buffer or module."""
-        vars(self)[name] = value
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The processes that share out the heads; the layers inside are told by theirs."""

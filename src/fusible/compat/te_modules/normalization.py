@@ -9,13 +9,14 @@ import torch
 
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import EmptyExtraState
+from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch import ops
 
 __all__ = ["LayerNorm", "RMSNorm", "qk_norm"]
 
 
-class _Normalization(EmptyExtraState):
+class _Normalization(FastSetattr, EmptyExtraState):
     """What both do with arguments by their former names: ``params_dtype`` is ``dtype``, ``hidden_size`` is ``normalized_shape``."""
 
     sequence_parallel: bool | None
@@ -32,10 +33,6 @@ class _Normalization(EmptyExtraState):
             options["dtype"] = params_dtype
         options["device"] = device_of(options.get("device"))
         return hidden_size if shape is None else shape
-
-    def fast_setattr(self, name: str, value: Any) -> None:
-        """Set an attribute that is no parameter, buffer or module."""
-        vars(self)[name] = value
 
 
 class LayerNorm(_Normalization, ops.LayerNorm):

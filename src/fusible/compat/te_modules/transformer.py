@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
@@ -82,7 +83,7 @@ class DropPath(nn.Module):
         return hidden_state.div(keep) * kept
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(FastSetattr, nn.Module):
     """``h = x + self_attention(x)``, with ``layer_type="decoder"`` then ``h += inter_attention(h, encoder_output)``, and ``y = h + layernorm_mlp(h)``
     (Vaswani et al. 2017, arXiv:1706.03762). Dropout of probability ``hidden_dropout`` acts on each addend with its bias.
 
@@ -179,10 +180,6 @@ class TransformerLayer(nn.Module):
             made = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}[normalization]
             options: dict[str, Any] = {"params_dtype": params_dtype, "zero_centered_gamma": zero_centered_gamma, "device": device}
             self.layernorm = made(hidden_size, eps=layernorm_epsilon, sequence_parallel=sharding.sequence, **options)
-
-    def fast_setattr(self, name: str, value: Any) -> None:
-        """Set an attribute that is no parameter, buffer or module."""
-        vars(self)[name] = value
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The processes that share out all layers inside."""
