@@ -125,7 +125,9 @@ def _(draw: Draw) -> Given:
     if bias is not None:
         factors = (torch.ones(sum(counts)).double() if scale is None else f64(scale)).split(counts)
         more = [f[:, None] * b for f, b in zip(factors, f64(bias), strict=True)]
-    wanted = _by_group(f64(x).split(counts), [f64(w).T for w in weights], more, type=type)
+    # A bias is added to the product that was rounded.
+    once = () if bias is None else (type,)
+    wanted = _by_group(f64(x).split(counts), [f64(w).T for w in weights], more, type=type, rounded=once)
     call = {"x": nvte.grouped_cast(x, sizes, [kind] * len(counts)), "weights": weights, "type": type, "bias": bias, "bias_scale": scale}
     return Given(call, [wanted])
 

@@ -24,14 +24,13 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True)
 class Problem:
-    """One product and what is done with it. ``bias`` is added, or with ``grad`` receives; ``row_scale`` multiplies it in each row."""
+    """One product and what is done with it. ``bias`` is added, or with ``grad`` receives."""
 
     A: Any
     B: Any
     D: Any
     bias: Tensor | None = None
     pre_gelu: Tensor | None = None
-    row_scale: Tensor | None = None
     alpha: float = 1.0
     beta: float = 0.0
 
@@ -43,7 +42,6 @@ class Problem:
             type(A) in _PLAIN
             and type(B) in _PLAIN
             and self.pre_gelu is None
-            and self.row_scale is None
             and self.alpha == 1.0
             and self.beta == 0.0
             and A.dtype is B.dtype is D.dtype
@@ -84,10 +82,8 @@ def check_problems(problems: Sequence[Problem], transa: bool, transb: bool, grad
                 check_same_device(problem.A, problem.B, "A of a grouped GEMM")
         if is_quantized(problem.D):
             raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got=type(problem.D).__qualname__, do="quantize the result"))
-        given = problem.bias, problem.pre_gelu, problem.row_scale
         bias_length = logical_shape(problem.B)[-1] if grad and problem.pre_gelu is None else shape.columns
-        wanted = (bias_length,), shape.output, (shape.rows,)
-        for name, tensor, size in zip(("bias", "pre_gelu_out", "bias_scale"), given, wanted, strict=True):
+        for name, tensor, size in (("bias", problem.bias, (bias_length,)), ("pre_gelu_out", problem.pre_gelu, shape.output)):
             if tensor is not None and tensor.numel() != math.prod(size):
                 check_shape(tensor, size, f"{name} of a grouped GEMM")
         shapes.append(shape)
@@ -170,8 +166,6 @@ def solve(
             _clear(problem, grad)
         elif problem.bare and not (grad and problem.bias is not None):
             multiply(problem, transa, transb)
-        elif problem.row_scale is not None:
-            _with_scaled_bias(gemm, problem, transa, transb)
         else:
             _generic(gemm, problem, transa, transb, grad, bias_type)
 
@@ -198,15 +192,3 @@ def _generic(gemm: Callable[..., list[Any]], problem: Problem, transa: bool, tra
         bias.copy_(bias_grad.view(bias.shape))
     if pre_gelu is not None and problem.pre_gelu is not None:
         problem.pre_gelu.copy_(pre_gelu.view(problem.pre_gelu.shape))
-
-
-def _with_scaled_bias(gemm: Callable[..., list[Any]], problem: Problem, transa: bool, transb: bool) -> None:
-    """Everything in fp32, rounded once into D."""
-    assert problem.bias is not None and problem.row_scale is not None
-    operands = (problem.A, transa, problem.B, transb, None, None, torch.float32)
-    result = gemm(*operands, None, None, False, None, False, None, 0, False, True, alpha=problem.alpha)[0]
-    matrix = result.view(-1, result.shape[-1])
-    matrix.addcmul_(problem.row_scale.float().view(-1, 1), problem.bias.float().view(1, -1))
-    if problem.beta:
-        result.add_(problem.D, alpha=problem.beta)
-    problem.D.copy_(result)

@@ -281,7 +281,7 @@ def test_members_of_grouped_tensors_are_multiplied(runner: Runner, form: str, la
 @GROUPS
 @TYPES
 @pytest.mark.parametrize("count", [1, 4])
-def test_alpha_beta_bias_and_its_scale_enter_in_fp32(runner: Runner, dtype: torch.dtype, count: int) -> None:
+def test_alpha_beta_bias_and_its_scale_enter(runner: Runner, dtype: torch.dtype, count: int) -> None:
     A, B = operands("TN", dtype)
     alpha, beta = torch.linspace(0.5, 2.0, 4)[:count], torch.linspace(1.0, -1.0, 4)[:count]
     rows = torch.stack([values((N,), dtype, 40 + i) for i in range(4)])
@@ -290,13 +290,35 @@ def test_alpha_beta_bias_and_its_scale_enter_in_fp32(runner: Runner, dtype: torc
     factors = torch.linspace(-1.0, 1.0, TOTAL)
     per_row = [*factors.split(ROWS)]
     for given, scales in ((None, None), (bias, None), (vectors, factors), (bias, factors)):
+        slack = 0 if given is None else 0.5 * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps  # the product is rounded before its bias
         D = gather([torch.full((m, N), 3.0, dtype=dtype) for m in ROWS])
         on_groups(runner, "grouped_tensor", "TN", equal(A), gather(B), D, alpha=alpha, beta=beta, bias=given, bias_scale=scales)
         for i, (got, product) in enumerate(zip(D.split_into_quantized_tensors(), exact("TN", A, B), strict=True)):
             a, b = alpha[i % count].double(), beta[i % count].double()
             addition = rows[i].double() if given is not None else torch.zeros(N).double()
             wide = addition * (per_row[i].double()[:, None] if scales is not None else 1.0)
-            close(got, a * product + 3 * b + wide, dtype, K, 60.0)
+            close(got, a * product + 3 * b + wide, dtype, K + int(slack), 60.0)
+
+
+@GROUPS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scales", [None, torch.linspace(-1.0, 1.0, TOTAL)], ids=["plain", "scaled"])
+@pytest.mark.parametrize("bias_dtype", [None, torch.float32])
+def test_a_bias_of_a_group_is_added_to_the_rounded_product(
+    runner: Runner, dtype: torch.dtype, scales: Tensor | None, bias_dtype: torch.dtype | None
+) -> None:
+    A, B = operands("TN", dtype)
+    rows = torch.stack([values((N,), bias_dtype or dtype, 40 + i) for i in range(4)])
+    bias = GroupedTensorStorage((4, N), rows.dtype, num_tensors=4, data=rows.view(-1))
+    without, with_bias = (gather([torch.full((m, N), 3.0, dtype=dtype) for m in ROWS]) for _ in range(2))
+    on_groups(runner, "grouped_tensor", "TN", equal(A), gather(B), without, beta=torch.ones(1))
+    on_groups(runner, "grouped_tensor", "TN", equal(A), gather(B), with_bias, beta=torch.ones(1), bias=bias, bias_scale=scales)
+    factors = (scales if scales is not None else torch.ones(TOTAL)).split(ROWS)
+    members = zip(without.split_into_quantized_tensors(), with_bias.split_into_quantized_tensors(), rows, factors, strict=True)
+    for product, got, row, factor in members:
+        # The factor's product is exact in float64, its sum nearly: where fp32 rounds before D's dtype does, both neighbours are right.
+        exact_sum = product.double() + row.double() * factor.double()[:, None]
+        assert (got.double() - exact_sum).abs().le(exact_sum.abs() * (torch.finfo(dtype).eps / 2 + 2 * torch.finfo(torch.float32).eps) + 1e-6).all()
 
 
 @GROUPS

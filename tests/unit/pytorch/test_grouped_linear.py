@@ -1,4 +1,4 @@
-"""``GroupedLinear`` is a ``Linear`` for each group of rows, in every precision, whatever the sizes of the groups."""
+"""``GroupedLinear`` is a ``Linear`` for each group of rows, in every precision, whatever the sizes of the groups; a bias is added to its result."""
 
 from __future__ import annotations
 
@@ -61,14 +61,20 @@ def biases_of(made: GroupedLinear) -> list[Tensor]:
     return list(made.bias) if made.single_grouped_bias else [getattr(made, f"bias{i}") for i in range(GROUPS)]
 
 
-def linears_of(made: GroupedLinear) -> list[Linear]:
-    linears = [Linear(K, N, bias=made.use_bias, dtype=weights_of(made)[0].dtype) for _ in range(GROUPS)]
+def linears_of(made: GroupedLinear, bias: bool) -> list[Linear]:
+    linears = [Linear(K, N, bias=bias, dtype=weights_of(made)[0].dtype) for _ in range(GROUPS)]
     with torch.no_grad():
         for i, linear in enumerate(linears):
             linear.weight.copy_(weights_of(made)[i])
             if linear.bias is not None:
                 linear.bias.copy_(biases_of(made)[i])
     return linears
+
+
+def by_group(made: GroupedLinear, linears: Sequence[Linear], pieces: Sequence[Tensor]) -> Tensor:
+    """The results of ``linears`` without a bias, each rounded, and the biases of ``made`` added."""
+    products = [linear(piece) for linear, piece in zip(linears, pieces, strict=True)]
+    return torch.cat([y + bias for y, bias in zip(products, biases_of(made), strict=True)] if made.use_bias else products)
 
 
 def changed(*modules: torch.nn.Module) -> None:
@@ -96,7 +102,7 @@ def test_it_is_a_linear_for_each_group_to_the_bit(recipe: str, case: str, refere
     """Over several calls of one shape with other sizes: the later ones are replays of the second. Weights change between all calls."""
     dtype, options = CASES[case]
     grouped = layer(dtype, **options)
-    linears = linears_of(grouped)
+    linears, without_bias = linears_of(grouped, grouped.use_bias), linears_of(grouped, False)
     for step, splits in enumerate(SPLITS):
         x, dy = random(step, sum(splits), K, dtype=dtype).requires_grad_(), random(50 + step, sum(splits), N, dtype=dtype)
         with quantized(recipe):
@@ -106,18 +112,19 @@ def test_it_is_a_linear_for_each_group_to_the_bit(recipe: str, case: str, refere
         pieces = [piece.detach().clone().requires_grad_() for piece in x.split(splits)]
         with quantized(recipe):
             ys = [linear(piece) for linear, piece in zip(linears, pieces, strict=True)]
+            wanted = by_group(grouped, without_bias, pieces)
         torch.manual_seed(step)
         for one, part in zip(ys, dy.split(splits), strict=True):
             one.backward(part)
-        assert torch.equal(y, torch.cat(ys)) and y.dtype is dtype
+        assert torch.equal(y, wanted) and y.dtype is dtype
         assert torch.equal(x.grad, torch.cat([piece.grad for piece in pieces]))  # type: ignore[arg-type]
         assert torch.equal(stacked_grads(grouped, "weight"), torch.stack([linear.weight.grad for linear in linears]))  # type: ignore[arg-type]
         if grouped.use_bias:
             assert torch.equal(stacked_grads(grouped, "bias"), torch.stack([linear.bias.grad for linear in linears]))  # type: ignore[union-attr]
-        changed(grouped, *linears)
+        changed(grouped, *linears, *without_bias)
         with torch.no_grad(), quantized(recipe):
-            assert torch.equal(grouped(x, torch.tensor(splits)), torch.cat([linear(p) for linear, p in zip(linears, pieces, strict=True)]))
-        changed(grouped, *linears)
+            assert torch.equal(grouped(x, torch.tensor(splits)), by_group(grouped, without_bias, pieces))
+        changed(grouped, *linears, *without_bias)
     replays = grouped._fuser().executor._replays
     passes = {part for (key, *_), replay in replays.items() if replay is not None for part in key if isinstance(part, str)}
     assert passes >= {"forward", "backward", "inference"}, "a pass was not replayed: it looked at its sizes"
@@ -149,8 +156,11 @@ def test_it_is_near_the_float64_values(recipe: str, dtype: torch.dtype) -> None:
         wanted = expected_values(x, splits, made)
         magnitudes = torch.cat([p.double().abs() @ w.double().abs().T for p, w in zip(x.split(splits), weights_of(made), strict=True)])
         unit, rounding = UNIT[recipe], EPSILON[dtype]
-        # Both factors off by a unit, and 2^-12 of a sum for values below E4M3's normal ones; fp32 sums of K terms; the result rounded once.
-        bound = ((2 * unit + unit**2 + (2.0**-12 if unit else 0) + K * 2.0**-24) * magnitudes + rounding * (wanted.abs() + 1)).double()
+        # Both factors off by a unit, and 2^-12 of a sum for values below E4M3's normal ones; fp32 sums of K terms; the product and its sum with the
+        # bias rounded once each.
+        products = wanted - torch.cat([b.double().expand(rows, N) for b, rows in zip(biases_of(made), splits, strict=True)])
+        rounded = rounding * (products.abs() + wanted.abs() + 1)
+        bound = ((2 * unit + unit**2 + (2.0**-12 if unit else 0) + K * 2.0**-24) * magnitudes + rounded).double()
         assert ((y.double() - wanted).abs() <= bound).all()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from fusible.conformance.cases.gemm import product
 from fusible.conformance.cases.grouped_blocks import ROWS, gather_blocks, products_in_blocks
 from fusible.conformance.cases.pointwise import gelu
+from fusible.conformance.special import plant
 from fusible.conformance.table import Output, Sample, Sampler, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
 from fusible.tex import DType
@@ -28,7 +30,12 @@ _SIZE, _LENGTH = 60.0, _K + _N
 """Of sums of at most 12 products of normal values, and the length of any of them."""
 
 
-def operands(generator: torch.Generator, layout: str, dtype: torch.dtype, k: int = _K) -> tuple[list[Tensor], list[Tensor]]:
+def integers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Whole numbers so small that every dtype holds their products' sums, as they are, doubled or halved: D rounds nothing before its bias."""
+    return plant(torch.randint(-3, 4, shape, generator=generator).to(dtype))
+
+
+def operands(generator: torch.Generator, layout: str, dtype: torch.dtype, k: int = _K, random: Any = random) -> tuple[list[Tensor], list[Tensor]]:
     """A and B of every expert: weights and tokens, weights and gradients, or tokens and gradients."""
     weights = [random(generator, (_N, k), dtype) for _ in _ROWS]
     tokens = [random(generator, (rows, k), dtype) for rows in _ROWS]
@@ -247,14 +254,28 @@ def of_blocks(form: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> Sample:
     """Weights of another type than that of tokens and result, and a bias with a scale."""
-    A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32)
-    _, B = operands(generator, "TN", dtype)
+    A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32, random=integers)
+    _, B = operands(generator, "TN", dtype, random=integers)
     rows, factors = random(generator, (len(_ROWS), _N), dtype), torch.linspace(-1.0, 1.0, _TOTAL)
     parts = zip(exact("TN", A, B), rows.double(), factors.double().split(_ROWS), strict=True)
     D, outputs = target(form, "TN", [x + row * factor[:, None] for x, row, factor in parts], dtype)
     bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=rows.view(-1))
     arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
     return Sample("weights of another type", arguments, outputs)
+
+
+def of_two_roundings(form: str, dtype: torch.dtype) -> Iterator[Sample]:
+    """A product between two numbers of D's dtype, and a bias that leaves of it what that dtype rounded away: nothing."""
+    if dtype is torch.float32:  # the product is summed in it
+        return
+    near = 2.0 ** (1 - math.log2(torch.finfo(dtype).eps))  # 256 of bfloat16; the next number is near + 2
+    A, B = [torch.ones(_N, 2, dtype=dtype) for _ in _ROWS], [torch.tensor([[near, 1.0]] * rows, dtype=dtype).view(rows, 2) for rows in _ROWS]
+    bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=torch.full((len(_ROWS) * _N,), -near, dtype=dtype))
+    for factors in (None, torch.ones(_TOTAL)):
+        D, close = target(form, "TN", [torch.zeros(rows, _N, dtype=torch.float64) for rows in _ROWS], dtype)
+        outputs = tuple(Output(output.at, output.reference.to(dtype)) for output in close)
+        arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
+        yield Sample(f"a bias is added to what was rounded, its scale {factors is not None}", arguments, outputs)
 
 
 def on_grouped(form: str) -> Sampler:
@@ -276,12 +297,13 @@ def on_grouped(form: str) -> Sampler:
             yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
         yield from of_blocks(form, dtype)
         yield of_two_types(form, generator, dtype)
-        A, B = operands(generator, "TN", dtype, _N)  # square weights
+        yield from of_two_roundings(form, dtype)
+        A, B = operands(generator, "TN", dtype, _N, integers)  # square weights
         rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
         factors = torch.linspace(-1.0, 1.0, _TOTAL)
         for count, alpha, beta in (
             (1, torch.tensor([0.5]), torch.ones(1)),
-            (4, torch.linspace(0.5, 2.0, 4), torch.linspace(1.0, -1.0, 4)),
+            (4, torch.tensor([0.5, 1.0, 2.0, -1.0]), torch.tensor([1.0, 0.5, -0.5, -1.0])),
             (1, torch.ones(1), torch.ones(1)),
         ):
             for biased, scaled in ((False, False), (True, False), (True, True)):

@@ -75,8 +75,9 @@ class Grouped:
         """``D_i = alpha_i * op(B_i) @ op(A_i) + beta_i * D_i + bias_i`` for the members of grouped tensors A, B and D; returns D.
 
         A and B are quantized or not, D is not. ``bias``: a grouped tensor of one row ``[columns]`` per member, or None; each row of D takes it times
-        its entry of ``bias_scale`` (fp32, one per row of D), where given. ``alpha`` and ``beta``: fp32 ``[1]`` or one per member. An empty product
-        counts as 0, without bias.
+        its entry of ``bias_scale`` (fp32, one per row of D), where given. It is added in fp32 to what was rounded to D's dtype, and the sum rounded
+        again: in NVIDIA's library a kernel of its own does it after the product. ``alpha`` and ``beta``: fp32 ``[1]`` or one per member. An empty
+        product counts as 0, without bias.
         """
 
     @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")

@@ -40,7 +40,7 @@ class GroupedKernels(Grouped):
     @by_name
     def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
         """Any of A, B and D may be a list of tensors instead."""
-        D, bias, bias_scale = call.D, call.bias, call.bias_scale
+        D = call.D
         if getattr(D, "quantizer", None) is not None:
             raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
         a, b, d = self._members(call.A, "A"), self._members(call.B, "B"), self._members(D, "D")
@@ -48,21 +48,13 @@ class GroupedKernels(Grouped):
             got = f"{len(a)}, {len(b)} and {len(d)}"
             raise ArgumentError(expected("equally many members", of="A, B and D of a grouped GEMM", got=got, do="describe the same problems"))
         alphas, betas = _factors(call.alpha, len(a), "alpha"), _factors(call.beta, len(a), "beta")
-        biases = _biases(bias, len(a))
-        if bias_scale is not None and bias is None:
-            raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
-        scales: Sequence[Any] = [None] * len(a)
-        if bias_scale is not None:
-            rows = [math.prod(out.shape[:-1]) for out in d]
-            if bias_scale.numel() < sum(rows):
-                check_shape(bias_scale, (sum(rows),), "bias_scale of a grouped GEMM")
-            scales = bias_scale.reshape(-1)[: sum(rows)].split(rows)
-        problems = [
-            Problem(*three, bias=x, row_scale=scale, alpha=first, beta=second)
-            for *three, x, scale, first, second in zip(a, b, d, biases, scales, alphas, betas, strict=True)
-        ]
+        problems = [Problem(*three, alpha=first, beta=second) for *three, first, second in zip(a, b, d, alphas, betas, strict=True)]
         shapes = check_problems(problems, call.transa, call.transb, False)
+        rows, factors = _biases(call.bias, shapes), _row_factors(call.bias_scale, call.bias, shapes)
         self._solve(problems, shapes, call.transa, call.transb, False, None)
+        for place, shape, row, factor in zip(d, shapes, rows, factors, strict=True):
+            if row is not None and not shape.empty:
+                _add_bias(place, row, factor)
         return D
 
     te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
@@ -220,10 +212,35 @@ def _factors(values: Any, count: int, name: str) -> list[float]:
     return found * count if len(found) == 1 else found
 
 
-def _biases(bias: Any, count: int) -> Sequence[Any]:
-    if bias is None:
-        return [None] * count
+def _biases(bias: Any, shapes: Sequence[GemmShape]) -> Sequence[Any]:
+    """A row for each product, or None for each."""
+    if bias is None or not shapes:
+        return [None] * len(shapes)
     rows = bias.rowwise_data if is_grouped(bias) else bias
-    if rows.numel() % count:
-        raise ShapeError(expected(f"{count} rows", of="bias of a grouped GEMM", got=f"{rows.numel()} numbers", do="pass one row per problem"))
-    return rows.reshape(count, -1).unbind()
+    if rows.numel() % len(shapes):
+        raise ShapeError(expected(f"{len(shapes)} rows", of="bias of a grouped GEMM", got=f"{rows.numel()} numbers", do="pass one row per problem"))
+    found = rows.reshape(len(shapes), -1).unbind()
+    for row, shape in zip(found, shapes, strict=True):
+        if len(row) != shape.columns:
+            check_shape(row, (shape.columns,), "bias of a grouped GEMM")
+    return found
+
+
+def _row_factors(bias_scale: Any, bias: Any, shapes: Sequence[GemmShape]) -> Sequence[Any]:
+    """The entries of ``bias_scale`` for each product's rows, or None for each."""
+    if bias_scale is None:
+        return [None] * len(shapes)
+    if bias is None:
+        raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
+    rows = [shape.rows for shape in shapes]
+    if bias_scale.numel() < sum(rows):
+        check_shape(bias_scale, (sum(rows),), "bias_scale of a grouped GEMM")
+    return bias_scale.reshape(-1)[: sum(rows)].split(rows)
+
+
+def _add_bias(place: Tensor, row: Tensor, factor: Tensor | None) -> None:
+    """``place += factor[:, None] * row``: the product that is rounded already is read, and the sum in fp32 rounded once more."""
+    if factor is None:
+        place.add_(row)
+    else:
+        place.copy_(torch.addcmul(place.float(), factor.view(*place.shape[:-1], 1), row.float()))

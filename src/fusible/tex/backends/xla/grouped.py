@@ -164,25 +164,35 @@ def _write_rows(D: Any, call: Any, of: Groups) -> None:
         got = [list(place.shape) for place in held] if listed else list(D.logical_shape)
         raise ShapeError(expected(f"{of.count} members of {columns} columns", of="D of a grouped GEMM", got=got, do="pass one for each of B"))
     result = result * into.spread(_factor(call.alpha, of, "alpha"))[:, None]
-    if call.bias is not None:
-        given = call.bias.rowwise_data if is_grouped(call.bias) else call.bias
-        added = into.spread(fp32(lazy.reshape(given, (of.count, result.shape[1]))))
-        result = result + (added if call.bias_scale is None else added * _row_factors(call.bias_scale, into)[:, None])
-    beta = _factor(call.beta, of, "beta")
+    beta, added = _factor(call.beta, of, "beta"), _bias_rows(call, of, into, columns)
     if not listed:
         former = lazy.reshape(D.rowwise_data, result.shape)
-        result = _accumulated(result, former, lazy.ones(()), into.spread(beta)[:, None])
-        new = lazy.where(into.inside[:, None], lazy.cast(result, former.dtype), former)
-        D.rowwise_data.assign_(lazy.reshape(new, D.rowwise_data.shape))
+        new = _finished(result, former, into.spread(beta)[:, None], added)
+        D.rowwise_data.assign_(lazy.reshape(lazy.where(into.inside[:, None], new, former), D.rowwise_data.shape))
         return
     for i, (place, count) in enumerate(zip(held, rows, strict=True)):
         if not place.size:
             continue
         row = lazy.iota((count,), 0, lazy.int32)
-        own, former = lazy.gather(result, 0, of.starts[i] + row), lazy.reshape(place, (count, result.shape[1]))
-        new = lazy.cast(_accumulated(own, former, lazy.ones(()), beta[i]), place.dtype)
+        own, former = lazy.gather(result, 0, of.starts[i] + row), lazy.reshape(place, (count, columns))
+        new = _finished(own, former, beta[i], lazy.gather(added, 0, of.starts[i] + row) if added is not None else None)
         owned: Any = row < of.sizes[i]
         place.assign_(lazy.reshape(lazy.where(owned[:, None], new, former), place.shape))
+
+
+def _bias_rows(call: Any, of: Groups, into: Groups, columns: int) -> Tensor | None:
+    """What each row takes of its group's bias, in fp32."""
+    if call.bias is None:
+        return None
+    given = call.bias.rowwise_data if is_grouped(call.bias) else call.bias
+    rows = into.spread(fp32(lazy.reshape(given, (of.count, columns))))
+    return rows if call.bias_scale is None else rows * _row_factors(call.bias_scale, into)[:, None]
+
+
+def _finished(result: Tensor, former: Tensor, beta: Tensor, added: Tensor | None) -> Tensor:
+    """The product and what is accumulated, in the dtype of ``former``; a bias is added to what was rounded."""
+    new = lazy.cast(_accumulated(result, former, lazy.ones(()), beta), former.dtype)
+    return new if added is None else lazy.cast(fp32(new) + added, former.dtype)
 
 
 def _row_factors(factors: Tensor, into: Groups) -> Tensor:
