@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import subprocess
@@ -11,18 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tripy_twins as twins
 from doc_pages import ROOT
+from torch import nn
 from torch.nn import functional as F
 
 PROGRAMS = ROOT / "tests" / "integration" / "tripy_programs"
 EPSILON = 2.0**-23
 
 
-def ran(name: str, tmp_path: Path) -> tuple[dict[str, np.ndarray], str]:
+def ran(name: str, tmp_path: Path, *options: int) -> tuple[dict[str, np.ndarray], str]:
     """What a program has written, and what it has printed."""
     out = tmp_path / "out.npz"
-    command = [sys.executable, "-W", "error", "-m", "fusible", "run", "--tripy", str(PROGRAMS / f"{name}.py"), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-W", "error", "-m", "fusible", "run", "--tripy", str(PROGRAMS / f"{name}.py"), str(out), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     with np.load(out) as found:
         return dict(found), done.stdout
@@ -33,6 +36,14 @@ def agrees(got: np.ndarray, exact: torch.Tensor, narrow: torch.Tensor) -> None:
     error = max((narrow.double() - exact).abs().max().item(), EPSILON * exact.abs().max().item())
     np.testing.assert_allclose(got, exact.numpy(), rtol=0, atol=16 * error)
     assert 16 * error < 1e-3 * exact.abs().max().item()
+
+
+def loaded(twin: nn.Module, found: dict[str, np.ndarray], at: str = "") -> tuple[nn.Module, nn.Module]:
+    """The twin in float64 and in float32, with the weights that a program has written, each of them used. ``at``: where their names begin."""
+    own = {name[len(at) :]: torch.from_numpy(value) for name, value in found.items() if name.startswith(at) and "." in name}
+    missing, unexpected = twin.load_state_dict(own, strict=False)
+    assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing)
+    return copy.deepcopy(twin).double().eval(), twin.eval()
 
 
 def test_the_programs_know_tripy_alone() -> None:
@@ -106,6 +117,19 @@ def test_windows_of_images_of_any_size_give_what_torch_does(tmp_path: Path) -> N
         for name, exact, near in zip(("mask", "pooled"), windows(wide, image.double()), windows(narrow, image), strict=True):
             agrees(found[f"{name}{i}"], exact, near)
     assert "images: 3" in said
+
+
+@pytest.mark.parametrize(("width", "side"), [(8, 32), pytest.param(32, 96, marks=pytest.mark.slow)])
+def test_a_resnet_50_classifies_as_torch_does(width: int, side: int, tmp_path: Path) -> None:
+    found, said = ran("resnet50", tmp_path, width, side)
+    wide, narrow = loaded(twins.ResNet50(width), found)
+    assert sum(isinstance(m, nn.Conv2d) for m in wide.modules()) == 53
+    with torch.no_grad():
+        for name, images in (("logits2", "images2"), ("logits3", "images3"), ("eager", "images3")):
+            x = torch.from_numpy(found[images])[: len(found[name])]
+            exact = wide(x.double())
+            agrees(found[name], exact, narrow(x))
+    assert f"class: {exact.argmax(1).tolist()} of 2 batches" in said
 
 
 @pytest.mark.parametrize("name", ["gpt", "windows"])
