@@ -16,6 +16,7 @@ import tripy_twins as twins
 from doc_pages import ROOT
 from torch import nn
 from torch.nn import functional as F
+from tripy_segment_twin import Segmenter
 
 PROGRAMS = ROOT / "tests" / "integration" / "tripy_programs"
 EPSILON = 2.0**-23
@@ -130,6 +131,33 @@ def test_a_resnet_50_classifies_as_torch_does(width: int, side: int, tmp_path: P
             exact = wide(x.double())
             agrees(found[name], exact, narrow(x))
     assert f"class: {exact.argmax(1).tolist()} of 2 batches" in said
+
+
+@pytest.mark.parametrize(("width", "side"), [(8, 8), pytest.param(32, 16, marks=pytest.mark.slow)])
+def test_a_diffusion_pipeline_draws_what_torch_does(width: int, side: int, tmp_path: Path) -> None:
+    found, said = ran("diffusion", tmp_path, width, side)
+    wide, narrow = loaded(twins.Diffusion(width), found)
+    tokens, noise = torch.from_numpy(found["tokens"]).long(), torch.from_numpy(found["noise"])
+    with torch.no_grad():
+        exact, near = wide(tokens, noise.double(), (801, 401, 1), 3.0), narrow(tokens, noise, (801, 401, 1), 3.0)
+    agrees(found["eager"], exact[0], near[0])
+    agrees(found["image"], exact[2], near[2])
+    assert f"image: (1, 3, {2 * side}, {2 * side}) after 3 steps" in said
+
+
+@pytest.mark.parametrize(("width", "scale"), [(8, 1), pytest.param(32, 3, marks=pytest.mark.slow)])
+def test_videos_are_segmented_as_by_torch(width: int, scale: int, tmp_path: Path) -> None:
+    found, said = ran("segment", tmp_path, width, scale)
+    wide, narrow = loaded(Segmenter(width), found)
+    points, labels = torch.from_numpy(found["points"]), torch.from_numpy(found["labels"]).long()
+    for video, length in enumerate((3, 1)):
+        frames = [torch.from_numpy(found[f"frame{video}-{i}"]) for i in range(length)]
+        with torch.no_grad():
+            exact, near = wide([x.double() for x in frames], points.double(), labels), narrow(frames, points, labels)
+        for i in range(length):
+            for name, of, approximate in zip(("masks", "scores"), exact[i], near[i], strict=True):
+                agrees(found[f"{name}{video}-{i}"], of, approximate)
+    assert f"frames: 3 remembered: 3 masks: (1, 3, {6 * scale}, {8 * scale})" in said and "frames: 1 remembered: 1" in said
 
 
 @pytest.mark.parametrize("name", ["gpt", "windows"])
