@@ -200,7 +200,9 @@ def _(draw: Draw) -> Right:
 # Attention.
 
 
-def _attention(draw: Draw, module: nn.Module, heads: int, groups: int, width: int, causal: bool, rope: float | None, scale: float) -> Right:
+def _attention(
+    draw: Draw, module: nn.Module, heads: int, groups: int, width: int, causal: bool, rope: float | None, scale: float, *scores: Any
+) -> Right:
     columns = (heads + 2 * groups) * width
     leading = draw.leading(ranks=(1, 2))
     given = _lengths(draw, leading)
@@ -209,7 +211,7 @@ def _attention(draw: Draw, module: nn.Module, heads: int, groups: int, width: in
 
     def formula(n: Noise, inputs: Values, _: Values) -> Tensor:
         x = inputs["x"].reshape(-1, columns)
-        y = formulas.attention(n, x, lengths, heads, groups, width, causal, rope, scale) if tokens else x[:, : heads * width]
+        y = formulas.attention(n, x, lengths, heads, groups, width, causal, rope, scale, *scores) if tokens else x[:, : heads * width]
         return y.reshape(*leading, heads * width)
 
     return Right(module, lambda: {"x": draw.values(*leading, columns)}, formula, given)
@@ -223,8 +225,25 @@ def _head_width(draw: Draw) -> int:
 def _(draw: Draw) -> Right:
     groups, width, causal, rope = draw.of(1, 2), _head_width(draw), draw.of(True, False), draw.of(None, 10000.0, 100.0)
     heads, scale = groups * draw.of(1, 2), draw.of(None, 0.3)
-    module = fusible.DotProductAttention(heads, width, groups=groups, causal=causal, rope_base=rope, scale=scale)
-    return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5 if scale is None else scale)
+    cap, slopes = draw.of(None, None, 2.0), draw.of(None, None, [0.5 / (i + 1) for i in range(heads)])
+    options = {"groups": groups, "causal": causal, "rope_base": rope, "scale": scale, "soft_cap": cap, "alibi": slopes or False}
+    module = fusible.DotProductAttention(heads, width, **options)
+    return _attention(draw, module, heads, groups, width, causal, rope, width**-0.5 if scale is None else scale, cap, slopes)
+
+
+@draws("modules", "CrossAttention")
+def _(draw: Draw) -> Right:
+    groups, width, batch, tokens, keys = draw.of(1, 2), _head_width(draw), draw.of(1, 2, 3), draw.of(1, 3, 5), draw.of(1, 4, 7)
+    heads, cap = groups * draw.of(1, 2), draw.of(None, 2.0)
+    module = ops.Sequential(fusible.CrossAttention(heads, width, groups=groups, soft_cap=cap))
+
+    def inputs() -> Values:
+        return {"x": draw.values(batch, tokens, heads * width), "kv": draw.values(batch, keys, 2 * groups * width)}
+
+    def formula(n: Noise, given: Values, _: Values) -> Tensor:
+        return formulas.cross_attention(n, given["x"], given["kv"], heads, groups, width, width**-0.5, cap)
+
+    return Right(module, inputs, formula)
 
 
 @draws("modules", "QKNorm")

@@ -9,7 +9,8 @@ from rounding_noise import Noise
 from torch import Tensor
 
 __all__ = [
-    "GATES", "PLAIN", "attention", "clamped", "gated", "grouped", "l2norm", "layernorm", "linear", "rmsnorm", "scaled", "shifted", "situ",
+    "GATES", "PLAIN", "attention", "clamped", "cross_attention",
+    "gated", "grouped", "l2norm", "layernorm", "linear", "rmsnorm", "scaled", "shifted", "situ",
     "tanh_srelu",
 ]  # fmt: skip
 
@@ -136,7 +137,17 @@ def _rotated(n: Noise, x: Tensor, lengths: Sequence[int], base: float) -> Tensor
 
 
 def attention(
-    n: Noise, x: Tensor, lengths: Sequence[int], heads: int, groups: int, width: int, causal: bool, rope: float | None, scale: float
+    n: Noise,
+    x: Tensor,
+    lengths: Sequence[int],
+    heads: int,
+    groups: int,
+    width: int,
+    causal: bool,
+    rope: float | None,
+    scale: float,
+    soft_cap: float | None = None,
+    slopes: Sequence[float] | None = None,
 ) -> Tensor:
     """Of q, k and v side by side, ``[tokens, *]``; q and k are rotated, and probabilities may be rounded to the dtype of the activations."""
     q, k, v = (part.reshape(len(x), -1, width) for part in x.split([heads * width, groups * width, groups * width], 1))
@@ -145,8 +156,25 @@ def attention(
     parts = []
     for q_, k_, v_ in zip(*(part.split(list(lengths)) for part in (q, k, v)), strict=True):
         k_, v_ = (n.terms(part.repeat_interleave(heads // groups, 1), 2 * len(q_)) for part in (k_, v_))
-        scores = n.terms(torch.einsum("qhd,khd->hqk", n.terms(q_, 2 * width), k_) * scale, width)
+        scores = _scores(n, q_, k_, scale, soft_cap)
+        if slopes is not None:
+            distance = (torch.arange(len(q_))[:, None] - torch.arange(len(q_))).abs()
+            scores = n.terms(scores - torch.tensor(slopes, dtype=torch.float64)[:, None, None] * distance)
         if causal:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
         parts.append(n.stored(n.attended(scores, v_)))
     return torch.cat(parts).reshape(len(x), heads * width)
+
+
+def _scores(n: Noise, q: Tensor, k: Tensor, scale: float, soft_cap: float | None) -> Tensor:
+    scores = n.terms(torch.einsum("qhd,khd->hqk", n.terms(q, 2 * q.shape[-1]), k) * scale, q.shape[-1])
+    return scores if soft_cap is None else n.terms(soft_cap * torch.tanh(scores / soft_cap))
+
+
+def cross_attention(n: Noise, x: Tensor, kv: Tensor, heads: int, groups: int, width: int, scale: float, soft_cap: float | None) -> Tensor:
+    """Of queries ``[sequences, tokens, *]`` over k and v side by side, ``[sequences, keys, *]``."""
+    parts = []
+    for q, own in zip(x, kv, strict=True):
+        k, v = (n.terms(part.unflatten(-1, (-1, width)).repeat_interleave(heads // groups, 1), 2 * len(q)) for part in own.chunk(2, -1))
+        parts.append(n.stored(n.attended(_scores(n, q.unflatten(-1, (heads, width)), k, scale, soft_cap), v)).flatten(1))
+    return torch.stack(parts)

@@ -11,6 +11,7 @@ from nvte_words_activations import gradient, nearly
 
 from fusible import nvte
 from fusible.nvte import DType, Tensor
+from fusible.tex.attention_call import alibi_slopes
 
 # Attention.
 
@@ -52,18 +53,40 @@ def _outside(queries: int, keys: int, starts: int, window: tuple[int, int]) -> t
     return (distance > left) | (-distance > right)
 
 
+Rule = dict[str, Any]
+"""The arguments of ``attention`` that say how scores are made."""
+
+
+def _scored(scores: torch.Tensor, rule: Rule, starts: int, bias: torch.Tensor | None) -> torch.Tensor:
+    """Scores ``[heads, queries, keys]`` once they are scaled, as the options have them; a query sees what its window shows."""
+    options: nvte.ScoreOptions = rule["options"]
+    if options.soft_cap is not None:
+        scores = options.soft_cap * torch.tanh(scores / options.soft_cap)
+    queries, keys = scores.shape[1:]
+    if bias is not None:
+        scores = scores + bias[:, :queries, :keys]
+    if options.alibi_slopes is not None:
+        distance = (starts + torch.arange(queries)[:, None] - torch.arange(keys)).abs()
+        scores = scores - torch.tensor(options.alibi_slopes, dtype=torch.float64)[:, None, None] * distance
+    return scores.masked_fill(_outside(queries, keys, starts, rule["window_size"]), -torch.inf)
+
+
 def _attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], scale: float, causal: bool, window: tuple[int, int]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int], rule: Rule, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     parts = []
-    for q_, k_, v_ in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
+    for i, (q_, k_, v_) in enumerate(zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True)):
         k_, v_ = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k_, v_))
-        scores = torch.einsum("qhd,khd->hqk", q_, k_) * scale
-        if causal:
+        scores = _scored(torch.einsum("qhd,khd->hqk", q_, k_) * rule["scale"], rule, 0, None if bias is None else bias[i % len(bias)])
+        if rule["causal"]:
             scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
-        scores = scores.masked_fill(_outside(len(q_), len(k_), 0, window), -torch.inf)
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v_))
     return torch.cat(parts)
+
+
+def _options(draw: Draw, heads: int) -> nvte.ScoreOptions:
+    slopes = draw.of(None, None, tuple(0.5 / (i + 1) for i in range(heads)), tuple(alibi_slopes(heads)))
+    return nvte.ScoreOptions(draw.of(None, None, 1.5), slopes)
 
 
 def _heads(draw: Draw) -> tuple[dict[str, Any], list[int]]:
@@ -72,7 +95,10 @@ def _heads(draw: Draw) -> tuple[dict[str, Any], list[int]]:
     heads = groups * draw.of(1, 2)
     q, k, v = (draw.tensor(sum(lengths), n, width, type=kind) for n in (heads, groups, groups))
     given = {"q": q, "k": k, "v": v, "sequences": sequences, "scale": width**-0.5, "causal": draw.of(True, False)}
-    return {**given, "window_size": draw.of((-1, -1), (-1, -1), (0, 0), (2, -1), (-1, 1), (1, 2))}, lengths
+    window = draw.of((-1, -1), (-1, -1), (0, 0), (2, -1), (-1, 1), (1, 2))
+    longest = max(lengths)
+    bias = draw.tensor(draw.of(1, sequences.count), heads, longest, longest, type=DType.Float32) if longest > 1 and draw.of(True, False) else None
+    return {**given, "window_size": window, "options": _options(draw, heads), "bias": bias}, lengths
 
 
 def _probabilities(kind: DType, v: torch.Tensor) -> float:
@@ -85,7 +111,8 @@ def _(draw: Draw) -> Given:
     arguments, lengths = _heads(draw)
     q, k, v = (f64(arguments[name]) for name in "qkv")
     kind = arguments["q"].type
-    value = _attended(q, k, v, lengths, arguments["scale"], arguments["causal"], arguments["window_size"])
+    bias = None if arguments["bias"] is None else f64(arguments["bias"])
+    value = _attended(q, k, v, lengths, arguments, bias)
     o = nearly(value, q, k, v, type=kind, slack=_probabilities(kind, v))
 
     def check(found: Any) -> None:
@@ -98,16 +125,16 @@ def _(draw: Draw) -> Given:
 def _(draw: Draw) -> Given:
     arguments, lengths = _heads(draw)
     q, k, v = (f64(arguments[name]) for name in "qkv")
-    scale, causal, window, kind = *(arguments[name] for name in ("scale", "causal", "window_size")), arguments["q"].type
+    kind, biased = arguments["q"].type, [] if arguments["bias"] is None else [f64(arguments["bias"])]
     o, aux = nvte.attention(**arguments, is_training=True)
     do = draw.tensor(*o.shape, type=kind)
-    grads = gradient(lambda q, k, v: _attended(q, k, v, lengths, scale, causal, window), f64(do), q, k, v)  # type: ignore[misc, arg-type]
+    grads = gradient(lambda q, k, v, *bias: _attended(q, k, v, lengths, arguments, *bias), f64(do), q, k, v, *biased)  # type: ignore[misc, arg-type]
     size = [8 * q, k, v, f64(do)]
     # o and the probabilities are rounded to their dtype on the way, and several of them are added up.
     eps = torch.finfo(nvte.te_to_torch_dtype(kind)).eps
-    wanted = [Wanted(g, 32, (nearly(g, *size).magnitude * (1 + eps * 2**23 / 16)), type=kind) for g in grads]  # type: ignore[operator]
-    return Given({"do": do, "q": arguments["q"], "k": arguments["k"], "v": arguments["v"], "o": o, "aux": aux, "sequences": arguments["sequences"],
-                  "scale": scale, "causal": causal, "window_size": window}, wanted)  # fmt: skip
+    types = [kind] * 3 + [DType.Float32]
+    wanted = [Wanted(g, 32, (nearly(g, *size).magnitude * (1 + eps * 2**23 / 16)), type=t) for g, t in zip(grads, types, strict=False)]  # type: ignore[operator]
+    return Given({"do": do, **arguments, "o": o, "aux": aux}, [*wanted, *([] if biased else [None])])
 
 
 def _cache(draw: Draw, groups: int, width: int, kind: DType) -> tuple[nvte.KVCache, nvte.Sequences, list[int], list[int]]:
@@ -146,14 +173,14 @@ def _(draw: Draw) -> Given:
     groups, width, kind = draw.of(1, 2), draw.of(4, 8), draw.type()
     cache, sequences, lengths, starts = _cache(draw, groups, width, kind)
     q, scale = draw.tensor(sum(lengths), groups * draw.of(1, 2), width, type=kind), width**-0.5
-    window, parts = draw.of((-1, -1), (0, 0), (2, -1), (3, 0)), []
+    window, options, parts = draw.of((-1, -1), (0, 0), (2, -1), (3, 0)), _options(draw, q.shape[1]), []
     for i, part in enumerate(f64(q).split(lengths)):
         ends = starts[i] + lengths[i]
         k, v = (_held(pages, cache, i, ends).repeat_interleave(q.shape[1] // groups, 1) for pages in (cache.k, cache.v))
         scores = torch.einsum("qhd,khd->hqk", part, k) * scale
+        scores = _scored(scores, {"options": options, "window_size": window}, starts[i], None)
         scores = scores.masked_fill(torch.ones(lengths[i], ends).triu(starts[i] + 1).bool(), -torch.inf)
-        scores = scores.masked_fill(_outside(lengths[i], ends, starts[i], window), -torch.inf)
         parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
     values = f64(cache.v)
     wanted = nearly(torch.cat(parts), f64(q), f64(cache.k), values, type=kind, slack=_probabilities(kind, values))
-    return Given({"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window}, [wanted])
+    return Given({"q": q, "cache": cache, "sequences": sequences, "scale": scale, "window_size": window, "options": options}, [wanted])

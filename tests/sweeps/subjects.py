@@ -65,6 +65,10 @@ def _batch(cls: type[nn.Module], *args: Any, columns: int = WIDTH, **options: An
     return Subject(cls.__name__, lambda: cls(*args, **options), arguments)
 
 
+def _queries_and_keys() -> dict[str, Any]:
+    return {"x": tokens().detach().reshape(2, 16, WIDTH).requires_grad_(), "kv": tokens(columns=2 * WIDTH).detach().reshape(2, 16, 2 * WIDTH)}
+
+
 def _block() -> list[nn.Module]:
     return [
         fusible.LayerNorm(WIDTH),
@@ -88,6 +92,7 @@ MODULES: list[Subject] = [
     _module(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),
     _batch(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH, rope_base=10000.0),
     _cached(fusible.DotProductAttention, 2, 16, columns=3 * WIDTH),
+    Subject("CrossAttention", lambda: ops.Sequential(fusible.CrossAttention(2, 16)), _queries_and_keys),
     _module(fusible.MultiHeadedSelfAttention, WIDTH, 2, columns=3 * WIDTH),
     _module(fusible.GroupedQuerySelfAttention, WIDTH, 4, 2, columns=2 * WIDTH),
     _module(fusible.MultiQuerySelfAttention, WIDTH, 2, columns=2 * WIDTH),

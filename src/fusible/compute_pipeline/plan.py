@@ -120,7 +120,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         state=state,
         delayed=delayed,
         caches=tuple((op.position, *op.cached) for op in bound if op.cached),
-        uncached=next((op for op in bound if "sequences" in op.given and not op.cached), None),
+        uncached=next((op for op in bound if not op.goes_on), None),
         out_width=widths[-1],
         foreign=any(fusion.foreign for _, _, fusion in request.fused) or any(op.direct_only for op in bound),
     )

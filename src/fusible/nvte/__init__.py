@@ -47,7 +47,7 @@ from fusible.nvte.activation import (
     srelu,
     swiglu,
 )
-from fusible.nvte.attention import EVERYWHERE, AttentionAux, Sequences, attention, dattention, drope, rope
+from fusible.nvte.attention import EVERYWHERE, PLAIN_SCORES, AttentionAux, ScoreOptions, Sequences, attention, dattention, drope, rope
 from fusible.nvte.casting import (
     bgrad_cast,
     by_columns,
@@ -135,10 +135,12 @@ __all__ = [
     "EVERYWHERE",
     "KVCache",
     "Leaf",
+    "PLAIN_SCORES",
     "Pass",
     "PassKind",
     "QuantizedType",
     "STORAGES",
+    "ScoreOptions",
     "Sequences",
     "Shell",
     "StorageSpec",

@@ -11,8 +11,9 @@ from fusible.nvte.elementwise import reshape
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+from fusible.tex.attention_call import alibi_slopes
 
-__all__ = ["AttentionAux", "EVERYWHERE", "Sequences", "attention", "dattention", "drope", "rope", "window_edges"]
+__all__ = ["AttentionAux", "EVERYWHERE", "PLAIN_SCORES", "ScoreOptions", "Sequences", "attention", "dattention", "drope", "rope", "window_edges"]
 
 EVERYWHERE = (-1, -1)
 """A window without edges."""
@@ -31,6 +32,18 @@ class Sequences:
     max_seqlen: int
     uniform: bool
 
+    @classmethod
+    def equal(cls, count: int, length: int, like: Tensor) -> Sequences:
+        """``count`` sequences of ``length`` tokens, on the device of ``like``."""
+        memo, key = current_pass().memo, ("cu_seqlens", count, length)
+        found = memo.get(key) if memo is not None else None
+        if found is None:
+            ends = [tex.prim.full((1,), i * length, DType.Int32, like.data) for i in range(count + 1)]
+            found = cls(Tensor(tex.prim.concatenate(ends, 0), DType.Int32), count, length, True)
+            if memo is not None:
+                memo[key] = found
+        return found
+
     @property
     def format(self) -> NVTE_QKV_Format:
         return NVTE_QKV_Format.NVTE_BSHD if self.uniform else NVTE_QKV_Format.NVTE_THD
@@ -45,11 +58,46 @@ class Sequences:
 
 
 @dataclass(frozen=True)
+class ScoreOptions:
+    """What becomes of attention's scores beside scaling and hiding: ``soft_cap * tanh(s / soft_cap)`` (Gemma 2, arXiv:2408.00118), less
+    ``alibi_slopes[head]`` times the distance (arXiv:2108.12409); and the share of probabilities that ``dropout`` drops, drawn at an ``offset``."""
+
+    soft_cap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    dropout: float = 0.0
+    offset: int = 0
+
+    def beyond_nvidias(self, heads: int, biased: bool) -> bool:
+        """Whether NVIDIA's function lacks what is asked for: it has the usual slopes, but not beside a bias, and draws its own seed."""
+        own = self.alibi_slopes is not None and (biased or list(self.alibi_slopes) != alibi_slopes(heads))
+        return self.soft_cap is not None or bool(self.dropout) or own
+
+    def bias_type(self, bias: Tensor | None) -> NVTE_Bias_Type:
+        """As NVIDIA's function takes it."""
+        if self.alibi_slopes is not None:
+            return NVTE_Bias_Type.NVTE_ALIBI
+        return NVTE_Bias_Type.NVTE_NO_BIAS if bias is None else NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
+
+    def of_draw(self, seed: Tensor | None) -> tuple[Any]:
+        """The seed, where it counts."""
+        return (seed.data if seed is not None and self.dropout else None,)
+
+    @property
+    def of_scores(self) -> tuple[float | None, tuple[float, ...] | None, float, int]:
+        """As ``prim.attention`` takes them."""
+        return (self.soft_cap, self.alibi_slopes, self.dropout, self.offset)
+
+
+PLAIN_SCORES = ScoreOptions()
+
+
+@dataclass(frozen=True)
 class AttentionAux:
-    """What the backward of attention needs beside q, k, v and o: ``stats`` (log-sum-exp, fp32) and ``rng_state`` (int64 ``[2]``)."""
+    """What the backward of attention needs beside q, k, v and o: ``stats`` (log-sum-exp, fp32) and ``rng_state`` (int64 ``[2]``), which is there
+    where NVIDIA's function was called."""
 
     stats: Tensor
-    rng_state: Tensor
+    rng_state: Tensor | None
 
 
 def rope(x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0) -> Tensor:
@@ -85,22 +133,38 @@ def _angles(positions: int, width: int, base: float, like: Tensor) -> Any:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float, causal: bool, is_training: bool, window_size: tuple[int, int] = EVERYWHERE
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Sequences,
+    scale: float,
+    causal: bool,
+    is_training: bool,
+    window_size: tuple[int, int] = EVERYWHERE,
+    options: ScoreOptions = PLAIN_SCORES,
+    bias: Tensor | None = None,
+    seed: Tensor | None = None,
+    keys: Sequences | None = None,
 ) -> tuple[Tensor, AttentionAux]:
     """``softmax(scale * q k^T) v`` within each sequence: ``q [tokens, heads, width]``, ``k, v [tokens, groups, width]``.
 
     Several query heads share a group of k and v (grouped-query attention). ``window_size``: how many tokens before and after its own place a query
-    sees, -1 for all. Gives ``o`` shaped like ``q``, and what backward needs.
+    sees, -1 for all. ``bias``: ``[sequences or 1, heads or 1, queries or 1, keys or 1]``, added to the scores; -inf hides a key. ``seed``: int64
+    ``[1]``, for dropout. ``keys``: how the tokens of k and v divide into sequences, where they are others than q's. Gives ``o`` shaped like ``q``,
+    and what backward needs.
     """
-    cu, length = sequences.cu_seqlens.data, sequences.max_seqlen
-    layout, format_ = _layout(sequences)
-    q_, k_, v_ = (sequences.fold(t).data for t in (q, k, v))
+    p = _Problem.of(sequences, keys, causal, window_size, bias)
+    data = (p.fold(q, sequences), p.fold(k, p.keys), p.fold(v, p.keys))
+    bias_ = None if bias is None else bias.data
+    if options.beyond_nvidias(q.shape[1], bias is not None):
+        o, stats = tex.prim.attention(*data, bias_, *p.bounds, None, *options.of_draw(seed), *p.shape, scale, *options.of_scores)
+        return p.unfold(o, q, sequences), AttentionAux(Tensor(stats, DType.Float32), None)
     o, stats, rng_state, *_ = tex.fused_attn_fwd(
-        length, length, is_training, scale, 0.0, True, layout, format_, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET,
-        NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window_edges(window_size, causal), False,
-        cu, cu, q_, k_, v_, q.dtype, None, None, None, None, None, None, None, None, None, 0, False, False,
+        *p.lengths, is_training, scale, 0.0, True, p.layout, p.format, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, options.bias_type(bias), p.mask,
+        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, p.window, False, *p.bounds, *data, q.dtype, None, None, None, None, None, None, bias_, None, None, 0,
+        False, False,
     )  # fmt: skip
-    return sequences.unfold(Tensor(o, q.type)), AttentionAux(Tensor(stats, DType.Float32), Tensor(rng_state, DType.Int64))
+    return p.unfold(o, q, sequences), AttentionAux(Tensor(stats, DType.Float32), Tensor(rng_state, DType.Int64))
 
 
 def dattention(
@@ -114,19 +178,30 @@ def dattention(
     scale: float,
     causal: bool,
     window_size: tuple[int, int] = EVERYWHERE,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``(dq, dk, dv)`` of ``attention``."""
-    cu, length = sequences.cu_seqlens.data, sequences.max_seqlen
-    layout, format_ = _layout(sequences)
+    options: ScoreOptions = PLAIN_SCORES,
+    bias: Tensor | None = None,
+    seed: Tensor | None = None,
+    keys: Sequences | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """``(dq, dk, dv, dbias)`` of ``attention``; ``dbias`` is None without a bias."""
+    p = _Problem.of(sequences, keys, causal, window_size, bias)
     not_set = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
-    q_, k_, v_, o_, do_ = (sequences.fold(t).data for t in (q, k, v, o, do))
-    dq, dk, dv, *_ = tex.fused_attn_bwd(
-        length, length, scale, 0.0, True, layout, format_, format_, layout, not_set, not_set,
-        NVTE_Bias_Type.NVTE_NO_BIAS, _mask(sequences, causal), NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window_edges(window_size, causal), False, True,
-        cu, cu, q_, k_, v_, o_, do_, q.dtype, [aux.stats.data, aux.rng_state.data],
-        None, None, None, None, None, False,
-    )  # fmt: skip
-    return sequences.unfold(Tensor(dq, q.type)), sequences.unfold(Tensor(dk, k.type)), sequences.unfold(Tensor(dv, v.type))
+    do_, q_, k_, v_, o_ = (p.fold(t, at) for t, at in zip((do, q, k, v, o), (sequences, sequences, p.keys, p.keys, sequences), strict=True))
+    if aux.rng_state is None:
+        bias_ = None if bias is None else bias.data
+        found = tex.prim.attention_backward(
+            do_, q_, k_, v_, o_, aux.stats.data, bias_, *p.bounds, *options.of_draw(seed), *p.shape, scale, *options.of_scores
+        )
+    else:
+        kept = [aux.stats.data, aux.rng_state.data, *([] if bias is None else [bias.data])]
+        found = tex.fused_attn_bwd(
+            *p.lengths, scale, 0.0, True, p.layout, p.format, p.format, p.layout, not_set, not_set, options.bias_type(bias), p.mask,
+            NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, p.window, False, True, *p.bounds, q_, k_, v_, o_, do_, q.dtype, kept,
+            None, None, None, None, None, False,
+        )  # fmt: skip
+    dbias = None if bias is None or found[3] is None else Tensor(found[3], bias.type)
+    dq, dk, dv = (p.unfold(d, t, at) for d, t, at in zip(found, (q, k, v), (sequences, p.keys, p.keys), strict=False))
+    return dq, dk, dv, dbias
 
 
 def window_edges(window_size: tuple[int, int], causal: bool) -> list[int]:
@@ -135,13 +210,50 @@ def window_edges(window_size: tuple[int, int], causal: bool) -> list[int]:
     return [left, 0 if causal and left >= 0 else right]
 
 
-def _layout(sequences: Sequences) -> tuple[NVTE_QKV_Layout, NVTE_QKV_Format]:
-    layout = NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD if sequences.uniform else NVTE_QKV_Layout.NVTE_THD_THD_THD
-    return layout, sequences.format
+@dataclass(frozen=True)
+class _Problem:
+    """What tex is told of a batch: dense where its sequences are equally long, else its tokens side by side. ``lengths``: the longest sequences."""
+
+    dense: bool
+    keys: Sequences
+    lengths: tuple[int, int]
+    bounds: tuple[Any, Any]
+    mask: NVTE_Mask_Type
+    window: list[int]
+
+    @classmethod
+    def of(cls, sequences: Sequences, keys: Sequences | None, causal: bool, window_size: tuple[int, int], bias: Tensor | None) -> _Problem:
+        keys = sequences if keys is None else keys
+        dense = sequences.uniform and keys.uniform
+        lengths = (sequences.max_seqlen, keys.max_seqlen)
+        if bias is not None and not dense:
+            # Its own rows and columns bound the lengths: those of ``sequences`` may be rounded up.
+            lengths = tuple(size if size > 1 else length for size, length in zip(bias.shape[2:], lengths, strict=True))
+        window = window_edges(window_size, causal)
+        return cls(dense, keys, lengths, (sequences.cu_seqlens.data, keys.cu_seqlens.data), _mask(dense, causal), window)  # type: ignore[arg-type]
+
+    def fold(self, x: Tensor, sequences: Sequences) -> Any:
+        return sequences.fold(x).data if self.dense else x.data
+
+    def unfold(self, data: Any, like: Tensor, sequences: Sequences) -> Tensor:
+        return sequences.unfold(Tensor(data, like.type)) if self.dense else Tensor(data, like.type)
+
+    @property
+    def format(self) -> NVTE_QKV_Format:
+        return NVTE_QKV_Format.NVTE_BSHD if self.dense else NVTE_QKV_Format.NVTE_THD
+
+    @property
+    def layout(self) -> NVTE_QKV_Layout:
+        return NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD if self.dense else NVTE_QKV_Layout.NVTE_THD_THD_THD
+
+    @property
+    def shape(self) -> tuple[int, int, NVTE_QKV_Layout, NVTE_Mask_Type, list[int]]:
+        """As ``prim.attention`` takes it."""
+        return (*self.lengths, self.layout, self.mask, self.window)
 
 
-def _mask(sequences: Sequences, causal: bool) -> NVTE_Mask_Type:
+def _mask(dense: bool, causal: bool) -> NVTE_Mask_Type:
     """Sequences of unequal length are told apart by padding masks, as the interface has it for THD."""
-    if sequences.uniform:
+    if dense:
         return NVTE_Mask_Type.NVTE_CAUSAL_MASK if causal else NVTE_Mask_Type.NVTE_NO_MASK
     return NVTE_Mask_Type.NVTE_PADDING_CAUSAL_MASK if causal else NVTE_Mask_Type.NVTE_PADDING_MASK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusible.nvte.attention import AttentionAux, Sequences
+from fusible.nvte.attention import AttentionAux, ScoreOptions, Sequences
 from fusible.nvte.dtype import DType, QuantizedType
 from fusible.nvte.execution import Pass
 from fusible.nvte.flatten import STORAGES
@@ -34,6 +34,7 @@ KINDS: dict[str, Any] = {
     "GroupedTensorStorage": _of("a grouped tensor's storage", *STORAGES),
     "Quantizer": kind_of("Quantizer"),
     "QuantizedType": _of("an nvte.QuantizedType", QuantizedType),
+    "ScoreOptions": _of("an nvte.ScoreOptions", ScoreOptions),
     "Sequences": _of("an nvte.Sequences", Sequences),
     "Tensor": _TENSOR,
     "Type": _of("an nvte.DType or an nvte.QuantizedType", DType, QuantizedType),
@@ -47,6 +48,7 @@ EXACT: dict[str, frozenset[type]] = {
     "KVCache": frozenset({KVCache}),
     "Pass": frozenset({Pass}),
     "QuantizedType": frozenset({QuantizedType}),
+    "ScoreOptions": frozenset({ScoreOptions}),
     "Sequences": frozenset({Sequences}),
     "Tensor": frozenset({Tensor}),
     "Type": frozenset({DType, QuantizedType}),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusible import tex
-from fusible.nvte.attention import EVERYWHERE, Sequences, window_edges
+from fusible.nvte.attention import EVERYWHERE, PLAIN_SCORES, ScoreOptions, Sequences, window_edges
 from fusible.nvte.tensor import Tensor
-from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
+from fusible.tex import NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
 __all__ = ["KVCache", "append_kv", "attention_cached"]
 
@@ -45,14 +45,27 @@ def append_kv(cache: KVCache, k: Tensor, v: Tensor, sequences: Sequences) -> KVC
     return cache
 
 
-def attention_cached(q: Tensor, cache: KVCache, sequences: Sequences, scale: float, window_size: tuple[int, int] = EVERYWHERE) -> Tensor:
+def attention_cached(
+    q: Tensor,
+    cache: KVCache,
+    sequences: Sequences,
+    scale: float,
+    window_size: tuple[int, int] = EVERYWHERE,
+    options: ScoreOptions = PLAIN_SCORES,
+    seed: Tensor | None = None,
+) -> Tensor:
     """Causal attention of the new tokens ``q [tokens, heads, width]`` over all that the cache holds of their sequences, themselves included; with
-    ``window_size``, over as many of them as ``attention`` sees."""
+    ``window_size`` and ``options``, over as many of them, and with such scores, as ``attention`` has."""
+    lengths, window = (sequences.max_seqlen, cache.capacity), window_edges(window_size, True)
+    layout, mask = NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD, NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK
+    bounds, data, pages = (sequences.cu_seqlens.data, cache.cu_lengths.data), (q.data, cache.k.data, cache.v.data), cache.page_table.data
+    if options.beyond_nvidias(q.shape[1], False):
+        draw = options.of_draw(seed)
+        o, _ = tex.prim.attention(*data, None, *bounds, pages, *draw, *lengths, layout, mask, window, scale, *options.of_scores)
+        return Tensor(o, q.type)
     o, *_ = tex.fused_attn_fwd(
-        sequences.max_seqlen, cache.capacity, False, scale, 0.0, True, NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD, NVTE_QKV_Format.NVTE_THD,
-        NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK,
-        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window_edges(window_size, True), True, sequences.cu_seqlens.data, cache.cu_lengths.data,
-        q.data, cache.k.data, cache.v.data, q.dtype, None, None, cache.page_table.data, cache.page_table.data,
-        None, None, None, None, None, 0, False, False,
+        *lengths, False, scale, 0.0, True, layout, NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, options.bias_type(None), mask,
+        NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, window, True, *bounds, *data, q.dtype, None, None, pages, pages, None, None, None, None, None, 0,
+        False, False,
     )  # fmt: skip
     return Tensor(o, q.type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusible.ops.activation import GELU, GLU, QGELU, Activation, GeGLU, QGeGLU, ReGLU, ReLU, SiLU, SReGLU, SReLU
 from fusible.ops.add import Add
-from fusible.ops.attention import DotProductAttention
+from fusible.ops.attention import CrossAttention, DotProductAttention
 from fusible.ops.collectives import AllGather, AllReduce, Collective, ReduceScatter
 from fusible.ops.dropout import Dropout
 from fusible.ops.elementary import ConstantScale, Identity, Quantize, Reshape
@@ -30,6 +30,7 @@ __all__ = [
     "ColumnParallelMMT",
     "ConstantScale",
     "Context",
+    "CrossAttention",
     "DotProductAttention",
     "Dropout",
     "GELU",

@@ -1,15 +1,17 @@
-"""``DotProductAttention`` over packed q, k and v."""
+"""``DotProductAttention`` over packed q, k and v, and ``CrossAttention`` over q and a side input of keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fusible import nvte
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, check_width
+from fusible.tex.attention_call import alibi_slopes
 
-__all__ = ["DotProductAttention", "check_groups"]
+__all__ = ["CrossAttention", "DotProductAttention", "check_groups"]
 
 
 def check_groups(heads: int, groups: int) -> None:
@@ -19,13 +21,130 @@ def check_groups(heads: int, groups: int) -> None:
         raise ArgumentError(expected(f"a divisor of the {heads} heads", of="the number of groups", got=groups, do=do))
 
 
-class DotProductAttention(Op):
+class _Attention(Op):
+    """What both have in common: what becomes of scores, a mask as a side input, and dropout."""
+
+    heads: int
+    groups: int
+    head_width: int
+    causal: bool = False
+    window_size: tuple[int, int] = nvte.EVERYWHERE
+    side_names: tuple[str, ...] = ()
+    """What its side inputs are, in order; the pipeline names them otherwise."""
+    rows_apart = True
+
+    def _take(
+        self, heads: int, head_width: int, groups: int | None, scale: float | None, scores: nvte.ScoreOptions, sides: tuple[str, ...]
+    ) -> None:
+        title = type(self).__name__
+        self.heads, self.groups, self.head_width = heads, heads if groups is None else groups, head_width
+        check_groups(heads, self.groups)
+        self.scale = head_width**-0.5 if scale is None else scale
+        if scores.soft_cap is not None:
+            check_number(scores.soft_cap, f"soft_cap of {title}", least=0)
+            if not scores.soft_cap:
+                raise ArgumentError(expected("a number above 0, or None", of=f"soft_cap of {title}", got=0.0, do="leave it out for no cap"))
+        if not 0 <= scores.dropout < 1:
+            raise ArgumentError(expected("a probability in [0, 1)", of=f"dropout of {title}", got=scores.dropout, do="give the share to drop"))
+        self.scores = scores
+        self.side_names = self.side_inputs = sides
+
+    @property
+    def drops(self) -> bool:
+        return self.training and self.scores.dropout > 0
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        return ("sequences", "seed") if self.drops else ("sequences",)
+
+    @property
+    def options(self) -> nvte.ScoreOptions:
+        """As the op stands in a pipeline, which draws by its position."""
+        dropout = self.scores.dropout if self.drops else 0.0
+        return nvte.ScoreOptions(self.scores.soft_cap, self.scores.alibi_slopes, dropout, self.position)
+
+    def side(self, name: str, sides: Mapping[str, nvte.Tensor]) -> nvte.Tensor | None:
+        """A side input by what it is; None where the op has none of that kind."""
+        return sides[self.side_inputs[self.side_names.index(name)]] if name in self.side_names else None
+
+    def _mask(self, sides: Mapping[str, nvte.Tensor], sequences: nvte.Sequences, keys: nvte.Sequences) -> nvte.Tensor | None:
+        """What a mask adds to scores. Raises ``ShapeError`` for a shape that they do not broadcast from."""
+        mask = self.side("mask", sides)
+        if mask is None:
+            return None
+        sizes = (sequences.count, self.heads, sequences.max_seqlen, keys.max_seqlen)
+        exact = (True, True, sequences.uniform, keys.uniform)
+        if len(mask.shape) != 4 or any(size not in (1, want) for size, want, known in zip(mask.shape, sizes, exact, strict=True) if known):
+            wanted = ", ".join(f"{size} or 1" if known else f"{name} or 1" for size, name, known in zip(sizes, "..qk", exact, strict=True))
+            do = "give one that the scores [sequences, heads, queries, keys] broadcast from"
+            raise ShapeError(expected(f"shape [{wanted}]", of=f"the mask of {self!r}", got=list(mask.shape), do=do))
+        return mask
+
+    def _split(self, x: nvte.Tensor, counts: Sequence[int]) -> Iterator[nvte.Tensor]:
+        """Heads side by side, apart: ``[tokens, count, width]`` of each of ``counts``."""
+        pieces = nvte.split(x, [n * self.head_width for n in counts], dim=1)
+        return (nvte.reshape(piece, (x.shape[0], n, self.head_width)) for piece, n in zip(pieces, counts, strict=True))
+
+    def _side_by_side(self, parts: Sequence[nvte.Tensor], type: nvte.Type) -> nvte.Tensor:
+        """The inverse of ``_split``."""
+        flat = [nvte.reshape(d, (d.shape[0], d.shape[1] * self.head_width)) for d in parts]
+        return nvte.cast_checked(nvte.concatenate(flat, dim=1) if len(flat) > 1 else flat[0], type)
+
+    def _attended(
+        self,
+        qkv: tuple[nvte.Tensor, nvte.Tensor, nvte.Tensor],
+        sequences: nvte.Sequences,
+        keys: nvte.Sequences,
+        is_training: bool,
+        sides: Mapping[str, nvte.Tensor],
+    ) -> tuple[nvte.Tensor, Context]:
+        """y, and what backward needs. ``sides``: those of the op and the seed, by name."""
+        (q, k, v), mask = qkv, self._mask(sides, sequences, keys)
+        more = self.options, mask, sides.get("seed"), keys
+        o, aux = nvte.attention(q, k, v, sequences, self.scale, self.causal, is_training, self.window_size, *more)
+        found = {"q": q, "k": k, "v": v, "o": o, "stats": aux.stats, "rng_state": aux.rng_state, "mask": mask}
+        return self._side_by_side([o], self.y_dtype), {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def _gradients(
+        self, ctx: Context, dy: nvte.Tensor, sequences: nvte.Sequences, keys: nvte.Sequences, seed: nvte.Tensor | None
+    ) -> tuple[nvte.Tensor, nvte.Tensor, nvte.Tensor, nvte.Tensor | None]:
+        """Those of q, k, v and of what the mask adds."""
+        q, k, v, o, mask = ctx["q"], ctx["k"], ctx["v"], ctx["o"], ctx.get("mask")
+        do = nvte.reshape(nvte.cast_checked(dy, self.dy_dtype), (q.shape[0], self.heads, self.head_width))
+        aux = nvte.AttentionAux(ctx["stats"], ctx.get("rng_state"))
+        more = self.options, mask, seed, keys
+        return nvte.dattention(do, q, k, v, o, aux, sequences, self.scale, self.causal, self.window_size, *more)
+
+    def _side_grads(self, **found: nvte.Tensor | None) -> dict[str, nvte.Tensor | None]:
+        """The gradients of its side inputs by their names, None for those that nobody wants."""
+        return {name: found[kind] if self.wants(name) else None for kind, name in zip(self.side_names, self.side_inputs, strict=True)}
+
+    def _shown(self) -> str:
+        """The options that differ from their defaults."""
+        scores = self.scores
+        usual = scores.alibi_slopes is not None and list(scores.alibi_slopes) == alibi_slopes(self.heads)
+        shown = {
+            "window_size": self.window_size if self.window_size != nvte.EVERYWHERE else None,
+            "soft_cap": scores.soft_cap,
+            "alibi": True if usual else scores.alibi_slopes,
+            "dropout": scores.dropout or None,
+            "mask": True if "mask" in self.side_names else None,
+        }
+        return "".join(f", {name}={value}" for name, value in shown.items() if value is not None)
+
+
+class DotProductAttention(_Attention):
     """``softmax(scale * q k^T) v`` within each sequence (Vaswani et al. 2017, arXiv:1706.03762).
 
     ``x [tokens, (heads + 2 groups) * width]`` is q, k and v side by side, head after head; ``y [tokens, heads * width]``. ``heads / groups`` query
     heads share a key and value head (Ainslie et al. 2023, arXiv:2305.13245). ``causal``: a token sees itself and what comes before it in its
     sequence. ``window_size``: how many tokens before and after its own place it sees, -1 for all (Beltagy et al. 2020, arXiv:2004.05150); a causal
     one sees none after. ``rope_base``: rotate q and k by their positions first, or None. ``scale`` defaults to ``1 / sqrt(width)``.
+
+    ``soft_cap``: scores are ``soft_cap * tanh(score / soft_cap)`` (Gemma 2, arXiv:2408.00118). ``alibi``: a score is less by its head's slope times
+    the distance of the two tokens (Press et al. 2022, arXiv:2108.12409); True for the paper's slopes, or one for each head. ``mask``: a side input
+    ``[sequences or 1, heads or 1, queries or 1, keys or 1]`` is added to the scores last, -inf where a query does not see a key. ``dropout``: while
+    training each probability is 0 with this probability, else divided by ``1 - dropout``, by the call's ``seed`` and the op's position alone.
     """
 
     def __init__(
@@ -38,79 +157,65 @@ class DotProductAttention(Op):
         rope_base: float | None = None,
         scale: float | None = None,
         window_size: tuple[int, int] = nvte.EVERYWHERE,
+        soft_cap: float | None = None,
+        alibi: bool | Sequence[float] = False,
+        mask: bool = False,
+        dropout: float = 0.0,
         x_dtype: nvte.Type | None = DType.BFloat16,
         dy_dtype: nvte.Type | None = DType.BFloat16,
         y_dtype: nvte.Type = DType.BFloat16,
         dx_dtype: nvte.Type = DType.BFloat16,
     ) -> None:
-        groups = heads if groups is None else groups
-        check_groups(heads, groups)
+        check_groups(heads, heads if groups is None else groups)
+        slopes = _slopes(alibi, heads, type(self).__name__)
+        self._take(heads, head_width, groups, scale, nvte.ScoreOptions(soft_cap, slopes, dropout), ("mask",) if mask else ())
         if rope_base is not None and head_width % 2:
             raise ArgumentError(expected("an even head width", of="attention with rotary positions", got=head_width, do="change the number of heads"))
         if not isinstance(window_size, tuple | list) or len(window_size) != 2 or not all(type(edge) is int and edge >= -1 for edge in window_size):
             do = "pass how many tokens before and after its own place a query sees, -1 for all"
             raise ArgumentError(expected("two integers of at least -1", of=f"window_size of {type(self).__name__}", got=repr(window_size), do=do))
-        self.heads = heads
-        self.groups = groups
-        self.head_width = head_width
         self.causal = causal
         self.rope_base = rope_base
         self.window_size = (window_size[0], window_size[1])
-        self.scale = head_width**-0.5 if scale is None else scale
         self.x_dtype = x_dtype
         self.dy_dtype = dy_dtype
         self.y_dtype = y_dtype
         self.dx_dtype = dx_dtype
 
-    @property
-    def given(self) -> tuple[str, ...]:
-        return ("sequences",)
-
-    def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences) -> tuple[nvte.Tensor, Context]:
-        return self._attend(x, sequences, is_training=True)
+    def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        return self._attend(x, sequences, True, sides)
 
     @property
     def cached(self) -> tuple[int, int] | None:
-        return (self.groups, self.head_width) if self.causal else None
+        return (self.groups, self.head_width) if self.causal and "mask" not in self.side_names else None
 
-    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences) -> nvte.Tensor:
+    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
         cache = nvte.current_pass().caches.get(self.position)
         if cache is None:
-            return self._attend(x, sequences, is_training=False)[0]
+            return self._attend(x, sequences, False, sides)[0]
         q, k, v = self._heads(x)
         if self.rope_base is not None:
             q, k = (nvte.rope(heads, sequences, self.rope_base, cache.starts, cache.capacity) for heads in (q, k))
         cache = nvte.append_kv(cache, k, v, sequences)
-        return self._result(nvte.attention_cached(q, cache, sequences, self.scale, self.window_size))
+        o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"))
+        return self._side_by_side([o], self.y_dtype)
 
     def _heads(self, x: nvte.Tensor) -> Iterator[nvte.Tensor]:
         """q, k and v: ``[tokens, heads or groups, width]``."""
-        x = nvte.cast_checked(x, self.x_dtype)
-        counts = (self.heads, self.groups, self.groups)
-        pieces = nvte.split(x, [n * self.head_width for n in counts], dim=1)
-        return (nvte.reshape(piece, (x.shape[0], n, self.head_width)) for piece, n in zip(pieces, counts, strict=True))
+        return self._split(nvte.cast_checked(x, self.x_dtype), (self.heads, self.groups, self.groups))
 
-    def _result(self, o: nvte.Tensor) -> nvte.Tensor:
-        return nvte.cast_checked(nvte.reshape(o, (o.shape[0], self.heads * self.head_width)), self.y_dtype)
-
-    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool) -> tuple[nvte.Tensor, Context]:
+    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
         q, k, v = self._heads(x)
         if self.rope_base is not None:
             q, k = nvte.rope(q, sequences, self.rope_base), nvte.rope(k, sequences, self.rope_base)
-        o, aux = nvte.attention(q, k, v, sequences, self.scale, self.causal, is_training, self.window_size)
-        return self._result(o), {"q": q, "k": k, "v": v, "o": o, "stats": aux.stats, "rng_state": aux.rng_state}
+        return self._attended((q, k, v), sequences, sequences, is_training, sides)
 
-    def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
-        dy = nvte.cast_checked(dy, self.dy_dtype)
-        q, k, v, o = ctx["q"], ctx["k"], ctx["v"], ctx["o"]
-        tokens = q.shape[0]
-        do = nvte.reshape(dy, (tokens, self.heads, self.head_width))
-        aux = nvte.AttentionAux(ctx["stats"], ctx["rng_state"])
-        dq, dk, dv = nvte.dattention(do, q, k, v, o, aux, sequences, self.scale, self.causal, self.window_size)
+    def backward(self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences, seed: nvte.Tensor | None = None) -> Any:
+        dq, dk, dv, dmask = self._gradients(ctx, dy, sequences, sequences, seed)
         if self.rope_base is not None:
             dq, dk = nvte.drope(dq, sequences, self.rope_base), nvte.drope(dk, sequences, self.rope_base)
-        dx = nvte.concatenate([nvte.reshape(d, (tokens, d.shape[1] * self.head_width)) for d in (dq, dk, dv)], dim=1)
-        return nvte.cast_checked(dx, self.dx_dtype), []
+        dx = self._side_by_side([dq, dk, dv], self.dx_dtype)
+        return (dx, [], self._side_grads(mask=dmask)) if self.side_inputs else (dx, [])
 
     def width(self, width: int | None) -> int | None:
         check_width(self, (self.heads + 2 * self.groups) * self.head_width, width)
@@ -118,5 +223,92 @@ class DotProductAttention(Op):
 
     def extra_repr(self) -> str:
         rope = f", rope_base={self.rope_base:g}" if self.rope_base is not None else ""
-        window = f", window_size={self.window_size}" if self.window_size != nvte.EVERYWHERE else ""
-        return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}{rope}{window}"
+        return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}{rope}{self._shown()}"
+
+
+class CrossAttention(_Attention):
+    """``softmax(scale * q k^T) v`` of queries over keys and values that come from elsewhere, each sequence of queries over its own.
+
+    ``x [tokens, heads * width]``, the queries' heads side by side. The side input ``[sequences, keys, 2 * groups * width]`` is k and v side by side,
+    as one product gives them, ``keys`` of each sequence; ``[tokens, 2 * groups * width]`` are those of x's own sequences. ``soft_cap``, ``dropout``
+    and ``mask``, then the second side input, which can hide keys that are padding: of ``DotProductAttention``.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_width: int,
+        *,
+        groups: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        mask: bool = False,
+        dropout: float = 0.0,
+        x_dtype: nvte.Type | None = DType.BFloat16,
+        dy_dtype: nvte.Type | None = DType.BFloat16,
+        y_dtype: nvte.Type = DType.BFloat16,
+        dx_dtype: nvte.Type = DType.BFloat16,
+    ) -> None:
+        self._take(heads, head_width, groups, scale, nvte.ScoreOptions(soft_cap, None, dropout), ("kv", "mask") if mask else ("kv",))
+        self.x_dtype = x_dtype
+        self.dy_dtype = dy_dtype
+        self.y_dtype = y_dtype
+        self.dx_dtype = dx_dtype
+
+    @property
+    def goes_on(self) -> bool:
+        return True
+
+    def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
+        return self._attend(x, sequences, True, sides)
+
+    def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
+        return self._attend(x, sequences, False, sides)[0]
+
+    def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
+        x, kv = nvte.cast_checked(x, self.x_dtype), self.side("kv", sides)
+        assert kv is not None
+        keys = self._keys(kv.shape, kv, sequences)
+        rows = nvte.cast_checked(nvte.reshape(kv, (-1, kv.shape[-1])) if len(kv.shape) == 3 else kv, nvte.element(x.type))
+        (q,), (k, v) = self._split(x, (self.heads,)), self._split(rows, (self.groups, self.groups))
+        y, ctx = self._attended((q, k, v), sequences, keys, is_training, sides)
+        return y, {**ctx, "kv": kv}
+
+    def _keys(self, shape: Sequence[int], like: nvte.Tensor, sequences: nvte.Sequences) -> nvte.Sequences:
+        """How the rows of k and v divide into sequences. Raises ``ShapeError`` for a shape that does not fit."""
+        columns = 2 * self.groups * self.head_width
+        if len(shape) == 3 and shape[0] == sequences.count and shape[2] == columns:
+            return nvte.Sequences.equal(shape[0], shape[1], like)
+        if len(shape) == 2 and shape[1] == columns and sequences.count == 1 and sequences.uniform:
+            return nvte.Sequences.equal(1, shape[0], like)
+        if len(shape) == 2 and shape[1] == columns and (not sequences.uniform or shape[0] == sequences.count * sequences.max_seqlen):
+            return sequences
+        do = "give k and v side by side, of each sequence of x"
+        raise ShapeError(expected(f"[{sequences.count}, keys, {columns}]", of=f"the keys and values of {self!r}", got=list(shape), do=do))
+
+    def backward(
+        self, ctx: Context, dy: nvte.Tensor, *, sequences: nvte.Sequences, seed: nvte.Tensor | None = None
+    ) -> tuple[nvte.Tensor, list[nvte.Tensor], dict[str, nvte.Tensor | None]]:
+        kv = ctx["kv"]
+        dq, dk, dv, dmask = self._gradients(ctx, dy, sequences, self._keys(kv.shape, kv, sequences), seed)
+        dkv = nvte.reshape(self._side_by_side([dk, dv], nvte.element(kv.type)), kv.shape)
+        return self._side_by_side([dq], self.dx_dtype), [], self._side_grads(kv=dkv, mask=dmask)
+
+    def width(self, width: int | None) -> int | None:
+        check_width(self, self.heads * self.head_width, width)
+        return self.heads * self.head_width
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}{self._shown()}"
+
+
+def _slopes(alibi: bool | Sequence[float], heads: int, title: str) -> tuple[float, ...] | None:
+    """The slope of each head. Raises ``ArgumentError`` for another number of them, and for what is no number."""
+    if isinstance(alibi, bool):
+        return tuple(alibi_slopes(heads)) if alibi else None
+    if not isinstance(alibi, tuple | list) or len(alibi) != heads:
+        got = f"{len(alibi)} of them" if isinstance(alibi, tuple | list) else repr(alibi)
+        raise ArgumentError(expected(f"a bool, or {heads} slopes", of=f"alibi of {title}", got=got, do="give each head one"))
+    for slope in alibi:
+        check_number(slope, f"alibi of {title}")
+    return tuple(float(slope) for slope in alibi)

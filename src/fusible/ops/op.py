@@ -71,6 +71,9 @@ class Op(ABC):
     effects: bool = False
     """Whether a pass of it hands something over beside what it returns: then it cannot be replayed or compiled either."""
 
+    rows_apart: ClassVar[bool] = False
+    """Whether its side inputs are tensors of their own, and not rows beside x's: they come as the caller gave them, padding and all."""
+
     delays_wgrad: bool = False
     """Whether backward may return None for a parameter's gradient that is wanted, and the op's owner gives it later (``delay_wgrad_compute`` in
     NVIDIA's interface). From any other op such a None is refused: the parameter would not be trained. What is handed over is an effect."""
@@ -134,6 +137,11 @@ class Op(ABC):
         """``(groups, width)`` of the keys and values that the op keeps of a sequence, where it can go on from them; then its inference finds an
         ``nvte.KVCache`` in the running pass, under the op's position."""
         return None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its inference on the further tokens of sequences is what it is on whole ones."""
+        return "sequences" not in self.given or self.cached is not None
 
     @property
     def reads(self) -> dict[str, tuple[bool, bool]]:

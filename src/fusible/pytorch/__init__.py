@@ -12,6 +12,7 @@ from fusible.pytorch.modules import (
     GLU,
     QGELU,
     BaseModule,
+    CrossAttention,
     DotProductAttention,
     Dropout,
     GeGLU,
@@ -50,6 +51,7 @@ from fusible.quantized import (
 
 __all__ = [
     "BaseModule",
+    "CrossAttention",
     "CrossEntropyLoss",
     "CustomRecipe",
     "DelayedScaling",

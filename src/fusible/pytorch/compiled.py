@@ -186,10 +186,10 @@ def _forward(
     batch = read_batch(x, seq_lens) if runner.batched or runner.sequenced or seq_lens is not None else None
     rows = x if batch is None else batch.x
     if batch is not None and extra:
-        if batch.index is not None:
+        if batch.index is not None and not runner.has_own_rows:
             of, do = "a padded batch that torch.compile traces", "leave the padding out, or the call out of the compiled part"
             raise ArgumentError(expected("no extra inputs", of=of, got=len(extra), do=do))
-        extra = [batch.tokens(value) if value.shape[:-1] == x.shape[:-1] else value for value in extra]
+        extra = runner.rows_of(extra, batch, x.shape)
     if not wanted:
         y = runner.infer(plan, autocast_of(context), rows, params, batch, seed, extra, {})[0]
         return _apart([y if batch is None else batch.restore(y)], (x, *args, *extra))

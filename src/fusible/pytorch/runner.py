@@ -106,6 +106,7 @@ class PipelineRunner(ChainPart):
         self._partial = [(b.module._parameters, name, span.group) for b, span in spans if span is not None for name in b.parameters]  # type: ignore[attr-defined]
         owners = [(b.module, name) for b in self.bound for name in b.parameters]
         self._accumulating = [i for i, (module, name) in enumerate(owners) if name in getattr(module, "accumulating_parameters", ())]
+        self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
         self._plans: dict[Any, Plan] = {}
         self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
 
@@ -153,10 +154,22 @@ class PipelineRunner(ChainPart):
         """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
         if cache is not None:
             check_cache(cache)
-        given = [batch.tokens(value) if value.shape[:-1] == shape[:-1] else value for value in extra]
+        given = self.rows_of(extra, batch, shape)
         y, *outputs = self.run(batch.x, given, notes, batch, cache)
         rows = batch.x.shape[:1]
         return batch.restore(y), *(batch.restore(value) if value.shape[:-1] == rows else value for value in outputs)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether every side value is a tensor of its own, and has no row for each row of the input."""
+        return self._apart.issuperset(self.sides)
+
+    def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
+        """The side values of a batch that came in ``shape``: of those that have a row for each row of it the tokens' rows, of a mask what it adds."""
+        named = zip(self.sides, extra, strict=True)
+        return [
+            _added(value) if name in self._apart else batch.tokens(value) if value.shape[:-1] == shape[:-1] else value for name, value in named
+        ]
 
     def run(
         self,
@@ -288,7 +301,8 @@ class PipelineRunner(ChainPart):
     def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
         if plan.uncached is not None:
-            raise ArgumentError(expected("causal attention", of="a call with a cache", got=repr(plan.uncached), do="call it on whole sequences"))
+            got, do = repr(plan.uncached), "call it on whole sequences"
+            raise ArgumentError(expected("causal attention without a mask", of="a call with a cache", got=got, do=do))
         if batch is not None and batch.x.device != cache.device:
             got = f"one on {cache.device}"
             raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is,", of="a call with a cache", got=got, do="make it there"))
@@ -372,6 +386,11 @@ class PipelineRunner(ChainPart):
         if plan.delayed is None or not plan.state:
             return None
         return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)
+
+
+def _added(value: torch.Tensor) -> torch.Tensor:
+    """What a bool mask, True for what is seen, adds to scores: 0 and -inf, in fp32; any other tensor as it is."""
+    return torch.zeros(value.shape, device=value.device).masked_fill_(~value, -torch.inf) if value.dtype is torch.bool else value
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:

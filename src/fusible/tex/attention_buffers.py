@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, expected
 from fusible.tex.attention_layout import Layout
 
-__all__ = ["draw_rng_state", "gradients", "heads_first", "outputs"]
+__all__ = ["draw_rng_state", "gradients", "heads_first", "outputs", "seeded"]
 
 
 def heads_first(x: Tensor, name: str) -> Tensor:
@@ -27,6 +27,11 @@ def draw_rng_state(device: torch.device, dropout: float, generator: torch.Genera
     source = device if generator is None else generator.device
     seed = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, generator=generator, device=source)
     return torch.cat((seed, torch.zeros_like(seed))).to(device)
+
+
+def seeded(seed: Tensor, offset: int) -> Tensor:
+    """The state of the draw of an int64 ``seed [1]``: int64 ``[2]``."""
+    return torch.cat((seed, torch.full_like(seed, offset)))
 
 
 def outputs(

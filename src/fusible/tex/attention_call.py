@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Generic, Self, TypeVar
 
 import torch
 
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.tex.attention_layout import Layout, layout
-from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Layout, NVTE_Softmax_Type
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.protocol import is_quantized, to_torch
 
 __all__ = [
@@ -26,8 +27,10 @@ __all__ = [
     "Served",
     "alibi_slopes",
     "auxiliary",
+    "beyond_nvidias",
     "bounds",
     "check_counts",
+    "check_stats",
     "check_within",
     "has_bias",
     "side_inputs",
@@ -60,8 +63,8 @@ class Served:
             return f"layout {NVTE_QKV_Layout(int(qkv_layout)).name} is not served; sbhd, bshd, bhsd and thd are, packed or separate"
         if int(bias_type) == NVTE_Bias_Type.NVTE_ALIBI and not self.alibi:
             return "ALiBi is not served; no bias, a pre-scale and a post-scale bias are"
-        if not self.thd_bias and lay.q == "THD" and int(bias_type) != NVTE_Bias_Type.NVTE_NO_BIAS:
-            return "a bias of THD is not served; no bias is"
+        if not self.thd_bias and lay.q == "THD" and int(bias_type) not in (NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Bias_Type.NVTE_ALIBI):
+            return "a bias or a mask of THD, sequences of unequal length, is not served; one of equally long sequences is"
         if dtype not in self.dtypes:
             return f"{dtype} is not served; float32, bfloat16 and float16 are"
         return None
@@ -120,8 +123,10 @@ class ScoreRules(Generic[T]):
     mask: int
     window: tuple[int, int]
     bottom_right_diagonal: bool
+    soft_cap: float | None
     bias_type: int
     bias: T | None
+    slopes: Sequence[float] | None
     softmax: int
     offset: T | None
     dropout: float
@@ -132,7 +137,7 @@ class ScoreRules(Generic[T]):
     @classmethod
     def of(cls, call: Any, bias: T | None, offset: T | None, dropout: float, rng_state: T, **more: Any) -> Self:
         """The rules of a call; ``more`` are the fields of a subclass. Raises ``ShapeError`` where a bias or an offset that its types ask for is
-        missing."""
+        missing. A call of ``prim.attention`` has ``soft_cap`` and ``alibi_slopes`` beside what one of NVIDIA's has (``beyond_nvidias``)."""
         biased, learnable = has_bias(call), _learnable(call)
         for wanted, given, name in ((biased, bias, "Bias"), (learnable, offset, "SoftmaxOffset")):
             if wanted and given is None:
@@ -143,8 +148,10 @@ class ScoreRules(Generic[T]):
             mask=int(call.attn_mask_type),
             window=_window(call.window_size),
             bottom_right_diagonal=bool(call.bottom_right_diagonal),
+            soft_cap=getattr(call, "soft_cap", None),
             bias_type=int(call.bias_type),
             bias=bias if biased else None,
+            slopes=_slopes(call),
             softmax=int(call.softmax_type),
             offset=offset if learnable else None,
             dropout=float(dropout),
@@ -157,10 +164,6 @@ class ScoreRules(Generic[T]):
     @property
     def pre_scale(self) -> bool:
         return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
-
-    @property
-    def alibi(self) -> bool:
-        return self.bias_type == NVTE_Bias_Type.NVTE_ALIBI
 
 
 def _window(size: Any) -> tuple[int, int]:
@@ -204,12 +207,12 @@ def auxiliary(call: Any) -> tuple[Any, Any, Any | None, Any | None]:
     if not count <= len(tensors) <= count + may_have_offset:
         do = "pass what the forward returned after O, without Max"
         raise ShapeError(expected(f"{count} tensors", of="Aux_CTX_Tensors", got=len(tensors), do=do))
-    _check_stats(tensors[0], call)
+    check_stats(tensors[0], call)
     rest = list(tensors[2:])
     return tensors[0], tensors[1], rest.pop(0) if biased else None, rest.pop(0) if rest else None
 
 
-def _check_stats(stats: Any, call: Any) -> None:
+def check_stats(stats: Any, call: Any) -> None:
     """Raise unless ``stats`` are fp32 ``[b, h, s, 1]``, or of THD ``[t, h, 1]``."""
     lay = layout(call.qkv_layout)
     assert lay is not None
@@ -229,6 +232,37 @@ def has_bias(call: Any) -> bool:
 
 def _learnable(call: Any) -> bool:
     return int(call.softmax_type) == NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX
+
+
+def beyond_nvidias(call: Any, rng_state: Callable[[Any, int], Any]) -> SimpleNamespace:
+    """A call of ``prim.attention``, or of its backward, as one of ``fused_attn_fwd`` or ``fused_attn_bwd`` that has a ``soft_cap``, ``alibi_slopes``
+    and a ``rng_state`` too. ``rng_state(seed, offset)`` makes that one. Raises ``ArgumentError`` for dropout without a seed."""
+    if call.probability and call.seed is None:
+        raise ArgumentError(expected("an int64 tensor [1]", of="the seed of attention with dropout", got="None", do="pass one"))
+    unset, mask = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, int(call.attn_mask_type)
+    bias_type = NVTE_Bias_Type.NVTE_NO_BIAS if call.bias is None else NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
+    state = rng_state(call.seed, call.offset) if call.probability else None
+    return SimpleNamespace(
+        Q=call.q, K=call.k, V=call.v, Bias=call.bias, bias_type=bias_type, SoftmaxOffset=None, softmax_type=NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
+        attn_scale=call.scale, soft_cap=call.soft_cap, alibi_slopes=call.alibi_slopes, p_dropout=call.probability, rng_state=state,
+        qkv_layout=call.qkv_layout, o_format=unset, do_format=unset, dqkv_layout=call.qkv_layout, attn_mask_type=mask,
+        window_size=call.window_size, bottom_right_diagonal=mask in BOTTOM_RIGHT, max_seqlen_q=call.max_seqlen_q, max_seqlen_kv=call.max_seqlen_kv,
+        cu_seqlens_q=call.cu_seqlens_q, cu_seqlens_kv=call.cu_seqlens_kv, cu_seqlens_q_padded=None, cu_seqlens_kv_padded=None,
+        **{name: getattr(call, "page_table", None) for name in ("page_table_k", "page_table_v")},
+        **({"O": call.o, "dO": call.do, "stats": call.stats} if hasattr(call, "do") else {}),
+    )  # fmt: skip
+
+
+def _slopes(call: Any) -> Sequence[float] | None:
+    """The slope of each head, where distances count."""
+    slopes, lay = getattr(call, "alibi_slopes", None), layout(call.qkv_layout)
+    assert lay is not None
+    heads = call.Q.shape[lay.q.index("H")]
+    if slopes is None:
+        return alibi_slopes(heads) if int(call.bias_type) == NVTE_Bias_Type.NVTE_ALIBI else None
+    if len(slopes) != heads:
+        raise ShapeError(expected(f"{heads} numbers", of="alibi_slopes of attention", got=len(slopes), do="give each head a slope"))
+    return slopes
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -20,6 +20,7 @@ from fusible.nvte import Tensor as NvteTensor
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch import BaseModule
+from fusible.tex.attention_call import alibi_slopes
 
 Params = Mapping[str, Tensor]
 Shape = tuple[int | str, ...]
@@ -323,6 +324,8 @@ def _attention(
     causal: bool,
     rope_base: float | None,
     window_size: tuple[int, int],
+    soft_cap: float | None = None,
+    alibi: Sequence[float] | bool = False,
 ) -> Tensor:
     results = [x[:0, : heads * head_width]]
     for part in x.split(list(lengths)):
@@ -333,10 +336,15 @@ def _attention(
             q, k = _rotated(q, rope_base), _rotated(k, rope_base)
         k, v = (t.repeat_interleave(heads // groups, dim=1) for t in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) * head_width**-0.5
+        distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        if alibi is not False:
+            slopes = alibi_slopes(heads) if alibi is True else alibi
+            scores = scores - torch.tensor(slopes, dtype=x.dtype)[:, None, None] * distance.abs()
         if causal:
             scores = scores.masked_fill(torch.ones(tokens, tokens, dtype=torch.bool).triu(1), -torch.inf)
         left, right = (edge if edge >= 0 else tokens for edge in window_size)
-        distance = torch.arange(tokens)[:, None] - torch.arange(tokens)
         scores = scores.masked_fill((distance > left) | (-distance > right), -torch.inf)
         results.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).reshape(tokens, heads * head_width))
     return torch.cat(results)
@@ -351,8 +359,9 @@ def _enter_attention(
     rope_base: float | None,
     roundings: int,
     window_size: tuple[int, int] = (-1, -1),
+    **scores: Any,
 ) -> None:
-    options: dict[str, Any] = {"groups": groups, "causal": causal, "rope_base": rope_base, "window_size": window_size}
+    options: dict[str, Any] = {"groups": groups, "causal": causal, "rope_base": rope_base, "window_size": window_size, **scores}
     enter(
         Record(
             name,
@@ -375,3 +384,7 @@ _enter_attention("attention-one_group", 3, 1, 4, False, None, 2)
 _enter_attention("attention-rope", 4, 2, 6, True, 10000.0, 3)
 _enter_attention("attention-window", 4, 2, 4, True, None, 2, (2, 0))
 _enter_attention("attention-window-both_ways", 2, 1, 4, False, None, 2, (1, 3))
+_enter_attention("attention-cap", 4, 2, 4, True, None, 2, soft_cap=0.5)
+# Slopes draw probabilities towards 1, of which dp - rowsum(dO O) is a difference of two that both carry O's rounding.
+_enter_attention("attention-alibi", 4, 2, 4, True, None, 3, alibi=True)
+_enter_attention("attention-cap_and_slopes", 2, 1, 4, False, 100.0, 3, soft_cap=1.5, alibi=(0.25, 0.75))

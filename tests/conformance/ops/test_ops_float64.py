@@ -155,7 +155,8 @@ def test_module_agrees_with_float64(record: Record, dtype: torch.dtype, form: st
 
 def test_the_table_covers_every_op() -> None:
     abstract = {ops.Op, ops.Activation}
-    elsewhere = {ops.GroupedMMT}  # takes a side input: tests/unit/pytorch/test_grouped_linear.py
+    # They take a side input with rows of its own: tests/unit/pytorch/test_grouped_linear.py, test_attention_scores.py.
+    elsewhere = {ops.GroupedMMT, ops.CrossAttention}
     classes = {c for name in ops.__all__ if isinstance(c := getattr(ops, name), type) and issubclass(c, Op)} - abstract - elsewhere
     made = {type(op) for record in (*TABLE.values(), *SIDED.values()) for op in record.make(_Anything(), record.width)}
     of_several_processes = {c for c in classes if issubclass(c, ops.Collective | ops.ParallelMMT)}  # tests/integration/test_parallel_linear.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusible.pytorch.modules.activation import GELU, GLU, QGELU, GeGLU, QGeGLU, ReGLU, ReLU, SiLU, SReGLU, SReLU, SwiGLU
 from fusible.pytorch.modules.attention import (
+    CrossAttention,
     DotProductAttention,
     GroupedQuerySelfAttention,
     MultiHeadedSelfAttention,
@@ -18,6 +19,7 @@ from fusible.pytorch.modules.sequential import Residual, Sequential
 
 __all__ = [
     "BaseModule",
+    "CrossAttention",
     "DotProductAttention",
     "Dropout",
     "GELU",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -10,17 +11,58 @@ from torch import nn
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import EVERYWHERE, make_nvte_tensor
+from fusible.pytorch.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.normalization import new_gamma
+from fusible.pytorch.runner import BoundOp
 
-__all__ = ["DotProductAttention", "GroupedQuerySelfAttention", "MultiHeadedSelfAttention", "MultiQuerySelfAttention", "QKNorm"]
+__all__ = ["CrossAttention", "DotProductAttention", "GroupedQuerySelfAttention", "MultiHeadedSelfAttention", "MultiQuerySelfAttention", "QKNorm"]
 
 
-class DotProductAttention(BaseModule):
+class ScoreArguments(TypedDict, total=False):
+    """What becomes of scores, as keywords of the self-attentions (see ``DotProductAttention``)."""
+
+    soft_cap: float | None
+    alibi: bool | Sequence[float] | torch.Tensor
+    mask: bool
+    dropout: float
+
+
+class _Attention(ExtraTensors, BaseModule):
+    """A module of one attention op, whose extra inputs are the op's side inputs."""
+
+    _entry: BoundOp  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def _hold(self, op: ops.DotProductAttention | ops.CrossAttention) -> None:
+        BaseModule.__init__(self, op)
+        self.num_extra_inputs = len(op.side_names)
+        self._begin_channels()
+        self._entry = self._bound[0]._replace(extras=self.extras)
+
+    def bound_ops(self):
+        yield self._entry
+
+    def own_ops(self) -> tuple[BoundOp, ...]:
+        return (self._entry,)
+
+    def current(self, bound: BoundOp) -> BoundOp:
+        return self._entry
+
+    def extra_repr(self) -> str:
+        return self._entry.op.extra_repr()
+
+
+class DotProductAttention(_Attention):
     """``[tokens, (heads + 2 groups) * head_width] -> [tokens, heads * head_width]`` (see ``ops.DotProductAttention``).
 
     ``rope_base`` (10000.0 in most models) rotates q and k by their positions; None leaves them as they are. ``window_size``: how many tokens before
     and after its own place a query sees, -1 for all: ``(4095, 0)`` is a sliding window of 4,096 tokens.
+
+    ``soft_cap``: scores are ``soft_cap * tanh(score / soft_cap)``. ``alibi``: scores are less by each head's slope times the distance, by the slopes
+    of the paper (True) or one of each head, NVIDIA's ``alibi_slopes [heads]``, which are read when the module is made. ``dropout``: the share of
+    probabilities that is dropped while training, drawn by torch's default generator. ``mask``: an extra input ``[batch or 1, heads or 1, queries or
+    1, keys or 1]``, of bools, True for what is seen, or of numbers that are added to scores, which may have a gradient; ``model(x,
+    extra_inputs=[mask])``, in ``ops.Sequential`` ``model(x, mask)``. A mask and a KV cache do not go together.
     """
 
     def __init__(
@@ -33,22 +75,25 @@ class DotProductAttention(BaseModule):
         rope_base: float | None = None,
         scale: float | None = None,
         window_size: tuple[int, int] = EVERYWHERE,
+        soft_cap: float | None = None,
+        alibi: bool | Sequence[float] | torch.Tensor = False,
+        mask: bool = False,
+        dropout: float = 0.0,
     ) -> None:
         nn.Module.__init__(self)
         self.heads, self.head_width, self.causal, self.rope_base, self.window_size = heads, head_width, causal, rope_base, window_size
         self.groups = heads if groups is None else groups
+        slopes: Any = alibi.tolist() if isinstance(alibi, torch.Tensor) else alibi
         options: dict[str, Any] = {"causal": causal, "rope_base": rope_base, "scale": scale, "window_size": window_size}
-        super().__init__(ops.DotProductAttention(heads, head_width, groups=groups, **options))
-
-    def extra_repr(self) -> str:
-        window = f", window_size={self.window_size}" if self.window_size != EVERYWHERE else ""
-        return f"heads={self.heads}, groups={self.groups}, head_width={self.head_width}, causal={self.causal}, rope_base={self.rope_base}{window}"
+        options |= {"soft_cap": soft_cap, "alibi": slopes, "mask": mask, "dropout": dropout}
+        self._hold(ops.DotProductAttention(heads, head_width, groups=groups, **options))
 
 
 class GroupedQuerySelfAttention(DotProductAttention):
     """Self-attention of ``features = heads * head_width`` columns in which ``heads / groups`` query heads share a key and value head.
 
-    ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``.
+    ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``. ``scores``: ``soft_cap``, ``alibi``, ``mask`` and ``dropout`` of
+    ``DotProductAttention``.
     """
 
     def __init__(
@@ -60,28 +105,67 @@ class GroupedQuerySelfAttention(DotProductAttention):
         causal: bool = True,
         rope_base: float | None = None,
         window_size: tuple[int, int] = EVERYWHERE,
+        **scores: Unpack[ScoreArguments],
     ) -> None:
         if heads < 1 or features % heads:
             raise ArgumentError(expected(f"a divisor of the {features} features", of="the number of heads", got=heads, do="choose another number"))
-        super().__init__(heads, features // heads, groups=groups, causal=causal, rope_base=rope_base, window_size=window_size)
+        super().__init__(heads, features // heads, groups=groups, causal=causal, rope_base=rope_base, window_size=window_size, **scores)
 
 
 class MultiQuerySelfAttention(GroupedQuerySelfAttention):
     """Self-attention in which all query heads share one key and value head (Shazeer 2019, arXiv:1911.02150)."""
 
     def __init__(
-        self, features: int, heads: int, *, causal: bool = True, rope_base: float | None = None, window_size: tuple[int, int] = EVERYWHERE
+        self,
+        features: int,
+        heads: int,
+        *,
+        causal: bool = True,
+        rope_base: float | None = None,
+        window_size: tuple[int, int] = EVERYWHERE,
+        **scores: Unpack[ScoreArguments],
     ) -> None:
-        super().__init__(features, heads, 1, causal=causal, rope_base=rope_base, window_size=window_size)
+        super().__init__(features, heads, 1, causal=causal, rope_base=rope_base, window_size=window_size, **scores)
 
 
 class MultiHeadedSelfAttention(GroupedQuerySelfAttention):
     """Self-attention in which every query head has its own key and value: ``[tokens, 3 * features] -> [tokens, features]``."""
 
     def __init__(
-        self, features: int, heads: int, *, causal: bool = True, rope_base: float | None = None, window_size: tuple[int, int] = EVERYWHERE
+        self,
+        features: int,
+        heads: int,
+        *,
+        causal: bool = True,
+        rope_base: float | None = None,
+        window_size: tuple[int, int] = EVERYWHERE,
+        **scores: Unpack[ScoreArguments],
     ) -> None:
-        super().__init__(features, heads, heads, causal=causal, rope_base=rope_base, window_size=window_size)
+        super().__init__(features, heads, heads, causal=causal, rope_base=rope_base, window_size=window_size, **scores)
+
+
+class CrossAttention(_Attention):
+    """Attention of the queries ``x [tokens, heads * head_width]`` over keys and values from elsewhere (see ``ops.CrossAttention``).
+
+    These are an extra input: ``[batch, keys, 2 * groups * head_width]``, k and v side by side as one Linear gives them, ``keys`` for each sequence of
+    x; or ``[tokens, 2 * groups * head_width]`` of x's own sequences, as a channel gives them. ``soft_cap``, ``dropout`` and ``mask`` are those of
+    ``DotProductAttention``; the mask, the second extra input, can hide keys that are padding: ``[batch, 1, 1, keys]``.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_width: int,
+        *,
+        groups: int | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
+        mask: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.heads, self.head_width, self.groups = heads, head_width, heads if groups is None else groups
+        self._hold(ops.CrossAttention(heads, head_width, groups=groups, scale=scale, soft_cap=soft_cap, mask=mask, dropout=dropout))
 
 
 class QKNorm(BaseModule):

@@ -13,7 +13,7 @@ from fusible.pytorch.runner import BoundOp, note_change
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
-__all__ = ["check_channel", "check_derived", "check_fixed", "check_overrides", "made_anew", "rewritten"]
+__all__ = ["check_derived", "check_fixed", "check_overrides", "made_anew", "rewritten"]
 
 _PASSES = ("op_forward", "fuser_forward"), ("op_backward", "fuser_backward")
 
@@ -75,15 +75,6 @@ def check_fixed(module: FusibleOperation, name: str, value: Any) -> None:
     if name in module.fixed_options and vars(module).get(name, value) != value:
         of, do = f"{name} of {type(module).__name__}", "make another operation"
         raise ArgumentError(expected(f"{vars(module)[name]!r}, by which it was made", of=of, got=repr(value), do=do))
-
-
-def check_channel(op: Any, side: str, index: int, count: int, channel: str | None) -> None:
-    """Raise ``ArgumentError`` for an extra tensor that there is not, and for a channel that is no name."""
-    of = f"{type(op).__name__}.set_extra_{side}_channel"
-    if not 0 <= index < count:
-        raise ArgumentError(expected(f"an index below {count}, the number of extra {side}s", of=of, got=index, do="name one that there is"))
-    if channel is not None and (not isinstance(channel, str) or not channel):
-        raise ArgumentError(expected("a name or None", of=of, got=repr(channel), do="give a string that is not empty"))
 
 
 def check_overrides(op: BasicOperation, name: str) -> None:

@@ -19,9 +19,9 @@ from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops import Op
 from fusible.pytorch.chain import ChainCall, Passage
+from fusible.pytorch.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
-from fusible.pytorch.ops.channels import ExtraTensors
 from fusible.pytorch.ops.entry import check_derived, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
 from fusible.pytorch.ops.ran_in import shown

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fusible.tex.enums import NVTE_Mask_Type, NVTE_QKV_Layout
 from fusible.tex.interface.arguments import Shape, Tensor
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import AnyDType, Count, Positive, Probability, Size
+from fusible.tex.interface.domains import AnyDType, Count, Finite, Indices, Lengths, Positive, Probability, Size
 
 __all__ = ["Prim"]
 
@@ -98,6 +99,96 @@ class Prim:
     @function("dy", dy="float [*m h]", mask="uint8 [*m h]")
     def prim_dropout_backward(self, dy: Tensor, mask: Tensor, probability: Probability) -> Any:
         """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""
+
+    @function(
+        "q",
+        "k",
+        "bias",
+        "soft_cap",
+        "alibi_slopes",
+        q="float [_ * _ d]",
+        k="=q [_ * _ d]",
+        v="=q [_ * _ e]",
+        bias="float [_ _ _ _]",
+        cu_seqlens_q="int32 [b]",
+        cu_seqlens_kv="int32 [b]",
+        page_table="int32 [_ p]",
+        seed="int64 [1]",
+    )
+    def prim_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        cu_seqlens_q: Lengths | None,
+        cu_seqlens_kv: Lengths | None,
+        page_table: Indices | None,
+        seed: Tensor | None,
+        max_seqlen_q: Size,
+        max_seqlen_kv: Size,
+        qkv_layout: NVTE_QKV_Layout,
+        attn_mask_type: NVTE_Mask_Type,
+        window_size: Sequence[int],
+        scale: Finite,
+        soft_cap: Positive | None,
+        alibi_slopes: Sequence[float] | None,
+        probability: Probability,
+        offset: Size,
+    ) -> tuple[Any, Any]:
+        """``(o, stats)``: ``fused_attn_fwd`` with what that function of NVIDIA's lacks.
+
+        ``S = cap(scale * q k^T) + bias - alibi_slopes[h] * distance`` with ``cap(s) = soft_cap * tanh(s / soft_cap)`` where there is a ``soft_cap``
+        (Gemma 2, arXiv:2408.00118), a slope of each head's own where there are ``alibi_slopes`` (arXiv:2108.12409), and dropout of ``probability``
+        that is drawn from an int64 ``seed [1]``: the random word of a probability is that of its element, as ``fused_attn_fwd`` counts them, under
+        ``(seed, offset)``, so every backend draws the same. Layouts, masks, windows, the shapes of ``bias`` and of ``stats`` are as there; the
+        diagonal of a mask that is bottom right is that of windows and distances too. ``page_table``: of k and v, in a paged layout.
+        """
+
+    @function(
+        "q",
+        "k",
+        "bias",
+        "soft_cap",
+        "alibi_slopes",
+        do="float [_ * _ e]",
+        q="=do [_ * _ d]",
+        k="=do [_ * _ d]",
+        v="=do [_ * _ e]",
+        o="=do [_ * _ e]",
+        stats="fp32",
+        bias="float [_ _ _ _]",
+        cu_seqlens_q="int32 [b]",
+        cu_seqlens_kv="int32 [b]",
+        seed="int64 [1]",
+    )
+    def prim_attention_backward(
+        self,
+        do: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        o: Tensor,
+        stats: Tensor,
+        bias: Tensor | None,
+        cu_seqlens_q: Lengths | None,
+        cu_seqlens_kv: Lengths | None,
+        seed: Tensor | None,
+        max_seqlen_q: Size,
+        max_seqlen_kv: Size,
+        qkv_layout: NVTE_QKV_Layout,
+        attn_mask_type: NVTE_Mask_Type,
+        window_size: Sequence[int],
+        scale: Finite,
+        soft_cap: Positive | None,
+        alibi_slopes: Sequence[float] | None,
+        probability: Probability,
+        offset: Size,
+    ) -> tuple[Any, Any, Any, Any]:
+        """``(dq, dk, dv, dbias)`` of ``prim.attention``, ``dbias`` in ``bias``'s shape and dtype, or None without one.
+
+        With ``dS`` as ``fused_attn_bwd`` has it, the gradient before the cap is ``dS * (1 - (cap(s) / soft_cap)^2)``.
+        """
 
     @function("dz", "x", "add", "gamma", dz="float [*m n]", x="float [*m n]", add="float [*m n]", mu="fp32 (m)", rsigma="fp32 (m)", gamma="float [n]")
     def prim_layernorm_bwd_add(

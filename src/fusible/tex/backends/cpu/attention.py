@@ -10,8 +10,20 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs
-from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, auxiliary, bounds, check_counts, side_inputs
+from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs, seeded
+from fusible.tex.attention_call import (
+    BOTTOM_RIGHT,
+    CAUSAL,
+    PADDING,
+    ScoreRules,
+    Served,
+    auxiliary,
+    beyond_nvidias,
+    bounds,
+    check_counts,
+    check_stats,
+    side_inputs,
+)
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.attention_query import support_query
 from fusible.tex.backends.cpu.operands import int32
@@ -38,6 +50,18 @@ def _refused(request: Request) -> str | None:
         if (name.endswith("quantizer") and kind is not None) or (isinstance(kind, tuple) and len(kind) != 2):
             return f"serves attention on float32, bfloat16 and float16, and {name} is FP8"
     return None
+
+
+def _refused_beyond(request: Request) -> str | None:
+    for name in ("bias", "soft_cap", "alibi_slopes"):
+        if request[name] is not None:
+            return f"serves attention without {name}, and there is one"
+    return None
+
+
+def _state(call: Any) -> Tensor:
+    """The state of the draw: any where nothing is dropped."""
+    return torch.zeros(2, dtype=torch.int64) if call.rng_state is None else call.rng_state
 
 
 class AttentionKernels(Attention):
@@ -83,6 +107,34 @@ class AttentionKernels(Attention):
         lengths = _lengths(lay, call)
         native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *lengths, extra, doffset, *_draw(rules))
         return [dq, dk, dv, None, doffset]
+
+    @requires(_refused_beyond)
+    @by_name
+    def prim_attention(self, call: Any) -> tuple[Any, Any]:
+        check_probability(call.probability, "prim.attention")
+        call = beyond_nvidias(call, seeded)
+        lay = _SERVED.check(call)
+        rules = ScoreRules.of(call, None, None, call.p_dropout, _state(call))
+        out, stats, largest = outputs(lay, lay.q, call.Q, call.V, torch.empty)
+        written = (_tokens(out, lay.q), _tokens(stats, lay.statistics), _tokens(largest, lay.statistics))
+        pages = None if call.page_table_k is None else int32(call.page_table_k, "page_table of attention")
+        q, k, v = _operands(lay, (call.Q, call.K, call.V))
+        native.attention_forward(q, k, v, *written, *_mask(rules), *_lengths(lay, call), pages, pages, None, *_draw(rules))
+        return out, stats
+
+    @requires(_refused_beyond)
+    @by_name
+    def prim_attention_backward(self, call: Any) -> tuple[Any, Any, Any, None]:
+        check_probability(call.probability, "prim.attention_backward")
+        call = beyond_nvidias(call, seeded)
+        lay = _SERVED.check(call)
+        check_stats(call.stats, call)
+        rules = ScoreRules.of(call, None, None, call.p_dropout, _state(call))
+        dq, dk, dv = gradients(lay, lay, call.Q, call.K, call.V, (call.Q.dtype, call.K.dtype, call.V.dtype))
+        q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), (lay.q, lay.q))
+        written, row_stats = (_tokens(dq, lay.q), _tokens(dk, lay.kv), _tokens(dv, lay.kv)), _readable(_tokens(call.stats, lay.statistics))
+        native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *_lengths(lay, call), None, None, *_draw(rules))
+        return dq, dk, dv, None
 
     @by_name
     def copy_to_kv_cache(self, call: Any) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules, alibi_slopes
+from fusible.errors import ShapeError, expected
+from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_pieces import Piece
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
@@ -24,7 +25,11 @@ class Scores(ScoreRules[Tensor]):
         """The part of a tensor of the bias's shape that belongs to a piece."""
         batch = bias if bias.shape[0] == 1 else bias[piece.first : piece.first + piece.count]
         rows = batch if bias.shape[2] == 1 else batch[:, :, piece.row : piece.row + piece.rows]
-        return rows[..., : piece.skv]
+        found = rows[..., : piece.skv]
+        if found.shape[0] not in (1, piece.count) or found.shape[2] not in (1, piece.rows) or found.shape[3] not in (1, piece.skv):
+            wanted = f"scores of {piece.first + piece.count} sequences, {piece.row + piece.rows} queries and {piece.skv} keys"
+            raise ShapeError(expected(wanted, of="Bias of attention", got=list(bias.shape), do="pass one for the longest sequences"))
+        return found
 
     def extra_logit(self) -> Tensor | None:
         """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
@@ -39,19 +44,25 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
     return x.reshape(n, groups, h // groups * s, d)
 
 
-def _scores(sc: Scores, piece: Piece, q: Tensor, k: Tensor) -> Tensor:
+def _scores(sc: Scores, piece: Piece, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The scores, and where they are capped the derivative of the cap."""
     n, h, s, _ = q.shape
+    slope: Tensor | None = None
     scores = torch.matmul(_grouped(q, k.shape[1]), k.transpose(-1, -2)).view(n, h, s, k.shape[2])
     if sc.bias is not None and sc.pre_scale:
         scores.add_(sc.bias_of(piece, sc.bias))
     scores.mul_(sc.scale)
+    if sc.soft_cap is not None:
+        share = scores.div_(sc.soft_cap).tanh_()
+        slope = 1 - share.square()
+        scores = share.mul_(sc.soft_cap)
     if sc.bias is not None and not sc.pre_scale:
         scores.add_(sc.bias_of(piece, sc.bias))
-    if sc.alibi:
-        slopes = torch.tensor(alibi_slopes(h), dtype=torch.float32, device=q.device).view(-1, 1, 1)
+    if sc.slopes is not None:
+        slopes = torch.tensor(sc.slopes, dtype=torch.float32, device=q.device).view(-1, 1, 1)
         scores.addcmul_(slopes, _distances(sc, piece, q.device), value=-1)
     visible = _visible(sc, piece, q.device)
-    return scores if visible is None else scores.masked_fill_(visible.logical_not_(), -torch.inf)
+    return scores if visible is None else scores.masked_fill_(visible.logical_not_(), -torch.inf), slope
 
 
 def _rows(piece: Piece, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -119,7 +130,7 @@ def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, seen: Ama
         extra = sc.extra_logit()
         stats = nothing if extra is None else extra.expand_as(nothing)
         return torch.zeros(n, h, s, v.shape[3], dtype=torch.float32, device=q.device), stats, nothing
-    p = _scores(sc, piece, q, k)
+    p, _ = _scores(sc, piece, q, k)
     largest = p.amax(-1, keepdim=True)
     extra = sc.extra_logit()
     base = largest if extra is None else torch.maximum(largest, extra)
@@ -139,7 +150,7 @@ def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, seen: Ama
 
 @dataclass
 class Gradients:
-    """What backward gives for one piece: of Q, K, V, the scores, and the extra logit (per query, where there is one)."""
+    """What backward gives for one piece: of Q, K, V, the scores (once a bias is added), and the extra logit (per query, where there is one)."""
 
     q: Tensor
     k: Tensor
@@ -155,7 +166,8 @@ def backward(sc: Scores, piece: Piece, operands: tuple[Tensor, Tensor, Tensor], 
     groups, h = k.shape[1], q.shape[1]
     extra = sc.extra_logit()
     stats = stats.masked_fill(stats == -torch.inf, 0)
-    p = _scores(sc, piece, q, k).sub_(stats).exp_()
+    p, slope = _scores(sc, piece, q, k)
+    p = p.sub_(stats).exp_()
     kept = _kept(sc, piece, h)
     dropped = p if kept is None else p * kept
     do_grouped = _grouped(do, groups)
@@ -167,7 +179,7 @@ def backward(sc: Scores, piece: Piece, operands: tuple[Tensor, Tensor, Tensor], 
     delta = (do * o).sum(-1, keepdim=True)
     ds.sub_(delta).mul_(p)
     seen.see(ds)
-    grouped = _grouped(ds, groups)
+    grouped = _grouped(ds if slope is None else slope.mul_(ds), groups)
     dq = torch.matmul(grouped, k).view(q.shape).mul_(sc.scale)
     dk = torch.matmul(grouped.transpose(-1, -2), _grouped(q, groups)).mul_(sc.scale)
     return Gradients(dq, dk, dv, ds, None if extra is None else (extra - stats).exp_().mul_(delta).neg_())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
@@ -54,17 +56,30 @@ def _dot(a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
     return lazy.dot_general(a, b, ((left,), (right,)), ((0, 1), (0, 1)), dtype=lazy.float32)
 
 
-def _scores(sc: Scores, q: Tensor, k: Tensor) -> Tensor:
+def _scores(sc: Scores, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The scores, and where they are capped the derivative of the cap."""
     n, h, s, _ = q.shape
     scores = lazy.reshape(_dot(_grouped(q, k.shape[1]), k, 3, 3), (n, h, s, k.shape[2]))
     bias = None if sc.bias is None else lazy.cast(sc.bias[..., :s, : k.shape[2]], lazy.float32)
     if bias is not None and sc.pre_scale:
         scores = scores + bias
-    scores = scores * sc.scale
+    scores, slope = scores * sc.scale, None
+    if sc.soft_cap is not None:
+        share = lazy.tanh(scores / sc.soft_cap)
+        scores, slope = share * sc.soft_cap, 1.0 - share * share
     if bias is not None and not sc.pre_scale:
         scores = scores + bias
+    if sc.slopes is not None:
+        slopes = Tensor(np.array(sc.slopes, dtype=np.float32).reshape(1, -1, 1, 1))
+        scores = scores - slopes * lazy.cast(lazy.abs(_diagonal(sc) - sc.keys.position), lazy.float32)
     visible = _visible(sc)
-    return scores if visible is None else lazy.where(visible, scores, -_INFINITY)
+    return (scores if visible is None else lazy.where(visible, scores, -_INFINITY)), slope
+
+
+def _diagonal(sc: Scores) -> Tensor:
+    """The key in whose column each query has its place."""
+    place = sc.queries.position
+    return place + (sc.keys.length - sc.queries.length) if sc.bottom_right_diagonal else place
 
 
 def _visible(sc: Scores) -> Tensor | None:
@@ -78,7 +93,7 @@ def _visible(sc: Scores) -> Tensor | None:
     if sc.mask in CAUSAL:
         found.append(j <= (i + end_offset if sc.mask in BOTTOM_RIGHT else i))
     left, right = sc.window
-    diagonal = i + end_offset if sc.bottom_right_diagonal else i
+    diagonal = _diagonal(sc)
     if left >= 0:
         found.append(j >= diagonal - left)
     if right >= 0:
@@ -109,7 +124,7 @@ def forward(sc: Scores, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     if not k.shape[2] or not s:
         nothing = lazy.full((n, h, s, 1), -_INFINITY)
         return lazy.zeros((n, h, s, v.shape[3])), nothing, nothing
-    p = _scores(sc, q, k)
+    p, _ = _scores(sc, q, k)
     largest = lazy.max(p, -1, keepdim=True)
     extra = sc.extra_logit()
     base = largest if extra is None else lazy.maximum(largest, extra)
@@ -129,7 +144,7 @@ def forward(sc: Scores, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass
 class Gradients:
-    """What backward gives: of Q, K, V, the scores, and the extra logit (per query, where there is one)."""
+    """What backward gives: of Q, K, V, the scores (those that a bias has been added to), and the extra logit (per query, where there is one)."""
 
     q: Tensor
     k: Tensor
@@ -143,7 +158,8 @@ def backward(sc: Scores, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor,
     groups, h = k.shape[1], q.shape[1]
     q, k, v, o, do = (lazy.cast(x, lazy.float32) for x in (q, k, v, o, do))
     stats = lazy.where(stats == -_INFINITY, 0.0, stats)
-    p = lazy.exp(_scores(sc, q, k) - stats)
+    scores, slope = _scores(sc, q, k)
+    p = lazy.exp(scores - stats)
     kept = _kept(sc, h)
     dropped = p if kept is None else p * kept
     do_grouped = _grouped(do, groups)
@@ -153,7 +169,7 @@ def backward(sc: Scores, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor,
         ds = ds * kept
     delta = lazy.sum(do * o, -1, keepdim=True)
     ds = (ds - delta) * p
-    grouped = _grouped(ds, groups)
+    grouped = _grouped(ds if slope is None else ds * slope, groups)
     dq = lazy.reshape(_dot(grouped, k, 3, 2), q.shape) * sc.scale
     dk = _dot(grouped, _grouped(q, groups), 2, 2) * sc.scale
     extra = sc.extra_logit()

@@ -1,0 +1,144 @@
+"""Records of ``prim.attention``: what it has beyond NVIDIA's functions, in float64. What is dropped is worked out from the documented draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, rounding
+from fusible.conformance.cases.dropout import drawn
+from fusible.conformance.table import Output, Sample, record
+from fusible.tex.enums import NVTE_Bias_Type, NVTE_QKV_Layout
+
+__all__ = []
+
+_SEED = 42
+_BIASED = NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
+_THD = NVTE_QKV_Layout.NVTE_THD_THD_THD
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """A problem with a cap, slopes, and a share of probabilities that is dropped at an offset of the draw."""
+
+    problem: Problem
+    cap: float | None = None
+    slopes: tuple[float, ...] | None = None
+    dropped: float = 0.0
+    offset: int = 0
+
+    @property
+    def label(self) -> str:
+        return self.problem.label
+
+
+_CASES = (
+    Beyond(Problem("a cap", lengths=(5, 5)), cap=0.7),
+    Beyond(Problem("a cap, causal, two kv heads, a window", causal=True, groups=2, lengths=(7, 7), window=(3, -1)), cap=1.5),
+    Beyond(Problem("a cap and a bias", bias=_BIASED, lengths=(5, 5)), cap=0.5),
+    Beyond(Problem("slopes", lengths=(6, 6)), slopes=(0.5, 0.25, 0.3, 0.0)),
+    Beyond(Problem("slopes from the end, causal", lengths=(3, 3), keys=(5, 5), causal=True, end=True), slopes=(0.5, 0.25, 0.3, 0.1)),
+    Beyond(Problem("thd, a cap and slopes", _THD, causal=True, lengths=(5, 2, 7)), cap=2.0, slopes=(1.0, 0.25, 0.3, 0.125)),
+    Beyond(Problem("dropped", lengths=(5, 5)), dropped=0.4, offset=3),
+    Beyond(Problem("dropped, thd, causal, two kv heads", _THD, causal=True, groups=2, lengths=(4, 6)), dropped=0.25),
+    Beyond(Problem("dropped, more keys", lengths=(3, 3), keys=(7, 7)), dropped=0.5, offset=1),
+    Beyond(Problem("dropped, a cap, a bias and slopes", bias=_BIASED, lengths=(5, 5)), 0.9, (0.1, 0.2, 0.3, 0.4), 0.3, 2),
+)
+
+
+@dataclass
+class Worked:
+    """One sequence in float64: the operands with a kv head for each head, the scores, the cap's derivative, and what dropout multiplies by."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+    slope: Tensor
+    kept: Tensor
+
+
+def worked(case: Beyond, x: Given) -> list[Worked]:
+    problem, found = case.problem, []
+    most, heads = (max(problem.lengths), max(problem.of_keys)), x.q[0].shape[1]
+    for b, (q, k, v) in enumerate(zip(x.q, x.k, x.v, strict=True)):
+        q, (k, v) = q.double(), (t.double().repeat_interleave(heads // problem.groups, 1) for t in (k, v))
+        raw = problem.scale * torch.einsum("ihd,jhd->hij", q, k)
+        share = torch.zeros_like(raw) if case.cap is None else torch.tanh(raw / case.cap)
+        scores = raw if case.cap is None else case.cap * share
+        queries, keys = scores.shape[1:]
+        if x.bias is not None:
+            scores = scores + x.bias[0].double()
+        if case.slopes is not None:
+            ahead = keys - queries if problem.end else 0
+            distance = (torch.arange(queries)[:, None] + ahead - torch.arange(keys)).abs()
+            scores = scores - torch.tensor(case.slopes, dtype=torch.float64)[:, None, None] * distance
+        scores = scores.masked_fill(hidden(problem, queries, keys), -torch.inf)
+        kept = torch.ones_like(scores)
+        if case.dropped:
+            every = torch.tensor(drawn(_SEED, case.offset * 2**40, (b + 1) * heads * math.prod(most), case.dropped))
+            kept = every.view(b + 1, heads, *most)[b, :, :queries, :keys] / (1 - case.dropped)
+        found.append(Worked(q, k, v, scores, 1 - share.square(), kept.double()))
+    return found
+
+
+def arguments(case: Beyond, x: Given) -> dict[str, Any]:
+    common, problem = x.arguments, case.problem
+    return {
+        "q": common["Q"], "k": common["K"], "v": common["V"], "bias": x.bias, "seed": torch.tensor([_SEED]) if case.dropped else None,
+        **{name: common[name] for name in ("cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv", "qkv_layout", "attn_mask_type")},
+        "window_size": common["window_size"], "scale": problem.scale, "soft_cap": case.cap, "alibi_slopes": case.slopes,
+        "probability": case.dropped, "offset": case.offset,
+    }  # fmt: skip
+
+
+def steepness(found: list[Worked]) -> float:
+    """The largest score, at least 1: an exponential bears that many times the relative error of its exponent."""
+    return max(1.0, largest_of([each.scores for each in found]))
+
+
+@record("prim_attention")
+def prim_attention(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for case in _CASES:
+        x = given(case.problem, generator, dtype)
+        found, problem = worked(case, x), case.problem
+        stats = [torch.logsumexp(each.scores, -1) for each in found]
+        o = [torch.einsum("hij,jhe->ihe", torch.exp(e.scores - s[..., None]) * e.kept, e.v) for e, s in zip(found, stats, strict=True)]
+        length, size = problem.width + max(problem.of_keys), steepness(found)
+        outputs = (
+            Output(0, problem.join(o, between=0.0), dtype, length, rounding(dtype, largest_of(x.v) / (1 - case.dropped), length) * size),
+            Output(1, problem.statistics(stats), torch.float32, length, 8.0 * size),
+        )
+        yield Sample(case.label, {**arguments(case, x), "page_table": None}, outputs)
+
+
+@record("prim_attention_backward")
+def prim_attention_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for case in _CASES:
+        x = given(case.problem, generator, dtype)
+        found, problem = worked(case, x), case.problem
+        stats = [torch.logsumexp(each.scores, -1).float() for each in found]
+        p = [torch.exp(each.scores - s.double()[..., None]) for each, s in zip(found, stats, strict=True)]
+        o = [torch.einsum("hij,jhe->ihe", share * each.kept, each.v).to(dtype) for share, each in zip(p, found, strict=True)]
+        do = [torch.randn(t.shape, generator=generator).to(dtype) for t in o]
+        sums: dict[str, list[Tensor]] = {name: [] for name in ("q", "k", "v", "scores")}
+        for each, share, result, d in zip(found, p, o, do, strict=True):
+            groups, delta = problem.groups, (d.double() * result.double()).sum(-1).T
+            ds = share * (torch.einsum("ihe,jhe->hij", d.double(), each.v) * each.kept - delta[..., None])
+            inner = problem.scale * ds * each.slope
+            dk, dv = torch.einsum("hij,ihd->jhd", inner, each.q), torch.einsum("hij,ihe->jhe", share * each.kept, d.double())
+            both = (t.unflatten(1, (groups, t.shape[1] // groups)).sum(2) for t in (dk, dv))
+            for name, value in zip(sums, (torch.einsum("hij,jhd->ihd", inner, each.k), *both, ds), strict=True):
+                sums[name].append(value)
+        length = problem.width + max(*problem.lengths, *problem.of_keys) * (4 // problem.groups)
+        largest = largest_of([t for name in "qkv" for t in sums[name]])
+        size = (8.0 + rounding(dtype, largest * max(problem.lengths) / (1 - case.dropped), length)) * steepness(found)
+        parts = [Output(i, problem.join(sums[name], between=0.0), dtype, length, size) for i, name in enumerate("qkv")]
+        parts.append(Output(3, torch.stack(sums["scores"]).sum(0)[None] if x.bias is not None else None, dtype, length, size))
+        more = {"do": problem.join(do), "o": problem.join(o), "stats": problem.statistics([s.double() for s in stats]).float()}
+        yield Sample(case.label, {**more, **arguments(case, x)}, tuple(parts))
