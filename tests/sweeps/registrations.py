@@ -6,15 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from fusible import tex
 from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, registered, unregister_fusion
 from fusible.nvte import Tensor
 from fusible.ops import GELU, Context, SiLU
-from fusible.tex import factories, operands
+from fusible.pytorch import executors
+from fusible.pytorch.ops import registration
+from fusible.quantized import saving
+from fusible.tex import classes, factories, operands, protocol
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.registry import registry
 
-__all__ = ["REGISTRATIONS", "Quantizer", "Registration", "fused", "fused_backward", "undeclared", "written"]
+__all__ = ["OF_OPERATIONS", "REGISTRATIONS", "Quantizer", "Registration", "fused", "fused_backward", "put_back", "undeclared", "written"]
 
 
 class Own(tex.TEXBackendBase):
@@ -106,6 +111,18 @@ def _fields() -> list[Registration]:
     return [Registration(f"register_many: {name}", run(name), value(name), (name, "swept")) for name in names]
 
 
+def _operations(ops: list[Any], *, recipe: Any) -> list[Any]:
+    return ops
+
+
+def _fused_operations(kind: str) -> Callable[..., Any]:
+    return getattr(registration, f"register_{kind}_fusion")
+
+
+OF_OPERATIONS = ("forward", "backward", "forward_backward")
+KEPT: tuple[Any, ...] = (executors._EXECUTORS, protocol._OF_FRAMEWORKS, saving._CLASSES, registration._entries)
+"""Where else registering writes."""
+_FORMER = [type(one)(one) for one in KEPT]
 POLICY = {
     "forced": "torch", "fallback": None, "strict": False, "debug": False, "per_function": {"gelu": "torch"}, "prefer": "vendor",
     "allow_vendors": frozenset({"NVIDIA"}), "deny_vendors": frozenset({"NVIDIA"}),
@@ -132,6 +149,15 @@ REGISTRATIONS = [
     Registration("register_fusion_inference", register_fusion_inference, lambda: {"function": fused, "when": None}),
     Registration("register_fusion_backward", register_fusion_backward, lambda: {"function": fused_backward, "when": None}),
     Registration("unregister_fusion", unregister_fusion, lambda: {"function": register_fusion_inference(fused)}, ("fusion",)),
+    Registration("register_executor", executors.register_executor, lambda: {"name": "swept", "make": executors.EagerExecutor, "replace": False}),
+    Registration("register_dtypes", protocol.register_dtypes, lambda: {"dtypes": {"swept": torch.float32}}),
+    Registration("provide_classes", classes.provide_classes, lambda: {"provider": classes._provider}),
+    Registration("register_saved", lambda classes: saving.register_saved(classes), lambda: {"classes": Quantizer}),
+    *(
+        Registration(f"register_{kind}_fusion", _fused_operations(kind), lambda: {"fn": _operations, "prepend": False, "priority": 0})
+        for kind in OF_OPERATIONS
+    ),
+    Registration("unregister_fusion of operations", registration.unregister_fusion, lambda: {"fn": _registered_operations()}, ("unregister_fusion",)),
 ]
 """Every function by which something is registered with tex or the pipeline."""
 
@@ -141,7 +167,21 @@ def _of_own() -> Quantizer:
     return Quantizer()
 
 
+def _registered_operations() -> Callable[..., Any]:
+    if not any(entry.function is _operations for entry in registration._entries):
+        registration.register_forward_fusion(_operations)
+    return _operations
+
+
+def put_back() -> None:
+    """Leave ``KEPT`` as it was."""
+    for one, former in zip(KEPT, _FORMER, strict=True):
+        one.clear()
+        (one.update if isinstance(one, dict) else one.extend)(former)
+
+
 def written() -> list[Any]:
     """What registering writes."""
     fusions = [fusion for kind in ("forward", "backward", "inference") for fusion in registered(kind)]  # type: ignore[arg-type]
-    return [registry.registered(), registry.policy, set(DECLARATIONS), dict(operands.KINDS), dict(factories._FACTORIES), fusions]
+    kept = [classes._provider, *(type(one)(one) for one in KEPT)]
+    return [registry.registered(), registry.policy, set(DECLARATIONS), dict(operands.KINDS), dict(factories._FACTORIES), fusions, kept]

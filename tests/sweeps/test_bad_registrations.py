@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from registrations import REGISTRATIONS, Quantizer, Registration, fused, fused_backward, undeclared, written
+from registrations import OF_OPERATIONS, REGISTRATIONS, Quantizer, Registration, fused, fused_backward, put_back, undeclared, written
 from scores import Scores, score
 from wrong_values import others
 
 from fusible import knobs, tex
 from fusible.errors import ArgumentError
 from fusible.fusions import unregister_fusion
+from fusible.pytorch import executors
+from fusible.quantized import saving
 from fusible.tex import factories, operands
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS
@@ -39,6 +41,8 @@ ACCEPTED: dict[tuple[str, str], set[str]] = {
     ("Policy", "fallback"): {"a text"},
     ("Policy", "prefer"): {"None"},
     ("Policy", "allow_vendors"): {"None"},
+    ("register_executor", "name"): {"a text"},
+    **{(f"register_{kind}_fusion", "priority"): {"2.5", "-1", "99"} for kind in OF_OPERATIONS},
 }
 """Wrong values that are none: another name, no limit, a decorator's form. Which backends a policy names is looked at when it is put in force."""
 NOT_FOUND = "Backend 'bogus' not found. Available backends: ["
@@ -48,6 +52,7 @@ NOT_FOUND = "Backend 'bogus' not found. Available backends: ["
 def _take_back(backends: dict[str, TEXBackendBase]) -> None:
     registry.put_registered(backends)
     undeclared()
+    put_back()
     factories._FACTORIES.pop(Quantizer, None)
     operands.KINDS.pop(Quantizer, None)
     for function in (fused, fused_backward):
@@ -89,6 +94,18 @@ def test_a_wrong_registration_is_refused_clearly(backends: dict[str, TEXBackendB
     print(f"{len(_calls())} wrong registrations: {dict(scores.counts)}")
     assert not scores.unclear, "\n".join(scores.unclear)
     assert scores.counts["clear"] > 300
+
+
+def test_a_name_that_is_taken_is_not_given_twice(backends: dict[str, TEXBackendBase]) -> None:
+    before = written()
+    with pytest.raises(ArgumentError, match="^Expected a new name of register_executor, got 'eager' again: "):
+        executors.register_executor("eager", executors.EagerExecutor)
+    other = type("Float8TensorStorage", (), {"__module__": "elsewhere"})
+    with pytest.raises(ArgumentError, match="^Expected a new name of register_saved, got elsewhere.Float8TensorStorage after fusible.quantized"):
+        saving.register_saved(Quantizer, other)
+    assert written() == before
+    executors.register_executor("eager", executors.DIRECT.__class__, replace=True)
+    assert written() != before
 
 
 def test_a_function_of_the_interface_is_not_undeclared() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from fusible import tex
-from fusible.errors import ArgumentError, BackendError, expected
+from fusible.errors import ArgumentError, BackendError, check_callable, check_switch, check_text, expected
 from fusible.pytorch.replay import Listing, Replay, apart
 from fusible.tex.scope import current_scope
 
@@ -109,8 +109,14 @@ def _xla() -> Executor:
 _EXECUTORS: dict[str, Callable[[], Executor]] = {"eager": EagerExecutor, "xla": _xla}
 
 
-def register_executor(name: str, make: Callable[[], Executor]) -> None:
-    """Make an executor available as ``Sequential.compile(executor=name)``."""
+def register_executor(name: str, make: Callable[[], Executor], *, replace: bool = False) -> None:
+    """Make an executor available as ``Sequential.compile(executor=name)``. Raises ``ArgumentError`` for a name that is taken, unless ``replace``."""
+    check_text(name, "name of register_executor")
+    check_callable(make, "make of register_executor")
+    check_switch(replace, "replace of register_executor")
+    if name in _EXECUTORS and not replace:
+        do = "choose another name, or pass replace=True"
+        raise ArgumentError(expected("a new name", of="register_executor", got=f"{name!r} again", do=do))
     _EXECUTORS[name] = make
 
 

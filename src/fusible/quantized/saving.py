@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusible.errors import CheckpointError, expected
+from fusible.errors import ArgumentError, CheckpointError, check_class, expected
 from fusible.files import parse_json
 from fusible.tex import DType
 
@@ -32,7 +32,12 @@ def register_saved(*classes: type) -> None:
     ``columnwise`` likewise, ``fp8_dtype`` and ``fp4_dtype`` from ``dtype``): numbers, strings, types, tensors and other quantizers.
     """
     for cls in classes:
-        _CLASSES[cls.__name__] = cls
+        check_class(cls, "classes of register_saved")
+        known = _CLASSES.get(cls.__name__, cls)
+        if known is not cls and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            got = f"{cls.__module__}.{cls.__qualname__} after {known.__module__}.{known.__qualname__}"
+            raise ArgumentError(expected("a new name", of="register_saved", got=got, do="rename the class: checkpoints name it"))
+    _CLASSES.update({cls.__name__: cls for cls in classes})
 
 
 def to_plain(x: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fusible.errors import NotServedError, expected
+from fusible.errors import NotServedError, check_callable, expected
 
 __all__ = [
     "CommOverlap",
@@ -37,6 +37,7 @@ _provider: Callable[[str], Any] = lambda name: "no backend here wraps NVIDIA's n
 def provide_classes(provider: Callable[[str], Any]) -> None:
     """Let ``provider(name)`` give the class that stands behind a communicator's name, or say in a phrase why there is none."""
     global _provider
+    check_callable(provider, "provider of provide_classes")
     _provider = provider
 
 

@@ -73,6 +73,9 @@ _OF_FRAMEWORKS: dict[Any, torch.dtype] = {}
 
 def register_dtypes(dtypes: Mapping[Any, torch.dtype]) -> None:
     """Let ``to_torch`` take the dtypes of another framework."""
+    if not isinstance(dtypes, Mapping) or not all(isinstance(dtype, torch.dtype) for dtype in dtypes.values()):
+        got = type(dtypes).__name__ if not isinstance(dtypes, Mapping) else "others among its values"
+        raise DTypeError(expected("a mapping to torch.dtype", of="dtypes of register_dtypes", got=got, do="say of each which of torch's it is"))
     _OF_FRAMEWORKS.update(dtypes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, check_number, check_switch, expected
 from fusible.locks import Lock
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def registration_epoch() -> int:
 
 def _register(kind: Kind, fn: Callable[..., Any], prepend: bool, priority: int) -> Registration:
     global _epoch
+    check_switch(prepend, f"prepend of register_{kind}_fusion")
+    check_number(priority, f"priority of register_{kind}_fusion")
     if not callable(fn):
         raise ArgumentError(expected("a function of a list of operations", of=f"register_{kind}_fusion", got=repr(fn), do="give fn(ops, *, recipe)"))
     with _lock:
