@@ -1,6 +1,8 @@
 """A ``te.Linear`` under features of NVIDIA's debug tools, set by configurations as their users write them.
 
-Run as ``debug_features.py FOLDER FEATURE/RECIPE ...`` it prints of each its second step's output, input's and weight's gradient, what plain torch says of the input, what the tools logged and dumped."""
+Run as ``debug_features.py FOLDER FEATURE/RECIPE ...`` it prints of each its second step's output, input's and weight's gradient, what plain torch
+says of the input, and what the tools logged and dumped.
+"""
 
 import json
 import re
