@@ -71,6 +71,10 @@ for together in (True, False):
     if together:
         work.wait()
     assert got.item() == 1.0 - rank
+for options in ({"device_ids": [rank], "output_device": rank}, {}):
+    replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, device="cuda", bias=False), **options)
+    replica(torch.full((1, 2), float(rank), device="cuda")).sum().backward()
+    assert replica.module.weight.grad.tolist() == [[0.5, 0.5]]  # the mean over both
 assert init_device_mesh("cuda", (2,), mesh_dim_names=("data",)).device_type == "cpu"
 os.write(1, f"rank {rank} done\\n".encode())  # in one piece: print would write the end of the line by itself
 dist.barrier(device_ids=[rank])

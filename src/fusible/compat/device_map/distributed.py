@@ -57,6 +57,20 @@ def _kind(device_type: Any) -> Any:
     return CPU.type if is_cuda(device_type) else device_type
 
 
+def _of_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which makes a module data parallel, without the device of its process: torch takes none beside parameters on the CPU."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        for name in ("device_ids", "output_device"):
+            given.pop(name, None)
+        return function(**given)
+
+    return call
+
+
 def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of what is put in place, wherever torch holds it."""
     if not torch.distributed.is_available():
@@ -64,6 +78,8 @@ def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     c10d = importlib.import_module("torch.distributed.distributed_c10d")
     meshes = importlib.import_module("torch.distributed.device_mesh")
     yield meshes.DeviceMesh, "__init__", _of_mesh(meshes.DeviceMesh.__init__, 1)
+    replicas = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    yield replicas, "__init__", _of_the_host(replicas.__init__)
     values = {name: _on_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
     values |= {"init_device_mesh": _of_mesh(meshes.init_device_mesh, 0), "is_nccl_available": lambda: True}
     requests = Requests()
