@@ -28,11 +28,16 @@ class Condition:
     what: str
     where: str
 
+    def holds(self, values: Mapping[Symbol, int]) -> bool:
+        """Whether it holds for these sizes."""
+        a, b = evaluate(self.left, values), evaluate(self.right, values)
+        return a == b or (self.relation == ">=" and a > b)
+
     def check(self, values: Mapping[Symbol, int], origins: Mapping[Symbol, str]) -> None:
         """Raise ``ShapeError`` where it does not hold for the sizes of a call. ``origins``: what each size is of, as an argument's dimension."""
-        a, b = evaluate(self.left, values), evaluate(self.right, values)
-        if a == b or (self.relation == ">=" and a > b):
+        if self.holds(values):
             return
+        a, b = evaluate(self.left, values), evaluate(self.right, values)
         needed = symbols((self.left, self.right))
         places = ", ".join(origins[symbol] for symbol in values if symbol in needed)
         what = f"{self.left} {self.relation} {self.right} (of {places})"

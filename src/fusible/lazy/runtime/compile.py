@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from fusible.errors import ArgumentError, expected
@@ -15,6 +16,7 @@ from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter
 from fusible.lazy.runtime.admission import Admission, SizeAdmission, admissions_of
+from fusible.lazy.runtime.buckets import BucketSource, check_conditions, checked_buckets
 from fusible.lazy.runtime.executable import Executable
 from fusible.lazy.runtime.input_info import InputInfo
 from fusible.lazy.runtime.signature import Leaf, Parameter, Signature, Template, bind, filled
@@ -35,6 +37,7 @@ def compile(
     args: Sequence[Any] = [],  # noqa: B006 - as there; nothing writes to either
     kwargs: Mapping[str, Any] | None = {},  # noqa: B006
     donate: Sequence[str] = (),
+    buckets: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Executable:
     """Trace ``func`` (a function or a module) once on ``args`` and ``kwargs``, and compile what it records.
 
@@ -45,10 +48,13 @@ def compile(
     own highest is 3). ``donate`` names inputs whose memory the results may take over, as ``InputInfo(..., donate=True)`` does.
 
     Where dimensions are dynamic, ``func`` records sizes as expressions. Two different sizes that have to agree are taken to be equal, and
-    checked at each call; a dynamic size is taken not to be 1 where it meets another.
+    checked at each call; a dynamic size is taken not to be 1 where it meets another. A program is compiled for each set of sizes that is met, or with
+    ``buckets``, by the name of a dimension (``NamedDimension.name``, or ``argument.dimension`` as in ``"tokens.1"``) ascending sizes up to its
+    bound, for each bucket: inputs are padded with zeros to the next one, the program is rewritten so that no result depends on padding, and
+    results are cut to their true sizes. They are those of an exact program but for the order of sums.
 
     Raises ``ArgumentError`` for arguments that ``func`` does not take, another return value, or a donated input that no result fits, and
-    ``CompileError`` where ``func`` uses the value of a runtime input.
+    ``CompileError`` where ``func`` uses the value of a runtime input, or with buckets an operation that cannot tell padding from elements.
     """
     if type(optimization_level) is not int or not 0 <= optimization_level <= 5:
         raise ArgumentError(expected("an int from 0 to 5", of="optimization_level", got=repr(optimization_level), do="use 3, the default"))
@@ -69,7 +75,10 @@ def compile(
     trace = Trace(outputs, [tensor for _, tensor in tracers])
     aliases = _aliases(signature, trace)
     results = [(t.shape, t.dtype, t.device) for t in trace.outputs]
-    source = TraceSource(trace, min(optimization_level, 3), aliases)
+    level = min(optimization_level, 3)
+    chosen = checked_buckets(buckets, [found for a in admissions for found, _ in a.origins], bool(aliases))
+    check_conditions(list(conditions), chosen)
+    source = BucketSource(trace, level, chosen) if chosen else TraceSource(trace, level, aliases)
     return Executable(name, signature, admissions, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
 
 

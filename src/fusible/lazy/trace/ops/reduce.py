@@ -24,7 +24,7 @@ from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["Reduce", "all", "any", "max", "min", "prod", "reduced", "sum"]
+__all__ = ["Reduce", "all", "any", "max", "min", "neutral", "prod", "reduced", "sum"]
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Reduce(TraceOp):
         if x.dtype in (dtypes.float16, dtypes.bfloat16) and self.kind in (self.Kind.SUM, self.Kind.PROD):
             wide = dtypes.float32
             x = emit(flat.ConvertOp, [x], x.shape, wide, "accumulate in float32")
-        start = flat.constant(_initial(self.kind, wide), wide, "start a reduction")
+        start = flat.constant(neutral(self.kind, wide), wide, "start a reduction")
         shape = tuple(n for d, n in enumerate(x.shape) if d not in self.dims)
         attributes = {"kind": self.kind.value, "dims": list(self.dims)}
         if not self.keepdim and wide is out.dtype:
@@ -70,7 +70,8 @@ class Reduce(TraceOp):
             flat.ReshapeOp([emit(flat.ConvertOp, [reduced], shape, out.dtype, "round a reduction once")], [out])
 
 
-def _initial(kind: Reduce.Kind, of: dtype) -> float | int | bool:
+def neutral(kind: Reduce.Kind, of: dtype) -> float | int | bool:
+    """What changes no reduction of a kind, of any elements of dtype ``of``."""
     infinite = float("inf") if of.is_floating else None
     return {
         Reduce.Kind.SUM: 0,
