@@ -180,6 +180,20 @@ def test_a_dynamic_program_computes_what_numpy_does_and_so_does_its_file(name: s
             np.testing.assert_allclose(again.numpy().astype(np.float64), want, rtol=bound, atol=bound)
 
 
+def test_ranges_to_a_size_step_by_fractions_that_are_exact() -> None:
+    def function(x: lazy.Tensor) -> tuple[lazy.Tensor, ...]:
+        n = x.shape[0]
+        return lazy.arange(0.0, n / 2, 0.5), lazy.arange(n, 0, -0.75), lazy.arange(2.0, n)
+
+    executable = lazy.compile(function, args=[_info((2, 4, 9))])
+    for n in (2, 3, 4, 9):
+        wanted = np.arange(0, n // 2, 0.5), np.arange(n, 0, -0.75), np.arange(2.0, n)
+        assert [t.tolist() for t in executable(np.ones(n, np.float32))] == [t.tolist() for t in wanted]
+    for ends in ((0, 0.1), (0.5, 1)):
+        with pytest.raises(ArgumentError, match="whole numbers as ends beside a size, and a step that is a multiple of 1/1048576"):
+            lazy.compile(lambda x, ends=ends: lazy.arange(ends[0], x.shape[0], ends[1]), args=[_info((2, 4, 9))])
+
+
 def test_the_usual_sizes_are_compiled_ahead_and_no_sizes_twice() -> None:
     calls: list[int] = []
 
