@@ -59,10 +59,9 @@ def state_layout(ops: Sequence[Op]) -> StateLayout:
 
 
 def activation_type(request: PlanRequest) -> DType:
-    """The precision of whatever is not quantized: that of x, widened to the recipe's lowest."""
+    """The precision of whatever is not quantized: the recipe's lowest, or that of x."""
     if isinstance(request.recipe, HighPrecision) and request.recipe.lowest is not None:
-        lowest = _LOWEST[request.recipe.lowest]
-        return lowest if bit_width(lowest) >= bit_width(request.activation) else request.activation
+        return _LOWEST[request.recipe.lowest]
     return request.activation
 
 
@@ -119,7 +118,22 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
         type = types[f"{name}_dtype"]
         if isinstance(type, QuantizedType) and name not in held_so:
             types[f"{name}_dtype"] = type.read(rowwise=rowwise, columnwise=columnwise)
+    if op.attends:
+        types.update(_of_attention(op, request.recipe))
     return op.resolved(types)
+
+
+def _of_attention(op: Op, recipe: Recipe | None) -> dict[str, Type]:
+    """The 8-bit types of attention's operands. Raises ``ArgumentError`` for a recipe by which it cannot have them."""
+    if recipe is None or not (recipe.fp8_dpa or recipe.fp8_mha):
+        return {}
+    asked = "fp8_mha" if recipe.fp8_mha else "fp8_dpa"
+    if recipe.fp8_mha or recipe.scaling not in ("current", "mxfp8") or recipe.backward_override is not None:
+        do = "ask for fp8_dpa alone, of Float8CurrentScaling or MXFP8BlockScaling without a backward_override"
+        raise ArgumentError(expected(f"{asked}=False", of=f"the {type(recipe).__name__} of {op!r}", got=True, do=do))
+    made = (quantizer_for_role(recipe, QuantizerRole("dpa", kind)) for kind in ("input", "grad_output"))
+    types = [QuantizedType.of(quantizer).read(rowwise=True, columnwise=False) for quantizer in made]  # type: ignore[arg-type]  # pyright: ignore
+    return {"qkv_dtype": types[0], "do_dtype": types[1]}
 
 
 _ROLES = {"x": QuantizerRole("linear", "input"), "dy": QuantizerRole("linear", "grad_output")}

@@ -32,6 +32,7 @@ class _Attention(Op):
     side_names: tuple[str, ...] = ()
     """What its side inputs are, in order; the pipeline names them otherwise."""
     rows_apart = True
+    attends = True
 
     def _take(
         self, heads: int, head_width: int, groups: int | None, scale: float | None, scores: nvte.ScoreOptions, sides: tuple[str, ...]
@@ -99,9 +100,11 @@ class _Attention(Op):
         sides: Mapping[str, nvte.Tensor],
     ) -> tuple[nvte.Tensor, Context]:
         """y, and what backward needs. ``sides``: those of the op and the seed, by name."""
-        (q, k, v), mask = qkv, self._mask(sides, sequences, keys)
+        (q, k, v), mask = (self._quantized(part) for part in qkv), self._mask(sides, sequences, keys)
         more = self.options, mask, sides.get("seed"), keys
-        o, aux = nvte.attention(q, k, v, sequences, self.scale, self.causal, is_training, self.window_size, *more)
+        wide = (self._wide(q), self._wide(k), self._wide(v))
+        o, aux = nvte.attention(*wide, sequences, self.scale, self.causal, is_training, self.window_size, *more)
+        o = nvte.cast_checked(o, self.activation) if self.qkv_dtype is not None else o
         found = {"q": q, "k": k, "v": v, "o": o, "stats": aux.stats, "rng_state": aux.rng_state, "mask": mask}
         return self._side_by_side([o], self.y_dtype), {name: tensor for name, tensor in found.items() if tensor is not None}
 
@@ -111,9 +114,25 @@ class _Attention(Op):
         """Those of q, k, v and of what the mask adds."""
         q, k, v, o, mask = ctx["q"], ctx["k"], ctx["v"], ctx["o"], ctx.get("mask")
         do = nvte.reshape(nvte.cast_checked(dy, self.dy_dtype), (q.shape[0], self.heads, self.head_width))
+        if self.do_dtype is not None:
+            do, q, k, v, o = (self._wide(part) for part in (nvte.cast(do, self.do_dtype), q, k, v, o))
         aux = nvte.AttentionAux(ctx["stats"], ctx.get("rng_state"))
         more = self.options, mask, seed, keys
         return nvte.dattention(do, q, k, v, o, aux, sequences, self.scale, self.causal, self.window_size, *more)
+
+    def _quantized(self, part: nvte.Tensor) -> nvte.Tensor:
+        """q, k or v in 8 bits, where a recipe wants them so."""
+        return part if self.qkv_dtype is None else nvte.cast(part, self.qkv_dtype)
+
+    def _wide(self, part: nvte.Tensor) -> nvte.Tensor:
+        """The values of what a recipe wants in 8 bits, in fp32: products of them are exact in it, and their sums are made in it. Else as it is."""
+        if self.qkv_dtype is None:
+            return part
+        return nvte.dequantize(part, DType.Float32) if nvte.is_quantized_type(part.type) else nvte.cast_checked(part, DType.Float32)
+
+    @property
+    def title(self) -> str:
+        return type(self).__name__ if self.qkv_dtype is None else f"{type(self).__name__}(q, k, v {self.qkv_dtype})"
 
     def _side_grads(self, **found: nvte.Tensor | None) -> dict[str, nvte.Tensor | None]:
         """The gradients of its side inputs by their names, None for those that nobody wants."""
@@ -196,6 +215,8 @@ class DotProductAttention(_Attention):
         q, k, v = self._heads(x)
         if self.rope_base is not None:
             q, k = (nvte.rope(heads, sequences, self.rope_base, cache.starts, cache.capacity) for heads in (q, k))
+        if self.qkv_dtype is not None:
+            q, k, v = (nvte.cast_checked(self._wide(self._quantized(part)), self.activation) for part in (q, k, v))
         cache = nvte.append_kv(cache, k, v, sequences)
         o = nvte.attention_cached(q, cache, sequences, self.scale, self.window_size, self.options, sides.get("seed"))
         return self._side_by_side([o], self.y_dtype)

@@ -78,6 +78,11 @@ class Op(ABC):
     """Whether backward may return None for a parameter's gradient that is wanted, and the op's owner gives it later (``delay_wgrad_compute`` in
     NVIDIA's interface). From any other op such a None is refused: the parameter would not be trained. What is handed over is an effect."""
 
+    attends: ClassVar[bool] = False
+    """Whether it is attention, whose operands a recipe may want in 8 bits (``fp8_dpa``): the plan then sets ``qkv_dtype`` and ``do_dtype``."""
+    qkv_dtype: nvte.Type | None = None
+    do_dtype: nvte.Type | None = None
+
     unwanted: frozenset[str] = frozenset()
     training: bool = True
     position: int = 0

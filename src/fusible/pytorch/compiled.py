@@ -27,6 +27,7 @@ from fusible.pytorch.autocast import autocast_of, current_autocast, trace_consta
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import Call
 from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.parametrized import parameter_of
 from fusible.pytorch.runner import BoundOp, PipelineRunner, draw_seed
 from fusible.pytorch.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
@@ -83,10 +84,13 @@ def traced_call(
     """What the ``part``-th pipeline of ``module``, gives for ``x``: y and the side values that the caller gets. ``holders``: of each of its ops the
     module and its names of the parameters. For the compiler to trace: what is read here is what the compiled program depends on. Raises
     ``ArgumentError`` for a cache."""
+    if torch.compiler.is_exporting():
+        do = "call fusible.pytorch.export, whose file runs in any process, or export plain torch modules"
+        raise ArgumentError(expected("a call to run or to compile", of=f"what {type(module).__name__} is traced for", got="torch.export", do=do))
     if cache is not None:
         raise ArgumentError(expected("no cache", of="a call that torch.compile traces", got="a KVCache", do="call the model as it is"))
     x = activation_of(x)
-    held = [holder._parameters[name] for holder, names in holders for name in names]
+    held = [parameter_of(holder, name) for holder, names in holders for name in names]
     args = [tensor for tensor in held if not isinstance(tensor, QuantizedTensor)]
     training = [holder.training for holder, _ in holders]
     wanted = [t.requires_grad for t in (x, *args, *extra)] if torch.is_grad_enabled() else []  # pyright: ignore[reportOptionalMemberAccess]
@@ -140,7 +144,8 @@ def _plan_of(
     """The plan of a call, by what was traced: tensors inside a compiled program know nothing of gradients."""
     flags, given = iter(wanted or [False] * (1 + len(args) + len(extra))), iter(args)
     like = _Like.of(x, next(flags))
-    likes = [own if isinstance(own, QuantizedTensor) else _Like.of(next(given), next(flags)) for own in runner.parameters()]
+    registered = runner.registered()
+    likes = [own if isinstance(own, QuantizedTensor) else _Like.of(next(given), next(flags)) for own in registered]
     sides = [_Like.of(value, next(flags)) for value in extra]
     with no_dispatch():
         plan = runner.plan(like, likes, autocast_of(context), bool(wanted), sides)
@@ -150,7 +155,7 @@ def _plan_of(
     if plan.request.outputs:
         got = f"{len(plan.request.outputs)}"
         raise ArgumentError(expected("no extra outputs", of="what torch.compile can trace", got=got, do="leave them out of the compiled part"))
-    if wanted and runner.main_grads(runner.parameters()):
+    if wanted and runner.main_grads(registered):
         do = "leave main_grad unset, or the module out of the compiled part"
         raise ArgumentError(expected("gradients that autograd sums up", of="a compiled call", got="a parameter with a main_grad", do=do))
     return plan
@@ -182,7 +187,7 @@ def _forward(
     runner = _runner_of(name)
     plan = _plan_of(runner, x, args, extra, context, wanted)
     given_args = iter(args)
-    params = [own if isinstance(own, QuantizedTensor) else _own(own, next(given_args)) for own in runner.parameters()]
+    params = [own if isinstance(own, QuantizedTensor) else _own(own, next(given_args)) for own in runner.registered()]
     batch = read_batch(x, seq_lens) if runner.batched or runner.sequenced or seq_lens is not None else None
     rows = x if batch is None else batch.x
     if batch is not None and extra:
@@ -207,8 +212,10 @@ def _forward(
     return [*result, _ticket(kept)]
 
 
-def _own(own: torch.Tensor, arg: torch.Tensor) -> torch.Tensor:
+def _own(own: torch.Tensor | None, arg: torch.Tensor) -> torch.Tensor:
     """The module's own parameter, by which its 8-bit copy is found, where that is what came through the compiled program."""
+    if own is None:
+        return arg
     same = own.data_ptr() == arg.data_ptr() and own.shape == arg.shape and own.stride() == arg.stride() and own.dtype is arg.dtype
     return own if same else arg
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from fusible.errors import ArgumentError, DTypeError, FusibleError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError, expected
 from fusible.nvte import nvte_dtype
 from fusible.quantized import GroupedTensorStorage, QuantizedTensor, QuantizedTensorStorage
 from fusible.tex.operands import not_dense
 
-__all__ = ["check_dense", "refuse", "title_of"]
+__all__ = ["check_dense", "check_transforms", "refuse", "title_of"]
 
 _NOT_THE_ARGUMENTS = (MemoryError, RecursionError, ImportError)
 """Errors that no argument explains."""
@@ -33,6 +34,16 @@ def check_dense(x: torch.Tensor, of: str) -> None:
     """Raise ``ArgumentError`` for a tensor whose values are no array: sparse, nested or of another library's layout."""
     if x.layout is not torch.strided:
         raise not_dense(x, of)
+
+
+def check_transforms(title: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ``NotServedError`` inside a transform of ``torch.func`` and under forward-mode derivatives: a pass is no sequence of torch operations."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        got, do = "a transform such as grad, vjp, jvp or vmap", "call torch.autograd.grad of it, and give x a batch dimension"
+        raise NotServedError(expected("functional_call alone", of=f"torch.func around {title}", got=got, do=do))
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        do = "call torch.autograd.grad of it"
+        raise NotServedError(expected("tensors without tangents", of=f"a call of {title}", got="a dual tensor", do=do))
 
 
 def refuse(error: Exception, known: Set[str], title: str, arguments: Mapping[str, Any]) -> None:

@@ -19,7 +19,8 @@ from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, i
 from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.executors import DIRECT, Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache, check_cache
-from fusible.pytorch.refusals import check_dense, refuse, title_of
+from fusible.pytorch.parametrized import originals, parameter_of
+from fusible.pytorch.refusals import check_dense, check_transforms, refuse, title_of
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.sequence_parallel import mark
 from fusible.pytorch.torch_autocast import activation_of, is_in_force, without_torch_autocast
@@ -103,9 +104,9 @@ class PipelineRunner(ChainPart):
         self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
         self._modules = tuple(b.module for b in self.bound)
         spans = zip(self.bound, sharded_rows([b.op for b in self.bound]), strict=True)
-        self._partial = [(b.module._parameters, name, span.group) for b, span in spans if span is not None for name in b.parameters]  # type: ignore[attr-defined]
-        owners = [(b.module, name) for b in self.bound for name in b.parameters]
-        self._accumulating = [i for i, (module, name) in enumerate(owners) if name in getattr(module, "accumulating_parameters", ())]
+        self._partial = [(b.module, name, span.group) for b, span in spans if span is not None for name in b.parameters]  # type: ignore[attr-defined]
+        self._owners = [(b.module, name) for b in self.bound for name in b.parameters]
+        self._accumulating = [i for i, (module, name) in enumerate(self._owners) if name in getattr(module, "accumulating_parameters", ())]
         self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
         self._plans: dict[Any, Plan] = {}
         self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
@@ -181,6 +182,7 @@ class PipelineRunner(ChainPart):
     ) -> Sequence[torch.Tensor]:
         """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``notes``: of ``Call``. ``batch``: how the rows of
         ``x`` are sequences, for ops that look at it."""
+        check_transforms(self.title, (x, *extra))
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
         if is_in_force(x.device.type):
@@ -214,7 +216,9 @@ class PipelineRunner(ChainPart):
     def refuse(self, error: Exception, x: Any, extra: Sequence[Any]) -> None:
         """Raise what is to be said of ``error``, which a call with these arguments raised, in its place; else let it say of which modules."""
         known = {type(module).__name__ for module in (*self._modules, *self.called)} | {"seq_lens", "cache", "KVCache"}
-        refuse(error, known, self.title, {self.argument: x, **{f"extra input {place}": value for place, value in enumerate(extra)}})
+        masks = {place for place, name in enumerate(self.sides) if name in self._apart and getattr(extra[place], "dtype", None) is torch.bool}
+        others = {f"extra input {place}": value for place, value in enumerate(extra) if place not in masks}
+        refuse(error, known, self.title, {self.argument: x, **others})
 
     @property
     def title(self) -> str:
@@ -265,8 +269,9 @@ class PipelineRunner(ChainPart):
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
         given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, True)
-        for parameters, name, group in self._partial:  # each time: a module may have another parameter by now
-            mark(parameters[name], group)
+        for module, name, group in self._partial:  # each time: a module may have another parameter by now
+            for parameter in originals(module, name):
+                mark(parameter, group)
         executor = self._executor_of(plan)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
@@ -371,15 +376,23 @@ class PipelineRunner(ChainPart):
     def parameters(self) -> list[torch.Tensor]:
         """The tensors behind the ops' ``args``, as the modules hold them now. Every call begins with it."""
         self.look_again()
-        return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
+        try:
+            return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
+        except KeyError:
+            return [parameter_of(module, name) for module, name in self._owners]
+
+    def registered(self) -> list[torch.Tensor | None]:
+        """``parameters``, with None for one that ``torch.nn.utils.parametrize`` computes: nothing is computed here."""
+        self.look_again()
+        return [parameters.get(name) for parameters, name in self._slots]
 
     def release_weights(self) -> None:
         """Let go of what was made of the parameters as they are."""
         self._weights = QuantizedWeights()
 
-    def main_grads(self, args: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def main_grads(self, args: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
         """Where the gradients of parameters are to be added up, by their places."""
-        found = {place: getattr(args[place], "main_grad", None) for place in self._accumulating if args[place].requires_grad}
+        found = {place: getattr(arg, "main_grad", None) for place in self._accumulating if (arg := args[place]) is not None and arg.requires_grad}
         return {place: main_grad for place, main_grad in found.items() if main_grad is not None}
 
     def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:

@@ -113,9 +113,10 @@ class ParametrizedRecipe(Recipe):
 
 @dataclass(frozen=True, repr=False)
 class HighPrecision(Recipe):
-    """No quantization: every request is widened to at least ``lowest``.
+    """No quantization: operations compute in ``lowest``, on operands that are rounded to it, and give it.
 
-    ``lowest`` is ``"bfloat16"``, ``"float16"`` or ``"float32"``, or None for the input's own precision.
+    ``lowest`` is ``"bfloat16"``, ``"float16"`` or ``"float32"``, or None for the input's own precision. An fp32 module trains in bf16 under
+    ``HighPrecision("bfloat16")``: its parameters and their gradients stay fp32, as the optimizer wants them, and only products' operands are rounded.
     """
 
     scaling: ClassVar[str] = "high_precision"
