@@ -18,7 +18,7 @@ OTHER := build/jaxlib-$(VERSION)
 FRAMEWORKS := accelerate==1.15.0 lightning==2.6.6 megatron-core==0.16.1 transformers==5.23.0
 CLIENTS := $(VENV)-clients
 
-.PHONY: FORCE setup demo test test-all test-clients test-order test-jaxlib wheel sdist test-wheel sanitize bench lint diagram stub clean
+.PHONY: FORCE setup demo test test-all test-clients clients-page test-order test-jaxlib wheel sdist test-wheel sanitize bench lint diagram stub clean
 
 setup: $(VENV)/.installed
 
@@ -68,6 +68,10 @@ $(CLIENTS)/.installed: $(VENV)/.installed Makefile
 
 test-clients: setup $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python -m pytest tests/clients
+
+# The same tests write docs/clients.md by what comes of them.
+clients-page: setup $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest tests/clients --clients-page
 
 # The same tests in another order, 'reversed' or a random one by its seed, in one process: what hangs on the order fails here.
 ORDER ?= reversed

@@ -45,7 +45,8 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.item())
-    print(json.dumps({"losses": losses, "linears": linears, "products": len(products)}))
+    if accelerator.is_main_process:
+        print(json.dumps({"losses": losses, "linears": linears, "products": len(products)}))
 
 
 if __name__ == "__main__":
