@@ -28,7 +28,7 @@ class Row:
 
     def printed(self, versions: Mapping[str, str], works: str) -> str:
         numbers = ", ".join(versions[client] for client in self.clients)
-        cells = [" with ".join(self.clients), numbers, self.feature, ", ".join(self.recipes) or "-", works, f"`{self.command}`"]
+        cells = [" with ".join(self.clients), numbers, self.feature, ", ".join(self.recipes) or "-", works.replace("|", "\\|"), f"`{self.command}`"]
         return f"| {' | '.join(cells)} |"
 
 
