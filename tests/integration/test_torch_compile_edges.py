@@ -17,9 +17,11 @@ from compiled_models import (
     operations,
     outside,
     same,
+    states,
     tokens,
 )
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import fusible
 from fusible import nvte
@@ -83,7 +85,7 @@ def with_main_grad() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "call", "message"),
     [
-        (lambda: operations(Doubled()), nn.Module.__call__, "Expected operations of ours of what torch.compile can trace, got Doubled"),
+        (lambda: operations(Doubled()), nn.Module.__call__, "no compiler sees through operations in plain torch"),
         (with_main_grad, nn.Module.__call__, "Expected gradients that autograd sums up"),
         (block, lambda model, x: model(x, cache=fusible.KVCache(1, 8)), "KVCache"),
         (operations, lambda model, x: model(x, op_kwargs={0: {"a": 1}}), "keyword arguments"),
@@ -97,6 +99,40 @@ def test_what_cannot_be_compiled_is_said_when_it_is_traced(
     model = make()
     with pytest.raises(Exception, match=message):
         compiled_by("aot_eager", lambda x: call(model, x))[0](tokens(0))
+
+
+class Prints(nn.Module):
+    """One that breaks the graph by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x.tanh()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from within the compiler, which looks at what comes into a frame
+@pytest.mark.parametrize("make", [Doubled, ops.MakeExtraOutput, Prints], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("container", [fusible.Sequential, ops.Sequential], ids=lambda container: container.__module__)
+def test_the_graph_breaks_at_what_cannot_be_traced(container: Callable[..., nn.Module], make: Callable[[], nn.Module]) -> None:
+    inner = container(ops.Linear(WIDTH, WIDTH), make(), ops.Linear(WIDTH, WIDTH))
+    model = nn.ModuleList([nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), inner])
+    twin = copy.deepcopy(model)
+
+    def call(of: Any, x: Tensor) -> Any:
+        y = of[1](of[0](x).tanh())
+        return tuple(each.sin() for each in (y if isinstance(y, tuple) else (y,)))
+
+    counter = CompileCounterWithBackend("aot_eager")
+    results = []
+    for of, run in ((model, call), (twin, torch.compile(call, backend=counter))):
+        for step in range(3):
+            x = tokens(step).requires_grad_()
+            outputs: Any = outside(DELAYED, run)(of, x)
+            torch.cat(outputs).float().square().sum().backward()
+            assert x.grad is not None
+            found = [*(y.detach() for y in outputs), x.grad]
+        results.append([*found, *(p.grad for p in of.parameters())])
+    assert same(results[1], results[0]) and counter.frame_count >= 2
+    assert same(list(states(twin).values()), list(states(model).values()))
 
 
 def test_a_recipe_must_come_from_outside_of_the_compiled_function() -> None:

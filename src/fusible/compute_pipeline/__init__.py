@@ -8,6 +8,7 @@ from fusible.compute_pipeline.inference import StateLayout
 from fusible.compute_pipeline.matching import Group, group_ops, needs_backward, outer_sides
 from fusible.compute_pipeline.pipeline import ComputePipeline
 from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
+from fusible.compute_pipeline.regions import Region
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.compute_pipeline.sharded_rows import sharded_rows
 from fusible.compute_pipeline.sides import Extras, route
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "PlanRequest",
     "QuantizedArg",
+    "Region",
     "Segment",
     "StateLayout",
     "describe",

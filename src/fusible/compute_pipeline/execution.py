@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusible.compute_pipeline.matching import Group
-from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
+from fusible.compute_pipeline.plan import Plan, QuantizedArg
+from fusible.compute_pipeline.regions import Region
 from fusible.compute_pipeline.results import check_backward, check_forward, check_inference
 from fusible.nvte import KVCache, Pass, Tensor, cast, grouped_cast_stack
 from fusible.ops import Context, Op
@@ -15,26 +16,30 @@ from fusible.ops import Context, Op
 __all__ = ["BackwardResult", "ForwardResult", "quantize_args", "run_backward", "run_forward", "run_inference"]
 
 
+Sides = dict[str, list[Any]]
+"""Side values by name that are there and yet to be taken, the latest last; None for a gradient that there is none of."""
+
+
 @dataclass(frozen=True)
 class ForwardResult:
-    """``contexts``: one per op of the segment, empty where backward will not come by. ``amaxes``: by slot, fp32 ``[1]``. ``outputs``: the side values
-    that the caller gets."""
+    """``contexts``: one per op of the region, empty where backward will not come by. ``amaxes``: by slot, fp32 ``[1]``. ``sides``: the side values
+    that are left."""
 
     y: Tensor
     contexts: list[Context]
     amaxes: Mapping[str, Any]
-    outputs: list[Tensor]
+    sides: Sides
 
 
 @dataclass(frozen=True)
 class BackwardResult:
-    """``grads``: one list per op of the segment, in the order of its ``args``; None for what nobody wants. ``side_grads``: of the side values that
-    the caller gave."""
+    """``grads``: one list per op of the region, in the order of its ``args``; None for what nobody wants. ``sides``: the gradients of side values
+    that are left."""
 
     dx: Tensor | None
     grads: list[list[Tensor | None]]
     amaxes: Mapping[str, Any]
-    side_grads: list[Tensor | None]
+    sides: Sides
 
 
 def quantize_args(values: Sequence[Tensor], args: Sequence[QuantizedArg], scales: Mapping[str, Any]) -> tuple[list[Tensor], Mapping[str, Any]]:
@@ -45,85 +50,84 @@ def quantize_args(values: Sequence[Tensor], args: Sequence[QuantizedArg], scales
 
 def run_forward(
     plan: Plan,
-    segment: Segment,
+    region: Region,
     x: Tensor,
     args: Sequence[Tensor],
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
-    extra: Sequence[Tensor] = (),
+    taken: Sequence[Any] = (),
     call: dict[Any, Any] | None = None,
 ) -> ForwardResult:
-    """The forward pass of a segment; ``args``: its ops' parameters one after another, in the plan's ``arg_types``. ``extra``: the side values that
-    the caller gives, in the order of the request. ``call``: of ``nvte.Pass``."""
-    start = segment.start
-    ops = _with_args(plan, start, segment.stop, args)
+    """The forward pass of a region; ``args``: its ops' parameters one after another, in the plan's ``arg_types``. ``taken``: the side values that it
+    takes (``Region.takes``). ``call``: of ``nvte.Pass``."""
+    start, first = region.start, plan.first_backward
+    ops = _with_args(plan, region, args)
     contexts: list[Context] = [_EMPTY] * len(ops)
-    first = segment.backward[0].start if segment.backward else segment.stop
-    sides = _sides_of((name for name, _ in plan.request.sides), extra)
+    sides = _sides_of(region, taken)
     state = Pass("forward", scales, call=call)
 
     def body() -> Tensor:
         y = x
-        for group in segment.forward:
+        for group in region.groups:
             y, ctxs = forward_group(group, ops[group.start - start : group.stop - start], y, sides, given)
             for i, ctx in enumerate(ctxs, group.start):
                 if i >= first:
                     contexts[i - start] = ctx
         return y
 
-    y = state.run(body)
-    return ForwardResult(y, contexts, state.amaxes, [sides[name].pop() for name in plan.request.outputs])
+    return ForwardResult(state.run(body), contexts, state.amaxes, sides)
 
 
 def run_inference(
     plan: Plan,
+    region: Region,
     x: Tensor,
     args: Sequence[Tensor],
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
     caches: Mapping[int, KVCache] | None = None,
-    extra: Sequence[Tensor] = (),
+    taken: Sequence[Any] = (),
     call: dict[Any, Any] | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """The inference pass of the whole plan: y, and the side values that the caller gets. ``caches``: of the ops that go on from one, by position;
-    they are used up. ``extra``: the side values that the caller gives."""
-    ops = _with_args(plan, 0, len(plan.ops), args)
-    sides = _sides_of((name for name, _ in plan.request.sides), extra)
+) -> tuple[Tensor, Sides]:
+    """The inference pass of a region: y, and the side values that are left. ``caches``: of the ops that go on from one, by position; they are used
+    up. ``args`` and ``taken``: of ``run_forward``."""
+    ops = _with_args(plan, region, args)
+    sides = _sides_of(region, taken)
 
     def body() -> Tensor:
         y = x
-        for group in plan.inference:
-            y = infer_group(group, ops[group.start : group.stop], y, sides, given)
+        for group in region.groups:
+            y = infer_group(group, ops[group.start - region.start : group.stop - region.start], y, sides, given)
         return y
 
-    return Pass("inference", scales, caches, call=call).run(body), [sides[name].pop() for name in plan.request.outputs]
+    return Pass("inference", scales, caches, call=call).run(body), sides
 
 
 def run_backward(
     plan: Plan,
-    segment: Segment,
+    region: Region,
     contexts: list[Context],
     dy: Tensor,
     given: Mapping[str, Any],
     scales: Mapping[str, Any],
     sums: Mapping[str, Tensor] | None = None,
-    extra: Sequence[Tensor] = (),
+    taken: Sequence[Any] = (),
     call: dict[Any, Any] | None = None,
 ) -> BackwardResult:
-    """The backward pass of a segment. ``extra``: the gradients of the side values that the caller got.
+    """The backward pass of a region. ``taken``: the gradients of side values that it takes.
 
     Used up are ``contexts``, which is emptied from its end, so that each goes when it has been used, and ``sums``: gradients so far, by the plan's
     ``arg_slots``, to which those of this pass are added.
     """
-    start = segment.start
-    grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : segment.stop]]
-    sides = _sides_of(plan.request.outputs, extra)
+    start = region.start
+    grads: list[list[Tensor | None]] = [[None] * len(names) for names in plan.arg_names[start : region.stop]]
+    sides = _sides_of(region, taken)
     slots = frozenset(sums or ())
     state = Pass("backward", scales, sums=sums, call=call)
 
     def body() -> Tensor | None:
         d: Tensor | None = dy
-        for group in reversed(segment.backward):
+        for group in reversed(region.groups):
             assert d is not None
             ctxs = contexts[group.start - start :]
             del contexts[group.start - start :]
@@ -131,25 +135,23 @@ def run_backward(
             d, grads[group.start - start : group.stop - start] = backward_group(group, members, ctxs, d, sides, given, slots)
         return d
 
-    dx = state.run(body)
-    side_grads = [sides[name].pop() if sides.get(name) else None for name, _ in plan.request.sides]
-    return BackwardResult(dx, grads, state.amaxes, side_grads)
+    return BackwardResult(state.run(body), grads, state.amaxes, sides)
 
 
 _EMPTY: Context = {}
 
 
-def _with_args(plan: Plan, start: int, stop: int, args: Sequence[Tensor]) -> list[Op]:
-    ops = list(plan.ops[start:stop])
+def _with_args(plan: Plan, region: Region, args: Sequence[Tensor]) -> list[Op]:
+    ops = list(plan.ops[region.start : region.stop])
     values = iter(args)
-    for i, names in enumerate(plan.arg_names[start:stop]):
+    for i, names in enumerate(plan.arg_names[region.start : region.stop]):
         if names:
             ops[i] = ops[i].with_(**{name: next(values) for name in names})
     return ops
 
 
 def forward_group(
-    group: Group, members: Sequence[Op], x: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]
+    group: Group, members: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any]
 ) -> tuple[Tensor, Sequence[Context]]:
     """y and the contexts of a group's forward; side values are taken from ``sides``, and put there."""
     values = _values(group.side_inputs, group.given, sides, given)
@@ -169,7 +171,7 @@ def backward_group(
     members: Sequence[Op],
     ctxs: Sequence[Context],
     dy: Tensor,
-    sides: dict[str, list[Any]],
+    sides: Sides,
     given: Mapping[str, Any],
     sums: Collection[str] = (),
 ) -> tuple[Tensor | None, Sequence[Any]]:
@@ -186,7 +188,7 @@ def backward_group(
     return result[0], result[1] if group.fusion is not None else (result[1],)
 
 
-def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: dict[str, list[Any]], given: Mapping[str, Any]) -> Tensor:
+def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any]) -> Tensor:
     """y of a group's inference."""
     if group.side_outputs:
         return forward_group(group, members, x, sides, given)[0]
@@ -202,20 +204,23 @@ def _foreign(group: Group, members: Sequence[Op]) -> bool:
     return members[0].foreign or (group.fusion is not None and group.fusion.foreign)
 
 
-def _sides_of(names: Iterable[str], values: Iterable[Tensor]) -> dict[str, list[Any]]:
-    return {name: [value] for name, value in zip(names, values, strict=True)}
+def _sides_of(region: Region, taken: Sequence[Any]) -> Sides:
+    sides: Sides = {}
+    for name, value in zip(region.takes, taken, strict=True):
+        sides.setdefault(name, []).insert(0, value)  # what is taken first of a name lies last
+    return sides
 
 
 _NOTHING: dict[str, Any] = {}
 
 
-def _values(names: Sequence[str], given_names: Sequence[str], sides: dict[str, list[Any]], given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _values(names: Sequence[str], given_names: Sequence[str], sides: Sides, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The side values that a group takes (the latest of each name; None for a gradient that nobody gave), and the values of the whole call."""
     if not names and not given_names:
         return _NOTHING
     return {**{name: sides[name].pop() if sides.get(name) else None for name in names}, **{name: given[name] for name in given_names}}
 
 
-def _put(values: Mapping[str, Any], sides: dict[str, list[Any]]) -> None:
+def _put(values: Mapping[str, Any], sides: Sides) -> None:
     for name, value in values.items():
         sides.setdefault(name, []).append(value)  # None too: what is taken next of the name would else be another's

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from fusible.compute_pipeline.matching import Group
 from fusible.compute_pipeline.plan import Plan
+from fusible.compute_pipeline.regions import Region
 from fusible.fusions import Fusion, registered
 from fusible.nvte import PassKind, QuantizedType, Type
 from fusible.ops import Op
@@ -18,14 +20,16 @@ def describe(plan: Plan) -> str:
     """The three passes, a line per group: its place, its ops, the types that pass between them, and the fused pass that replaces them.
 
     ``bf16|e4m3[3.x]`` is an edge on which bf16 arrives and is cast to E4M3, scaled by the slot ``3.x``. An op's parameters follow its name where
-    the op asks for a type of theirs. ``none`` is a gradient that nobody wants.
+    the op asks for a type of theirs. ``none`` is a gradient that nobody wants. Where an executor that compiles cannot take a pass as one program, a
+    line begins each program, and each stretch that is called as it stands.
     """
     forward, backward = _forward_edges(plan), _backward_edges(plan)
     recipe = plan.request.recipe
     lines = [f"{len(plan.ops)} ops, {len(plan.segments)} segments, recipe {recipe or 'none'}, activations {plan.activation}"]
-    lines += _section("forward", plan.ops, plan.forward, forward)
-    lines += _section("backward", plan.ops, tuple(reversed(plan.backward)), backward, reverse=True)
-    lines += _section("inference", plan.ops, plan.inference, forward)
+    passes = [region for segment in plan.segments for region in segment.forward], [r for s in plan.segments for r in s.backward][::-1]
+    lines += _section("forward", plan, passes[0], forward)
+    lines += _section("backward", plan, passes[1], backward, reverse=True)
+    lines += _section("inference", plan, plan.inferred, forward)
     return "\n".join(lines)
 
 
@@ -117,13 +121,27 @@ def _name(op: Op) -> str:
     return f"{op.title}({shown})" if shown else op.title
 
 
-def _section(title: str, ops: Sequence[Op], groups: Sequence[Group], edges: Sequence[str], *, reverse: bool = False) -> list[str]:
-    rows = []
-    for group in groups:
-        members, passed = ops[group.start : group.stop], edges[group.start : group.stop + 1]
-        names = [op.title if reverse else _name(op) for op in members]
-        if reverse:
-            names, passed = names[::-1], passed[::-1]
-        rows.append((_places(group), " + ".join(names), " -> ".join(passed), group.fusion.name if group.fusion else ""))
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    return ["", title, *("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows)]
+def _section(title: str, plan: Plan, regions: Sequence[Region], edges: Sequence[str], *, reverse: bool = False) -> list[str]:
+    rows = [[_row(plan.ops, group, edges, reverse) for group in (region.groups[::-1] if reverse else region.groups)] for region in regions]
+    widths = [max((len(row[column]) for of_region in rows for row in of_region), default=0) for column in range(3)]
+    lines = ["", title]
+    for region, of_region, heading in zip(regions, rows, _headings(plan, regions), strict=True):
+        lines += [heading] if heading and region.groups else []
+        lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in of_region]
+    return lines
+
+
+def _row(ops: Sequence[Op], group: Group, edges: Sequence[str], reverse: bool) -> tuple[str, str, str, str]:
+    members, passed = ops[group.start : group.stop], edges[group.start : group.stop + 1]
+    names = [op.title if reverse else _name(op) for op in members]
+    if reverse:
+        names, passed = names[::-1], passed[::-1]
+    return _places(group), " + ".join(names), " -> ".join(passed), group.fusion.name if group.fusion else ""
+
+
+def _headings(plan: Plan, regions: Sequence[Region]) -> list[str]:
+    """What begins each region of a pass; nothing where the pass is not cut, or all of it is called by the executor that compiles nothing."""
+    if not plan.request.whole or not plan.foreign:
+        return [""] * len(regions)
+    programs = count(1)
+    return [f" program {next(programs)}" if region.called is None else f" called, not compiled: {region.called}" for region in regions]

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from fusible.compute_pipeline.inference import StateLayout, activation_type, delayed_recipe, infer_types, state_layout
 from fusible.compute_pipeline.matching import Group, group_ops, needs_backward
+from fusible.compute_pipeline.regions import Region, regions_of
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.compute_pipeline.sides import OpenSides
 from fusible.errors import ArgumentError, expected
@@ -43,11 +44,9 @@ class Segment:
 
     start: int
     stop: int
-    forward: tuple[Group, ...]
-    backward: tuple[Group, ...]
-    """In the order of the ops; executed from the last to the first. Empty where nothing needs a gradient."""
-    given: tuple[str, ...]
-    """The values of the whole call that its ops take."""
+    forward: tuple[Region, ...]
+    backward: tuple[Region, ...]
+    """In the order of the ops; executed from the last to the first."""
     state: StateLayout
     """The scales that its ops read."""
     args: slice
@@ -74,6 +73,8 @@ class Plan:
     backward: tuple[Group, ...]
     inference: tuple[Group, ...]
     segments: tuple[Segment, ...]
+    inferred: tuple[Region, ...]
+    """The regions of the inference."""
     given: tuple[str, ...]
     state: StateLayout
     delayed: DelayedScaling | None
@@ -85,7 +86,12 @@ class Plan:
     out_width: int | None
     """The columns of y; None where they are not known before the call."""
     foreign: bool
-    """Whether it computes elsewhere than by nvte's words, or has effects: it cannot be replayed or compiled."""
+    """Whether some of it computes elsewhere than by nvte's words, or has effects: that cannot be replayed or compiled."""
+
+    @property
+    def first_backward(self) -> int:
+        """The first op that backward comes by."""
+        return self.backward[0].start if self.backward else len(self.ops)
 
 
 def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
@@ -103,6 +109,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         for kind in ("forward", "backward", "inference")
     )
     arg_types, quantized_args = _arg_types(bound, request)
+    counts = [0, *accumulate(len(op.arg_names) for op in ops)]
     return Plan(
         request=request,
         ops=bound,
@@ -115,7 +122,8 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         forward=forward,
         backward=backward,
         inference=inference,
-        segments=_segments(bound, forward, backward, state, request.whole or bool(request.sides or request.outputs)),
+        segments=_segments(bound, forward, backward, state, counts, request),
+        inferred=regions_of("inference", bound, 0, len(bound), inference, state, counts, request.whole),
         given=_given(bound),
         state=state,
         delayed=delayed,
@@ -176,9 +184,10 @@ def _given(ops: Sequence[Op]) -> tuple[str, ...]:
 
 
 def _segments(
-    ops: Sequence[Op], forward: tuple[Group, ...], backward: tuple[Group, ...], state: StateLayout, whole: bool
+    ops: Sequence[Op], forward: tuple[Group, ...], backward: tuple[Group, ...], state: StateLayout, counts: Sequence[int], request: PlanRequest
 ) -> tuple[Segment, ...]:
     """Cut at every place that no group and no side value spans and where what passes is not quantized, but leave no segment too short."""
+    whole = request.whole or bool(request.sides or request.outputs)
     inside = {i for group in (*forward, *backward) for i in range(group.start + 1, group.stop)}
     cuts = [0]
     live = 0
@@ -188,16 +197,18 @@ def _segments(
         long_enough = min(i - cuts[-1], len(ops) - i) >= _SHORTEST_SEGMENT
         if long_enough and not (whole or live or quantized or i in inside):
             cuts.append(i)
-    counts = [0, *accumulate(len(op.arg_names) for op in ops)]
-    return tuple(
-        Segment(
-            start,
-            stop,
-            tuple(group for group in forward if start <= group.start < stop),
-            tuple(group for group in backward if start <= group.start < stop),
-            _given(ops[start:stop]),
-            state.between(start, stop),
-            slice(counts[start], counts[stop]),
+    segments = []
+    for start, stop in zip(cuts, [*cuts[1:], len(ops)], strict=True):
+        own = state.between(start, stop)
+        of_forward, of_backward = ([group for group in groups if start <= group.start < stop] for groups in (forward, backward))
+        segments.append(
+            Segment(
+                start,
+                stop,
+                regions_of("forward", ops, start, stop, of_forward, own, counts, request.whole),
+                regions_of("backward", ops, start, stop, of_backward, own, counts, request.whole),
+                own,
+                slice(counts[start], counts[stop]),
+            )
         )
-        for start, stop in zip(cuts, [*cuts[1:], len(ops)], strict=True)
-    )
+    return tuple(segments)

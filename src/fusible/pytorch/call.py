@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import Plan, run_backward, run_forward, run_inference
-from fusible.errors import NotServedError, ShapeError, expected
+from fusible.compute_pipeline import Plan, Region, run_backward, run_forward, run_inference
+from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.nvte import (
     KVCache,
+    Leaf,
+    QuantizedType,
     Sequences,
     copy,
     dequantize,
@@ -23,7 +25,8 @@ from fusible.nvte import (
     te_to_torch_dtype,
     unflatten,
 )
-from fusible.pytorch.executors import Executor
+from fusible.pytorch.borders import OnTheWay, leaf_count, packed, spec_key
+from fusible.pytorch.executors import DIRECT, Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.torch_autocast import is_in_force, without_torch_autocast
 from fusible.pytorch.weights import DelayedWeights
@@ -68,9 +71,27 @@ def _flat(plan: Plan, args: Sequence[Any], where: slice = slice(None)) -> tuple[
     return flatten(args[where]) if plan.quantized_args else (list(args[where]), plan.plain_args[where])
 
 
-def _kinds(extra: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """What a program may depend on of the side values that the caller gives."""
-    return tuple([(value.shape, value.dtype) for value in extra])
+def _kinds(values: Sequence[Any]) -> tuple[Any, ...]:
+    """What a program may depend on of the tensors of side values."""
+    return tuple([(value.shape, value.dtype) for value in values])
+
+
+def _for(region: Region, executor: Executor) -> Executor:
+    """Who runs a region."""
+    return executor if region.called is None else DIRECT
+
+
+def _left(sides: Mapping[str, Sequence[nvte.Tensor | None]]) -> list[tuple[str, nvte.Tensor | None]]:
+    return [(name, value) for name, values in sides.items() for value in values]
+
+
+def _note(amaxes: dict[str, torch.Tensor], observed: Mapping[str, torch.Tensor], region: Region) -> None:
+    """Add what a region observed. As within one pass, what is called as it stands may quantize again what came to it in 8 bits, and nobody else."""
+    twice = next((slot for slot in observed if slot in amaxes), None)
+    if twice is not None and region.called is None:
+        of, do = f"what is quantized by the scale {twice!r} in a pass", "hand on what was quantized, or do not quantize it"
+        raise ArgumentError(expected("one tensor", of=of, got="another", do=do))
+    amaxes.update({slot: amax for slot, amax in observed.items() if slot not in amaxes})
 
 
 def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
@@ -113,30 +134,50 @@ class Call:
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the forward of a segment: ``y``, the side values that the caller gets, and the tensors to save for its backward."""
         plan, segment = self.plan, self.plan.segments[index]
-        state = segment.state
-        scales = _read(self.snapshot, state.forward + state.backward if plan.foreign else state.forward)
-        names, key, slots = segment.given, self.given.key(segment.given), tuple(scales)
-        args, arg_spec = _flat(plan, self.args, segment.args)
-        notes = self.notes
+        way = OnTheWay(make_nvte_tensor(x), [name for name, _ in plan.request.sides], map(make_nvte_tensor, extra))
+        keys: list[tuple[str, ...]] = []
+        spec: list[Leaf] = []
+        saved: list[torch.Tensor] = []
+        amaxes: dict[str, torch.Tensor] = {}
+        for region in segment.forward:
+            of_ops, of_tensors, tensors = self._forward(region, way, amaxes)
+            keys += of_ops
+            spec += of_tensors
+            saved += tensors
+        self.amaxes.update(amaxes)
+        self.contexts[index] = (keys, spec)
+        return _result(way, plan), _outputs(way, plan), saved
+
+    def _forward(
+        self, region: Region, way: OnTheWay, amaxes: dict[str, torch.Tensor]
+    ) -> tuple[tuple[tuple[str, ...], ...], list[Leaf], list[torch.Tensor]]:
+        """Run the forward of a region: per op the names of what it leaves for backward, how that was taken apart, and the tensors."""
+        plan = self.plan
+        scales = _read(self.snapshot, region.scales)
+        names, key, slots = region.given, self.given.key(region.given), tuple(scales)
+        args, arg_spec = _flat(plan, self.args, region.args)
+        taken, border = way.into(region)
+        notes, first = self.notes, border.count + len(args)
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-            end = 1 + len(args) + len(names)
-            values = _put_together(names, key, leaves[1 + len(args) : end])
-            sides = [make_nvte_tensor(leaf) for leaf in leaves[end : end + len(extra)]]
-            held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-            x_ = make_nvte_tensor(leaves[0])
-            result = run_forward(plan, segment, x_, unflatten(leaves[1 : 1 + len(args)], arg_spec), values, held, sides, notes)
+            end = first + len(names)
+            values = _put_together(names, key, leaves[first:end])
+            held = dict(zip(slots, leaves[end:], strict=True))
+            x, *sides = border.opened(leaves)
+            assert x is not None
+            result = run_forward(plan, region, x, unflatten(leaves[border.count : first], arg_spec), values, held, sides, notes)
+            passed, sent = packed(result.y, _left(result.sides))
             saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
-            y, y_spec = flatten([result.y])
-            static = (tuple(tuple(ctx) for ctx in result.contexts), spec, tuple(result.amaxes), y_spec, len(y))
-            return [*y, *(side.data for side in result.outputs), *saved, *result.amaxes.values()], static
+            static = (sent, tuple(tuple(ctx) for ctx in result.contexts), spec, tuple(result.amaxes))
+            return [*passed, *saved, *result.amaxes.values()], static
 
-        inputs = [x, *args, *self.given.leaves(names), *extra, *scales.values()]
-        outputs, (keys, spec, observed, y_spec, first) = self.executor((plan, index, "forward", key, _kinds(extra)), program, inputs)
-        end, got = len(outputs) - len(observed), first + len(plan.request.outputs)
-        self.amaxes.update(zip(observed, outputs[end:], strict=True))
-        self.contexts[index] = (keys, spec)
-        return _result(outputs[:first], y_spec, plan), outputs[first:got], outputs[got:end]
+        inputs = [*taken, *args, *self.given.leaves(names), *scales.values()]
+        program_key = (region, "forward", key, _kinds(taken[1:]), border.key)
+        outputs, (sent, keys, spec, observed) = _for(region, self.executor)(program_key, program, inputs)
+        end = len(outputs) - len(observed)
+        _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
+        way.out_of(sent, outputs)
+        return keys, spec, outputs[sent.count : end]
 
     def backward(
         self, index: int, saved: list[torch.Tensor], dy: torch.Tensor, extra: Sequence[torch.Tensor] = ()
@@ -144,46 +185,83 @@ class Call:
         """Run the backward of a segment: ``dx``, and the gradients of its parameters and of the side values that the caller gave. ``extra``: those of
         the side values that it got. The list of what forward saved is emptied, so that each tensor goes when it has been used."""
         plan, segment = self.plan, self.plan.segments[index]
-        scales = _read(self.snapshot, segment.state.backward)
-        names, given_key, slots = segment.given, self.given.key(segment.given), tuple(scales)
-        context_keys, spec = self.contexts[index]
-        places = [place for place in range(segment.args.start, segment.args.stop) if place in self.main_grads]
-        count, notes = len(saved), self.notes
+        way = OnTheWay(_inside(dy), plan.request.outputs, map(_inside, extra))
+        keys, spec = self.contexts[index]
+        amaxes: dict[str, torch.Tensor] = {}
+        grads: list[torch.Tensor | None] = []
+        end = len(spec)
+        for region in reversed(segment.backward):
+            of_ops = keys[region.start - segment.start : region.stop - segment.start]
+            begin = end - sum([len(names) for names in of_ops])
+            grads[:0] = self._backward(region, way, of_ops, spec[begin:end], saved, amaxes, last=region is segment.backward[0])
+            end = begin
+        if amaxes:
+            self.owner.commit_backward(amaxes)
+        dx = way.value.data if way.value is not None else None
+        sides = [way.take(name) for name, _ in plan.request.sides]
+        return dx, [*grads, *(side.data if side is not None else None for side in sides)]
+
+    def _backward(
+        self,
+        region: Region,
+        way: OnTheWay,
+        context_keys: Sequence[tuple[str, ...]],
+        spec: Sequence[Leaf],
+        saved: list[torch.Tensor],
+        amaxes: dict[str, torch.Tensor],
+        *,
+        last: bool,
+    ) -> list[torch.Tensor | None]:
+        """Run the backward of a region: the gradients of its parameters. ``saved``: what forward saved, from whose end it takes what is its own.
+        ``last``: whether what comes out is the gradient of the segment's x, which leaves it in high precision."""
+        plan, executor = self.plan, _for(region, self.executor)
+        scales = _read(self.snapshot, region.scales)
+        names, given_key, slots = region.given, self.given.key(region.given), tuple(scales)
+        places = [place for place in range(region.args.start, region.args.stop) if place in self.main_grads]
+        taken, border = way.into(region)
+        notes, count, in_place = self.notes, sum(map(leaf_count, spec)), executor.in_place
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-            before = 1 + count + len(names)
-            values = _put_together(names, given_key, leaves[1 + count : before])
-            so_far = [make_nvte_tensor(leaf) for leaf in leaves[before : before + len(places)]]
-            before += len(places)
-            sides = [_inside(leaf) for leaf in leaves[before : before + len(extra)]]
-            sums = {plan.arg_slots[place]: x if self.executor.in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
-            held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-            tensors = unflatten(leaves[1 : 1 + count], spec)[::-1]
+            begin = border.count + count
+            end = begin + len(names) + len(places)
+            values = _put_together(names, given_key, leaves[begin : begin + len(names)])
+            so_far = [make_nvte_tensor(leaf) for leaf in leaves[begin + len(names) : end]]
+            sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
+            held = dict(zip(slots, leaves[end:], strict=True))
+            tensors = unflatten(leaves[border.count : begin], spec)[::-1]
             contexts = [{name: tensors.pop() for name in ctx} for ctx in context_keys]
-            dy = _inside(leaves[0])
+            dy, *sides = border.opened(leaves)
+            assert dy is not None
             leaves.clear()
-            result = run_backward(plan, segment, contexts, dy, values, held, sums, sides, notes)
+            result = run_backward(plan, region, contexts, dy, values, held, sums, sides, notes)
             dx = result.dx
-            if dx is not None and is_quantized_type(dx.type):
+            if last and dx is not None and is_quantized_type(dx.type):
                 dx = dequantize(dx, plan.activation)
-            results = [dx, *(grad for grads in result.grads for grad in grads), *result.side_grads]
-            present = tuple(tensor is not None for tensor in results)
-            return [t.data for t in results if t is not None] + list(result.amaxes.values()), (present, tuple(result.amaxes))
+            passed, sent = packed(dx, _left(result.sides))
+            grads = [grad for grads in result.grads for grad in grads]
+            static = (sent, tuple(grad is not None for grad in grads), tuple(result.amaxes))
+            return [*passed, *(grad.data for grad in grads if grad is not None), *result.amaxes.values()], static
 
         main_grads = [self.main_grads[place] for place in places]
-        inputs = [dy, *saved, *self.given.leaves(names), *main_grads, *extra, *scales.values()]
-        saved.clear()
-        outputs, (present, observed) = self.executor((plan, index, "backward", given_key, tuple(places), _kinds(extra)), program, inputs)
-        if observed:
-            self.owner.commit_backward(dict(zip(observed, outputs[len(outputs) - len(observed) :], strict=True)))
-        given_out = iter(outputs)
-        dx, *grads = [next(given_out) if there else None for there in present]
+        inputs = [*taken, *saved[len(saved) - count :], *self.given.leaves(names), *main_grads, *scales.values()]
+        program_key = (region, "backward", given_key, tuple(places), _kinds(taken[1:]), border.key, self._left_by(context_keys, spec))
+        del saved[len(saved) - count :], taken
+        outputs, (sent, present, observed) = executor(program_key, program, inputs)
+        end = len(outputs) - len(observed)
+        _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
+        way.out_of(sent, outputs)
+        given_out = iter(outputs[sent.count : end])
+        grads = [next(given_out) if there else None for there in present]
         for place, main_grad in zip(places, main_grads, strict=True):
-            summed = grads[place - segment.args.start]
+            summed = grads[place - region.args.start]
             if summed is not None and summed.data_ptr() != main_grad.data_ptr():
                 main_grad.copy_(summed)  # by an executor that cannot write in place
-            grads[place - segment.args.start] = None
-        return dx, grads
+            grads[place - region.args.start] = None
+        return grads
+
+    def _left_by(self, context_keys: Sequence[tuple[str, ...]], spec: Sequence[Leaf]) -> Any:
+        """What a program of backward depends on of what forward left: nothing beside the plan, unless code of the caller's left it."""
+        return (tuple(context_keys), spec_key(spec)) if self.plan.foreign else ()
 
 
 _AS_IT_IS = nullcontext()
@@ -231,36 +309,68 @@ def infer(
     """The inference pass of a plan: y, and the side values that the caller gets. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the
     positions of their ops, ``extra``: the side values that the caller gives. An executor that writes in place adds to the caches as they are; for
     another the new ones come last, k and v of each in turn."""
-    args, arg_spec = _flat(plan, params)
+    way = OnTheWay(make_nvte_tensor(x), [name for name, _ in plan.request.sides], map(make_nvte_tensor, extra))
+    grown: list[torch.Tensor] = []
+    for region in plan.inferred:
+        own = {position: cache for position, cache in caches.items() if region.start <= position < region.stop} if caches else {}
+        grown += _infer(plan, region, _for(region, executor), way, params, given, snapshot, own, notes)
+    return [_result(way, plan), *_outputs(way, plan), *([] if executor.in_place else grown)]
+
+
+def _infer(
+    plan: Plan,
+    region: Region,
+    executor: Executor,
+    way: OnTheWay,
+    params: Sequence[Any],
+    given: Given,
+    snapshot: Snapshot | None,
+    caches: Mapping[int, KVCache],
+    notes: dict[Any, Any] | None,
+) -> list[torch.Tensor]:
+    """Run the inference of a region: the tensors of its caches with what it has added, k and v of each in turn."""
+    args, arg_spec = _flat(plan, params, region.args)
     cached, cache_key = _take_apart(caches) if caches else ([], ())
-    scales = _read(snapshot, plan.state.forward)
-    names, key, slots = plan.given, given.key(plan.given), tuple(scales)
+    scales = _read(snapshot, region.scales)
+    names, key, slots, in_place = region.given, given.key(region.given), tuple(scales), executor.in_place
+    taken, border = way.into(region)
+    first = border.count + len(args)
 
     def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-        values = _put_together(names, key, leaves[1 + len(args) : 1 + len(args) + len(names)])
-        held = dict(zip(slots, leaves[len(leaves) - len(slots) :], strict=True))
-        before = 1 + len(args) + len(names)
+        before = first + len(names)
+        values = _put_together(names, key, leaves[first:before])
         cache = _cache_of(cache_key, leaves[before : before + len(cached)])
-        sides = [make_nvte_tensor(leaf) for leaf in leaves[before + len(cached) : before + len(cached) + len(extra)]]
-        params = unflatten(leaves[1 : 1 + len(args)], arg_spec)
-        y, outputs = run_inference(plan, make_nvte_tensor(leaves[0]), params, values, held, cache, sides, notes)
-        leaves_of_y, spec = flatten([y])
-        grown = [] if executor.in_place else [tensor.data for held in cache.values() for tensor in (held.k, held.v)]
-        return [*leaves_of_y, *(output.data for output in outputs), *grown], (spec, len(leaves_of_y))
+        held = dict(zip(slots, leaves[before + len(cached) :], strict=True))
+        x, *sides = border.opened(leaves)
+        assert x is not None
+        y, left = run_inference(plan, region, x, unflatten(leaves[border.count : first], arg_spec), values, held, cache, sides, notes)
+        passed, sent = packed(y, _left(left))
+        grown = [] if in_place else [tensor.data for held in cache.values() for tensor in (held.k, held.v)]
+        return [*passed, *grown], sent
 
-    inputs = [x, *args, *given.leaves(names), *cached, *extra, *scales.values()]
-    results, (y_spec, first) = executor((plan, "inference", key, cache_key, _kinds(extra)), program, inputs)
-    return [_result(results[:first], y_spec, plan), *results[first:]]
+    inputs = [*taken, *args, *given.leaves(names), *cached, *scales.values()]
+    results, sent = executor((region, "inference", key, cache_key, _kinds(taken[1:]), border.key), program, inputs)
+    way.out_of(sent, results)
+    return [tensor.data for cache in caches.values() for tensor in (cache.k, cache.v)] if in_place else results[sent.count :]
 
 
-def _result(leaves: Sequence[torch.Tensor], spec: Any, plan: Plan) -> torch.Tensor:
+def _result(way: OnTheWay, plan: Plan) -> torch.Tensor:
     """What a pass gives the caller: a torch tensor, of a quantized class where the last op quantizes."""
-    if spec[0][1] is None:
-        return leaves[0]
-    if spec[0][0].logical:
-        got, do = f"{list(spec[0][0].logical)}", "pad what goes in, or leave out what quantizes it"
+    y = way.value
+    assert y is not None
+    if not isinstance(y.type, QuantizedType):
+        return y.data
+    if y.type.logical:
+        got, do = f"{list(y.type.logical)}", "pad what goes in, or leave out what quantizes it"
         raise ShapeError(expected("whole blocks", of="a quantized output", got=got, do=do))
-    return QuantizedTensor.over(unflatten(leaves, spec)[0].data, te_to_torch_dtype(plan.activation))
+    return QuantizedTensor.over(y.data, te_to_torch_dtype(plan.activation))
+
+
+def _outputs(way: OnTheWay, plan: Plan) -> list[torch.Tensor]:
+    """The side values that the caller gets."""
+    sides = [way.take(name) for name in plan.request.outputs]
+    assert None not in sides, "a plan is checked to give all of them"
+    return [side.data for side in sides if side is not None]
 
 
 def _take_apart(caches: Mapping[int, KVCache]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:

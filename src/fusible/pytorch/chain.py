@@ -11,7 +11,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.pytorch.batch import without_padding
 from fusible.pytorch.kv_cache import KVCache
 
-__all__ = ["ChainCall", "ChainPart", "Passage", "check_extra_inputs"]
+__all__ = ["ChainCall", "ChainPart", "Passage", "check_extra_inputs", "go_through"]
 
 
 class ChainCall(NamedTuple):
@@ -69,6 +69,21 @@ class Passage:
         """What the container returns: ``y``, with zeros for padding, or a tuple of it and the extra outputs."""
         y = without_padding(self.y, self._call.seq_lens) if self._has_padding else self.y
         return (y, *self._given) if self._given else y
+
+
+def go_through(passage: Passage, parts: Sequence[Any]) -> Any:
+    """Call ``parts``, one after another: the result.
+
+    Where ``torch.compile`` traces, without a loop, and by a function that is no method: it leaves a function alone in whose loop the graph breaks, or
+    at whose break a method of what it has made is called, and goes on to trace piece by piece what that calls, as if nobody traced it.
+    """
+    if not torch.compiler.is_compiling():
+        for part in parts:
+            passage.through(part)
+    elif parts:
+        passage.through(parts[0])
+        return go_through(passage, parts[1:])
+    return passage.result()
 
 
 def check_extra_inputs(wanted: int, got: int, title: str) -> None:

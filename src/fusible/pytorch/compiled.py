@@ -32,7 +32,7 @@ from fusible.pytorch.runner import BoundOp, PipelineRunner, draw_seed
 from fusible.pytorch.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["handle_of", "holders_of", "traced_call"]
+__all__ = ["breaks_graph", "handle_of", "holders_of", "traced_call"]
 
 _modules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _traced: weakref.WeakValueDictionary[str, PipelineRunner] = weakref.WeakValueDictionary()
@@ -63,6 +63,16 @@ def _begin(handle: str, part: int, changes: Sequence[int] = ()) -> str:
     name = uuid4().hex
     _traced[name] = runner
     return name
+
+
+@trace_constant
+def breaks_graph(handle: str, part: int, context: str) -> bool:
+    """Whether a pipeline is called as it is, with a break of the graph around it, under an ``autocast``: no compiler knows what the caller's own code
+    in plain torch gives, and the operators here have no extra outputs."""
+    with no_dispatch():
+        runner = _modules[handle].pipeline(part)
+        runner.look_again()
+        return bool(runner.uncompilable(autocast_of(context).recipe) or runner.outputs)
 
 
 @trace_constant
@@ -149,12 +159,10 @@ def _plan_of(
     sides = [_Like.of(value, next(flags)) for value in extra]
     with no_dispatch():
         plan = runner.plan(like, likes, autocast_of(context), bool(wanted), sides)
-    got = ", ".join(repr(op) for op in plan.ops if op.direct_only) or "operations fused by the caller's own code" if plan.foreign else ""
-    if plan.foreign or plan.out_width is None:
-        raise ArgumentError(expected("operations of ours", of="what torch.compile can trace", got=got, do="leave others out of the compiled part"))
-    if plan.request.outputs:
-        got = f"{len(plan.request.outputs)}"
-        raise ArgumentError(expected("no extra outputs", of="what torch.compile can trace", got=got, do="leave them out of the compiled part"))
+    if plan.out_width is None:
+        got = ", ".join(repr(op) for op in plan.ops)
+        do = "give the op a width method that says so"
+        raise ArgumentError(expected("a known width of the output", of="what torch.compile can trace", got=got, do=do))
     if wanted and runner.main_grads(registered):
         do = "leave main_grad unset, or the module out of the compiled part"
         raise ArgumentError(expected("gradients that autograd sums up", of="a compiled call", got="a parameter with a main_grad", do=do))

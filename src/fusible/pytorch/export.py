@@ -10,6 +10,7 @@ import torch
 
 from fusible import lazy
 from fusible.errors import ArgumentError, expected
+from fusible.pytorch.autocast import current_autocast
 from fusible.pytorch.executors import Program
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.xla_executor import read_tensor
@@ -53,6 +54,10 @@ def export(module: BaseModule, path: str | PathLike[str], x: torch.Tensor) -> No
         raise _of_several(module, "calls of several" if isinstance(module, BaseModule) else "a module of its own")
     exporting = _Exporting(x.shape)
     runner = module._runner()
+    called = runner.uncompilable(current_autocast().recipe)
+    if called:
+        of, do = f"the module {type(module).__name__} to export", "export what is before it, or after it"
+        raise ArgumentError(expected("operations of ours alone", of=of, got=called, do=do))
     former, runner.executor = runner.executor, exporting
     try:
         with torch.no_grad():

@@ -17,7 +17,7 @@ from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
 from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
-from fusible.pytorch.executors import DIRECT, Executor, make_executor
+from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache, check_cache
 from fusible.pytorch.parametrized import originals, parameter_of
 from fusible.pytorch.refusals import check_dense, check_transforms, refuse, title_of
@@ -245,12 +245,11 @@ class PipelineRunner(ChainPart):
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
         given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, False)
-        executor = self._executor_of(plan)
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-        results = infer(plan, executor, x, params, given, snapshot, caches, extra, notes)
-        if cache is None or not caches or executor.in_place:
+        results = infer(plan, self.executor, x, params, given, snapshot, caches, extra, notes)
+        if cache is None or not caches or self.executor.in_place:
             return results
         own = len(results) - 2 * len(caches)
         cache.replace(self, caches, results[own:])
@@ -272,13 +271,12 @@ class PipelineRunner(ChainPart):
         for module, name, group in self._partial:  # each time: a module may have another parameter by now
             for parameter in originals(module, name):
                 mark(parameter, group)
-        executor = self._executor_of(plan)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
-        return Call(plan, params, executor, given, self.scaling, snapshot, self.main_grads(args), amaxes, notes=notes, delayed_weights=delayed)
+        return Call(plan, params, self.executor, given, self.scaling, snapshot, self.main_grads(args), amaxes, notes=notes, delayed_weights=delayed)
 
     def commit(self, call: Call) -> None:
         """All segments of a call have been run: what they saw is observed."""
@@ -294,14 +292,10 @@ class PipelineRunner(ChainPart):
         """What the caller has fused itself, or written in torch, of ``PlanRequest``."""
         return self._own_passes
 
-    def _executor_of(self, plan: Plan) -> Executor:
-        if not plan.foreign:
-            return self.executor
-        if not self.executor.in_place:
-            got = ", ".join(repr(op) for op in plan.ops if op.direct_only) or "operations of the caller's own"
-            of = f"what the executor {self.executor.name!r} runs"
-            raise ArgumentError(expected("operations of ours", of=of, got=got, do="compile no part that is in plain torch, or delays gradients"))
-        return DIRECT
+    def uncompilable(self, recipe: Any) -> str:
+        """What of its ops no compiler sees through, in words: the caller's code in plain torch, and what has effects. Empty where there is none."""
+        called = [repr(b.op) for b in self.bound if b.op.direct_only]
+        return ", ".join(dict.fromkeys([*called, *(fusion.name for _, _, fusion in self.fused(recipe) if fusion.foreign)]))
 
     def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""

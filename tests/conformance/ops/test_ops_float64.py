@@ -88,15 +88,15 @@ def test_op_agrees_with_float64(record: Record, dtype: torch.dtype, held: torch.
             given = _given(made, lengths)
             values = [arg for op in made for arg in op.args]
             assert len(plan.segments) == 1
-            result = run_forward(plan, plan.segments[0], Tensor(x, activation), values, given, {})
+            result = run_forward(plan, plan.segments[0].forward[0], Tensor(x, activation), values, given, {})
             # What comes back from a loss may lie in memory in any order, as x may.
             dy = next(dy for kind, dy in _layouts(generator, tokens, result.y.shape[-1], dtype) if kind == layout)
-            back = run_backward(plan, plan.segments[0], result.contexts, Tensor(dy, activation), given, {})
+            back = run_backward(plan, plan.segments[0].backward[0], result.contexts, Tensor(dy, activation), given, {})
             used = _as_used(made, parameters, dtype)
             y, dx, dparameters = _reference(record, x, used, dy, lengths)
             where = f"{record.name}, {layout}, sequences {lengths}"
             length, roundings = record.length, record.roundings
-            inferred, _ = run_inference(plan, Tensor(x, activation), values, given, {})
+            inferred, _ = run_inference(plan, plan.inferred[0], Tensor(x, activation), values, given, {})
             for what, got, wanted in (("y", result.y, y), ("inferred y", inferred, y), ("dx", back.dx, dx)):
                 assert got is not None
                 assert_honest(f"{where}: {what}", got)

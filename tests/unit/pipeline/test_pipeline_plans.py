@@ -120,7 +120,7 @@ def test_a_gelu_that_asks_for_a_type_is_handed_it_by_the_product_that_applies_it
             members = [MMT(make_nvte_tensor(weight.bfloat16())), *between, GELU().with_(x_dtype=asked)]
             p = plan(*members)
             assert len(p.forward) == len(p.inference) == 1
-            result = run_forward(p, p.segments[0], make_nvte_tensor(x), [arg for op in members for arg in op.args], {}, {})
+            result = run_forward(p, p.segments[0].forward[0], make_nvte_tensor(x), [arg for op in members for arg in op.args], {}, {})
             assert result.contexts[-1]["x"].type is (asked or BF16) and result.y.type is BF16
             wanted = torch.nn.functional.gelu(x.double() @ weight.bfloat16().double().t(), approximate="tanh")
             # two roundings of bf16, or one; the slope of GELU is below 1.13
@@ -194,7 +194,8 @@ def test_segments_cover_the_ops_and_cut_no_group_residual_or_8_bit_edge() -> Non
     for recipe in (None, DelayedScaling(), Float8CurrentScaling()):
         p = plan(*block * 3, recipe=recipe)
         assert [(s.start, s.stop) for s in p.segments] == [(0, 8), (8, 16), (16, 24)]
-        assert [g for s in p.segments for g in s.forward] == list(p.forward) and [g for s in p.segments for g in s.backward] == list(p.backward)
+        assert [g for s in p.segments for g in s.forward[0].groups] == list(p.forward)
+        assert [g for s in p.segments for g in s.backward[0].groups] == list(p.backward)
         assert tuple(slot for s in p.segments for slot in s.state.forward) == p.state.forward
         assert len(plan(*block * 3, recipe=recipe, whole=True).segments) == 1
     assert len(plan(*[mmt() for _ in range(30)], recipe=DelayedScaling()).segments) == 1
@@ -225,13 +226,13 @@ def test_in_segments_and_as_a_whole_a_plan_computes_the_same(made: str, recipe: 
             given[arg.place] = value
         y, contexts, seen = make_nvte_tensor(x), [], dict(amaxes)
         for segment in p.segments:
-            result = run_forward(p, segment, y, given[segment.args], {}, scales)
+            result = run_forward(p, segment.forward[0], y, given[segment.args], {}, scales)
             y = result.y
             contexts.append(result.contexts)
             seen |= result.amaxes
         d, grads = make_nvte_tensor(dy), []
         for segment in reversed(p.segments):
-            back = run_backward(p, segment, contexts.pop(), d, {}, scales)
+            back = run_backward(p, segment.backward[0], contexts.pop(), d, {}, scales)
             assert back.dx is not None
             d, grads = back.dx, [*back.grads, *grads]
             seen |= back.amaxes
@@ -290,7 +291,7 @@ def test_what_a_transparent_op_passes_is_quantized_once() -> None:
     for members, slots in ((ops, ("1.x", "1.weight")), ([ops[0], Identity(), Quantize(), ops[1]], ("3.x", "3.weight"))):
         p = plan(*members, recipe=DelayedScaling(), activation=FP32)
         scales = dict.fromkeys(p.state.forward, torch.tensor([20.0]))
-        result = run_forward(p, p.segments[0], x, [arg for op in members for arg in op.args], {}, scales)
+        result = run_forward(p, p.segments[0].forward[0], x, [arg for op in members for arg in op.args], {}, scales)
         assert set(result.amaxes) == set(slots)
         results.append((result.y.data, *(result.amaxes[slot] for slot in slots)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -305,9 +306,9 @@ def test_extras_of_several_names_do_not_mix() -> None:
     members = [MakeExtra("a"), MakeExtra("b"), ReLU(), AddExtra("a"), ConstantScale(3.0), AddExtra("b")]
     p = plan(*members, activation=FP32)
     x = make_nvte_tensor(torch.tensor([[1.0, -2.0]]))
-    result = run_forward(p, p.segments[0], x, [], {}, {})
+    result = run_forward(p, p.segments[0].forward[0], x, [], {}, {})
     assert result.y.data.tolist() == [[7.0, -8.0]]
-    back = run_backward(p, p.segments[0], result.contexts, make_nvte_tensor(torch.ones(1, 2)), {}, {})
+    back = run_backward(p, p.segments[0].backward[0], result.contexts, make_nvte_tensor(torch.ones(1, 2)), {}, {})
     assert back.dx is not None and back.dx.data.tolist() == [[7.0, 4.0]]
 
 
@@ -327,9 +328,9 @@ def test_a_scaled_gradient_is_added_to_what_there_is_of_it() -> None:
     p = plan(*members, activation=FP32)
     assert names(p.backward) == ["mmt_scale_bwd_fused"]
     x, dy = torch.randn(3, WIDTH), torch.randn(3, WIDTH)
-    result = run_forward(p, p.segments[0], make_nvte_tensor(x), members[0].args, {}, {})
+    result = run_forward(p, p.segments[0].forward[0], make_nvte_tensor(x), members[0].args, {}, {})
     wanted = so_far - 0.5 * dy.T @ x
-    back = run_backward(p, p.segments[0], result.contexts, make_nvte_tensor(dy), {}, {}, {"0.weight": make_nvte_tensor(so_far.clone())})
+    back = run_backward(p, p.segments[0].backward[0], result.contexts, make_nvte_tensor(dy), {}, {}, {"0.weight": make_nvte_tensor(so_far.clone())})
     # Sums of 3 products and two more terms, all below 2^4.
     (found,) = (grad for grads in back.grads for grad in grads)
     assert found is not None and (found.data - wanted).abs().max() < 16 * 5 * torch.finfo(torch.float32).eps
@@ -340,9 +341,9 @@ def test_an_extra_that_nobody_differentiates_leaves_the_gradient_as_it_is() -> N
         members = [op.with_(**{name: make_nvte_tensor(torch.randn(getattr(op, name).shape)) for name in op.arg_names}) for op in follows]
         x, dy, args = make_nvte_tensor(torch.randn(3, WIDTH)), make_nvte_tensor(torch.randn(3, WIDTH)), [arg for op in members for arg in op.args]
         alone, begun = plan(*members, activation=FP32), plan(MakeExtra("a"), *members, AddExtra("a"), activation=FP32)
-        result = run_forward(alone, alone.segments[0], x, args, {}, {})
+        result = run_forward(alone, alone.segments[0].forward[0], x, args, {}, {})
         contexts = [dict(ctx) for ctx in result.contexts]
-        wanted = run_backward(alone, alone.segments[0], result.contexts, dy, {}, {})
+        wanted = run_backward(alone, alone.segments[0].backward[0], result.contexts, dy, {}, {})
         fusion = begun.backward[0].fusion
         assert fusion is not None and len(fusion.pattern) == len(members) + 1
         dx, grads = fusion.function(*begun.ops[:-1], {}, *contexts, dy, a=None)
@@ -360,8 +361,8 @@ def test_a_gradient_that_is_added_on_the_way_out_has_the_type_that_was_asked_of_
         p = plan(*members)
         assert p.backward[0].fusion is not None and p.backward[0].stop == len(follows) + 1
         x = make_nvte_tensor(torch.ones(3, WIDTH).bfloat16())
-        result = run_forward(p, p.segments[0], x, [arg for op in members for arg in op.args], {}, {})
-        back = run_backward(p, p.segments[0], result.contexts, x, {}, {})
+        result = run_forward(p, p.segments[0].forward[0], x, [arg for op in members for arg in op.args], {}, {})
+        back = run_backward(p, p.segments[0].backward[0], result.contexts, x, {}, {})
         assert back.dx is not None and back.dx.type is given
 
 
@@ -403,7 +404,7 @@ def test_what_is_asked_for_in_8_bits_is_written_so_and_observed(name: str, recip
     for arg, value in zip(p.quantized_args, quantized, strict=True):
         values[arg.place] = value
     x = make_nvte_tensor(torch.randn(3, WIDTH).bfloat16())
-    result = run_forward(p, p.segments[0], x, values, {}, scales)
+    result = run_forward(p, p.segments[0].forward[0], x, values, {}, scales)
     if isinstance(recipe, DelayedScaling) and "values" not in name:
         assert f"{last}.x" in result.amaxes
     assert result.y.shape == (3, WIDTH)

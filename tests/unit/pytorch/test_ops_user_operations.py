@@ -10,7 +10,7 @@ from quantization_error import RECIPES
 from torch import Tensor, nn
 
 from fusible import autocast
-from fusible.errors import ArgumentError, FusibleError
+from fusible.errors import ArgumentError
 from fusible.pytorch import ops
 from fusible.pytorch.ops import BasicOperation, FusibleOperation, OperationContext, maybe_dequantize
 from fusible.quantized import (
@@ -286,11 +286,6 @@ def test_a_wrong_number_of_gradients_is_one_sentence() -> None:
 
     with pytest.raises(ArgumentError, match="gradients of 1 parameters of what the backward of Forgets returns, got 0"):
         Forgets(2)(leaf(2, 2)).sum().backward()
-
-
-def test_a_compiled_pipeline_refuses_plain_torch() -> None:
-    with pytest.raises(FusibleError, match="operations of ours of what the executor 'xla' runs, got Square"):
-        ops.Sequential(ops.Identity(), Square()).compile("xla")(leaf(2, 2))
 
 
 def test_a_quantizer_of_a_neighbour_may_be_used() -> None:

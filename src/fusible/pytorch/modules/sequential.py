@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.pytorch.chain import ChainCall, Passage
+from fusible.pytorch.chain import ChainCall, Passage, go_through
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.modules.editing import ModuleListMethods, check_module
@@ -119,9 +119,7 @@ class Sequential(ModuleListMethods, Container):
         if len(parts) == 1 and isinstance(parts[0], PipelineRunner):
             return parts[0](x, seq_lens, cache, extra_inputs)
         passage = Passage(type(self).__name__, parts, x, extra_inputs, ChainCall(seq_lens, cache))
-        for part in parts:
-            passage.through(part)
-        return passage.result()
+        return go_through(passage, parts)
 
     def _arranged(self) -> list[Any]:
         arrangement = self._arrangement
@@ -219,6 +217,4 @@ class Residual(Container):
             return super().forward(x, seq_lens, cache, extra_inputs=extra_inputs)
         parts = list(self._chain())
         passage = Passage(type(self).__name__, parts, x, extra_inputs, ChainCall(seq_lens, cache))
-        for part in (*parts, lambda y: x + y):
-            passage.through(part)
-        return passage.result()
+        return go_through(passage, [*parts, lambda y: x + y])

@@ -18,7 +18,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops import Op
-from fusible.pytorch.chain import ChainCall, Passage
+from fusible.pytorch.chain import ChainCall, Passage, go_through
 from fusible.pytorch.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
@@ -359,9 +359,7 @@ class FusedOperation(FusibleOperation):
             return super().forward(input, *extra_inputs, **kwargs)
         parts = list(self.basic_operations())
         passage = Passage(type(self).__name__, parts, input, extra_inputs, ChainCall(keywords={id(op): kwargs for op in parts}))
-        for op in parts:  # one by one, so that hooks fire
-            passage.through(op)
-        return passage.result()
+        return go_through(passage, parts)  # one by one, so that hooks fire
 
     @property
     def fuses(self) -> tuple[bool, bool]:

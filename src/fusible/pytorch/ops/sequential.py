@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.chain import ChainCall, Passage
+from fusible.pytorch.chain import ChainCall, Passage, go_through
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.modules.editing import ModuleListMethods
@@ -52,9 +52,7 @@ class Sequential(ModuleListMethods, Container):
             return parts[0](x, seq_lens=seq_lens, cache=cache)
         keywords = self._kwargs_by_operation(op_kwargs) if op_kwargs else {}
         passage = Passage("a Sequential", parts, x, extra_inputs, ChainCall(seq_lens, cache, keywords))
-        for part in parts:
-            passage.through(part)
-        return passage.result()
+        return go_through(passage, parts)
 
     def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
         return self(x, *extra, seq_lens=call.seq_lens, cache=call.cache)

@@ -1,0 +1,16 @@
+"""Calls around which ``torch.compile`` breaks its graph. To be imported by what is being traced: it brings the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["call_as_it_is"]
+
+
+@torch.compiler.disable(reason="no compiler sees through operations in plain torch, what has effects, and extra outputs of a pipeline")
+def call_as_it_is(module: Any, part: int, x: torch.Tensor, extra: Sequence[torch.Tensor], call: Any) -> Any:
+    """What the ``part``-th pipeline of ``module`` gives, by ``ChainPart.in_chain``."""
+    return module.pipeline(part).in_chain(x, extra, call)
