@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fusible.compute_pipeline import StateLayout
-from fusible.pytorch.runner import BoundOp
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.scaling import ScalingOwner
 from fusible.quantized import ScalingState
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.runner import BoundOp, note_change
+from fusible.pytorch.bound import BoundOp, note_change
 
 __all__ = ["ExtraTensors"]
 

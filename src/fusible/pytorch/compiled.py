@@ -25,10 +25,11 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte import element, te_to_torch_dtype
 from fusible.pytorch.autocast import autocast_of, current_autocast, trace_constant
 from fusible.pytorch.batch import Batch, read_batch
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.call import Call
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.parametrized import parameter_of
-from fusible.pytorch.runner import BoundOp, PipelineRunner, draw_seed
+from fusible.pytorch.runner import PipelineRunner, draw_seed
 from fusible.pytorch.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ReferenceType
 
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import ComputePipeline, Extras, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
+from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import DType, Tensor, nvte_dtype
-from fusible.ops import Op
 from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
+from fusible.pytorch.bound import BoundOp, changes
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
 from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.executors import Executor, make_executor
@@ -27,49 +27,9 @@ from fusible.pytorch.torch_autocast import activation_of, is_in_force, without_t
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["BoundOp", "PipelineRunner", "draw_seed", "key_of", "note_change"]
+__all__ = ["PipelineRunner", "draw_seed"]
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
-
-
-class BoundOp(NamedTuple):
-    """An op, the module that it belongs to, and the module's names of the parameters behind ``op.args``. ``extras``: the extra tensors of an
-    operation that has some. ``block``: the containers in which it stands, from the outermost inwards, each by its place in the one around it."""
-
-    op: Op
-    module: Any
-    parameters: tuple[str, ...]
-    extras: Extras | None = None
-    block: tuple[int, ...] = ()
-
-    @property
-    def key(self) -> int:
-        """What tells it from others: the module, where that may make its op anew, else the op."""
-        return id(self.module if self.module.remakes_op else self.op)
-
-    def within(self, block: tuple[int, ...]) -> BoundOp:
-        """The same in a container that stands at ``block``."""
-        return BoundOp(self.op, self.module, self.parameters, self.extras, (*block, *self.block)) if block else self
-
-    def now(self) -> BoundOp:
-        """What the module has in its place by now; itself where that is the same."""
-        made = self.module.current(self)
-        same = made.op is self.op and made.extras == self.extras
-        return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block)
-
-
-def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:
-    """What tells a list of ops from others."""
-    return tuple([(b.key, b.block) for b in bound])
-
-
-_changes = 0
-
-
-def note_change() -> None:
-    """A module has made its op anew: pipelines that run it look at their modules before the next call."""
-    global _changes
-    _changes += 1
 
 
 class PipelineRunner(ChainPart):
@@ -89,7 +49,7 @@ class PipelineRunner(ChainPart):
         self.executor: Executor = make_executor(executor)
         self._weights = QuantizedWeights()
         self._context = OUTSIDE
-        self._seen = _changes
+        self._seen = changes()
         self._take(tuple(bound))
         self.scaling = ScalingOwner(self.pipeline.state)
 
@@ -113,9 +73,9 @@ class PipelineRunner(ChainPart):
 
     def look_again(self) -> None:
         """Take the ops that modules have made anew, if any has. The scaling state stays, unless they quantize other tensors."""
-        if self._seen == _changes:
+        if self._seen == changes():
             return
-        seen = _changes
+        seen = changes()
         entries = tuple(b.now() for b in self._entries)
         if any(now is not then for now, then in zip(entries, self._entries, strict=True)):
             self._take(entries)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from fusible.tex.interface.arguments import *
 from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, Size
+from fusible.tex.enums import *
 
 from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
 from fusible.tex.classes import *

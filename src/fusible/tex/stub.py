@@ -20,6 +20,7 @@ _HEAD = '"""Written by `make stub` from the declarations of fusible.tex.interfac
 _NEEDED = (
     "from collections.abc import Sequence\nfrom typing import Any\nfrom fusible.tex.interface.arguments import *\n"
     f"from fusible.tex.interface.domains import {', '.join(NAMES)}\n"
+    "from fusible.tex.enums import *\n"
 )
 _ITSELF = "from fusible import tex as tex"
 _PREFIX = "prim_"

@@ -17,11 +17,12 @@ from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.chain import ChainCall
 from fusible.pytorch.compiled import traced_call
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.quantized_init import as_parameter
-from fusible.pytorch.runner import BoundOp, PipelineRunner
+from fusible.pytorch.runner import PipelineRunner
 from fusible.pytorch.sequence_parallel import materialized
 from fusible.pytorch.torch_autocast import is_in_force
 

@@ -11,10 +11,10 @@ from torch import nn
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import EVERYWHERE, make_nvte_tensor
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.normalization import new_gamma
-from fusible.pytorch.runner import BoundOp
 
 __all__ = ["CrossAttention", "DotProductAttention", "GroupedQuerySelfAttention", "MultiHeadedSelfAttention", "MultiQuerySelfAttention", "QKNorm"]
 

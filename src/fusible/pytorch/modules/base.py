@@ -12,13 +12,14 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import Tensor
 from fusible.ops import Op
+from fusible.pytorch.bound import BoundOp, key_of
 from fusible.pytorch.chain import ChainCall, ChainPart
 from fusible.pytorch.compiled import handle_of, holders_of
 from fusible.pytorch.executors import make_executor
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.dictionaries import held_so
 from fusible.pytorch.modules.stateful import KeptState, StatefulModule
-from fusible.pytorch.runner import BoundOp, PipelineRunner, key_of
+from fusible.pytorch.runner import PipelineRunner
 from fusible.pytorch.tracing import TracedRun
 from fusible.tex.constructors import check_constructor
 

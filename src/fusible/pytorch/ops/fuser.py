@@ -15,6 +15,7 @@ from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.autocast import autocast
 from fusible.pytorch.batch import read_batch
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.chain import ChainCall
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule
@@ -23,7 +24,7 @@ from fusible.pytorch.ops.fused_names import by_name
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
-from fusible.pytorch.runner import BoundOp, PipelineRunner
+from fusible.pytorch.runner import PipelineRunner
 from fusible.quantized import Recipe
 
 __all__ = ["OperationFuser"]

@@ -18,6 +18,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops import Op
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.chain import ChainCall, Passage, go_through
 from fusible.pytorch.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule, has_hooks
@@ -25,7 +26,6 @@ from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_o
 from fusible.pytorch.ops.entry import check_derived, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
 from fusible.pytorch.ops.ran_in import shown
-from fusible.pytorch.runner import BoundOp
 from fusible.pytorch.tracing import TracedRun
 from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
 

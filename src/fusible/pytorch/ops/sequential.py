@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, expected
+from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.chain import ChainCall, Passage, go_through
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule, has_hooks
@@ -16,7 +17,6 @@ from fusible.pytorch.modules.editing import ModuleListMethods
 from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.op import BasicOperation
-from fusible.pytorch.runner import BoundOp
 from fusible.pytorch.tracing import TracedRun
 from fusible.quantized import Recipe
 

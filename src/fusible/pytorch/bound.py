@@ -1,0 +1,56 @@
+"""``BoundOp``: an op in its place, the module that it belongs to, and when such have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fusible.compute_pipeline import Extras
+from fusible.ops import Op
+
+__all__ = ["BoundOp", "changes", "key_of", "note_change"]
+
+
+class BoundOp(NamedTuple):
+    """An op, the module that it belongs to, and the module's names of the parameters behind ``op.args``. ``extras``: the extra tensors of an
+    operation that has some. ``block``: the containers in which it stands, from the outermost inwards, each by its place in the one around it."""
+
+    op: Op
+    module: Any
+    parameters: tuple[str, ...]
+    extras: Extras | None = None
+    block: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> int:
+        """What tells it from others: the module, where that may make its op anew, else the op."""
+        return id(self.module if self.module.remakes_op else self.op)
+
+    def within(self, block: tuple[int, ...]) -> BoundOp:
+        """The same in a container that stands at ``block``."""
+        return BoundOp(self.op, self.module, self.parameters, self.extras, (*block, *self.block)) if block else self
+
+    def now(self) -> BoundOp:
+        """What the module has in its place by now; itself where that is the same."""
+        made = self.module.current(self)
+        same = made.op is self.op and made.extras == self.extras
+        return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block)
+
+
+def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:
+    """What tells a list of ops from others."""
+    return tuple([(b.key, b.block) for b in bound])
+
+
+_changes = 0
+
+
+def changes() -> int:
+    """How many times a module has made its op anew."""
+    return _changes
+
+
+def note_change() -> None:
+    """A module has made its op anew: pipelines that run it look at their modules before the next call."""
+    global _changes
+    _changes += 1
