@@ -15,7 +15,7 @@ VERSION ?= 0.8.0
 OTHER := build/jaxlib-$(VERSION)
 
 # Frameworks that know Transformer Engine, for test-clients: in an environment beside the other, whose packages it sees.
-FRAMEWORKS := accelerate==1.15.0 lightning==2.6.6 megatron-core==0.16.1 transformers==5.23.0
+FRAMEWORKS := accelerate==1.15.0 lightning==2.6.6 megatron-core==0.16.1 nvdlfw-inspect==0.2.2 transformers==5.23.0
 CLIENTS := $(VENV)-clients
 
 .PHONY: FORCE setup demo test test-all test-clients clients-page test-order test-jaxlib wheel sdist test-wheel sanitize bench lint diagram stub clean

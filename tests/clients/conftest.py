@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-INSTALLED = all(map(importlib.util.find_spec, ("accelerate", "lightning", "megatron", "transformers")))
+INSTALLED = all(map(importlib.util.find_spec, ("accelerate", "lightning", "megatron", "nvdlfw_inspect", "transformers")))
 collect_ignore = [] if INSTALLED else [path.name for path in HERE.glob("test_*.py") if path.name != "test_clients_page.py"]
 
 
