@@ -14,10 +14,10 @@ import fusible
 from fusible import quantized
 from fusible.compat import te_modules
 
-__all__ = ["RECIPES", "Twin", "compare", "twins"]
+__all__ = ["OURS", "RECIPES", "Twin", "compare", "twins"]
 
 RECIPES = ("bf16", "delayed", "current", "block", "mxfp8", "nvfp4")
-_OURS = {
+OURS = {
     "delayed": quantized.DelayedScaling,
     "current": quantized.Float8CurrentScaling,
     "block": quantized.Float8BlockScaling,
@@ -61,10 +61,11 @@ def _results(module: torch.nn.Module, twin: Twin, x: torch.Tensor, context: Any)
     with context:
         outputs = twin.call(module, x)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs = {f"output {place}": y for place, y in enumerate(outputs) if y is not None}
     generator = torch.Generator().manual_seed(3)
-    sum((y.float() * torch.randn(y.shape, generator=generator)).sum() for y in outputs).backward()  # type: ignore[union-attr]
+    sum((y.float() * torch.randn(y.shape, generator=generator)).sum() for y in outputs.values()).backward()  # type: ignore[union-attr]
     assert x.grad is not None
-    yield from ((f"output {place}", y.detach()) for place, y in enumerate(outputs))
+    yield from ((name, y.detach()) for name, y in outputs.items())
     yield "input's gradient", x.grad
     yield from ((name, parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None)
 
@@ -77,19 +78,19 @@ def compare(te: Any, twin: Twin, recipe_name: str, passes: int = 2) -> None:
     """
     theirs, ours = twins(te, twin)
     recipe = recipe_for(te, recipe_name)
-    own = _OURS[recipe_name]() if recipe is not None else None
+    own = OURS[recipe_name]() if recipe is not None else None
     for step in range(passes):
         torch.manual_seed(step)
-        x = torch.randn(twin.shape, dtype=torch.bfloat16)
+        x = torch.randn(twin.shape).to(twin.options.get("params_dtype", torch.bfloat16))
         wanted = dict(_results(theirs, twin, x, te.autocast(enabled=recipe is not None, recipe=recipe)))
         found = dict(_results(ours, twin, x, fusible.autocast(enabled=recipe is not None, recipe=own)))
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         bound = EPSILON[recipe_name] * math.sqrt((2 if name.startswith("output") else 4) * max(twin.products, 1))
         assert found[name].dtype == value.dtype and found[name].shape == value.shape, name
-        others = f"{name.removesuffix('key_bias')}value_bias"
-        if name.endswith("key_bias") and others in wanted:
-            # It adds the same to all scores of a query: without a normalization its gradient is 0, but for rounding.
+        others = name.replace("key_bias", "value_bias").replace("k_norm.bias", "q_norm.bias")
+        if others != name and others in wanted:
+            # It adds the same to all scores of a query, unless keys are normalized or rotated after it: its gradient is 0, but for rounding.
             size = max(value.norm(), wanted[others].norm())
             assert (found[name] - value).norm() <= bound * size, name
         elif value.count_nonzero():

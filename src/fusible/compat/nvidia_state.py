@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fusible.errors import CheckpointError, expected
+from fusible.quantized import DelayedScaling
 
-__all__ = ["around_pickle", "around_state", "read_state"]
+__all__ = ["Recipe", "around_pickle", "around_state", "read_foreign_state", "read_state", "write_state"]
 
 _RECIPES = "transformer_engine.common.recipe"
 _RECORDS = (
@@ -103,6 +104,90 @@ class _Reader(_Unpickler):
     dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
     dispatch[pickle.BUILD[0]] = load_build
     dispatch[pickle.EXT1[0]] = dispatch[pickle.EXT2[0]] = dispatch[pickle.EXT4[0]] = load_extension
+
+
+class _Foreign:
+    """Stands for a recipe or a format of the package, of which nothing is taken."""
+
+    def __new__(cls, *arguments: Any) -> _Foreign:
+        return super().__new__(cls)
+
+
+class _ForeignReader(_Reader):
+    """A reader that needs none of the package's classes: of recipes it makes what stands for them."""
+
+    dispatch: dict[int, Callable[[Any], None]] = dict(_Reader.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == _RECIPES and name in _RECORDS:
+            self._given.append(_Foreign)
+            return _Foreign
+        if (module, name) == ("builtins", "getattr"):
+            self._given.append(_Foreign)
+            return _Foreign
+        return super().find_class(module, name)
+
+    def load_build(self) -> None:
+        if isinstance(self.stack[-2], _Foreign):
+            self.stack.pop()
+        else:
+            super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+def read_foreign_state(data: bytes) -> Any:
+    """``read_state`` where the package need not be there, without the recipes."""
+    try:
+        return _ForeignReader(io.BytesIO(data)).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # as in read_state
+        raise _refused(f"damaged bytes ({type(error).__name__})") from error
+
+
+class Recipe(NamedTuple):
+    """A recipe of delayed scaling, as the package's pickles have it: by the name of its class, and its fields."""
+
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, recipe: DelayedScaling) -> Recipe:
+        """Functions for amaxes and scales, which no pickle of ours names, are left out: the package takes them from its ``autocast``."""
+        algorithm = recipe.amax_compute_algo
+        fields = {"margin": recipe.margin, "fp8_format": _Member(recipe.fp8_format.name), "amax_history_len": recipe.amax_history_len}
+        fields["amax_compute_algo"] = "max" if callable(algorithm) else algorithm
+        fields |= {"scaling_factor_compute_algo": None, "reduce_amax": recipe.reduce_amax, "fp8_dpa": False, "fp8_mha": False}
+        return cls({**fields, "backward_override": None})
+
+
+class _Member(NamedTuple):
+    """A member of ``Format`` by its name."""
+
+    name: str
+
+
+class _Writer(vars(pickle)["_Pickler"]):  # type: ignore[misc]
+    """Writes ``Recipe`` and ``_Member`` as the package's objects, which need not be there."""
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if isinstance(obj, Recipe):
+            self.write(pickle.GLOBAL + f"{_RECIPES}\nDelayedScaling\n".encode() + pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+            super().save(obj.fields)
+            self.write(pickle.BUILD)
+        elif isinstance(obj, _Member):
+            self.write(pickle.GLOBAL + b"builtins\ngetattr\n" + pickle.GLOBAL + f"{_RECIPES}\nFormat\n".encode())
+            super().save(obj.name)
+            self.write(pickle.TUPLE2 + pickle.REDUCE)
+        else:
+            super().save(obj, save_persistent_id)
+
+
+def write_state(state: dict[str, Any]) -> torch.Tensor:
+    """A uint8 tensor of the pickle of ``state``: of plain values, tensors and a ``Recipe``."""
+    file = io.BytesIO()
+    _Writer(file, protocol=4).dump(state)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
 def _allowed(module: str, name: str) -> Any:

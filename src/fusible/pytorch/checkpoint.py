@@ -17,7 +17,7 @@ from fusible.quantized import QuantizedTensor
 
 __all__ = ["LoadPlanner"]
 
-_STATE = re.compile(r"(.*\.)?scaling_state\.\d+")
+_STATE = re.compile(r"(.*\.)?(scaling_state\.\d+|_extra_state)")
 
 
 @dataclass

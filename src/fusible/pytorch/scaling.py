@@ -67,10 +67,12 @@ class ScalingOwner:
         self._next: tuple[Snapshot | None, DelayedScaling, torch.device, Snapshot] | None = None
         self.unread = False
         """Whether the parameters were loaded in a way that passes a saved state by where there is none to write into."""
+        self.recipe: DelayedScaling | None = None
+        """Of the latest pass."""
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None, "_next": None, "_held": replace(self._held, inferred=None)}
+        return {**self.__dict__, "_lock": None, "_next": None, "recipe": None, "_held": replace(self._held, inferred=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
@@ -95,6 +97,7 @@ class ScalingOwner:
         """
         with self._lock:
             current = self._fitting(recipe, device)
+            self.recipe = recipe
             if repeated:
                 former = self._held.inferred
                 return former if former is not None and former.version == current.version else current

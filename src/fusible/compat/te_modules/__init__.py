@@ -10,7 +10,7 @@ from fusible.compat.te_modules.linear import LayerNormLinear, Linear
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
 from fusible.compat.te_modules.recomputation import checkpoint
-from fusible.compat.te_modules.rope import RotaryPositionEmbedding, apply_rotary_pos_emb
+from fusible.compat.te_modules.rope import RotaryPositionEmbedding, apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb
 from fusible.compat.te_modules.transformer import TransformerLayer
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "RotaryPositionEmbedding",
     "TransformerEngineBaseModule",
     "TransformerLayer",
+    "apply_fused_qkv_rotary_pos_emb",
     "apply_rotary_pos_emb",
     "checkpoint",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.compat.te_modules.extra_state import EmptyExtraState
+from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.parallel import Sharding
 from fusible.compute_pipeline import Extras
@@ -70,7 +70,7 @@ class _Runner(PipelineRunner):
     argument = "inp"
 
 
-class TransformerEngineBaseModule(FastSetattr, EmptyExtraState, BaseModule):
+class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
     """Base of the modules with NVIDIA's names, signatures, parameters and state dicts. What they compute are the ops of Fusible, in one pipeline:
     inside a ``fusible.Sequential`` or ``fusible.ops.Sequential`` these join the neighbours'.
 

@@ -2,29 +2,127 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import save as save_tensors
 
+from fusible.compat.nvidia_state import Recipe, read_foreign_state, write_state
+from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
 from fusible.pytorch.modules.dictionaries import is_empty
+from fusible.pytorch.modules.stateful import StatefulModule
+from fusible.pytorch.scaling import ScalingOwner
+from fusible.quantized import DelayedScaling
+from fusible.quantized.formats import FP8_MAX
+from fusible.tex import DType
 
-__all__ = ["EmptyExtraState", "WithExtraState"]
+__all__ = ["DelayedExtraState", "WithExtraState"]
+
+_EXTRA = "_extra_state"
+_STATE = "scaling_state.0"
+_OWN = "fusible"
+"""By what name the state is there a second time, as ``ScalingOwner.save`` gives it: with the running iteration, which the package's form has not."""
+_PASSES = (("forward", "fwd", 3, {"x": 0, "weight": 1}), ("backward", "bwd", 2, {"dy": 0}))
+"""Of each pass: our name and the package's, how many scales a product has there, and which of them are ours; the others are of outputs."""
 
 
-class EmptyExtraState:
-    """The part of a module that saves an empty one: scaling states go by ``scaling_state`` here."""
+class DelayedExtraState(StatefulModule):
+    """The part of a module with one pipeline that saves and loads its scaling state in the package's form, so that either loads the other's."""
 
     def get_extra_state(self) -> torch.Tensor:
-        """uint8 ``[0]``."""
-        return torch.empty(0, dtype=torch.uint8)
+        """uint8: empty, or a pickle of a recipe and of scales and amaxes, as the package writes it."""
+        if not self._saved_states():
+            return torch.empty(0, dtype=torch.uint8)
+        return _written(self._runner().scaling)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(f"{prefix}{_STATE}", None)
+
+    def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
+        super()._rename(state_dict, prefix)
+        extra = state_dict.get(f"{prefix}{_EXTRA}")
+        if not is_empty(extra):
+            state_dict[f"{prefix}{_STATE}"] = _read(extra, self._runner().scaling.layout, type(self).__name__)
+            del state_dict[f"{prefix}{_EXTRA}"]
 
 
-class WithExtraState(EmptyExtraState):
-    """The part of a module that is no pipeline, and reads it too."""
+class WithExtraState:
+    """The part of a module that quantizes nothing: the state that a checkpoint brings, of what the package's quantizes there, is kept and saved as it
+    came."""
+
+    _extra: torch.Tensor | None = None
+
+    def get_extra_state(self) -> torch.Tensor:
+        """uint8: what was loaded, else empty."""
+        return torch.empty(0, dtype=torch.uint8) if self._extra is None else self._extra
 
     def set_extra_state(self, state: Any) -> None:
-        """Takes an empty one. Raises ``CheckpointError`` for another, which is a pickle."""
-        if not is_empty(state):
-            of, do = f"the _extra_state of {type(self).__name__}", "load it with strict=False"
-            raise CheckpointError(expected("an empty one", of=of, got="another", do=do))
+        """Raises ``CheckpointError`` for what is no state of the package's."""
+        if is_empty(state):
+            self._extra = None
+        else:
+            _checked(state, type(self).__name__)
+            self._extra = state.detach().to("cpu", copy=True)
+
+
+def _places(slots: Sequence[str], size: int, kinds: Mapping[str, int]) -> list[int]:
+    """Of each scale of ours, its place among the package's: product by product, ``size`` for each. A slot is ``<op>.<tensor>``, or of grouped
+    products ``<op>.<tensor><group>``."""
+    parsed = [re.fullmatch(r"(\d+)\.([a-z]+)(\d*)", slot) for slot in slots]
+    found = [match.groups() for match in parsed if match is not None]
+    ops = sorted({int(op) for op, _, _ in found})
+    return [size * (int(group) if group else ops.index(int(op))) + kinds[kind] for op, kind, group in found]
+
+
+def _written(owner: ScalingOwner) -> torch.Tensor:
+    saved = owner.save()
+    assert saved is not None
+    read = owner.read(saved)
+    recipe = owner.recipe or DelayedScaling(amax_history_len=len(read["forward"].amax_history))
+    products = len(owner.layout.backward)
+    state: dict[str, Any] = {"recipe": Recipe.of(recipe)}
+    variables: dict[str, Any] = {"fp8_checkpoint": True, "num_gemms": products}
+    for name, short, size, kinds in _PASSES:
+        of_pass = read[name].advance(recipe) if read["open"] else read[name]
+        places = _places(of_pass.slots, size, kinds)
+        scale, history = torch.ones(size * products), torch.zeros(len(of_pass.amax_history), size * products)
+        scale[places], history[:, places] = of_pass.scale, of_pass.amax_history
+        state[f"scale_{short}"], state[f"amax_history_{short}"] = scale, history
+        variables[f"fp8_max_{short}"] = int(FP8_MAX[of_pass.fp8_dtype])
+    return write_state({**state, "extra_fp8_variables": variables, _OWN: saved})
+
+
+def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor:
+    """What ``ScalingOwner.load`` takes, of an extra state of the package's or of ours."""
+    state = _checked(extra, module)
+    if isinstance(state, dict) and isinstance(state.get(_OWN), torch.Tensor):
+        return state[_OWN]
+    tensors: dict[str, torch.Tensor] = {"open": torch.tensor([False])}
+    try:
+        variables = state["extra_fp8_variables"]
+        for name, short, size, kinds in _PASSES:
+            places = _places(getattr(layout, name), size, kinds)
+            largest = float(variables.get(f"fp8_max_{short}", 448.0 if short == "fwd" else 57344.0))
+            tensors[f"{name}.scale"] = state[f"scale_{short}"][places].contiguous()
+            tensors[f"{name}.amax_history"] = state[f"amax_history_{short}"][:, places].contiguous()
+            tensors[f"{name}.fp8_dtype"] = torch.tensor([_format(largest)])
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        do = "use an intact checkpoint, or load it with strict=False"
+        raise CheckpointError(expected("scales and amaxes", of=f"the _extra_state of {module}", got=f"otherwise ({error!r})", do=do)) from error
+    return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
+
+
+def _checked(extra: Any, module: str) -> Any:
+    """What an extra state says."""
+    if not isinstance(extra, torch.Tensor) or extra.dtype != torch.uint8:
+        do = "load it by NVIDIA's package and save it anew, or with strict=False"
+        raise CheckpointError(expected("a uint8 tensor", of=f"the _extra_state of {module}", got=type(extra).__name__, do=do))
+    return read_foreign_state(extra.cpu().numpy().tobytes())
+
+
+def _format(largest: float) -> int:
+    return int(next(dtype for dtype, value in FP8_MAX.items() if value == largest and isinstance(dtype, DType)))

@@ -11,7 +11,7 @@ from torch import nn
 from fusible import ops as plain_ops
 from fusible.compat.te_modules.base import default_init, device_of, forked
 from fusible.compat.te_modules.buffers import gradient_into, into
-from fusible.compat.te_modules.extra_state import EmptyExtraState
+from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.nvte import make_nvte_tensor
@@ -22,14 +22,14 @@ from fusible.pytorch.sequence_parallel import materialized
 __all__ = ["GroupedLinear"]
 
 
-class GroupedLinear(EmptyExtraState, ops.GroupedLinear):
+class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
     """``y_i = x_i @ weight_i.T + bias_i`` of the ``m_splits[i]`` rows of ``x`` that follow those of the groups before: ``weight0``, ``bias0``, ...
     (see ``fusible.pytorch.ops.GroupedLinear``).
 
     ``parallel_mode``: with ``"column"`` and ``"row"`` the weights are a process's parts; what passes between processes is the caller's. There is no
-    bias then (``ArgumentError``). ``return_bias``: the biases are not added, and returned beside ``y``. ``delay_wgrad_compute``: the weights'
-    gradients are left to ``backward_dw``. ``use_grouped_tensor`` and ``save_original_input`` change no result. ``NotServedError``: ``ub_overlap_rs``
-    and ``ub_overlap_ag``.
+    bias then (``ArgumentError``). ``return_bias``: the biases (empty tensors without any) are not added, and returned beside ``y``.
+    ``delay_wgrad_compute``: the weights' gradients are left to ``backward_dw``. ``use_grouped_tensor`` and ``save_original_input`` change no result.
+    ``NotServedError``: ``ub_overlap_rs`` and ``ub_overlap_ag``.
     """
 
     return_bias: bool
@@ -147,4 +147,6 @@ class GroupedLinear(EmptyExtraState, ops.GroupedLinear):
         if not self.return_bias:
             return y
         biases = [getattr(self, name).to(y.dtype) for name in self._bias_names]
+        if not biases:
+            return y, [y.new_empty(0)] * self.num_groups
         return y, biases[0] if self.single_grouped_bias else biases

@@ -40,8 +40,8 @@ class LayerNormMLP(TransformerEngineBaseModule):
     ``layer_norm_weight [hidden_size]``, ``layer_norm_bias [hidden_size]`` (of LayerNorm), ``fc1_weight [ffn_hidden_size, hidden_size]``, twice
     the rows for a gated activation, whose gate is the first half; ``fc2_weight [hidden_size, ffn_hidden_size]``. ``activation_params``: options of
     ``"clamped_swiglu"`` (``limit``, ``alpha``, ``glu_linear_offset``). ``set_parallel_mode``: the first product is shared out by columns, the
-    second by rows. ``return_bias``: ``fc2_bias`` is not added, and returned beside ``y``. ``return_layernorm_output``: what the normalization gave
-    comes last.
+    second by rows. ``return_bias``: ``fc2_bias`` (None without one) is not added, and returned beside ``y``. ``return_layernorm_output``: what the
+    normalization gave comes last.
 
     ``seq_length``, ``micro_batch_size`` and ``checkpoint`` change no result and are taken as they come. What is refused is said of ``Linear``.
     """
@@ -122,9 +122,9 @@ class LayerNormMLP(TransformerEngineBaseModule):
 
     def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """``inp [*, hidden_size]``, and the output like it; then ``fc2_bias`` where ``return_bias``, and the normalized input where asked for."""
-        outputs = self._run(inp)
+        outputs: list[Any] = self._run(inp)
         if self.return_bias:
-            outputs.insert(1, self.fc2_bias.to(outputs[0].dtype))
+            outputs.insert(1, self.fc2_bias.to(outputs[0].dtype) if self.use_bias else None)
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def extra_repr(self) -> str:

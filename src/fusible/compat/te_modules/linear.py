@@ -106,10 +106,15 @@ class _Product(TransformerEngineBaseModule):
 
     def _with_bias(self, outputs: list[torch.Tensor]) -> Any:
         """``out``, then the bias that was not added, then what the normalization gave; without a tuple where it is one."""
-        if self.return_bias:
-            bias = [getattr(self, name) for name in self.bias_names]
-            outputs.insert(1, (torch.cat(bias) if len(bias) > 1 else bias[0]).to(outputs[0].dtype))
-        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+        if not self.return_bias:
+            return tuple(outputs) if len(outputs) > 1 else outputs[0]
+        bias = [getattr(self, name) for name in self.bias_names]
+        joined = (torch.cat(bias) if len(bias) > 1 else bias[0]).to(outputs[0].dtype)
+        return outputs[0], joined if self.use_bias else self._without_bias(joined), *outputs[1:]
+
+    def _without_bias(self, empty: torch.Tensor) -> torch.Tensor | None:
+        """What is returned beside the output where there is no bias to return."""
+        return None
 
     @property
     def open(self) -> bool:
@@ -228,6 +233,9 @@ class LayerNormLinear(_Product):
         """``inp [*, in_features] -> [*, out_features]``; then the bias where ``return_bias``, and the normalized input where it was asked for."""
         refuse("LayerNormLinear", "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
         return self._with_bias(self._run(inp))
+
+    def _without_bias(self, empty: torch.Tensor) -> torch.Tensor:
+        return empty  # where Linear gives None, as NVIDIA's do
 
 
 _JOINED = ("weight", "bias")

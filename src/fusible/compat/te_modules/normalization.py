@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from fusible.compat.te_modules.base import device_of
-from fusible.compat.te_modules.extra_state import EmptyExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch import ops
@@ -16,23 +15,34 @@ from fusible.pytorch import ops
 __all__ = ["LayerNorm", "RMSNorm", "qk_norm"]
 
 
-class _Normalization(FastSetattr, EmptyExtraState):
+class _Normalization(FastSetattr):
     """What both do with arguments by their former names: ``params_dtype`` is ``dtype``, ``hidden_size`` is ``normalized_shape``."""
 
     sequence_parallel: bool | None
 
-    @classmethod
-    def _arguments(cls, shape: Any, hidden_size: int | None, params_dtype: torch.dtype | None, options: dict[str, Any]) -> Any:
-        of = cls.__name__
-        if (shape is None) == (hidden_size is None):
-            got = "both" if shape is not None else "neither"
+    def __init__(
+        self,
+        normalized_shape: Iterable[int] | int | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        of = type(self).__name__
+        if (normalized_shape is None) == (hidden_size is None):
+            got = "both" if normalized_shape is not None else "neither"
             raise ArgumentError(expected("normalized_shape, or hidden_size as it was called,", of=of, got=got, do="pass normalized_shape"))
         if params_dtype is not None:
-            if "dtype" in options:
+            if "dtype" in kwargs:
                 raise ArgumentError(expected("dtype, or params_dtype as it was called,", of=of, got="both", do="pass dtype"))
-            options["dtype"] = params_dtype
-        options["device"] = device_of(options.get("device"))
-        return hidden_size if shape is None else shape
+            kwargs["dtype"] = params_dtype
+        kwargs["device"] = device_of(kwargs.get("device"))
+        shape: Any = hidden_size if normalized_shape is None else normalized_shape
+        options: dict[str, Any] = {"eps": eps, "zero_centered_gamma": zero_centered_gamma, "sequence_parallel": sequence_parallel, **kwargs}
+        super().__init__(shape, **options)  # pyright: ignore[reportCallIssue] - the operation's, which stands behind this among the bases
+        self.sequence_parallel = sequence_parallel
 
 
 class LayerNorm(_Normalization, ops.LayerNorm):
@@ -42,41 +52,9 @@ class LayerNorm(_Normalization, ops.LayerNorm):
     ``normalized_shape`` and ``dtype``.
     """
 
-    def __init__(
-        self,
-        normalized_shape: Iterable[int] | int | None = None,
-        eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        params_dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        hidden_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        shape = self._arguments(normalized_shape, hidden_size, params_dtype, kwargs)
-        super().__init__(shape, eps=eps, zero_centered_gamma=zero_centered_gamma, sequence_parallel=sequence_parallel, **kwargs)
-        self.sequence_parallel = sequence_parallel
-
 
 class RMSNorm(_Normalization, ops.RMSNorm):
     """Root-mean-square normalization (see ``fusible.pytorch.ops.RMSNorm``): ``weight`` of ``normalized_shape``. Options are ``LayerNorm``'s."""
-
-    def __init__(
-        self,
-        normalized_shape: Iterable[int] | int | None = None,
-        eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
-        params_dtype: torch.dtype | None = None,
-        zero_centered_gamma: bool = False,
-        hidden_size: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        shape = self._arguments(normalized_shape, hidden_size, params_dtype, kwargs)
-        super().__init__(shape, eps=eps, zero_centered_gamma=zero_centered_gamma, sequence_parallel=sequence_parallel, **kwargs)
-        self.sequence_parallel = sequence_parallel
-
-
-class _L2Normalization(EmptyExtraState, ops.L2Normalization):
-    """``fusible.pytorch.ops.L2Normalization``, with NVIDIA's place for an extra state."""
 
 
 def qk_norm(kind: str | None, width: int, eps: float, dtype: torch.dtype | None, device: Any) -> tuple[Any, Any]:
@@ -84,7 +62,7 @@ def qk_norm(kind: str | None, width: int, eps: float, dtype: torch.dtype | None,
     if kind is None:
         return None, None
     if kind == "L2Normalization":
-        both = _L2Normalization(eps=eps)
+        both = ops.L2Normalization(eps=eps)
         return both, both
     made = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}.get(kind)
     if made is None:

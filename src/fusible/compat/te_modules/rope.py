@@ -12,7 +12,7 @@ from fusible.compat.te_modules.base import device_of
 from fusible.errors import ArgumentError, expected
 from fusible.tex import NVTE_QKV_Format
 
-__all__ = ["RotaryPositionEmbedding", "apply_rotary_pos_emb"]
+__all__ = ["RotaryPositionEmbedding", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb"]
 
 _FORMATS = {"sbhd": NVTE_QKV_Format.NVTE_SBHD, "bshd": NVTE_QKV_Format.NVTE_BSHD, "thd": NVTE_QKV_Format.NVTE_THD}
 
@@ -91,3 +91,43 @@ def apply_rotary_pos_emb(
             of, do = "tensor_format of apply_rotary_pos_emb", "name one of these"
         raise ArgumentError(expected(wanted, of=of, got="none" if tensor_format in _FORMATS else repr(tensor_format), do=do))
     return _Rotation.apply(t, freqs.float(), start_positions, cu_seqlens, (_FORMATS[tensor_format], interleaved, cp_size, cp_rank))  # type: ignore[no-any-return]
+
+
+class _JointRotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: torch.Tensor, of_q: torch.Tensor, of_k: torch.Tensor, starts: Any, split: list[int], rest: tuple[Any, ...]) -> Any:
+        ctx.save_for_backward(of_q, of_k)
+        ctx.split, ctx.rest = split, rest
+        return tuple(tex.fused_qkv_rope_forward(qkv, of_q, of_k, starts, split, *rest))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        dq, dk, dv = (grad.contiguous() for grad in grads)
+        of_q, of_k = ctx.saved_tensors
+        layout, interleaved, size, rank = ctx.rest
+        return tex.fused_qkv_rope_backward(dq, dk, dv, of_q, of_k, ctx.split, layout, interleaved, size, rank), None, None, None, None, None
+
+
+def apply_fused_qkv_rotary_pos_emb(
+    qkv: torch.Tensor,
+    q_freqs: torch.Tensor,
+    k_freqs: torch.Tensor,
+    qkv_split_arg_list: list[int],
+    tensor_format: str = "sbhd",
+    start_positions: torch.Tensor | None = None,
+    interleaved: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cp_size: int = 1,
+    cp_rank: int = 0,
+) -> Any:
+    """``(q, k, v)`` of ``qkv`` (``[s, b, groups, q + k + v]``, or batch first), q and k rotated by angles of their own, as of
+    ``apply_rotary_pos_emb``.
+
+    ``qkv_split_arg_list``: the columns of q, k and v. ``cu_seqlens`` is not looked at. Raises ``ArgumentError`` for another format.
+    """
+    if tensor_format not in ("sbhd", "bshd"):
+        of = "tensor_format of apply_fused_qkv_rotary_pos_emb"
+        raise ArgumentError(expected("'sbhd' or 'bshd'", of=of, got=repr(tensor_format), do="name one of these"))
+    rest = (_FORMATS[tensor_format], interleaved, cp_size, cp_rank)
+    angles = q_freqs.float().contiguous(), k_freqs.float().contiguous()
+    return _JointRotation.apply(qkv.contiguous(), *angles, start_positions, list(qkv_split_arg_list), rest)

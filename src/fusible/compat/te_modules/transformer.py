@@ -265,9 +265,9 @@ class TransformerLayer(FastSetattr, nn.Module):
         y = self._added(hidden, bias, normalized[0] if normalized else x, self.drop_path)
         return self.layernorm(y) if self.output_layernorm else y
 
-    def _added(self, hidden: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, drop_path: DropPath | None) -> torch.Tensor:
+    def _added(self, hidden: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, drop_path: DropPath | None) -> torch.Tensor:
         """``residual + dropout(hidden + bias)``, where a bias is there."""
-        if bias.numel():
+        if bias is not None:
             hidden = hidden + bias
         hidden = nn.functional.dropout(hidden, self.hidden_dropout, self.training)
         return residual + (hidden if drop_path is None else drop_path(hidden))
