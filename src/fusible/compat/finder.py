@@ -34,7 +34,8 @@ class Shown:
 
     ``about`` says in a few words what is there, for the error of a name that is not; without it, the error lists the names. ``apart``: another
     package of the same name may have it among its modules; without it, it is there only where the package above it was made here too. ``version``: of
-    the distribution that it stands for, which ``importlib.metadata`` finds: frameworks ask for that before they import.
+    the distribution that it stands for, which ``importlib.metadata`` finds: frameworks ask for that before they import. ``lacking``: why some names
+    are not there.
     """
 
     of: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Shown:
     about: str = ""
     apart: bool = False
     version: str = ""
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
     def public(self) -> list[str]:
         """The names that are there."""
@@ -123,7 +125,8 @@ class Names(importlib.abc.MetaPathFinder):
         shown = self.packages[package]
         there = shown.about or ", ".join([*shown.public(), *self.below(package)])
         do = "use one, or install NVIDIA's Python package for the rest"
-        return expected(f"one of {there}", of=f"{package} as Fusible has it", got=name, do=do)
+        got = f"{name}, which {shown.lacking[name]}" if name in shown.lacking else name
+        return expected(f"one of {there}", of=f"{package} as Fusible has it", got=got, do=do)
 
     def forget(self) -> None:
         """Take the modules that this finder made out of ``sys.modules``, and the names by which their packages hold them."""

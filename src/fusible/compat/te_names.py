@@ -3,7 +3,10 @@ and tensors."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusible.compat.finder import Shown
+from fusible.compat.te_gaps import GPU_ALONE, UNSERVED
 
 __all__ = ["PACKAGES"]
 
@@ -14,6 +17,7 @@ _OPS = "fusible.pytorch.ops"
 _QUANTIZED = "fusible.quantized"
 _STATE = "fusible.compat.te_quantization"
 _TE_MODULES = "fusible.compat.te_modules"
+_TE_FUNCTIONS = "fusible.compat.te_functions"
 
 
 def _shown(of: str | tuple[str, ...], names: str, about: str = "") -> Shown:
@@ -106,18 +110,47 @@ _LAYERS = {
 _ATTENTION = {
     "dot_product_attention": "DotProductAttention",
     "multi_head_attention": "MultiheadAttention",
-    "rope": "RotaryPositionEmbedding apply_rotary_pos_emb",
+    "rope": "RotaryPositionEmbedding apply_fused_qkv_rotary_pos_emb apply_rotary_pos_emb",
 }
 _ATTENTIONS = "DotProductAttention MultiheadAttention RotaryPositionEmbedding"
 
 _LAYER_MODULES = {
-    ".module": _shown(_TE_MODULES, _all(_LAYERS), "layers"),
-    ".module.base": _shown(_TE_MODULES, "TransformerEngineBaseModule"),
+    ".module": _shown((_TE_MODULES, _TE_FUNCTIONS), f"{_all(_LAYERS)} Fp8Padding Fp8Unpadding destroy_ub", "layers"),
+    ".module.base": _shown((_TE_MODULES, _TE_FUNCTIONS), "TransformerEngineBaseModule UserBufferQuantizationMode destroy_ub"),
     **{f".module.{file}": _shown(_TE_MODULES, names) for file, names in _LAYERS.items()},
     ".attention": _shown(_TE_MODULES, _ATTENTIONS, "attention and rotary positions"),
     **{f".attention.{file}": _shown(_TE_MODULES, names) for file, names in _ATTENTION.items()},
     ".transformer": _shown(_TE_MODULES, "TransformerLayer"),
-    ".distributed": _shown(_TE_MODULES, "checkpoint"),
+    ".distributed": _shown((_TE_MODULES, _TE_FUNCTIONS), "CudaRNGStatesTracker checkpoint"),
+}
+
+_PERMUTATION = (
+    "moe_permute moe_permute_and_pad_with_probs moe_permute_with_probs moe_sort_chunks_by_index moe_sort_chunks_by_index_with_probs moe_unpermute"
+)
+_OPTIMIZERS = {"fused_adam": "FusedAdam", "fused_sgd": "FusedSGD", "multi_tensor_apply": "MultiTensorApply multi_tensor_applier"}
+_MULTI_TENSOR = (
+    "multi_tensor_adam multi_tensor_adam_capturable multi_tensor_adam_capturable_master multi_tensor_adam_fp8 multi_tensor_l2norm "
+    "multi_tensor_scale multi_tensor_scale_tensor multi_tensor_sgd multi_tensor_unscale_l2norm"
+)
+_DEVICE = "get_cudnn_version get_device_compute_capability is_bf16_available"
+_FUNCTIONS = {
+    "cpu_offload": "ManualOffloadSynchronizer get_cpu_offload_context mark_not_offload",
+    "cross_entropy": "parallel_cross_entropy",
+    "export": "onnx_export",
+    "graph": "make_graphed_callables",
+    "permutation": _PERMUTATION,
+    "torch_version": "torch_version",
+}
+_PADDING = {"fp8_padding": "Fp8Padding", "fp8_unpadding": "Fp8Unpadding"}
+_OF_FUNCTIONS = (
+    f"{_all({**_FUNCTIONS, **_PADDING})} {_DEVICE} CPLoadBalancingStrategy CudaRNGStatesTracker UserBufferQuantizationMode destroy_ub"
+)
+
+_FUNCTION_MODULES = {
+    **{f".{file}": _shown(_TE_FUNCTIONS, names) for file, names in _FUNCTIONS.items() if file != "torch_version"},  # there the function has the name
+    **{f".module.{file}": _shown(_TE_FUNCTIONS, name) for file, name in _PADDING.items()},
+    ".optimizers": _shown((_TE_FUNCTIONS, "fusible.tex"), f"{_all(_OPTIMIZERS)} {_MULTI_TENSOR}", "optimizers and functions of many tensors"),
+    **{f".optimizers.{file}": _shown(_TE_FUNCTIONS, names) for file, names in _OPTIMIZERS.items()},
 }
 
 _RECIPES = "CustomRecipe DelayedScaling Float8BlockScaling Float8CurrentScaling Format MXFP8BlockScaling NVFP4BlockScaling Recipe"
@@ -132,7 +165,7 @@ _GLU = "deinterleave_glu_tensor interleave_glu_tensor"
 _CONSTANTS = "DType FP8BwdTensorIdx FP8FwdTensorIdx MXFP8_BLOCK_SCALING_SIZE NVFP4_BLOCK_SCALING_SIZE TE_DType TE_DType_To_Torch"
 _TOP = (
     f"{_all(_LAYERS)} {_ATTENTIONS} TransformerLayer checkpoint autocast quantized_model_init {_CONTEXTS} {_SUPPORT} {_ROLES} "
-    f"{_BASES} {_SAVING} {_all(_TENSORS, 'grouped')} {_all(_STORAGES, 'grouped')} {_GLU} DType"
+    f"{_BASES} {_SAVING} {_all(_TENSORS, 'grouped')} {_all(_STORAGES, 'grouped')} {_GLU} {_OF_FUNCTIONS} DType"
 )
 
 _MODULES = {
@@ -140,10 +173,11 @@ _MODULES = {
     ".common": Shown(),
     ".common.recipe": _shown(_QUANTIZED, f"{_RECIPES} MMParams QParams"),
     ".pytorch": _shown(
-        (_TE_MODULES, _STATE, _QUANTIZED, _OPS, "fusible.tex.enums"),
+        (_TE_MODULES, _TE_FUNCTIONS, _STATE, _QUANTIZED, _OPS, "fusible.tex.enums"),
         _TOP,
-        "modules, ops, autocast, quantized_model_init, quantizers and quantized tensors",
+        "modules, ops, optimizers, autocast, quantized_model_init, permutations, losses, quantizers and quantized tensors",
     ),
+    **{f".pytorch{name}": shown for name, shown in _FUNCTION_MODULES.items()},
     **{f".pytorch{name}": shown for name, shown in _LAYER_MODULES.items()},
     **{f".pytorch.ops{name}": shown for name, shown in _OPERATIONS.items()},
     ".pytorch.quantization": _shown((_STATE, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
@@ -153,10 +187,10 @@ _MODULES = {
     ".pytorch.dynamo": _shown(_QUANTIZED, _SPEC),
     ".pytorch.dynamo.tensor_spec": _shown(_QUANTIZED, _SPEC),
     ".pytorch.float8_tensor": _shown(_QUANTIZED, "Float8Tensor"),
-    ".pytorch.constants": _shown("fusible.compat.te_constants", _CONSTANTS),
-    ".pytorch.utils": _shown(_OPS, _GLU),
+    ".pytorch.constants": _shown(("fusible.compat.te_constants", _TE_FUNCTIONS), f"{_CONSTANTS} CPLoadBalancingStrategy"),
+    ".pytorch.utils": _shown((_OPS, _TE_FUNCTIONS), f"{_GLU} {_DEVICE}"),
 }
 
-PACKAGES = {_TE + name: shown for name, shown in _MODULES.items()}
+PACKAGES = {_TE + name: replace(shown, lacking={**GPU_ALONE, **UNSERVED}) for name, shown in _MODULES.items()}
 """By name: the module's names, and where they are looked up. NVIDIA's names are all listed of what Fusible has a counterpart of; those that it lacks
 are missing with a sentence."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fusible import ops
 from fusible.ops import Op
+from fusible.pytorch.modules.dictionaries import is_empty
 from fusible.pytorch.ops.op import BasicOperation
 
 __all__ = ["ClampedSwiGLU", "ScaledClampedQGeGLU", "ScaledSiTUGLU", "ScaledSwiGLU", "SiTUGLU", "SwiGLU"]
+
+_INNER = "_clamped._extra_state"
+"""What the package's ``ScaledClampedQGeGLU`` has of an operation inside it."""
 
 
 class SwiGLU(BasicOperation):
@@ -118,6 +124,14 @@ class ScaledClampedQGeGLU(ScaledSwiGLU):
         self._begin(glu_interleave_size, activation_recompute_in_mlp)
         self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
         self.make_op()  # refuses what the operation refuses
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}{_INNER}"] = self.get_extra_state()
+
+    def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
+        if is_empty(state_dict.get(f"{prefix}{_INNER}")):
+            state_dict.pop(f"{prefix}{_INNER}", None)
 
     def make_op(self) -> Op:
         return ops.ScaledClampedQGeGLU(
