@@ -31,7 +31,7 @@ def te() -> Iterator[Any]:
 @pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone, for operations that pass something on."""
-    dist.init_process_group("gloo", store=torch.distributed.distributed_c10d.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -173,14 +173,15 @@ assert "fusible.pytorch.ops" in sys.modules
     [
         ("te.initialize_ub", AttributeError),
         ("from transformer_engine.pytorch import initialize_ub", ImportError),
-        ("import transformer_engine.pytorch.optimizers", ModuleNotFoundError),
-        ("from transformer_engine.pytorch.optimizers import FusedAdam", ModuleNotFoundError),
+        ("import transformer_engine.pytorch.ep", ModuleNotFoundError),
+        ("from transformer_engine.pytorch.ep import EpBuffer", ModuleNotFoundError),
     ],
 )
 def test_what_is_not_there_is_one_sentence_that_says_what_is(te: ModuleType, line: str, kind: type[Exception]) -> None:
     wanted = (
-        "Expected one of modules, ops, autocast, quantized_model_init, quantizers and quantized tensors of transformer_engine.pytorch "
-        r"as Fusible has it, got (initialize_ub|optimizers): use one, or install NVIDIA's Python package for the rest\."
+        "Expected one of modules, ops, optimizers, autocast, quantized_model_init, permutations, losses, quantizers and quantized tensors of "
+        "transformer_engine.pytorch as Fusible has it, got (initialize_ub, which overlaps communication with products by memory that GPUs share|ep): "
+        r"use one, or install NVIDIA's Python package for the rest\."
     )
     with pytest.raises(kind) as raised:
         exec(line, {"te": te})

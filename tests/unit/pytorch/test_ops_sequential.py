@@ -153,7 +153,8 @@ def test_hooks_fire(where: str) -> None:
 def test_the_state_dict_has_the_names_of_the_modules_and_of_the_parts_of_linear() -> None:
     model = ops.Sequential(ops.LayerNorm(8), ops.Linear(8, 4), ops.BasicLinear(4, 8))
     names = {"0.weight", "0.bias", "1.basic_ops.0.weight", "1.basic_ops.1.bias", "2.weight"}
-    assert set(model.state_dict()) == names
+    places = {f"{op}._extra_state" for op in ("0", "1.basic_ops.0", "1.basic_ops.1", "2")}
+    assert set(model.state_dict()) == names | places
     assert model[1].weight is model[1].basic_ops[0].weight and model[1].bias is model[1].basic_ops[1].bias
     other = ops.Sequential(ops.LayerNorm(8), ops.Linear(8, 4), ops.BasicLinear(4, 8))
     other.load_state_dict(model.state_dict())
