@@ -37,6 +37,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 rank = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(rank)
@@ -75,6 +76,11 @@ for options in ({"device_ids": [rank], "output_device": rank}, {}):
     replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, device="cuda", bias=False), **options)
     replica(torch.full((1, 2), float(rank), device="cuda")).sum().backward()
     assert replica.module.weight.grad.tolist() == [[0.5, 0.5]]  # the mean over both
+for options in ({"device_id": torch.cuda.current_device()}, {}):
+    sharded = FullyShardedDataParallel(torch.nn.Linear(2, 1, device="cuda", bias=False), **options)
+    sharded(torch.full((1, 2), float(rank), device="cuda")).sum().backward()
+    assert next(sharded.parameters()).grad.tolist() == [0.5]  # its half of that
+assert torch.nn.DataParallel(torch.nn.Identity().cuda())(x) is x
 assert init_device_mesh("cuda", (2,), mesh_dim_names=("data",)).device_type == "cpu"
 os.write(1, f"rank {rank} done\\n".encode())  # in one piece: print would write the end of the line by itself
 dist.barrier(device_ids=[rank])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -9,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fusible.compat.device_map.mode import is_in_force
+from fusible.compat.device_map.mode import CPU, is_in_force
 from fusible.compat.finder import Around
 
 __all__ = ["CLIENTS"]
@@ -30,10 +32,29 @@ def _around_lightning(module: ModuleType) -> Iterator[None]:
     accelerator.setup_device = setup_device
 
 
+@contextmanager
+def _around_sharding(module: ModuleType) -> Iterator[None]:
+    """The first FSDP of torch looks for a device that is not the CPU, unless it is told of one. Its module is slow to import: not unasked."""
+    yield
+    sharded: Any = vars(module)["FullyShardedDataParallel"]
+    former = getattr(sharded.__init__, "__wrapped__", sharded.__init__)  # of one that was loaded before, and adapted then
+    signature = inspect.signature(former)
+
+    @functools.wraps(former)
+    def make(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        if is_in_force():
+            given["device_id"] = CPU
+        former(**given)
+
+    sharded.__init__ = make
+
+
 CLIENTS: dict[str, Around] = {
     "lightning.fabric.accelerators.cuda": _around_lightning,
     "lightning.pytorch.accelerators.cuda": _around_lightning,
     "lightning_fabric.accelerators.cuda": _around_lightning,
     "pytorch_lightning.accelerators.cuda": _around_lightning,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": _around_sharding,
 }
-"""By the module's name, under both names of the package: what is done around its code."""
+"""By the module's name, under each name of its package: what is done around its code."""

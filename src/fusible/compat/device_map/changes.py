@@ -154,6 +154,11 @@ def _capturable_replacements() -> Iterator[tuple[Any, str, Any]]:
         yield module, name, lambda *args, devices=devices, **kwargs: [*devices(*args, **kwargs), "cpu"]
 
 
+def _by_the_one_device(self: torch.nn.DataParallel, *inputs: Any, **kwargs: Any) -> Any:
+    """There is one device, and nothing to scatter."""
+    return self.module(*inputs, **kwargs)
+
+
 def replacements(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of everything that is put in place."""
     yield from cuda_replacements(capability)
@@ -165,6 +170,7 @@ def replacements(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
         yield storage, "cuda", itself
     yield torch.version, "cuda", _CUDA_VERSION
     yield torch, "Generator", _Generator
+    yield torch.nn.DataParallel, "forward", _by_the_one_device
     yield CustomOpDef, "register_kernel", _register_kernel
     yield torch, "range", _mapped(torch.range, "device")
     yield torch, "load", _load

@@ -64,9 +64,7 @@ def _of_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind_partial(*args, **kwargs).arguments
-        for name in ("device_ids", "output_device"):
-            given.pop(name, None)
-        return function(**given)
+        return function(**{**given, "device_ids": None, "output_device": None})
 
     return call
 
