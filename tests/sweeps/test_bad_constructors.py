@@ -73,6 +73,7 @@ GOOD: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 LEGAL = {"None", "0", "-1", "2.5", "infinity", "a list"}
 """What may be taken where the annotation allows it: a number for a number, None for what is optional, a list for a shape."""
 KNOWN = {
+    (fusible.DotProductAttention, "alibi"): "a tensor of a slope for each head is one",
     (operations.LayerNorm, "normalized_shape"): "-1 is refused by torch, which makes the parameter",
     (operations.RMSNorm, "normalized_shape"): "-1 is refused by torch, which makes the parameter",
     (quantized.Float8Quantizer, "scale"): "NVIDIA's constructor takes anything, and so do the classes that stand for it",

@@ -27,9 +27,10 @@ from fusible.pytorch.autocast import autocast_of, current_autocast, trace_consta
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.call import Call
+from fusible.pytorch.call_values import draw_seed
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.parametrized import parameter_of
-from fusible.pytorch.runner import PipelineRunner, draw_seed
+from fusible.pytorch.runner import PipelineRunner
 from fusible.pytorch.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 

@@ -11,11 +11,12 @@ import torch
 from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.nvte import DType, Tensor, nvte_dtype
+from fusible.nvte import nvte_dtype
 from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.bound import BoundOp, changes
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
+from fusible.pytorch.call_values import given_values, of_tokens
 from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache, check_cache
@@ -27,7 +28,7 @@ from fusible.pytorch.torch_autocast import activation_of, is_in_force, without_t
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["PipelineRunner", "draw_seed"]
+__all__ = ["PipelineRunner"]
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -126,11 +127,8 @@ class PipelineRunner(ChainPart):
         return self._apart.issuperset(self.sides)
 
     def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
-        """The side values of a batch that came in ``shape``: of those that have a row for each row of it the tokens' rows, of a mask what it adds."""
-        named = zip(self.sides, extra, strict=True)
-        return [
-            _added(value) if name in self._apart else batch.tokens(value) if value.shape[:-1] == shape[:-1] else value for name, value in named
-        ]
+        """The side values of a batch that came in ``shape``, as its pass takes them."""
+        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, extra, strict=True)]
 
     def run(
         self,
@@ -203,7 +201,7 @@ class PipelineRunner(ChainPart):
         cache: KVCache | None = None,
     ) -> Sequence[torch.Tensor]:
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
-        given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, False)
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
@@ -226,7 +224,7 @@ class PipelineRunner(ChainPart):
         notes: dict[Any, Any],
     ) -> Call:
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
-        given = Given.of(_given(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, True)
         for module, name, group in self._partial:  # each time: a module may have another parameter by now
             for parameter in originals(module, name):
@@ -260,8 +258,8 @@ class PipelineRunner(ChainPart):
     def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
         if plan.uncached is not None:
-            got, do = repr(plan.uncached), "call it on whole sequences"
-            raise ArgumentError(expected("causal attention without a mask", of="a call with a cache", got=got, do=do))
+            wanted, do = "attention without a mask" if plan.uncached.side_inputs else "causal attention", "call it on whole sequences"
+            raise ArgumentError(expected(wanted, of="a call with a cache", got=repr(plan.uncached), do=do))
         if batch is not None and batch.x.device != cache.device:
             got = f"one on {cache.device}"
             raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is,", of="a call with a cache", got=got, do="make it there"))
@@ -353,23 +351,3 @@ class PipelineRunner(ChainPart):
         if plan.delayed is None or not plan.state:
             return None
         return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)
-
-
-def _added(value: torch.Tensor) -> torch.Tensor:
-    """What a bool mask, True for what is seen, adds to scores: 0 and -inf, in fp32; any other tensor as it is."""
-    return torch.zeros(value.shape, device=value.device).masked_fill_(~value, -torch.inf) if value.dtype is torch.bool else value
-
-
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """int64 ``[1]``, drawn from torch's default generator."""
-    return torch.randint(2**62, (1,)).to(device)
-
-
-def _given(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: torch.Tensor | None) -> dict[str, Any]:
-    """The values of the whole call that the plan's ops take. ``seed``: None where it is yet to be drawn."""
-    given: dict[str, Any] = {}
-    if "sequences" in plan.given:
-        given["sequences"] = (batch or read_batch(x.reshape(-1, x.shape[-1]), None)).sequences()
-    if "seed" in plan.given:
-        given["seed"] = Tensor(draw_seed(x.device) if seed is None else seed, DType.Int64)
-    return given

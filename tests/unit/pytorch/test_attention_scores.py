@@ -334,7 +334,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             torch.randn(3, 24), cache=KVCache(1, 4, dtype=torch.float32), extra_inputs=[torch.zeros(1, 1, 3, 3)]
         ),
         ArgumentError,
-        "Expected causal attention without a mask of a call with a cache",
+        "Expected attention without a mask of a call with a cache",
     ),
 }
 
