@@ -96,9 +96,6 @@ def traced_call(
     """What the ``part``-th pipeline of ``module``, gives for ``x``: y and the side values that the caller gets. ``holders``: of each of its ops the
     module and its names of the parameters. For the compiler to trace: what is read here is what the compiled program depends on. Raises
     ``ArgumentError`` for a cache."""
-    if torch.compiler.is_exporting():
-        do = "call fusible.pytorch.export, whose file runs in any process, or export plain torch modules"
-        raise ArgumentError(expected("a call to run or to compile", of=f"what {type(module).__name__} is traced for", got="torch.export", do=do))
     if cache is not None:
         raise ArgumentError(expected("no cache", of="a call that torch.compile traces", got="a KVCache", do="call the model as it is"))
     x = activation_of(x)

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations, parametrize
 
 from fusible import GELU, DelayedScaling, Float8CurrentScaling, LayerNorm, Linear, Sequential, autocast
-from fusible.errors import ArgumentError, FusibleError, NotServedError
+from fusible.errors import FusibleError, NotServedError
 
 WIDTH = 16
 BOUND = 64 * WIDTH * torch.finfo(torch.float32).eps
@@ -117,7 +117,6 @@ TRANSFORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], type[FusibleErro
     "jacrev": (lambda m, x: torch.func.jacrev(m)(x), NotServedError, "functional_call alone of torch.func"),
     "dual tensors": (_dual, NotServedError, "tensors without tangents of a call of Linear -> GELU"),
     "dual tensors without gradients": (torch.no_grad()(_dual), NotServedError, "tensors without tangents of a call of"),
-    "torch.export": (lambda m, x: torch.export.export(m, (x,)), ArgumentError, "got torch.export: call fusible.pytorch.export"),
 }
 
 

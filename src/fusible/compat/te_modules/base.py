@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +39,8 @@ def default_init(weight: torch.Tensor) -> torch.Tensor:
 
 
 def constant(value: float) -> Init:
-    """Fills with ``value``."""
-    return lambda parameter: nn.init.constant_(parameter, value)
+    """Fills with ``value``; it can be pickled with a module."""
+    return partial(nn.init.constant_, val=value)
 
 
 def device_of(device: torch.device | str | None) -> torch.device | str | None:
@@ -52,7 +53,11 @@ def forked(tracker: Callable[[], Any] | None, name: str | None = None) -> Callab
     """What opens the context in which a weight is filled, given what ``get_rng_state_tracker`` is."""
     if tracker is None:
         return None
-    return lambda: tracker().fork(name) if name is not None else tracker().fork()
+    return partial(_fork, tracker, name)
+
+
+def _fork(tracker: Callable[[], Any], name: str | None) -> Any:
+    return tracker().fork(name) if name is not None else tracker().fork()
 
 
 class _Own(NamedTuple):

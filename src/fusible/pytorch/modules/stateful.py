@@ -66,9 +66,10 @@ class StatefulModule(nn.Module):
             now = {key_of(bound): bound for bound in self._pipelines()}
             if all(key in self._runners for key in now):
                 return
-            latest = [FormerState(marks_of(runner.bound), runner.scaling) for runner in self._runners.values()]
-            former = [latest + [state.former() for state in self._kept_states]]
+            former = [self._own_states()]
             former += [[FormerState(marks_of(runner.bound), runner.scaling)] for runner in self._set_aside.values()]
+            # A module inside that was trained, or loaded, by itself brings its scales along.
+            former += [module._own_states() for module in self.modules() if module is not self and isinstance(module, StatefulModule)]
             runners = {key: self._runners.get(key) or self._set_aside.get(key) or self._new_runner(bound) for key, bound in now.items()}
             states = carried_over(former, [marks_of(r.bound) for r in runners.values()], [r.pipeline.state for r in runners.values()])
             for (key, runner), state in zip(runners.items(), states, strict=True):
@@ -81,6 +82,11 @@ class StatefulModule(nn.Module):
             for runner in aside.values():
                 runner.aside = weakref.ref(self)
                 runner.release_weights()
+
+    def _own_states(self) -> list[FormerState]:
+        """The scaling states of the pipelines that the module itself has run, or been given by a load."""
+        own = [FormerState(marks_of(runner.bound), runner.scaling) for runner in self._runners.values()]
+        return own + [state.former() for state in self._kept_states]
 
     def _settle(self) -> None:
         """Let the scaling states that there are belong to pipelines of the module as it now stands."""
