@@ -71,5 +71,6 @@ def recipe_for(te: Any, name: str, **options: Any) -> Any:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """``|found - expected| / |expected|`` in the Frobenius norm."""
-    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+    """``|found - expected| / |expected|`` in the Frobenius norm, of the values that quantized tensors stand for."""
+    x, y = (t.dequantize().double() if hasattr(t, "dequantize") and type(t) is not torch.Tensor else t.double() for t in (found, expected))
+    return ((x - y).norm() / y.norm()).item()
