@@ -113,6 +113,13 @@ class _Foreign:
         return super().__new__(cls)
 
 
+def _foreign_member(of: Any, name: Any) -> _Foreign:
+    """``_member`` where the enumeration need not be there."""
+    if of is not _Foreign or not isinstance(name, str):
+        raise _refused("builtins.getattr")
+    return _Foreign()
+
+
 class _ForeignReader(_Reader):
     """A reader that needs none of the package's classes: of recipes it makes what stands for them."""
 
@@ -123,8 +130,8 @@ class _ForeignReader(_Reader):
             self._given.append(_Foreign)
             return _Foreign
         if (module, name) == ("builtins", "getattr"):
-            self._given.append(_Foreign)
-            return _Foreign
+            self._given.append(_foreign_member)
+            return _foreign_member
         return super().find_class(module, name)
 
     def load_build(self) -> None:
