@@ -103,12 +103,11 @@ def test_types_follow_the_recipe() -> None:
     assert plan(mmt()).ops[0].x_dtype is BF16
 
 
-def test_the_lowest_precision_widens_and_never_narrows() -> None:
+def test_a_precision_that_is_asked_for_is_taken() -> None:
     assert plan(norm(), mmt(), recipe=HighPrecision(lowest="float32")).activation is FP32
     assert {op.y_dtype for op in plan(norm(), mmt(), recipe=HighPrecision(lowest="float32")).ops} == {FP32}
-    assert plan(mmt(), recipe=HighPrecision(lowest="bfloat16"), activation=FP32).activation is FP32
+    assert plan(mmt(), recipe=HighPrecision(lowest="bfloat16"), activation=FP32).activation is BF16
     assert plan(mmt(), recipe=HighPrecision(), activation=DType.Float16).activation is DType.Float16
-    # of two types that are as wide, the one that is asked for
     assert plan(mmt(), recipe=HighPrecision(lowest="bfloat16"), activation=DType.Float16).activation is BF16
     assert plan(mmt(), recipe=HighPrecision(lowest="float16"), activation=BF16).activation is DType.Float16
 

@@ -189,9 +189,11 @@ def test_quantizing_twice_by_one_scale_is_one_sentence() -> None:
         step(linears(Wasteful()), fusible.DelayedScaling())
 
 
-def test_a_compiled_program_refuses_it() -> None:
-    with pytest.raises(ArgumentError, match="what the executor 'xla' runs"):
-        ops.Sequential(Both()).compile("xla")(torch.ones(2, 2))
+def test_beside_compiled_programs_it_is_called() -> None:
+    model = ops.Sequential(ops.SiLU(), Both(), ops.SiLU())
+    x = torch.randn(2, 2, generator=torch.Generator().manual_seed(0))
+    wanted = model(x)
+    torch.testing.assert_close(model.compile("xla")(x), wanted)
 
 
 def test_called_on_its_own_an_operation_follows_the_recipe_in_force_and_no_former_one() -> None:
