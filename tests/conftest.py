@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -59,3 +61,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def hash_of(text: str) -> bytes:
     """The same in every process."""
     return hashlib.sha256(text.encode()).digest()
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    """This process as a group of processes, for collectives."""
+    hook = sys.excepthook  # which torch exchanges, so that errors show the rank
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+    sys.excepthook = hook

@@ -72,5 +72,5 @@ def recipe_for(te: Any, name: str, **options: Any) -> Any:
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """``|found - expected| / |expected|`` in the Frobenius norm, of the values that quantized tensors stand for."""
-    x, y = (t.dequantize().double() if hasattr(t, "dequantize") and type(t) is not torch.Tensor else t.double() for t in (found, expected))
+    x, y = (t.double() if type(t) in (torch.Tensor, torch.nn.Parameter) else t.dequantize().double() for t in (found, expected))
     return ((x - y).norm() / y.norm()).item()

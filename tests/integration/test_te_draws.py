@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from te_client import EPSILON, package, recipe_for, relative_error
 from te_draws import DRAWS, drawn
 from te_op_draws import OPERATIONS, Drawn, drawn_operation, drawn_row, results_of
@@ -26,14 +25,6 @@ LONG = pytest.mark.slow
 def te() -> Iterator[Any]:
     with package() as te, warnings.catch_warnings():
         yield te
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone, for operations that pass something on."""
-    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def compare_rows(te: Any, row: list[Drawn], seed: str) -> None:
@@ -70,7 +61,7 @@ def test_a_drawn_module_computes_what_nvidias_does(te: Any, kind: str, seed: int
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=LONG) for seed in range(1, 12))])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_drawn_operation_computes_what_nvidias_does(te: Any, group: None, name: str, seed: int) -> None:
+def test_a_drawn_operation_computes_what_nvidias_does(te: Any, alone: None, name: str, seed: int) -> None:
     compare_rows(te, drawn_operation(name, seed), f"{name} {seed}")
 
 

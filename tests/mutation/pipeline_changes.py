@@ -24,9 +24,9 @@ ROOT = Path(__file__).parents[2]
 
 FILES = (
     # plans
-    *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "request", "sharded_rows",
-      "sides", "stretch")),
-    "pytorch/runner.py", "pytorch/call.py", "pytorch/ops/fuser.py",
+    *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "regions", "request", "results",
+      "sharded_rows", "sides", "stretch")),
+    *(f"pytorch/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_values", "chain", "channels", "ops/fuser")),
     # fusions
     *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "high_precision", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale",
       "registry")),
