@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 
 from fusible import nvte
 from fusible.compute_pipeline import Region
-from fusible.nvte import Leaf, Shell, StorageSpec, flatten, is_quantized_type, unflatten
+from fusible.nvte import Leaf, QuantizedType, Shell, StorageSpec, Type, flatten, make_nvte_tensor, nvte_dtype, unflatten
+from fusible.quantized import QuantizedTensor
 
 __all__ = ["Border", "OnTheWay", "leaf_count", "packed", "spec_key"]
 
 
-class Border(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Border:
     """What passes between two regions without its tensors: whether each value is there, the side values' names, and how all were taken apart."""
 
     names: tuple[str, ...]
@@ -23,49 +27,87 @@ class Border(NamedTuple):
     spec: list[Leaf]
     count: int
     """Of the tensors."""
+    plain: Type | None = None
+    """Of what passes alone and in high precision, as nearly all does: there is nothing to take apart."""
 
-    @property
-    def key(self) -> Any:
-        """What a program depends on of it, beside the shapes and dtypes of the tensors."""
+    def key(self, leaves: Sequence[Any]) -> Any:
+        """What a program depends on of it and of the tensors that pass, the shape and dtype of the first aside."""
+        return self._form if self.count == 1 else (self._form, tuple([(leaf.shape, leaf.dtype) for leaf in leaves[1:]]))
+
+    @cached_property
+    def _form(self) -> Any:
         return self.names, self.there, spec_key(self.spec)
 
     def opened(self, leaves: Sequence[Any]) -> list[nvte.Tensor | None]:
         """The values, None for what is not there, of tensors that may be another framework's."""
+        if self.plain is not None:
+            return [nvte.Tensor(leaves[0], self.plain)]
         values = iter(unflatten(leaves[: self.count], self.spec))
         return [next(values) if there else None for there in self.there]
 
 
-def packed(value: nvte.Tensor | None, sides: Iterable[tuple[str, nvte.Tensor | None]]) -> tuple[list[Any], Border]:
+@cache
+def _plain(type: Type) -> Border:
+    return Border((), (True,), [(type, None)], 1, type)
+
+
+_NOTHING = Border((), (False,), [], 0)
+
+
+def packed(value: nvte.Tensor | None, sides: Sequence[tuple[str, nvte.Tensor | None]]) -> tuple[list[Any], Border]:
     """The tensors of a pass's value and of side values, and the border that they pass."""
+    if not sides:
+        if value is None:
+            return [], _NOTHING
+        if not isinstance(value.type, QuantizedType):
+            return [value.data], _plain(value.type)
     named = [("", value), *sides]
     leaves, spec = flatten([tensor for _, tensor in named if tensor is not None])
     return leaves, Border(tuple([name for name, _ in named[1:]]), tuple([tensor is not None for _, tensor in named]), spec, len(leaves))
 
 
 class OnTheWay:
-    """``value``: what the regions so far have made of x, or of dy, in 8 bits perhaps. Beside it are the side values that are there and yet to be
-    taken: ``names`` and ``values`` are those that the caller gave."""
+    """``data`` and ``type``: what the regions so far have made of x, or of dy, in 8 bits perhaps; None where there is no gradient. Beside it are the
+    side values that are there and yet to be taken: ``names`` and ``values`` are those that the caller gave."""
 
-    def __init__(self, value: nvte.Tensor, names: Iterable[str], values: Iterable[nvte.Tensor]) -> None:
-        self.value: nvte.Tensor | None = value
+    def __init__(self, data: torch.Tensor, names: Sequence[str], values: Iterable[torch.Tensor]) -> None:
+        self.data, self.type = _inside(data)
         # the latest of a name last
-        self._sides: dict[str, list[nvte.Tensor | None]] = {name: [side] for name, side in zip(names, values, strict=True)}
+        self._sides: dict[str, list[nvte.Tensor | None]] = (
+            {name: [nvte.Tensor(*_inside(side))] for name, side in zip(names, values, strict=True)} if names else {}
+        )
 
     def into(self, region: Region) -> tuple[list[Any], Border]:
         """The tensors that a region takes, which are here no more."""
-        assert self.value is not None
-        value, self.value = self.value, None
-        return packed(value, [(name, self.take(name)) for name in region.takes])
+        data, type, self.data = self.data, self.type, None
+        if not region.takes and not isinstance(type, QuantizedType):
+            return [data], _plain(type)
+        return packed(nvte.Tensor(data, type), [(name, self.take(name)) for name in region.takes])
 
     def out_of(self, border: Border, leaves: Sequence[Any]) -> None:
         """Go on from what a region has given."""
-        self.value, *sides = border.opened(leaves)
+        if border.plain is not None:
+            self.data, self.type = leaves[0], border.plain
+            return
+        if border is _NOTHING:
+            return
+        value, *sides = border.opened(leaves)
+        if value is not None:
+            self.data, self.type = value.data, value.type
         for name, side in zip(border.names, sides, strict=True):
             self._sides.setdefault(name, []).append(side)
 
     def take(self, name: str) -> nvte.Tensor | None:
         """The latest side value of a name; None for a gradient that nobody gave."""
         return self._sides[name].pop() if self._sides.get(name) else None
+
+
+def _inside(data: Any) -> tuple[Any, Type]:
+    """A tensor that comes from outside, and its type; a quantized one by its storage, as passes know it."""
+    if data.__class__ is torch.Tensor:
+        return data, nvte_dtype(data.dtype)
+    tensor = make_nvte_tensor(data.storage_without_autograd() if isinstance(data, QuantizedTensor) else data)
+    return tensor.data, tensor.type
 
 
 def spec_key(spec: Sequence[Leaf]) -> tuple[Any, ...]:
@@ -86,7 +128,7 @@ def _form(storage: StorageSpec | Shell) -> Any:
 def leaf_count(leaf: Leaf) -> int:
     """How many framework tensors one tensor was taken apart into."""
     type, storage = leaf
-    return _tensors(storage) if is_quantized_type(type) else 1
+    return _tensors(storage) if isinstance(type, QuantizedType) else 1
 
 
 def _tensors(storage: StorageSpec | Shell | None) -> int:

@@ -71,11 +71,6 @@ def _flat(plan: Plan, args: Sequence[Any], where: slice = slice(None)) -> tuple[
     return flatten(args[where]) if plan.quantized_args else (list(args[where]), plan.plain_args[where])
 
 
-def _kinds(values: Sequence[Any]) -> tuple[Any, ...]:
-    """What a program may depend on of the tensors of side values."""
-    return tuple([(value.shape, value.dtype) for value in values])
-
-
 def _for(region: Region, executor: Executor) -> Executor:
     """Who runs a region."""
     return executor if region.called is None else DIRECT
@@ -100,11 +95,6 @@ def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any
         tensor = make_nvte_tensor(leaf)
         values[name] = Sequences(tensor, *static) if static is not None else tensor
     return values
-
-
-def _inside(data: Any) -> nvte.Tensor:
-    """A gradient that comes from outside; a quantized one by its storage, as passes know it."""
-    return make_nvte_tensor(data.storage_without_autograd() if isinstance(data, QuantizedTensor) else data)
 
 
 def _read(snapshot: Snapshot | None, slots: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -134,7 +124,7 @@ class Call:
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the forward of a segment: ``y``, the side values that the caller gets, and the tensors to save for its backward."""
         plan, segment = self.plan, self.plan.segments[index]
-        way = OnTheWay(make_nvte_tensor(x), [name for name, _ in plan.request.sides], map(make_nvte_tensor, extra))
+        way = OnTheWay(x, [name for name, _ in plan.request.sides], extra)
         keys: list[tuple[str, ...]] = []
         spec: list[Leaf] = []
         saved: list[torch.Tensor] = []
@@ -172,10 +162,11 @@ class Call:
             return [*passed, *saved, *result.amaxes.values()], static
 
         inputs = [*taken, *args, *self.given.leaves(names), *scales.values()]
-        program_key = (region, "forward", key, _kinds(taken[1:]), border.key)
+        program_key = (region, "forward", key, border.key(taken))
         outputs, (sent, keys, spec, observed) = _for(region, self.executor)(program_key, program, inputs)
         end = len(outputs) - len(observed)
-        _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
+        if observed:
+            _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
         way.out_of(sent, outputs)
         return keys, spec, outputs[sent.count : end]
 
@@ -185,7 +176,7 @@ class Call:
         """Run the backward of a segment: ``dx``, and the gradients of its parameters and of the side values that the caller gave. ``extra``: those of
         the side values that it got. The list of what forward saved is emptied, so that each tensor goes when it has been used."""
         plan, segment = self.plan, self.plan.segments[index]
-        way = OnTheWay(_inside(dy), plan.request.outputs, map(_inside, extra))
+        way = OnTheWay(dy, plan.request.outputs, extra)
         keys, spec = self.contexts[index]
         amaxes: dict[str, torch.Tensor] = {}
         grads: list[torch.Tensor | None] = []
@@ -197,9 +188,8 @@ class Call:
             end = begin
         if amaxes:
             self.owner.commit_backward(amaxes)
-        dx = way.value.data if way.value is not None else None
         sides = [way.take(name) for name, _ in plan.request.sides]
-        return dx, [*grads, *(side.data if side is not None else None for side in sides)]
+        return way.data, [*grads, *(side.data if side is not None else None for side in sides)]
 
     def _backward(
         self,
@@ -217,9 +207,9 @@ class Call:
         plan, executor = self.plan, _for(region, self.executor)
         scales = _read(self.snapshot, region.scales)
         names, given_key, slots = region.given, self.given.key(region.given), tuple(scales)
-        places = [place for place in range(region.args.start, region.args.stop) if place in self.main_grads]
+        places = [place for place in self.main_grads if region.args.start <= place < region.args.stop]
         taken, border = way.into(region)
-        notes, count, in_place = self.notes, sum(map(leaf_count, spec)), executor.in_place
+        notes, in_place, count = self.notes, executor.in_place, len(saved) if last else sum(map(leaf_count, spec))
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
             begin = border.count + count
@@ -244,11 +234,12 @@ class Call:
 
         main_grads = [self.main_grads[place] for place in places]
         inputs = [*taken, *saved[len(saved) - count :], *self.given.leaves(names), *main_grads, *scales.values()]
-        program_key = (region, "backward", given_key, tuple(places), _kinds(taken[1:]), border.key, self._left_by(context_keys, spec))
+        program_key = (region, "backward", given_key, tuple(places), border.key(taken), self._left_by(context_keys, spec))
         del saved[len(saved) - count :], taken
         outputs, (sent, present, observed) = executor(program_key, program, inputs)
         end = len(outputs) - len(observed)
-        _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
+        if observed:
+            _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
         way.out_of(sent, outputs)
         given_out = iter(outputs[sent.count : end])
         grads = [next(given_out) if there else None for there in present]
@@ -309,7 +300,7 @@ def infer(
     """The inference pass of a plan: y, and the side values that the caller gets. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the
     positions of their ops, ``extra``: the side values that the caller gives. An executor that writes in place adds to the caches as they are; for
     another the new ones come last, k and v of each in turn."""
-    way = OnTheWay(make_nvte_tensor(x), [name for name, _ in plan.request.sides], map(make_nvte_tensor, extra))
+    way = OnTheWay(x, [name for name, _ in plan.request.sides], extra)
     grown: list[torch.Tensor] = []
     for region in plan.inferred:
         own = {position: cache for position, cache in caches.items() if region.start <= position < region.stop} if caches else {}
@@ -349,25 +340,27 @@ def _infer(
         return [*passed, *grown], sent
 
     inputs = [*taken, *args, *given.leaves(names), *cached, *scales.values()]
-    results, sent = executor((region, "inference", key, cache_key, _kinds(taken[1:]), border.key), program, inputs)
+    results, sent = executor((region, "inference", key, cache_key, border.key(taken)), program, inputs)
     way.out_of(sent, results)
     return [tensor.data for cache in caches.values() for tensor in (cache.k, cache.v)] if in_place else results[sent.count :]
 
 
 def _result(way: OnTheWay, plan: Plan) -> torch.Tensor:
     """What a pass gives the caller: a torch tensor, of a quantized class where the last op quantizes."""
-    y = way.value
-    assert y is not None
-    if not isinstance(y.type, QuantizedType):
-        return y.data
-    if y.type.logical:
-        got, do = f"{list(y.type.logical)}", "pad what goes in, or leave out what quantizes it"
+    y, type = way.data, way.type
+    assert y is not None, "a forward gives a value"
+    if not isinstance(type, QuantizedType):
+        return y
+    if type.logical:
+        got, do = f"{list(type.logical)}", "pad what goes in, or leave out what quantizes it"
         raise ShapeError(expected("whole blocks", of="a quantized output", got=got, do=do))
-    return QuantizedTensor.over(y.data, te_to_torch_dtype(plan.activation))
+    return QuantizedTensor.over(y, te_to_torch_dtype(plan.activation))
 
 
 def _outputs(way: OnTheWay, plan: Plan) -> list[torch.Tensor]:
     """The side values that the caller gets."""
+    if not plan.request.outputs:
+        return []
     sides = [way.take(name) for name in plan.request.outputs]
     assert None not in sides, "a plan is checked to give all of them"
     return [side.data for side in sides if side is not None]

@@ -36,14 +36,15 @@ def check_dense(x: torch.Tensor, of: str) -> None:
         raise not_dense(x, of)
 
 
-def check_transforms(title: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise ``NotServedError`` inside a transform of ``torch.func`` and under forward-mode derivatives: a pass is no sequence of torch operations."""
+def check_transforms(modules: Iterable[Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ``NotServedError`` for a call of ``modules`` inside a transform of ``torch.func`` or under forward-mode derivatives: a pass is no
+    sequence of torch operations."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
         got, do = "a transform such as grad, vjp, jvp or vmap", "call torch.autograd.grad of it, and give x a batch dimension"
-        raise NotServedError(expected("functional_call alone", of=f"torch.func around {title}", got=got, do=do))
+        raise NotServedError(expected("functional_call alone", of=f"torch.func around {title_of(modules)}", got=got, do=do))
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         do = "call torch.autograd.grad of it"
-        raise NotServedError(expected("tensors without tangents", of=f"a call of {title}", got="a dual tensor", do=do))
+        raise NotServedError(expected("tensors without tangents", of=f"a call of {title_of(modules)}", got="a dual tensor", do=do))
 
 
 def refuse(error: Exception, known: Set[str], title: str, arguments: Mapping[str, Any]) -> None:

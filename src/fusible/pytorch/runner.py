@@ -140,7 +140,7 @@ class PipelineRunner(ChainPart):
     ) -> Sequence[torch.Tensor]:
         """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``notes``: of ``Call``. ``batch``: how the rows of
         ``x`` are sequences, for ops that look at it."""
-        check_transforms(self.title, (x, *extra))
+        check_transforms(self.called, (x, *extra))
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
         if is_in_force(x.device.type):
