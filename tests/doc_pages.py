@@ -30,7 +30,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page of documentation."""
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md")])
 
 
 def blocks(page: Path) -> list[Block]:

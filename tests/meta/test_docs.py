@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from doc_pages import ROOT, blocks, pages
 
+from fusible import knobs
 from fusible.cli.command import all_commands
 from fusible.cli.main import _parser
 
@@ -41,6 +42,11 @@ def test_the_python_of_a_page_runs_in_order(name: str, tmp_path: Path) -> None:
     assert [line for line in shown if line not in done.stdout.splitlines()] == []
 
 
+def test_figures_are_those_of_the_results() -> None:
+    done = subprocess.run([sys.executable, "-m", "benchmarks.page", "--check"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_guide_needs_no_compiler(tmp_path: Path) -> None:
     """Where there is none, the guide says so, and its other backends serve."""
     command = [sys.executable, "-W", "error", str(ROOT / "tests" / "doc_pages.py"), str(ROOT / "docs" / "extending.md")]
@@ -56,6 +62,18 @@ def test_links_lead_to_files(name: str) -> None:
     targets = [target for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in target]
     missing = [target for target in targets if not ((ROOT / name).parent / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paths_in_the_tree_are_there(name: str) -> None:
+    named = re.findall(r"`((?:src|cppsrc|tests|benchmarks|examples)/[^`*\s:]*)", (ROOT / name).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_environment_variables_are_knobs(name: str) -> None:
+    known = {knob.name for knob in vars(knobs).values() if isinstance(knob, knobs.Knob)} | {"FUSIBLE_MODULE", "FUSIBLE_REQUIRE_KERNELS"}
+    assert set(re.findall(r"\bFUSIBLE_[A-Z_]+\b", (ROOT / name).read_text())) <= known
 
 
 def commands(text: str) -> list[list[str]]:

@@ -128,7 +128,7 @@ class PipelineRunner(ChainPart):
 
     def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
         """The side values of a batch that came in ``shape``, as its pass takes them."""
-        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, extra, strict=True)]
+        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, extra, strict=True)] if extra else []
 
     def run(
         self,
