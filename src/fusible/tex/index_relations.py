@@ -130,11 +130,12 @@ def check_rope_indices(call: RopeIndices, function: str) -> None:
     else:
         along = 0 if call.qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1
         lengths = [call.x.shape[along]] * (call.x.shape[1 - along] if start is not None else 1)
-    if start is not None and start.numel() != len(lengths):
-        raise ShapeError(expected(f"[{len(lengths)}]", of=f"start_positions of {function}", got=list(start.shape), do="pass one a sequence"))
+    if start is not None and start.numel() < len(lengths):
+        of, got = f"start_positions of {function}", list(start.shape)
+        raise ShapeError(expected(f"[{len(lengths)}], or more that are not read,", of=of, got=got, do="pass one a sequence"))
     if start is not None and not start.is_cpu:
         return
-    first = [0] * len(lengths) if start is None else start.flatten().tolist()
+    first = [0] * len(lengths) if start is None else start.flatten().tolist()[: len(lengths)]
     places = [place for at, length in zip(first, lengths, strict=True) if length for place in _ends_of(at, length, call.cp_size, call.cp_rank)]
     check_positions(places, call.angles, f"{'freqs' if start is None else 'start_positions'} of {function}")
 

@@ -1,4 +1,4 @@
-"""The checks of the rotary embeddings of Q and K within one tensor."""
+"""What the rotary embeddings read of their arguments: where sequences start, and Q and K within one tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Any
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.enums import NVTE_QKV_Format
 
-__all__ = ["check_qkv_rope", "check_qkv_rope_gradients"]
+__all__ = ["check_qkv_rope", "check_qkv_rope_gradients", "starts_of"]
+
+
+def starts_of(x: Any, start: Any, qkv_format: int, cu_seqlens: Any) -> Any:
+    """The start positions of the sequences that ``x`` has; NVIDIA's package gives those of the largest batch that a cache has room for."""
+    if start is None:
+        return None
+    if qkv_format == NVTE_QKV_Format.NVTE_THD:
+        return start[: cu_seqlens.shape[0] - 1]
+    return start[: x.shape[1 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 0]]
 
 
 def check_qkv_rope(qkv: Any, split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:

@@ -46,12 +46,17 @@ def cases(generator: torch.Generator) -> Iterator[tuple[str, tuple[int, ...], di
     start = torch.tensor([3, 0], dtype=torch.int32)
     options = {**base, "qkv_format": bshd, "interleaved": False, "start_positions": start}
     yield "start", (2, 5, 1, 8), options, freqs, torch.arange(5) + start[:, None]
+    more = torch.tensor([3, 0, 9, 1], dtype=torch.int32)  # of the largest batch that a cache has room for
+    options = {**base, "qkv_format": sbhd, "interleaved": False, "start_positions": more}
+    yield "start-more", (5, 2, 1, 8), options, freqs, torch.arange(5)[:, None] + start
     options = {**base, "qkv_format": sbhd, "interleaved": False, "cp_size": 2, "cp_rank": 1}
     yield "cp", (4, 1, 1, 6), options, freqs, torch.tensor([2, 3, 4, 5])[:, None]
     options = {**base, "qkv_format": sbhd, "interleaved": False, "cp_size": 2, "cp_rank": 0}
     yield "cp0", (4, 1, 1, 6), options, freqs, torch.tensor([0, 1, 6, 7])[:, None]
     cu = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
     yield "thd", (7, 2, 8), {**base, "qkv_format": thd, "interleaved": False, "cu_seqlens": cu}, freqs, torch.tensor([0, 1, 2, 0, 1, 2, 3])
+    options = {**base, "qkv_format": thd, "interleaved": False, "cu_seqlens": cu, "start_positions": more}
+    yield "thd-start-more", (7, 2, 8), options, freqs, torch.tensor([3, 4, 5, 9, 10, 11, 12])
     options = {**base, "qkv_format": thd, "interleaved": True, "cu_seqlens": 2 * cu[[0, 1, 3]] // 1 * 1 + torch.tensor([0, 2, 2], dtype=torch.int32)}
     yield "thd-cp", (8, 1, 6), {**options, "cp_size": 2, "cp_rank": 1}, freqs, torch.tensor([2, 3, 4, 5, 2, 3, 4, 5])
 

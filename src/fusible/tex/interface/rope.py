@@ -17,8 +17,9 @@ class Rope:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), cosine and sine in fp32.
 
     ``input`` is ``[s, b, h, d]``, ``[b, s, h, d]`` or (THD, with ``cu_seqlens [b + 1]``) ``[t, h, d]``; ``freqs`` are angles, fp32
-    ``[s_max, 1, 1, d2]`` with ``d2 <= d``; the other ``d - d2`` elements are copied. The position of token ``i`` is ``i + start_positions[b]``; with
-    ``cp_size > 1``, a rank holds chunks ``cp_rank`` and ``2 * cp_size - 1 - cp_rank`` of each sequence. Tokens past ``cu_seqlens[-1]`` become 0.
+    ``[s_max, 1, 1, d2]`` with ``d2 <= d``; the other ``d - d2`` elements are copied. The position of token ``i`` is ``i + start_positions[b]``, of
+    which there may be more than sequences; with ``cp_size > 1``, a rank holds chunks ``cp_rank`` and ``2 * cp_size - 1 - cp_rank`` of each sequence.
+    Tokens past ``cu_seqlens[-1]`` become 0.
     Raises ``ShapeError`` for another rank, an odd ``d2``, or ``s * cp_size > s_max``; ``ArgumentError`` for THD without ``cu_seqlens``.
     """
 

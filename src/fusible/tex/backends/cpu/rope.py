@@ -13,6 +13,7 @@ from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.rope import Rope
+from fusible.tex.rope_call import starts_of
 
 __all__ = ["RopeKernels"]
 
@@ -36,7 +37,8 @@ def _rope(call: Any, input: Any, function: str, *, backward: bool) -> Tensor:
         x = x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     cu_seqlens = int32(call.cu_seqlens, f"cu_seqlens of {function}") if layout == _THD else None
-    start = None if call.start_positions is None else int32(call.start_positions, f"start_positions of {function}")
+    start = starts_of(x, call.start_positions, layout, cu_seqlens)
+    start = None if start is None else int32(start, f"start_positions of {function}")
     freqs = call.freqs.contiguous()
     native.rope(x, out, freqs, layout == _SBHD, call.interleaved, backward, start, cu_seqlens, call.cp_size, call.cp_rank)
     return out

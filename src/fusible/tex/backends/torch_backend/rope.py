@@ -14,7 +14,7 @@ from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.interface.rope import Rope
-from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients
+from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients, starts_of
 
 __all__ = ["RopeKernels"]
 
@@ -141,7 +141,8 @@ def _angles(
     if start is None:
         angles = table[position]
         return (angles[:, None, None] if along == 0 else angles[None, :, None]), None
-    position = position[:, None] + start[None, :] if along == 0 else position[None, :] + start[:, None]
+    first: Tensor = starts_of(x, start, qkv_format, cu_seqlens)
+    position = position[:, None] + first[None, :] if along == 0 else position[None, :] + first[:, None]
     return table[position].unsqueeze(2), None
 
 

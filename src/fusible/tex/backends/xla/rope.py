@@ -11,6 +11,7 @@ from fusible.tex.backends.xla.segments import Segments, thd_segments
 from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.rope import Rope
+from fusible.tex.rope_call import starts_of
 
 __all__ = ["RopeKernels"]
 
@@ -86,7 +87,7 @@ def _angles(
         if start is None:
             angles = lazy.gather(table, 0, position)
         else:
-            start = lazy.cast(start, lazy.int32)
+            start = lazy.cast(starts_of(x, start, qkv_format, cu_seqlens), lazy.int32)
             grid = position[:, None] + start[None, :] if along == 0 else position[None, :] + start[:, None]
             return lazy.unsqueeze(lazy.gather(table, 0, grid), 2), None
     return (angles[:, None, None] if along == 0 else angles[None, :, None]), None
