@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fusible import knobs, tex
+from fusible.compat import linear_attention
 from fusible.compat.finder import Around
 from fusible.compat.nvidia_state import around_pickle, around_state
 from fusible.compat.nvidia_tensors import register_classes
@@ -133,9 +134,26 @@ AROUND_TENSORS: dict[str, Around] = {
 }
 """What lets every backend make and read the package's quantized tensors, by the module that it is done around."""
 
+
+@contextmanager
+def _around_linear_attention(module: ModuleType) -> Iterator[None]:
+    """Its delta rules, which are cuDNN's, are ours for tensors of the host."""
+    yield
+    theirs: Callable[[str, str], Callable[..., Any]] = vars(module)["_import_linear_attention_op"]
+    theirs = getattr(theirs, "of_package", theirs)  # of a module that was loaded before, and adapted then
+
+    def _import_linear_attention_op(op_name: str, variant: str) -> Callable[..., Any]:
+        own = getattr(linear_attention, op_name)
+        return lambda q, *rest, **named: (own if q.is_cpu else theirs(op_name, variant))(q, *rest, **named)
+
+    _import_linear_attention_op.of_package = theirs  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    vars(module)["_import_linear_attention_op"] = _import_linear_attention_op
+
+
 AROUND: dict[str, Around] = {
     "megatron.core.extensions.transformer_engine": around_pickle,
     "transformer_engine.common": _around_common,
+    "transformer_engine.pytorch.attention.linear_attention.base": _around_linear_attention,
     "transformer_engine.pytorch.jit": _around_jit,
     "transformer_engine.pytorch.module.base": around_state,
     "transformer_engine.pytorch.ops.op": around_state,
