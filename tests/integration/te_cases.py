@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,28 @@ def rotation(te: Side) -> Results:
             split = [HIDDEN, HIDDEN, HIDDEN]
             joint = te.rope.apply_fused_qkv_rotary_pos_emb(qkv, angles, angles, split, layout, interleaved=interleaved)
             yield from _differentiated(f"joint {layout} {interleaved}", tuple(joint), qkv=qkv)
+
+
+@case("InferenceParams")
+def generation(te: Side) -> Results:
+    for paged in (False, True):
+        pages = {"is_paged": True, "total_num_pages": 6, "page_size": 4} if paged else {}
+        cache = te.InferenceParams(3, 8, 2, 4, torch.float32, qkv_format="thd", max_ctx_len=4, **pages)
+        cache.allocate_memory(1)
+        for step, steps in enumerate(({5: 3, 7: 4}, {5: 1, 7: 1, 9: 2}, {7: 1, 9: 1})):
+            cache.pre_step(OrderedDict(steps))
+            k, v = (_random(sum(steps.values()), 2, 4, seed=seed) for seed in (step, step + 10))
+            *held, longest, layout = cache.step(1, k, v, "thd")
+            yield f"layout {paged} {step}", (longest, layout, dict(cache.sequences), dict(cache.sequences_pre_step), cache.batch_size)
+            k, v, ends, all_ends = held
+            k, v = cache.convert_paged_to_nonpaged(1) if paged else (k, v)
+            for place, length in enumerate(cache.sequences.values()):
+                yield f"keys {paged} {step} {place}", k[place, :length].clone()
+                yield f"values {paged} {step} {place}", v[place, :length].clone()
+            yield f"ends {paged} {step}", torch.stack([ends, all_ends])
+            yield f"starts {paged} {step}", cache.get_seqlens_pre_step()[: len(steps)].clone()
+        cache.reset()
+        yield f"reset {paged}", dict(cache.sequences)
 
 
 @case("interleave_glu_tensor", "deinterleave_glu_tensor")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusible.compat.finder import Shown
-from fusible.compat.te_gaps import GPU_ALONE, UNSERVED
+from fusible.compat.te_gaps import UNSERVED
 
 __all__ = ["PACKAGES"]
 
@@ -110,16 +110,26 @@ _LAYERS = {
 _ATTENTION = {
     "dot_product_attention": "DotProductAttention",
     "multi_head_attention": "MultiheadAttention",
+    "inference": "InferenceParams KVCacheManager NonPagedKVCacheManager PagedKVCacheManager",
     "rope": "RotaryPositionEmbedding apply_fused_qkv_rotary_pos_emb apply_rotary_pos_emb",
 }
-_ATTENTIONS = "DotProductAttention MultiheadAttention RotaryPositionEmbedding"
+_DELTA = {
+    "gdn": "GatedDeltaNetAttention",
+    "gdn2": "GatedDeltaNet2Attention",
+    "gdp": "GatedDeltaProductAttention",
+}
+_ATTENTIONS = f"DotProductAttention InferenceParams MultiheadAttention RotaryPositionEmbedding {_all(_DELTA)}"
+
+_BUFFERS = "UserBufferQuantizationMode destroy_ub initialize_ub"
 
 _LAYER_MODULES = {
-    ".module": _shown((_TE_MODULES, _TE_FUNCTIONS), f"{_all(_LAYERS)} Fp8Padding Fp8Unpadding destroy_ub", "layers"),
-    ".module.base": _shown((_TE_MODULES, _TE_FUNCTIONS), "TransformerEngineBaseModule UserBufferQuantizationMode destroy_ub"),
+    ".module": _shown((_TE_MODULES, _TE_FUNCTIONS), f"{_all(_LAYERS)} Fp8Padding Fp8Unpadding {_BUFFERS}", "layers"),
+    ".module.base": _shown((_TE_MODULES, _TE_FUNCTIONS), f"TransformerEngineBaseModule {_BUFFERS}"),
     **{f".module.{file}": _shown(_TE_MODULES, names) for file, names in _LAYERS.items()},
     ".attention": _shown(_TE_MODULES, _ATTENTIONS, "attention and rotary positions"),
     **{f".attention.{file}": _shown(_TE_MODULES, names) for file, names in _ATTENTION.items()},
+    ".attention.linear_attention": _shown(_TE_MODULES, _all(_DELTA)),
+    **{f".attention.linear_attention.{file}": _shown(_TE_MODULES, name) for file, name in _DELTA.items()},
     ".transformer": _shown(_TE_MODULES, "TransformerLayer"),
     ".distributed": _shown((_TE_MODULES, _TE_FUNCTIONS), "CudaRNGStatesTracker checkpoint"),
 }
@@ -127,6 +137,7 @@ _LAYER_MODULES = {
 _PERMUTATION = (
     "moe_permute moe_permute_and_pad_with_probs moe_permute_with_probs moe_sort_chunks_by_index moe_sort_chunks_by_index_with_probs moe_unpermute"
 )
+_SCHULZ = "CusolverMpCtx get_coefficient_iterator get_coefficients newton_schulz newton_schulz_tp"
 _OPTIMIZERS = {"fused_adam": "FusedAdam", "fused_sgd": "FusedSGD", "multi_tensor_apply": "MultiTensorApply multi_tensor_applier"}
 _MULTI_TENSOR = (
     "multi_tensor_adam multi_tensor_adam_capturable multi_tensor_adam_capturable_master multi_tensor_adam_fp8 multi_tensor_l2norm "
@@ -143,14 +154,15 @@ _FUNCTIONS = {
 }
 _PADDING = {"fp8_padding": "Fp8Padding", "fp8_unpadding": "Fp8Unpadding"}
 _OF_FUNCTIONS = (
-    f"{_all({**_FUNCTIONS, **_PADDING})} {_DEVICE} CPLoadBalancingStrategy CudaRNGStatesTracker UserBufferQuantizationMode destroy_ub"
+    f"{_all({**_FUNCTIONS, **_PADDING})} {_DEVICE} CPLoadBalancingStrategy CudaRNGStatesTracker "
+    f"CusolverMpCtx newton_schulz newton_schulz_tp {_BUFFERS}"
 )
 
 _FUNCTION_MODULES = {
     **{f".{file}": _shown(_TE_FUNCTIONS, names) for file, names in _FUNCTIONS.items() if file != "torch_version"},  # there the function has the name
     **{f".module.{file}": _shown(_TE_FUNCTIONS, name) for file, name in _PADDING.items()},
     ".optimizers": _shown((_TE_FUNCTIONS, "fusible.tex"), f"{_all(_OPTIMIZERS)} {_MULTI_TENSOR}", "optimizers and functions of many tensors"),
-    **{f".optimizers.{file}": _shown(_TE_FUNCTIONS, names) for file, names in _OPTIMIZERS.items()},
+    **{f".optimizers.{file}": _shown(_TE_FUNCTIONS, names) for file, names in {**_OPTIMIZERS, "newton_schulz": _SCHULZ}.items()},
 }
 
 _RECIPES = "CustomRecipe DelayedScaling Float8BlockScaling Float8CurrentScaling Format MXFP8BlockScaling NVFP4BlockScaling Recipe"
@@ -191,6 +203,6 @@ _MODULES = {
     ".pytorch.utils": _shown((_OPS, _TE_FUNCTIONS), f"{_GLU} {_DEVICE}"),
 }
 
-PACKAGES = {_TE + name: replace(shown, lacking={**GPU_ALONE, **UNSERVED}) for name, shown in _MODULES.items()}
+PACKAGES = {_TE + name: replace(shown, lacking=UNSERVED) for name, shown in _MODULES.items()}
 """By name: the module's names, and where they are looked up. NVIDIA's names are all listed of what Fusible has a counterpart of; those that it lacks
 are missing with a sentence."""

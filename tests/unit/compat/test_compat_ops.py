@@ -171,8 +171,8 @@ assert "fusible.pytorch.ops" in sys.modules
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("te.initialize_ub", AttributeError),
-        ("from transformer_engine.pytorch import initialize_ub", ImportError),
+        ("te.FusedMLAQUpProjFunction", AttributeError),
+        ("from transformer_engine.pytorch import FusedMLAQUpProjFunction", ImportError),
         ("import transformer_engine.pytorch.ep", ModuleNotFoundError),
         ("from transformer_engine.pytorch.ep import EpBuffer", ModuleNotFoundError),
     ],
@@ -180,7 +180,7 @@ assert "fusible.pytorch.ops" in sys.modules
 def test_what_is_not_there_is_one_sentence_that_says_what_is(te: ModuleType, line: str, kind: type[Exception]) -> None:
     wanted = (
         "Expected one of modules, ops, optimizers, autocast, quantized_model_init, permutations, losses, quantizers and quantized tensors of "
-        "transformer_engine.pytorch as Fusible has it, got (initialize_ub, which overlaps communication with products by memory that GPUs share|ep): "
+        "transformer_engine.pytorch as Fusible has it, got (FusedMLAQUpProjFunction, which is written in Triton and CuTe .* frontend|ep): "
         r"use one, or install NVIDIA's Python package for the rest\."
     )
     with pytest.raises(kind) as raised:
@@ -194,7 +194,7 @@ def test_a_small_module_names_all_that_it_has(te: ModuleType) -> None:
         exec("from transformer_engine.pytorch.ops.op import Operation")
     with pytest.raises(ImportError, match="Expected one of common, plugins, pytorch of transformer_engine as"):
         importlib.import_module(f"{TE}.jax")
-    assert not hasattr(te, "initialize_ub") and not hasattr(te, "__path_of_nothing__")
+    assert not hasattr(te, "FusedMLAQUpProjFunction") and not hasattr(te, "__path_of_nothing__")
 
 
 @pytest.mark.usefixtures("installed")

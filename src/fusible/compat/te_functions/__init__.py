@@ -5,8 +5,6 @@ from __future__ import annotations
 from fusible.compat.te_functions.cross_entropy import parallel_cross_entropy
 from fusible.compat.te_functions.device import (
     CPLoadBalancingStrategy,
-    UserBufferQuantizationMode,
-    destroy_ub,
     get_cudnn_version,
     get_device_compute_capability,
     is_bf16_available,
@@ -16,6 +14,13 @@ from fusible.compat.te_functions.device import (
 )
 from fusible.compat.te_functions.offload import ManualOffloadSynchronizer, get_cpu_offload_context, mark_not_offload
 from fusible.compat.te_functions.optimizers import FusedAdam, FusedSGD, MultiTensorApply, multi_tensor_applier
+from fusible.compat.te_functions.orthogonalization import (
+    CusolverMpCtx,
+    get_coefficient_iterator,
+    get_coefficients,
+    newton_schulz,
+    newton_schulz_tp,
+)
 from fusible.compat.te_functions.padding import Fp8Padding, Fp8Unpadding
 from fusible.compat.te_functions.permutation import (
     moe_permute,
@@ -26,10 +31,12 @@ from fusible.compat.te_functions.permutation import (
     moe_unpermute,
 )
 from fusible.compat.te_functions.random_states import CudaRNGStatesTracker
+from fusible.compat.te_overlap import UserBufferQuantizationMode, destroy_ub, initialize_ub
 
 __all__ = [
     "CPLoadBalancingStrategy",
     "CudaRNGStatesTracker",
+    "CusolverMpCtx",
     "Fp8Padding",
     "Fp8Unpadding",
     "FusedAdam",
@@ -38,9 +45,12 @@ __all__ = [
     "MultiTensorApply",
     "UserBufferQuantizationMode",
     "destroy_ub",
+    "get_coefficient_iterator",
+    "get_coefficients",
     "get_cpu_offload_context",
     "get_cudnn_version",
     "get_device_compute_capability",
+    "initialize_ub",
     "is_bf16_available",
     "make_graphed_callables",
     "mark_not_offload",
@@ -51,6 +61,8 @@ __all__ = [
     "moe_sort_chunks_by_index_with_probs",
     "moe_unpermute",
     "multi_tensor_applier",
+    "newton_schulz",
+    "newton_schulz_tp",
     "onnx_export",
     "parallel_cross_entropy",
     "torch_version",

@@ -14,8 +14,6 @@ from fusible.errors import NotServedError, expected
 
 __all__ = [
     "CPLoadBalancingStrategy",
-    "UserBufferQuantizationMode",
-    "destroy_ub",
     "get_cudnn_version",
     "get_device_compute_capability",
     "is_bf16_available",
@@ -30,17 +28,6 @@ class CPLoadBalancingStrategy(Enum):
 
     DUAL_CHUNK_SWAP = "dual_chunk_swap"
     NO_LOAD_BALANCE = "no_load_balance"
-
-
-class UserBufferQuantizationMode(Enum):
-    """The precision of what a buffer that overlaps communication with products holds."""
-
-    NONE = "none"
-    FP8 = "fp8"
-
-
-def destroy_ub() -> None:
-    """Give back the buffers that overlap communication with products: there are none here, so this does nothing."""
 
 
 def get_cudnn_version() -> tuple[int, int, int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from fusible.compat.te_modules.attention import DotProductAttention
 from fusible.compat.te_modules.base import TransformerEngineBaseModule
 from fusible.compat.te_modules.grouped_linear import GroupedLinear
+from fusible.compat.te_modules.inference import InferenceParams, KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.linear import LayerNormLinear, Linear
+from fusible.compat.te_modules.linear_attention import GatedDeltaNet2Attention, GatedDeltaNetAttention, GatedDeltaProductAttention
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
 from fusible.compat.te_modules.recomputation import checkpoint
@@ -15,12 +17,19 @@ from fusible.compat.te_modules.transformer import TransformerLayer
 
 __all__ = [
     "DotProductAttention",
+    "GatedDeltaNet2Attention",
+    "GatedDeltaNetAttention",
+    "GatedDeltaProductAttention",
     "GroupedLinear",
+    "InferenceParams",
+    "KVCacheManager",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",
     "MultiheadAttention",
+    "NonPagedKVCacheManager",
+    "PagedKVCacheManager",
     "RMSNorm",
     "RotaryPositionEmbedding",
     "TransformerEngineBaseModule",

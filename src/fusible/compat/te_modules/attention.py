@@ -14,6 +14,7 @@ from fusible.compat.te_modules.attention_masks import lengths_of, mask_bias, slo
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import WithExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
+from fusible.compat.te_modules.inference import stepped
 from fusible.compat.te_modules.parallel import Sharding, refuse
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.pytorch.autocast import current_autocast
@@ -36,9 +37,12 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
     query sees before and behind its place. ``attention_dropout`` acts while training. ``softmax_type="learnable"`` has a
     parameter ``softmax_offset [h]``.
 
-    ``NotServedError``: a ``softcap``, score functions, context parallelism, ``return_max_logit``, ``inference_params``, policies per sequence, and
-    attention in 8 bits (``fp8_dpa``, ``fp8_mha`` of a recipe). ``checkpoint_core_attention``, ``fast_zero_fill``, ``num_splits`` and
-    ``bf16_backward`` change no result.
+    With ``inference_params`` (``InferenceParams``) new tokens attend to all that its cache has of their sequences; the mask's kind has padding, and a
+    causal one is aligned to the last token.
+
+    ``NotServedError``: a ``softcap``, score functions, context parallelism, ``return_max_logit``, policies per sequence, attention in 8 bits
+    (``fp8_dpa``, ``fp8_mha`` of a recipe), and beside ``inference_params`` biases other than ``"alibi"`` without slopes of one's own.
+    ``checkpoint_core_attention``, ``fast_zero_fill``, ``num_splits`` and ``bf16_backward`` change no result.
     """
 
     def __init__(
@@ -142,25 +146,30 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         """The attention of a batch. ``qkv_layer``, or ``kv_layer`` beside ``query_layer``: q, k and v as one tensor, interleaved along
         ``qkv_interleave_dim``. ``cu_seqlens_...``: int32 ``[b + 1]``, wanted for ``"thd"``."""
         capped = self.softcap if softcap is None else softcap
-        refuse("DotProductAttention", _ELSEWHERE, softcap=capped, score_mod=score_mod, inference_params=inference_params)
-        refuse("DotProductAttention", _ELSEWHERE, thd_attention_policies=thd_attention_policies)
+        refuse("DotProductAttention", _ELSEWHERE, softcap=capped, score_mod=score_mod, thd_attention_policies=thd_attention_policies)
         _refuse_fp8()
         q, k, v = (activation_of(x) for x in _unpacked(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim))
         format_ = self.qkv_format if qkv_format is None else qkv_format
         self._check_shapes(q, k, v, format_)
         _check(core_attention_bias_type, _BIASES, "core_attention_bias_type")
         mask = self.attn_mask_type if attn_mask_type is None else _mask(attn_mask_type)
+        cached = inference_params is not None
+        if cached:
+            mask = _mask_of_cache(mask, core_attention_bias if alibi_slopes is None else alibi_slopes)
         window = window_of(mask, self.window_size if window_size is None else window_size)
         bottom_right = _bottom_right(mask, self.bottom_right_diagonal if bottom_right_diagonal is None else bottom_right_diagonal)
         given = Lengths(cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        lengths, longest = lengths_of(given, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
+        if cached:
+            k, v, lengths, longest = stepped(inference_params, self.layer_number, q, k, v, format_)
+        else:
+            lengths, longest = lengths_of(given, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
         bias_type, bias = core_attention_bias_type, core_attention_bias
         if bias_type == "alibi" and alibi_slopes is not None:
             bias_type, bias = "post_scale_bias", slopes_bias(alibi_slopes, *longest, bottom_right, q.dtype)
         if mask == "arbitrary":
             bias_type, bias = "post_scale_bias", mask_bias(attention_mask, bias_type, bias, q.dtype)
         dropout = self.attention_dropout if self.training else 0.0
-        call = Attention(format_, mask, window, bottom_right, bias_type, self.softmax_type, self.softmax_scale, dropout, *longest)
+        call = Attention(format_, mask, window, bottom_right, bias_type, self.softmax_type, self.softmax_scale, dropout, *longest, cached)
         offset = None if self.softmax_offset is None else self.softmax_offset.reshape(1, -1, 1, 1).float()
         with self._dropout_context() if dropout else nullcontext():
             o = attend(call, q, k, v, bias, offset, lengths)
@@ -205,6 +214,17 @@ def _bottom_right(mask: str, asked: bool | None) -> bool:
     if mask in ("causal", "padding_causal"):
         return False
     return asked is None or "bottom_right" in mask or asked
+
+
+def _mask_of_cache(mask: str, bias: torch.Tensor | None) -> str:
+    """The mask's kind between new tokens and those of a cache: a causal one ends with the last token of each."""
+    if bias is not None:
+        of, do = "the biases of DotProductAttention with inference_params", "leave them out, or attend to the whole sequence"
+        raise NotServedError(expected("none, or 'alibi' without slopes,", of=of, got=f"a tensor {list(bias.shape)}", do=do))
+    if "padding" not in mask:
+        of, do = "attn_mask_type of DotProductAttention with inference_params", "pass 'padding_causal': sequences have lengths of their own"
+        raise ArgumentError(expected("a kind with padding", of=of, got=repr(mask), do=do))
+    return "padding_causal_bottom_right" if mask == "padding_causal" else mask
 
 
 def _refuse_fp8() -> None:

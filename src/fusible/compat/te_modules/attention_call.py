@@ -18,6 +18,16 @@ _FORMATS = {
     "bshd": (NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD),
     "thd": (NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Layout.NVTE_THD_THD_THD),
 }
+_ROWS = {
+    "sbhd": NVTE_QKV_Layout.NVTE_SBHD_BSHD_BSHD,
+    "bshd": NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD,
+    "thd": NVTE_QKV_Layout.NVTE_THD_BSHD_BSHD,
+}
+_PAGES = {
+    "sbhd": NVTE_QKV_Layout.NVTE_Paged_KV_SBHD_BSHD_BSHD,
+    "bshd": NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD,
+    "thd": NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD,
+}
 _MASKS = {
     "no_mask": NVTE_Mask_Type.NVTE_NO_MASK,
     "arbitrary": NVTE_Mask_Type.NVTE_NO_MASK,  # a bias keeps what it excludes out
@@ -44,7 +54,8 @@ _NOT_SET = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
 @dataclass(frozen=True)
 class Attention:
     """``softmax(scale * q k^T + bias) v`` by the names that NVIDIA's modules give the options: ``format`` of q, k, v and of what comes out
-    (``"sbhd"``, ``"bshd"``, ``"thd"``), ``mask``, ``window`` (keys before and behind a query's own place, -1 for all), ``bias``, ``softmax``."""
+    (``"sbhd"``, ``"bshd"``, ``"thd"``), ``mask``, ``window`` (keys before and behind a query's own place, -1 for all), ``bias``, ``softmax``.
+    ``cached``: k and v are those of a cache, ``[b, s, h, d]`` or pages, and what comes out has no backward."""
 
     format: str
     mask: str
@@ -56,14 +67,17 @@ class Attention:
     dropout: float
     max_seqlen_q: int
     max_seqlen_kv: int
+    cached: bool = False
 
     def forward(self, q: Any, k: Any, v: Any, bias: Any, offset: Any, lengths: Lengths, training: bool) -> list[Any]:
         """``[o, what backward takes...]``."""
         format_, layout = _FORMATS[self.format]
+        if self.cached:
+            layout = (_ROWS if lengths.pages is None else _PAGES)[self.format]
         return tex.fused_attn_fwd(
             self.max_seqlen_q, self.max_seqlen_kv, training, self.scale, self.dropout, True, layout, format_, _NOT_SET, _BIASES[self.bias],
             _MASKS[self.mask], _SOFTMAXES[self.softmax], list(self.window), self.bottom_right, lengths.q, lengths.kv, q, k, v, q.dtype,
-            lengths.q_padded, lengths.kv_padded, None, None, None, None, bias, offset, None, 0, False, False,
+            lengths.q_padded, lengths.kv_padded, lengths.pages, lengths.pages, None, None, bias, offset, None, 0, False, False,
         )  # fmt: skip
 
     def backward(self, do: Any, q: Any, k: Any, v: Any, o: Any, aux: list[Any], lengths: Lengths) -> list[Any]:
@@ -79,12 +93,13 @@ class Attention:
 @dataclass(frozen=True, eq=False)
 class Lengths:
     """Where the sequences of queries, and of keys and values, begin and end: int32 ``[sequences + 1]``. ``..._padded``: where their rows lie, if
-    padding stands between them."""
+    padding stands between them. ``pages``: int32 ``[sequences, pages of one]``, where keys and values lie in pages."""
 
     q: torch.Tensor
     kv: torch.Tensor
     q_padded: torch.Tensor | None = None
     kv_padded: torch.Tensor | None = None
+    pages: torch.Tensor | None = None
 
 
 class _Function(torch.autograd.Function):
@@ -110,6 +125,7 @@ def attend(
     """``o`` of a problem: q's tokens and heads, v's head width. ``offset``: of the softmax, fp32 ``[1, heads, 1, 1]``."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     with without_torch_autocast(q.device.type):
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, offset)):
+        if not call.cached and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias, offset)):
             return _Function.apply(call, lengths, q, k, v, bias, offset)  # type: ignore[no-any-return]
-        return call.forward(q, k, v, bias, offset, lengths, False)[0]
+        with torch.no_grad():
+            return call.forward(q, k, v, bias, offset, lengths, False)[0]

@@ -9,7 +9,7 @@ import torch
 
 from fusible import ops
 from fusible.compat.te_modules.base import TransformerEngineBaseModule, default_init, forked
-from fusible.compat.te_modules.parallel import Sharding, mark_shared, refuse_gpu_alone
+from fusible.compat.te_modules.parallel import Sharding, mark_shared, refuse_delay
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
@@ -86,7 +86,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
     ) -> None:
         self._begin(name, device, params_dtype, Sharding.of(tp_group, tp_size, sequence_parallel))
         overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
-        refuse_gpu_alone(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
         self.activation, self.set_parallel_mode = activation, set_parallel_mode

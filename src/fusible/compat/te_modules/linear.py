@@ -10,7 +10,7 @@ import torch
 from fusible import ops
 from fusible.compat.te_modules.base import TransformerEngineBaseModule, default_init, forked
 from fusible.compat.te_modules.joined import Joined
-from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse, refuse_gpu_alone
+from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse, refuse_delay
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
@@ -133,8 +133,8 @@ class Linear(_Product):
     ``fuse_wgrad_accumulation``: the weight's gradient is added to ``weight.main_grad``.
 
     ``is_first_microbatch``, ``save_original_input``, ``symmetric_ar_type`` and ``ub_name`` change no result and are taken as they come: quantized
-    weights are kept while they are known to be unchanged. ``NotServedError``: overlap with communication (``ub_...``) of a layer that communicates,
-    ``delay_wgrad_compute``, ``fp8_output`` and ``fp8_grad``.
+    weights are kept while they are known to be unchanged. Nor does overlap with communication (``ub_...``), of which there is none here: a layer that
+    communicates warns of that, once. ``NotServedError``: ``delay_wgrad_compute``, ``fp8_output`` and ``fp8_grad``.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Linear(_Product):
         sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
         overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
         self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
-        refuse_gpu_alone(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
         self._add_product(init_method, get_rng_state_tracker, rng_tracker_name, parameters_split, fuse_wgrad_accumulation)
         self._finish()
 
@@ -221,7 +221,7 @@ class LayerNormLinear(_Product):
         sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
         overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
         self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
-        refuse_gpu_alone(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self._add_norm(self.in_features)
         self._add_product(init_method, get_rng_state_tracker, None, parameters_split, fuse_wgrad_accumulation)

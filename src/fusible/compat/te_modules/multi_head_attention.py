@@ -14,7 +14,7 @@ from fusible.compat.te_modules.linear import LayerNormLinear, Linear
 from fusible.compat.te_modules.normalization import qk_norm
 from fusible.compat.te_modules.parallel import Sharding
 from fusible.compat.te_modules.rope import apply_rotary_pos_emb
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.pytorch.ops.basic.parallel import share
 from fusible.tex.constructors import check_constructor
 
@@ -200,7 +200,9 @@ class MultiheadAttention(FastSetattr, nn.Module):
         softcap: float | None = None,
     ) -> Any:
         """``hidden_states [s, b, hidden]``, ``[b, s, hidden]`` or ``[t, hidden]`` by ``qkv_format``, and the output like it; then ``proj``'s bias
-        where ``return_bias``, and the normalized input where ``return_layernorm_output``. ``rotary_pos_emb``: angles, of q and k apart where two."""
+        where ``return_bias``, and the normalized input where ``return_layernorm_output``. ``rotary_pos_emb``: angles, of q and k apart where two;
+        with ``inference_params`` those of all positions, of which each sequence takes its own."""
+        starts = self._begin_step(inference_params, hidden_states)
         q, k, v, *normalized = self._project(hidden_states, encoder_output)
         if self.qk_norm_before_rope:
             q, k = self._normalize(q, k)
@@ -208,7 +210,9 @@ class MultiheadAttention(FastSetattr, nn.Module):
             both = rotary_pos_emb if isinstance(rotary_pos_emb, tuple) else (rotary_pos_emb, rotary_pos_emb)
             padded = pad_between_seqs and cu_seqlens_q_padded is not None
             ends = (cu_seqlens_q_padded, cu_seqlens_kv_padded) if padded else (cu_seqlens_q, cu_seqlens_kv)
-            options: dict[str, Any] = {"interleaved": self.rotary_pos_interleaved, "fused": True}
+            if inference_params is not None:
+                ends = (inference_params.cu_seqlens_q,) * 2
+            options: dict[str, Any] = {"interleaved": self.rotary_pos_interleaved, "fused": True, "start_positions": starts}
             q, k = (apply_rotary_pos_emb(x, e, self.qkv_format, cu_seqlens=c, **options) for x, e, c in zip((q, k), both, ends, strict=True))
         if not self.qk_norm_before_rope:
             q, k = self._normalize(q, k)
@@ -241,6 +245,18 @@ class MultiheadAttention(FastSetattr, nn.Module):
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
         outputs = [*_tuple(projected), *normalized]
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _begin_step(self, inference_params: Any, x: torch.Tensor) -> torch.Tensor | None:
+        """The positions of the first new tokens of sequences that are in a cache, in which this layer has its memory then."""
+        if inference_params is None:
+            return None
+        if self.attention_type != "self":
+            do = "leave it out: what is attended to does not grow"
+            raise NotServedError(expected("inference_params=None", of="MultiheadAttention('cross')", got="a cache", do=do))
+        if self.layer_number not in inference_params.cache_manager.cache:
+            inference_params.allocate_memory(self.layer_number)
+        starts = inference_params.get_seqlens_pre_step()
+        return starts if self.qkv_format == "thd" else starts[: x.shape[self.qkv_format.index("b")]]
 
     def _project(self, x: torch.Tensor, encoder_output: torch.Tensor | None) -> list[torch.Tensor]:
         """``[q, k, v]``, each ``[..., heads, width]``, and the normalized input where it is asked for."""

@@ -1,4 +1,4 @@
-"""The arguments that NVIDIA's modules share: what splits a layer between processes, and what only a GPU can serve."""
+"""The arguments that NVIDIA's modules share: what splits a layer between processes, and what is not served."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from fusible import ops
+from fusible.compat.te_overlap import warn_of_no_overlap
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import Tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import share
 
-__all__ = ["Sharding", "check_mode", "mark_shared", "refuse", "refuse_gpu_alone"]
+__all__ = ["Sharding", "check_mode", "mark_shared", "refuse", "refuse_delay"]
 
 
 class Sharding(NamedTuple):
@@ -66,9 +67,9 @@ def mark_shared(parameter: Any, dim: int) -> None:
     parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, dim, 1
 
 
-def refuse_gpu_alone(module: Any, delay_wgrad_compute: bool, overlap: dict[str, bool]) -> None:
-    """Raise ``NotServedError`` for delayed gradients of weights, and for overlap with communication in a layer that communicates."""
+def refuse_delay(module: Any, delay_wgrad_compute: bool, overlap: dict[str, bool]) -> None:
+    """Raise ``NotServedError`` for delayed gradients of weights; warn of overlap that is asked of a layer which communicates."""
     layer = type(module).__name__
     refuse(layer, "leave it out: the gradients are there after backward", delay_wgrad_compute=delay_wgrad_compute)
-    if module.sequence_parallel:
-        refuse(layer, _ELSE, **overlap)
+    if module.sequence_parallel and any(overlap.values()):
+        warn_of_no_overlap()

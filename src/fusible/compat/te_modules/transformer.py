@@ -90,7 +90,7 @@ class TransformerLayer(FastSetattr, nn.Module):
     The normalizations stand before attention and MLP; with ``output_layernorm`` a last one stands behind, and none before attention.
     ``apply_residual_connection_post_layernorm``: what is added is what the normalization gave. ``parallel_attention_mlp``: both branches take ``x``.
     ``drop_path_rate``: the probability of a sample's attention and MLP to be left out. Other options are those of ``MultiheadAttention`` and
-    ``LayerNormMLP``; ``ub_...`` ask for overlap where ``ub_tp_comm_overlap``, and are refused then.
+    ``LayerNormMLP``; ``ub_...`` ask for overlap where ``ub_tp_comm_overlap``, of which there is none here (a warning says so, once).
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class TransformerLayer(FastSetattr, nn.Module):
                 cu_seqlens_kv=cu_seqlens_kv,
                 cu_seqlens_kv_padded=cu_seqlens_kv_padded,
                 max_seqlen_kv=max_seqlen_kv,
-                **shared,
+                **{**shared, "inference_params": None},  # what the encoder gave does not grow
             )
             x = self._added(hidden, bias, normalized[0] if normalized else x, None)
         hidden, bias, *normalized = self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch)
