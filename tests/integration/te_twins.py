@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from te_client import EPSILON, recipe_for, relative_error
 
-import fusible
 from fusible import quantized
-from fusible.compat import te_modules
+from fusible.compat import te_modules, te_quantization
 
 __all__ = ["OURS", "RECIPES", "Twin", "compare", "twins"]
 
@@ -70,8 +69,8 @@ def _results(module: torch.nn.Module, twin: Twin, x: torch.Tensor, context: Any)
     yield from ((name, parameter.grad) for name, parameter in module.named_parameters() if parameter.grad is not None)
 
 
-def compare(te: Any, twin: Twin, recipe_name: str, passes: int = 2) -> None:
-    """Outputs and gradients of both, of the last of some passes: delayed scaling knows the amaxes of the ones before.
+def compare(te: Any, twin: Twin, recipe_name: str, passes: int = 2, seed: int = 0) -> None:
+    """Outputs and gradients of both, of the last of some passes on rows drawn by ``seed``: delayed scaling knows the amaxes of the ones before.
 
     Each product has two operands, each off by at most eps of its norm, and the errors of successive products are independent; the way back takes
     what the way there gave. The same kernels round both alike, but for a tensor that one module rounds to bf16 before it is quantized.
@@ -80,10 +79,10 @@ def compare(te: Any, twin: Twin, recipe_name: str, passes: int = 2) -> None:
     recipe = recipe_for(te, recipe_name)
     own = OURS[recipe_name]() if recipe is not None else None
     for step in range(passes):
-        torch.manual_seed(step)
+        torch.manual_seed(seed + step)
         x = torch.randn(twin.shape).to(twin.options.get("params_dtype", torch.bfloat16))
         wanted = dict(_results(theirs, twin, x, te.autocast(enabled=recipe is not None, recipe=recipe)))
-        found = dict(_results(ours, twin, x, fusible.autocast(enabled=recipe is not None, recipe=own)))
+        found = dict(_results(ours, twin, x, te_quantization.autocast(enabled=recipe is not None, recipe=own)))
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         bound = EPSILON[recipe_name] * math.sqrt((2 if name.startswith("output") else 4) * max(twin.products, 1))

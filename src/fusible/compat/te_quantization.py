@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 from fusible import pytorch, quantized
 from fusible.compat.nvidia_package import SUPPORT, support
 from fusible.errors import NotServedError, expected
@@ -32,7 +34,8 @@ fp8_model_init = quantized_model_init
 
 
 class autocast(pytorch.autocast):
-    """``fusible.autocast`` with the order of arguments that scripts know.
+    """``fusible.autocast`` with the order of arguments that scripts know. Without ``amax_reduction_group`` the maximum of amaxes is taken over all
+    processes of ``torch.distributed``, where there are several: each of them calls the same modules in the same order.
 
     Raises ``NotServedError`` for ``calibrating``: Fusible collects no statistics of passes that are not quantized.
     """
@@ -41,6 +44,8 @@ class autocast(pytorch.autocast):
         if calibrating:
             do = "quantize from the first step, or take a recipe without state"
             raise NotServedError(expected("calibrating=False", of="autocast", got=calibrating, do=do))
+        if amax_reduction_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            amax_reduction_group = dist.group.WORLD
         super().__init__(enabled, recipe, amax_reduction_group=amax_reduction_group)
 
 
