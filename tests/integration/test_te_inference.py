@@ -131,8 +131,8 @@ def test_a_pass_that_is_repeated_moves_no_row_twice() -> None:
         cache = params()
         with torch.no_grad():
             stepped(layer, cache, OrderedDict({0: 5, 1: 3, 2: 4}), "bshd", torch.float32)
-            cache.pre_step(OrderedDict({2: 1, 1: 1}))
-            x = torch.stack([tokens(2, 5, torch.float32)[4:], tokens(1, 4, torch.float32)[3:]])
+            cache.pre_step(OrderedDict({2: 1, 0: 1, 1: 1}))  # each row becomes another's
+            x = torch.stack([tokens(name, length + 1, torch.float32)[length:] for name, length in cache.sequences_pre_step.items()])
             for _ in range(2 if repeated else 1):
                 y = layer(x, inference_params=cache)
         results.append(y)

@@ -42,8 +42,7 @@ def _chunk(
     rows = torch.arange(k.shape[2], device=k.device)
     read = rows[updates - 1 :: updates]
     before = _weights(erase, total, k, total, rows[:, None] > rows)
-    added = write - (erase * total.exp()) @ state
-    added = torch.linalg.solve_triangular(before + torch.eye(len(rows), dtype=k.dtype, device=k.device), added, upper=False, unitriangular=True)
+    added = torch.linalg.solve_triangular(before, write - (erase * total.exp()) @ state, upper=False, unitriangular=True)  # of before + 1
     of_queries = total[:, :, read]
     o = (q * of_queries.exp()) @ state + _weights(q, of_queries, k, total, read[:, None] >= rows) @ added
     last = total[:, :, -1:]
