@@ -100,7 +100,12 @@ class FusibleError(Exception):
     located: bool = False
 
 
-class ArgumentError(FusibleError, ValueError):
+class _WrongArgument(FusibleError, ValueError, TypeError, RuntimeError, AssertionError):
+    """An argument is not what it must be. Torch and NVIDIA's package tell of one and the same mistake now by one of the four, now by another: a
+    client's ``except`` clause that is written for one of theirs catches ours, whichever it names."""
+
+
+class ArgumentError(_WrongArgument):
     """An argument has an illegal value."""
 
 
@@ -112,7 +117,7 @@ class ShapeError(ArgumentError):
     """A tensor has the wrong rank, width or number of elements."""
 
 
-class DTypeError(FusibleError, TypeError):
+class DTypeError(_WrongArgument):
     """A tensor or an argument has the wrong type."""
 
 
@@ -120,7 +125,7 @@ class BackendError(FusibleError, RuntimeError, ValueError):
     """A backend is unknown, unavailable, or refused as a choice."""
 
 
-class NotServedError(FusibleError, NotImplementedError):
+class NotServedError(_WrongArgument, NotImplementedError):
     """No backend serves a call; the message lists the reason of each."""
 
 

@@ -28,7 +28,10 @@ from fusible.pytorch.torch_autocast import activation_of, is_in_force, without_t
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["PipelineRunner"]
+__all__ = ["NOT_CALLED", "PipelineRunner"]
+
+NOT_CALLED: frozenset[int] = frozenset()
+"""Of a call that hands tensors alone to its ops."""
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
@@ -158,7 +161,7 @@ class PipelineRunner(ChainPart):
         context = self._context_of_call(repeated)
         args = self.parameters()
         with_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *args, *extra))
-        plan = self.plan(x, args, context, with_grad, extra)
+        plan = self.plan(x, args, context, with_grad, extra, frozenset([position for _, position in notes]) if notes else NOT_CALLED)
         if not with_grad:
             return self.infer(plan, context, x, args, batch, None, extra, notes, cache)
         if cache is not None:
@@ -246,8 +249,8 @@ class PipelineRunner(ChainPart):
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         """Called when a plan is about to run."""
 
-    def fused(self, recipe: Any) -> tuple[tuple[int, int, Any], ...]:
-        """What the caller has fused itself, or written in torch, of ``PlanRequest``."""
+    def fused(self, recipe: Any, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Any], ...]:
+        """What the caller has fused itself, or written in torch, of ``PlanRequest``. ``called``: the ops to which a call hands more than tensors."""
         return self._own_passes
 
     def uncompilable(self, recipe: Any) -> str:
@@ -274,9 +277,15 @@ class PipelineRunner(ChainPart):
         return context
 
     def plan(
-        self, x: torch.Tensor, args: Sequence[torch.Tensor], context: autocast, with_grad: bool, extra: Sequence[torch.Tensor] = ()
+        self,
+        x: torch.Tensor,
+        args: Sequence[torch.Tensor],
+        context: autocast,
+        with_grad: bool,
+        extra: Sequence[torch.Tensor] = (),
+        called: frozenset[int] = NOT_CALLED,
     ) -> Plan:
-        """The plan for an input ``[*, width]``. Raises before anything is run where the input does not fit the modules."""
+        """The plan for an input ``[*, width]``. ``called``: of ``fused``. Raises before anything is run where the input does not fit the modules."""
         key = (
             context.recipe,
             x.dtype,
@@ -289,7 +298,7 @@ class PipelineRunner(ChainPart):
             self.executor.whole,
             fusion_epoch(),
             tuple([with_grad and value.requires_grad for value in extra]),
-            self.fused(context.recipe),
+            self.fused(context.recipe, called),
         )
         plan = self._plans.get(key)
         if plan is None:

@@ -89,6 +89,35 @@ class _IterableOf:
         return Kind(f"a list, each of {item.what}", lambda x: hasattr(x, "__iter__") and not isinstance(x, str | torch.Tensor))
 
 
+@dataclass(frozen=True)
+class _Tuple(Kind):
+    """As many items as there are kinds, each of its own."""
+
+    items: tuple[Kind, ...]
+
+    def wrong(self, value: Any, place: str) -> Wrong | None:
+        if not isinstance(value, list | tuple) or len(value) != len(self.items):
+            return place, self, shown(value)
+        each = zip(self.items, value, strict=True)
+        return next((found for i, (kind, item) in enumerate(each) if (found := kind.wrong(item, f"{place}[{i}]"))), None)
+
+
+class _TupleOf:
+    """``tuple[..., ...]`` of an annotation."""
+
+    def __getitem__(self, items: tuple[Any, ...]) -> Kind:
+        if items[-1] is Ellipsis:
+            return _ListOf()[items[0]]
+        return _Tuple(f"a tuple of {', '.join(item.what for item in items)}", lambda value: True, items)
+
+
+class _Function(Kind):
+    """``Callable[..., ...]`` of an annotation: what it takes and gives is not looked at."""
+
+    def __getitem__(self, signature: Any) -> Kind:
+        return self
+
+
 def _is_tensor(x: Any) -> bool:
     """Torch's tensors, quantized ones and their storages, and those of a room that registered how dispatch sees them."""
     if isinstance(x, torch.Tensor) or is_quantized(x) or is_grouped(x):
@@ -194,9 +223,13 @@ _NAMES: dict[str, Any] = {
 """The words that an annotation is made of."""
 
 
+_ANYTHING = Kind("anything", lambda x: True)
 _PYTHONS = {
     **{name: _NAMES[name] for name in ("Count", "DeviceName", "FP8Format", "Iterable", "Sequence", "float", "int", "list", "str", "torch")},
+    "Any": _ANYTHING,
+    "Callable": _Function("a function", callable),
     "bool": Kind("a bool", is_flag, at_once=frozenset({bool})),
+    "tuple": _TupleOf(),
 }
 """Those of every room."""
 
@@ -220,7 +253,7 @@ def _evaluated(text: str, names: Mapping[str, Any]) -> Kind | None:
         found = eval(text, {"__builtins__": {}}, names)  # the text is an annotation of ours, or of a plugin's code
     except (AttributeError, NameError, SyntaxError, TypeError):
         return None
-    return found if isinstance(found, Kind) else None
+    return found if isinstance(found, Kind) and found is not _ANYTHING else None
 
 
 def shown(value: Any) -> str:

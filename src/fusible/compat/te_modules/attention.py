@@ -79,7 +79,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         if self.num_gqa_groups < 1 or num_attention_heads % self.num_gqa_groups:
             of = "num_gqa_groups of DotProductAttention"
             raise ArgumentError(expected(f"a divisor of the {num_attention_heads} heads", of=of, got=num_gqa_groups, do="choose another number"))
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         self.name, self.layer_number, self.attention_type = name, 1 if layer_number is None else layer_number, attention_type
         self.num_attention_heads, self.tp_size, self.tp_group = num_attention_heads, sharding.size, sharding.group
         self.num_gqa_groups_per_partition = self.num_gqa_groups // sharding.size

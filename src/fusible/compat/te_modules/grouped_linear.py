@@ -10,13 +10,13 @@ from torch import nn
 
 from fusible import ops as plain_ops
 from fusible.compat.te_modules.base import default_init, device_of, forked
-from fusible.compat.te_modules.buffers import gradient_into, into
 from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch import ops
+from fusible.pytorch.ops.buffers import gradient_into, into
 from fusible.pytorch.sequence_parallel import materialized
 
 __all__ = ["GroupedLinear"]
@@ -65,7 +65,7 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
     ) -> None:
         refuse("GroupedLinear", ub_overlap_rs=ub_overlap_rs, ub_overlap_ag=ub_overlap_ag)
         check_mode(parallel_mode, "GroupedLinear")
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         if sharding.size > 1 and bias:
             raise ArgumentError(expected("bias=False", of=f"GroupedLinear in {sharding.size} processes", got=True, do="add it after the exchange"))
         vars(self).update(return_bias=return_bias, _draw=(init_method or default_init, forked(get_rng_state_tracker, rng_tracker_name)))

@@ -11,7 +11,7 @@ from fusible import ops
 from fusible.compat.te_modules.base import TransformerEngineBaseModule, default_init, forked
 from fusible.compat.te_modules.joined import Joined
 from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse, refuse_delay
-from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.errors import ArgumentError, NotServedError, check_text, expected
 from fusible.nvte import Tensor, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.modules.base import BaseModule
@@ -165,7 +165,7 @@ class Linear(_Product):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
         self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
         refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
@@ -218,7 +218,7 @@ class LayerNormLinear(_Product):
         symmetric_ar_type: str | None = None,
         name: str | None = None,
     ) -> None:
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
         self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
         refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
@@ -248,8 +248,10 @@ def _parts(split: Any, features: int, layer: str) -> tuple[list[str], list[str],
     if not split:
         raise ArgumentError(expected("at least one name", of=f"parameters_split of {layer}", got=split, do="give None for one weight"))
     sizes = dict(split) if isinstance(split, Mapping) else dict.fromkeys(split, features // len(split))
+    for name in sizes:
+        check_text(name, f"a name in parameters_split of {layer}")
+    names = [name.rstrip("_") for name in sizes]
     if sum(sizes.values()) != features:
         of, do = f"parameters_split of {layer}", "name parts that make up the rows"
         raise ArgumentError(expected(f"sizes that add up to {features}", of=of, got=f"{sizes}", do=do))
-    names = [name.rstrip("_") for name in sizes]
     return [f"{name}_weight" for name in names], [f"{name}_bias" for name in names], list(sizes.values())

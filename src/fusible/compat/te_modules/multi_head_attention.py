@@ -113,7 +113,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         super().__init__()
         if attention_type not in ("self", "cross"):
             raise ArgumentError(expected("'self' or 'cross'", of="attention_type of MultiheadAttention", got=repr(attention_type), do="name one"))
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         width = kv_channels or hidden_size // num_attention_heads
         groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         self.qkv_format, self.attn_mask_type, self.window_size, self.softcap = qkv_format, attn_mask_type, window_size, softcap

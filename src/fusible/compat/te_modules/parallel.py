@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
 from fusible import ops
 from fusible.compat.te_overlap import warn_of_no_overlap
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import Tensor
 from fusible.ops import Op
-from fusible.pytorch.ops.basic.parallel import share
+from fusible.pytorch.ops.basic.parallel import group_size, share
 
 __all__ = ["Sharding", "check_mode", "mark_shared", "refuse", "refuse_delay"]
 
@@ -24,8 +22,9 @@ class Sharding(NamedTuple):
     sequence: bool
 
     @classmethod
-    def of(cls, tp_group: Any, tp_size: int, sequence_parallel: bool) -> Sharding:
-        size = tp_size if tp_group is None else dist.get_world_size(tp_group)
+    def of(cls, tp_group: Any, tp_size: int, sequence_parallel: bool, layer: str) -> Sharding:
+        """Raises as ``group_size``."""
+        size = tp_size if tp_group is None else group_size(tp_group, layer)
         return cls(tp_group, size, size > 1 and sequence_parallel)
 
     def share(self, features: int, mode: str | None, wanted: str, what: str) -> int:

@@ -155,7 +155,7 @@ class TransformerLayer(FastSetattr, nn.Module):
         if fuse_wgrad_accumulation and not fuse_qkv_params:
             do = "pass fuse_qkv_params=True"
             raise ArgumentError(expected("one parameter for q, k and v", of="TransformerLayer with fuse_wgrad_accumulation", got="three", do=do))
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel)
+        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
         self.self_attn_mask_type, self.window_size, self.bottom_right_diagonal = self_attn_mask_type, window_size, bottom_right_diagonal
         self.enc_dec_attn_mask_type, self.enc_dec_window_size = enc_dec_attn_mask_type, enc_dec_window_size
         self.enc_dec_bottom_right_diagonal, self.softcap = enc_dec_bottom_right_diagonal, softcap

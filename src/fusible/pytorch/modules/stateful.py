@@ -192,9 +192,9 @@ class StatefulModule(nn.Module):
         """``nn.Module.load_state_dict``, which an interrupt half way does not leave between two models: it is finished first."""
         try:
             return super().load_state_dict(state_dict, *options, **more)
-        except RuntimeError:
-            raise
-        except BaseException:
+        except BaseException as error:
+            if type(error) is RuntimeError:  # torch's, of names and shapes, when all is copied
+                raise
             with contextlib.suppress(Exception):  # all that was copied is copied again
                 super().load_state_dict(state_dict, *options, **more)
             raise

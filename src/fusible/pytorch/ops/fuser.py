@@ -13,7 +13,7 @@ from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.fusions import Fusion, registered
 from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.autocast import autocast
+from fusible.pytorch.autocast import autocast, current_autocast
 from fusible.pytorch.batch import read_batch
 from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.chain import ChainCall
@@ -21,10 +21,11 @@ from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.fused_names import by_name
+from fusible.pytorch.ops.keywords import Passes, called_apart, check_keywords
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
-from fusible.pytorch.runner import PipelineRunner
+from fusible.pytorch.runner import NOT_CALLED, PipelineRunner
 from fusible.quantized import Recipe
 
 __all__ = ["OperationFuser"]
@@ -38,8 +39,9 @@ class OperationFuser(PipelineRunner):
     """Runs operations as one pipeline: the plans, the autograd node and the scaling state are those of ``fusible.Sequential``.
 
     ``fuser(x, *extra_inputs, basic_op_kwargs=None, seq_lens=None, cache=None)``: the extra inputs of all its operations in order, but for those that
-    a channel feeds; keyword arguments for each basic operation's ``op_forward``; and what ``read_batch`` takes, for attention. Returns ``y``, or a
-    tuple of it and the extra outputs. Raises ``ArgumentError`` for channels that do not match, and for a wrong number of extra inputs.
+    a channel feeds; for each basic operation a dict of keyword arguments for its ``op_forward``; and what ``read_batch`` takes, for attention.
+    Returns ``y``, or a tuple of it and the extra outputs. Raises ``ArgumentError`` for channels that do not match, and for a wrong number of extra
+    inputs.
     """
 
     batched = False
@@ -61,7 +63,7 @@ class OperationFuser(PipelineRunner):
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
         super()._take(entries)
         self.sequenced = any("sequences" in b.op.given for b in self.bound)
-        self._fused: tuple[tuple[Any, ...], tuple[tuple[int, int, Fusion], ...]] | None = None
+        self._fused: tuple[tuple[Any, ...], dict[frozenset[int], Passes]] | None = None
 
     @property
     def called(self) -> Sequence[Any]:
@@ -100,13 +102,10 @@ class OperationFuser(PipelineRunner):
                 op.pre_first_fuser_forward()
             self._first = False
         notes: dict[Any, Any] = {}
-        for position, kwargs in enumerate(basic_op_kwargs or ()):
-            if kwargs:
-                if not self.bound[position].op.foreign and not self.basic_ops[position].fuses[0]:
-                    got = ", ".join(kwargs)
-                    of = f"{type(_as_called(self.basic_ops[position])).__name__}.op_forward"
-                    raise ArgumentError(expected("no keyword arguments", of=of, got=got, do="leave them out"))
-                notes["kwargs", position] = kwargs
+        if basic_op_kwargs is not None:
+            titles = [type(_as_called(op)).__name__ for op in self.basic_ops]
+            check_keywords(basic_op_kwargs, self.basic_ops, titles, self.fused(current_autocast().recipe))
+            notes = {("kwargs", position): dict(kwargs) for position, kwargs in enumerate(basic_op_kwargs) if kwargs}
         try:
             if self.sequenced or seq_lens is not None or cache is not None:
                 outputs = self._run_batch(read_batch(x, seq_lens, cache is not None), x.shape, extra_inputs, notes, cache)
@@ -150,15 +149,17 @@ class OperationFuser(PipelineRunner):
             return width
         return columns
 
-    def fused(self, recipe: Recipe | None) -> tuple[tuple[int, int, Fusion], ...]:
-        """The stretches that registered fusions, and operations that the user has placed, put together under a recipe."""
+    def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> Passes:
+        """The stretches that registered fusions, and operations that the user has placed, put together under a recipe; and those ``called`` as they
+        stand, for they were handed keywords."""
         seen = (recipe, registration_epoch(), fusion_epoch())
         known = self._fused  # read once: another thread may follow another recipe
         if known is None or known[0] != seen:
             for op in self.basic_ops:
                 op.reset_recipe_state(recipe=recipe)
-            known = self._fused = seen, _fuse(self.operations, self.pipeline.ops, recipe)
-        return known[1]
+            known = self._fused = seen, {NOT_CALLED: _fuse(self.operations, self.pipeline.ops, recipe)}
+        passes = known[1]
+        return passes.get(called) or passes.setdefault(called, called_apart(called, self.basic_ops, passes[NOT_CALLED]))
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         if plan.delayed is not None:

@@ -137,6 +137,8 @@ class BasicOperation(ExtraTensors, FusibleOperation):
     """
 
     remakes_op = True
+    keywords: ClassVar[frozenset[str]] = frozenset()
+    """The keyword arguments of a call that an operation of ours takes; the caller's own takes those of its ``op_forward``."""
     _entry: BoundOp | None = None
 
     def __init__(self) -> None:
@@ -359,12 +361,21 @@ class FusedOperation(FusibleOperation):
     def open(self) -> bool:
         return any(self.fuses) or not any(has_hooks(op) for op in self.basic_operations())
 
-    def forward(self, input: torch.Tensor, *extra_inputs: torch.Tensor, **kwargs: Any) -> Any:
-        if self.open:
-            return super().forward(input, *extra_inputs, **kwargs)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, input: torch.Tensor, *extra_inputs: torch.Tensor, basic_op_kwargs: Sequence[dict[str, Any]] | None = None
+    ) -> Any:
+        """The operation on its own. ``basic_op_kwargs``: the keyword arguments of each basic operation."""
         parts = list(self.basic_operations())
-        passage = Passage(type(self).__name__, parts, input, extra_inputs, ChainCall(keywords={id(op): kwargs for op in parts}))
-        return go_through(passage, parts)  # one by one, so that hooks fire
+        each = basic_op_kwargs if basic_op_kwargs is not None else [{} for _ in parts]
+        if torch.compiler.is_compiling():
+            return super().forward(input, *extra_inputs, **{name: value for kwargs in each for name, value in kwargs.items()})
+        if self.open:
+            return self._fuser()(input, *extra_inputs, basic_op_kwargs=each)
+        keywords = {id(op): kwargs for op, kwargs in zip(parts, each, strict=False) if kwargs}
+        return go_through(Passage(type(self).__name__, parts, input, extra_inputs, ChainCall(keywords=keywords)), parts)  # so that hooks fire
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x, *extra, basic_op_kwargs=[dict(call.keywords.get(id(op), {})) for op in self.basic_operations()])
 
     @property
     def fuses(self) -> tuple[bool, bool]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, OutOfRangeError, expected
 from fusible.pytorch.bound import BoundOp
 from fusible.pytorch.chain import ChainCall, Passage, go_through
 from fusible.pytorch.kv_cache import KVCache
@@ -126,10 +126,12 @@ class Sequential(ModuleListMethods, Container):
         children = list(self._chain())
         found: dict[int, dict[str, Any]] = {}
         for key, kwargs in op_kwargs.items():
-            op = children[key] if isinstance(key, int) and -len(children) <= key < len(children) else key
+            inside = isinstance(key, int) and -len(children) <= key < len(children)
+            op = children[key] if inside else key
             if not isinstance(op, BasicOperation) or not any(op is known for known in self.modules()):
                 of, do = "a key of op_kwargs", "name one of the Sequential's own"
-                raise ArgumentError(expected("a basic operation in the Sequential, or its index", of=of, got=repr(key), do=do))
+                refused = OutOfRangeError if isinstance(key, int) and not inside else ArgumentError
+                raise refused(expected("a basic operation in the Sequential, or its index", of=of, got=repr(key), do=do))
             found[id(op)] = kwargs
         return found
 

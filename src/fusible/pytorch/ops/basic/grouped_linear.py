@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,13 +13,20 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.nvte import Tensor, make_nvte_tensor
+from fusible.nvte import Tensor, make_nvte_tensor, te_to_torch_dtype
 from fusible.ops import Op
-from fusible.pytorch.ops.op import BasicOperation, Mode
+from fusible.pytorch.ops.adapter import maybe_dequantize
+from fusible.pytorch.ops.buffers import check_buffer, write_rows
+from fusible.pytorch.ops.op import BasicOperation, Mode, OperationContext
 from fusible.pytorch.sequence_parallel import materialized
-from fusible.quantized import QuantizerRole, Recipe
+from fusible.quantized import Quantizer, QuantizerRole, Recipe
 
-__all__ = ["GroupedLinear", "is_op_fuser_grouped_tensor_path_supported"]
+__all__ = ["GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "GroupedLinear", "is_op_fuser_grouped_tensor_path_supported"]
+
+OUTPUT_BUFFER_KEY = "output"
+"""The keyword of a call of ``GroupedLinear`` by which it is given memory for its output."""
+GRAD_INPUT_BUFFER_KEY = "grad_input"
+"""The keyword by which it is given memory for the gradient of its input."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -44,9 +51,14 @@ class GroupedLinear(BasicOperation):
 
     ``accumulate_into_main_grad``: the products that give the weights' gradients add them to their ``main_grad``, and ``grad`` stays as it is.
     ``delay_wgrad_compute``: backward leaves those products to ``backward_dw``.
+
+    A call takes the keywords ``output`` and ``grad_input``: contiguous tensors without gradient to which the result and the gradient of ``x`` are
+    copied, and which are what the call and its backward give. Rows of ``output`` beyond the last group stay as they are. The operation is then called
+    by itself, neither compiled nor replayed. Raises ``ShapeError`` for a buffer of another shape, dtype or device.
     """
 
     num_extra_inputs = 1
+    keywords = frozenset({OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY})
     fixed_options = frozenset(
         {
             "delay_wgrad_compute",
@@ -150,6 +162,47 @@ class GroupedLinear(BasicOperation):
         weights, biases = ([make_nvte_tensor(getattr(self, name)) for name in names] for names in (self._weight_names, self._bias_names))
         deferred = self._defer if self.delay_wgrad_compute else None
         return ops.GroupedMMT(self.num_groups, weights, biases, scale_bias=self.scale_bias, deferred=deferred)
+
+    def fuser_forward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        input_: torch.Tensor,
+        *,
+        basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
+        prev_op_grad_output_quantizer: Quantizer | None,
+        next_op_input_quantizer: Quantizer | None,
+        basic_op_kwargs: list[dict[str, Any]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
+        ctx, keywords = basic_op_ctxs[0], basic_op_kwargs[0]
+        shapes = {OUTPUT_BUFFER_KEY: (*input_.shape[:-1], self.out_features), GRAD_INPUT_BUFFER_KEY: tuple(input_.shape)}
+        given = {name: keywords[name] for name in shapes if keywords.get(name) is not None}
+        for name, buffer in given.items():
+            dtype = input_.dtype if ctx._op is None else te_to_torch_dtype(ctx._op.activation)
+            check_buffer(buffer, shapes[name], dtype, input_.device, f"{name} of {type(self).__name__}")
+        into = given.get(OUTPUT_BUFFER_KEY)
+        y, extra = super().fuser_forward(
+            basic_op_ctxs,
+            input_,
+            basic_op_extra_inputs=basic_op_extra_inputs,
+            prev_op_grad_output_quantizer=prev_op_grad_output_quantizer,
+            next_op_input_quantizer=next_op_input_quantizer if into is None else None,
+            basic_op_kwargs=basic_op_kwargs,
+        )
+        ctx.dgrad_out = given.get(GRAD_INPUT_BUFFER_KEY)  # type: ignore[attr-defined]
+        return y if into is None else write_rows(y, into, basic_op_extra_inputs[0][0]), extra
+
+    def fuser_backward(
+        self,
+        basic_op_ctxs: list[OperationContext],
+        grad_output: torch.Tensor,
+        *,
+        basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
+    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
+        dx, *rest = super().fuser_backward(basic_op_ctxs, grad_output, basic_op_grad_extra_outputs=basic_op_grad_extra_outputs)
+        buffer = getattr(basic_op_ctxs[0], "dgrad_out", None)
+        if buffer is not None and dx is not None:
+            dx = buffer.copy_(maybe_dequantize(dx, buffer.dtype))
+        return dx, *rest  # type: ignore[return-value]
 
     def num_quantizers(self, mode: str) -> int:
         return 2 * self.num_groups if mode == "forward" else self.num_groups

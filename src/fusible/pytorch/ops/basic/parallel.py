@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from fusible.errors import ArgumentError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 
 __all__ = ["TensorParallel", "group_size", "share"]
 
@@ -29,11 +29,15 @@ class TensorParallel(NamedTuple):
 
 
 def group_size(group: Any, layer: str) -> int:
-    """The number of processes in ``group`` (None: all of them). Raises ``ArgumentError`` where there is no group, or this process is not in it."""
+    """The number of processes in ``group`` (None: all of them). Raises ``DTypeError`` for what is no group, ``ArgumentError`` where there is none, or
+    this process is not in it."""
     of = f"{layer}'s process group"
     if not dist.is_available() or not dist.is_initialized():
         raise ArgumentError(expected("an initialized torch.distributed", of=of, got="none", do="call torch.distributed.init_process_group first"))
-    size = dist.get_world_size(group)
+    try:
+        size = dist.get_world_size(group)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DTypeError(expected("a group of torch.distributed, or None", of=of, got=f"a {type(group).__name__}", do="pass one")) from error
     if size < 1:
         raise ArgumentError(expected("a group that this process belongs to", of=of, got="another", do="make the layer in its processes alone"))
     return size
