@@ -18,6 +18,7 @@ _QUANTIZED = "fusible.quantized"
 _STATE = "fusible.compat.te_quantization"
 _TE_MODULES = "fusible.compat.te_modules"
 _TE_FUNCTIONS = "fusible.compat.te_functions"
+_OPEN = "fusible.compat.te_recipes"
 
 
 def _shown(of: str | tuple[str, ...], names: str, about: str = "") -> Shown:
@@ -186,7 +187,7 @@ _TOP = (
 _MODULES = {
     "": Shown(version=_VERSION),
     ".common": Shown(),
-    ".common.recipe": _shown(_QUANTIZED, f"{_RECIPES} MMParams QParams"),
+    ".common.recipe": _shown((_OPEN, _QUANTIZED), f"{_RECIPES} MMParams QParams"),
     ".pytorch": _shown(
         (_TE_MODULES, _TE_FUNCTIONS, _STATE, _QUANTIZED, _OPS, "fusible.tex.enums"),
         _TOP,
@@ -195,8 +196,8 @@ _MODULES = {
     **{f".pytorch{name}": shown for name, shown in _FUNCTION_MODULES.items()},
     **{f".pytorch{name}": shown for name, shown in _LAYER_MODULES.items()},
     **{f".pytorch.ops{name}": shown for name, shown in _OPERATIONS.items()},
-    ".pytorch.quantization": _shown((_STATE, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
-    ".pytorch.fp8": _shown((_STATE, _QUANTIZED), _FP8),
+    ".pytorch.quantization": _shown((_STATE, _OPEN, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
+    ".pytorch.fp8": _shown((_STATE, _OPEN, _QUANTIZED), _FP8),
     ".pytorch.quantized_tensor": _shown(_QUANTIZED, f"{_BASES} {_SAVING}"),
     **{f".pytorch.tensor{name}": shown for name, shown in _QUANTIZED_TENSORS.items()},
     ".pytorch.dynamo": _shown(_QUANTIZED, _SPEC),

@@ -8,10 +8,11 @@ import torch.distributed as dist
 
 from fusible import pytorch, quantized
 from fusible.compat.nvidia_package import SUPPORT, support
+from fusible.compat.te_recipes import DelayedScaling
 from fusible.errors import NotServedError, expected
 from fusible.pytorch.autocast import current_autocast, leave_autocasts
 from fusible.pytorch.quantized_init import current_model_init, leave_model_inits, quantized_model_init
-from fusible.quantized import DelayedScaling, Recipe
+from fusible.quantized import Recipe
 
 __all__ = [
     "FP8GlobalStateManager",
@@ -46,7 +47,7 @@ class autocast(pytorch.autocast):
             raise NotServedError(expected("calibrating=False", of="autocast", got=calibrating, do=do))
         if amax_reduction_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             amax_reduction_group = dist.group.WORLD
-        super().__init__(enabled, recipe, amax_reduction_group=amax_reduction_group)
+        super().__init__(enabled, get_default_recipe() if recipe is None else recipe, amax_reduction_group=amax_reduction_group)
 
 
 def fp8_autocast(enabled: bool = True, calibrating: bool = False, fp8_recipe: Recipe | None = None, fp8_group: Any = None) -> autocast:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fusible import knobs
 from fusible.errors import ArgumentError, check_number, expected
@@ -37,6 +37,10 @@ class Recipe(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_one_of("backward_override", None, "high_precision", "dequantized")
+
+    def settled(self) -> Self:
+        """The recipe as it is now, which nobody can change: itself. One that can be changed gives a copy."""
+        return self
 
     @classmethod
     def delayed(cls) -> bool:
@@ -95,7 +99,7 @@ class ParametrizedRecipe(Recipe):
     def _derive(self, *defaults: QParams) -> None:
         """Fill in what was not given, in the order of ``_QPARAMS``; what was given must be options that the recipe takes."""
         derived = {
-            name: default
+            name: getattr(type(self), name) or default  # a class that derives from the recipe may have one of its own
             for name, default in zip(self._QPARAMS, defaults, strict=True)
             if getattr(self, name) is None or getattr(self, name) is self._derived.get(name)
         }

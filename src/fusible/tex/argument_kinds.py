@@ -108,13 +108,15 @@ class _TupleOf:
     def __getitem__(self, items: tuple[Any, ...]) -> Kind:
         if items[-1] is Ellipsis:
             return _ListOf()[items[0]]
-        return _Tuple(f"a tuple of {', '.join(item.what for item in items)}", lambda value: True, items)
+        first, *more = [item.what for item in items]
+        alike = f"{len(items)} {first.removeprefix('an ').removeprefix('a ')}s" if set(more) <= {first} else ", ".join([first, *more])
+        return _Tuple(f"a tuple of {alike}", lambda value: True, items)
 
 
-class _Function(Kind):
-    """``Callable[..., ...]`` of an annotation: what it takes and gives is not looked at."""
+class _Whole(Kind):
+    """``Callable[..., ...]`` or ``dict[..., ...]`` of an annotation: what stands in the brackets is not looked at."""
 
-    def __getitem__(self, signature: Any) -> Kind:
+    def __getitem__(self, inside: Any) -> Kind:
         return self
 
 
@@ -223,12 +225,15 @@ _NAMES: dict[str, Any] = {
 """The words that an annotation is made of."""
 
 
+_MAPPING = _Whole("a mapping", lambda x: isinstance(x, Mapping))
 _ANYTHING = Kind("anything", lambda x: True)
 _PYTHONS = {
     **{name: _NAMES[name] for name in ("Count", "DeviceName", "FP8Format", "Iterable", "Sequence", "float", "int", "list", "str", "torch")},
     "Any": _ANYTHING,
-    "Callable": _Function("a function", callable),
+    "Callable": _Whole("a function", callable),
+    "Mapping": _MAPPING,
     "bool": Kind("a bool", is_flag, at_once=frozenset({bool})),
+    "dict": _MAPPING,
     "tuple": _TupleOf(),
 }
 """Those of every room."""

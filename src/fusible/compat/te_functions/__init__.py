@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+
+import torch
+
 from fusible.compat.te_functions.cross_entropy import parallel_cross_entropy
 from fusible.compat.te_functions.device import (
     CPLoadBalancingStrategy,
@@ -32,6 +36,8 @@ from fusible.compat.te_functions.permutation import (
 )
 from fusible.compat.te_functions.random_states import CudaRNGStatesTracker
 from fusible.compat.te_overlap import UserBufferQuantizationMode, destroy_ub, initialize_ub
+from fusible.tex.argument_kinds import kind_of
+from fusible.tex.functions import checked
 
 __all__ = [
     "CPLoadBalancingStrategy",
@@ -67,3 +73,9 @@ __all__ = [
     "parallel_cross_entropy",
     "torch_version",
 ]
+
+_KINDS = {"Tensor": kind_of("torch.Tensor", {})}
+_EXACT = {"Tensor": frozenset({torch.Tensor, torch.nn.Parameter})}
+for _name in __all__:
+    if inspect.isfunction(globals()[_name]):
+        globals()[_name] = checked(globals()[_name], known=_KINDS, exact=_EXACT, module=__name__)

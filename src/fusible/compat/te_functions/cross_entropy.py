@@ -72,6 +72,9 @@ def _check(inp: Tensor, target: Tensor, smoothing: float, overwrite: bool) -> No
         raise DTypeError(expected("bfloat16 or float32", of=f"inp {of}", got=inp.dtype, do="cast it"))
     if target.dtype != torch.int64:
         raise DTypeError(expected("int64", of=f"target {of}", got=target.dtype, do="cast it"))
+    if target.device != inp.device or inp.is_meta:
+        got = f"inp on {inp.device}, target on {target.device}"
+        raise ArgumentError(expected("logits and targets with data on one device", of="parallel_cross_entropy", got=got, do="move one of them"))
     rows = inp.shape[0] * inp.shape[1]
     if target.numel() != rows:
         raise ShapeError(expected(f"{rows} targets, one for each row,", of=f"target {of}", got=target.numel(), do="give one for each"))

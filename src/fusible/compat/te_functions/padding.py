@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fusible import tex
 from fusible.compat.te_quantization import FP8GlobalStateManager
 from fusible.errors import ShapeError, expected
+from fusible.pytorch.refusals import check_dense
 from fusible.quantized import get_align_size_for_quantization
+from fusible.tex.constructors import check_constructor, check_forward
 
 __all__ = ["Fp8Padding", "Fp8Unpadding"]
 
@@ -20,17 +22,17 @@ class _Resized(torch.autograd.Function):
     """The groups of ``x`` with other numbers of rows: ``kernel`` cuts or fills them, ``back`` does the other on the way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, before: list[int], after: list[int], padded: bool) -> Tensor:
+    def forward(ctx: Any, x: torch.Tensor, before: list[int], after: list[int], padded: bool) -> torch.Tensor:
         ctx.rest = before, after, padded
         return _resized(x, before, after, padded)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         before, after, padded = ctx.rest
         return _resized(grads[0].contiguous(), after, before, not padded), None, None, None
 
 
-def _resized(x: Tensor, before: list[int], after: list[int], padded: bool) -> Tensor:
+def _resized(x: torch.Tensor, before: list[int], after: list[int], padded: bool) -> torch.Tensor:
     out = x.new_empty(sum(after), x.shape[-1])
     kernel = tex.fused_multi_row_padding if padded else tex.fused_multi_row_unpadding
     kernel(x.reshape(-1, x.shape[-1]), out, before, after)
@@ -45,8 +47,9 @@ class _Aligned(nn.Module):
         super().__init__()
         self.num_gemms, self.align_size = num_gemms, align_size
 
-    def _sizes(self, m_splits: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _sizes(self, inp: torch.Tensor, m_splits: Sequence[int]) -> tuple[list[int], list[int]]:
         """The numbers of rows without padding and with it."""
+        check_dense(inp, f"inp of {type(self).__name__}")
         if len(m_splits) != self.num_gemms:
             of = f"m_splits of {type(self).__name__}"
             raise ShapeError(expected(f"{self.num_gemms} numbers", of=of, got=len(m_splits), do="give one for each group"))
@@ -59,14 +62,19 @@ class _Aligned(nn.Module):
 class Fp8Padding(_Aligned):
     __doc__ = f"``forward(inp [tokens, columns], m_splits) -> (padded, padded_m_splits)``: zeros behind each group. {_Aligned.__doc__}"
 
-    def forward(self, inp: Tensor, m_splits: list[int]) -> tuple[Tensor, list[int]]:
-        rows, padded = self._sizes(m_splits)
+    def forward(self, inp: torch.Tensor, m_splits: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        rows, padded = self._sizes(inp, m_splits)
         return (inp, m_splits) if rows == padded else (_Resized.apply(inp, rows, padded, True), padded)  # type: ignore[return-value]
 
 
 class Fp8Unpadding(_Aligned):
     __doc__ = f"``forward(inp [padded tokens, columns], m_splits) -> [tokens, columns]``: what ``Fp8Padding`` added is left out. {_Aligned.__doc__}"
 
-    def forward(self, inp: Tensor, m_splits: list[int]) -> Tensor:
-        rows, padded = self._sizes(m_splits)
+    def forward(self, inp: torch.Tensor, m_splits: Sequence[int]) -> torch.Tensor:
+        rows, padded = self._sizes(inp, m_splits)
         return inp if rows == padded else _Resized.apply(inp, padded, rows, False)  # type: ignore[no-any-return]
+
+
+check_constructor(_Aligned)
+check_forward(Fp8Padding)
+check_forward(Fp8Unpadding)

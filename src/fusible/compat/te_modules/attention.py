@@ -16,10 +16,11 @@ from fusible.compat.te_modules.extra_state import WithExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.inference import stepped
 from fusible.compat.te_modules.parallel import Sharding, refuse
-from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
+from fusible.errors import ArgumentError, NotServedError, ShapeError, check_number, expected
 from fusible.pytorch.autocast import current_autocast
+from fusible.pytorch.refusals import check_dense
 from fusible.pytorch.torch_autocast import activation_of
-from fusible.tex.constructors import check_constructor
+from fusible.tex.constructors import check_constructor, check_forward
 
 __all__ = ["DotProductAttention"]
 
@@ -84,6 +85,8 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         self.num_attention_heads, self.tp_size, self.tp_group = num_attention_heads, sharding.size, sharding.group
         self.num_gqa_groups_per_partition = self.num_gqa_groups // sharding.size
         widths = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels
+        for width in widths:
+            check_number(width, "kv_channels of DotProductAttention", least=1)
         self.hidden_size_per_attention_head_k, self.hidden_size_per_attention_head_v = widths
         self.qkv_format, self.attn_mask_type = qkv_format, _mask(attn_mask_type)
         self.window_size, self.bottom_right_diagonal = window_of(self.attn_mask_type, window_size), bottom_right_diagonal
@@ -148,6 +151,9 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         capped = self.softcap if softcap is None else softcap
         refuse("DotProductAttention", _ELSEWHERE, softcap=capped, score_mod=score_mod, thd_attention_policies=thd_attention_policies)
         _refuse_fp8()
+        for name, x in {"query_layer": query_layer, "key_layer": key_layer, "value_layer": value_layer}.items():
+            if x is not None:
+                check_dense(x, f"{name} of DotProductAttention")
         q, k, v = (activation_of(x) for x in _unpacked(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim))
         format_ = self.qkv_format if qkv_format is None else qkv_format
         self._check_shapes(q, k, v, format_)
@@ -164,6 +170,9 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         else:
             lengths, longest = lengths_of(given, (max_seqlen_q, max_seqlen_kv), q, k, format_, mask, attention_mask)
         bias_type, bias = core_attention_bias_type, core_attention_bias
+        if alibi_slopes is not None and bias_type != "alibi":
+            of, do = "core_attention_bias_type of DotProductAttention with alibi_slopes", "name it, or leave the slopes out"
+            raise ArgumentError(expected("'alibi'", of=of, got=repr(bias_type), do=do))
         if bias_type == "alibi" and alibi_slopes is not None:
             bias_type, bias = "post_scale_bias", slopes_bias(alibi_slopes, *longest, bottom_right, q.dtype)
         if mask == "arbitrary":
@@ -194,6 +203,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
 
 
 check_constructor(DotProductAttention)
+check_forward(DotProductAttention)
 
 _ELSEWHERE = "leave it out, or install NVIDIA's Python package, which runs on Fusible and has it"
 

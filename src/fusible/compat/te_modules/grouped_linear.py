@@ -18,6 +18,7 @@ from fusible.ops import Op
 from fusible.pytorch import ops
 from fusible.pytorch.ops.buffers import gradient_into, into
 from fusible.pytorch.sequence_parallel import materialized
+from fusible.tex.constructors import check_forward
 
 __all__ = ["GroupedLinear"]
 
@@ -131,7 +132,7 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         inp: torch.Tensor,
-        m_splits: torch.Tensor,
+        m_splits: torch.Tensor | Sequence[int],
         is_first_microbatch: bool | None = None,
         out: torch.Tensor | None = None,
         dgrad_out: torch.Tensor | None = None,
@@ -150,3 +151,6 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
         if not biases:
             return y, [y.new_empty(0)] * self.num_groups
         return y, biases[0] if self.single_grouped_bias else biases
+
+
+check_forward(GroupedLinear)

@@ -16,7 +16,7 @@ from fusible.compat.te_modules.parallel import Sharding
 from fusible.compat.te_modules.rope import apply_rotary_pos_emb
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.pytorch.ops.basic.parallel import share
-from fusible.tex.constructors import check_constructor
+from fusible.tex.constructors import check_constructor, check_forward
 
 __all__ = ["MultiheadAttention"]
 
@@ -284,6 +284,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
 
 
 check_constructor(MultiheadAttention)
+check_forward(MultiheadAttention)
 
 
 def _named(name: str | None, part: str) -> str | None:

@@ -14,7 +14,7 @@ from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
 from fusible.compat.te_modules.parallel import Sharding
 from fusible.errors import ArgumentError, expected
-from fusible.tex.constructors import check_constructor
+from fusible.tex.constructors import check_constructor, check_forward
 
 __all__ = ["TransformerLayer"]
 
@@ -274,6 +274,7 @@ class TransformerLayer(FastSetattr, nn.Module):
 
 
 check_constructor(TransformerLayer)
+check_forward(TransformerLayer)
 
 
 def _check(layer_type: str, parallel: bool, post_layernorm: bool, output_layernorm: bool) -> None:

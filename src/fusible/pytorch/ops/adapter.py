@@ -91,11 +91,21 @@ class OperationContext:
         values: list[Any] = []
         for spec in self._spec:
             values.append(None if spec == "none" else next(leaves) if isinstance(spec, str) else nvte.put_together(leaves, spec))
-        self.saved_tensors = tuple(values)
+        self.saved_tensors = _not_cleared(values)
 
     def _let_go(self) -> None:
         """Forget what was saved, which would live as long as the call."""
         self.saved_tensors, self._tensors = None, None
+
+
+def _not_cleared(tensors: Iterable[Any]) -> tuple[Any, ...]:
+    """Tensors for code that may have been written for NVIDIA's package, whose functions empty what a backward has used, but for what is marked so:
+    these may be the caller's."""
+    found = tuple(tensors)
+    for tensor in found:
+        if isinstance(tensor, torch.Tensor):
+            tensor._do_not_clear = True  # type: ignore[attr-defined]
+    return found
 
 
 class TorchOperation(Op):
@@ -239,14 +249,15 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
         context._op = None if member.foreign else member
         context._given = {name: sides[name] for name in member.given}
         context._put_together(ctx)
-        if not member.foreign:
-            _tell(context, member)
         contexts.append(context)
     extra = [
         tuple(_sum([sides[name] for name in route if name in outer]) for route in routes_of(member))
         for member, outer in zip(members, outputs, strict=True)
     ]
-    lent = [state.call.get(("before", members[0].position), (None, ""))]
+    lent = [state.call.get(("before", members[0].position)) or _descriptor(members[0].dx_dtype)]
+    for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
+        if not member.foreign:
+            _tell(context, basic, member, None if index else lent[0][0])
     with _Scaled(module, members, "backward", lent), ambient():
         dx, grads, extra_grads = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
     for context in contexts:
@@ -281,37 +292,39 @@ def context_names(op: type[Op]) -> tuple[str, ...]:
 def _check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
     """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
     of NVIDIA's operation of that kind saves it."""
-    for index, (member, context) in enumerate(zip(members, contexts, strict=True)):
-        names = () if member.foreign or not context.requires_grad else context_names(type(member))
-        if not names or context._tensors is not None or module.fuses[1] or _named(module, index, member, context, names):
+    for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
+        done = member.foreign or not context.requires_grad or context._tensors is not None or module.fuses[1]
+        if done or _named(basic, member, context):
             continue
-        basic = f"basic_ops[{index}]" if module.is_fused_op else "self"
-        wanted = ", ".join(f"{name}=..." for name in names if name not in member.arg_names)
+        place = f"basic_ops[{index}]" if module.is_fused_op else "self"
+        names = [name for name in context_names(type(member)) if name not in member.arg_names]
         written = f"{type(module).__name__}.{'fuser_forward' if module.is_fused_op else 'op_forward'}"
-        of = f"the context of {basic} ({type(list(module.basic_operations())[index]).__name__}) after {written}"
+        of = f"the context of {place} ({type(basic).__name__}) after {written}"
         got = "nothing" if context.to_save is None else "tensors without names"
-        do = f"call {basic}.save_for_backward(ctx, {wanted})"
-        raise ArgumentError(expected(f"what its own backward needs ({', '.join(names)})", of=of, got=got, do=do))
+        do = f"call {place}.save_for_backward(ctx, {', '.join(f'{name}=...' for name in names)})"
+        if basic.keeps_unnamed:
+            do = f"call {place}.fuser_forward with that context"
+        wanted = f" ({', '.join(context_names(type(member)))})" if names else ""
+        raise ArgumentError(expected(f"what its own backward needs{wanted}", of=of, got=got, do=do))
 
 
-def _named(module: FusibleOperation, index: int, member: Op, context: OperationContext, names: Sequence[str]) -> bool:
-    """Give tensors that were saved without names theirs: all that backward needs, or all but the op's own parameters, in order."""
-    saved = context.to_save
-    if saved is None or any(tensor is None for tensor in saved):
-        return False
-    for wanted in (names, [name for name in names if name not in member.arg_names]):
-        if len(saved) == len(wanted):
-            list(module.basic_operations())[index].save_for_backward(context, **dict(zip(wanted, saved, strict=True)))
-            context.to_save = None
-            return True
-    return False
+def _named(basic: BasicOperation, member: Op, context: OperationContext) -> bool:
+    """Give tensors that were saved without names theirs, where they are what NVIDIA's operation of that kind saves."""
+    found = None if basic.keeps_unnamed else basic.from_theirs(member, context.to_save, context)
+    if found:
+        basic.save_for_backward(context, **found)
+    if found is not None:
+        context.to_save = None
+    return found is not None
 
 
-def _tell(context: OperationContext, member: Op) -> None:
+def _tell(context: OperationContext, basic: BasicOperation, member: Op, lent: Any) -> None:
     """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
-    told = {"dtype": nvte.te_to_torch_dtype(member.activation), "input_requires_grad": member.wants("x")}
-    told |= {f"{name}_requires_grad": member.wants(name) for name in member.arg_names}
-    for name, value in told.items():
+    if context._tensors is None:
+        return
+    kept = {name: nvte.unpadded(tensor).data for name, tensor in context._tensors.items()}
+    context.saved_tensors = _not_cleared(basic.as_theirs(member, kept))
+    for name, value in basic.told(member, kept, lent).items():
         if not hasattr(context, name):
             setattr(context, name, value)
 

@@ -126,7 +126,7 @@ class OperationFuser(PipelineRunner):
 
         ``x``: an input like those to come; by default one of the type of the first parameter.
         """
-        args = self.parameters()
+        args, recipe = self.parameters(), None if recipe is None else recipe.settled()
         if x is None:
             like = args[0] if args else torch.empty(0)
             x = torch.empty(0, self._width(), dtype=like.dtype, device=like.device, requires_grad=True)

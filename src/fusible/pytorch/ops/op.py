@@ -24,10 +24,11 @@ from fusible.pytorch.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
 from fusible.pytorch.ops.entry import check_derived, check_fixed, check_overrides, made_anew, rewritten
-from fusible.pytorch.ops.own import run_backward, run_forward, save_by_name, saved_by_name
+from fusible.pytorch.ops.own import run_backward, run_forward
 from fusible.pytorch.ops.ran_in import shown
+from fusible.pytorch.ops.theirs import ContextOfTheirs
 from fusible.pytorch.tracing import TracedRun
-from fusible.quantized import QuantizedTensorStorage, Quantizer, QuantizerRole, Recipe, RecipeState
+from fusible.quantized import Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
 
@@ -125,7 +126,7 @@ class FusibleOperation(BaseModule):
         return OperationFuser([self], executor=self._executor)
 
 
-class BasicOperation(ExtraTensors, FusibleOperation):
+class BasicOperation(ContextOfTheirs, ExtraTensors, FusibleOperation):
     """An operation with a forward and a backward of its own. A subclass calls ``super().__init__()`` first and may then assign parameters.
 
     ``num_extra_inputs``, ``num_extra_outputs``: tensors that it takes beside its input, and gives beside its output. An operation that has any
@@ -224,6 +225,7 @@ class BasicOperation(ExtraTensors, FusibleOperation):
 
     def reset_recipe_state(self, *, recipe: Recipe | None) -> None:
         """Make the quantizers that ``recipe`` asks for, anew where it is another recipe than before; None drops them."""
+        recipe = None if recipe is None else recipe.settled()
         if recipe is None or (self._quantizers is not None and recipe == self._recipe):
             self._quantizers, self._recipe = (None, None) if recipe is None else (self._quantizers, recipe)
             return
@@ -267,21 +269,6 @@ class BasicOperation(ExtraTensors, FusibleOperation):
             raise NotImplementedError(f"{type(self).__name__} overrides neither op_backward nor make_op")
         grad_input, grads, _ = run_backward(self, [ctx], grad_output, basic_op_grad_extra_outputs=[()])
         return grad_input, grads[0]
-
-    def save_for_backward(self, ctx: OperationContext, **tensors: torch.Tensor | QuantizedTensorStorage) -> None:
-        """Leave in ``ctx`` what the operation's own backward needs: for a ``fuser_forward`` that computes the output of an operation of ours itself.
-
-        The names are those of the parameters of its op's ``context``: ``x`` of ``BasicLinear`` and of an activation, ``x, mu, rsigma`` of
-        ``LayerNorm``, ``x, rsigma`` of ``RMSNorm``; none of ``Bias``, ``ConstantScale`` and other operations whose backward needs nothing, for which
-        nothing need be left. Tensors ``[*, columns]`` are cast, or quantized, as the op would have; what is quantized already is taken as it is.
-        The operation's parameters need not be given. To be called in forward, once. Raises ``ArgumentError`` for other names.
-        """
-        save_by_name(self, ctx, tensors)
-
-    def saved_for_backward(self, ctx: OperationContext) -> dict[str, Any]:
-        """What the operation's own forward left in ``ctx``, by those names: for a ``fuser_backward`` that computes the gradients of an operation of
-        ours itself. What no gradient needs is not there; what is quantized can be read by ``maybe_dequantize``. Raises ``ArgumentError``."""
-        return saved_by_name(self, ctx)
 
     def fuser_forward(
         self,

@@ -75,12 +75,12 @@ def save_by_name(module: BasicOperation, ctx: OperationContext, tensors: dict[st
         raise ArgumentError(expected("a context that a fuser gave, of an operation of ours", of=of, got="another", do=do))
     own = {name: getattr(op, name) for name in op.arg_names if name in names}
     parameters = dict(zip(op.arg_names, module.parameters(recurse=False), strict=True))
-    given = {name: value for name, value in tensors.items() if value is not parameters.get(name)}
+    given = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
     missing = [name for name in names if name not in given and name not in own]
     if missing or not given.keys() <= set(names):
         wanted = ", ".join(name for name in names if name not in own) or "no tensors"
         raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
-    made = {name: nvte.cast_checked(wrapped(value, _type(op, name)), _type(op, name)) for name, value in given.items()}
+    made = {name: _made(op, name, value) for name, value in given.items()}
     ctx._tensors = op.context(**{**own, **made})
 
 
@@ -90,6 +90,10 @@ def saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, An
         of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"
         raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
     return {name: nvte.unpadded(tensor).data for name, tensor in ctx._tensors.items()}
+
+
+def _made(op: Op, name: str, value: Any) -> Tensor | None:
+    return None if value is None else nvte.cast_checked(wrapped(value, _type(op, name)), _type(op, name))
 
 
 def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:

@@ -132,14 +132,15 @@ class ScaledTanhSReLU(BasicOperation):
         ctx = basic_op_ctxs[0]
         if ctx.requires_grad:
             ctx.save_for_backward(x, scales)
-            ctx.clamp = self.tanh_clamp_scale  # type: ignore[attr-defined]
+            told = {"dtype": x.dtype, "input_requires_grad": True, "extra_input_requires_grad": basic_op_extra_inputs[0][0].requires_grad}
+            vars(ctx).update(told)  # what a backward that is written for the package's reads
         clamped = self.tanh_clamp_scale * self._tanh(x, self.tanh_clamp_scale)
         return (clamped.square() * scales.float().view(*x.shape[:-1], 1)).to(x.dtype), [()]
 
     def fuser_backward(
         self, basic_op_ctxs: list[OperationContext], grad_output: torch.Tensor, **unused: Any
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
-        (x, scales), clamp = basic_op_ctxs[0].saved_tensors or (), basic_op_ctxs[0].clamp  # type: ignore[attr-defined]
+        (x, scales), clamp = basic_op_ctxs[0].saved_tensors or (), self.tanh_clamp_scale
         dy, tanh = maybe_dequantize(grad_output).float(), self._tanh(x, clamp)
         dscales = (dy * (clamp * tanh).square()).sum(-1).view(scales.shape).to(scales.dtype)
         dx = dy * scales.float().view(*x.shape[:-1], 1) * (2 * clamp * tanh * (1 - tanh.square()))

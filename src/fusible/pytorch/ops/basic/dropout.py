@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
 from fusible import ops
+from fusible.nvte import te_to_torch_dtype
 from fusible.ops import Op
-from fusible.pytorch.ops.op import BasicOperation
+from fusible.pytorch.ops.op import BasicOperation, OperationContext
 
 __all__ = ["Dropout"]
 
@@ -19,6 +25,22 @@ class Dropout(BasicOperation):
 
     def make_op(self) -> Op:
         return ops.Dropout(self.dropout_probability)
+
+    def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
+        if not op.drops:
+            return {}
+        bits = getattr(context, "impl", None) == "fused"  # whose shape nothing tells
+        if bits or saved is None or len(saved) != 1 or not isinstance(saved[0], torch.Tensor):
+            return None
+        return {"mask": (saved[0] != 0).to(torch.uint8)}
+
+    def as_theirs(self, op: Op, kept: Mapping[str, Any]) -> tuple[Any, ...]:
+        mask = kept.get("mask")
+        return (None if mask is None else mask.to(te_to_torch_dtype(op.activation)) / (1 - self.dropout_probability),)
+
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+        own = {"impl": "unfused" if "mask" in kept else "evaluation", "dropout_probability": self.dropout_probability}
+        return {**super().told(op, kept, lent), **own}
 
     def extra_repr(self) -> str:
         return f"p={self.dropout_probability}"

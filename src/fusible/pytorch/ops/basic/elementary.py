@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from fusible import ops
+from fusible.nvte import is_quantized_type
 from fusible.ops import Op
-from fusible.pytorch.ops.op import BasicOperation
+from fusible.pytorch.ops.op import BasicOperation, OperationContext
 from fusible.quantized import QuantizerRole
 
 __all__ = ["AddExtraInput", "ConstantScale", "Identity", "L2Normalization", "MakeExtraOutput", "Quantize", "Reshape"]
@@ -72,6 +76,13 @@ class Reshape(BasicOperation):
     def make_op(self) -> Op:
         return ops.Reshape(self._shape)
 
+    def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
+        shape = getattr(context, "input_shape", None)
+        return super().from_theirs(op, saved, context) if shape is None else {"x": torch.empty(()).expand(shape)}
+
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+        return {**super().told(op, kept, lent), "input_shape": kept["shape"].shape[:-1]}
+
     def extra_repr(self) -> str:
         return f"shape={self._shape}"
 
@@ -87,6 +98,14 @@ class L2Normalization(BasicOperation):
     def make_op(self) -> Op:
         return ops.L2Normalization(eps=self.eps)
 
+    def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
+        found = super().from_theirs(op, saved, context)
+        return found if found is None else {"x": found["x"], "rsigma": found["rsigma"].float().reshape(-1) * found["x"].shape[-1] ** 0.5}
+
+    def as_theirs(self, op: Op, kept: Mapping[str, Any]) -> tuple[Any, ...]:
+        x, rsigma = super().as_theirs(op, kept)  # rsigma is of the mean of squares, theirs of their sum
+        return x, (rsigma * x.shape[-1] ** -0.5).reshape(*x.shape[:-1], 1).to(x.dtype)
+
     def extra_repr(self) -> str:
         return f"eps={self.eps:g}"
 
@@ -97,6 +116,9 @@ class Quantize(BasicOperation):
     def __init__(self, forward: bool = True, backward: bool = False) -> None:
         super().__init__()
         self._quantizes = {"forward": forward, "backward": backward}
+
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+        return {**super().told(op, kept, lent), "quantize_backward": is_quantized_type(op.dy_dtype)}
 
     def make_op(self) -> Op:
         return ops.Quantize(self._quantizes["forward"], self._quantizes["backward"])

@@ -58,6 +58,7 @@ class GroupedLinear(BasicOperation):
     """
 
     num_extra_inputs = 1
+    keeps_unnamed = True
     keywords = frozenset({OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY})
     fixed_options = frozenset(
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from fusible import ops
 from fusible.errors import NotServedError, expected
-from fusible.nvte import make_nvte_tensor
+from fusible.nvte import is_quantized_type, make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import TensorParallel, share
 from fusible.pytorch.ops.op import BasicOperation
@@ -78,6 +78,18 @@ class BasicLinear(BasicOperation):
         self.weight = nn.Parameter(torch.empty(self.local_out_features, self.local_in_features, device=device, dtype=dtype))
         if not self.weight.is_meta:
             self.reset_parameters()
+
+    def kept_names(self, op: Op) -> tuple[str, ...]:
+        return "x", "weight"
+
+    def unneeded(self, op: Op, name: str) -> bool:
+        return not op.wants("weight" if name == "x" else "x")
+
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+        names = {"input_quantizer": ("forward", 0), "weight_quantizer": ("forward", 1), "grad_output_quantizer": ("backward", 0)}
+        quantized = is_quantized_type(op.dy_dtype) and op.override is None
+        quantizers = {name: self.get_quantizer(*place) if quantized else None for name, place in names.items()}  # type: ignore[arg-type]
+        return {**super().told(op, kept, lent), "with_quantized_compute": quantized, "backward_override": op.override, **quantizers}
 
     def reset_parameters(self) -> None:
         """Draw the weight: uniform in ``+-1/sqrt(in_features)``. One on the meta device is made first, on the default device. Within

@@ -1,0 +1,87 @@
+"""Recipes by NVIDIA's names, which scripts change after they have made them, as that package lets them.
+
+What follows a recipe takes it as it is at that moment (``Recipe.settled``): an ``autocast`` when it is made, which quantizes all calls inside alike.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any, Self
+
+from fusible import quantized
+
+__all__ = [
+    "CustomRecipe",
+    "DelayedScaling",
+    "Float8BlockScaling",
+    "Float8CurrentScaling",
+    "MXFP8BlockScaling",
+    "NVFP4BlockScaling",
+]
+
+
+class _Open(quantized.Recipe):
+    """A recipe whose options may be assigned. A value that the recipe cannot have raises, and is not set. Attributes of other names are the
+    script's own. It has no hash, and equals a recipe of the same kind with the same options, also one of Fusible's own names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        if own.get("_is_settled"):
+            raise FrozenInstanceError(f"cannot assign to field {name!r} of a recipe that is in force: assign to the one that it was taken from")
+        options = {field.name for field in fields(self) if field.init}
+        if name not in options:
+            own[name] = value
+            return
+        own.update({key: found for key, found in vars(replace(self, **{name: value})).items() if key in options})
+
+    def __delattr__(self, name: str) -> None:
+        if name in {field.name for field in fields(self)} or vars(self).get("_is_settled"):
+            raise FrozenInstanceError(f"cannot delete field {name!r}")
+        object.__delattr__(self, name)
+
+    def settled(self) -> Self:
+        if vars(self).get("_is_settled"):
+            return self
+        made = copy.copy(self)
+        vars(made)["_is_settled"] = True
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, quantized.Recipe) or _kind(type(self)) is not _kind(type(other)):
+            return NotImplemented
+        return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(self) if field.compare)
+
+    def __hash__(self) -> int:
+        if not vars(self).get("_is_settled"):
+            raise TypeError(f"unhashable type: {type(self).__name__!r}, whose options may change")
+        return hash(tuple(getattr(self, field.name) for field in fields(self) if field.compare))
+
+
+def _kind(cls: type) -> type:
+    """Of a class of this module the one that it opens; any other is its own."""
+    return cls.__bases__[1] if cls.__module__ == __name__ else cls
+
+
+class DelayedScaling(_Open, quantized.DelayedScaling):
+    __doc__ = quantized.DelayedScaling.__doc__
+
+
+class Float8CurrentScaling(_Open, quantized.Float8CurrentScaling):
+    __doc__ = quantized.Float8CurrentScaling.__doc__
+
+
+class Float8BlockScaling(_Open, quantized.Float8BlockScaling):
+    __doc__ = quantized.Float8BlockScaling.__doc__
+
+
+class MXFP8BlockScaling(_Open, quantized.MXFP8BlockScaling):
+    __doc__ = quantized.MXFP8BlockScaling.__doc__
+
+
+class NVFP4BlockScaling(_Open, quantized.NVFP4BlockScaling):
+    __doc__ = quantized.NVFP4BlockScaling.__doc__
+
+
+class CustomRecipe(_Open, quantized.CustomRecipe):
+    __doc__ = quantized.CustomRecipe.__doc__
