@@ -251,7 +251,7 @@ def test_a_failing_program_leaves_nothing_behind() -> None:
 
 
 def test_a_type_without_a_lazy_counterpart_is_refused() -> None:
-    with pytest.raises(errors.DTypeError, match="got float64: cast it"):
+    with pytest.raises(errors.DTypeError, match="got float64: cast it, or use executor='eager'"):
         executors.make_executor("xla")("key", lambda leaves: (leaves, None), [torch.ones(1, dtype=torch.float64)])
 
 

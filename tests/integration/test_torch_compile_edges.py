@@ -90,7 +90,7 @@ def with_main_grad() -> nn.Module:
         (block, lambda model, x: model(x, cache=fusible.KVCache(1, 8)), "KVCache"),
         (operations, lambda model, x: model(x, op_kwargs={0: {"a": 1}}), "keyword arguments"),
         (block, lambda model, x: model(x[..., :5]), "Expected 32 columns"),
-        (block, lambda model, x: model(x.double()), "Expected fp32, fp16 or bf16"),
+        (block, lambda model, x: model(x.double()), "Expected fp64 of the parameters of "),
     ],
 )
 def test_what_cannot_be_compiled_is_said_when_it_is_traced(

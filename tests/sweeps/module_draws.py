@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fusible.quantized import Recipe
 
-__all__ = ["DRAWS", "DTYPES", "Draw", "Right", "draws"]
+__all__ = ["DRAWS", "DTYPES", "DoubleDraw", "Draw", "Right", "draws"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -67,6 +67,16 @@ class Draw:
                 drawn = torch.randn(parameter.shape, generator=self.generator)
                 parameter.copy_(drawn / math.sqrt(parameter.shape[-1]) if parameter.ndim > 1 else 1 + 0.3 * drawn)
         return module
+
+
+class DoubleDraw(Draw):
+    """One in fp64 throughout, whatever a caller draws, of no recipe."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, torch.float64 if name in ("dtype", "param_dtype") else value)
+
+    def values(self, *shape: int, dtype: torch.dtype | None = None, size: float | None = None) -> Tensor:
+        return super().values(*shape, dtype=torch.float64, size=size)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.compute_pipeline.request import PlanRequest
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import DType, QuantizedType, Type, bit_width, element, is_quantized_type
 from fusible.ops import Op
 from fusible.quantized import (
@@ -61,8 +61,16 @@ def state_layout(ops: Sequence[Op]) -> StateLayout:
 def activation_type(request: PlanRequest) -> DType:
     """The precision of whatever is not quantized: the recipe's lowest, or that of x."""
     if isinstance(request.recipe, HighPrecision) and request.recipe.lowest is not None:
+        _check_not_double(request, f"a call under {request.recipe}")
         return _LOWEST[request.recipe.lowest]
     return request.activation
+
+
+def _check_not_double(request: PlanRequest, of: str) -> None:
+    """Raise ``DTypeError`` for an input in fp64: it is there to check gradients by, which whatever rounds would spoil."""
+    if request.activation is DType.Float64:
+        do = "call it outside the autocast, of parameters that are not quantized, or cast model and input"
+        raise DTypeError(expected("fp32, fp16 or bf16", of=f"the input of {of}", got="fp64", do=do))
 
 
 def infer_types(ops: Sequence[Op], request: PlanRequest) -> list[dict[str, Any]]:
@@ -120,6 +128,8 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
             types[f"{name}_dtype"] = type.read(rowwise=rowwise, columnwise=columnwise)
     if op.attends:
         types.update(_of_attention(op, request.recipe))
+    if any(map(is_quantized_type, types.values())):
+        _check_not_double(request, f"{op!r} with operands in 8 bits")
     return op.resolved(types)
 
 

@@ -110,4 +110,5 @@ def mmt_add_add_fwd_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> tup
 
 
 def _sum(add1: Add, add2: Add) -> nvte.Tensor:
-    return nvte.add(bias_of(add1), bias_of(add2), nvte.DType.Float32)
+    first, second = bias_of(add1), bias_of(add2)
+    return nvte.add(first, second, nvte.accumulator(first.type))

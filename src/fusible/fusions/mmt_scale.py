@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusible import nvte
 from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
 from fusible.fusions.mmt_add import bias_of, extra_of
-from fusible.nvte import DType, is_quantized_type
+from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, ConstantScale, Context, ResidualEnd
 
 __all__ = [
@@ -55,7 +55,8 @@ def mmt_add_scale_extra_fwd_fused(
 
 def _scaled_bias(add: Add, scale: ConstantScale) -> nvte.Tensor:
     """The factor of a product is not its bias's."""
-    return nvte.scale(bias_of(add), scale.scale, DType.Float32)
+    bias = bias_of(add)
+    return nvte.scale(bias, scale.scale, nvte.accumulator(bias.type))
 
 
 @fused_backward

@@ -69,7 +69,7 @@ from fusible.nvte.casting import (
 )
 from fusible.nvte.collectives import all_gather, all_reduce, has_own_blocks, over, reduce_scatter, share_amax
 from fusible.nvte.dropout import ddropout, dropout
-from fusible.nvte.dtype import DType, QuantizedType, Type, bit_width, dtype_name, element, is_fp8, is_quantized_type
+from fusible.nvte.dtype import DType, QuantizedType, Type, accumulator, bit_width, dtype_name, element, is_fp8, is_quantized_type
 from fusible.nvte.elementwise import (
     add,
     concatenate,
@@ -146,6 +146,7 @@ __all__ = [
     "StorageSpec",
     "Tensor",
     "Type",
+    "accumulator",
     "add",
     "all_gather",
     "all_reduce",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible import tex
-from fusible.nvte.dtype import DType
+from fusible.nvte.dtype import DType, accumulator
 from fusible.nvte.elementwise import reshape
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
@@ -158,13 +158,13 @@ def attention(
     bias_ = None if bias is None else bias.data
     if options.beyond_nvidias(q.shape[1], bias is not None):
         o, stats = tex.prim.attention(*data, bias_, *p.bounds, None, *options.of_draw(seed), *p.shape, scale, *options.of_scores)
-        return p.unfold(o, q, sequences), AttentionAux(Tensor(stats, DType.Float32), None)
+        return p.unfold(o, q, sequences), AttentionAux(Tensor(stats, accumulator(q.type)), None)
     o, stats, rng_state, *_ = tex.fused_attn_fwd(
         *p.lengths, is_training, scale, 0.0, True, p.layout, p.format, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, options.bias_type(bias), p.mask,
         NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, p.window, False, *p.bounds, *data, q.dtype, None, None, None, None, None, None, bias_, None, None, 0,
         False, False,
     )  # fmt: skip
-    return p.unfold(o, q, sequences), AttentionAux(Tensor(stats, DType.Float32), Tensor(rng_state, DType.Int64))
+    return p.unfold(o, q, sequences), AttentionAux(Tensor(stats, accumulator(q.type)), Tensor(rng_state, DType.Int64))
 
 
 def dattention(

@@ -11,11 +11,11 @@ from fusible.errors import DTypeError, expected
 from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, IdentityQuantizer, Quantizer
 from fusible.tex.protocol import scaling
 
-__all__ = ["DType", "QuantizedType", "Type", "bit_width", "dtype_name", "element", "is_fp8", "is_quantized_type"]
+__all__ = ["DType", "QuantizedType", "Type", "accumulator", "bit_width", "dtype_name", "element", "is_fp8", "is_quantized_type"]
 
 
 class DType(IntEnum):
-    """Element types, numbered as in NVIDIA's C++ interface, so that tex takes them as they are."""
+    """Element types, numbered as in NVIDIA's C++ interface, which has no Float64, so that tex takes them as they are."""
 
     Byte = 0
     Int32 = 2
@@ -26,6 +26,7 @@ class DType(IntEnum):
     Float8E4M3 = 7
     Float8E5M2 = 8
     Float4E2M1 = 10
+    Float64 = 64
 
     def __str__(self) -> str:
         return _NAMES[self]
@@ -41,8 +42,17 @@ _NAMES = {
     DType.Float8E4M3: "e4m3",
     DType.Float8E5M2: "e5m2",
     DType.Float4E2M1: "e2m1",
+    DType.Float64: "fp64",
 }
-_BITS = {DType.Int32: 32, DType.Int64: 64, DType.Float32: 32, DType.Float16: 16, DType.BFloat16: 16, DType.Float4E2M1: 4}
+_BITS = {
+    DType.Int32: 32,
+    DType.Int64: 64,
+    DType.Float32: 32,
+    DType.Float16: 16,
+    DType.BFloat16: 16,
+    DType.Float4E2M1: 4,
+    DType.Float64: 64,
+}
 _FP8 = frozenset({DType.Float8E4M3, DType.Float8E5M2})
 _LOW = _FP8 | {DType.Float4E2M1}
 
@@ -129,6 +139,11 @@ Type: TypeAlias = DType | QuantizedType
 def element(type: Type) -> DType:
     """The element type of a type."""
     return type.dtype if isinstance(type, QuantizedType) else type
+
+
+def accumulator(type: Type) -> DType:
+    """What sums and statistics of tensors of ``type`` are made in: fp32, and fp64 of fp64."""
+    return DType.Float64 if type is DType.Float64 else DType.Float32
 
 
 def is_quantized_type(type: Type | None) -> TypeGuard[Type]:

@@ -16,6 +16,7 @@ _TORCH = {
     torch.uint8: DType.Byte,
     torch.int32: DType.Int32,
     torch.int64: DType.Int64,
+    torch.float64: DType.Float64,
     torch.float32: DType.Float32,
     torch.float16: DType.Float16,
     torch.bfloat16: DType.BFloat16,
@@ -37,11 +38,12 @@ _BACK = {dtype: torch_dtype for torch_dtype, dtype in _TORCH.items()}
 
 
 def nvte_dtype(dtype: Any) -> DType:
-    """The element type of a framework's dtype. Raises ``DTypeError`` for one that has none here (float64, int16, ...)."""
+    """The element type of a framework's dtype. Raises ``DTypeError`` for one that has none here (int16, bool, ...)."""
     try:
         return _ALL[dtype]
     except (KeyError, TypeError):  # what cannot be looked up is none
-        raise DTypeError(expected("fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64", of="a tensor", got=str(dtype), do="cast it")) from None
+        wanted = "fp64, fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64"
+        raise DTypeError(expected(wanted, of="a tensor", got=str(dtype), do="cast it")) from None
 
 
 def torch_to_te_dtype(dtype: torch.dtype) -> DType:

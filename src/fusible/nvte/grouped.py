@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.nvte.casting import cast_checked, note_amax, plain, quantizer_for
-from fusible.nvte.dtype import DType, QuantizedType, Type, bit_width, is_quantized_type
+from fusible.nvte.dtype import DType, QuantizedType, Type, accumulator, bit_width, is_quantized_type
 from fusible.nvte.elementwise import concatenate, reshape, split
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
@@ -123,7 +123,7 @@ def grouped_matmul_transpose(
     ``weights``: of equal size, also as one grouped tensor. ``bias``: ``[groups, N]``; each row takes it times its entry of ``bias_scale [rows]``,
     where given.
     """
-    scale = tex.prim.reshape(tex.prim.cast(bias_scale.data, DType.Float32), (x.shape[0],)) if bias_scale is not None else None
+    scale = tex.prim.reshape(tex.prim.cast(bias_scale.data, accumulator(x.type)), (x.shape[0],)) if bias_scale is not None else None
     return _by_weight(weights, True, x, _weight_shape(weights)[0], type, _rows_of(bias) if bias is not None else None, scale)
 
 
@@ -161,16 +161,16 @@ def grouped_transpose_matmul_add_whole(dy: Tensor, x: Tensor, addend: Tensor) ->
 
 def grouped_dbias_scaled(dy: Tensor, sizes: Tensor, bias_scale: Tensor, type: DType) -> Tensor:
     """``sum_r bias_scale[r] * dy[r]`` over each group's rows: ``[rows, N], [rows] -> [groups, N]``, summed in fp32 and rounded once to ``type``."""
-    scale = Tensor(tex.prim.reshape(tex.prim.cast(bias_scale.data, DType.Float32), (dy.shape[0], 1)), DType.Float32)
-    groups = sizes.shape[0]
-    sums = grouped_transpose_matmul(grouped_cast(dy, sizes, [dy.type] * groups), grouped_cast(scale, sizes, [scale.type] * groups), DType.Float32)
+    wide, groups = accumulator(dy.type), sizes.shape[0]
+    scale = Tensor(tex.prim.reshape(tex.prim.cast(bias_scale.data, wide), (dy.shape[0], 1)), wide)
+    sums = grouped_transpose_matmul(grouped_cast(dy, sizes, [dy.type] * groups), grouped_cast(scale, sizes, [scale.type] * groups), wide)
     return plain(tex.prim.reshape(sums.data, (groups, dy.shape[1])), type)
 
 
 def grouped_dscales(dy: Tensor, sizes: Tensor, bias: Tensor, type: DType) -> Tensor:
     """``dy[r] . bias[i]`` for each row of group ``i``: ``[rows, N], [groups, N] -> [rows]``, summed in fp32 and rounded once to ``type``."""
     groups = sizes.shape[0]
-    products = _by_weight(split(bias, [1] * groups, 0), True, grouped_cast(dy, sizes, [dy.type] * groups), 1, DType.Float32)
+    products = _by_weight(split(bias, [1] * groups, 0), True, grouped_cast(dy, sizes, [dy.type] * groups), 1, accumulator(dy.type))
     return plain(tex.prim.reshape(products.data, (dy.shape[0],)), type)
 
 

@@ -1,10 +1,10 @@
-"""Words for the norms. ``gamma + 1`` stands for ``gamma`` where ``zero_centered_gamma``. Statistics are fp32, one per row."""
+"""Words for the norms. ``gamma + 1`` stands for ``gamma`` where ``zero_centered_gamma``. Statistics are fp32, one per row; fp64 of fp64."""
 
 from __future__ import annotations
 
 from fusible import tex
 from fusible.nvte.casting import cast_checked, emit, emitter
-from fusible.nvte.dtype import DType, Type, is_quantized_type
+from fusible.nvte.dtype import DType, Type, accumulator, is_quantized_type
 from fusible.nvte.tensor import Tensor
 
 __all__ = ["dl2norm", "dlayernorm", "dlayernorm_add", "drmsnorm", "drmsnorm_add", "l2norm", "layernorm", "rmsnorm"]
@@ -18,7 +18,7 @@ def layernorm(
     y, mu, rsigma = tex.layernorm_fwd(
         x.data, weight.data, bias.data, eps, None, quantizer, _unquantized(type), 0, zero_centered_gamma
     )
-    return emit(y, type, quantizer), Tensor(mu, DType.Float32), Tensor(rsigma, DType.Float32)
+    return emit(y, type, quantizer), Tensor(mu, accumulator(x.type)), Tensor(rsigma, accumulator(x.type))
 
 
 def dlayernorm(
@@ -33,7 +33,7 @@ def rmsnorm(x: Tensor, weight: Tensor, eps: float, zero_centered_gamma: bool, ty
     """``y = x * rsigma * weight`` over the last dimension (Zhang and Sennrich 2019); ``(y [rows, width], rsigma [rows])``."""
     quantizer = emitter(type, x.shape)
     y, _, rsigma = tex.rmsnorm_fwd(x.data, weight.data, eps, None, quantizer, _unquantized(type), 0, zero_centered_gamma)
-    return emit(y, type, quantizer), Tensor(rsigma, DType.Float32)
+    return emit(y, type, quantizer), Tensor(rsigma, accumulator(x.type))
 
 
 def drmsnorm(dy: Tensor, x: Tensor, rsigma: Tensor, weight: Tensor, zero_centered_gamma: bool, type: Type) -> tuple[Tensor, Tensor]:
@@ -74,8 +74,8 @@ def dl2norm(dy: Tensor, x: Tensor, rsigma: Tensor, type: Type) -> Tensor:
 
 
 def _l2_weight(x: Tensor) -> Tensor:
-    width = x.shape[-1]
-    return Tensor(tex.prim.full((width,), max(1, width) ** -0.5, DType.Float32, x.data), DType.Float32)
+    width, type = x.shape[-1], accumulator(x.type)
+    return Tensor(tex.prim.full((width,), max(1, width) ** -0.5, type, x.data), type)
 
 
 def _unquantized(type: Type) -> DType:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.pytorch.refusals import check_dense
+from fusible.tex.protocol import accumulator
 
 __all__ = ["CrossEntropyLoss", "gradients", "in_blocks", "statistics"]
 
@@ -72,7 +73,7 @@ def _losses(rows: Tensor, target: Tensor, counted: Tensor, smoothing: float, z_l
 
 @_losses.register_fake
 def _(rows: Tensor, target: Tensor, counted: Tensor, smoothing: float, z_loss: float) -> tuple[Tensor, Tensor]:
-    dtype = torch.promote_types(rows.dtype, torch.float32)
+    dtype = accumulator(rows.dtype)
     return rows.new_empty(rows.shape[:1], dtype=dtype), rows.new_empty((rows.shape[0], 2), dtype=dtype)
 
 
@@ -134,7 +135,7 @@ def gradients(
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+    return x.to(accumulator(x.dtype))
 
 
 def _check(logits: Tensor, target: Tensor) -> None:

@@ -75,7 +75,7 @@ def _wrong(arguments: Mapping[str, Any], title: str) -> FusibleError | None:
             nvte_dtype(value.dtype)
         except DTypeError:
             got = str(value.dtype).removeprefix("torch.")
-            return DTypeError(expected("fp32, fp16, bf16, int32 or int64", of=of, got=got, do="cast it"))
+            return DTypeError(expected("fp64, fp32, fp16, bf16, int32 or int64", of=of, got=got, do="cast it"))
         except ArgumentError as wrong:
             return wrong
         tensors.append((of, value))

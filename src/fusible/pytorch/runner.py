@@ -33,7 +33,7 @@ __all__ = ["NOT_CALLED", "PipelineRunner"]
 NOT_CALLED: frozenset[int] = frozenset()
 """Of a call that hands tensors alone to its ops."""
 
-_ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
 
 class PipelineRunner(ChainPart):
@@ -311,15 +311,25 @@ class PipelineRunner(ChainPart):
     ) -> PlanRequest:  # fmt: skip
         if dtype not in _ACTIVATIONS:
             got = str(dtype).removeprefix("torch.")
-            raise DTypeError(expected("fp32, fp16 or bf16", of=f"{self.argument} of {self.title}", got=got, do="cast it"))
+            raise DTypeError(expected("fp32, fp16, bf16 or fp64", of=f"{self.argument} of {self.title}", got=got, do="cast it"))
         for arg in args:
             if arg.device != device:
                 wanted, of = f"a tensor on {arg.device}, where the parameters are,", f"{self.argument} of {self.title}"
                 raise ArgumentError(expected(wanted, of=of, got=str(device), do="move one of them"))
+        self._check_double(dtype, args)
         types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, signatures, strict=True)])
         arg_types = tuple(tuple(next(types) for _ in b.parameters) for b in self.bound)
         named = tuple(zip(self.sides, sides, strict=True))
         return PlanRequest(recipe, nvte_dtype(dtype), width, x_grad, arg_types, training, whole, fusions, named, self.outputs, fused)
+
+    def _check_double(self, dtype: torch.dtype, args: Sequence[torch.Tensor]) -> None:
+        """Raise ``DTypeError`` where fp64 stands beside another dtype: rounded to it, it would be in vain."""
+        double = dtype is torch.float64
+        odd = next((arg.dtype for arg in args if (arg.dtype is torch.float64) is not double), None)
+        if odd is not None:
+            beside = f"no fp64 beside {str(dtype).removeprefix('torch.')}, that of {self.argument},"
+            got, do = str(odd).removeprefix("torch."), f"cast {self.argument}, or call .double() or .float() of the modules"
+            raise DTypeError(expected("fp64" if double else beside, of=f"the parameters of {self.title}", got=got if double else "fp64", do=do))
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         """The three passes of the plan that a training call on ``x`` would use, as text."""

@@ -98,7 +98,8 @@ class XlaExecutor:
 def _info(x: torch.Tensor) -> lazy.InputInfo:
     if x.dtype not in _DTYPES:
         wanted = "fp32, fp16, bf16, int32, int64 or uint8"
-        raise DTypeError(expected(wanted, of="a tensor of a compiled pass", got=str(x.dtype).removeprefix("torch."), do="cast it"))
+        got, do = str(x.dtype).removeprefix("torch."), "cast it, or use executor='eager'"
+        raise DTypeError(expected(wanted, of="a tensor of a compiled pass", got=got, do=do))
     if not x.is_cpu:
         raise ArgumentError(expected("a tensor in host memory", of="a compiled pass", got=f"one on {x.device}", do="move the model and its input"))
     return lazy.InputInfo(tuple(x.shape), _DTYPES[x.dtype])

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 from fusible.tex.interface.arguments import *
-from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, Size
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, RealDType, Size
 from fusible.tex.enums import *
 
 from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
@@ -355,7 +355,7 @@ def fused_attn_bwd(
     V: Tensor,
     O: Tensor,
     dO: Tensor,
-    fake_dtype: FloatingDType,
+    fake_dtype: RealDType,
     Aux_CTX_Tensors: Sequence[Tensor],
     cu_seqlens_q_padded: Lengths | None,
     cu_seqlens_kv_padded: Lengths | None,
@@ -384,7 +384,7 @@ def fused_attn_fwd(
     Q: Tensor,
     K: Tensor,
     V: Tensor,
-    fake_dtype: FloatingDType,
+    fake_dtype: RealDType,
     cu_seqlens_q_padded: Lengths | None,
     cu_seqlens_kv_padded: Lengths | None,
     page_table_k: Indices | None,
@@ -544,9 +544,9 @@ def generic_gemm(
     transB: bool,
     D: Tensor | None,
     quantizer: Quantizer | None,
-    output_dtype: FloatingDType | None,
+    output_dtype: RealDType | None,
     bias: Tensor | None,
-    bias_type: FloatingDType | None,
+    bias_type: RealDType | None,
     gelu: bool,
     gelu_in: Tensor | None,
     grad: bool,
@@ -647,7 +647,7 @@ def layernorm_fwd(
     eps: Epsilon,
     ln_out: Tensor | None,
     quantizer: Quantizer | None,
-    otype: FloatingDType,
+    otype: RealDType,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...
@@ -1018,7 +1018,7 @@ def rmsnorm_fwd(
     eps: Epsilon,
     ln_out: Tensor | None,
     quantizer: Quantizer | None,
-    otype: FloatingDType,
+    otype: RealDType,
     sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]: ...

@@ -35,18 +35,24 @@ def seeded(seed: Tensor, offset: int) -> Tensor:
 
 
 def outputs(
-    lay: Layout, name: str, q: Tensor, v: Tensor, dense: Callable[..., Tensor] = torch.zeros, dtype: torch.dtype | None = None
+    lay: Layout,
+    name: str,
+    q: Tensor,
+    v: Tensor,
+    dense: Callable[..., Tensor] = torch.zeros,
+    dtype: torch.dtype | None = None,
+    statistics: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """O (of ``dtype``, or Q's), Stats and Max: made by ``dense``; but of THD, whose tokens may be of no sequence, 0, 0 and -inf."""
+    """O (of ``dtype``, or Q's), Stats and Max (of ``statistics``): made by ``dense``; but of THD, whose tokens may be of none, 0, 0 and -inf."""
     dtype = q.dtype if dtype is None else dtype
     if lay.q == "THD":
-        rows = torch.zeros(*q.shape[:2], 1, dtype=torch.float32, device=q.device)
+        rows = torch.zeros(*q.shape[:2], 1, dtype=statistics, device=q.device)
         return torch.zeros(*q.shape[:2], v.shape[-1], dtype=dtype, device=q.device), rows, torch.full_like(rows, -torch.inf)
     b, h, s, _ = heads_first(q, lay.q).shape
     d = v.shape[-1]
     shape = {"SBHD": (s, b, h, d), "BSHD": (b, s, h, d), "BHSD": (b, h, s, d)}[name]
     out = dense(shape, dtype=dtype, device=q.device)
-    stats, largest = (dense((b, h, s, 1), dtype=torch.float32, device=q.device) for _ in range(2))
+    stats, largest = (dense((b, h, s, 1), dtype=statistics, device=q.device) for _ in range(2))
     return out, stats, largest
 
 

@@ -213,14 +213,17 @@ def auxiliary(call: Any) -> tuple[Any, Any, Any | None, Any | None]:
 
 
 def check_stats(stats: Any, call: Any) -> None:
-    """Raise unless ``stats`` are fp32 ``[b, h, s, 1]``, or of THD ``[t, h, 1]``."""
+    """Raise unless ``stats`` are fp32 ``[b, h, s, 1]``, or of THD ``[t, h, 1]``; fp64 where Q is."""
     lay = layout(call.qkv_layout)
     assert lay is not None
     size = dict(zip(lay.q, call.Q.shape, strict=True))
     wanted = [size["T"], size["H"], 1] if lay.q == "THD" else [size["B"], size["H"], size["S"], 1]
-    if to_torch(stats.dtype) is not torch.float32 or list(stats.shape) != wanted:
+    dtype = torch.float64 if call.Q.dtype is torch.float64 else torch.float32
+    if to_torch(stats.dtype) is not dtype or list(stats.shape) != wanted:
         got = f"{stats.dtype} {list(stats.shape)}"
-        raise ShapeError(expected(f"fp32 {wanted}", of="Aux_CTX_Tensors[0] (Stats)", got=got, do="pass what the forward returned"))
+        name = "fp32" if dtype is torch.float32 else "fp64"
+        of = "stats" if hasattr(call, "stats") else "Aux_CTX_Tensors[0] (Stats)"
+        raise ShapeError(expected(f"{name} {wanted}", of=of, got=got, do="pass what the forward returned"))
     if isinstance(stats, torch.Tensor) and stats.is_meta and not getattr(call.dO, "is_meta", True):
         raise ArgumentError(expected("a tensor with data", of="Aux_CTX_Tensors[0]", got="one on meta", do="pass what the forward returned"))
 

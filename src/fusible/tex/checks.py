@@ -34,6 +34,7 @@ __all__ = [
     "check_width_even",
     "check_width_of_blocks",
     "refused_kind",
+    "tensor_kinds",
 ]
 
 GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
@@ -67,7 +68,7 @@ def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[
         return None
     for name, kind in request.kinds:
         asked = name in _FLOATING_ARGUMENTS or name == "input"
-        for part in _tensor_kinds(kind):
+        for part in tensor_kinds(kind):
             if len(part) == 3 and part[0] not in formats:
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
             if asked and len(part) == 2 and part[1] not in floating and not request.function.startswith("prim_"):
@@ -75,13 +76,13 @@ def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[
     return None
 
 
-def _tensor_kinds(kind: Any) -> Iterator[tuple[Any, ...]]:
+def tensor_kinds(kind: Any) -> Iterator[tuple[Any, ...]]:
     """The kinds of tensors and quantizers in a kind: itself, or those of a list, however nested."""
     if isinstance(kind, tuple) and kind and isinstance(kind[0], str):
         yield kind
     elif isinstance(kind, tuple):
         for part in kind:
-            yield from _tensor_kinds(part)
+            yield from tensor_kinds(part)
 
 
 def check_probability(probability: float, function: str) -> None:

@@ -17,7 +17,7 @@ from fusible.tex.protocol import check_same_device, check_shape, is_quantized, l
 
 __all__ = ["Problem", "bare_key", "check_problems", "problems_of", "solve"]
 
-_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 _TYPES = GemmTypes(_FLOATING, nominal, to_torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
 

@@ -16,12 +16,14 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.enums import DType
 
 __all__ = [
+    "FLOAT64",
     "FLT_MAX",
     "FP8_MAX",
     "Format",
     "INT64",
     "Scaling",
     "a_buffer",
+    "accumulator",
     "check_amax_buffer",
     "check_bytes",
     "check_same_device",
@@ -53,6 +55,8 @@ FP8_MAX: dict[int, float] = {DType.kFloat8E4M3: 448.0, DType.kFloat8E5M2: 57344.
 INT16 = 1
 INT64 = 3
 """Values that the C++ enumeration has and the exported ``DType`` lacks."""
+FLOAT64 = 64
+"""The value of float64, of which NVIDIA's enumerations know nothing: no future member of theirs comes near it."""
 
 _TO_TORCH: dict[int, torch.dtype] = {
     DType.kByte: torch.uint8,
@@ -64,8 +68,9 @@ _TO_TORCH: dict[int, torch.dtype] = {
     DType.kBFloat16: torch.bfloat16,
     DType.kFloat8E4M3: torch.float8_e4m3fn,
     DType.kFloat8E5M2: torch.float8_e5m2,
+    FLOAT64: torch.float64,
 }
-_FROM_TORCH: dict[torch.dtype, int] = {dtype: value for value, dtype in _TO_TORCH.items()}
+_FROM_TORCH: dict[torch.dtype, int] = {dtype: value for value, dtype in _TO_TORCH.items() if value != FLOAT64}
 
 
 _OF_FRAMEWORKS: dict[Any, torch.dtype] = {}
@@ -93,6 +98,11 @@ def to_torch(dtype: Any) -> torch.dtype:
     except (KeyError, TypeError, ValueError):
         pass
     raise DTypeError(expected("a torch.dtype, a tex.DType or its value", of="a dtype", got=repr(dtype), do="pass one of those"))
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a function of operands of ``dtype`` computes and keeps statistics in: fp32, and fp64 for fp64."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def to_dtype(dtype: Any) -> DType | int:

@@ -65,7 +65,7 @@ def test_types_refuse_what_means_nothing() -> None:
     with pytest.raises(DTypeError, match="'delayed' with a slot"):
         QuantizedType(DType.Float8E4M3, "delayed")
     with pytest.raises(DTypeError, match="fp32, fp16, bf16"):
-        nvte.make_nvte_tensor(torch.zeros(1, dtype=torch.float64))
+        nvte.make_nvte_tensor(torch.zeros(1, dtype=torch.int16))
     with pytest.raises(ArgumentError, match="a scale named '1.x' of the running pass of cast, got none"):
         nvte.cast(nvte.make_nvte_tensor(X), QuantizedType(DType.Float8E4M3, "delayed", "1.x"))
     assert (nvte.dtype_name(DType.BFloat16), nvte.bit_width(DType.Float8E5M2), nvte.bit_width(DType.BFloat16)) == ("BFloat16", 8, 16)

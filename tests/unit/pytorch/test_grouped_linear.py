@@ -296,7 +296,7 @@ def test_mistakes_are_told_before_anything_is_done() -> None:
         with pytest.raises(error):
             GroupedLinear(*options)
     with pytest.raises(DTypeError):
-        GroupedLinear(1, 1, 1, dtype=torch.float64)
+        GroupedLinear(1, 1, 1, dtype=torch.int32)
     with pytest.raises(ShapeError, match="64 columns"):
         made(random(0, 8, 63), sizes, scales)
 

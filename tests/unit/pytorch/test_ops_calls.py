@@ -308,7 +308,7 @@ SENTENCE = r"^Expected .+ of .+, got .+: .+\.$"
     ("call", "message"),
     [
         (lambda: ops.Linear(32, 32)(batch(width=16)), "32 columns"),
-        (lambda: ops.Linear(32, 32)(batch().double()), "fp32, fp16 or bf16"),
+        (lambda: ops.Linear(32, 32)(batch().double()), "fp64 of the parameters of Linear"),
         (lambda: ops.AddExtraInput()(batch(), batch(16)), r"shape \[32, 32\]"),
         (lambda: ops.FusedOperation([]), "at least one basic operation"),
         (lambda: ops.SwiGLU(glu_interleave_size=0)(batch()), "a positive number of columns"),

@@ -11,7 +11,7 @@ from typing import Any
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.interface.arguments import Generator, Quantizer, Tensor
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import Finite, FloatingDType, Indices, Lengths, Probability, Size
+from fusible.tex.interface.domains import Finite, Indices, Lengths, Probability, RealDType, Size
 
 __all__ = ["Attention"]
 
@@ -29,7 +29,8 @@ class Attention:
     ``Bias``, ``[b or 1, h or 1, sq or 1, skv]``, is added to the scores before or after they are scaled; ALiBi (Press et al. 2022, arXiv:2108.12409)
     adds ``-slope[h] |i + off - j|`` after. A query that sees no key gets 0, and ``Stats`` of -inf. The softmax's denominator has an extra term 1 (off
     by one) or ``exp(SoftmaxOffset[h])`` (learnable). Dropout's random word of score (b, h, i, j) is that of element
-    ``((b * heads + h) * max_seqlen_q + i) * max_seqlen_kv + j`` under ``rng_state``; so backward draws it again.
+    ``((b * heads + h) * max_seqlen_q + i) * max_seqlen_kv + j`` under ``rng_state``; so backward draws it again. Of ``Q``, ``K``, ``V`` in fp64
+    all is computed in it, ``Stats`` too.
     """
 
     @function()
@@ -60,7 +61,7 @@ class Attention:
         cu_seqlens_kv_padded="int32 [b]",
         page_table_k="int32 [_ p]",
         page_table_v="int32 [_ p]",
-        Bias="float [_ _ _ _]",
+        Bias="real [_ _ _ _]",
     )
     def fused_attn_fwd(
         self,
@@ -83,7 +84,7 @@ class Attention:
         Q: Tensor,
         K: Tensor,
         V: Tensor,
-        fake_dtype: FloatingDType,
+        fake_dtype: RealDType,
         cu_seqlens_q_padded: Lengths | None,
         cu_seqlens_kv_padded: Lengths | None,
         page_table_k: Indices | None,
@@ -128,8 +129,8 @@ class Attention:
         Q="any [_ * _ d]",
         K="=Q [_ * _ d]",
         V="=Q [_ * _ e]",
-        O="float [_ * _ e]",
-        dO="float [_ * _ e]",
+        O="real [_ * _ e]",
+        dO="real [_ * _ e]",
         cu_seqlens_q_padded="int32 [b]",
         cu_seqlens_kv_padded="int32 [b]",
     )
@@ -159,7 +160,7 @@ class Attention:
         V: Tensor,
         O: Tensor,  # noqa: E741
         dO: Tensor,
-        fake_dtype: FloatingDType,
+        fake_dtype: RealDType,
         Aux_CTX_Tensors: Sequence[Tensor],
         cu_seqlens_q_padded: Lengths | None,
         cu_seqlens_kv_padded: Lengths | None,

@@ -22,7 +22,7 @@ import torch
 from fusible.errors import ArgumentError, DTypeError, FusibleError, expected
 from fusible.tex import enums
 from fusible.tex.enums import DType
-from fusible.tex.protocol import FLT_MAX, INT64, to_torch
+from fusible.tex.protocol import FLOAT64, FLT_MAX, INT64, to_torch
 
 __all__ = [
     "AnyDType",
@@ -48,6 +48,7 @@ __all__ = [
     "Positive",
     "Presence",
     "Probability",
+    "RealDType",
     "Size",
     "domain_of",
     "is_flag",
@@ -223,7 +224,7 @@ def _integer(what: str, lower: int, upper: float = math.inf) -> Number:
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _USUAL = torch.float32, torch.bfloat16
-_STORED = frozenset(to_torch(value) for value in (*(d for d in DType if d != DType.kFloat4E2M1), INT64))
+_STORED = frozenset(to_torch(value) for value in (*(d for d in DType if d != DType.kFloat4E2M1), INT64, FLOAT64))
 
 Finite = Annotated[float, _number("a finite number")]
 Positive = Annotated[float, _number("a finite number above 0", 0.0, open_lower=True)]
@@ -239,6 +240,7 @@ Indices = Annotated[Any, Integers("an int32 tensor", "cast it", 0)]
 GivenTensor = Annotated[Any, Presence("a tensor", "pass it: it has no default")]
 GivenDType = Annotated[Any, Presence("a dtype", "pass it: it has no default")]
 FloatingDType = Annotated[Any, DTypes("float32, bfloat16 or float16", "pass the torch.dtype or the tex.DType of one", _FLOATING)]
+RealDType = Annotated[Any, DTypes("float32, bfloat16, float16 or float64", "pass the torch.dtype of one", _FLOATING | {torch.float64})]
 FP8DType = Annotated[Any, DTypes("kFloat8E4M3 or kFloat8E5M2", "pass one of the two", frozenset({torch.float8_e4m3fn, torch.float8_e5m2}))]
 AnyDType = Annotated[Any, DTypes("a type that tex has", "pass a torch.dtype, a tex.DType or its value", _STORED)]
 

@@ -10,15 +10,15 @@ from typing import Any
 from fusible.tex.enums import CommOverlapType
 from fusible.tex.interface.arguments import Quantizer, Tensor
 from fusible.tex.interface.declare import function
-from fusible.tex.interface.domains import Finite, FloatingDType
+from fusible.tex.interface.domains import Finite, RealDType
 
 __all__ = ["GEMM"]
 
 
 class GEMM:
-    """Matrix products with fp32 accumulation and a fused epilogue."""
+    """Matrix products with fp32 accumulation and a fused epilogue; of operands in fp64, both of them, all is computed in it."""
 
-    @function("A", "transA", "B", "transB", "D", "quantizer", A="any [* a]", B="any [* b]", bias="float [n]", gelu_in="float", extra_output="any")
+    @function("A", "transA", "B", "transB", "D", "quantizer", A="any [* a]", B="any [* b]", bias="real [n]", gelu_in="real", extra_output="any")
     def generic_gemm(
         self,
         A: Tensor,
@@ -27,9 +27,9 @@ class GEMM:
         transB: bool,
         D: Tensor | None,
         quantizer: Quantizer | None,
-        output_dtype: FloatingDType | None,
+        output_dtype: RealDType | None,
         bias: Tensor | None,
-        bias_type: FloatingDType | None,
+        bias_type: RealDType | None,
         gelu: bool,
         gelu_in: Tensor | None,
         grad: bool,

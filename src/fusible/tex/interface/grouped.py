@@ -55,7 +55,7 @@ class Grouped:
         ``pre_gelu_out``. ``m_splits``, the workspaces and ``math_sm_count`` change nothing.
         """
 
-    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")
+    @function("A", "B", "D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_grouped_tensor(
         self,
         A: GroupedTensor | Sequence[Tensor],
@@ -80,7 +80,7 @@ class Grouped:
         product counts as 0, without bias.
         """
 
-    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")
+    @function("A", "B", "D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_discrete_in(
         self,
         A: GroupedTensor | Sequence[Tensor],
@@ -99,7 +99,7 @@ class Grouped:
     ) -> Any:
         """``te_general_grouped_gemm_for_grouped_tensor`` whose A is a list of tensors."""
 
-    @function("A", "B", "D", bias_scale="fp32", alpha="fp32", beta="fp32", alone="D")
+    @function("A", "B", "D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_discrete_out(
         self,
         A: GroupedTensor | Sequence[Tensor],
@@ -156,7 +156,7 @@ class Grouped:
     @function(
         "tensor",
         "quantizer",
-        tensor="float [* n]",
+        tensor="real [* n]",
         first_dims="integer [num_tensors]",
         last_dims="integer [num_tensors]",
         tensor_offsets="integer [>num_tensors]",

@@ -1,11 +1,11 @@
 """The words in which a declaration says of which dtype and shape an argument is: ``"fp32 [m]"``, ``"float [* n]"``, ``"n * int32 [b+1]"``.
 
-First a dtype, or several joined by ``|``: ``fp32 fp64 bf16 fp16 int16 int32 int64 uint8 bool``, ``float`` (fp32, bf16 or fp16), ``integer`` (int32 or
-int64), ``byte`` (any of one byte but bool, which holds two of the 256), ``any``, or ``=x``, that of the argument ``x``. Then the dimensions in
-brackets: a number, ``_`` for any, a name that stands for the same size wherever it occurs (an argument's name for its value), and ``2*n``, ``n/2`` or
-``n+1`` of one, with ``>`` before it for that and more, where the rest is not read; one ``*`` for any number of dimensions, ``*m`` for such whose
-product is m. ``(n)`` in place of brackets asks for n elements in whatever shape. ``n *`` before it all says that the argument is a list of n such
-values; the names of sizes are then each item's own.
+First a dtype, or several joined by ``|``: ``fp32 fp64 bf16 fp16 int16 int32 int64 uint8 bool``, ``float`` (fp32, bf16 or fp16), ``real`` (one of
+those or fp64), ``integer`` (int32 or int64), ``byte`` (any of one byte but bool, which holds two of the 256), ``any``, or ``=x``, that of the
+argument ``x``. Then the dimensions in brackets: a number, ``_`` for any, a name that stands for the same size wherever it occurs (an argument's name
+for its value), and ``2*n``, ``n/2`` or ``n+1`` of one, with ``>`` before it for that and more, where the rest is not read; one ``*`` for any number
+of dimensions, ``*m`` for such whose product is m. ``(n)`` in place of brackets asks for n elements in whatever shape. ``n *`` before it all says that
+the argument is a list of n such values; the names of sizes are then each item's own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "bf16": (torch.bfloat16,),
     "fp16": (torch.float16,),
     "float": _FLOATING,
+    "real": (*_FLOATING, torch.float64),
     "int16": (torch.int16,),
     "int32": (torch.int32,),
     "int64": (torch.int64,),

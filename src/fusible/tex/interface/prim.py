@@ -18,13 +18,13 @@ __all__ = ["Prim"]
 
 class Prim:
     """Each takes and gives tensors of one kind (real ones of a device, or lazy ones); ``dtype`` is a ``tex.DType``, its integer value
-    (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind."""
+    (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind. What is computed in fp32 is of fp64 operands computed in fp64."""
 
-    @function("a", "b", a="float|fp64", b="float|fp64")
+    @function("a", "b", a="real", b="real")
     def prim_add(self, a: Tensor, b: Tensor, dtype: AnyDType | None = None) -> Any:
         """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
 
-    @function("x", x="float|fp64")
+    @function("x", x="real")
     def prim_scale(self, x: Tensor, factor: float, dtype: AnyDType | None = None) -> Any:
         """``x * factor`` in fp32, rounded once to ``dtype`` (default: the dtype of ``x``)."""
 
@@ -44,7 +44,7 @@ class Prim:
     def prim_permute(self, x: Tensor, dims: Sequence[int]) -> Any:
         """``x`` with its dimensions in the order ``dims``, contiguous. Raises ``ArgumentError`` where ``dims`` is no order of all of them."""
 
-    @function("x", x="float|fp64 [* n]")
+    @function("x", x="real [* n]")
     def prim_row_sum(self, x: Tensor, dtype: AnyDType | None = None) -> Any:
         """The sum over all rows: ``[..., columns] -> [columns]``, accumulated in fp32, rounded once to ``dtype`` (default: that of ``x``)."""
 
@@ -88,7 +88,7 @@ class Prim:
         fp32 ``[positions, 1, 1, width]``, the ``width / 2`` frequencies twice, side by side (Su et al. 2021, arXiv:2104.09864).
         """
 
-    @function("x", x="float", seed="int64 [1]")
+    @function("x", x="real", seed="int64 [1]")
     def prim_dropout(self, x: Tensor, probability: Probability, seed: Tensor, offset: Size) -> tuple[Any, Any]:
         """``(y, mask)`` with ``y = x * mask / (1 - probability)``; a mask element is 0 with exactly that probability (to 2^-32).
 
@@ -96,7 +96,7 @@ class Prim:
         (Squares, Widynski 2020, arXiv:2004.06278), so every backend draws the same. ``mask`` is uint8 of ``x``'s shape.
         """
 
-    @function("dy", dy="float [*m h]", mask="uint8 [*m h]")
+    @function("dy", dy="real [*m h]", mask="uint8 [*m h]")
     def prim_dropout_backward(self, dy: Tensor, mask: Tensor, probability: Probability) -> Any:
         """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""
 
@@ -106,10 +106,10 @@ class Prim:
         "bias",
         "soft_cap",
         "alibi_slopes",
-        q="float [_ * _ d]",
+        q="real [_ * _ d]",
         k="=q [_ * _ d]",
         v="=q [_ * _ e]",
-        bias="float [_ _ _ _]",
+        bias="real [_ _ _ _]",
         cu_seqlens_q="int32 [b]",
         cu_seqlens_kv="int32 [b]",
         page_table="int32 [_ p]",
@@ -151,13 +151,13 @@ class Prim:
         "bias",
         "soft_cap",
         "alibi_slopes",
-        do="float [_ * _ e]",
+        do="real [_ * _ e]",
         q="=do [_ * _ d]",
         k="=do [_ * _ d]",
         v="=do [_ * _ e]",
         o="=do [_ * _ e]",
-        stats="fp32",
-        bias="float [_ _ _ _]",
+        stats="fp32|fp64",
+        bias="real [_ _ _ _]",
         cu_seqlens_q="int32 [b]",
         cu_seqlens_kv="int32 [b]",
         seed="int64 [1]",
@@ -190,7 +190,18 @@ class Prim:
         With ``dS`` as ``fused_attn_bwd`` has it, the gradient before the cap is ``dS * (1 - (cap(s) / soft_cap)^2)``.
         """
 
-    @function("dz", "x", "add", "gamma", dz="float [*m n]", x="float [*m n]", add="float [*m n]", mu="fp32 (m)", rsigma="fp32 (m)", gamma="float [n]")
+    @function(
+        "dz",
+        "x",
+        "add",
+        "gamma",
+        dz="real [*m n]",
+        x="real [*m n]",
+        add="real [*m n]",
+        mu="fp32|fp64 (m)",
+        rsigma="fp32|fp64 (m)",
+        gamma="real [n]",
+    )
     def prim_layernorm_bwd_add(
         self, dz: Tensor, x: Tensor, add: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
     ) -> list[Any]:

@@ -55,7 +55,7 @@ class Quantize:
         is taken back.
         """
 
-    @function("input", "quantizer", input="float [* n]")
+    @function("input", "quantizer", input="real [* n]")
     def bgrad_quantize(self, input: Tensor, quantizer: Quantizer | None) -> list[Any]:
         """``[grad_bias, quantized]`` of ``input [*leading, last]``: the sum over rows ``[last]`` in ``input``'s dtype, and ``quantize(input)``.
 

@@ -14,7 +14,7 @@ __all__ = ["Rope"]
 
 
 class Rope:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), cosine and sine in fp32.
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864), cosine and sine in fp32; of an ``input`` in fp64 all in it, ``freqs`` too.
 
     ``input`` is ``[s, b, h, d]``, ``[b, s, h, d]`` or (THD, with ``cu_seqlens [b + 1]``) ``[t, h, d]``; ``freqs`` are angles, fp32
     ``[s_max, 1, 1, d2]`` with ``d2 <= d``; the other ``d - d2`` elements are copied. The position of token ``i`` is ``i + start_positions[b]``, of
@@ -28,8 +28,8 @@ class Rope:
         "freqs",
         "qkv_format",
         "interleaved",
-        input="float [* h d]",
-        freqs="fp32 [s 1 1 w]",
+        input="real [* h d]",
+        freqs="fp32|fp64 [s 1 1 w]",
         start_positions="int32 [b]",
         cu_seqlens="int32 [n+1]",
     )
@@ -54,8 +54,8 @@ class Rope:
         "freqs",
         "qkv_format",
         "interleaved",
-        output_grads="float [* h d]",
-        freqs="fp32 [s 1 1 w]",
+        output_grads="real [* h d]",
+        freqs="fp32|fp64 [s 1 1 w]",
         start_positions="int32 [b]",
         cu_seqlens="int32 [n+1]",
     )
@@ -77,9 +77,9 @@ class Rope:
         "q_freqs",
         "qkv_format",
         "interleaved",
-        qkv_input="float [a b h d]",
-        q_freqs="fp32 [s 1 1 w]",
-        k_freqs="fp32 [_ 1 1 v]",
+        qkv_input="real [a b h d]",
+        q_freqs="fp32|fp64 [s 1 1 w]",
+        k_freqs="fp32|fp64 [_ 1 1 v]",
         start_positions="int32 [n]",
     )
     def fused_qkv_rope_forward(
@@ -107,11 +107,11 @@ class Rope:
         "q_freqs",
         "qkv_format",
         "interleaved",
-        q_grad_out="float [a b q d]",
+        q_grad_out="real [a b q d]",
         k_grad_out="=q_grad_out [a b h d]",
         v_grad_out="=q_grad_out [a b h e]",
-        q_freqs="fp32 [s 1 1 w]",
-        k_freqs="fp32 [_ 1 1 v]",
+        q_freqs="fp32|fp64 [s 1 1 w]",
+        k_freqs="fp32|fp64 [_ 1 1 v]",
     )
     def fused_qkv_rope_backward(
         self,

@@ -14,6 +14,7 @@ from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.ops import Op
 from fusible.pytorch.ops.adapter import OperationContext, maybe_dequantize
 from fusible.pytorch.ops.op import BasicOperation
+from fusible.tex.protocol import accumulator
 
 __all__ = ["GEGLU", "GELU", "GLU", "QGEGLU", "QGELU", "ReGLU", "ReLU", "SReGLU", "SReLU", "ScaledSReLU", "ScaledTanhSReLU", "SiLU"]
 
@@ -108,7 +109,7 @@ class ScaledSReLU(BasicOperation):
 
 class ScaledTanhSReLU(BasicOperation):
     """``(s tanh(max(x, 0) / s))^2 * scales`` with ``s = tanh_clamp_scale`` and the extra input ``scales [rows]``, which has a gradient: a squared
-    ReLU that goes smoothly to ``s^2``. In fp32 with one rounding.
+    ReLU that goes smoothly to ``s^2``. In fp32 with one rounding, and of fp64 in fp64.
 
     In plain torch, as tex has no such function: it is neither replayed nor compiled. Raises ``ArgumentError`` where ``s`` is not finite and positive.
     """
@@ -135,20 +136,24 @@ class ScaledTanhSReLU(BasicOperation):
             told = {"dtype": x.dtype, "input_requires_grad": True, "extra_input_requires_grad": basic_op_extra_inputs[0][0].requires_grad}
             vars(ctx).update(told)  # what a backward that is written for the package's reads
         clamped = self.tanh_clamp_scale * self._tanh(x, self.tanh_clamp_scale)
-        return (clamped.square() * scales.float().view(*x.shape[:-1], 1)).to(x.dtype), [()]
+        return (clamped.square() * _wide(scales).view(*x.shape[:-1], 1)).to(x.dtype), [()]
 
     def fuser_backward(
         self, basic_op_ctxs: list[OperationContext], grad_output: torch.Tensor, **unused: Any
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
         (x, scales), clamp = basic_op_ctxs[0].saved_tensors or (), self.tanh_clamp_scale
-        dy, tanh = maybe_dequantize(grad_output).float(), self._tanh(x, clamp)
+        dy, tanh = _wide(maybe_dequantize(grad_output)), self._tanh(x, clamp)
         dscales = (dy * (clamp * tanh).square()).sum(-1).view(scales.shape).to(scales.dtype)
-        dx = dy * scales.float().view(*x.shape[:-1], 1) * (2 * clamp * tanh * (1 - tanh.square()))
+        dx = dy * _wide(scales).view(*x.shape[:-1], 1) * (2 * clamp * tanh * (1 - tanh.square()))
         return dx.to(x.dtype), [()], [(dscales,)]
 
     @staticmethod
     def _tanh(x: torch.Tensor, clamp: float) -> torch.Tensor:
-        return torch.tanh(torch.relu(x.float()) / clamp)
+        return torch.tanh(torch.relu(_wide(x)) / clamp)
 
     def extra_repr(self) -> str:
         return f"tanh_clamp_scale={self.tanh_clamp_scale:g}"
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(accumulator(x.dtype))

@@ -28,13 +28,13 @@ OUTPUT_BUFFER_KEY = "output"
 GRAD_INPUT_BUFFER_KEY = "grad_input"
 """The keyword by which it is given memory for the gradient of its input."""
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def is_op_fuser_grouped_tensor_path_supported(recipe: Recipe | None, dtype: torch.dtype) -> bool:
     """Whether ``GroupedLinear`` of ``dtype`` runs under ``recipe`` (None: unquantized) on one grouped tensor, its sizes left on their device, and so
-    may have single parameters: any recipe but one that computes backward otherwise than forward (``backward_override``)."""
-    return dtype in _DTYPES and (recipe is None or recipe.backward_override is None)
+    may have single parameters: any recipe but one that computes backward otherwise than forward (``backward_override``), and in fp64 none."""
+    return dtype in _DTYPES and (recipe is None or (recipe.backward_override is None and dtype is not torch.float64))
 
 
 class GroupedLinear(BasicOperation):
@@ -99,7 +99,7 @@ class GroupedLinear(BasicOperation):
                 raise ArgumentError(expected("a positive number", of=f"{name} of GroupedLinear", got=size, do="pass at least 1"))
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if dtype not in _DTYPES:
-            raise DTypeError(expected("float32, float16 or bfloat16", of="the dtype of GroupedLinear", got=dtype, do="pass one of these"))
+            raise DTypeError(expected("float32, float16, bfloat16 or float64", of="the dtype of GroupedLinear", got=dtype, do="pass one of these"))
         self.num_extra_inputs = 2 if bias and scale_bias else 1  # read by the constructor
         super().__init__()
         self.num_groups, self.in_features, self.out_features = num_groups, in_features, out_features

@@ -14,6 +14,7 @@ from fusible.tex import classes
 from fusible.tex.backends.nvidia.border import Crossing
 from fusible.tex.backends.nvidia.native import find
 from fusible.tex.interface.base import TEXBackendBase
+from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.registry import registry
 
@@ -23,6 +24,7 @@ _CLASSES = "transformer_engine.pytorch"
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _HALF_ALONE = ("dropout_fwd", "dropout_bwd")
 _GROUP_QUANTIZING = ("group_quantize", "bgrad_group_quantize")
+_IN_DOUBLE = frozenset(vars(ContextParallel))
 _QUANTIZERS = ("quantizer", "quantizer_list", "o_quantizer", "dqkv_quantizer")
 """The parameters that say how results are quantized."""
 
@@ -87,6 +89,10 @@ class NvidiaBackend(TEXBackendBase):
             for name, kind in request.kinds:
                 if isinstance(kind, tuple) and len(kind) == 2 and kind[1] not in _HALF and name != "mask":
                     return f"its native kernel reads float16 and bfloat16, and {name} is {kind[1]}"
+        if reason is None and request.function not in _IN_DOUBLE:
+            double = [name for name, kind in request.kinds if isinstance(kind, tuple) and len(kind) == 2 and kind[1] is torch.float64]
+            if double:
+                return f"its native kernels have no float64, and {double[0]} is of it"
         if reason is None and request.function in _GROUP_QUANTIZING:
             for name, kind in request.kinds:
                 if name == "quantizer" and isinstance(kind, tuple) and kind[0] == "delayed":

@@ -25,9 +25,11 @@ from fusible.tex.backends.torch_backend.sharded_cast import ShardedCastKernels
 from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
 from fusible.tex.backends.torch_backend.swizzle import SwizzleKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
-from fusible.tex.checks import BLOCK_SCALED, PER_TENSOR, refused_kind
+from fusible.tex.checks import BLOCK_SCALED, PER_TENSOR, refused_kind, tensor_kinds
+from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
+from fusible.tex.interface.normalization import Normalization
 from fusible.tex.memory_checks import writing_apart
 from fusible.tex.registry import registry
 
@@ -35,6 +37,15 @@ __all__ = ["TorchBackend"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _FORMATS = PER_TENSOR | BLOCK_SCALED
+_OF_ONE_DTYPE = frozenset(
+    (
+        "fused_attn_bwd fused_attn_fwd fused_rope_backward fused_rope_forward generic_gemm prim_attention prim_attention_backward "
+        "te_general_grouped_gemm_for_discrete_in te_general_grouped_gemm_for_discrete_out te_general_grouped_gemm_for_grouped_tensor"
+    ).split()
+)
+"""Of these all operands that decide are of fp64, or none."""
+_IN_DOUBLE = {*vars(Activation), *vars(Normalization), *_OF_ONE_DTYPE, "bgrad_group_quantize", "bgrad_quantize"}
+"""What computes in fp64 where its operands are of it; so do the primitives."""
 
 
 def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
@@ -83,4 +94,21 @@ class TorchBackend(
 
     def supports(self, request: Request) -> str | None:
         reason = super().supports(request)
-        return reason if reason is not None else refused_kind(request, _FLOATING, _FORMATS)
+        if reason is not None:
+            return reason
+        floating = _FLOATING | {torch.float64} if request.function in _IN_DOUBLE else _FLOATING
+        return refused_kind(request, floating, _FORMATS) or _refused_beside_double(request)
+
+
+def _refused_beside_double(request: Request) -> str | None:
+    """Why a request with operands in fp64 is refused for what else it has, or None."""
+    kinds = [(name, kind) for name, given in request.kinds for kind in tensor_kinds(given)]
+    double = next((name for name, kind in kinds if kind[-1] is torch.float64 and kind[0] not in _FORMATS), None)
+    if double is None:
+        return None
+    for name, kind in kinds:
+        if kind[0] in _FORMATS:
+            return f"quantizes nothing beside float64, and {double} is float64 where {name} is {kind[0]}"
+        if request.function in _OF_ONE_DTYPE and kind[-1] is not torch.float64:
+            return f"reads float64 beside float64 alone, and {double} is float64 where {name} is {kind[-1]}"
+    return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.operands import flat, plain
+from fusible.tex.backends.torch_backend.operands import flat, plain, wide
 from fusible.tex.backends.torch_backend.pointwise import GATES, POINTWISE, Pointwise
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
@@ -23,20 +23,16 @@ def _finish(result: Tensor, quantizer: Any, dtype: torch.dtype) -> Any:
     return result if result.dtype is dtype else result.to(dtype)
 
 
-def _fp32(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float32 else x.float()
-
-
 def _halves(x: Tensor, function: str, interleave: int = 0) -> tuple[Tensor, Tensor]:
-    """The operands of a gate in fp32; with ``interleave`` k they alternate in blocks of k."""
+    """The operands of a gate, wide; with ``interleave`` k they alternate in blocks of k."""
     check_width_even(x, function)
     check_width_of_blocks(x, interleave, function)
     width = x.shape[-1]
     if interleave:
         blocks = x.unflatten(-1, (width // (2 * interleave), 2, interleave))
-        return _fp32(blocks[..., 0, :].flatten(-2)), _fp32(blocks[..., 1, :].flatten(-2))
+        return wide(blocks[..., 0, :].flatten(-2)), wide(blocks[..., 1, :].flatten(-2))
     a, b = x.split(width // 2, -1) if width else (x, x)
-    return _fp32(a), _fp32(b)
+    return wide(a), wide(b)
 
 
 def _side_by_side(da: Tensor, db: Tensor, interleave: int = 0) -> Tensor:
@@ -55,7 +51,7 @@ def _forward(name: str) -> Callable[..., Any]:
         x = plain(input)
         if quantizer is None and one_kernel:
             return f(x)
-        return _finish(f(_fp32(x)), quantizer, x.dtype)
+        return _finish(f(wide(x)), quantizer, x.dtype)
 
     return forward
 
@@ -69,7 +65,7 @@ def _backward(name: str) -> Callable[..., Any]:
         check_gradient(g, x.shape, function)
         if quantizer is None and one_kernel and g.dtype is x.dtype:
             return gradient(g, x)
-        return _finish(gradient(_fp32(g), _fp32(x)), quantizer, x.dtype)
+        return _finish(gradient(wide(g), wide(x)), quantizer, x.dtype)
 
     return backward
 
@@ -80,7 +76,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, function)
-        dx = gradient(_fp32(g), _fp32(x))
+        dx = gradient(wide(g), wide(x))
         bias_grad = flat(dx).sum(0)
         return [bias_grad if g.dtype is torch.float32 else bias_grad.to(g.dtype), _finish(dx, quantizer, g.dtype)]
 
@@ -88,13 +84,13 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
 
 def _row_scales(act_scales: Any, x: Tensor, function: str) -> Tensor:
-    """``act_scales`` as an fp32 factor of each row of ``x``."""
+    """``act_scales`` as a wide factor of each row of ``x``."""
     check_row_scales(act_scales, x, function)
-    return _fp32(act_scales).reshape((*x.shape[:-1], 1))
+    return wide(act_scales).reshape((*x.shape[:-1], 1))
 
 
 def scaled_gate(name: str, function: str, x: Tensor, act_scales: Any, *options: float, interleave: int = 0) -> Tensor:
-    """A gate of ``x`` times each row's scale, in fp32."""
+    """A gate of ``x`` times each row's scale, not rounded yet."""
     scales = _row_scales(act_scales, x, function)
     return GATES[name].f(*_halves(x, function, interleave), *options).mul_(scales)
 
@@ -119,7 +115,7 @@ class ActivationKernels(ScaledActivations):
         g, x = plain(grad), plain(fwd_input)
         a, b = _halves(x, function)
         check_gradient(g, a.shape, function)
-        return _finish(_side_by_side(*GATES[name].gradient(_fp32(g), a, b, *options)), quantizer, x.dtype)
+        return _finish(_side_by_side(*GATES[name].gradient(wide(g), a, b, *options)), quantizer, x.dtype)
 
     def scaled_gate(self, name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
         x = plain(input)
@@ -131,7 +127,7 @@ class ActivationKernels(ScaledActivations):
         g, x = plain(grad), plain(fwd_input)
         scales, (a, b) = _row_scales(act_scales, x, function), _halves(x, function, interleave)
         check_gradient(g, a.shape, function)
-        gate, g = GATES[name], _fp32(g)
+        gate, g = GATES[name], wide(g)
         for_scales = _scales_gradient(g, gate.f(a, b, *options), act_scales) if compute else None
         dx = _side_by_side(*gate.gradient(g * scales, a, b, *options), interleave)
         return _finish(dx, quantizer, x.dtype), for_scales
@@ -139,11 +135,11 @@ class ActivationKernels(ScaledActivations):
     def scaled_srelu(self, input: Any, act_scales: Any, quantizer: Any) -> Any:
         x = plain(input)
         scales = _row_scales(act_scales, x, "scaled_srelu")
-        return _finish(POINTWISE["srelu"].f(_fp32(x)).mul_(scales), quantizer, x.dtype)
+        return _finish(POINTWISE["srelu"].f(wide(x)).mul_(scales), quantizer, x.dtype)
 
     def scaled_dsrelu(self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, "scaled_dsrelu")
-        scales, srelu, point, g = _row_scales(act_scales, x, "scaled_dsrelu"), POINTWISE["srelu"], _fp32(x), _fp32(g)
+        scales, srelu, point, g = _row_scales(act_scales, x, "scaled_dsrelu"), POINTWISE["srelu"], wide(x), wide(g)
         for_scales = _scales_gradient(g, srelu.f(point), act_scales) if compute_scale_grad else None
         return _finish(srelu.gradient(g * scales, point), quantizer, x.dtype), for_scales

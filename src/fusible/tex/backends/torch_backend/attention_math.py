@@ -1,4 +1,4 @@
-"""The arithmetic of attention on one piece: ``q [n, h, s, d]``, ``k [n, g, t, d]``, ``v [n, g, t, e]``, fp32 throughout."""
+"""The arithmetic of attention on one piece: ``q [n, h, s, d]``, ``k [n, g, t, d]``, ``v [n, g, t, e]``, wide throughout."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fusible.errors import ShapeError, expected
 from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_pieces import Piece
+from fusible.tex.backends.torch_backend.operands import wide
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
 from fusible.tex.enums import NVTE_Softmax_Type
 
@@ -35,7 +36,7 @@ class Scores(ScoreRules[Tensor]):
         """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
         if self.softmax == NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX:
             return torch.zeros(1, 1, 1, 1, dtype=torch.float32, device=self.rng_state.device)
-        return None if self.offset is None else self.offset.float().view(1, -1, 1, 1)
+        return None if self.offset is None else wide(self.offset).view(1, -1, 1, 1)
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:
@@ -59,7 +60,7 @@ def _scores(sc: Scores, piece: Piece, q: Tensor, k: Tensor) -> tuple[Tensor, Ten
     if sc.bias is not None and not sc.pre_scale:
         scores.add_(sc.bias_of(piece, sc.bias))
     if sc.slopes is not None:
-        slopes = torch.tensor(sc.slopes, dtype=torch.float32, device=q.device).view(-1, 1, 1)
+        slopes = torch.tensor(sc.slopes, dtype=q.dtype, device=q.device).view(-1, 1, 1)
         scores.addcmul_(slopes, _distances(sc, piece, q.device), value=-1)
     visible = _visible(sc, piece, q.device)
     return scores if visible is None else scores.masked_fill_(visible.logical_not_(), -torch.inf), slope
@@ -109,7 +110,7 @@ def _visible(sc: Scores, piece: Piece, device: torch.device) -> Tensor | None:
     return visible
 
 
-def _kept(sc: Scores, piece: Piece, heads: int) -> Tensor | None:
+def _kept(sc: Scores, piece: Piece, heads: int, dtype: torch.dtype) -> Tensor | None:
     """The dropout mask times ``1 / (1 - p)``, or None without dropout."""
     if not sc.dropout:
         return None
@@ -118,18 +119,18 @@ def _kept(sc: Scores, piece: Piece, heads: int) -> Tensor | None:
     head = torch.arange(heads, device=device).view(-1, 1, 1)
     element = ((batch * heads + head) * sc.max_sq + _rows(piece, device)) * sc.max_skv + torch.arange(piece.skv, device=device)
     drawn = words(sc.rng_state[:1], element.add_(sc.rng_state[1:] << 40))
-    return (drawn >= drop_threshold(sc.dropout)).float().mul_(1 / (1 - sc.dropout))
+    return (drawn >= drop_threshold(sc.dropout)).to(dtype).mul_(1 / (1 - sc.dropout))
 
 
 def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, seen: Amax) -> tuple[Tensor, Tensor, Tensor]:
     """``(o [n, h, s, e], stats [n, h, s, 1], largest [n, h, s, 1])``; ``seen`` sees the probabilities that V is multiplied by."""
-    q = q.float()
+    q = wide(q)
     n, h, s, _ = q.shape
     if not piece.skv:
-        nothing = torch.full((n, h, s, 1), -torch.inf, dtype=torch.float32, device=q.device)
+        nothing = torch.full((n, h, s, 1), -torch.inf, dtype=q.dtype, device=q.device)
         extra = sc.extra_logit()
         stats = nothing if extra is None else extra.expand_as(nothing)
-        return torch.zeros(n, h, s, v.shape[3], dtype=torch.float32, device=q.device), stats, nothing
+        return torch.zeros(n, h, s, v.shape[3], dtype=q.dtype, device=q.device), stats, nothing
     p, _ = _scores(sc, piece, q, k)
     largest = p.amax(-1, keepdim=True)
     extra = sc.extra_logit()
@@ -141,7 +142,7 @@ def forward(sc: Scores, piece: Piece, q: Tensor, k: Tensor, v: Tensor, seen: Ama
         total.add_((extra - base).exp_())
     stats = torch.log(total).add_(base)
     p.div_(total.masked_fill_(total == 0, 1))
-    kept = _kept(sc, piece, h)
+    kept = _kept(sc, piece, h, q.dtype)
     if kept is not None:
         p.mul_(kept)
     seen.see(p)
@@ -162,13 +163,13 @@ class Gradients:
 def backward(sc: Scores, piece: Piece, operands: tuple[Tensor, Tensor, Tensor], o: Tensor, do: Tensor, stats: Tensor, seen: Amax) -> Gradients:
     """The gradients of one piece that has keys, of ``operands`` Q, K, V; ``seen`` sees the gradients of the scores."""
     q, k, v = operands
-    q, do = q.float(), do.float()
+    q, do = wide(q), wide(do)
     groups, h = k.shape[1], q.shape[1]
     extra = sc.extra_logit()
     stats = stats.masked_fill(stats == -torch.inf, 0)
     p, slope = _scores(sc, piece, q, k)
     p = p.sub_(stats).exp_()
-    kept = _kept(sc, piece, h)
+    kept = _kept(sc, piece, h, q.dtype)
     dropped = p if kept is None else p * kept
     do_grouped = _grouped(do, groups)
     dv = torch.matmul(_grouped(dropped, groups).transpose(-1, -2), do_grouped)

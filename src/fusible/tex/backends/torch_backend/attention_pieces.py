@@ -13,6 +13,7 @@ from fusible.tex.attention_buffers import heads_first
 from fusible.tex.attention_call import PADDING
 from fusible.tex.attention_layout import Layout
 from fusible.tex.backends.torch_backend.kv_cache import gathered
+from fusible.tex.backends.torch_backend.operands import wide
 from fusible.tex.index_relations import check_attention_indices, key_limit
 
 __all__ = ["Piece", "batches", "keys_and_values", "pieces", "row_blocks", "take"]
@@ -61,14 +62,14 @@ def take(x: Tensor, name: str, piece: Piece, *, kv: bool) -> Tensor:
 
 
 def keys_and_values(lay: Layout, call: Any, piece: Piece) -> tuple[Tensor, Tensor]:
-    """K and V of a piece's sequences, fp32 and contiguous: every block of queries reads them."""
+    """K and V of a piece's sequences, wide and contiguous: every block of queries reads them."""
     found = []
     for x, table in ((call.K, getattr(call, "page_table_k", None)), (call.V, getattr(call, "page_table_v", None))):
         if table is None:
             part = take(x, lay.kv, piece, kv=True)
         else:
             part = gathered(x, table[piece.first : piece.first + piece.count], lay.kv, piece.skv)
-        found.append(part.float().contiguous())
+        found.append(wide(part).contiguous())
     return found[0], found[1]
 
 

@@ -13,6 +13,7 @@ from fusible.tex.backends.torch_backend import attention_math
 from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, keys_and_values, pieces, row_blocks, take
+from fusible.tex.protocol import accumulator
 
 __all__ = ["Backward", "attended"]
 
@@ -20,7 +21,7 @@ __all__ = ["Backward", "attended"]
 def attended(call: Any, lay: Layout, scores: Scores, seen: Amax, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """O (of ``dtype``), Stats and Max of a call. ``seen`` sees the probabilities that V is multiplied by."""
     name = format_name(call.o_format, lay.q)
-    out, stats, largest = outputs(lay, name, call.Q, call.V, dtype=dtype)
+    out, stats, largest = outputs(lay, name, call.Q, call.V, dtype=dtype, statistics=accumulator(call.Q.dtype))
     for piece in pieces(lay, call):
         for batch, rows in batches(piece, call, lay, _share(scores)):
             k, v = keys_and_values(lay, call, batch)
@@ -51,8 +52,8 @@ class Backward:
             (stats, lay.statistics),
         )
         device, heads = call.Q.device, call.Q.shape[lay.q.index("H")]
-        self.dbias = None if scores.bias is None else torch.zeros(scores.bias.shape, dtype=torch.float32, device=device)
-        self.doffset = None if offset is None else torch.zeros(1, heads, 1, 1, dtype=torch.float32, device=device)
+        self.dbias = None if scores.bias is None else torch.zeros(scores.bias.shape, dtype=accumulator(call.Q.dtype), device=device)
+        self.doffset = None if offset is None else torch.zeros(1, heads, 1, 1, dtype=accumulator(call.Q.dtype), device=device)
 
         self.grads = gradients(to, lay, call.Q, call.K, call.V, (dtypes[0], dtypes[1], dtypes[2]))
         for piece in pieces(lay, call):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.interface.prim import Prim
+from fusible.tex.protocol import accumulator
 
 __all__ = ["CollectiveKernels"]
 
@@ -47,7 +48,7 @@ class CollectiveKernels(Prim):
         size = _size(group, "prim.all_reduce")
         if size == 1:
             return x
-        result = x.to(torch.float32 if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
+        result = x.to(accumulator(x.dtype) if reduction == "mean" else x.dtype, memory_format=torch.contiguous_format, copy=True)
         dist.all_reduce(result, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM, group=group)
         return result.div_(size).to(x.dtype) if reduction == "mean" else result
 

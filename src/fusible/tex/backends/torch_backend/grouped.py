@@ -19,13 +19,13 @@ from fusible.tex.backends.torch_backend.group_quantize import (
     transposed_fields,
 )
 from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multiply
-from fusible.tex.backends.torch_backend.operands import flat, plain
+from fusible.tex.backends.torch_backend.operands import flat, plain, wide
 from fusible.tex.gemm_call import GemmShape
 from fusible.tex.grouped_call import build_grouped, is_grouped, layout_of, layout_of_grouped, members
 from fusible.tex.grouped_products import Problem, check_problems, problems_of, solve
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
-from fusible.tex.protocol import check_shape, scaling, to_torch
+from fusible.tex.protocol import accumulator, check_shape, scaling, to_torch
 
 __all__ = ["GroupedKernels"]
 
@@ -91,7 +91,7 @@ class GroupedKernels(Grouped):
         if last_dims is not None:
             raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
         layout = layout_of(x.shape, num_tensors, first_dims, None, tensor_offsets)
-        sums = [piece.sum(0, dtype=torch.float32) for piece in layout.pieces(x.reshape(-1))]
+        sums = [piece.sum(0, dtype=accumulator(x.dtype)) for piece in layout.pieces(x.reshape(-1))]
         grouped = quantize_group(x, quantizer, (num_tensors, first_dims, None, tensor_offsets))
         return [grouped, torch.stack(sums).to(x.dtype)]
 
@@ -239,8 +239,8 @@ def _row_factors(bias_scale: Any, bias: Any, shapes: Sequence[GemmShape]) -> Seq
 
 
 def _add_bias(place: Tensor, row: Tensor, factor: Tensor | None) -> None:
-    """``place += factor[:, None] * row``: the product that is rounded already is read, and the sum in fp32 rounded once more."""
+    """``place += factor[:, None] * row``: the product that is rounded already is read, and the sum rounded once more."""
     if factor is None:
         place.add_(row)
     else:
-        place.copy_(torch.addcmul(place.float(), factor.view(*place.shape[:-1], 1), row.float()))
+        place.copy_(torch.addcmul(wide(place), factor.view(*place.shape[:-1], 1), wide(row)))

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from fusible.errors import DTypeError, expected
-from fusible.tex.backends.torch_backend.operands import flat, plain, write
+from fusible.tex.backends.torch_backend.operands import flat, plain, wide, write
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import check_shape, is_quantized, to_torch
+from fusible.tex.protocol import accumulator, check_shape, is_quantized, to_torch
 
 __all__ = ["NormalizationKernels"]
 
@@ -36,10 +36,10 @@ class NormalizationKernels(Normalization, Prim):
         check_norm_parameter(gamma, x, "weight of layernorm_fwd")
         if bias is not None:
             check_norm_parameter(bias, x, "bias of layernorm_fwd")
-            bias = _fp32(bias)
+            bias = _in(bias, accumulator(x.dtype))
         # torch's CPU kernel takes half-precision x with fp32 parameters, and then rounds y once and keeps fp32 statistics.
         mixed = x.is_cpu and x.dtype is dtype and quantizer is None
-        y, mu, rsigma = torch.native_layer_norm(x if mixed else _fp32(x), gamma.shape, _scale(gamma, zero_centered_gamma), bias, eps)
+        y, mu, rsigma = torch.native_layer_norm(x if mixed else wide(x), gamma.shape, _scale(gamma, x, zero_centered_gamma), bias, eps)
         if not x.shape[-1]:
             mu.fill_(torch.nan)  # the mean of nothing, which torch has as 0 beside an rsigma of NaN
         return [_emit(y, quantizer, dtype, ln_out), mu.view(-1), rsigma.view(-1)]
@@ -62,9 +62,9 @@ class NormalizationKernels(Normalization, Prim):
     ) -> list[Any]:
         x, gamma = plain(input), plain(weight)
         check_norm_parameter(gamma, x, "weight of rmsnorm_fwd")
-        rows = _fp32(x)
+        rows = wide(x)
         rsigma = rows.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-        y = (rows * rsigma).mul_(_scale(gamma, zero_centered_gamma))
+        y = (rows * rsigma).mul_(_scale(gamma, x, zero_centered_gamma))
         return [_emit(y, quantizer, to_torch(otype), ln_out), None, rsigma.view(-1)]
 
     def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
@@ -81,33 +81,34 @@ class NormalizationKernels(Normalization, Prim):
 def _layernorm_backward(
     dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``dx`` in fp32, ``dgamma`` and ``dbeta`` in gamma's dtype."""
+    """``dx`` not rounded yet, ``dgamma`` and ``dbeta`` in gamma's dtype."""
     check_norm_backward(dz, x, rsigma, gamma, function)
     check_norm_statistic(mu, x, f"mu of {function}")
     # torch's function reads these two as if they had no gaps.
-    mean, inverse = (value.contiguous().view(*x.shape[:-1], 1) for value in (mu, rsigma))
-    g = _scale(gamma, zero_centered)
-    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(_fp32(dz), _fp32(x), gamma.shape, mean, inverse, g, g, [True, True, True])
+    dtype = accumulator(x.dtype)
+    mean, inverse = (_in(value, dtype).contiguous().view(*x.shape[:-1], 1) for value in (mu, rsigma))
+    g = _scale(gamma, x, zero_centered)
+    dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward.default(_in(dz, dtype), wide(x), gamma.shape, mean, inverse, g, g, [True] * 3)
     return dx, dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)
 
 
 def _rmsnorm_backward(dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> tuple[Tensor, Tensor]:
-    """``dx`` in fp32, and ``dgamma`` in gamma's dtype."""
+    """``dx`` not rounded yet, and ``dgamma`` in gamma's dtype."""
     check_norm_backward(dz, x, rsigma, gamma, function)
     rs = rsigma.view(*x.shape[:-1], 1)
-    dz, xh = _fp32(dz), _fp32(x) * rs
-    dy = dz * _scale(gamma, zero_centered)
+    dz, xh = wide(dz), wide(x) * rs
+    dy = dz * _scale(gamma, x, zero_centered)
     mean = (dy * xh).mean(-1, keepdim=True)
     dx = torch.addcmul(dy, xh, mean, value=-1).mul_(rs)
     return dx, flat(xh.mul_(dz)).sum(0).to(gamma.dtype)
 
 
-def _fp32(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float32 else x.float()
+def _in(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype is dtype else x.to(dtype)
 
 
-def _scale(gamma: Tensor, zero_centered: bool) -> Tensor:
-    gamma = _fp32(gamma)
+def _scale(gamma: Tensor, x: Tensor, zero_centered: bool) -> Tensor:
+    gamma = _in(gamma, accumulator(x.dtype))
     return gamma + 1 if zero_centered else gamma
 
 

@@ -12,7 +12,7 @@ from fusible.tex.backends.torch_backend.block_formats import block_dense
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.protocol import format_of, is_quantized, logical_shape, nominal, transposed
 
-__all__ = ["dense", "flat", "plain", "write"]
+__all__ = ["dense", "flat", "plain", "wide", "write"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -33,6 +33,11 @@ def dense(x: Any) -> Tensor:
     if data is None:
         raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
     return decode(data, x._fp8_dtype).mul_(scale_inv).movedim(0, -1)
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` in the dtype that the reference computes in (``accumulator``); itself where it is of that."""
+    return x if x.dtype is torch.float32 or x.dtype is torch.float64 else x.float()
 
 
 def flat(x: Tensor) -> Tensor:

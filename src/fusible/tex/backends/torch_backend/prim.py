@@ -9,10 +9,10 @@ import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.dropout import check_probability
-from fusible.tex.backends.torch_backend.operands import flat
+from fusible.tex.backends.torch_backend.operands import flat, wide
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import check_shape, to_torch
+from fusible.tex.protocol import accumulator, check_shape, to_torch
 
 __all__ = ["PrimKernels"]
 
@@ -22,10 +22,10 @@ class PrimKernels(Prim):
         target = a.dtype if dtype is None else to_torch(dtype)
         if a.dtype is b.dtype is target:
             return torch.add(a, b)
-        return torch.add(a.float(), b).to(target)
+        return torch.add(wide(a), b).to(target)
 
     def prim_scale(self, x: Any, factor: float, dtype: Any = None) -> Any:
-        return torch.mul(x.float(), factor).to(x.dtype if dtype is None else to_torch(dtype))
+        return torch.mul(wide(x), factor).to(x.dtype if dtype is None else to_torch(dtype))
 
     def prim_cast(self, x: Any, dtype: Any) -> Any:
         if x.is_complex():  # of which torch would drop the imaginary part
@@ -47,7 +47,7 @@ class PrimKernels(Prim):
 
     def prim_row_sum(self, x: Any, dtype: Any = None) -> Any:
         target = x.dtype if dtype is None else to_torch(dtype)
-        return flat(x).sum(0, dtype=torch.float32).to(target)
+        return flat(x).sum(0, dtype=accumulator(x.dtype)).to(target)
 
     def prim_reshape(self, x: Any, shape: Sequence[int]) -> Any:
         return x.reshape(shape)
@@ -86,7 +86,7 @@ class PrimKernels(Prim):
             raise ShapeError(expected("an even width", of="prim.rope_angles", got=width, do="pass the rotated width of a head"))
         exponents = torch.arange(0, width, 2, dtype=torch.float64) / -width
         frequencies = torch.pow(torch.tensor(base, dtype=torch.float64), exponents)
-        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).float()
+        angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies).to(accumulator(like.dtype))
         return torch.cat((angles, angles), -1).view(positions, 1, 1, width).to(like.device)
 
     def prim_dropout(self, x: Any, probability: float, seed: Any, offset: int) -> tuple[Any, Any]:
@@ -133,4 +133,4 @@ def _places(sizes: torch.Tensor, padded: torch.Tensor, rows: int) -> tuple[torch
 
 
 def _scaled(x: torch.Tensor, mask: torch.Tensor, probability: float) -> torch.Tensor:
-    return (x.float() * mask).mul_(1 / (1 - probability)).to(x.dtype)
+    return (wide(x) * mask).mul_(1 / (1 - probability)).to(x.dtype)

@@ -18,6 +18,7 @@ from fusible.tex.factories import build_quantized
 from fusible.tex.inference_tensors import writing
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import (
+    accumulator,
     check_same_device,
     check_shape,
     format_of,
@@ -47,7 +48,7 @@ class QuantizeKernels(Quantize):
 
     def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
         x = plain(input)
-        bias_grad = flat(x).sum(0, dtype=torch.float32).to(x.dtype)
+        bias_grad = flat(x).sum(0, dtype=accumulator(x.dtype)).to(x.dtype)
         return [bias_grad, input if quantizer is None else quantize_tensor(x, quantizer, x.dtype)]
 
     def multi_tensor_quantize(self, tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.operands import plain
+from fusible.tex.backends.torch_backend.operands import plain, wide
 from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.checks import check_rope
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.interface.rope import Rope
+from fusible.tex.protocol import accumulator
 from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients, starts_of
 
 __all__ = ["RopeKernels"]
@@ -35,7 +36,7 @@ class RopeKernels(Rope):
     ) -> Any:
         x = plain(input)
         angles, inside = _angles(x, freqs, start_positions, int(qkv_format), cu_seqlens, cp_size, cp_rank, "fused_rope_forward")
-        head = x[..., : angles.shape[-1]].float()
+        head = wide(x[..., : angles.shape[-1]])
         rotated = _rotate(head, interleaved).mul_(torch.sin(angles))
         return _finish(x, rotated.addcmul_(head, torch.cos(angles)), inside)
 
@@ -52,7 +53,7 @@ class RopeKernels(Rope):
     ) -> Any:
         g = plain(output_grads)
         angles, inside = _angles(g, freqs, start_positions, int(qkv_format), cu_seqlens, cp_size, cp_rank, "fused_rope_backward")
-        head = g[..., : angles.shape[-1]].float()
+        head = wide(g[..., : angles.shape[-1]])
         rotated = _rotate(head * torch.sin(angles), interleaved).neg_()
         return _finish(g, rotated.addcmul_(head, torch.cos(angles)), inside)
 
@@ -121,7 +122,7 @@ def _angles(
     x: Tensor, freqs: Tensor, start: Tensor | None, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str
 ) -> tuple[Tensor, Tensor | None]:
     """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
-    check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, torch.float32)
+    check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, accumulator(x.dtype))
     check_rope_indices(RopeIndices(x, freqs.shape[0], start, qkv_format, cu_seqlens, cp_size, cp_rank), function)
     table = freqs.reshape(freqs.shape[0], freqs.shape[3])
     if qkv_format == _THD:
