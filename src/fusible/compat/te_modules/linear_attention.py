@@ -40,7 +40,8 @@ class _LinearAttention(FastSetattr, nn.Module):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        sharding, name = Sharding.of(tp_group, tp_size, False), type(self).__name__
+        name = type(self).__name__
+        sharding = Sharding.of(tp_group, tp_size, False, name)
         self.num_attention_heads, self.tp_size, self.tp_group = num_attention_heads, sharding.size, sharding.group
         self.num_attention_heads_per_partition = share(num_attention_heads, sharding.size, f"{name}'s heads")
         self.qk_head_dim, self.v_head_dim = (kv_channels, kv_channels) if isinstance(kv_channels, int) else kv_channels

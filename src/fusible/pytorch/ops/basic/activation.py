@@ -141,7 +141,8 @@ class ScaledTanhSReLU(BasicOperation):
     def fuser_backward(
         self, basic_op_ctxs: list[OperationContext], grad_output: torch.Tensor, **unused: Any
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
-        (x, scales), clamp = basic_op_ctxs[0].saved_tensors or (), self.tanh_clamp_scale
+        assert basic_op_ctxs[0].saved_tensors is not None
+        (x, scales), clamp = basic_op_ctxs[0].saved_tensors, self.tanh_clamp_scale
         dy, tanh = _wide(maybe_dequantize(grad_output)), self._tanh(x, clamp)
         dscales = (dy * (clamp * tanh).square()).sum(-1).view(scales.shape).to(scales.dtype)
         dx = dy * _wide(scales).view(*x.shape[:-1], 1) * (2 * clamp * tanh * (1 - tanh.square()))

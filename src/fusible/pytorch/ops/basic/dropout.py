@@ -27,6 +27,7 @@ class Dropout(BasicOperation):
         return ops.Dropout(self.dropout_probability)
 
     def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
+        assert isinstance(op, ops.Dropout)
         if not op.drops:
             return {}
         bits = getattr(context, "impl", None) == "fused"  # whose shape nothing tells
