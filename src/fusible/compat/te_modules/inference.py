@@ -10,7 +10,7 @@ import torch
 
 from fusible.compat.te_modules.attention_call import Lengths
 from fusible.compat.te_modules.base import device_of
-from fusible.compat.te_modules.kv_cache_managers import KV_FORMATS, KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
+from fusible.compat.te_modules.kv_cache_managers import FORMATS, KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
 from fusible.errors import ArgumentError, check_number, expected
 from fusible.tex.constructors import check_constructor
 
@@ -132,9 +132,9 @@ check_constructor(InferenceParams)
 
 
 def _check_format(qkv_format: str) -> None:
-    if qkv_format not in KV_FORMATS:
+    if qkv_format not in FORMATS:
         do = "name one of these"
-        raise ArgumentError(expected(f"one of {', '.join(KV_FORMATS)}", of="qkv_format of InferenceParams", got=repr(qkv_format), do=do))
+        raise ArgumentError(expected(f"one of {', '.join(FORMATS)}", of="qkv_format of InferenceParams", got=repr(qkv_format), do=do))
 
 
 def _pages(sequences: int, capacity: int, page_size: int | None, pages: int | None) -> tuple[int, int]:

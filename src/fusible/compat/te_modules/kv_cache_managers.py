@@ -13,9 +13,9 @@ from fusible.compat.te_modules.base import device_of
 from fusible.errors import ArgumentError, expected
 from fusible.tex import NVTE_QKV_Format
 
-__all__ = ["KV_FORMATS", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
+__all__ = ["FORMATS", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
 
-KV_FORMATS = {"sbhd": NVTE_QKV_Format.NVTE_SBHD, "bshd": NVTE_QKV_Format.NVTE_BSHD, "thd": NVTE_QKV_Format.NVTE_THD}
+FORMATS = {"sbhd": NVTE_QKV_Format.NVTE_SBHD, "bshd": NVTE_QKV_Format.NVTE_BSHD, "thd": NVTE_QKV_Format.NVTE_THD}
 """The layouts in which new keys and values come, by NVIDIA's names."""
 
 Lengths = OrderedDict[Hashable, int]
@@ -90,7 +90,7 @@ class _OfTensors(KVCacheManager):
         batch = {"bshd": new[0].shape[0], "sbhd": new[0].shape[1]}.get(format_, self.max_batch_size)
         longest = {"bshd": new[0].shape[1], "sbhd": new[0].shape[0]}.get(format_, self.max_seqlen)
         pages = 1 if rows else table.shape[1]
-        tex.copy_to_kv_cache(*new, k, v, table, *ends, KV_FORMATS[format_], batch, longest, self.max_seqlen, pages, rows)
+        tex.copy_to_kv_cache(*new, k, v, table, *ends, FORMATS[format_], batch, longest, self.max_seqlen, pages, rows)
         return batch
 
 
