@@ -128,7 +128,7 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
             types[f"{name}_dtype"] = type.read(rowwise=rowwise, columnwise=columnwise)
     if op.attends:
         types.update(_of_attention(op, request.recipe))
-    if any(map(is_quantized_type, types.values())):
+    if any(is_quantized_type(type) for name, type in types.items() if name.endswith("_dtype")):
         _check_not_double(request, f"{op!r} with operands in 8 bits")
     return op.resolved(types)
 
