@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -296,6 +297,77 @@ def test_a_cache_of_keys_and_values_crosses_the_borders() -> None:
     assert error(results[1], results[0]) <= bound(None)
 
 
+@pytest.mark.parametrize("recipe", [None, pytest.param("delayed", marks=pytest.mark.slow)])
+def test_lengths_of_sequences_cross_the_borders(recipe: str | None) -> None:
+    """Attention behind a border and before one, its rotation and its mask too; each program serves other lengths of as many sequences."""
+    torch.manual_seed(0)
+    heads = fp.DotProductAttention(2, H // 2, rope_base=1e4)
+    masked = fp.DotProductAttention(2, H // 2, mask=True)
+    front, between = [fp.LayerNorm(H), fp.Linear(H, 3 * H), Square()], [fp.Linear(H, 3 * H), Square()]
+    model = fp.Sequential(*front, heads, Square(), *between, masked, Square(), fp.Linear(H, H))
+    compiled, recipe_ = copy.deepcopy(model).compile("xla"), RECIPES[recipe or "none"]
+    for lengths in ([40, 3, 21], [21, 22, 21]):
+        mask, results = torch.randn(3, 1, 40, 40, generator=torch.Generator().manual_seed(3)), []
+        for each in (model, compiled):
+            each.zero_grad()
+            leaves = [tokens(1).requires_grad_(), mask.clone().requires_grad_()]
+            with fp.autocast(enabled=recipe_ is not None, recipe=recipe_):
+                y = each(leaves[0].clone(), torch.tensor(lengths), extra_inputs=[leaves[1]])
+                y.square().mean().backward()
+            results.append([y.detach(), *(leaf.grad for leaf in leaves), *(p.grad.clone() for p in each.parameters() if p.grad is not None)])
+        assert len(results[0]) == len(results[1]) and max(map(error, results[1], results[0])) <= bound(recipe_)
+        other = model(tokens(1), torch.tensor([TOKENS - 2, 1, 1]), extra_inputs=[torch.zeros(3, 1, 1, 1)])
+        assert error(results[0][0], other.detach()) > 100 * bound(None)  # the lengths do count
+    programs = [[program for *_, program in each] for each in regions(compiled)]
+    assert programs[:2] == [[True, False] * 4 + [True]] * 2
+
+
+class Doubled(ops.FusedOperation):
+    """``Linear -> GELU`` as the caller fuses them, in plain torch, forward alone; what it computes differs from the two, so that it can be seen."""
+
+    factor = 2.0
+
+    def fuser_forward(self, basic_op_ctxs: Any, input_: Tensor, **_: Any) -> Any:
+        linear = self.basic_ops[0]
+        x = maybe_dequantize(input_, torch.float32)
+        between = torch.nn.functional.linear(x, linear.weight.detach())  # type: ignore[arg-type]
+        for ctx, saved in zip(basic_op_ctxs, (x, between), strict=True):
+            ctx.save_for_backward(saved)
+        return self.factor * torch.nn.functional.gelu(between, approximate="tanh"), [(), ()]
+
+    def fuser_backward(self, basic_op_ctxs: Any, grad_output: Tensor, **_: Any) -> Any:
+        ((x,), (between,)), linear = (ctx.saved_tensors for ctx in basic_op_ctxs), self.basic_ops[0]
+        dy = self.factor * torch.ops.aten.gelu_backward(maybe_dequantize(grad_output, torch.float32), between, approximate="tanh")
+        return dy @ linear.weight.detach(), [(dy.T @ x,), ()], [(), ()]  # type: ignore[operator, union-attr]
+
+
+def _fuse(operations: list[Any], **_: Any) -> list[Any]:
+    """``Doubled`` wherever a BasicLinear and a GELU of this module's are neighbours."""
+    found: list[Any] = []
+    for each in operations:
+        if found and isinstance(each, ops.GELU) and isinstance(found[-1], ops.BasicLinear):
+            found[-1] = Doubled([found[-1], each])
+        else:
+            found.append(each)
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["none", "delayed"])
+def test_a_fused_operation_of_the_callers_is_called_between_programs(recipe: str) -> None:
+    torch.manual_seed(0)
+    model = ops.Sequential(ops.LayerNorm(H), ops.BasicLinear(H, H), ops.GELU(), ops.Linear(H, H), ops.SiLU())
+    compiled, given = copy.deepcopy(model).compile("xla"), RECIPES[recipe]
+    with ops.register_forward_backward_fusion(_fuse):
+        for seed in range(3):
+            wanted, got = (step(each, given, seed) for each in (model, compiled))
+            assert len(got) == len(wanted) == 7 and max(map(error, got, wanted)) <= bound(given)
+        fused = inferred(compiled, given)
+        assert error(fused, inferred(model, given)) <= bound(given)
+        lines = [line for line in compiled.explain(tokens(0)).splitlines() if "called, not compiled" in line]
+        assert lines == [" called, not compiled: Doubled is the caller's own code"] * 3
+    assert error(inferred(compiled, given), fused) > 100 * bound(None)  # by the two of ours again, compiled
+
+
 def test_gradients_are_summed_up_where_they_are_asked_for() -> None:
     torch.manual_seed(0)
     model = fp.Sequential(fp.Linear(H, H, accumulate_into_main_grad=True), Square(), fp.Linear(H, H, accumulate_into_main_grad=True))
@@ -326,6 +398,22 @@ def test_executors_change_in_the_middle_of_a_training() -> None:
     fresh = copy.deepcopy(model).compile("xla")
     fresh.load_state_dict(other.state_dict())
     assert error(inferred(fresh, recipe), inferred(other, recipe)) == 0
+
+
+@pytest.mark.parametrize("kept", ["pickle", "state"])
+def test_what_is_kept_of_a_split_model_goes_on_as_it_would(kept: str) -> None:
+    recipe = RECIPES["delayed"]
+    torch.manual_seed(0)
+    model = fp.Sequential(fp.Linear(H, H), Weighted(), fp.Linear(H, H), fp.GELU()).compile("xla")
+    for seed in range(3):
+        step(model, recipe, seed)
+    if kept == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        other = fp.Sequential(fp.Linear(H, H), Weighted(), fp.Linear(H, H), fp.GELU()).compile("xla")
+        other.load_state_dict(model.state_dict())
+    assert all(map(torch.equal, step(other, recipe, 3), step(model, recipe, 3)))
+    assert runner_of(other).executor.name == "xla" and regions(other)[0] == [(0, 2, True), (2, 3, False), (3, 6, True)]
 
 
 def test_a_pass_that_fails_behind_a_border_changes_nothing() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.nvte import nvte_dtype
 from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
@@ -72,6 +72,9 @@ class PipelineRunner(ChainPart):
         self._owners = [(b.module, name) for b in self.bound for name in b.parameters]
         self._accumulating = [i for i, (module, name) in enumerate(self._owners) if name in getattr(module, "accumulating_parameters", ())]
         self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
+        named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if op.attends]  # type: ignore[attr-defined]  # pyright: ignore
+        self._masks = {names["mask"]: "kv" not in names for names in named if "mask" in names}
+        """By the name of a mask that comes from the caller: whether its keys are those of x."""
         self._plans: dict[Any, Plan] = {}
         self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
 
@@ -131,7 +134,19 @@ class PipelineRunner(ChainPart):
 
     def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
         """The side values of a batch that came in ``shape``, as its pass takes them."""
+        if self._masks and batch.seq_lens is not None:
+            self._check_masks(extra, batch)
         return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, extra, strict=True)] if extra else []
+
+    def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch) -> None:
+        """Raise ``ShapeError`` for a mask with fewer queries, or keys of x's own, than the longest sequence has: a compiled program serves many
+        lengths, and cannot say so."""
+        for name, value in zip(self.sides, extra, strict=True):
+            of_own = self._masks.get(name)
+            sizes = () if of_own is None or value.ndim != 4 else value.shape[2:] if of_own else value.shape[2:3]
+            if any(1 < size < batch.max_seqlen for size in sizes):
+                wanted, do = f"{batch.max_seqlen} queries{' and keys' if of_own else ''}, or 1,", "pass one for the longest sequence"
+                raise ShapeError(expected(wanted, of=f"the mask of {self.title}", got=list(value.shape), do=do))
 
     def run(
         self,

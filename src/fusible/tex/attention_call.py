@@ -51,7 +51,6 @@ class Served:
 
     backend: str
     dtypes: frozenset[Any]
-    thd_bias: bool = False
     paged: bool = False
     alibi: bool = False
     fp8: bool = False
@@ -63,8 +62,6 @@ class Served:
             return f"layout {NVTE_QKV_Layout(int(qkv_layout)).name} is not served; sbhd, bshd, bhsd and thd are, packed or separate"
         if int(bias_type) == NVTE_Bias_Type.NVTE_ALIBI and not self.alibi:
             return "ALiBi is not served; no bias, a pre-scale and a post-scale bias are"
-        if not self.thd_bias and lay.q == "THD" and int(bias_type) not in (NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Bias_Type.NVTE_ALIBI):
-            return "a bias or a mask of THD, sequences of unequal length, is not served; one of equally long sequences is"
         if dtype not in self.dtypes:
             return f"{dtype} is not served; float32, bfloat16 and float16 are"
         return None

@@ -149,12 +149,38 @@ def test_scores_are_those_of_the_formula(form: str, options: str, masked: bool) 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", [pytest.param(way, marks=XLA) if way == "compiled" else way for way in WAYS])
 def test_every_way_of_a_call_has_the_options(way: str, form: str) -> None:
-    if way == "compiled" and form != "batch":
-        check(way, form, OPTIONS["all"], masked=False)
-        with pytest.raises(FusibleError, match="a bias or a mask of THD, sequences of unequal length, is not served"):
-            check(way, form, OPTIONS["all"], masked=True)
-    else:
-        check(way, form, OPTIONS["all"], masked=True)
+    check(way, form, OPTIONS["all"], masked=True)
+
+
+@pytest.mark.parametrize("shape", [(b, h, s, t) for b in (1, BATCH) for h in (1, HEADS) for s in (1, LONGEST + 1) for t in (1, LONGEST + 2)], ids=str)
+@pytest.mark.parametrize("executor", [pytest.param("xla", marks=XLA), "eager"])
+def test_masks_of_every_shape_reach_sequences_of_unequal_length(executor: str, shape: tuple[int, ...]) -> None:
+    """With rows and columns beyond the longest sequence, a gradient of 0 there, and an element that hides a key."""
+    lengths, generator = [5, 2, 3], torch.Generator().manual_seed(4)
+    x, mask = torch.randn(10, COLUMNS, generator=generator), torch.randn(shape, generator=generator)
+    if shape[3] > 1:
+        mask[..., 1] = -torch.inf
+    model = Sequential(DotProductAttention(HEADS, WIDTH, groups=GROUPS, mask=True)).compile(executor)
+    dy, results = torch.randn(10, HEADS * WIDTH, generator=generator), []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in (x, mask)]
+        if dtype is torch.float32:
+            y = model(leaves[0], torch.tensor(lengths), extra_inputs=[leaves[1]])
+        else:
+            y = reference(leaves[0], lengths, leaves[1].expand(BATCH, -1, -1, -1), {})
+        y.backward(dy.to(dtype))
+        results.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    for found, right in zip(*results, strict=True):
+        assert found is not None and right is not None and found.shape == right.shape
+        assert (found.double() - right).abs().max() <= BOUND * max(1.0, right.abs().max().item())
+
+
+@pytest.mark.parametrize("executor", [pytest.param("xla", marks=XLA), "eager"])
+def test_a_mask_too_small_for_its_sequences_is_refused(executor: str) -> None:
+    model = Sequential(DotProductAttention(HEADS, WIDTH, groups=GROUPS, mask=True)).compile(executor)
+    for shape, error in (((1, 1, 4, 5), "5 queries and keys"), ((1, 1, 5, 4), "5 queries and keys"), ((2, 1, 5, 5), r"shape \[3 or 1, ")):
+        with pytest.raises(FusibleError, match=rf"(^|\n)Expected {error}"):
+            model(torch.zeros(10, COLUMNS), torch.tensor([5, 2, 3]), extra_inputs=[torch.zeros(shape)])
 
 
 def test_a_bool_mask_hides_and_a_row_that_sees_nothing_is_0() -> None:
@@ -322,7 +348,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a mask too small": (
         lambda: DotProductAttention(2, 4, mask=True)(torch.randn(4, 24), torch.tensor([3, 1]), extra_inputs=[torch.zeros(1, 1, 2, 2)]),
         ShapeError,
-        "Expected scores of .* of Bias of attention",
+        "Expected 3 queries and keys, or 1, of the mask of DotProductAttention, got ",
     ),
     "keys": (
         lambda: CrossAttention(2, 4)(torch.randn(2, 3, 8), extra_inputs=[torch.zeros(3, 5, 16)]),

@@ -37,7 +37,7 @@ from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("cpu", frozenset({torch.float32, torch.bfloat16, torch.float16}), thd_bias=True, paged=True)
+_SERVED = Served("cpu", frozenset({torch.float32, torch.bfloat16, torch.float16}), paged=True)
 _ANSWERED = replace(_SERVED, alibi=True, fp8=True)
 """What the query answers for: a call of a kind that these kernels refuse goes to the reference."""
 _TOKENS_FIRST = {"SBHD": (1, 0, 2, 3), "BSHD": (0, 1, 2, 3), "BHSD": (0, 2, 1, 3)}

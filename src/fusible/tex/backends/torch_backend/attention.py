@@ -31,7 +31,7 @@ from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
 
-_SERVED = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64}), thd_bias=True, paged=True, alibi=True, fp8=True)
+_SERVED = Served("torch", frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64}), paged=True, alibi=True, fp8=True)
 
 
 class AttentionKernels(TokenLayoutKernels):

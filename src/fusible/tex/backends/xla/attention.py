@@ -16,8 +16,9 @@ from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.attention_call import PADDING, Served, auxiliary, beyond_nvidias, bounds, check_counts, check_stats, side_inputs
 from fusible.tex.attention_layout import Layout, format_name, gradient_layout
-from fusible.tex.backends.xla import attention_math, kv_cache
-from fusible.tex.backends.xla.attention_math import Gradients, Scores, Tokens
+from fusible.tex.backends.xla import attention_bias, attention_math, kv_cache
+from fusible.tex.backends.xla.attention_bias import Tokens
+from fusible.tex.backends.xla.attention_math import Gradients, Scores
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
 from fusible.tex.backends.xla.token_layouts import TokenLayoutKernels
@@ -90,6 +91,8 @@ def _attended(call: Any, lay: Layout, offset: Any, dropout: float, rng_state: An
     """O, Stats and Max of a call."""
     given = _paged(lay, call) if lay.paged else _together(lay, call)
     scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=given.queries, keys=given.keys)
+    if scores.bias is not None and lay.q == "THD":
+        attention_bias.check_sequences(scores.bias, call.cu_seqlens_q.size - 1)
     o, stats, largest = attention_math.forward(scores, given.q, given.k, given.v)
     out = lazy.cast(given.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
     if lay.q == "THD" and given.queries.inside is not None:
@@ -219,6 +222,8 @@ def _bias_gradient(sc: Scores, g: Gradients) -> Tensor | None:
     if sc.bias is None:
         return None
     ds = g.scores * sc.scale if sc.pre_scale else g.scores
+    if sc.queries.apart:
+        return lazy.cast(attention_bias.gathered_back(ds, sc.bias.shape, sc.queries, sc.keys), sc.bias.dtype)
     dims = [d for d in range(4) if sc.bias.shape[d] == 1 and ds.shape[d] != 1]
     if dims:
         ds = lazy.sum(ds, dims, keepdim=True)

@@ -9,26 +9,14 @@ import numpy as np
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
+from fusible.tex.backends.xla import attention_bias
+from fusible.tex.backends.xla.attention_bias import Tokens
 from fusible.tex.backends.xla.random import drop_threshold, words
 from fusible.tex.enums import NVTE_Softmax_Type
 
-__all__ = ["Gradients", "Scores", "Tokens", "backward", "forward"]
+__all__ = ["Gradients", "Scores", "backward", "forward"]
 
 _INFINITY = float("inf")
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of queries ``[.., s, 1]`` or of keys ``[.., 1, t]``: their sequence, their position in it, its length (an int32 tensor each).
-
-    ``apart``: several sequences lie side by side, and see nothing of one another. ``inside``: which tokens count, or None for all.
-    """
-
-    sequence: Tensor
-    position: Tensor
-    length: Tensor
-    inside: Tensor | None
-    apart: bool
 
 
 @dataclass(frozen=True)
@@ -56,11 +44,19 @@ def _dot(a: Tensor, b: Tensor, left: int, right: int) -> Tensor:
     return lazy.dot_general(a, b, ((left,), (right,)), ((0, 1), (0, 1)), dtype=lazy.float32)
 
 
+def _bias(sc: Scores, queries: int, keys: int) -> Tensor | None:
+    """What is added to the scores, which broadcast from it."""
+    if sc.bias is None:
+        return None
+    found = attention_bias.gathered(sc.bias, sc.queries, sc.keys) if sc.queries.apart else sc.bias[..., :queries, :keys]
+    return lazy.cast(found, lazy.float32)
+
+
 def _scores(sc: Scores, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
     """The scores, and where they are capped the derivative of the cap."""
     n, h, s, _ = q.shape
     scores = lazy.reshape(_dot(_grouped(q, k.shape[1]), k, 3, 3), (n, h, s, k.shape[2]))
-    bias = None if sc.bias is None else lazy.cast(sc.bias[..., :s, : k.shape[2]], lazy.float32)
+    bias = _bias(sc, s, k.shape[2])
     if bias is not None and sc.pre_scale:
         scores = scores + bias
     scores, slope = scores * sc.scale, None
