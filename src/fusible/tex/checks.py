@@ -62,7 +62,7 @@ _OF_ANY_TYPE = frozenset(
 def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[str] = PER_TENSOR) -> str | None:
     """Why a backend of all functions refuses a request for a type among its arguments, or None.
 
-    ``floating`` are its values of fp32, bf16, fp16; ``formats`` the scalings of quantizers and the formats of quantized tensors that it serves.
+    ``floating`` are its values of fp32, bf16, fp16, and fp64 where it has that; ``formats`` the scalings of quantizers and the formats of quantized tensors that it serves.
     """
     if request.function in _OF_ANY_TYPE:
         return None
@@ -72,8 +72,15 @@ def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[
             if len(part) == 3 and part[0] not in formats:
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
             if asked and len(part) == 2 and part[1] not in floating and not request.function.startswith("prim_"):
-                return f"serves float32, bfloat16 and float16, and {name} is {part[1]}"
+                return f"serves {_listed(floating)}, and {name} is {part[1]}"
     return None
+
+
+def _listed(floating: frozenset[Any]) -> str:
+    """``floating`` in words, those of 32 bits first."""
+    there = {str(x).removeprefix("torch.") for x in floating}
+    *most, last = [name for name in ("float32", "bfloat16", "float16", "float64") if name in there]
+    return f"{', '.join(most)} and {last}"
 
 
 def tensor_kinds(kind: Any) -> Iterator[tuple[Any, ...]]:

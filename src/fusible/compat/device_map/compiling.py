@@ -11,7 +11,7 @@ import torch
 from torch.utils import _triton
 
 from fusible.compat.device_map.mode import OnCpu
-from fusible.compat.device_map.places import everywhere
+from fusible.compat.device_map.places import everywhere, loaded
 
 __all__ = ["compiling_replacements"]
 
@@ -55,4 +55,4 @@ def _modes(tx: Any) -> list[Any]:
 def compiling_replacements() -> Iterator[tuple[Any, str, Any]]:
     """``(owner, name, value)`` of what is put in place, wherever torch holds it."""
     yield torch, "compile", _compile
-    yield from everywhere("torch", _triton.has_triton, "has_triton", _has_triton)
+    yield from everywhere(loaded("torch"), _triton.has_triton, "has_triton", _has_triton)

@@ -19,7 +19,7 @@ import torch
 
 from fusible.compat.device_map import streams
 from fusible.compat.device_map.mode import CPU
-from fusible.compat.device_map.places import everywhere
+from fusible.compat.device_map.places import everywhere, loaded
 from fusible.errors import NotServedError, expected
 from fusible.machine import installed_memory, peak_memory, reset_peak_memory, resident_memory
 
@@ -260,11 +260,12 @@ def cuda_replacements(capability: tuple[int, int]) -> Replacements:
     for place in {f"torch.cuda.{name.rpartition('.')[0]}" for name in answers if "." in name}:
         if importlib.util.find_spec(place) is not None:
             importlib.import_module(place)
+    modules = loaded("torch.cuda")
     for place, value in answers.items():
         inner, _, name = place.rpartition(".")
         owner = sys.modules.get(f"torch.cuda.{inner}" if inner else "torch.cuda")
         if owner is not None and hasattr(owner, name):
-            yield from everywhere("torch.cuda", getattr(owner, name), name, value)
+            yield from everywhere(modules, getattr(owner, name), name, value)
     yield torch, "Stream", streams.AnyStream
     yield torch, "Event", streams.AnyEvent
     yield from _accelerator(answers)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fusible.compat.device_map.mode import CPU, is_cuda
-from fusible.compat.device_map.places import everywhere
+from fusible.compat.device_map.places import everywhere, loaded
 from fusible.compat.device_map.requests import Requests
 
 __all__ = ["distributed_replacements"]
@@ -85,5 +85,6 @@ def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     for name in ("send", "recv", "recv_anysource"):
         yield c10d.ProcessGroup, name, requests.kept(getattr(c10d.ProcessGroup, name))
     former = {name: getattr(c10d, name, None) or getattr(meshes, name) for name in values}
+    modules = loaded("torch.distributed")
     for name, value in values.items():
-        yield from everywhere("torch.distributed", former[name], name, value)
+        yield from everywhere(modules, former[name], name, value)

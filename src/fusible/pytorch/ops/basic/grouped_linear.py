@@ -21,7 +21,7 @@ from fusible.pytorch.ops.op import BasicOperation, Mode, OperationContext
 from fusible.pytorch.sequence_parallel import materialized
 from fusible.quantized import Quantizer, QuantizerRole, Recipe
 
-__all__ = ["GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "GroupedLinear", "is_op_fuser_grouped_tensor_path_supported"]
+__all__ = ["GRAD_INPUT_BUFFER_KEY", "GroupedLinear", "OUTPUT_BUFFER_KEY", "is_op_fuser_grouped_tensor_path_supported"]
 
 OUTPUT_BUFFER_KEY = "output"
 """The keyword of a call of ``GroupedLinear`` by which it is given memory for its output."""
