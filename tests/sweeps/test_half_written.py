@@ -73,7 +73,7 @@ def _scored(record: Record, sample: Sample) -> tuple[Counter[str], list[str]]:
 def test_a_call_that_cannot_write_writes_nothing() -> None:
     counts, wrong = Counter[str](), []
     for record in TABLE.values():
-        found, sentences = _scored(record, record.samples(record.dtypes[0])[0])
+        found, sentences = _scored(record, record.samples(record.dtypes[0], 1)[0])
         counts += found
         wrong += sentences
     print(dict(counts))

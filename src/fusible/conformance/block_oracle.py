@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import copy
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +23,29 @@ SIGNS = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
 __all__ = ["E4M3", "F", "FLT_MAX", "NUMPY", "block_fp8", "e2m1_values", "mxfp8", "nvfp4", "swizzled", "tensor_scale", "transformed"]
 
 Tile = tuple[slice, slice]
+REMEMBERED = 2048
+
+P = ParamSpec("P")
+R = TypeVar("R", np.ndarray, tuple[np.ndarray, np.ndarray])
+
+
+def remembered(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, which computes a result once: samples of the same numbers are made anew for every backend and dtype. Results are copies."""
+    known: dict[Any, Any] = {}
+
+    def key_of(x: Any) -> Any:
+        return (x.shape, x.dtype.str, hashlib.blake2b(x.tobytes()).digest()) if isinstance(x, np.ndarray) else x
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        key = (*map(key_of, args), *((name, key_of(x)) for name, x in sorted(kwargs.items())))
+        if key not in known:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            known[key] = function(*args, **kwargs)
+        return copy.deepcopy(known[key])
+
+    return call
 
 
 def tiles(shape: tuple[int, ...], block: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Tile]]:
@@ -47,6 +73,7 @@ def fp8_scale(amax: Any, fp8: int, epsilon: float, power_of_two: bool, overflow:
     return F(2.0 ** np.floor(np.log2(np.float64(scale)))) if power_of_two else scale
 
 
+@remembered
 def block_fp8(x: np.ndarray, fp8: int, block: tuple[int, int], epsilon: float, power_of_two: bool, overflow: float) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and ``1 / scale`` by block of a matrix of fp32."""
     data, inverse = np.empty(x.shape, np.uint8), np.empty(grid(x.shape, block), F)
@@ -67,6 +94,7 @@ def exponent_byte(value: Any) -> int:
     return 0 if value == 0 else int(np.clip(exponent - (mantissa == 0.5) + 127, 0, 254))
 
 
+@remembered
 def mxfp8(x: np.ndarray, fp8: int, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and E8M0 scales by block."""
     data, scales = np.empty(x.shape, np.uint8), np.empty(grid(x.shape, block), np.uint8)
@@ -99,6 +127,7 @@ def tensor_scale(amax: Any, e4m3_max: float) -> Any:
     return F(1) if amax == 0 or scale == 0 else scale
 
 
+@remembered
 def nvfp4(x: np.ndarray, amax: np.ndarray, tiled: bool, over6: str | None = None, e4m3_max: float = 448) -> tuple[np.ndarray, np.ndarray]:
     """Codes (one per byte) and E4M3 bytes ``[lines, blocks]`` of the lines ``x``; ``amax`` is one number, or one per line."""
     codes, scales = np.empty(x.shape, np.uint8), np.empty((x.shape[0], x.shape[1] // 16), np.uint8)
@@ -139,6 +168,7 @@ def transformed(x: np.ndarray, signs: bool = True) -> np.ndarray:
     return (x.T.reshape(-1, 16).astype(np.float64) @ hadamard).astype(F).reshape(x.T.shape).astype(ml_dtypes.bfloat16).astype(F)
 
 
+@remembered
 def swizzled(scales: np.ndarray) -> np.ndarray:
     """Scales ``[128 m, 4 k]`` in the order of tensor cores: tiles of 32 rows of 16, line ``l`` at row ``l % 32``, column ``4 (l // 32)``."""
     result = np.empty(scales.size, scales.dtype)

@@ -184,7 +184,7 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
     if row.samples and not own_layout:
         try:
             # Each sample is a program where tensors record: fewer of them.
-            check_of_nothing(record.function, call, record.samples(dtype)[0], None if memory else 1)
+            check_of_nothing(record.function, call, record.samples(dtype, 1)[0], None if memory else 1)
             _planted(call, record, dtype, method, PLANTINGS if memory else PLANTINGS[::TURNS])
             check_scalars(record.function, call, method, record.samples(dtype))
             _paired(call, record, dtype)

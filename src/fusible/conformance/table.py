@@ -12,6 +12,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -115,9 +116,9 @@ class Record:
     dtypes: tuple[torch.dtype, ...] = FLOATS
     quantizes: bool = False
 
-    def samples(self, dtype: torch.dtype) -> list[Sample]:
-        """The samples in ``dtype``: the same ones at every call, in tensors of their own."""
-        return list(self.sampler(torch.Generator().manual_seed(len(self.function) * 7919 + 11), dtype))
+    def samples(self, dtype: torch.dtype, most: int | None = None) -> list[Sample]:
+        """The samples in ``dtype``, or the first ``most`` of them: the same ones at every call, in tensors of their own."""
+        return list(islice(self.sampler(torch.Generator().manual_seed(len(self.function) * 7919 + 11), dtype), most))
 
 
 TABLE: dict[str, Record] = {}

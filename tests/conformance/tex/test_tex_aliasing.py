@@ -73,7 +73,7 @@ CASES = [
 
 
 def test_the_table_has_such_pairs() -> None:
-    with_pairs = {entry.function for entry in TABLE.values() if any(pairs(entry.samples(entry.dtypes[0])[0]))}
+    with_pairs = {entry.function for entry in TABLE.values() if any(pairs(entry.samples(entry.dtypes[0], 1)[0]))}
     assert len(with_pairs) >= 8, with_pairs
 
 

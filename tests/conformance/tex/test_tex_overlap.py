@@ -108,8 +108,7 @@ def outcome(function: str, backend: str, sample: Sample, places: tuple[Place, Pl
 
 def tried(entry: Record, samples: int, most: tuple[int, int]) -> Counter[str]:
     found: Counter[str] = Counter()
-    made = entry.samples(entry.dtypes[0])
-    for sample in made[:samples]:
+    for sample in entry.samples(entry.dtypes[0], samples):
         for place, other in pairs(sample, most):
             for backend in BACKENDS:
                 for shift in (0, 1, -1):
@@ -125,7 +124,7 @@ WRITING = [
     for entry in TABLE.values()
     if "dropout" not in entry.function  # two calls give different numbers
     and entry.function not in SHARED_BYTES
-    and any(True for sample in entry.samples(entry.dtypes[0])[:SAMPLES] for _ in pairs(sample, (1, 1)))
+    and any(True for sample in entry.samples(entry.dtypes[0], SAMPLES) for _ in pairs(sample, (1, 1)))
 ]
 
 
