@@ -13,7 +13,7 @@ import torch
 from fusible import nvte
 from fusible.nvte import DType, QuantizedType, Tensor, Type
 
-__all__ = ["WORDS", "Draw", "Given", "Wanted", "share"]
+__all__ = ["WORDS", "Draw", "Given", "Wanted", "half_unit", "share"]
 
 FLOATS = (DType.Float32, DType.BFloat16, DType.Float16)
 FP8 = (QuantizedType(DType.Float8E4M3, "current"), QuantizedType(DType.Float8E5M2, "current"))
@@ -102,11 +102,11 @@ def share(got: Tensor, wanted: Wanted, type: Type | None) -> float:
     magnitude = value.abs() if wanted.magnitude is None else wanted.magnitude
     bound = (wanted.length + 32) * 2.0**-23 * magnitude + wanted.slack + 1e-40
     for rounding in (got.type, *wanted.rounded):
-        bound = bound + _half_unit(nvte.element(rounding), value)
+        bound = bound + half_unit(nvte.element(rounding), value)
     return ((found - value).abs() / bound).max().item() if value.numel() else 0.0
 
 
-def _half_unit(dtype: DType, value: torch.Tensor) -> torch.Tensor:
+def half_unit(dtype: DType, value: torch.Tensor) -> torch.Tensor:
     if dtype in LARGEST:
         amax = value.abs().max() if value.numel() else 0.0
         return 1.01 * (EPS[dtype] / 2 * value.abs() + SMALLEST[dtype] / 2 * amax / LARGEST[dtype])

@@ -35,6 +35,16 @@ def _(draw: Draw) -> Given:
     return Given({"x": x}, [Wanted(f64(x), exact=True, type=x.type)])
 
 
+@word("accumulator")
+def _(draw: Draw) -> Given:
+    type = draw.type()
+
+    def check(found: Any) -> None:
+        assert found is nvte.DType.Float32
+
+    return Given({"type": type}, check)
+
+
 @word("dbias")
 def _(draw: Draw) -> Given:
     dy, type = draw.tensor(draw.rows(), draw.columns()), draw.type()

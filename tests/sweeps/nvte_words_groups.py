@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, f64, share, word
+from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, f64, half_unit, share, word
 from nvte_words_products import product
 from torch.nn import functional as F
 
@@ -125,9 +125,10 @@ def _(draw: Draw) -> Given:
     if bias is not None:
         factors = (torch.ones(sum(counts)).double() if scale is None else f64(scale)).split(counts)
         more = [f[:, None] * b for f, b in zip(factors, f64(bias), strict=True)]
-    # A bias is added to the product that was rounded.
-    once = () if bias is None else (type,)
-    wanted = _by_group(f64(x).split(counts), [f64(w).T for w in weights], more, type=type, rounded=once)
+    operands = f64(x).split(counts), [f64(w).T for w in weights]
+    # A bias is added to the product that was rounded, which may be larger than the sum.
+    once = 0.0 if bias is None else half_unit(type, _by_group(*operands).value)
+    wanted = _by_group(*operands, more, type=type, slack=once)
     call = {"x": nvte.grouped_cast(x, sizes, [kind] * len(counts)), "weights": weights, "type": type, "bias": bias, "bias_scale": scale}
     return Given(call, [wanted])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, _half_unit, f64, word
+from nvte_draws import FLOATS, FP8, WORDS, Draw, Given, Wanted, f64, half_unit, word
 from nvte_words_activations import gelu, gradient
 
 from fusible import nvte
@@ -64,7 +64,7 @@ def _(draw: Draw) -> Given:
         arguments["bias"] = None
         more = more[1:]
     # What is added to lies in the type of the result.
-    return Given({**arguments, "type": type, "alpha": alpha}, [product(x, w, type, *more, factor=alpha, slack=_half_unit(type, more[-1]))])
+    return Given({**arguments, "type": type, "alpha": alpha}, [product(x, w, type, *more, factor=alpha, slack=half_unit(type, more[-1]))])
 
 
 def _through_gelu(draw: Draw, *more: str) -> Given:
@@ -76,7 +76,7 @@ def _through_gelu(draw: Draw, *more: str) -> Given:
     rounded = (pre_type,)
     if "addend" in more:
         value, rounded = value + f64(arguments["addend"]), (pre_type, pre_type)
-    size = z.magnitude + _half_unit(pre_type, z.value) * 2**23 + value.abs() + (f64(arguments["addend"]).abs() if "addend" in more else 0)  # type: ignore[operator]
+    size = z.magnitude + half_unit(pre_type, z.value) * 2**23 + value.abs() + (f64(arguments["addend"]).abs() if "addend" in more else 0)  # type: ignore[operator]
     y = Wanted(value, z.length, size * 1.2, type=type, rounded=rounded)
     return Given({**arguments, "type": type, "pre_type": pre_type}, [y, z])
 
@@ -104,7 +104,7 @@ def _(draw: Draw) -> Given:
 def _(draw: Draw) -> Given:
     dy, weight, kind = _nn(draw)
     type, addend = draw.of(*FLOATS), draw.tensor(dy.shape[0], weight.shape[1], type=kind)
-    wanted = product(f64(dy), f64(weight), type, f64(addend), slack=_half_unit(type, f64(addend)))
+    wanted = product(f64(dy), f64(weight), type, f64(addend), slack=half_unit(type, f64(addend)))
     return Given({"dy": dy, "weight": weight, "addend": addend, "type": type}, [wanted])
 
 

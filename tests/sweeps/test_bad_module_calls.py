@@ -29,8 +29,10 @@ ACCEPTED = {
     ("seq_lens", "None"): "one sequence",
     ("seq_lens", "flat"): "it is flat",
     ("cache", "None"): "whole sequences",
+    ("extra", "of float64"): "a sum takes any numbers",
     ("extra", "of int64"): "a sum takes any numbers",
     ("extra", "of uint8"): "a sum takes any numbers",
+    ("scales", "of float64"): "a factor may be any number",
     ("scales", "of int64"): "a factor may be any number",
     ("scales", "of uint8"): "a factor may be any number",
     ("scales", "flat"): "it is flat",
@@ -39,6 +41,9 @@ ACCEPTED = {
     ("split_sizes", "of int64"): "int64 will do",
 }
 """Wrong values that are none: what each argument may also be. Whatever lies otherwise in memory gives the same result and is held against it."""
+
+WITHOUT_PARAMETERS = {("x", "of float64"): "what has no parameters of another dtype computes in fp64"}
+"""What is accepted by modules that have none."""
 
 
 class Call(NamedTuple):
@@ -102,8 +107,9 @@ def _score(call: Call, module: Any, wanted: Any, scores: Scores) -> None:
     if call.what == "strided":  # under delayed scaling the scales move on from call to call
         scores.add(call, "accepted" if _same(result, wanted) or call.recipe == "delayed" else "wrong")
     else:
+        accepted = ACCEPTED if any(True for _ in module.parameters()) else ACCEPTED | WITHOUT_PARAMETERS
         argument = "x" if call.argument == "input" else call.argument
-        scores.add(call, "accepted" if (argument, call.what) in ACCEPTED else "accepted without a reason")
+        scores.add(call, "accepted" if (argument, call.what) in accepted else "accepted without a reason")
 
 
 @pytest.mark.parametrize(("room", "subjects"), [(pytorch, MODULES), (ops, OPERATIONS)], ids=["modules", "operations"])

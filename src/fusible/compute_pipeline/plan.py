@@ -79,8 +79,8 @@ class Plan:
     state: StateLayout
     delayed: DelayedScaling | None
     """The options of the delayed scaling that the state belongs to."""
-    caches: tuple[tuple[int, int, int], ...]
-    """``(position, groups, width)`` of each op that can go on from a cache of keys and values."""
+    caches: tuple[tuple[int, int, int, Type | None], ...]
+    """``(position, groups, width, type)`` of each op that can go on from a cache of keys and values."""
     uncached: Op | None
     """The first op that looks at whole sequences and cannot, if there is one."""
     out_width: int | None

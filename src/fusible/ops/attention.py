@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusible import nvte
-from fusible.errors import ArgumentError, ShapeError, check_number, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, check_width
 from fusible.tex.attention_call import alibi_slopes
 
 __all__ = ["CrossAttention", "DotProductAttention", "check_groups"]
+
+_FLOATS = frozenset((DType.Float32, DType.Float16, DType.BFloat16, DType.Float8E4M3, DType.Float8E5M2, DType.Float4E2M1))
+"""The element types of keys and values that are cast to that of the queries."""
 
 
 def check_groups(heads: int, groups: int) -> None:
@@ -205,8 +208,9 @@ class DotProductAttention(_Attention):
         return self._attend(x, sequences, True, sides)
 
     @property
-    def cached(self) -> tuple[int, int] | None:
-        return (self.groups, self.head_width) if self.causal and "mask" not in self.side_names else None
+    def cached(self) -> tuple[int, int, nvte.Type | None] | None:
+        kept = self.x_dtype if self.qkv_dtype is None else self.activation
+        return (self.groups, self.head_width, kept) if self.causal and "mask" not in self.side_names else None
 
     def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
         cache = nvte.current_pass().caches.get(self.position)
@@ -289,6 +293,9 @@ class CrossAttention(_Attention):
     def _attend(self, x: nvte.Tensor, sequences: nvte.Sequences, is_training: bool, sides: Mapping[str, nvte.Tensor]) -> tuple[nvte.Tensor, Context]:
         x, kv = nvte.cast_checked(x, self.x_dtype), self.side("kv", sides)
         assert kv is not None
+        double = DType.Float64 in (kv.type, x.type)
+        if kv.type is not x.type and (double or nvte.element(kv.type) not in _FLOATS):
+            raise DTypeError(expected(f"{x.type}, as x is,", of=f"the keys and values of {self!r}", got=str(kv.type), do="cast them"))
         keys = self._keys(kv.shape, kv, sequences)
         rows = nvte.cast_checked(nvte.reshape(kv, (-1, kv.shape[-1])) if len(kv.shape) == 3 else kv, nvte.element(x.type))
         (q,), (k, v) = self._split(x, (self.heads,)), self._split(rows, (self.groups, self.groups))

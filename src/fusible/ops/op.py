@@ -138,9 +138,9 @@ class Op(ABC):
         return ()
 
     @property
-    def cached(self) -> tuple[int, int] | None:
-        """``(groups, width)`` of the keys and values that the op keeps of a sequence, where it can go on from them; then its inference finds an
-        ``nvte.KVCache`` in the running pass, under the op's position."""
+    def cached(self) -> tuple[int, int, nvte.Type | None] | None:
+        """``(groups, width, type)`` of the keys and values that the op keeps of a sequence, where it can go on from them; then its inference finds
+        an ``nvte.KVCache`` in the running pass, under the op's position."""
         return None
 
     @property

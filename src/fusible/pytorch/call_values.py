@@ -10,7 +10,7 @@ from fusible.compute_pipeline import Plan
 from fusible.nvte import DType, Tensor
 from fusible.pytorch.batch import Batch, read_batch
 
-__all__ = ["draw_seed", "given_values", "of_tokens"]
+__all__ = ["draw_seed", "given_values", "of_mask", "of_tokens"]
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:
@@ -30,7 +30,10 @@ def given_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: torch.T
 
 def of_tokens(value: torch.Tensor, apart: bool, batch: Batch, shape: torch.Size) -> torch.Tensor:
     """A side value of a batch that came in ``shape``: where it has a row for each row of it, those of the tokens. One that stands ``apart`` is as it
-    came, but for a bool mask, True for what is seen: of that what it adds to scores, 0 and -inf, in fp32."""
-    if not apart:
-        return batch.tokens(value) if value.shape[:-1] == shape[:-1] else value
-    return torch.zeros(value.shape, device=value.device).masked_fill_(~value, -torch.inf) if value.dtype is torch.bool else value
+    came."""
+    return value if apart or value.shape[:-1] != shape[:-1] else batch.tokens(value)
+
+
+def of_mask(mask: torch.Tensor) -> torch.Tensor:
+    """What a mask adds to scores: of bools, True for what is seen, 0 and -inf in fp32."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf) if mask.dtype is torch.bool else mask

@@ -85,10 +85,14 @@ class KVCache:
     def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
         """What the ops of a plan take, by position, for a call with ``seq_lens`` further tokens; memory for these is set aside.
 
-        Raises ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are counted in,
-        and sets nothing aside then.
+        Raises ``DTypeError``, ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are
+        counted in, and sets nothing aside then.
         """
-        if any(self._lengths) and any((owner, position) not in self._layers for position, _, _ in plan.caches):
+        for *_, kept in plan.caches:
+            if kept is not None and nvte.te_to_torch_dtype(nvte.element(kept)) is not self.dtype:
+                held, do = str(self.dtype).removeprefix("torch."), "cast x, or make a KVCache of the type that attention computes in"
+                raise DTypeError(expected(f"{held}, as the KVCache is,", of="x of a call with a cache", got=str(nvte.element(kept)), do=do))
+        if any(self._lengths) and any((owner, position) not in self._layers for position, *_ in plan.caches):
             got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
             raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
         self._reserve(self._checked(seq_lens))
@@ -98,7 +102,7 @@ class KVCache:
         page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)
         shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
         return {
-            position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width in plan.caches
+            position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width, _ in plan.caches
         }
 
     def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:

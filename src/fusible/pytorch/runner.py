@@ -16,7 +16,7 @@ from fusible.pytorch.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.batch import Batch, read_batch
 from fusible.pytorch.bound import BoundOp, changes
 from fusible.pytorch.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
-from fusible.pytorch.call_values import given_values, of_tokens
+from fusible.pytorch.call_values import given_values, of_mask, of_tokens
 from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache, check_cache
@@ -136,7 +136,8 @@ class PipelineRunner(ChainPart):
         """The side values of a batch that came in ``shape``, as its pass takes them."""
         if self._masks and batch.seq_lens is not None:
             self._check_masks(extra, batch)
-        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, extra, strict=True)] if extra else []
+        values = [of_mask(value) if name in self._masks else value for name, value in zip(self.sides, extra, strict=True)] if extra else []
+        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, values, strict=True)] if extra else []
 
     def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch) -> None:
         """Raise ``ShapeError`` for a mask with fewer queries, or keys of x's own, than the longest sequence has: a compiled program serves many
@@ -192,7 +193,7 @@ class PipelineRunner(ChainPart):
     def refuse(self, error: Exception, x: Any, extra: Sequence[Any]) -> None:
         """Raise what is to be said of ``error``, which a call with these arguments raised, in its place; else let it say of which modules."""
         known = {type(module).__name__ for module in (*self._modules, *self.called)} | {"seq_lens", "cache", "KVCache"}
-        masks = {place for place, name in enumerate(self.sides) if name in self._apart and getattr(extra[place], "dtype", None) is torch.bool}
+        masks = {place for place, name in enumerate(self.sides) if name in self._masks and getattr(extra[place], "dtype", None) is torch.bool}
         others = {f"extra input {place}": value for place, value in enumerate(extra) if place not in masks}
         refuse(error, known, self.title, {self.argument: x, **others})
 

@@ -62,7 +62,8 @@ _OF_ANY_TYPE = frozenset(
 def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[str] = PER_TENSOR) -> str | None:
     """Why a backend of all functions refuses a request for a type among its arguments, or None.
 
-    ``floating`` are its values of fp32, bf16, fp16, and fp64 where it has that; ``formats`` the scalings of quantizers and the formats of quantized tensors that it serves.
+    ``floating`` are its values of fp32, bf16, fp16, and fp64 where it has that; ``formats`` the scalings of quantizers and the formats of quantized
+    tensors that it serves.
     """
     if request.function in _OF_ANY_TYPE:
         return None

@@ -117,7 +117,7 @@ class OperationFuser(PipelineRunner):
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
-        each = [dict(call.keywords.get(id(op), {})) for op in self.basic_ops] if call.keywords else None
+        each = [call.keywords.get(id(op), {}) for op in self.basic_ops] if call.keywords else None
         return self(x, *extra, basic_op_kwargs=each, seq_lens=call.seq_lens, cache=call.cache)
 
     def explain(self, x: torch.Tensor | None = None, recipe: Recipe | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
