@@ -25,6 +25,7 @@ TAKEN = {
     ("ops.ScaledSwiGLU", 1, "meta"): "of tensors on meta alone a pass gives others on meta",
     ("recipe.DelayedScaling", "margin", "2.5"): "any power of two",
     ("recipe.MXFP8BlockScaling", "margin", "2.5"): "it has no effect",
+    **{(f"ops.{name}", "input", "of float64"): "what has no parameters computes in fp64 of fp64" for name in ("GELU", "SwiGLU")},
     **{("DotProductAttention", f"{name}_layer", "strided"): "however it lies in memory" for name in ("query", "key", "value")},
     **{(name, "attention_mask", "a tensor"): "a causal mask reads no other" for name in ("MultiheadAttention", "TransformerLayer")},
 }
