@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ class OperationFuser(PipelineRunner):
         self,
         x: torch.Tensor,
         *extra_inputs: torch.Tensor,
-        basic_op_kwargs: Sequence[dict[str, Any]] | None = None,
+        basic_op_kwargs: Sequence[Mapping[str, Any]] | None = None,
         seq_lens: torch.Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Any:
