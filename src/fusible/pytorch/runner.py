@@ -134,10 +134,12 @@ class PipelineRunner(ChainPart):
 
     def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
         """The side values of a batch that came in ``shape``, as its pass takes them."""
+        if not extra:
+            return []
         if self._masks and batch.seq_lens is not None:
             self._check_masks(extra, batch)
-        values = [of_mask(value) if name in self._masks else value for name, value in zip(self.sides, extra, strict=True)] if extra else []
-        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, values, strict=True)] if extra else []
+        values = [of_mask(value) if name in self._masks else value for name, value in zip(self.sides, extra, strict=True)]
+        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, values, strict=True)]
 
     def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch) -> None:
         """Raise ``ShapeError`` for a mask with fewer queries, or keys of x's own, than the longest sequence has: a compiled program serves many

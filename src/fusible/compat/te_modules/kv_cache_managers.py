@@ -45,8 +45,14 @@ class KVCacheManager:
         return self.sequences
 
     def step(
-        self, layer_number: int, new_k: torch.Tensor, new_v: torch.Tensor, cu_new_seqlens: torch.Tensor, cu_cached_seqlens: torch.Tensor, qkv_format:
-        str ) -> tuple[Any, Any]:
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[Any, Any]:
         """Write a layer's new tokens; gives its keys and values."""
         return self.cache[layer_number]
 
@@ -119,8 +125,14 @@ class NonPagedKVCacheManager(_OfTensors):
         return self.sequences
 
     def step(
-        self, layer_number: int, new_k: torch.Tensor, new_v: torch.Tensor, cu_new_seqlens: torch.Tensor, cu_cached_seqlens: torch.Tensor, qkv_format:
-        str ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new tokens; gives the keys and values of the batch, ``[b, max_seqlen, num_heads, width]``."""
         # What this layer's rows held last, not what the batch was last: a pass that failed half-way is repeated without moving rows twice.
         former, now = self._rows.get(layer_number, ()), tuple(self.sequences)
@@ -201,8 +213,14 @@ class PagedKVCacheManager(_OfTensors):
         return self.sequences
 
     def step(
-        self, layer_number: int, new_k: torch.Tensor, new_v: torch.Tensor, cu_new_seqlens: torch.Tensor, cu_cached_seqlens: torch.Tensor, qkv_format:
-        str ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's new tokens; gives all pages of its keys and values."""
         ends = (cu_new_seqlens, cu_cached_seqlens)
         self._written(layer_number, (new_k, new_v), ends, qkv_format, self.page_table, rows=False)

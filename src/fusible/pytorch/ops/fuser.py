@@ -159,7 +159,9 @@ class OperationFuser(PipelineRunner):
                 op.reset_recipe_state(recipe=recipe)
             known = self._fused = seen, {NOT_CALLED: _fuse(self.operations, self.pipeline.ops, recipe)}
         passes = known[1]
-        return passes.get(called) or passes.setdefault(called, called_apart(called, self.basic_ops, passes[NOT_CALLED]))
+        if called not in passes:
+            passes[called] = called_apart(called, self.basic_ops, passes[NOT_CALLED])
+        return passes[called]
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         if plan.delayed is not None:
