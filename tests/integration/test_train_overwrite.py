@@ -15,7 +15,7 @@ from fusible.cli import main
 from fusible.cli.training import layout
 from fusible.cli.training.layout import load_runs
 
-SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 4".split()
+SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 32".split()
 SEVERAL, ONE = "bf16,fp32", "delayed"
 REPORTS = ["loss.png", "metrics.json", "pipeline.txt"]
 

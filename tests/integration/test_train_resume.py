@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from fusible.cli import main
 
-SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 4".split()
+SIZE = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 32".split()
 RECIPES = ["bf16", "fp32", "delayed", "current"]
 
 

@@ -146,7 +146,7 @@ def run(*words: str, before: Callable[[], None] | None = None, stdout: Any = sub
 
 
 def test_a_run_on_a_disk_that_is_full_says_so_and_keeps_what_was_saved(tmp_path: Path) -> None:
-    size = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 4 --out".split()
+    size = "--layers 1 --hidden 16 --heads 2 --seq-len 16 --batch 32 --out".split()
     assert run("train", "--steps", "1", *size, str(tmp_path)).returncode == 0
     before = content(tmp_path)
     ended = run("train", "--resume", str(tmp_path), "--steps", "2", before=limited(20_000))
