@@ -31,7 +31,7 @@ class _Fresh(list[Sample]):
 class Kept(Record):
     """A record that makes its samples once."""
 
-    def samples(self, dtype: torch.dtype) -> list[Sample]:
+    def samples(self, dtype: torch.dtype, most: int | None = None) -> list[Sample]:
         planting = current_planting()
         key = self.function, dtype, planting and (planting.kind, planting.turn)
         if key not in _SAMPLES:
@@ -40,7 +40,7 @@ class Kept(Record):
         made, drawn = _SAMPLES[key]
         if planting:
             planting.drawn = drawn
-        return _Fresh(made)
+        return _Fresh(made[:most])
 
 
 _SAMPLES: dict[Any, tuple[list[Sample], int]] = {}
