@@ -6,7 +6,7 @@ import gc
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -63,11 +63,19 @@ def hash_of(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """A process group exchanges the hook that shows errors, for one that shows the rank: the tests behind see Python's."""
+    hook = sys.excepthook
+    try:
+        return (yield)
+    finally:
+        sys.excepthook = hook
+
+
 @pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
     """This process as a group of processes, for collectives."""
-    hook = sys.excepthook  # which torch exchanges, so that errors show the rank
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
-    sys.excepthook = hook
