@@ -26,6 +26,7 @@ __all__ = [
     "NotServedError",
     "OutOfRangeError",
     "ShapeError",
+    "ValuesError",
     "check_callable",
     "check_class",
     "check_number",
@@ -115,6 +116,11 @@ class OutOfRangeError(ArgumentError, IndexError):
 
 class ShapeError(ArgumentError):
     """A tensor has the wrong rank, width or number of elements."""
+
+
+class ValuesError(FusibleError, ValueError, RuntimeError):
+    """An operation cannot have the values of a quantized tensor. This is no TypeError, which Python's operators take for "not implemented" and
+    replace by a sentence of their own."""
 
 
 class DTypeError(_WrongArgument):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fusible.errors import CheckpointError, ShapeError, expected
+from fusible.errors import ArgumentError, CheckpointError, ShapeError, ValuesError, expected
 from fusible.quantized.shapes import resolved
 
 __all__ = ["FLOATS", "HANDLERS", "on_values"]
@@ -25,7 +25,10 @@ def _quantized(x: Any) -> bool:
 def on_values(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation on the dequantized values, and quantize what it wrote."""
     quantized = {id(leaf): leaf for leaf in tree_leaves((args, kwargs)) if _quantized(leaf)}
-    plain = {key: tensor._dequantized(tensor.dtype) for key, tensor in quantized.items()}
+    try:
+        plain = {key: tensor._dequantized(tensor.dtype) for key, tensor in quantized.items()}
+    except ArgumentError as error:
+        raise ValuesError(str(error)) from error
     result = func(*tree_map(lambda a: plain.get(id(a), a), args), **tree_map(lambda a: plain.get(id(a), a), kwargs))
     if not func._schema.is_mutable:
         return result

@@ -51,6 +51,7 @@ CASES = [
     (lambda x: x.sizes([1], []), DTypeError, "Expected a list of at least one size or None of some of Methods.sizes, got a list of 0: pass one."),
     (lambda x: x.sizes([], flag=3), DTypeError, "Expected a tensor [1] or None of flag of Methods.sizes, got 3: pass one."),
     (lambda x: x.of_class(3), DTypeError, "Expected a quantizer of quantizer of Methods.of_class, got 3: pass one."),
+    (lambda x: x.open(1, 3), DTypeError, "Expected a mapping of shape of Methods.open, got 3: pass one."),
     (lambda x: x.of_nobody(3), DTypeError, "Expected a torch.dtype of x of Methods.of_nobody, got 3: pass one."),
 ]
 
@@ -78,7 +79,7 @@ def test_what_it_says_is_handed_on_as_it_came(checked: Any) -> None:
 
 
 def test_any_and_gathered_parameters_allow_anything(checked: Any) -> None:
-    assert checked.open("a", 3, None, dtype="b") == ("a", 3, (None,), {"dtype": "b"})
+    assert checked.open("a", {3: 4}, None, dtype="b") == ("a", {3: 4}, (None,), {"dtype": "b"})
 
 
 def test_a_users_own_class_is_left_alone() -> None:
