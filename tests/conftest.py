@@ -29,6 +29,9 @@ if not torch.cuda.is_available():
     # Triton is loaded once in a process, and its kernels run in its interpreter only where it was told so by then.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# A first backward behind a first fake tensor starts threads for devices that torch then believes in, and no forked child can go backward any more.
+torch.ones(1, requires_grad=True).sum().backward()
+
 # Every trace that a test lowers, and every FlatIR before and after each pass, is a valid one.
 CHECKS.update(Trace=check_trace, FlatIR=check_flat_ir)
 
