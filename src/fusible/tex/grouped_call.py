@@ -84,8 +84,8 @@ def build_grouped(like: Any, **fields: Any) -> Any:
     for cls in type(like).__mro__:
         if cls in _FACTORIES:
             return _FACTORIES[cls](like, **fields)
-    got, do = type(like).__qualname__, "register it by register_grouped_factory"
-    raise DTypeError(expected("a quantizer of a registered class", of="a grouped tensor", got=got, do=do))
+    do = "import fusible.quantized, whose it is" if like is None else "register it by register_grouped_factory"
+    raise DTypeError(expected("a quantizer of a registered class", of="a grouped tensor", got=type(like).__qualname__, do=do))
 
 
 def is_grouped(x: Any) -> bool:

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from tex_backends import REFERENCE
 from xla_runner import RUNNER
 
 from fusible import lazy, tex
 from fusible.errors import DTypeError, NotServedError, ShapeError
-from fusible.quantized import Float8Quantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.xla.fp8 import tensor_amax
 
@@ -94,3 +95,18 @@ def test_an_amax_keeps_what_is_not_finite(values: list[float], amax: float) -> N
     array = np.random.default_rng(0).uniform(-1, 1, (1024, 2048)).astype(np.float32)
     array[17, 5 : 5 + len(values)] = values
     assert np.array_equal(tensor_amax(lazy.Tensor(array)).numpy(), np.array([amax], np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize("first_dims", [None, torch.tensor([3, 0, 5])], ids=["equal members", "rows given"])
+@pytest.mark.parametrize("pow_2", [False, True])
+def test_a_group_has_its_members_amaxes_scales_and_offsets(first_dims: torch.Tensor | None, pow_2: bool) -> None:
+    """Under current scaling, as the reference's groups: ``[num_tensors]``, and where members begin and the last one ends."""
+    x = torch.randn(9 if first_dims is None else 8, 6, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    quantizer = Float8CurrentScalingQuantizer(DType.kFloat8E4M3, "cpu", force_pow_2_scales=pow_2)
+    call = {"tensor": x, "quantizer": quantizer, "num_tensors": 3, "first_dims": first_dims}
+    found, wanted = RUNNER("group_quantize", **call), REFERENCE("group_quantize", **call)
+    for name in ("amax", "scale", "scale_inv", "columnwise_scale_inv"):
+        assert getattr(found, name).dtype is torch.float32
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    assert (found.tensor_offsets is None) == (wanted.tensor_offsets is None) == (first_dims is None)
+    assert first_dims is None or torch.equal(found.tensor_offsets, wanted.tensor_offsets)

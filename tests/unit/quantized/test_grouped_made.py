@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fusible.errors import ArgumentError, CheckpointError, ShapeError
+from fusible import tex
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, ShapeError
 from fusible.quantized import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -23,7 +24,7 @@ from fusible.quantized import (
     to_plain,
     unflatten_state_dict,
 )
-from fusible.tex import DType
+from fusible.tex import DType, grouped_call
 
 E4M3 = DType.kFloat8E4M3
 QUANTIZERS = {
@@ -125,3 +126,10 @@ def test_damage_is_one_sentence(damage: Any, message: str) -> None:
     damage(tensors, header)
     with pytest.raises(CheckpointError, match=message):
         from_plain(tensors, header)
+
+
+def test_a_group_of_no_quantizer_wants_the_room_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ``fusible.tex`` alone was imported."""
+    monkeypatch.setattr(grouped_call, "_FACTORIES", {})
+    with pytest.raises(DTypeError, match=r"of a grouped tensor of group_quantize, got NoneType: import fusible\.quantized"):
+        tex.group_quantize(torch.ones(4, 4), None, 2, None)

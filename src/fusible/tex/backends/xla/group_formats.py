@@ -51,6 +51,8 @@ def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | N
         raise ShapeError(expected(f"a multiple of {count} rows", of="a grouped tensor of equal members", got=x.shape[0], do="pass first_dims"))
     of = _groups(x.shape, count, first_dims, tensor_offsets)
     kind, dtype = scaling(quantizer), to_torch(x.dtype)
+    if tensor_offsets is None and first_dims is not None:
+        tensor_offsets = lazy.cast(of.bounds * x.shape[1], lazy.int64)
     described = {"shape": x.shape, "dtype": dtype, "num_tensors": count, "first_dims": first_dims, "tensor_offsets": tensor_offsets}
     fields: dict[str, Any] = {"data": lazy.reshape(x, (-1,))}
     if kind in PER_TENSOR:
@@ -82,7 +84,8 @@ def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     data = encode(rows * of.spread(scale)[:, None], fp8)
     data = lazy.where(of.inside[:, None], data, lazy.zeros((1, 1), lazy.uint8))
     (rowwise, columnwise), inverse = usages(quantizer), reciprocal(scale)
-    fields = {"data": lazy.reshape(data, (-1,)), "scale_inv": inverse} if rowwise else {}
+    fields = {"amax": amax, "scale": scale} if scaling(quantizer) == "current" else {}
+    fields |= {"data": lazy.reshape(data, (-1,)), "scale_inv": inverse} if rowwise else {}
     turned = {"columnwise_data": lazy.reshape(transpose_bytes(data), (-1,)), "columnwise_scale_inv": inverse} if columnwise else {}
     return fields | turned
 

@@ -30,6 +30,11 @@ class Groups:
     position: Tensor
     inside: Tensor
 
+    @property
+    def bounds(self) -> Tensor:
+        """Where groups that lie one after the other begin, and where the last one ends, int32 ``[count + 1]``."""
+        return lazy.concatenate([self.starts, self.starts[-1:] + self.sizes[-1:]], 0)
+
     def spread(self, numbers: Tensor) -> Tensor:
         """``[count, ...] -> [rows, ...]``: the numbers of each row's group."""
         return lazy.gather(numbers, 0, self.group)
