@@ -13,7 +13,7 @@ import torch
 
 from fusible import compat
 
-__all__ = ["EPSILON", "EPSILON_OF_QUANTIZER", "QUANTIZERS", "RECIPES_OF_CLIENT", "package", "recipe_for", "relative_error"]
+__all__ = ["EPSILON", "EPSILON_OF_QUANTIZER", "QUANTIZERS", "RECIPES_OF_CLIENT", "package", "package_on", "recipe_for", "relative_error"]
 
 EPSILON = {"bf16": 2.0**-8, "delayed": 2.0**-3, "current": 2.0**-3, "block": 2.0**-4, "mxfp8": 2.0**-4, "nvfp4": 2.0**-2 + 2.0**-4}
 """By recipe: the largest relative error of rounding an operand, forward or backward: half a unit of E5M2 for the hybrid recipes' gradients, of E4M3
@@ -59,6 +59,18 @@ def package() -> Iterator[Any]:
             yield importlib.import_module("transformer_engine.pytorch")
     finally:
         compat.uninstall()
+
+
+@contextmanager
+def package_on(capability: tuple[int, int]) -> Iterator[Any]:
+    """``package``, on a device of that capability. The package asks once what device there is."""
+    with package() as te, compat.cuda_on_cpu(capability=capability):
+        asked = importlib.import_module("transformer_engine.pytorch.utils")._get_device_compute_capability
+        asked.cache_clear()
+        try:
+            yield te
+        finally:
+            asked.cache_clear()
 
 
 def recipe_for(te: Any, name: str, **options: Any) -> Any:

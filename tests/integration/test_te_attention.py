@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from te_client import EPSILON, package, recipe_for, relative_error
+from te_client import EPSILON, package_on, recipe_for, relative_error
 
-from fusible import compat, tex
+from fusible import tex
 
 BF16 = torch.bfloat16
 TOKENS, BATCH, HEADS, WIDTH = 128, 2, 4, 64
@@ -19,19 +18,12 @@ HEADS_FIRST = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3)}
 TOKENS_FIRST = {"sbhd": (2, 0, 1, 3), "bshd": (0, 2, 1, 3)}
 
 
-def forget_the_device() -> None:
-    """The package asks once what device there is."""
-    importlib.import_module("transformer_engine.pytorch.utils")._get_device_compute_capability.cache_clear()
-
-
 @pytest.fixture
 def te() -> Iterator[Any]:
     """On a device of capability 10.0, the lowest on which the package has more than delayed scaling here."""
-    with package() as te, compat.cuda_on_cpu(capability=(10, 0)):
-        forget_the_device()
+    with package_on((10, 0)) as te:
         torch.manual_seed(0)
         yield te
-    forget_the_device()
 
 
 @pytest.mark.parametrize("mask", ["no_mask", "causal"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from te_client import EPSILON_OF_QUANTIZER, QUANTIZERS, package, relative_error
+from te_client import EPSILON_OF_QUANTIZER, QUANTIZERS, package, package_on, recipe_for, relative_error
 
 from fusible import tex
 
@@ -155,3 +155,53 @@ def test_bias_gradients_come_with_a_group(te: Any, name: str) -> None:
     grouped, sums = tex.bgrad_group_quantize(dy, QUANTIZERS[name](te), 2, dims(splits))
     expected = torch.stack([piece.double().sum(0) for piece in pieces(dy, splits)])
     assert type(grouped).__name__ == "GroupedTensor" and relative_error(sums, expected) <= 2.0**-9 + 256 * 2.0**-24
+
+
+def layer(te: Any, owner: str, grouped: bool, single: bool, bias: bool) -> torch.nn.Module:
+    """A layer of two products, ``[128 -> 256]``, as a module or an operation; ``single``: with one weight, and one bias, for both."""
+    one = {"single_grouped_weight": single, "single_grouped_bias": single and bias}
+    if owner == "module":
+        return te.GroupedLinear(2, COLUMNS, 256, bias=bias, params_dtype=BF16, use_grouped_tensor=grouped, **one)
+    return te.ops.Sequential(te.ops.GroupedLinear(2, COLUMNS, 256, bias=bias, dtype=BF16, **one))
+
+
+def step(made: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor, splits: list[int]) -> tuple[torch.Tensor, ...]:
+    """The output of a step whose parameters are ``values``, the gradient of the input, and those of the weights and biases in rows."""
+    named, grads = dict(made.named_parameters()), []
+    for kind, weight in (("weight", values(512, COLUMNS, seed=3)), ("bias", values(2, 256, seed=4))):
+        found = [p for name, p in named.items() if name.rpartition(".")[2].rstrip("01") == kind]
+        if not found:
+            continue
+        whole = len(found) == 1
+        with torch.no_grad():
+            for parameter, piece in zip(found, [weight] if whole else weight.chunk(2), strict=True):
+                (parameter.rowwise_data if whole else parameter).copy_(piece.reshape(-1) if whole else piece.view(parameter.shape))
+        grads.append((found, weight))
+    x = x.clone().requires_grad_()
+    y = made(x, torch.tensor(splits, device="cuda"))
+    y.backward(dy)
+    of = [torch.cat([p.grad.reshape(-1) for p in found]).view(weight.shape) for found, weight in grads]
+    return (y.detach(), x.grad, *of)  # type: ignore[return-value]
+
+
+@pytest.mark.filterwarnings("ignore:GroupedLinear is using single_grouped_weight")
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("owner", ["module", "operation"])
+@pytest.mark.parametrize("name", ["bf16", "current", "block", "mxfp8", "nvfp4"])
+def test_one_weight_for_all_products_is_the_package_s_own_many(monkeypatch: pytest.MonkeyPatch, name: str, owner: str, bias: bool) -> None:
+    """The package's path of grouped tensors against its path of lists: to the bit, but that a bias is added there before a product is rounded."""
+    monkeypatch.setenv("NVTE_GROUPED_LINEAR_SINGLE_PARAM", "1")
+    capability, splits = (9, 0) if name == "block" else (10, 0), [128, 256]
+    with package_on(capability) as te:
+        x, dy, recipe = values(), values(columns=256, seed=1), recipe_for(te, name)
+        made = [layer(te, "module", False, False, bias), layer(te, owner, True, False, bias), layer(te, owner, True, True, bias)]
+        assert [len([*each.parameters()]) for each in made] == [2 + 2 * bias] * 2 + [1 + bias]
+        found = []
+        for each in made:
+            torch.manual_seed(5)
+            with te.autocast(enabled=recipe is not None, recipe=recipe):
+                found.append(step(each, x, dy, splits))
+    wanted, *others = found
+    for other in others:
+        for i, (a, b) in enumerate(zip(other, wanted, strict=True)):
+            assert torch.equal(a, b) or (bias and i == 0 and 0 < relative_error(a, b) <= 2.0**-8), i

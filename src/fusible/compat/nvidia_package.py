@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -150,12 +150,36 @@ def _around_linear_attention(module: ModuleType) -> Iterator[None]:
     vars(module)["_import_linear_attention_op"] = _import_linear_attention_op
 
 
+class _OfTheDevice(torch.Tensor):
+    """Numbers of the host that count as the device's: its type is all that is asked."""
+
+    device: Any = SimpleNamespace(type="cuda")  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+@contextmanager
+def _around_grouped_linear(module: ModuleType) -> Iterator[None]:
+    """Its products of grouped tensors refuse splits that are not on a GPU; beside an input of the host, the host is the device."""
+    yield
+    autograd: Any = vars(module)["_GroupedLinear"]
+    theirs = getattr(autograd, "of_package", None) or (autograd.forward, autograd._forward_grouped_tensor)
+
+    def forward(ctx: Any, inp: torch.Tensor, m_splits: torch.Tensor, *rest: Any) -> Any:
+        return theirs[0](ctx, inp, m_splits.as_subclass(_OfTheDevice) if inp.is_cpu else m_splits, *rest)
+
+    def forward_grouped_tensor(ctx: Any, *, m_splits: torch.Tensor, **named: Any) -> Any:
+        return theirs[1](ctx, m_splits=m_splits.as_subclass(torch.Tensor), **named)
+
+    autograd.forward, autograd._forward_grouped_tensor = staticmethod(forward), staticmethod(forward_grouped_tensor)
+    autograd.of_package = theirs
+
+
 AROUND: dict[str, Around] = {
     "megatron.core.extensions.transformer_engine": around_pickle,
     "transformer_engine.common": _around_common,
     "transformer_engine.pytorch.attention.linear_attention.base": _around_linear_attention,
     "transformer_engine.pytorch.jit": _around_jit,
     "transformer_engine.pytorch.module.base": around_state,
+    "transformer_engine.pytorch.module.grouped_linear": _around_grouped_linear,
     "transformer_engine.pytorch.ops.op": around_state,
     "transformer_engine.pytorch.quantization": _around_quantization,
     **AROUND_TENSORS,

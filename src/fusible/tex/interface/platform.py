@@ -30,7 +30,8 @@ class Platform:
     @function()
     def get_cublasLt_version(self) -> int:
         """The version of cuBLASLt, ``major * 10000 + minor * 100 + patch``. A backend that multiplies without cuBLASLt and has all that
-        callers ask the version for answers 130000: FP8 products (from 120103), and grouped ones on the device (from 130000)."""
+        callers ask the version for answers 130600: FP8 products (from 120103), and grouped ones of operands in every format, whose sizes the
+        device knows (from 130300 to 130600)."""
 
     @function()
     def get_cudnn_version(self) -> int:

@@ -9,7 +9,7 @@ __all__ = ["PlatformKernels"]
 
 class PlatformKernels(Platform):
     def get_cublasLt_version(self) -> int:
-        return 130000
+        return 130600
 
     def get_cudnn_version(self) -> int:
         return 92500
