@@ -70,6 +70,12 @@ def test_paths_in_the_tree_are_there(name: str) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_paths_in_the_tables_of_rooms_and_words_are_there() -> None:
+    """The last cell of a row, from the package on."""
+    named = re.findall(r"\| `([a-z_/]+(?:\.py|/))` \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert len(named) > 30 and [path for path in named if not (ROOT / "src" / "fusible" / path).exists()] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_environment_variables_are_knobs(name: str) -> None:
     known = {knob.name for knob in vars(knobs).values() if isinstance(knob, knobs.Knob)} | {"FUSIBLE_MODULE", "FUSIBLE_REQUIRE_KERNELS"}
