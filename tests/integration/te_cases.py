@@ -240,3 +240,24 @@ def environment(te: Side) -> Results:
     yield "reason", te.is_bf16_available(return_reason=True)
     with te.onnx_export(enabled=False):
         yield "exported", te.torch_version()
+
+
+@case("make_graphed_callables", bound=BF16)
+def graphed(te: Side) -> Results:
+    """In the mode that it was captured in a module computes in FP8 by itself, in the other as it is called."""
+    x = _random(16, 32)
+    for name, enabled in (("one", True), ("two", (True, False))):
+        made = tuple(te.Linear(32, 32, device="cuda") for _ in range(1 if name == "one" else 2))
+        for seed, module in enumerate(made):
+            module.load_state_dict({"weight": _random(32, 32, seed=seed), "bias": _random(32, seed=seed)}, strict=False)
+        plain = [module(x) for module in made]
+        given = (made[0], (x,)) if name == "one" else (made, ((x,), (x,)))
+        found = te.make_graphed_callables(*given, enabled=enabled, recipe=te.recipe.DelayedScaling(), allow_unused_input=True)
+        yield f"{name}: the modules", [each is module for each, module in zip((found,) if name == "one" else found, made, strict=True)]
+        for module, before in zip(made, plain, strict=True):
+            for step in range(3):  # the scale of the second is of the first's amax
+                leaf = (x * 2**step).requires_grad_()
+                yield from _differentiated(f"{name}: step {step}", module(leaf), leaf=leaf, weight=module.weight)
+            yield f"{name}: in 8 bits", torch.equal(module(x), before)
+            yield f"{name}: in the other mode", torch.equal(module.eval()(x), before)
+            module.train().reset()

@@ -24,8 +24,6 @@ assert CASES and te_cases and te_cases_ops and te_cases_tensors  # their cases a
 
 DRAWN = {drawn(kind, seed)[0].name for kind in DRAWS for seed in range(8)} | {f"ops.{name}" for name in OPERATIONS}
 """The names that ``test_te_draws`` compares."""
-CAPTURED = {"make_graphed_callables"}
-"""What the package refuses where nothing can be captured; ours gives the callables as they are."""
 ELSEWHERE = {"DotProductAttention", "GatedDeltaNet2Attention", "GatedDeltaNetAttention", "GatedDeltaProductAttention"}
 """Compared by ``test_te_twins_attention``, and as a part of other modules; and by ``test_te_linear_attention``."""
 
@@ -40,7 +38,7 @@ def te() -> Iterator[Any]:
 def test_every_public_name_is_compared_or_on_a_list(te: Any) -> None:
     """A name that a new version brings fails here until it has a case, or a reason."""
     compared = DRAWN | ELSEWHERE | {name for case in CASES.values() for name in case.names}
-    lists = (compared, GPU_ALONE, UNSERVED.keys(), CAPTURED)
+    lists = (compared, GPU_ALONE, UNSERVED.keys())
     names = set(public())
     assert names == set().union(*lists)
     assert sum(map(len, lists)) == len(names), "a name stands twice"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,10 +20,12 @@ import torch
 
 from fusible import knobs, tex
 from fusible.compat import linear_attention
+from fusible.compat.device_map.mode import is_in_force
 from fusible.compat.finder import Around
 from fusible.compat.nvidia_state import around_pickle, around_state
 from fusible.compat.nvidia_tensors import register_classes
 from fusible.compat.triton_functions import AROUND_TRITON
+from fusible.compat.uncaptured import run_uncaptured
 
 __all__ = ["AROUND", "AROUND_TENSORS", "SUPPORT", "support"]
 
@@ -173,10 +176,29 @@ def _around_grouped_linear(module: ModuleType) -> Iterator[None]:
     autograd.of_package = theirs
 
 
+@contextmanager
+def _around_graph(module: ModuleType) -> Iterator[None]:
+    """Where there are no CUDA graphs, the modules that it would capture run eagerly."""
+    yield
+    theirs: Callable[..., Any] = vars(module)["make_graphed_callables"]
+    theirs = getattr(theirs, "__wrapped__", theirs)  # of a module that was loaded before, and adapted then
+    signature = inspect.signature(theirs)
+
+    @functools.wraps(theirs)
+    def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_available() and not is_in_force():
+            return theirs(*args, **kwargs)
+        options = signature.bind(*args, **kwargs).arguments
+        return run_uncaptured(vars(module)["autocast"], options["modules"], options)
+
+    vars(module)["make_graphed_callables"] = make_graphed_callables
+
+
 AROUND: dict[str, Around] = {
     "megatron.core.extensions.transformer_engine": around_pickle,
     "transformer_engine.common": _around_common,
     "transformer_engine.pytorch.attention.linear_attention.base": _around_linear_attention,
+    "transformer_engine.pytorch.graph": _around_graph,
     "transformer_engine.pytorch.jit": _around_jit,
     "transformer_engine.pytorch.module.base": around_state,
     "transformer_engine.pytorch.module.grouped_linear": _around_grouped_linear,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from fusible import tex
+from fusible.compat.te_quantization import autocast
+from fusible.compat.uncaptured import run_uncaptured
 from fusible.errors import NotServedError, expected
 
 __all__ = [
@@ -62,11 +64,40 @@ def onnx_export(enabled: bool = False) -> Iterator[None]:
     yield
 
 
-def make_graphed_callables(modules: Any, sample_args: Any, *, enabled: bool | None = None, recipe: Any = None, **options: Any) -> Any:
-    """The callables as they are: nothing is captured here. ``enabled`` and ``recipe`` (``fp8_enabled``, ``fp8_recipe``) are refused
-    (``NotServedError``): call them within ``autocast``. ``sample_args`` and other options are taken as they come."""
-    if enabled or options.get("fp8_enabled"):
-        do = "call the modules within te.autocast, and leave it out here"
-        raise NotServedError(expected("enabled=False", of="make_graphed_callables", got=True, do=do))
-    given: tuple[Callable[..., Any], ...] | Callable[..., Any] = modules
-    return given
+def make_graphed_callables(
+    modules: Any,
+    sample_args: Any,
+    num_warmup_iters: int = 3,
+    allow_unused_input: bool = False,
+    sample_kwargs: Any = None,
+    fp8_enabled: bool | tuple[bool, ...] | None = None,
+    fp8_calibrating: bool | None = None,
+    fp8_recipe: Any = None,
+    fp8_group: Any = None,
+    fp8_weight_caching: bool | None = None,
+    enabled: bool | tuple[bool, ...] | None = None,
+    calibrating: bool | None = None,
+    recipe: Any = None,
+    amax_reduction_group: Any = None,
+    cache_quantized_params: bool | None = None,
+    _order: list[int] | None = None,
+    **options: Any,
+) -> Any:
+    """The modules, which compute eagerly within ``te.autocast`` by ``enabled`` and ``recipe``: nothing is captured here (``compat.uncaptured``).
+
+    ``sample_args`` and options of the capture are taken as they come. ``fp8_...`` are former names of options of quantization.
+    """
+    named = {
+        "fp8_enabled": fp8_enabled,
+        "fp8_calibrating": fp8_calibrating,
+        "fp8_recipe": fp8_recipe,
+        "fp8_group": fp8_group,
+        "fp8_weight_caching": fp8_weight_caching,
+        "enabled": enabled,
+        "calibrating": calibrating,
+        "recipe": recipe,
+        "amax_reduction_group": amax_reduction_group,
+        "cache_quantized_params": cache_quantized_params,
+        "_order": _order,
+    }
+    return run_uncaptured(autocast, modules, named)

@@ -1,0 +1,76 @@
+"""What NVIDIA's package would capture in CUDA graphs, where there is nothing to capture with: the modules run eagerly, in the precision asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+from fusible.errors import ArgumentError, DTypeError, NotServedError, check_switch, expected
+
+__all__ = ["run_uncaptured"]
+
+_FORMER = {
+    "enabled": "fp8_enabled",
+    "calibrating": "fp8_calibrating",
+    "recipe": "fp8_recipe",
+    "amax_reduction_group": "fp8_group",
+    "cache_quantized_params": "fp8_weight_caching",
+}
+"""By an option of quantization, its former name."""
+
+_OF = "make_graphed_callables"
+
+
+def run_uncaptured(autocast: Callable[..., AbstractContextManager[Any]], modules: Any, options: Mapping[str, Any]) -> Any:
+    """``modules``, one or a tuple, whose ``forward`` from now on does what a graph of it would: in the mode, training or not, that the module is in
+    now, it computes within ``autocast`` by ``options``, those of NVIDIA's ``make_graphed_callables``. Each has a ``reset`` that undoes it. Options of
+    the capture change nothing, and nothing is run to warm up.
+
+    Raises ``DTypeError`` for what is no module, ``ArgumentError`` for an option under both of its names, or ``enabled`` of another number of modules,
+    ``NotServedError`` for ``_order``, the schedule of a pipeline that graphs are replayed by. Nothing is changed then.
+    """
+    each = modules if isinstance(modules, tuple) else (modules,)
+    for module in each:
+        if not isinstance(module, nn.Module):
+            raise DTypeError(expected("modules", of=_OF, got=type(module).__name__, do="pass a module, or a tuple of them"))
+    if options.get("_order") is not None:
+        raise NotServedError(expected("no _order", of=f"{_OF} without CUDA graphs", got="some", do="call the layers in the order of the schedule"))
+    asked = {name: _asked(name, former, options) for name, former in _FORMER.items()}
+    del asked["cache_quantized_params"]  # each call is told by is_first_microbatch
+    enabled = asked.pop("enabled") or False
+    switches = enabled if isinstance(enabled, tuple) else (enabled,) * len(each)
+    if len(switches) != len(each):
+        got, do = len(switches), "pass one for each, or one for all"
+        raise ArgumentError(expected(f"{len(each)} of enabled", of=f"the modules of {_OF}", got=got, do=do))
+    for switch in switches:
+        check_switch(switch, f"enabled of {_OF}")
+    asked["calibrating"] = asked["calibrating"] or False
+    autocast(enabled=any(switches), **asked)  # which refuses what it cannot serve
+    for module, switch in zip(each, switches, strict=True):
+        _run(module, lambda switch=switch: autocast(enabled=switch, **asked))
+    return modules
+
+
+def _asked(name: str, former: str, options: Mapping[str, Any]) -> Any:
+    value, old = options.get(name), options.get(former)
+    if value is not None and old is not None:
+        raise ArgumentError(expected(f"{name} alone", of=_OF, got=f"{former} too, its former name", do="leave that out"))
+    return old if value is None else value
+
+
+def _run(module: nn.Module, within: Callable[[], AbstractContextManager[Any]]) -> None:
+    forward, training = module.forward, module.training
+
+    def as_captured(*args: Any, **kwargs: Any) -> Any:
+        if module.training != training:
+            return forward(*args, **kwargs)
+        with within():
+            return forward(*args, **kwargs)
+
+    def reset() -> None:
+        del module.forward, module.reset
+
+    module.forward, module.reset = as_captured, reset  # type: ignore[method-assign]
