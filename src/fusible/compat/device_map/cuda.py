@@ -264,8 +264,12 @@ def cuda_replacements(capability: tuple[int, int]) -> Replacements:
     for place, value in answers.items():
         inner, _, name = place.rpartition(".")
         owner = sys.modules.get(f"torch.cuda.{inner}" if inner else "torch.cuda")
-        if owner is not None and hasattr(owner, name):
-            yield from everywhere(modules, getattr(owner, name), name, value)
+        if owner is None or not hasattr(owner, name):
+            continue
+        former = getattr(owner, name)
+        if place in REFUSED and hasattr(former, "__wrapped__"):
+            value.__wrapped__ = former.__wrapped__  # torch's compiler tells functions by it
+        yield from everywhere(modules, former, name, value)
     yield torch, "Stream", streams.AnyStream
     yield torch, "Event", streams.AnyEvent
     yield from _accelerator(answers)
