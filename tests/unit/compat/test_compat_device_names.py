@@ -72,17 +72,24 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "nvtx.range_end": lambda: (0,),
     "tunable.enable": lambda: (False,),
     "tunable.set_filename": lambda: ("a.csv",),
-    **{f"tunable.set_{name}": lambda: (1,) for name in ("max_tuning_duration", "max_tuning_iterations", "rotating_buffer_size")},
+    **{f"tunable.set_{name}": lambda: (1,)
+       for name in ("max_tuning_duration", "max_tuning_iterations", "rotating_buffer_size", "cublaslt_requested_algo_count")},
+    "graph_annotations.mark_kernels": lambda: ("a",),
     "tunable.set_numerical_check_tolerances": lambda: (True,),
 }
 """What answered functions are called with, those of no arguments apart."""
+
+LATER = {name for name in (*LEFT, *REFUSED) if name.startswith(("graph_annotations", "graphs.", "register_graph_", "export_"))} | {
+    "green_contexts.SMPartition", "tunable.get_cublaslt_requested_algo_count",
+}  # fmt: skip
+"""Names of torch 2.15 that older versions lack."""
 
 
 def test_each_name_is_answered_refused_or_listed() -> None:
     same = {name for name, value in NAMES.items() if _now(name) is value}
     print(*(f"torch.cuda.{name}: {LEFT.get(name, 'NOT ON THE LIST')}" for name in sorted(same)), sep="\n")
     assert same <= LEFT.keys(), same - LEFT.keys()
-    assert not {name for name in (*LEFT, *REFUSED) if name not in NAMES}, "no name of this torch"
+    assert not {name for name in (*LEFT, *REFUSED) if name not in NAMES} - LATER, "no name of this torch"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in LEFT and not _is_refused(name)])

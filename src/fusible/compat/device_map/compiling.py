@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch.utils import _triton
 
+from fusible.compat.device_map import streams
 from fusible.compat.device_map.mode import OnCpu
 from fusible.compat.device_map.places import everywhere, loaded
 
 __all__ = ["compiling_replacements"]
 
 
-def _has_triton() -> bool:
+def _has_triton(*args: Any, **kwargs: Any) -> bool:
     """Whether Inductor has Triton to write kernels for the device with: within the map it writes C++ for the host. Modules of torch that are imported
-    within it keep this function, so that it asks whether the map is open still."""
-    return torch.compile is not _compile and _torch_has_triton()
+    within it keep this function, so that it asks whether the map is open still. Which devices count is asked by newer versions of torch."""
+    return torch.compile is not _compile and _torch_has_triton(*args, **kwargs)
 
 
 _torch_has_triton = _triton.has_triton
@@ -45,6 +46,16 @@ def _tell_dynamo() -> None:
         return build(tx, True) if mapped else former(self, tx)
 
     variable.method_attr_is_cuda = method_attr_is_cuda
+    utils: Any = importlib.import_module("torch._dynamo.utils")
+    of_device = utils.get_current_stream
+
+    def get_current_stream(device: torch.device) -> Any:
+        """Newer versions of torch ask C++, which knows of no streams of a host."""
+        return streams.current_stream() if device.type == "cpu" else of_device(device)
+
+    for module in loaded("torch._dynamo"):
+        if vars(module).get("get_current_stream") is of_device:
+            vars(module)["get_current_stream"] = get_current_stream
 
 
 def _modes(tx: Any) -> list[Any]:

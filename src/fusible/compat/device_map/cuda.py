@@ -37,7 +37,7 @@ REFUSED = {
     **dict.fromkeys(("CUDAGraph", "graph", "graph_pool_handle"), _EAGERLY),
     **dict.fromkeys(("CUDAPluggableAllocator", "MemPool", "use_mem_pool", "change_current_allocator"), _BY_TORCH),
     **dict.fromkeys(("caching_allocator_alloc", "caching_allocator_delete"), _BY_TORCH),
-    **dict.fromkeys(("ExternalStream", "get_stream_from_external", "GreenContext"), "use torch.cuda.Stream()"),
+    **dict.fromkeys(("ExternalStream", "get_stream_from_external", "GreenContext", "green_contexts.SMPartition"), "use torch.cuda.Stream()"),
     **dict.fromkeys(("clock_rate", "power_draw", "temperature", "utilization", "memory_usage", "list_gpu_processes"), _NO_SENSORS),
     **dict.fromkeys(("current_blas_handle", "current_solver_handle"), "call torch's own functions"),
     **{f"comm.{name}": _ONE_DEVICE for name in ("broadcast", "broadcast_coalesced", "reduce_add", "reduce_add_coalesced", "scatter", "gather")},
@@ -45,17 +45,23 @@ REFUSED = {
     **{f"gds.{name}": "read files by torch.load" for name in ("gds_register_buffer", "gds_deregister_buffer", "GdsFile")},
     **{f"tunable.{name}": "ask torch.cuda.tunable.is_enabled()" for name in (
         "get_max_tuning_duration", "get_max_tuning_iterations", "get_filename", "get_results", "get_validators", "read_file", "tune_gemm_in_file",
-        "mgpu_tune_gemm_in_file", "get_rotating_buffer_size")},
+        "mgpu_tune_gemm_in_file", "get_rotating_buffer_size", "get_cublaslt_requested_algo_count")},
 }  # fmt: skip
 """Names of ``torch.cuda``, and what to do in their place."""
 
+_HOOKS = ("capture_start", "capture_end", "instantiate", "replay_start", "replay_end", "destroy")
+_OF_GRAPHS = ("export_dot", "export_graph_data", *(f"register_graph_{hook}_hook" for hook in _HOOKS))
 _DTYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 LEFT = {
     **dict.fromkeys(("amp", "amp.autocast", "amp.custom_bwd", "amp.custom_fwd", "amp.GradScaler"), "torch.amp's, of which the map knows"),
     **dict.fromkeys(("amp.amp_definitely_not_available", "has_half", "has_magma"), "says how torch was built"),
     **dict.fromkeys(("CudaError", "DeferredCudaCallError", "cudaStatus"), "a class of errors"),
-    **dict.fromkeys(("graphs", "jiterator", "memory", "nccl", "nvtx", "profiler", "random", "sparse", "streams", "tunable"), "a module"),
-}
+    **dict.fromkeys((*_OF_GRAPHS, *(f"graphs.{name}" for name in _OF_GRAPHS)), "says what to do with graphs, of which there are none"),
+    **{f"graph_annotations.{name}": "of graphs, of which there are none" for name in (
+        "clear_kernel_annotations", "dump_kernel_py_stacks", "get_kernel_annotations", "get_kernel_py_stacks")},
+    **dict.fromkeys((
+        "graph_annotations", "graphs", "jiterator", "memory", "nccl", "nvtx", "profiler", "random", "sparse", "streams", "tunable"), "a module"),
+}  # fmt: skip
 """Names of ``torch.cuda`` that ask no device, and what they are."""
 
 
@@ -245,9 +251,18 @@ def _answers(capability: tuple[int, int]) -> dict[str, Any]:
         "nvtx.range": lambda msg, *args, **kwargs: nullcontext(),
         **{f"profiler.{name}": always(None) for name in ("init", "start", "stop")},
         "profiler.profile": nullcontext,
-        **{f"tunable.{name}": always(False) for name in ("is_enabled", "tuning_is_enabled", "record_untuned_is_enabled")},
-        **{f"tunable.{name}": always(None) for name in ("enable", "tuning_enable", "record_untuned_enable", "set_max_tuning_duration",
-           "set_max_tuning_iterations", "set_filename", "set_rotating_buffer_size", "set_numerical_check_tolerances")},
+        "graph_annotations.is_available": always(False),
+        "graph_annotations.mark_kernels": lambda annotation, *, backward=True: nullcontext(),
+        "green_contexts.get_num_locality_domains": always(1),
+        "green_contexts.is_localization_supported": always(False),
+        "gds.is_available": always(False),
+        **{f"tunable.{name}": always(False)
+           for name in ("is_enabled", "tuning_is_enabled", "record_untuned_is_enabled", "wildcard_fallback_is_enabled")},
+        "tunable.dynamic_dims_mask": lambda M=False, N=False, K=False, BATCH=False: nullcontext(),
+        **{f"tunable.{name}": always(None) for name in ("enable", "tuning_enable", "record_untuned_enable",
+           "set_max_tuning_duration",
+           "set_max_tuning_iterations", "set_cublaslt_requested_algo_count", "wildcard_fallback_enable", "set_filename",
+           "set_rotating_buffer_size", "set_numerical_check_tolerances")},
         "nccl.version": always((2, 0, 0)),
         "nccl.is_available": always(False),
         **{name: refused(f"torch.cuda.{name}", do) for name, do in REFUSED.items()},
