@@ -53,7 +53,8 @@ def test_what_a_killed_process_left_goes_with_the_next_build(temporary: Path, so
     compiler.chmod(0o755)
     program = f"from fusible import cpp_extensions; cpp_extensions.build('tiny', [{str(source)!r}], compiler={str(compiler)!r})"
     with subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(temporary)}, start_new_session=True) as process:
-        while not list(temporary.iterdir()) and process.poll() is None:
+        # What else stands there for a moment is tempfile's own, which tries by a file whether the folder can be written to.
+        while not list(temporary.glob("fusible_*")) and process.poll() is None:
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)
     mine = temporary / f"fusible_{os.getpid()}_x"
