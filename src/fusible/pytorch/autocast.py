@@ -14,7 +14,12 @@ from fusible.quantized import DelayedScaling, Recipe
 
 __all__ = ["OUTSIDE", "autocast", "autocast_of", "current_autocast", "leave_autocasts", "trace_constant"]
 
-_local = threading.local()
+
+class _Local(threading.local):
+    current: autocast | None = None  # here, for each call asks, and to find no attribute takes an exception
+
+
+_local = _Local()
 _lock = Lock()
 _keys: dict[tuple[Recipe | None, Any], str] = {}
 _autocasts: dict[str, autocast] = {}
@@ -64,7 +69,7 @@ class autocast:
         self._former: list[autocast | None] = []
 
     def __enter__(self) -> autocast:
-        self._former.append(getattr(_local, "current", None))
+        self._former.append(_local.current)
         _local.current = self
         return self
 
@@ -78,7 +83,7 @@ OUTSIDE = autocast(enabled=False)
 
 def current_autocast() -> autocast:
     """The innermost ``autocast`` of this thread."""
-    return getattr(_local, "current", None) or OUTSIDE
+    return _local.current or OUTSIDE
 
 
 def leave_autocasts() -> None:

@@ -28,7 +28,7 @@ from fusible.nvte import (
 from fusible.pytorch.borders import OnTheWay, leaf_count, packed, spec_key
 from fusible.pytorch.executors import DIRECT, Executor
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
-from fusible.pytorch.torch_autocast import is_in_force, without_torch_autocast
+from fusible.pytorch.torch_autocast import is_in_force_on, without_torch_autocast
 from fusible.pytorch.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
 from fusible.tex.scope import carried
@@ -275,9 +275,9 @@ class PipelineFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             do = "use plain torch modules for second derivatives"
             raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
-        kind = next((dy.device.type for dy in dys if dy is not None), "cpu")
-        if is_in_force(kind):  # backward was called inside it
-            with without_torch_autocast(kind):
+        one = next((dy for dy in dys if dy is not None), None)
+        if one is not None and is_in_force_on(one):  # backward was called inside it
+            with without_torch_autocast(one.device.type):
                 return PipelineFunction.backward(ctx, *dys)
         saved = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()  # unless the graph is retained

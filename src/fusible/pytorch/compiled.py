@@ -31,6 +31,7 @@ from fusible.pytorch.call_values import draw_seed
 from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.parametrized import parameter_of
 from fusible.pytorch.runner import PipelineRunner
+from fusible.pytorch.straight import StraightCall
 from fusible.pytorch.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 
@@ -127,7 +128,7 @@ class _Like(NamedTuple):
 class _Kept(bytearray):
     """What a call keeps for its backward; itself the memory of the call's ticket."""
 
-    call: Call
+    call: Call | StraightCall
     batch: Batch | None
     saved: list[list[torch.Tensor]]
     passed: list[bool]

@@ -17,7 +17,9 @@ from fusible.nvte import nvte_dtype
 from fusible.quantized import GroupedTensorStorage, QuantizedTensor, QuantizedTensorStorage
 from fusible.tex.operands import not_dense
 
-__all__ = ["check_dense", "check_transforms", "refuse", "title_of"]
+__all__ = ["check_dense", "check_transforms", "refuse", "title_of", "transforms_active"]
+
+_functions_transformed = torch._C._are_functorch_transforms_active
 
 _NOT_THE_ARGUMENTS = (MemoryError, RecursionError, ImportError)
 """Errors that no argument explains."""
@@ -36,10 +38,15 @@ def check_dense(x: torch.Tensor, of: str) -> None:
         raise not_dense(x, of)
 
 
+def transforms_active() -> bool:
+    """Whether a transform of ``torch.func``, or a level of forward-mode derivatives, is open."""
+    return _functions_transformed() or forward_ad._current_level >= 0
+
+
 def check_transforms(modules: Iterable[Any], tensors: Sequence[torch.Tensor]) -> None:
     """Raise ``NotServedError`` for a call of ``modules`` inside a transform of ``torch.func`` or under forward-mode derivatives: a pass is no
     sequence of torch operations."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+    if _functions_transformed():
         got, do = "a transform such as grad, vjp, jvp or vmap", "call torch.autograd.grad of it, and give x a batch dimension"
         raise NotServedError(expected("functional_call alone", of=f"torch.func around {title_of(modules)}", got=got, do=do))
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):

@@ -21,10 +21,11 @@ from fusible.pytorch.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.executors import Executor, make_executor
 from fusible.pytorch.kv_cache import KVCache, check_cache
 from fusible.pytorch.parametrized import originals, parameter_of
-from fusible.pytorch.refusals import check_dense, check_transforms, refuse, title_of
+from fusible.pytorch.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
 from fusible.pytorch.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.sequence_parallel import mark
-from fusible.pytorch.torch_autocast import activation_of, is_in_force, without_torch_autocast
+from fusible.pytorch.straight import StraightCall, infer_straight
+from fusible.pytorch.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
 from fusible.pytorch.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
 
@@ -122,8 +123,9 @@ class PipelineRunner(ChainPart):
         """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
         if cache is not None:
             check_cache(cache)
-        given = self.rows_of(extra, batch, shape)
-        y, *outputs = self.run(batch.x, given, notes, batch, cache)
+        y, *outputs = self.run(batch.x, self.rows_of(extra, batch, shape), notes, batch, cache)
+        if not outputs:
+            return (batch.restore(y),)
         rows = batch.x.shape[:1]
         return batch.restore(y), *(batch.restore(value) if value.shape[:-1] == rows else value for value in outputs)
 
@@ -161,10 +163,11 @@ class PipelineRunner(ChainPart):
     ) -> Sequence[torch.Tensor]:
         """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``notes``: of ``Call``. ``batch``: how the rows of
         ``x`` are sequences, for ops that look at it."""
-        check_transforms(self.called, (x, *extra))
+        if transforms_active():
+            check_transforms(self.called, (x, *extra))
         if isinstance(x, QuantizedTensor):
             x = x.dequantize()
-        if is_in_force(x.device.type):
+        if is_in_force_on(x):
             x = activation_of(x)
             with without_torch_autocast(x.device.type):
                 return self.run(x, extra, notes, batch, cache)
@@ -178,7 +181,7 @@ class PipelineRunner(ChainPart):
         repeated = torch._C._current_graph_task_id() != -1
         context = self._context_of_call(repeated)
         args = self.parameters()
-        with_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *args, *extra))
+        with_grad = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in (x, *args, *extra)]
         plan = self.plan(x, args, context, with_grad, extra, frozenset([position for _, position in notes]) if notes else NOT_CALLED)
         if not with_grad:
             return self.infer(plan, context, x, args, batch, None, extra, notes, cache)
@@ -224,6 +227,8 @@ class PipelineRunner(ChainPart):
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
         given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, False)
+        if plan.straight and cache is None:
+            return [infer_straight(plan, self.executor, x, args)]
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
@@ -243,23 +248,26 @@ class PipelineRunner(ChainPart):
         batch: Batch | None,
         seed: torch.Tensor | None,
         notes: dict[Any, Any],
-    ) -> Call:
+    ) -> Call | StraightCall:
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
         given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, True)
         for module, name, group in self._partial:  # each time: a module may have another parameter by now
             for parameter in originals(module, name):
                 mark(parameter, group)
+        main_grads = self.main_grads(args)
+        if plan.straight and not main_grads:
+            return StraightCall(plan, args, self.executor)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
-        return Call(plan, params, self.executor, given, self.scaling, snapshot, self.main_grads(args), amaxes, notes=notes, delayed_weights=delayed)
+        return Call(plan, params, self.executor, given, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
 
-    def commit(self, call: Call) -> None:
+    def commit(self, call: Call | StraightCall) -> None:
         """All segments of a call have been run: what they saw is observed."""
-        if call.snapshot is not None:
+        if isinstance(call, Call) and call.snapshot is not None:
             self.scaling.commit_forward(call.snapshot, call.amaxes)
             if call.delayed_weights is not None:
                 call.delayed_weights.settle(self.scaling)
