@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fusible.errors import NotServedError, expected
 from fusible.tex.backends.torch_backend.activation import POINTWISE
@@ -91,21 +92,26 @@ def _quick(
         return None
     if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
         return None
-    a, b = A.t() if transA else A, B.t() if transB else B
-    depth, columns = a.shape
-    if not depth or not columns or b.size(1) != depth or not b.size(0):
+    columns, depth = A.shape if transA else (A.size(1), A.size(0))
+    depth_of_b, rows = B.shape if transB else (B.size(1), B.size(0))
+    if depth_of_b != depth or not (depth and columns and rows):
         return None
     if grad:
-        return (torch.mm(b, a), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
-    if bias is None:
-        result = torch.mm(b, a)
-    elif bias.dtype is dtype and bias.dim() == 1 and bias.size(0) == columns:
-        result = torch.addmm(bias, b, a)
-    else:
+        return (_matrix_product(A, transA, B, transB, None), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
+    if bias is not None and (bias.dtype is not dtype or bias.dim() != 1 or bias.size(0) != columns):
         return None
+    result = _matrix_product(A, transA, B, transB, bias)
     if not gelu:
         return result, None, None
     return (POINTWISE["gelu"].f(result), None, result) if dtype is torch.float32 else None
+
+
+def _matrix_product(A: Tensor, transA: bool, B: Tensor, transB: bool, bias: Tensor | None) -> Tensor:
+    """``op(B) @ op(A) + bias`` of matrices that fit."""
+    if transA and not transB:
+        return linear(B, A, bias)  # the same two kernels, without the object of a transpose
+    a, b = A.t() if transA else A, B.t() if transB else B
+    return torch.mm(b, a) if bias is None else torch.addmm(bias, b, a)
 
 
 def _row_sum_of(B: Tensor, dtype: torch.dtype) -> Tensor:
