@@ -123,7 +123,7 @@ diagram: setup
 	$(PY) docs/draw_imports.py
 
 stub: setup
-	$(PY) -m fusible.tex.stub
+	$(PY) -m fusible.tex.selection.stub
 
 clean:
 	rm -rf build dist out .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,7 +14,7 @@ from fusible import tex
 from fusible.cli.bench.timing import side_by_side
 from fusible.pytorch import ops as operations
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["dispatch", "small_sequential"]
 

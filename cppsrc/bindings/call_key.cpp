@@ -1,5 +1,5 @@
 // `call_key(entries, kinds, sort, integers)`: a function that computes the key of a call in tex's dispatcher from the arguments that are in it, as
-// `fusible/tex/call_keys.py` says in Python. Every call of tex pays for it.
+// `fusible/tex/selection/call_keys.py` says in Python. Every call of tex pays for it.
 #include <pybind11/pybind11.h>
 
 #include <exception>
@@ -138,7 +138,7 @@ py::object call_key(const py::bytes& entries, const py::object& kinds, const py:
     const char known[] = {kValue, kMember, kClass, kKind, kDType, kPresence, kSort, kVector, kIndices, '\0'};
     const auto text = static_cast<std::string>(entries);
     if (text.find_first_not_of(known) != std::string::npos)
-        throw ArgumentError(expected(std::string("letters of ") + known, "entries of call_key", "'" + text + "'", "pass those of fusible.tex.call_keys"));
+        throw ArgumentError(expected(std::string("letters of ") + known, "entries of call_key", "'" + text + "'", "pass those of fusible.tex.selection.call_keys"));
     by_name = 0;
     static PyMethodDef method{"key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(make_key)), METH_FASTCALL, "The key of a call."};
     const py::tuple self = py::make_tuple(entries, kinds, sort, integers);

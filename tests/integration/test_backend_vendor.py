@@ -13,7 +13,7 @@ from doc_pages import ROOT, blocks, write_file
 
 from fusible.conformance import Verdict, check_backend
 from fusible.tex.backends import template
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 PACKAGE = ROOT / "src" / "fusible"
 TEMPLATE = PACKAGE / "tex" / "backends" / "template.py"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fusible.pytorch as fp
 from fusible import errors
-from fusible.pytorch import executors
+from fusible.pytorch.engine import executors
 from fusible.quantized import Recipe
 
 pytest.importorskip("jaxlib")
@@ -297,7 +297,7 @@ def test_a_forked_child_is_told_to_spawn() -> None:
 
 def test_nothing_is_loaded_before_it_is_asked_for() -> None:
     use = "import sys, fusible, fusible.pytorch as p; p.Sequential(p.Linear(4, 4))"
-    check = "assert not {'jaxlib', 'fusible.pytorch.xla_executor'} & set(sys.modules)"
+    check = "assert not {'jaxlib', 'fusible.pytorch.engine.xla_executor'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"{use}; {check}"], check=True)
 
 

@@ -26,7 +26,7 @@ from fusible import cpp_extensions, fusions, lazy, nvte, tex
 from fusible.errors import NotServedError
 from fusible.nvte import DType, Pass, QuantizedType, make_nvte_tensor, running
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 GUIDE = ROOT / "docs" / "extending.md"
 FP32 = torch.finfo(torch.float32).eps

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusible
-from fusible.pytorch import compiled
+from fusible.pytorch.engine import compiled
 from fusible.quantized import DelayedScaling, Float8CurrentScaling, HighPrecision, Recipe
 
 # from within inductor

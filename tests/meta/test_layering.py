@@ -52,9 +52,9 @@ VIOLATIONS = {
     "Imports point downwards": [
         ("ops/add.py", "from fusible.fusions import registered"),
         ("lazy/device.py", "from fusible import tex"),
-        ("tex/dispatch.py", "from fusible.quantized import Float8Tensor"),
+        ("tex/selection/dispatch.py", "from fusible.quantized import Float8Tensor"),
         ("quantized/recipe.py", "from fusible.nvte import DType"),
-        ("pytorch/runner.py", "from fusible import cli"),
+        ("pytorch/engine/runner.py", "from fusible import cli"),
         ("errors.py", "from fusible.knobs import KNOBS"),
     ],
     "The compiled extension is imported by the cpu backend alone": [
@@ -63,6 +63,18 @@ VIOLATIONS = {
     ],
     "The command line names compat only when it runs a program": [("cli/info.py", "from fusible import compat")],
     "fusions is imported by compute_pipeline, and adapted by pytorch": [("cli/info.py", "from fusible import fusions")],
+    "tex: what a call is, what is checked of it, who is chosen, who computes": [
+        ("tex/selection/registry.py", "from fusible.tex.backends.cpu import CpuBackend"),
+        ("tex/calls/gemm.py", "from fusible.tex.selection.dispatch import explain"),
+        ("tex/formats/block_layout.py", "from fusible.tex.calls import checks"),
+        ("tex/interface/gemm.py", "from fusible.tex.calls import gemm"),
+        ("tex/enums.py", "from fusible.tex import protocol"),
+    ],
+    "pytorch: the engine knows neither modules nor operations": [
+        ("pytorch/engine/runner.py", "from fusible.pytorch.modules import Linear"),
+        ("pytorch/modules/linear.py", "from fusible.pytorch import ops"),
+        ("pytorch/engine/scaling.py", "from fusible.pytorch import ops"),
+    ],
     "Backends do not import one another": [("tex/backends/xla/gemm.py", "from fusible.tex.backends import torch_backend")],
 }
 

@@ -7,7 +7,7 @@ import ast
 from fusible import tex
 from fusible.tex import prim
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.stub import stubs
+from fusible.tex.selection.stub import stubs
 
 
 def test_the_stubs_are_current() -> None:

@@ -26,19 +26,20 @@ FILES = (
     # plans
     *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "regions", "request", "results",
       "sharded_rows", "sides", "stretch")),
-    *(f"pytorch/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_values", "chain", "channels", "straight",
-      "ops/fuser")),
+    *(f"pytorch/engine/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_values", "chain", "channels", "straight")),
+    "pytorch/ops/fuser.py",
     # fusions
     *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "high_precision", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale",
       "registry")),
     # scaling state, and how checkpoints hold it
-    "quantized/state.py", "pytorch/scaling.py", "pytorch/checkpoint.py",
+    "quantized/state.py", "pytorch/engine/scaling.py", "pytorch/checkpoint.py",
     # weights in 8 bits: copies, fingerprints, and those that are held so alone
-    "pytorch/weights.py", "pytorch/held.py", "tex/backends/cpu/fingerprint.py",
+    "pytorch/engine/weights.py", "pytorch/held.py", "tex/backends/cpu/fingerprint.py",
     # replay
-    "pytorch/replay.py", "pytorch/executors.py",
+    "pytorch/engine/replay.py", "pytorch/engine/executors.py",
 )  # fmt: skip
-"""Below ``src/fusible``. ``pytorch/xla_executor.py`` and ``pytorch/compiled.py`` are other roads to the same plans, by other compilers."""
+"""Below ``src/fusible``. ``pytorch/engine/xla_executor.py`` and ``pytorch/engine/compiled.py`` are other roads to the same
+plans, by other compilers."""
 
 
 @dataclass(frozen=True)

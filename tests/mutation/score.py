@@ -14,7 +14,7 @@ from behaviour import Mutant, changed, mutants
 from fusible.conformance.special import current_planting
 from fusible.conformance.suite import Agreement, check_record
 from fusible.conformance.table import Record, Sample, check, load
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["REFERENCE", "Kept", "behavioural", "caught", "functions", "unread"]
 

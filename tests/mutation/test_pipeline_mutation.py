@@ -61,7 +61,7 @@ def test_what_a_changed_condition_leads_to_is_run_first() -> None:
 
 def test_every_file_has_mutations_that_tell_and_a_sample_takes_of_each() -> None:
     """A change is a change: no two of a file give the same text, and none gives the file as it is."""
-    for file in ("pytorch/scaling.py", "compute_pipeline/sides.py"):
+    for file in ("pytorch/engine/scaling.py", "compute_pipeline/sides.py"):
         texts = [changed_source(m) for each in mutations(file).values() for m in each]
         assert len(texts) > 50 and ast.unparse(ast.parse((ROOT / "src/fusible" / file).read_text())) not in texts
     chosen = sample(400, 3)

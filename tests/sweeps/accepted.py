@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from bad_calls import BadCall
 
-from fusible.tex.examination import examine
+from fusible.tex.calls.examination import examine
 from fusible.tex.interface.declare import DECLARATIONS
 
 __all__ = ["UNREAD", "contradiction"]

@@ -11,7 +11,7 @@ from nvte_words_activations import gradient, nearly
 
 from fusible import nvte
 from fusible.nvte import DType, Tensor
-from fusible.tex.attention_call import alibi_slopes
+from fusible.tex.calls.attention import alibi_slopes
 
 # Attention.
 

@@ -12,12 +12,12 @@ from fusible import tex
 from fusible.fusions import register_fusion_backward, register_fusion_forward, register_fusion_inference, registered, unregister_fusion
 from fusible.nvte import Tensor
 from fusible.ops import GELU, Context, SiLU
-from fusible.pytorch import executors
+from fusible.pytorch.engine import executors
 from fusible.pytorch.ops import registration
 from fusible.quantized import saving
 from fusible.tex import classes, factories, operands, protocol
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["OF_OPERATIONS", "REGISTRATIONS", "Quantizer", "Registration", "fused", "fused_backward", "put_back", "undeclared", "written"]
 

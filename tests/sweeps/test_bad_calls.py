@@ -16,7 +16,7 @@ from bad_calls import BadCall, bad_calls, clear, outcome, public
 from fusible import tex
 from fusible.conformance.table import Sample, load
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
-from fusible.tex.examination import examine
+from fusible.tex.calls.examination import examine
 from fusible.tex.interface.declare import DECLARATIONS
 
 TABLE = load()

@@ -14,12 +14,12 @@ from wrong_values import others
 from fusible import knobs, tex
 from fusible.errors import ArgumentError
 from fusible.fusions import unregister_fusion
-from fusible.pytorch import executors
+from fusible.pytorch.engine import executors
 from fusible.quantized import saving
 from fusible.tex import factories, operands
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 ACCEPTED: dict[tuple[str, str], set[str]] = {
     ("register_backend", "cls"): {"None"},

@@ -7,7 +7,7 @@ from bad_calls import bad_calls
 
 from fusible.conformance.table import load
 from fusible.errors import FusibleError
-from fusible.tex import examination
+from fusible.tex.calls import examination
 from fusible.tex.interface.declare import DECLARATIONS
 
 TABLE = load()

@@ -21,7 +21,7 @@ _ALIASES = {
     "transformer_engine.plugins.tex": _TEX,
     "transformer_engine.plugins.transformer_engine_fl_torch": _TEX,
     "transformer_engine.plugins.tex_interface.base": "fusible.tex.interface.base",
-    "transformer_engine.plugins.tex_interface.registry": "fusible.tex.management",
+    "transformer_engine.plugins.tex_interface.registry": "fusible.tex.selection.management",
     "transformer_engine.plugins.tex_interface.backends": "fusible.tex.backends",
 }
 _PACKAGES = {

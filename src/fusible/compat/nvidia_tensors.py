@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fusible import tex
-from fusible.tex.grouped_call import register_grouped_factory
+from fusible.tex.calls.grouped import register_grouped_factory
 
 __all__ = ["register_classes"]
 

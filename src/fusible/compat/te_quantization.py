@@ -10,7 +10,7 @@ from fusible import pytorch, quantized
 from fusible.compat.nvidia_package import SUPPORT, support
 from fusible.compat.te_recipes import DelayedScaling
 from fusible.errors import NotServedError, expected
-from fusible.pytorch.autocast import current_autocast, leave_autocasts
+from fusible.pytorch.engine.autocast import current_autocast, leave_autocasts
 from fusible.pytorch.quantized_init import current_model_init, leave_model_inits, quantized_model_init
 from fusible.quantized import Recipe
 

@@ -17,10 +17,10 @@ from fusible.conformance.table import FLOATS, Record, load
 from fusible.errors import ArgumentError, BackendError, expected
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 from fusible.tex import DType
-from fusible.tex.decision import Decision, refusal
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.decision import Decision, refusal
+from fusible.tex.selection.registry import registry
 
 __all__ = ["Coverage", "QUANTIZERS", "coverage_of", "decisions", "markdown"]
 

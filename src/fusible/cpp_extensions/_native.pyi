@@ -266,7 +266,7 @@ def fingerprints(tensors: Sequence[TensorLike], num_threads: int = 0) -> list[tu
 
 def call_key(entries: bytes, kinds: object, sort: object, integers: object) -> object:
     """A function that computes the key of a call in tex's dispatcher from as many arguments as there are ``entries``: the letters of
-    ``fusible.tex.call_keys``. ``kinds[type(x)](x)``, ``sort(x)`` and ``integers(x)`` describe what is no tensor on a CPU."""
+    ``fusible.tex.selection.call_keys``. ``kinds[type(x)](x)``, ``sort(x)`` and ``integers(x)`` describe what is no tensor on a CPU."""
 
 def has_exchange() -> bool:
     """Whether torch's tensors have DLPack's exchange interface, by which they are read at once."""

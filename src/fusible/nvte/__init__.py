@@ -127,7 +127,7 @@ from fusible.nvte.matmul import (
 from fusible.nvte.normalization import dl2norm, dlayernorm, dlayernorm_add, drmsnorm, drmsnorm_add, l2norm, layernorm, rmsnorm
 from fusible.nvte.rescaling import exponent_of, is_rescalable, rescale
 from fusible.nvte.tensor import Tensor, make_nvte_tensor
-from fusible.tex.functions import checked
+from fusible.tex.calls.functions import checked
 
 __all__ = [
     "AttentionAux",

@@ -18,7 +18,7 @@ from fusible.nvte.execution import current_pass
 from fusible.nvte.padding import lacks_blocks
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8TensorStorage, MXFP8TensorStorage
-from fusible.tex.block_layout import scale_shape, used_scales
+from fusible.tex.formats.block_layout import scale_shape, used_scales
 
 __all__ = ["all_gather", "all_reduce", "has_own_blocks", "over", "reduce_scatter", "share_amax"]
 

@@ -19,7 +19,7 @@ from fusible.nvte.elementwise import concatenate, reshape, split
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8Quantizer, GroupedTensorStorage
-from fusible.tex.block_layout import BLOCK_FORMATS
+from fusible.tex.formats.block_layout import BLOCK_FORMATS
 from fusible.tex.interface.domains import Count
 
 __all__ = [

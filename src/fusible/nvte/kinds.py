@@ -10,7 +10,7 @@ from fusible.nvte.execution import Pass
 from fusible.nvte.flatten import STORAGES
 from fusible.nvte.kv_cache import KVCache
 from fusible.nvte.tensor import Tensor
-from fusible.tex.argument_kinds import Kind, kind_of
+from fusible.tex.calls.argument_kinds import Kind, kind_of
 
 __all__ = ["EXACT", "KINDS"]
 

@@ -16,7 +16,7 @@ from fusible import tex
 from fusible.nvte.dtype import QuantizedType, Type
 from fusible.nvte.frameworks import nvte_dtype
 from fusible.nvte.tensor import Tensor
-from fusible.tex.block_layout import BLOCK_FORMATS
+from fusible.tex.formats.block_layout import BLOCK_FORMATS
 
 __all__ = ["block_length", "block_of", "cut", "is_padded", "lacks_blocks", "marked", "pad", "pad_columns"]
 

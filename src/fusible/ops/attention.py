@@ -9,7 +9,7 @@ from fusible import nvte
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, check_width
-from fusible.tex.attention_call import alibi_slopes
+from fusible.tex.calls.attention import alibi_slopes
 
 __all__ = ["CrossAttention", "DotProductAttention", "check_groups"]
 

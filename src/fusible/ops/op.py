@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self, TypedDict, Unpack
 from fusible import nvte
 from fusible.errors import ShapeError, expected
 from fusible.quantized import QuantizerRole
-from fusible.tex.argument_kinds import Kind
-from fusible.tex.constructors import check_constructor
+from fusible.tex.calls.argument_kinds import Kind
+from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["Context", "Op"]
 

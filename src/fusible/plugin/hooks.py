@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusible.errors import NotServedError, expected
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["HOOKS", "flash_attention", "get_attention_backend"]
 

@@ -6,7 +6,7 @@ import sys
 
 from fusible.compat.finder import Names, adapt_loaded
 from fusible.compat.nvidia_package import AROUND, AROUND_TENSORS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["apply_patches"]
 

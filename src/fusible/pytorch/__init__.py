@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fusible.pytorch.autocast import autocast
 from fusible.pytorch.cross_entropy import CrossEntropyLoss
-from fusible.pytorch.executors import register_executor
+from fusible.pytorch.engine.autocast import autocast
+from fusible.pytorch.engine.executors import register_executor
+from fusible.pytorch.engine.kv_cache import KVCache
+from fusible.pytorch.engine.sequence_parallel import reduce_sequence_parallel_gradients
 from fusible.pytorch.held import parameter_bytes, quantize_parameters
-from fusible.pytorch.kv_cache import KVCache
 from fusible.pytorch.modules import (
     GELU,
     GLU,
@@ -36,7 +37,6 @@ from fusible.pytorch.modules import (
 )
 from fusible.pytorch.optimizers import FusedAdam, FusedSGD
 from fusible.pytorch.quantized_init import quantized_model_init
-from fusible.pytorch.sequence_parallel import reduce_sequence_parallel_gradients
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.pytorch.refusals import check_dense
+from fusible.pytorch.engine.refusals import check_dense
 from fusible.tex.protocol import accumulator
 
 __all__ = ["CrossEntropyLoss", "gradients", "in_blocks", "statistics"]

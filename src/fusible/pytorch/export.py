@@ -10,10 +10,10 @@ import torch
 
 from fusible import lazy
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.autocast import current_autocast
-from fusible.pytorch.executors import Program
+from fusible.pytorch.engine.autocast import current_autocast
+from fusible.pytorch.engine.executors import Program
+from fusible.pytorch.engine.xla_executor import read_tensor
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.xla_executor import read_tensor
 
 __all__ = ["export"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from fusible.nvte import Tensor, is_quantized_type, take_apart
+from fusible.pytorch.engine.weights import held_type
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.weights import held_type
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor, QuantizedTensor
 from fusible.tex import DType
-from fusible.tex.transaction import Write, run
+from fusible.tex.calls.transaction import Write, run
 
 __all__ = ["parameter_bytes", "quantize_parameters"]
 

@@ -14,12 +14,12 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError, FusibleError, check_number, expected
-from fusible.pytorch.executors import Executor, make_executor
+from fusible.pytorch.engine.executors import Executor, make_executor
+from fusible.pytorch.engine.uninterrupted import uninterrupted
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, is_held_quantized, local, placed_as, requantized
 from fusible.pytorch.optimizer_checks import check_floats, check_masters, check_steppable, listed, listed_group, no_state
-from fusible.pytorch.uninterrupted import uninterrupted
-from fusible.tex.constructors import check_constructor
-from fusible.tex.transaction import Write, gathered, run
+from fusible.tex.calls.constructors import check_constructor
+from fusible.tex.calls.transaction import Write, gathered, run
 
 __all__ = ["FusedAdam", "FusedSGD"]
 

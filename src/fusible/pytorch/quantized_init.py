@@ -12,7 +12,7 @@ from torch import nn
 from fusible.errors import DTypeError, expected
 from fusible.quantized import DelayedScaling, DelayedScalingRequest, Float8Quantizer, Recipe, ScalingState, quantizer_for_role
 from fusible.quantized import QuantizerRole as Role
-from fusible.tex.constructors import check_constructor
+from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["as_parameter", "current_model_init", "leave_model_inits", "quantized_model_init"]
 

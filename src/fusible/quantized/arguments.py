@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 
 from fusible.errors import ShapeError, expected
-from fusible.tex.argument_kinds import Kind, Wrong, kind_of, shown
+from fusible.tex.calls.argument_kinds import Kind, Wrong, kind_of, shown
 from fusible.tex.protocol import is_quantized
 
 __all__ = [

@@ -13,7 +13,7 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
 from fusible.tex import DType
-from fusible.tex.block_layout import BLOCK_FORMATS, is_tiled, scale_shape
+from fusible.tex.formats.block_layout import BLOCK_FORMATS, is_tiled, scale_shape
 from fusible.tex.protocol import a_buffer, format_of, fp8_format, outer, scaling, transposed_shape
 
 __all__ = ["BlockScalingQuantizer", "Float8BlockQuantizer", "MXFP8Quantizer", "NVFP4Quantizer", "rht_matrix"]

@@ -15,8 +15,8 @@ from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kin
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import note_written
 from fusible.quantized.tensor import QuantizedTensor
-from fusible.tex.argument_kinds import shown
-from fusible.tex.grouped_call import layout_of_grouped
+from fusible.tex.calls.argument_kinds import shown
+from fusible.tex.calls.grouped import layout_of_grouped
 from fusible.tex.protocol import to_torch
 
 __all__ = ["GroupedTensor"]

@@ -17,7 +17,7 @@ from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorage, note_written
 from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
-from fusible.tex.constructors import check_constructor
+from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusible.tex.dispatch import dispatcher
 from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.selection.dispatch import dispatcher
 
 __all__ = [name for name in ("swizzle_scales_and_pack_ptrs_for_discrete_weights",) if name in DECLARATIONS]  # pyright: ignore[reportUnsupportedDunderAll]
 

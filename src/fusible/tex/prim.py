@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fusible.tex.dispatch import dispatcher
 from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.selection.dispatch import dispatcher
 
 if TYPE_CHECKING:
 

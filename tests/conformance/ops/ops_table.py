@@ -20,7 +20,7 @@ from fusible.nvte import Tensor as NvteTensor
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch import BaseModule
-from fusible.tex.attention_call import alibi_slopes
+from fusible.tex.calls.attention import alibi_slopes
 
 Params = Mapping[str, Tensor]
 Shape = tuple[int | str, ...]

@@ -18,8 +18,8 @@ from torch import Tensor
 from fusible import cpp_extensions, tex
 from fusible.conformance.table import Record, Sample, load
 from fusible.errors import FusibleError
+from fusible.tex.calls.memory_checks import surely_apart
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.memory_checks import surely_apart
 
 TABLE = load()
 BACKENDS = ("torch", *(("cpu",) if cpp_extensions.available else ()))

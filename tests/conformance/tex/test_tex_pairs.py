@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
-from fusible.tex.block_layout import used_scales
+from fusible.tex.formats.block_layout import used_scales
 
 E4M3 = DType.kFloat8E4M3
 ROWS, COLUMNS, DEPTH = 32, 96, 64

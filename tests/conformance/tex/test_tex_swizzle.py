@@ -15,8 +15,8 @@ from fusible.errors import ArgumentError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
-from fusible.tex.block_layout import scale_shape as shape_of_scales
-from fusible.tex.grouped_call import layout_of_grouped
+from fusible.tex.calls.grouped import layout_of_grouped
+from fusible.tex.formats.block_layout import scale_shape as shape_of_scales
 
 on_all = on_backends(
     "swizzle_scales_for_gemm_",

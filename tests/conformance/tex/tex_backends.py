@@ -10,7 +10,7 @@ import pytest
 
 from fusible import tex
 from fusible.tex import TEXBackendBase
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 
 def unchanged(tree: Any) -> Any:

@@ -19,8 +19,8 @@ from fusible import compat, tex
 from fusible.compat import finder
 from fusible.compat.clients import CLIENTS
 from fusible.errors import ArgumentError
-from fusible.tex import management
 from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.selection import management
 
 FUNCTIONS = [name for name in DECLARATIONS if not name.startswith("prim_")]
 

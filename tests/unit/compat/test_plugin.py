@@ -17,7 +17,7 @@ from fusible.compat.finder import Names
 from fusible.compat.nvidia_package import AROUND, AROUND_TENSORS
 from fusible.errors import ArgumentError, NotServedError
 from fusible.plugin import hooks, patches
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 NATIVE = "transformer_engine_torch"
 

@@ -14,7 +14,7 @@ from cpp_calls import CALLS, invoke
 import fusible.cpp_extensions as native
 from fusible import cpp_extensions
 from fusible.errors import ArgumentError, DTypeError, FusibleError, ShapeError
-from fusible.tex.examination import _OF_KERNELS
+from fusible.tex.calls.examination import _OF_KERNELS
 from fusible.tex.interface.declare import DECLARATIONS
 
 X = torch.ones(4, 6)

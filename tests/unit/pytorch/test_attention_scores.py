@@ -17,7 +17,7 @@ import fusible
 from fusible import CrossAttention, DotProductAttention, KVCache, Residual, Sequential
 from fusible.errors import ArgumentError, FusibleError, ShapeError
 from fusible.pytorch import ops
-from fusible.tex.attention_call import alibi_slopes
+from fusible.tex.calls.attention import alibi_slopes
 
 HEADS, GROUPS, WIDTH, BATCH, LONGEST = 4, 2, 4, 3, 5
 COLUMNS = (HEADS + 2 * GROUPS) * WIDTH

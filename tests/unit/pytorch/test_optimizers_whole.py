@@ -19,7 +19,7 @@ import fusible
 from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError
 from fusible.pytorch import ops
-from fusible.pytorch.uninterrupted import uninterrupted
+from fusible.pytorch.engine.uninterrupted import uninterrupted
 from fusible.tex.protocol import is_quantized
 
 # An interrupt that hits a weak reference's callback is reported by the interpreter, and lost.

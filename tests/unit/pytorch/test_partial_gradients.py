@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusible.pytorch import GELU, LayerNorm, Linear, Sequential, runner
-from fusible.pytorch.sequence_parallel import _groups
+from fusible.pytorch import GELU, LayerNorm, Linear, Sequential
+from fusible.pytorch.engine import runner
+from fusible.pytorch.engine.sequence_parallel import _groups
 
 
 def test_parameters_between_what_scatters_and_what_gathers_are_marked_at_each_training_call(monkeypatch: pytest.MonkeyPatch) -> None:

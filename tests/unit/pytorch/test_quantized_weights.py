@@ -13,7 +13,8 @@ from torch import nn
 
 from fusible import autocast
 from fusible.nvte import nvte_dtype
-from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential, weights
+from fusible.pytorch import DelayedScaling, Float8CurrentScaling, HighPrecision, Linear, Recipe, Sequential
+from fusible.pytorch.engine import weights
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor
 from fusible.tex import DType
 from fusible.tex.backends.cpu import fingerprints

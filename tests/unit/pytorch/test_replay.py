@@ -12,9 +12,9 @@ import torch
 import fusible
 from fusible import tex
 from fusible.errors import ArgumentError
-from fusible.pytorch import executors
-from fusible.pytorch.executors import EagerExecutor
-from fusible.pytorch.replay import Listing
+from fusible.pytorch.engine import executors
+from fusible.pytorch.engine.executors import EagerExecutor
+from fusible.pytorch.engine.replay import Listing
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
 
 RECIPES = [None, fusible.DelayedScaling(amax_history_len=4), fusible.Float8CurrentScaling()]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusible.compute_pipeline import StateLayout
-from fusible.pytorch.scaling import ScalingOwner
+from fusible.pytorch.engine.scaling import ScalingOwner
 from fusible.quantized import DelayedScaling, Format
 
 

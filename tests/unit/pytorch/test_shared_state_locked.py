@@ -13,8 +13,8 @@ from fusible.compute_pipeline import ComputePipeline, PlanRequest, StateLayout
 from fusible.fusions import epoch, registry
 from fusible.nvte import DType
 from fusible.ops import GELU, ReLU
+from fusible.pytorch.engine.scaling import ScalingOwner
 from fusible.pytorch.ops import registration
-from fusible.pytorch.scaling import ScalingOwner
 from fusible.quantized import DelayedScaling
 
 

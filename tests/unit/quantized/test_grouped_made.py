@@ -24,7 +24,8 @@ from fusible.quantized import (
     to_plain,
     unflatten_state_dict,
 )
-from fusible.tex import DType, grouped_call
+from fusible.tex import DType
+from fusible.tex.calls import grouped
 
 E4M3 = DType.kFloat8E4M3
 QUANTIZERS = {
@@ -130,6 +131,6 @@ def test_damage_is_one_sentence(damage: Any, message: str) -> None:
 
 def test_a_group_of_no_quantizer_wants_the_room_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where ``fusible.tex`` alone was imported."""
-    monkeypatch.setattr(grouped_call, "_FACTORIES", {})
+    monkeypatch.setattr(grouped, "_FACTORIES", {})
     with pytest.raises(DTypeError, match=r"of a grouped tensor of group_quantize, got NoneType: import fusible\.quantized"):
         tex.group_quantize(torch.ones(4, 4), None, 2, None)

@@ -12,7 +12,7 @@ import torch
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor, Float8TensorStorage, GroupedTensorStorage
 from fusible.tex import DType, group_quantize
-from fusible.tex.grouped_call import MEMBER_FIELDS, build_grouped, layout_of, members
+from fusible.tex.calls.grouped import MEMBER_FIELDS, build_grouped, layout_of, members
 
 FP8 = DType.kFloat8E4M3
 
@@ -103,7 +103,7 @@ def test_a_quantizer_of_an_unknown_room_is_refused() -> None:
 @pytest.mark.parametrize("swizzled", [False, True])
 def test_members_of_packed_formats_find_their_bytes_and_their_padded_scales(monkeypatch: pytest.MonkeyPatch, swizzled: bool) -> None:
     """Two elements to the byte, one scale for 16 elements of a row, rows of scales padded to 4, and one amax each: all told by an empty member."""
-    monkeypatch.setattr("fusible.tex.grouped_call.scaling", lambda quantizer: "nvfp4")
+    monkeypatch.setattr("fusible.tex.calls.grouped.scaling", lambda quantizer: "nvfp4")
     shapes = [(2, 32), (0, 32), (3, 32)]
 
     def empty(quantizer: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:

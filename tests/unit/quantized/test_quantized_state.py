@@ -19,7 +19,7 @@ from fusible import DelayedScaling, Format, Linear, autocast
 from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError
 from fusible.locks import Lock
-from fusible.pytorch.scaling import ScalingOwner
+from fusible.pytorch.engine.scaling import ScalingOwner
 from fusible.quantized import FP8_MAX, ScalingState
 from fusible.tex import DType
 

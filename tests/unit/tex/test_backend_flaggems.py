@@ -19,7 +19,7 @@ from fusible.tex import NVTE_Mask_Type, NVTE_QKV_Layout
 from fusible.tex.backends import flaggems
 from fusible.tex.backends.flaggems import activation
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 CALLED: list[str] = []
 

@@ -16,7 +16,7 @@ from fusible import tex
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8Tensor, GroupedTensorStorage, MXFP8Quantizer
 from fusible.tex.backends import nvidia
 from fusible.tex.backends.nvidia import native as finding
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 PACKAGE = "transformer_engine.pytorch"
 

@@ -14,9 +14,9 @@ from fusible import cpp_extensions, tex
 from fusible.errors import FusibleError
 from fusible.quantized import Float8CurrentScalingQuantizer
 from fusible.tex.backends.cpu import compiled_keys
-from fusible.tex.call_keys import Keys, arguments_of, key_maker, kinds_in, python_key_maker
 from fusible.tex.interface.declare import DECLARATIONS, Declaration
 from fusible.tex.operands import KINDS, kind, sort
+from fusible.tex.selection.call_keys import Keys, arguments_of, key_maker, kinds_in, python_key_maker
 
 compiled = pytest.mark.skipif(not cpp_extensions.available, reason=cpp_extensions.reason if not cpp_extensions.available else "")
 

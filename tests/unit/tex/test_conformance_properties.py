@@ -15,7 +15,7 @@ from fusible.conformance.suite import Verdict, check_record
 from fusible.conformance.table import Disagreement, load, random
 from fusible.tex.backends.template import reads
 from fusible.tex.interface.declare import Request
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 REFERENCE: Any = registry.find("torch")
 

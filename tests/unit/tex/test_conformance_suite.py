@@ -17,10 +17,10 @@ from fusible.conformance.suite import check_record, of_own_making
 from fusible.conformance.table import Sample, load, measure
 from fusible.errors import ArgumentError, BackendError
 from fusible.quantized import Quantizer
-from fusible.tex.block_layout import BLOCK_FORMATS
-from fusible.tex.grouped_call import is_grouped
+from fusible.tex.calls.grouped import is_grouped
+from fusible.tex.formats.block_layout import BLOCK_FORMATS
 from fusible.tex.protocol import format_of, is_quantized, scaling
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 
 def test_every_function_has_a_record() -> None:

@@ -14,7 +14,7 @@ from fusible.cli import main
 from fusible.conformance import coverage_of, load, markdown
 from fusible.errors import ArgumentError, BackendError
 from fusible.tex.interface.declare import Request
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 
 def gelu_refused(request: Request) -> str | None:

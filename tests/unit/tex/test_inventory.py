@@ -16,7 +16,7 @@ from fusible.conformance import compare_backend, compare_module, read_inventory,
 from fusible.conformance.inventory.reading import REQUIRED
 from fusible.errors import ArgumentError, BackendError
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 NEWEST = "2.20.2"
 

@@ -17,9 +17,9 @@ from fusible.conformance.crossing import Crossing
 from fusible.conformance.table import load
 from fusible.errors import BackendError
 from fusible.tex.backends import template
-from fusible.tex.decision import refusal
 from fusible.tex.interface.declare import DECLARATIONS, Request
-from fusible.tex.registry import registry
+from fusible.tex.selection.decision import refusal
+from fusible.tex.selection.registry import registry
 
 DEVICES = ("cpu", "cuda", "lazy", "meta")
 

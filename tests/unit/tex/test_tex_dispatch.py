@@ -12,8 +12,8 @@ import torch
 
 from fusible import cpp_extensions, tex
 from fusible.errors import ArgumentError, BackendError, KnobError, NotServedError
-from fusible.tex.dispatch import recording_whole
-from fusible.tex.registry import registry
+from fusible.tex.selection.dispatch import recording_whole
+from fusible.tex.selection.registry import registry
 
 X = torch.randn(4, 6)
 NATIVE = "cpu" if cpp_extensions.available else "torch"

@@ -14,7 +14,7 @@ import fusible.tex as imported_earlier
 from fusible import tex
 from fusible.knobs import Knob
 from fusible.tex import relu
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 X = torch.randn(4, 6)
 

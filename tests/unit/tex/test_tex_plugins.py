@@ -17,9 +17,9 @@ import torch
 
 from fusible import tex
 from fusible.errors import BackendError, NotServedError
-from fusible.tex import plugins
 from fusible.tex.interface.declare import Request
-from fusible.tex.registry import Registry, registry
+from fusible.tex.selection import plugins
+from fusible.tex.selection.registry import Registry, registry
 
 X = torch.randn(4, 6)
 _RELU = Request("relu", (("input", ("cpu", torch.float32)), ("quantizer", None)))

@@ -12,7 +12,7 @@ import torch
 from fusible import cpp_extensions, knobs, tex
 from fusible.errors import ArgumentError, BackendError, FusibleError, KnobError
 from fusible.tex.interface.declare import Request
-from fusible.tex.registry import Registry, registry
+from fusible.tex.selection.registry import Registry, registry
 
 NATIVE = "cpu" if cpp_extensions.available else "torch"
 _VARIABLES = ("TE_BACKEND", "TE_PLUGIN", "TE_FALLBACK_BACKEND", *(name for name in knobs.KNOBS if name.startswith("TE_FL_")))

@@ -18,8 +18,8 @@ import torch
 import fusible
 from fusible import tex
 from fusible.errors import BackendError
-from fusible.tex.registry import registry
-from fusible.tex.scope import here
+from fusible.tex.selection.registry import registry
+from fusible.tex.selection.scope import here
 
 X = torch.randn(4, 6)
 NAMES = ("first", "second")

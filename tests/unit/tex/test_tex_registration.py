@@ -12,9 +12,9 @@ import torch
 
 from fusible import tex
 from fusible.errors import BackendError, NotServedError
-from fusible.tex.admission import admitted
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.admission import admitted
+from fusible.tex.selection.registry import registry
 
 X = torch.randn(4, 6)
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from fusible.compat.linear_attention.delta_rule import delta_rule
 from fusible.errors import NotServedError, expected
-from fusible.tex.index_checks import check_cumulative
+from fusible.tex.calls.index_checks import check_cumulative
 
 __all__ = ["gated_delta_net", "gated_delta_net_v2", "gated_delta_product"]
 

@@ -36,8 +36,8 @@ from fusible.compat.te_functions.permutation import (
 )
 from fusible.compat.te_functions.random_states import CudaRNGStatesTracker
 from fusible.compat.te_overlap import UserBufferQuantizationMode, destroy_ub, initialize_ub
-from fusible.tex.argument_kinds import kind_of
-from fusible.tex.functions import checked
+from fusible.tex.calls.argument_kinds import kind_of
+from fusible.tex.calls.functions import checked
 
 __all__ = [
     "CPLoadBalancingStrategy",

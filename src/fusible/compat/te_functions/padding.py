@@ -11,9 +11,9 @@ from torch import nn
 from fusible import tex
 from fusible.compat.te_quantization import FP8GlobalStateManager
 from fusible.errors import ShapeError, expected
-from fusible.pytorch.refusals import check_dense
+from fusible.pytorch.engine.refusals import check_dense
 from fusible.quantized import get_align_size_for_quantization
-from fusible.tex.constructors import check_constructor, check_forward
+from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["Fp8Padding", "Fp8Unpadding"]
 

@@ -17,10 +17,10 @@ from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.inference import stepped
 from fusible.compat.te_modules.parallel import Sharding, refuse
 from fusible.errors import ArgumentError, NotServedError, ShapeError, check_number, expected
-from fusible.pytorch.autocast import current_autocast
-from fusible.pytorch.refusals import check_dense
-from fusible.pytorch.torch_autocast import activation_of
-from fusible.tex.constructors import check_constructor, check_forward
+from fusible.pytorch.engine.autocast import current_autocast
+from fusible.pytorch.engine.refusals import check_dense
+from fusible.pytorch.engine.torch_autocast import activation_of
+from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["DotProductAttention"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fusible import tex
-from fusible.pytorch.torch_autocast import without_torch_autocast
+from fusible.pytorch.engine.torch_autocast import without_torch_autocast
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
 __all__ = ["Attention", "Lengths", "attend"]

@@ -18,14 +18,14 @@ from fusible.compute_pipeline import Extras
 from fusible.errors import ArgumentError, DTypeError, NotServedError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.bound import BoundOp
-from fusible.pytorch.chain import ChainCall
-from fusible.pytorch.compiled import traced_call
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.chain import ChainCall
+from fusible.pytorch.engine.compiled import traced_call
+from fusible.pytorch.engine.runner import PipelineRunner
+from fusible.pytorch.engine.sequence_parallel import materialized
+from fusible.pytorch.engine.torch_autocast import is_in_force
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.quantized_init import as_parameter
-from fusible.pytorch.runner import PipelineRunner
-from fusible.pytorch.sequence_parallel import materialized
-from fusible.pytorch.torch_autocast import is_in_force
 
 __all__ = ["Init", "TransformerEngineBaseModule", "constant", "default_init", "device_of", "forked"]
 

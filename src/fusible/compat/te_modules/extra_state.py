@@ -12,9 +12,9 @@ from safetensors.torch import save as save_tensors
 from fusible.compat.nvidia_state import Recipe, read_foreign_state, write_state
 from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
+from fusible.pytorch.engine.scaling import ScalingOwner
 from fusible.pytorch.modules.dictionaries import is_empty
 from fusible.pytorch.modules.stateful import StatefulModule
-from fusible.pytorch.scaling import ScalingOwner
 from fusible.quantized import DelayedScaling
 from fusible.quantized.formats import FP8_MAX
 from fusible.tex import DType

@@ -16,9 +16,9 @@ from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
 from fusible.pytorch import ops
+from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.ops.buffers import gradient_into, into
-from fusible.pytorch.sequence_parallel import materialized
-from fusible.tex.constructors import check_forward
+from fusible.tex.calls.constructors import check_forward
 
 __all__ = ["GroupedLinear"]
 

@@ -12,7 +12,7 @@ from fusible.compat.te_modules.attention_call import Lengths
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.kv_cache_managers import FORMATS, KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
 from fusible.errors import ArgumentError, check_number, expected
-from fusible.tex.constructors import check_constructor
+from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["InferenceParams", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager", "stepped"]
 

@@ -14,7 +14,7 @@ from fusible.compat.te_modules.parallel import Sharding
 from fusible.compat.te_modules.recomputation import checkpoint
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.pytorch.ops.basic.parallel import share
-from fusible.tex.constructors import check_constructor
+from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["GatedDeltaNet2Attention", "GatedDeltaNetAttention", "GatedDeltaProductAttention"]
 

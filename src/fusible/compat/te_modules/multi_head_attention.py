@@ -16,7 +16,7 @@ from fusible.compat.te_modules.parallel import Sharding
 from fusible.compat.te_modules.rope import apply_rotary_pos_emb
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.pytorch.ops.basic.parallel import share
-from fusible.tex.constructors import check_constructor, check_forward
+from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["MultiheadAttention"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.utils.checkpoint
 
 from fusible.compat.te_modules.parallel import refuse
-from fusible.pytorch.autocast import current_autocast
+from fusible.pytorch.engine.autocast import current_autocast
 
 __all__ = ["checkpoint"]
 

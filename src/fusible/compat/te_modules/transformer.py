@@ -14,7 +14,7 @@ from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
 from fusible.compat.te_modules.parallel import Sharding
 from fusible.errors import ArgumentError, expected
-from fusible.tex.constructors import check_constructor, check_forward
+from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["TransformerLayer"]
 

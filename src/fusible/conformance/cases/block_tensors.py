@@ -20,7 +20,7 @@ from fusible.quantized import (
     NVFP4TensorStorage,
 )
 from fusible.tex import DType
-from fusible.tex.block_layout import is_tiled, scale_shape
+from fusible.tex.formats.block_layout import is_tiled, scale_shape
 
 __all__ = ["BLOCKED", "in_tiles", "stored"]
 

@@ -20,8 +20,8 @@ from fusible.conformance.cases.gemm import product
 from fusible.conformance.table import Output, Sample
 from fusible.quantized import GroupedTensorStorage, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
-from fusible.tex.block_layout import is_tiled, scale_shape
-from fusible.tex.grouped_call import NVFP4_OPTIONS, member_fields
+from fusible.tex.calls.grouped import NVFP4_OPTIONS, member_fields
+from fusible.tex.formats.block_layout import is_tiled, scale_shape
 
 __all__ = [
     "ROWS",

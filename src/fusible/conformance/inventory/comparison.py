@@ -17,7 +17,7 @@ from typing import Any
 from fusible import tex
 from fusible.conformance.inventory.reading import REQUIRED, Function, Inventory, NativeClass, Parameter, read_inventory, versions
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["DEFAULT", "Difference", "EXTRA", "MISSING", "SIGNATURE", "VALUE", "compare_backend", "compare_module", "compare_signature"]
 

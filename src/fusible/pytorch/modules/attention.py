@@ -11,8 +11,8 @@ from torch import nn
 from fusible import ops
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import EVERYWHERE, make_nvte_tensor
-from fusible.pytorch.bound import BoundOp
-from fusible.pytorch.channels import ExtraTensors
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.modules.normalization import new_gamma
 

@@ -12,16 +12,16 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import Tensor
 from fusible.ops import Op
-from fusible.pytorch.bound import BoundOp, key_of
-from fusible.pytorch.chain import ChainCall, ChainPart
-from fusible.pytorch.compiled import handle_of, holders_of
-from fusible.pytorch.executors import make_executor
-from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.engine.bound import BoundOp, key_of
+from fusible.pytorch.engine.chain import ChainCall, ChainPart
+from fusible.pytorch.engine.compiled import handle_of, holders_of
+from fusible.pytorch.engine.executors import make_executor
+from fusible.pytorch.engine.kv_cache import KVCache
+from fusible.pytorch.engine.runner import PipelineRunner
+from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.dictionaries import held_so
 from fusible.pytorch.modules.stateful import KeptState, StatefulModule
-from fusible.pytorch.runner import PipelineRunner
-from fusible.pytorch.tracing import TracedRun
-from fusible.tex.constructors import check_constructor
+from fusible.tex.calls.constructors import check_constructor
 
 __all__ = ["BaseModule", "ParameterInitMethod", "has_hooks", "hooks_of"]
 

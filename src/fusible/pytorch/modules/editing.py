@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 
 from fusible.errors import ArgumentError, DTypeError, OutOfRangeError, expected
-from fusible.tex.transaction import run
+from fusible.tex.calls.transaction import run
 
 __all__ = ["ModuleListMethods", "check_module"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from fusible import ops
-from fusible.pytorch.bound import BoundOp
-from fusible.pytorch.chain import ChainCall, Passage, go_through
-from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
+from fusible.pytorch.engine.kv_cache import KVCache
+from fusible.pytorch.engine.runner import PipelineRunner
+from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.modules.editing import ModuleListMethods, check_module
-from fusible.pytorch.runner import PipelineRunner
-from fusible.pytorch.tracing import TracedRun
 
 __all__ = ["Arrangement", "Container", "Residual", "Sequential", "bound_at", "is_open"]
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from fusible.errors import CheckpointError, expected
 from fusible.locks import Lock
-from fusible.pytorch.bound import BoundOp, key_of
-from fusible.pytorch.carry_over import FormerState, KeptState, carried_over, marks_of
+from fusible.pytorch.engine.bound import BoundOp, key_of
+from fusible.pytorch.engine.carry_over import FormerState, KeptState, carried_over, marks_of
+from fusible.pytorch.engine.runner import PipelineRunner
 from fusible.pytorch.modules.dictionaries import ScalingStates, is_empty, versions, written_in_place
 from fusible.pytorch.modules.places import Place, asked_for, without_places
-from fusible.pytorch.runner import PipelineRunner
 
 __all__ = ["StatefulModule"]
 

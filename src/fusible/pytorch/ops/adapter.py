@@ -15,7 +15,7 @@ from fusible.compute_pipeline import needs_backward, outer_sides
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Tensor, Type, current_pass, make_nvte_tensor
 from fusible.ops import Context, Op
-from fusible.pytorch.torch_autocast import ambient
+from fusible.pytorch.engine.torch_autocast import ambient
 from fusible.quantized import Float8Quantizer, QuantizedTensor, QuantizedTensorStorage
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor
-from fusible.pytorch.bound import BoundOp, note_change
+from fusible.pytorch.engine.bound import BoundOp, note_change
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation, FusibleOperation

@@ -13,11 +13,12 @@ from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.fusions import Fusion, registered
 from fusible.nvte import PassKind, Tensor, make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.autocast import autocast, current_autocast
-from fusible.pytorch.batch import read_batch
-from fusible.pytorch.bound import BoundOp
-from fusible.pytorch.chain import ChainCall
-from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.engine.autocast import autocast, current_autocast
+from fusible.pytorch.engine.batch import read_batch
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.chain import ChainCall
+from fusible.pytorch.engine.kv_cache import KVCache
+from fusible.pytorch.engine.runner import NOT_CALLED, PipelineRunner
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.fused_names import by_name
@@ -25,7 +26,6 @@ from fusible.pytorch.ops.keywords import Passes, called_apart, check_keywords
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
-from fusible.pytorch.runner import NOT_CALLED, PipelineRunner
 from fusible.quantized import Recipe
 
 __all__ = ["OperationFuser"]

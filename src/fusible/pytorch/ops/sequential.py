@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from fusible.errors import ArgumentError, OutOfRangeError, expected
-from fusible.pytorch.bound import BoundOp
-from fusible.pytorch.chain import ChainCall, Passage, go_through
-from fusible.pytorch.kv_cache import KVCache
+from fusible.pytorch.engine.bound import BoundOp
+from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
+from fusible.pytorch.engine.kv_cache import KVCache
+from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks
 from fusible.pytorch.modules.editing import ModuleListMethods
 from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.op import BasicOperation
-from fusible.pytorch.tracing import TracedRun
 from fusible.quantized import Recipe
 
 __all__ = ["Sequential"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from fusible.tex.checks import check_norm_parameter
+from fusible.tex.calls.checks import check_norm_parameter
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.protocol import check_shape, to_torch
-from fusible.tex.registry import Registry
+from fusible.tex.selection.registry import Registry
 
 __all__ = ["TemplateBackend", "register"]
 

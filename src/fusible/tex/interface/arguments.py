@@ -1,4 +1,4 @@
-"""The words in which signatures of the interface say what an argument may be; ``fusible.tex.examination`` reads them.
+"""The words in which signatures of the interface say what an argument may be; ``fusible.tex.calls.examination`` reads them.
 
 To a type checker each is ``Any``: real tensors, lazy ones and quantized ones of several packages have no class in common.
 """
@@ -16,7 +16,7 @@ QuantizedTensor: TypeAlias = Any
 """A quantized tensor of any format, or its bare storage (``fusible.tex.protocol.format_of``)."""
 
 GroupedTensor: TypeAlias = Any
-"""Several tensors in one buffer (``fusible.tex.grouped_call``)."""
+"""Several tensors in one buffer (``fusible.tex.calls.grouped``)."""
 
 Quantizer: TypeAlias = Any
 """What says how to quantize, by its attributes (``fusible.tex.protocol``)."""

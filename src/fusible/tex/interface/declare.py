@@ -108,7 +108,8 @@ def function(
 
     The annotations say what each argument may be (``interface.arguments``), ``where`` of which dtype and shape (``interface.layouts``): a call that
     fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them). ``apart`` names those whose
-    tensors are written and may not share memory with one another, ``alone`` those that may not with what is read, either (``tex.memory_checks``).
+    tensors are written and may not share memory with one another, ``alone`` those that may not with what is read, either
+    (``tex.calls.memory_checks``).
 
     Every name in ``asks`` must be a parameter without a default. ``unserved`` says of a function that no backend of this package serves what it
     needs ("needs NVSHMEM"); a vendor's backend may serve it like any other.

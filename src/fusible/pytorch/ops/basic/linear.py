@@ -13,10 +13,10 @@ from fusible import ops
 from fusible.errors import NotServedError, expected
 from fusible.nvte import is_quantized_type, make_nvte_tensor
 from fusible.ops import Op
+from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.ops.basic.parallel import TensorParallel, share
 from fusible.pytorch.ops.op import BasicOperation
 from fusible.pytorch.quantized_init import as_parameter
-from fusible.pytorch.sequence_parallel import materialized
 from fusible.quantized import QuantizerRole
 
 __all__ = ["BasicLinear", "Bias"]

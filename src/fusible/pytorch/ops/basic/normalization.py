@@ -12,8 +12,8 @@ from fusible import ops
 from fusible.errors import check_number
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
+from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.ops.op import BasicOperation
-from fusible.pytorch.sequence_parallel import materialized
 
 __all__ = ["LayerNorm", "RMSNorm"]
 

@@ -18,11 +18,11 @@ from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
-from fusible.tex.call_keys import Keys, compile_keys_by
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
-from fusible.tex.registry import registry
+from fusible.tex.selection.call_keys import Keys, compile_keys_by
+from fusible.tex.selection.registry import registry
 
 __all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 

@@ -11,8 +11,8 @@ import torch
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
-from fusible.tex.checks import check_gradient, check_width_even
-from fusible.tex.gated import GatedActivations
+from fusible.tex.calls.activation import GatedActivations
+from fusible.tex.calls.checks import check_gradient, check_width_even
 
 __all__ = ["ActivationKernels"]
 

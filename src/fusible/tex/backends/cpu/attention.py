@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.attention_buffers import draw_rng_state, gradients, outputs, seeded
-from fusible.tex.attention_call import (
+from fusible.tex.backends.cpu.operands import int32
+from fusible.tex.calls.attention import (
     BOTTOM_RIGHT,
     CAUSAL,
     PADDING,
@@ -24,15 +24,15 @@ from fusible.tex.attention_call import (
     check_stats,
     side_inputs,
 )
-from fusible.tex.attention_layout import Layout, format_name, gradient_layout
-from fusible.tex.attention_query import support_query
-from fusible.tex.backends.cpu.operands import int32
-from fusible.tex.checks import check_probability
+from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
+from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.calls.attention_query import support_query
+from fusible.tex.calls.checks import check_probability
+from fusible.tex.calls.kv_cache import check_cache_call
+from fusible.tex.calls.memory_checks import check_own
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import Request, by_name, requires
-from fusible.tex.kv_cache_call import check_cache_call
-from fusible.tex.memory_checks import check_own
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]

@@ -6,10 +6,10 @@ from typing import Any
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.gemm import products_gain
-from fusible.tex.grouped_products import Problem, problems_of, solve
+from fusible.tex.calls.grouped_products import Problem, problems_of, solve
+from fusible.tex.calls.memory_checks import check_apart_of, surely_apart
 from fusible.tex.interface.declare import Request, by_name, requires
 from fusible.tex.interface.grouped import Grouped
-from fusible.tex.memory_checks import check_apart_of, surely_apart
 
 __all__ = ["GroupedKernels"]
 

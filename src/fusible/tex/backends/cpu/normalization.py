@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
-from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
+from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.normalization import Normalization

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.tex.checks import adam_corrections
+from fusible.tex.calls.checks import adam_corrections
+from fusible.tex.calls.memory_checks import check_own
+from fusible.tex.calls.optimizer import check_float_lists
+from fusible.tex.calls.transaction import Write, commit, run
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.memory_checks import check_own
-from fusible.tex.optimizer_call import check_float_lists
-from fusible.tex.transaction import Write, commit, run
 
 __all__ = ["OptimizerKernels"]
 

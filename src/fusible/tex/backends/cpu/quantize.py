@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.calls.inference_tensors import writing
+from fusible.tex.calls.layout import check_apart
 from fusible.tex.factories import build_quantized
-from fusible.tex.inference_tensors import writing
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.layout_call import check_apart
 from fusible.tex.protocol import (
     FLT_MAX,
     FP8_MAX,

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import int32, unquantized
-from fusible.tex.checks import check_rope
+from fusible.tex.calls.checks import check_rope
+from fusible.tex.calls.rope import starts_of
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.rope import Rope
-from fusible.tex.rope_call import starts_of
 
 __all__ = ["RopeKernels"]
 

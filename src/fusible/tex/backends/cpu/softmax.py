@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import plain
-from fusible.tex.softmax_call import SoftmaxBySteps
+from fusible.tex.calls.softmax import SoftmaxBySteps
 
 __all__ = ["SoftmaxKernels"]
 

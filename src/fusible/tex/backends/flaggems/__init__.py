@@ -14,7 +14,7 @@ from fusible.tex.backends.flaggems.normalization import NormalizationKernels
 from fusible.tex.backends.flaggems.softmax import SoftmaxKernels
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["FlagGemsBackend", "load"]
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from fusible.tex.backends.flaggems.operands import refused
-from fusible.tex.checks import check_gradient, check_width_even
-from fusible.tex.dispatch import hand_over
+from fusible.tex.calls.checks import check_gradient, check_width_even
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.declare import Request, requires
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["ActivationKernels", "SWIGLU_DEVICES"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fusible.tex.backends.flaggems.operands import refused
-from fusible.tex.dispatch import hand_over
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["AttentionKernels"]
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fusible.tex.backends.flaggems.operands import FLOATING, refused
-from fusible.tex.dispatch import hand_over
-from fusible.tex.gemm_call import GemmTypes, check_bias, check_gelu_input
+from fusible.tex.calls.gemm import GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.declare import by_name, requires
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.protocol import check_same_device, to_torch
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["GemmKernels"]
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.flaggems.operands import refused
-from fusible.tex.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
-from fusible.tex.dispatch import hand_over
+from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.declare import Request, by_name, requires
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.protocol import check_shape, to_torch
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["NormalizationKernels"]
 

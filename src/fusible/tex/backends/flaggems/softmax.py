@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from fusible.tex.backends.flaggems.operands import refused
-from fusible.tex.checks import check_scores
-from fusible.tex.dispatch import hand_over
+from fusible.tex.calls.checks import check_scores
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.softmax import Softmax
+from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["SoftmaxKernels"]
 

@@ -16,7 +16,7 @@ from fusible.tex.backends.nvidia.native import find
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["NvidiaBackend"]
 

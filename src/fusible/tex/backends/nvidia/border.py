@@ -15,8 +15,8 @@ import torch
 
 from fusible.errors import NotServedError, expected
 from fusible.tex import enums
+from fusible.tex.calls.grouped import NVFP4_OPTIONS, build_grouped, is_grouped
 from fusible.tex.factories import build_quantized
-from fusible.tex.grouped_call import NVFP4_OPTIONS, build_grouped, is_grouped
 from fusible.tex.protocol import to_dtype
 
 __all__ = ["Crossing"]

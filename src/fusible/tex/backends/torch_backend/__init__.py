@@ -25,13 +25,13 @@ from fusible.tex.backends.torch_backend.sharded_cast import ShardedCastKernels
 from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
 from fusible.tex.backends.torch_backend.swizzle import SwizzleKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
-from fusible.tex.checks import BLOCK_SCALED, PER_TENSOR, refused_kind, tensor_kinds
+from fusible.tex.calls.checks import BLOCK_SCALED, PER_TENSOR, refused_kind, tensor_kinds
+from fusible.tex.calls.memory_checks import writing_apart
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
 from fusible.tex.interface.normalization import Normalization
-from fusible.tex.memory_checks import writing_apart
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["TorchBackend"]
 

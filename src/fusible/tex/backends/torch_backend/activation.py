@@ -11,8 +11,8 @@ from torch import Tensor
 from fusible.tex.backends.torch_backend.operands import flat, plain, wide
 from fusible.tex.backends.torch_backend.pointwise import GATES, POINTWISE, Pointwise
 from fusible.tex.backends.torch_backend.quantize import emit
-from fusible.tex.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
-from fusible.tex.gated import ScaledActivations
+from fusible.tex.calls.activation import ScaledActivations
+from fusible.tex.calls.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
 
 __all__ = ["ActivationKernels", "POINTWISE", "Pointwise", "scaled_gate"]
 

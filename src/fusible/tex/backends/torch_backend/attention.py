@@ -6,10 +6,6 @@ from typing import Any
 
 import torch
 
-from fusible.tex.attention_buffers import draw_rng_state, seeded
-from fusible.tex.attention_call import Served, auxiliary, beyond_nvidias, check_stats, side_inputs
-from fusible.tex.attention_layout import Layout, format_name, gradient_layout, layout
-from fusible.tex.attention_query import support_query
 from fusible.tex.backends.torch_backend import kv_cache
 from fusible.tex.backends.torch_backend.attention_fp8 import (
     Amax,
@@ -24,9 +20,13 @@ from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_walk import Backward, attended
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.backends.torch_backend.token_layouts import TokenLayoutKernels
-from fusible.tex.checks import check_probability
+from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_stats, side_inputs
+from fusible.tex.calls.attention_buffers import draw_rng_state, seeded
+from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout, layout
+from fusible.tex.calls.attention_query import support_query
+from fusible.tex.calls.checks import check_probability
+from fusible.tex.calls.kv_cache import check_cache_call
 from fusible.tex.interface.declare import by_name, requires
-from fusible.tex.kv_cache_call import check_cache_call
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fusible.errors import NotServedError, ShapeError, expected
-from fusible.tex.attention_layout import Layout, format_name
 from fusible.tex.backends.torch_backend.blocks import scale_blocks_
 from fusible.tex.backends.torch_backend.fp8 import decode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0
 from fusible.tex.backends.torch_backend.operands import dense
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.backends.torch_backend.scale_order import unswizzle
-from fusible.tex.block_layout import BLOCK_FORMATS
-from fusible.tex.block_reading import WAYS
+from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.formats.block_layout import BLOCK_FORMATS
+from fusible.tex.formats.block_reading import WAYS
 from fusible.tex.interface.declare import Request
 from fusible.tex.protocol import format_of, fp8_format, is_quantized, nominal, scaling, to_torch
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ShapeError, expected
-from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_pieces import Piece
 from fusible.tex.backends.torch_backend.operands import wide
 from fusible.tex.backends.torch_backend.random import drop_threshold, words
+from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.enums import NVTE_Softmax_Type
 
 __all__ = ["Scores", "backward", "forward"]

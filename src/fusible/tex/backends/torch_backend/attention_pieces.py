@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.attention_buffers import heads_first
-from fusible.tex.attention_call import PADDING
-from fusible.tex.attention_layout import Layout
 from fusible.tex.backends.torch_backend.kv_cache import gathered
 from fusible.tex.backends.torch_backend.operands import wide
-from fusible.tex.index_relations import check_attention_indices, key_limit
+from fusible.tex.calls.attention import PADDING
+from fusible.tex.calls.attention_buffers import heads_first
+from fusible.tex.calls.attention_layout import Layout
+from fusible.tex.calls.index_relations import check_attention_indices, key_limit
 
 __all__ = ["Piece", "batches", "keys_and_values", "pieces", "row_blocks", "take"]
 

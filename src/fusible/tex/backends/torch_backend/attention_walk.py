@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.attention_buffers import gradients, outputs
-from fusible.tex.attention_layout import Layout, format_name
 from fusible.tex.backends.torch_backend import attention_math
 from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, keys_and_values, pieces, row_blocks, take
+from fusible.tex.calls.attention_buffers import gradients, outputs
+from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.protocol import accumulator
 
 __all__ = ["Backward", "attended"]

@@ -12,12 +12,12 @@ from fusible.tex.backends.torch_backend.block_fp8 import Copy, block_fp8_copies,
 from fusible.tex.backends.torch_backend.blocks import padded
 from fusible.tex.backends.torch_backend.nvfp4 import nvfp4_amaxes, nvfp4_copies, nvfp4_values, transform_of
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
-from fusible.tex.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
-from fusible.tex.block_reading import WAYS, BlockReader, by_columns
+from fusible.tex.calls.inference_tensors import writing
+from fusible.tex.calls.seeds import draw_seeds
 from fusible.tex.factories import build_quantized
-from fusible.tex.inference_tensors import writing
+from fusible.tex.formats.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
+from fusible.tex.formats.block_reading import WAYS, BlockReader, by_columns
 from fusible.tex.protocol import logical_shape, outer, scaling, usages
-from fusible.tex.seeds import draw_seeds
 
 __all__ = ["block_dense", "block_values", "empty_blocks", "mixed_transform", "quantize_blocks"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusible.tex.backends.torch_backend.blocks import Block, block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.fp8 import decode, encode
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0, encode_e8m0, factor_of_e8m0, scale_of_amax
-from fusible.tex.block_layout import BLOCK_FORMATS, is_tiled
+from fusible.tex.formats.block_layout import BLOCK_FORMATS, is_tiled
 from fusible.tex.protocol import FP8_MAX, fp8_format
 
 __all__ = ["Copy", "block_fp8_copies", "block_fp8_values", "mxfp8_copies", "mxfp8_values"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.segments import Segments, segments
-from fusible.tex.context_parallel_call import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
-from fusible.tex.index_checks import check_cumulative, check_lengths
+from fusible.tex.calls.context_parallel import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
+from fusible.tex.calls.index_checks import check_cumulative, check_lengths
 from fusible.tex.interface.context_parallel import ContextParallel
 
 __all__ = ["ContextParallelKernels"]

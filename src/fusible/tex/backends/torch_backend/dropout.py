@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import plain, write
-from fusible.tex.checks import check_probability
+from fusible.tex.calls.checks import check_probability
 from fusible.tex.interface.dropout import Dropout
 
 __all__ = ["DropoutKernels"]

@@ -14,9 +14,9 @@ from fusible.tex.backends.torch_backend.block_formats import block_values, mixed
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.operands import dense, flat, wide
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
-from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.calls.layout import check_apart
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.layout_call import check_apart
 from fusible.tex.protocol import a_buffer, accumulator, check_same_device, format_of, is_quantized, nominal, to_torch, transposed
 
 __all__ = ["GemmKernels"]

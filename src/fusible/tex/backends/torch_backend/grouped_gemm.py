@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.gemm_call import GemmShape
-from fusible.tex.grouped_products import Problem, bare_key
+from fusible.tex.calls.gemm import GemmShape
+from fusible.tex.calls.grouped_products import Problem, bare_key
 
 __all__ = ["as_one_batch", "multiply"]
 

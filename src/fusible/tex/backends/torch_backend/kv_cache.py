@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.attention_layout import format_name
-from fusible.tex.kv_cache_call import check_cache_indices
+from fusible.tex.calls.attention_layout import format_name
+from fusible.tex.calls.kv_cache import check_cache_indices
 
 __all__ = ["gathered", "put"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
-from fusible.tex.index_checks import check_counts_fit
+from fusible.tex.calls.index_checks import check_counts_fit
+from fusible.tex.calls.layout import check_apart, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
 from fusible.tex.interface.domains import is_flag
 from fusible.tex.interface.layout import Layout
-from fusible.tex.layout_call import check_apart, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
 from fusible.tex.protocol import to_torch
 
 __all__ = ["LayoutKernels", "addresses", "allocate_together"]

@@ -11,10 +11,9 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.backends.torch_backend.permutation import permute, unpermute, unpermute_gradient
 from fusible.tex.backends.torch_backend.router import Chosen, choose, count_margins, marked, routing_map, score_gradient, scores_of_all
-from fusible.tex.index_checks import check_once, check_range
-from fusible.tex.interface.moe import MoE
-from fusible.tex.layout_call import check_each
-from fusible.tex.moe_call import (
+from fusible.tex.calls.index_checks import check_once, check_range
+from fusible.tex.calls.layout import check_each
+from fusible.tex.calls.moe import (
     Routing,
     check_aux_loss,
     check_bin_bounds,
@@ -26,6 +25,7 @@ from fusible.tex.moe_call import (
     check_score_gradient,
     map_shape,
 )
+from fusible.tex.interface.moe import MoE
 from fusible.tex.protocol import FP8_MAX, check_same_device, check_shape, to_dtype
 
 __all__ = ["MoEKernels"]

@@ -26,7 +26,7 @@ from fusible.tex.backends.torch_backend.number_formats import (
 )
 from fusible.tex.backends.torch_backend.nvfp4_scales import element_factor, global_scale
 from fusible.tex.backends.torch_backend.random import uniform
-from fusible.tex.seeds import draw_seeds
+from fusible.tex.calls.seeds import draw_seeds
 
 __all__ = ["nvfp4_amaxes", "nvfp4_copies", "nvfp4_values", "transform_of"]
 

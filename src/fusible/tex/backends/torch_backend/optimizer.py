@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.fp8 import encode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import encode_e8m0, scale_of_amax
+from fusible.tex.calls.optimizer import AdamRule, check_float_lists, check_typed_lists
+from fusible.tex.calls.transaction import Write, commit
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.optimizer_call import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
-from fusible.tex.transaction import Write, commit
 
 __all__ = ["OptimizerKernels"]
 

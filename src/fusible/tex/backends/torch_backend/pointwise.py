@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fusible.tex.checks import GATED
+from fusible.tex.calls.checks import GATED
 
 __all__ = ["GATES", "Gate", "POINTWISE", "Pointwise"]
 

@@ -13,9 +13,10 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.backends.torch_backend.block_formats import empty_blocks, quantize_blocks
 from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.operands import dense, flat, plain
-from fusible.tex.checks import PER_TENSOR
+from fusible.tex.calls.checks import PER_TENSOR
+from fusible.tex.calls.inference_tensors import writing
+from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
-from fusible.tex.inference_tensors import writing
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import (
     accumulator,
@@ -31,7 +32,6 @@ from fusible.tex.protocol import (
     update_buffers,
     usages,
 )
-from fusible.tex.quantize_call import check_sections, given_amaxes, quantize_each
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor", "reduced"]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.fp8 import tensor_amax
 from fusible.tex.backends.torch_backend.operands import plain
-from fusible.tex.checks import check_scale_update
-from fusible.tex.inference_tensors import writing
+from fusible.tex.calls.checks import check_scale_update
+from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.operands import plain, wide
 from fusible.tex.backends.torch_backend.segments import segments
-from fusible.tex.checks import check_rope
+from fusible.tex.calls.checks import check_rope
+from fusible.tex.calls.index_relations import RopeIndices, check_rope_indices
+from fusible.tex.calls.rope import check_qkv_rope, check_qkv_rope_gradients, starts_of
 from fusible.tex.enums import NVTE_QKV_Format
-from fusible.tex.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.interface.rope import Rope
 from fusible.tex.protocol import accumulator
-from fusible.tex.rope_call import check_qkv_rope, check_qkv_rope_gradients, starts_of
 
 __all__ = ["RopeKernels"]
 

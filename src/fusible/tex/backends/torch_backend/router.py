@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fusible.tex.calls.moe import Routing
 from fusible.tex.enums import NVTERoutingMapFormat
-from fusible.tex.moe_call import Routing
 
 __all__ = ["Chosen", "choose", "count_margins", "marked", "routing_map", "score_gradient", "scores_of_all"]
 

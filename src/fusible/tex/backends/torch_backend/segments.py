@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ShapeError, expected
-from fusible.tex.index_checks import check_sequences
+from fusible.tex.calls.index_checks import check_sequences
 
 __all__ = ["Segments", "segments"]
 

@@ -13,12 +13,9 @@ from fusible.tex.backends.torch_backend import nvfp4_scales as nvfp4
 from fusible.tex.backends.torch_backend.fp8 import decode, encode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import encode_e2m1, factor_of_e8m0, pack_nibbles
 from fusible.tex.backends.torch_backend.tiles import cast_by_tiles, tile_amaxes
-from fusible.tex.enums import DType
-from fusible.tex.interface.sharded_cast import ShardedCast
-from fusible.tex.layout_call import check_apart, check_equal_lengths, check_same_dtype
-from fusible.tex.memory_checks import check_own
-from fusible.tex.protocol import check_amax_buffer, check_shape, fp8_format
-from fusible.tex.sharded_call import (
+from fusible.tex.calls.layout import check_apart, check_equal_lengths, check_same_dtype
+from fusible.tex.calls.memory_checks import check_own
+from fusible.tex.calls.sharded_cast import (
     Block,
     MatrixSlice,
     check_expansion,
@@ -27,6 +24,9 @@ from fusible.tex.sharded_call import (
     check_tiles,
     square,
 )
+from fusible.tex.enums import DType
+from fusible.tex.interface.sharded_cast import ShardedCast
+from fusible.tex.protocol import check_amax_buffer, check_shape, fp8_format
 
 __all__ = ["ShardedCastKernels"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.operands import plain
-from fusible.tex.softmax_call import MASKED_SCORE, SoftmaxBySteps
+from fusible.tex.calls.softmax import MASKED_SCORE, SoftmaxBySteps
 
 __all__ = ["SoftmaxKernels"]
 

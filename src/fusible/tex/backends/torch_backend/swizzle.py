@@ -12,10 +12,10 @@ from torch import Tensor
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.backends.torch_backend.layout import addresses
 from fusible.tex.backends.torch_backend.scale_order import swizzle, without_padding
-from fusible.tex.block_layout import BLOCK_FORMATS, scale_shape, used_scales
-from fusible.tex.grouped_call import layout_of_grouped
+from fusible.tex.calls.grouped import layout_of_grouped
+from fusible.tex.calls.layout import check_equal_lengths
+from fusible.tex.formats.block_layout import BLOCK_FORMATS, scale_shape, used_scales
 from fusible.tex.interface.swizzle import Swizzle
-from fusible.tex.layout_call import check_equal_lengths
 from fusible.tex.protocol import format_of, scaling
 
 __all__ = ["SwizzleKernels"]

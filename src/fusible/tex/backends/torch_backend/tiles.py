@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.blocks import block_amax, scale_blocks_
-from fusible.tex.sharded_call import Block, MatrixSlice, Rectangle
+from fusible.tex.calls.sharded_cast import Block, MatrixSlice, Rectangle
 
 __all__ = ["cast_by_tiles", "tile_amaxes"]
 

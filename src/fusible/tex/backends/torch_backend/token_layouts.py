@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fusible.tex.attention_convert import check_convert, check_interleaved, check_parts
 from fusible.tex.backends.torch_backend.segments import segments
-from fusible.tex.index_checks import check_cumulative, check_lengths
+from fusible.tex.calls.attention_convert import check_convert, check_interleaved, check_parts
+from fusible.tex.calls.index_checks import check_cumulative, check_lengths
 from fusible.tex.interface.attention import Attention
 
 __all__ = ["TokenLayoutKernels"]

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fusible.errors import ShapeError, expected
 from fusible.tex.backends.torch_backend.number_formats import pack_nibbles, unpack_nibbles
+from fusible.tex.calls.layout import check_apart, check_same_dtype
+from fusible.tex.calls.transpose import TILE, check_codes, check_scales, checked_weights
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.layout_call import check_apart, check_same_dtype
 from fusible.tex.protocol import check_bytes, check_shape, outer, transposed_shape
-from fusible.tex.transpose_call import TILE, check_codes, check_scales, checked_weights
 
 __all__ = ["TransposeKernels"]
 

@@ -24,12 +24,12 @@ from fusible.tex.backends.xla.rope import RopeKernels
 from fusible.tex.backends.xla.softmax import SoftmaxKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
 from fusible.tex.backends.xla.unserved import REASONS
-from fusible.tex.block_layout import BLOCK_FORMATS
-from fusible.tex.checks import PER_TENSOR, refused_kind
+from fusible.tex.calls.checks import PER_TENSOR, refused_kind
+from fusible.tex.formats.block_layout import BLOCK_FORMATS
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.operands import register_kind
-from fusible.tex.registry import registry
+from fusible.tex.selection.registry import registry
 
 __all__ = ["XlaBackend"]
 

@@ -10,8 +10,8 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain, row_sum
 from fusible.tex.backends.xla.pointwise import GATES, POINTWISE
 from fusible.tex.backends.xla.quantize import emit
-from fusible.tex.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
-from fusible.tex.gated import ScaledActivations
+from fusible.tex.calls.activation import ScaledActivations
+from fusible.tex.calls.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
 
 __all__ = ["ActivationKernels"]
 

@@ -14,17 +14,17 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.attention_call import PADDING, Served, auxiliary, beyond_nvidias, bounds, check_counts, check_stats, side_inputs
-from fusible.tex.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.backends.xla import attention_bias, attention_math, kv_cache
 from fusible.tex.backends.xla.attention_bias import Tokens
 from fusible.tex.backends.xla.attention_math import Gradients, Scores
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
 from fusible.tex.backends.xla.token_layouts import TokenLayoutKernels
-from fusible.tex.checks import check_probability
+from fusible.tex.calls.attention import PADDING, Served, auxiliary, beyond_nvidias, bounds, check_counts, check_stats, side_inputs
+from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.calls.checks import check_probability
+from fusible.tex.calls.kv_cache import check_cache_call
 from fusible.tex.interface.declare import by_name
-from fusible.tex.kv_cache_call import check_cache_call
 
 __all__ = ["AttentionKernels"]
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.attention_call import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.backends.xla import attention_bias
 from fusible.tex.backends.xla.attention_bias import Tokens
 from fusible.tex.backends.xla.random import drop_threshold, words
+from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.enums import NVTE_Softmax_Type
 
 __all__ = ["Gradients", "Scores", "backward", "forward"]

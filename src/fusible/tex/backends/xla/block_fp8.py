@@ -11,7 +11,7 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.blocks import Block, block_amax, scale_blocks
 from fusible.tex.backends.xla.fp8 import decode, encode
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax, times_power_of_two
-from fusible.tex.block_layout import BLOCK_FORMATS, is_tiled
+from fusible.tex.formats.block_layout import BLOCK_FORMATS, is_tiled
 from fusible.tex.protocol import FP8_MAX, fp8_format
 
 __all__ = ["Copy", "block_fp8_copies", "block_fp8_values", "mxfp8_copies", "mxfp8_values"]

@@ -11,7 +11,7 @@ from fusible import lazy
 from fusible.errors import NotServedError, ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain, write
-from fusible.tex.checks import check_probability
+from fusible.tex.calls.checks import check_probability
 from fusible.tex.interface.dropout import Dropout
 
 __all__ = ["DropoutKernels"]

@@ -13,7 +13,7 @@ from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_sum
 from fusible.tex.backends.xla.pointwise import POINTWISE
 from fusible.tex.backends.xla.quantize import emit, quantize_tensor
-from fusible.tex.gemm_call import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.protocol import format_of, is_quantized, transposed
 

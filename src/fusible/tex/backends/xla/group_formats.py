@@ -19,10 +19,10 @@ from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.backends.xla.nvfp4 import Random, column_source
 from fusible.tex.backends.xla.random import next_seed, uniform
-from fusible.tex.block_layout import BLOCK_FORMATS, buffer_specs, storage_options
-from fusible.tex.checks import PER_TENSOR
+from fusible.tex.calls.checks import PER_TENSOR
+from fusible.tex.calls.grouped import NVFP4_OPTIONS, build_grouped, member_fields
 from fusible.tex.factories import build_quantized
-from fusible.tex.grouped_call import NVFP4_OPTIONS, build_grouped, member_fields
+from fusible.tex.formats.block_layout import BLOCK_FORMATS, buffer_specs, storage_options
 from fusible.tex.protocol import fp8_format, scaling, to_torch, usages
 
 __all__ = ["group_values", "groups_of", "quantize_group"]

@@ -14,7 +14,7 @@ from fusible.tex.backends.xla.group_formats import group_values, groups_of, quan
 from fusible.tex.backends.xla.grouped_list import listed_products
 from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
-from fusible.tex.grouped_call import build_grouped, is_grouped
+from fusible.tex.calls.grouped import build_grouped, is_grouped
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import check_shape, format_of, logical_shape, outer, to_torch

@@ -11,8 +11,8 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.operands import flat
-from fusible.tex.gemm_call import gemm_shape
-from fusible.tex.grouped_call import check_list_lengths
+from fusible.tex.calls.gemm import gemm_shape
+from fusible.tex.calls.grouped import check_list_lengths
 from fusible.tex.protocol import check_shape, logical_shape
 
 __all__ = ["listed_products"]

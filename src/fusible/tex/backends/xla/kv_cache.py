@@ -12,11 +12,11 @@ from typing import Any
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.attention_call import bounds, check_counts
-from fusible.tex.attention_layout import Layout, format_name
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths
 from fusible.tex.backends.xla.token_layouts import in_rows, in_sequence
+from fusible.tex.calls.attention import bounds, check_counts
+from fusible.tex.calls.attention_layout import Layout, format_name
 
 __all__ = ["Apart", "gathered", "put"]
 

@@ -9,8 +9,8 @@ from fusible import lazy
 from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.dtypes import to_lazy
+from fusible.tex.calls.layout import check_equal_lengths
 from fusible.tex.interface.layout import Layout
-from fusible.tex.layout_call import check_equal_lengths
 
 __all__ = ["LayoutKernels"]
 

@@ -11,10 +11,10 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import encode, tensor_amax
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax
 from fusible.tex.backends.xla.operands import fp32
+from fusible.tex.calls.optimizer import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.enums import DType
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.optimizer import Optimizer
-from fusible.tex.optimizer_call import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
 __all__ = ["OptimizerKernels"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.checks import GATED
+from fusible.tex.calls.checks import GATED
 
 __all__ = ["GATES", "POINTWISE"]
 

@@ -14,7 +14,7 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.groups import pad_groups, unpad_groups
 from fusible.tex.backends.xla.operands import fp32, row_sum
 from fusible.tex.backends.xla.random import drop_threshold, words
-from fusible.tex.checks import check_probability
+from fusible.tex.calls.checks import check_probability
 from fusible.tex.interface.prim import Prim
 
 __all__ = ["PrimKernels"]

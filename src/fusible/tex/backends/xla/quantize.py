@@ -13,11 +13,11 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes, unless
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.backends.xla.operands import dense, fp32, plain, row_sum
-from fusible.tex.checks import PER_TENSOR
+from fusible.tex.calls.checks import PER_TENSOR
+from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import check_shape, format_of, fp8_format, is_quantized, logical_shape, scaling, to_torch, update_buffers, usages
-from fusible.tex.quantize_call import check_sections, given_amaxes, quantize_each
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor"]
 

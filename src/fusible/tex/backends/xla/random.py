@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.seeds import draw_seeds, supplied_seed
+from fusible.tex.calls.seeds import draw_seeds, supplied_seed
 
 __all__ = ["drop_threshold", "next_seed", "uniform", "words"]
 

@@ -9,7 +9,7 @@ from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import bits, positive_and_finite, tensor_amax
 from fusible.tex.backends.xla.operands import plain
-from fusible.tex.checks import check_scale_update
+from fusible.tex.calls.checks import check_scale_update
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 

@@ -8,10 +8,10 @@ from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain
 from fusible.tex.backends.xla.segments import Segments, thd_segments
-from fusible.tex.checks import check_rope
+from fusible.tex.calls.checks import check_rope
+from fusible.tex.calls.rope import starts_of
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.rope import Rope
-from fusible.tex.rope_call import starts_of
 
 __all__ = ["RopeKernels"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.operands import fp32, plain
-from fusible.tex.softmax_call import MASKED_SCORE, SoftmaxBySteps
+from fusible.tex.calls.softmax import MASKED_SCORE, SoftmaxBySteps
 
 __all__ = ["SoftmaxKernels"]
 

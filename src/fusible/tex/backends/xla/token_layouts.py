@@ -6,8 +6,8 @@ from typing import Any
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.attention_convert import check_convert
 from fusible.tex.backends.xla.segments import lengths, thd_segments
+from fusible.tex.calls.attention_convert import check_convert
 from fusible.tex.interface.attention import Attention
 
 __all__ = ["TokenLayoutKernels", "in_rows", "in_sequence"]

@@ -11,11 +11,11 @@ from fusible.tex.backends.xla.blocks import padded
 from fusible.tex.backends.xla.fp8 import transpose_bytes
 from fusible.tex.backends.xla.number_formats import pack_nibbles, unpack_nibbles
 from fusible.tex.backends.xla.operands import flat
+from fusible.tex.calls.layout import check_same_dtype
+from fusible.tex.calls.transpose import TILE, check_codes, check_scales, checked_weights
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.layout_call import check_same_dtype
 from fusible.tex.protocol import check_bytes, check_shape, transposed_shape
-from fusible.tex.transpose_call import TILE, check_codes, check_scales, checked_weights
 
 __all__ = ["TransposeKernels"]
 

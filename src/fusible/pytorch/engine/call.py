@@ -1,0 +1,383 @@
+"""One call of a pipeline: the programs of its passes, and the autograd node of each segment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fusible import nvte
+from fusible.compute_pipeline import Plan, Region, run_backward, run_forward, run_inference
+from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
+from fusible.nvte import (
+    KVCache,
+    Leaf,
+    QuantizedType,
+    Sequences,
+    copy,
+    dequantize,
+    flatten,
+    is_quantized_type,
+    make_nvte_tensor,
+    te_to_torch_dtype,
+    unflatten,
+)
+from fusible.pytorch.engine.borders import OnTheWay, leaf_count, packed, spec_key
+from fusible.pytorch.engine.executors import DIRECT, Executor
+from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
+from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
+from fusible.pytorch.engine.weights import DelayedWeights
+from fusible.quantized import QuantizedTensor
+from fusible.tex.selection.scope import carried
+
+__all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The values of a whole call, apart: the tensors by name, and how they are put together (hashable)."""
+
+    tensors: dict[str, list[torch.Tensor]]
+    static: dict[str, Any]
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Given:
+        tensors: dict[str, list[torch.Tensor]] = {}
+        static: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, Sequences):
+                tensors[name] = [value.cu_seqlens.data]
+                static[name] = (value.count, value.max_seqlen, value.uniform)
+            else:
+                tensors[name] = [value.data]
+                static[name] = None
+        return cls(tensors, static)
+
+    def leaves(self, names: Sequence[str]) -> list[torch.Tensor]:
+        return [leaf for name in names for leaf in self.tensors[name]]
+
+    def key(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.static[name] for name in names)
+
+
+NOTHING_GIVEN = Given({}, {})
+
+
+def _flat(plan: Plan, args: Sequence[Any], where: slice = slice(None)) -> tuple[list[Any], list[Any]]:
+    """Parameters taken apart; where the plan wants none in 8 bits they are still as the modules hold them."""
+    return flatten(args[where]) if plan.quantized_args else (list(args[where]), plan.plain_args[where])
+
+
+def _for(region: Region, executor: Executor) -> Executor:
+    """Who runs a region."""
+    return executor if region.called is None else DIRECT
+
+
+def _left(sides: Mapping[str, Sequence[nvte.Tensor | None]]) -> list[tuple[str, nvte.Tensor | None]]:
+    return [(name, value) for name, values in sides.items() for value in values]
+
+
+def _note(amaxes: dict[str, torch.Tensor], observed: Mapping[str, torch.Tensor], region: Region) -> None:
+    """Add what a region observed. As within one pass, what is called as it stands may quantize again what came to it in 8 bits, and nobody else."""
+    twice = next((slot for slot in observed if slot in amaxes), None)
+    if twice is not None and region.called is None:
+        of, do = f"what is quantized by the scale {twice!r} in a pass", "hand on what was quantized, or do not quantize it"
+        raise ArgumentError(expected("one tensor", of=of, got="another", do=do))
+    amaxes.update({slot: amax for slot, amax in observed.items() if slot not in amaxes})
+
+
+def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, static, leaf in zip(names, key, leaves, strict=True):
+        tensor = make_nvte_tensor(leaf)
+        values[name] = Sequences(tensor, *static) if static is not None else tensor
+    return values
+
+
+def _read(snapshot: Snapshot | None, slots: Sequence[str]) -> dict[str, torch.Tensor]:
+    return {slot: snapshot.scales[slot] for slot in slots} if snapshot is not None else {}
+
+
+@dataclass(eq=False)
+class Call:
+    """A training call: what its segments share, and what they leave. ``args``: the parameters, by ``QuantizedWeights.prepare``."""
+
+    plan: Plan
+    args: Sequence[Any]
+    executor: Executor
+    given: Given
+    owner: ScalingOwner
+    snapshot: Snapshot | None
+    main_grads: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """Where the gradients of some parameters are summed up, by their places."""
+    amaxes: dict[str, torch.Tensor] = field(default_factory=dict)
+    contexts: dict[int, Any] = field(default_factory=dict)
+    notes: dict[Any, Any] = field(default_factory=dict)
+    """What ops leave for their backward beside tensors (``nvte.Pass.call``)."""
+    delayed_weights: DelayedWeights | None = None
+
+    def forward(
+        self, index: int, x: torch.Tensor, extra: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """Run the forward of a segment: ``y``, the side values that the caller gets, and the tensors to save for its backward."""
+        plan, segment = self.plan, self.plan.segments[index]
+        way = OnTheWay(x, [name for name, _ in plan.request.sides], extra)
+        keys: list[tuple[str, ...]] = []
+        spec: list[Leaf] = []
+        saved: list[torch.Tensor] = []
+        amaxes: dict[str, torch.Tensor] = {}
+        for region in segment.forward:
+            of_ops, of_tensors, tensors = self._forward(region, way, amaxes)
+            keys += of_ops
+            spec += of_tensors
+            saved += tensors
+        self.amaxes.update(amaxes)
+        self.contexts[index] = (keys, spec)
+        return _result(way, plan), _outputs(way, plan), saved
+
+    def _forward(
+        self, region: Region, way: OnTheWay, amaxes: dict[str, torch.Tensor]
+    ) -> tuple[tuple[tuple[str, ...], ...], list[Leaf], list[torch.Tensor]]:
+        """Run the forward of a region: per op the names of what it leaves for backward, how that was taken apart, and the tensors."""
+        plan = self.plan
+        scales = _read(self.snapshot, region.scales)
+        names, key, slots = region.given, self.given.key(region.given), tuple(scales)
+        args, arg_spec = _flat(plan, self.args, region.args)
+        taken, border = way.into(region)
+        notes, first = self.notes, border.count + len(args)
+
+        def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+            end = first + len(names)
+            values = _put_together(names, key, leaves[first:end])
+            held = dict(zip(slots, leaves[end:], strict=True))
+            x, *sides = border.opened(leaves)
+            assert x is not None
+            result = run_forward(plan, region, x, unflatten(leaves[border.count : first], arg_spec), values, held, sides, notes)
+            passed, sent = packed(result.y, _left(result.sides))
+            saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
+            static = (sent, tuple(tuple(ctx) for ctx in result.contexts), spec, tuple(result.amaxes))
+            return [*passed, *saved, *result.amaxes.values()], static
+
+        inputs = [*taken, *args, *self.given.leaves(names), *scales.values()]
+        program_key = (region, "forward", key, border.key(taken))
+        outputs, (sent, keys, spec, observed) = _for(region, self.executor)(program_key, program, inputs)
+        end = len(outputs) - len(observed)
+        if observed:
+            _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
+        way.out_of(sent, outputs)
+        return keys, spec, outputs[sent.count : end]
+
+    def backward(
+        self, index: int, saved: list[torch.Tensor], dy: torch.Tensor, extra: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
+        """Run the backward of a segment: ``dx``, and the gradients of its parameters and of the side values that the caller gave. ``extra``: those of
+        the side values that it got. The list of what forward saved is emptied, so that each tensor goes when it has been used."""
+        plan, segment = self.plan, self.plan.segments[index]
+        way = OnTheWay(dy, plan.request.outputs, extra)
+        keys, spec = self.contexts[index]
+        amaxes: dict[str, torch.Tensor] = {}
+        grads: list[torch.Tensor | None] = []
+        end = len(spec)
+        for region in reversed(segment.backward):
+            of_ops = keys[region.start - segment.start : region.stop - segment.start]
+            begin = end - sum([len(names) for names in of_ops])
+            grads[:0] = self._backward(region, way, of_ops, spec[begin:end], saved, amaxes, last=region is segment.backward[0])
+            end = begin
+        if amaxes:
+            self.owner.commit_backward(amaxes)
+        sides = [way.take(name) for name, _ in plan.request.sides]
+        return way.data, [*grads, *(side.data if side is not None else None for side in sides)]
+
+    def _backward(
+        self,
+        region: Region,
+        way: OnTheWay,
+        context_keys: Sequence[tuple[str, ...]],
+        spec: Sequence[Leaf],
+        saved: list[torch.Tensor],
+        amaxes: dict[str, torch.Tensor],
+        *,
+        last: bool,
+    ) -> list[torch.Tensor | None]:
+        """Run the backward of a region: the gradients of its parameters. ``saved``: what forward saved, from whose end it takes what is its own.
+        ``last``: whether what comes out is the gradient of the segment's x, which leaves it in high precision."""
+        plan, executor = self.plan, _for(region, self.executor)
+        scales = _read(self.snapshot, region.scales)
+        names, given_key, slots = region.given, self.given.key(region.given), tuple(scales)
+        places = [place for place in self.main_grads if region.args.start <= place < region.args.stop]
+        taken, border = way.into(region)
+        notes, in_place, count = self.notes, executor.in_place, len(saved) if last else sum(map(leaf_count, spec))
+
+        def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+            begin = border.count + count
+            end = begin + len(names) + len(places)
+            values = _put_together(names, given_key, leaves[begin : begin + len(names)])
+            so_far = [make_nvte_tensor(leaf) for leaf in leaves[begin + len(names) : end]]
+            sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
+            held = dict(zip(slots, leaves[end:], strict=True))
+            tensors = unflatten(leaves[border.count : begin], spec)[::-1]
+            contexts = [{name: tensors.pop() for name in ctx} for ctx in context_keys]
+            dy, *sides = border.opened(leaves)
+            assert dy is not None
+            leaves.clear()
+            result = run_backward(plan, region, contexts, dy, values, held, sums, sides, notes)
+            dx = result.dx
+            if last and dx is not None and is_quantized_type(dx.type):
+                dx = dequantize(dx, plan.activation)
+            passed, sent = packed(dx, _left(result.sides))
+            grads = [grad for grads in result.grads for grad in grads]
+            static = (sent, tuple(grad is not None for grad in grads), tuple(result.amaxes))
+            return [*passed, *(grad.data for grad in grads if grad is not None), *result.amaxes.values()], static
+
+        main_grads = [self.main_grads[place] for place in places]
+        inputs = [*taken, *saved[len(saved) - count :], *self.given.leaves(names), *main_grads, *scales.values()]
+        program_key = (region, "backward", given_key, tuple(places), border.key(taken), self._left_by(context_keys, spec))
+        del saved[len(saved) - count :], taken
+        outputs, (sent, present, observed) = executor(program_key, program, inputs)
+        end = len(outputs) - len(observed)
+        if observed:
+            _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
+        way.out_of(sent, outputs)
+        given_out = iter(outputs[sent.count : end])
+        grads = [next(given_out) if there else None for there in present]
+        for place, main_grad in zip(places, main_grads, strict=True):
+            summed = grads[place - region.args.start]
+            if summed is not None and summed.data_ptr() != main_grad.data_ptr():
+                main_grad.copy_(summed)  # by an executor that cannot write in place
+            grads[place - region.args.start] = None
+        return grads
+
+    def _left_by(self, context_keys: Sequence[tuple[str, ...]], spec: Sequence[Leaf]) -> Any:
+        """What a program of backward depends on of what forward left: nothing beside the plan, unless code of the caller's left it."""
+        return (tuple(context_keys), spec_key(spec)) if self.plan.foreign else ()
+
+
+_AS_IT_IS = nullcontext()
+
+
+class PipelineFunction(torch.autograd.Function):
+    """The autograd node of one segment: ``apply(call, index, x, *args, *extra) -> y``, or ``(y, *extra outputs)`` where the caller gets side values.
+    Quantized storages stay inside: what leaves quantized is a ``QuantizedTensor``."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, index: int, x: torch.Tensor, *args: torch.Tensor) -> Any:
+        extra = args[len(args) - len(call.plan.request.sides) :]
+        y, outputs, saved = call.forward(index, x, extra)
+        ctx.save_for_backward(*saved)
+        ctx.call, ctx.index, ctx.policy = call, index, carried()
+        return (y, *(output.detach() for output in outputs)) if outputs else y
+
+    @staticmethod
+    def backward(ctx: Any, *dys: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            do = "use plain torch modules for second derivatives"
+            raise NotServedError(expected("create_graph=False", of="a backward through a pipeline", got="True", do=do))
+        one = next((dy for dy in dys if dy is not None), None)
+        if one is not None and is_in_force_on(one):  # backward was called inside it
+            with without_torch_autocast(one.device.type):
+                return PipelineFunction.backward(ctx, *dys)
+        saved = list(ctx.saved_tensors)
+        ctx.maybe_clear_saved_tensors()  # unless the graph is retained
+        with _AS_IT_IS if ctx.policy is None else ctx.policy.along():
+            dx, grads = ctx.call.backward(ctx.index, saved, dys[0], dys[1:])
+        return None, None, dx if ctx.needs_input_grad[2] else None, *grads
+
+
+def infer(
+    plan: Plan,
+    executor: Executor,
+    x: torch.Tensor,
+    params: Sequence[Any],
+    given: Given,
+    snapshot: Snapshot | None,
+    caches: Mapping[int, KVCache] | None = None,
+    extra: Sequence[torch.Tensor] = (),
+    notes: dict[Any, Any] | None = None,
+) -> list[torch.Tensor]:
+    """The inference pass of a plan: y, and the side values that the caller gets. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the
+    positions of their ops, ``extra``: the side values that the caller gives. An executor that writes in place adds to the caches as they are; for
+    another the new ones come last, k and v of each in turn."""
+    way = OnTheWay(x, [name for name, _ in plan.request.sides], extra)
+    grown: list[torch.Tensor] = []
+    for region in plan.inferred:
+        own = {position: cache for position, cache in caches.items() if region.start <= position < region.stop} if caches else {}
+        grown += _infer(plan, region, _for(region, executor), way, params, given, snapshot, own, notes)
+    return [_result(way, plan), *_outputs(way, plan), *([] if executor.in_place else grown)]
+
+
+def _infer(
+    plan: Plan,
+    region: Region,
+    executor: Executor,
+    way: OnTheWay,
+    params: Sequence[Any],
+    given: Given,
+    snapshot: Snapshot | None,
+    caches: Mapping[int, KVCache],
+    notes: dict[Any, Any] | None,
+) -> list[torch.Tensor]:
+    """Run the inference of a region: the tensors of its caches with what it has added, k and v of each in turn."""
+    args, arg_spec = _flat(plan, params, region.args)
+    cached, cache_key = _take_apart(caches) if caches else ([], ())
+    scales = _read(snapshot, region.scales)
+    names, key, slots, in_place = region.given, given.key(region.given), tuple(scales), executor.in_place
+    taken, border = way.into(region)
+    first = border.count + len(args)
+
+    def program(leaves: list[Any]) -> tuple[list[Any], Any]:
+        before = first + len(names)
+        values = _put_together(names, key, leaves[first:before])
+        cache = _cache_of(cache_key, leaves[before : before + len(cached)])
+        held = dict(zip(slots, leaves[before + len(cached) :], strict=True))
+        x, *sides = border.opened(leaves)
+        assert x is not None
+        y, left = run_inference(plan, region, x, unflatten(leaves[border.count : first], arg_spec), values, held, cache, sides, notes)
+        passed, sent = packed(y, _left(left))
+        grown = [] if in_place else [tensor.data for held in cache.values() for tensor in (held.k, held.v)]
+        return [*passed, *grown], sent
+
+    inputs = [*taken, *args, *given.leaves(names), *cached, *scales.values()]
+    results, sent = executor((region, "inference", key, cache_key, border.key(taken)), program, inputs)
+    way.out_of(sent, results)
+    return [tensor.data for cache in caches.values() for tensor in (cache.k, cache.v)] if in_place else results[sent.count :]
+
+
+def _result(way: OnTheWay, plan: Plan) -> torch.Tensor:
+    """What a pass gives the caller: a torch tensor, of a quantized class where the last op quantizes."""
+    y, type = way.data, way.type
+    assert y is not None, "a forward gives a value"
+    if not isinstance(type, QuantizedType):
+        return y
+    if type.logical:
+        got, do = f"{list(type.logical)}", "pad what goes in, or leave out what quantizes it"
+        raise ShapeError(expected("whole blocks", of="a quantized output", got=got, do=do))
+    return QuantizedTensor.over(y, te_to_torch_dtype(plan.activation))
+
+
+def _outputs(way: OnTheWay, plan: Plan) -> list[torch.Tensor]:
+    """The side values that the caller gets."""
+    if not plan.request.outputs:
+        return []
+    sides = [way.take(name) for name in plan.request.outputs]
+    assert None not in sides, "a plan is checked to give all of them"
+    return [side.data for side in sides if side is not None]
+
+
+def _take_apart(caches: Mapping[int, KVCache]) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    """The tensors of caches that share their page table and lengths, and what they are known by: the positions, and the shape of the pages."""
+    one = next(iter(caches.values()))
+    leaves = [one.page_table.data, one.starts.data, one.cu_lengths.data]
+    for cache in caches.values():
+        leaves += [cache.k.data, cache.v.data]
+    return leaves, (tuple(caches), one.k.shape[:2], one.page_table.shape)
+
+
+def _cache_of(key: tuple[Any, ...], leaves: Sequence[Any]) -> dict[int, KVCache]:
+    if not key:
+        return {}
+    tensors = [make_nvte_tensor(leaf) for leaf in leaves]
+    shared, pairs = tensors[:3], zip(tensors[3::2], tensors[4::2], strict=True)
+    return {position: KVCache(k, v, *shared) for position, (k, v) in zip(key[0], pairs, strict=True)}

@@ -1,0 +1,97 @@
+"""The way of a call through the parts of a container, which are called one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from fusible.errors import ArgumentError, expected
+from fusible.pytorch.engine.batch import without_padding
+from fusible.pytorch.engine.kv_cache import KVCache
+
+__all__ = ["ChainCall", "ChainPart", "Passage", "check_extra_inputs", "go_through"]
+
+
+class ChainCall(NamedTuple):
+    """What a call has for all parts of a chain. ``keywords``: of operations' ``op_forward``, by their ids."""
+
+    seq_lens: torch.Tensor | None = None
+    cache: KVCache | None = None
+    keywords: Mapping[int, Mapping[str, Any]] = {}
+
+
+class ChainPart:
+    """What knows of more than ``x``: pipelines, and modules of ours. Any other module takes one thing and gives one."""
+
+    clears_padding: ClassVar[bool] = False
+    """Whether what it gives for a padded batch has zeros for padding, whatever it took."""
+
+    @property
+    def public_extra_inputs(self) -> int:
+        """How many extra inputs of the operations in it no channel feeds, by the channels as they are now: they are its caller's."""
+        return 0
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        """What it gives for ``x``, and the extra inputs that are its own: ``y``, or a tuple of it and the extra outputs."""
+        raise NotImplementedError
+
+
+class Passage:
+    """A call on its way: ``y``, what the part before has given, at first ``x``; and the extra outputs of the parts so far, in their order.
+
+    ``extra``: the extra inputs of all ``parts`` in their order, of which each takes its own. Raises ``ArgumentError`` for another number of them,
+    before any part is called.
+    """
+
+    def __init__(self, title: str, parts: Sequence[Any], x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> None:
+        check_extra_inputs(sum([_extra_inputs(part) for part in parts]), len(extra), title)
+        self.y: Any = x
+        self._left, self._call = list(extra), call
+        self._given: list[torch.Tensor] = []
+        self._has_padding = call.seq_lens is not None
+
+    def through(self, part: Any) -> None:
+        """Call ``part``."""
+        if isinstance(part, ChainPart):
+            count = _extra_inputs(part)
+            taken, self._left = self._left[:count], self._left[count:]
+            result = part.in_chain(self.y, taken, self._call)
+            self.y, *given = result if isinstance(result, tuple) else (result,)
+            self._given += given
+            cleared = part.clears_padding
+        else:
+            self.y, cleared = part(self.y), False
+        self._has_padding = self._call.seq_lens is not None and not cleared
+
+    def result(self) -> Any:
+        """What the container returns: ``y``, with zeros for padding, or a tuple of it and the extra outputs."""
+        y = without_padding(self.y, self._call.seq_lens) if self._has_padding else self.y
+        return (y, *self._given) if self._given else y
+
+
+def go_through(passage: Passage, parts: Sequence[Any]) -> Any:
+    """Call ``parts``, one after another: the result.
+
+    Where ``torch.compile`` traces, without a loop, and by a function that is no method: it leaves a function alone in whose loop the graph breaks, or
+    at whose break a method of what it has made is called, and goes on to trace piece by piece what that calls, as if nobody traced it.
+    """
+    if not torch.compiler.is_compiling():
+        for part in parts:
+            passage.through(part)
+    elif parts:
+        passage.through(parts[0])
+        return go_through(passage, parts[1:])
+    return passage.result()
+
+
+def check_extra_inputs(wanted: int, got: int, title: str) -> None:
+    """Raise ``ArgumentError`` for a call of ``title`` with another number of extra inputs than it takes."""
+    if wanted != got:
+        do = "give one for each extra input that no channel feeds"
+        raise ArgumentError(expected(f"{wanted} extra inputs", of=f"a call of {title}", got=got, do=do))
+
+
+def _extra_inputs(part: Any) -> int:
+    return part.public_extra_inputs if isinstance(part, ChainPart) else 0

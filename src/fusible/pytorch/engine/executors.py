@@ -1,0 +1,127 @@
+"""Who runs a pass: eagerly, call by call, or as one compiled program."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+
+from fusible import tex
+from fusible.errors import ArgumentError, BackendError, check_callable, check_switch, check_text, expected
+from fusible.pytorch.engine.replay import Listing, Replay, apart
+from fusible.tex.selection.scope import current_scope
+
+__all__ = ["DIRECT", "EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
+
+Program = Callable[[list[Any]], tuple[list[Any], Any]]
+"""A pass as a function of a list of framework tensors, which it may empty: the resulting tensors, and what is known of them without running it."""
+
+
+_KEPT = 1024
+"""Listed programs per executor; one is a few kilobytes."""
+
+
+class Executor(Protocol):
+    """Runs programs. ``whole``: wants each pass as one program, not cut into segments. ``in_place``: runs a program on the very tensors that it is
+    given, so that what the program uses up is written to."""
+
+    name: str
+    whole: bool
+    in_place: bool
+
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        """The program's results on ``inputs``, a list that is used up. Two programs of one ``key`` are the same function on inputs of the same shapes
+        and dtypes."""
+        ...
+
+
+class EagerExecutor:
+    """Calls each kernel as the pass comes to it.
+
+    A program that comes a second time on a shape is listened to, and from the third time on its kernels are called straight away (``replay``). One
+    that computes elsewhere than by tex is always run as it stands.
+    """
+
+    name = "eager"
+    whole = False
+    in_place = True
+
+    def __init__(self) -> None:
+        self._replays: OrderedDict[Hashable, Replay | None] = OrderedDict()
+        """By program, shape, and the policy of a ``with`` around it, if any; None for one that has come once."""
+        self._unlistable: set[Hashable] = set()
+
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        shaped = (key, inputs[0].shape, current_scope())
+        replay = self._replays.get(shaped)
+        if replay is not None and replay.epoch == tex.registry.epoch:
+            return replay.run(inputs), replay.static
+        if key in self._unlistable:
+            return program(inputs)
+        if shaped not in self._replays:
+            self._keep(shaped, None)
+            return program(inputs)
+        epoch, own = tex.registry.epoch, apart(inputs)
+        inputs.clear()
+        listing = Listing(own)
+        with tex.listening(listing.note):
+            outputs, static = program(own)
+        listed = listing.finish(outputs, static, epoch)
+        if listed is None:
+            self._unlistable.add(key)
+        else:
+            self._keep(shaped, listed)
+        return outputs, static
+
+    def _keep(self, key: Hashable, replay: Replay | None) -> None:
+        self._replays[key] = replay
+        while len(self._replays) > _KEPT:
+            self._replays.popitem(last=False)
+
+
+class _Direct:
+    """Runs a program as it stands, each time."""
+
+    name = "eager"
+    whole = False
+    in_place = True
+
+    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
+        return program(inputs)
+
+
+DIRECT = _Direct()
+"""For programs that compute elsewhere than by tex."""
+
+
+def _xla() -> Executor:
+    if importlib.util.find_spec("jaxlib") is None:
+        raise BackendError(expected("jaxlib", of="the executor 'xla'", got="no such package", do="install fusible[xla], or use executor='eager'"))
+    # Imported when asked for: it brings jaxlib, which eager users need not have.
+    from fusible.pytorch.engine.xla_executor import XlaExecutor
+
+    return XlaExecutor()
+
+
+_EXECUTORS: dict[str, Callable[[], Executor]] = {"eager": EagerExecutor, "xla": _xla}
+
+
+def register_executor(name: str, make: Callable[[], Executor], *, replace: bool = False) -> None:
+    """Make an executor available as ``Sequential.compile(executor=name)``. Raises ``ArgumentError`` for a name that is taken, unless ``replace``."""
+    check_text(name, "name of register_executor")
+    check_callable(make, "make of register_executor")
+    check_switch(replace, "replace of register_executor")
+    if name in _EXECUTORS and not replace:
+        do = "choose another name, or pass replace=True"
+        raise ArgumentError(expected("a new name", of="register_executor", got=f"{name!r} again", do=do))
+    _EXECUTORS[name] = make
+
+
+def make_executor(name: str) -> Executor:
+    """A new executor. Raises ``ArgumentError`` for an unknown name."""
+    if name not in _EXECUTORS:
+        raise ArgumentError(expected(f"one of {', '.join(_EXECUTORS)}", of="the executor", got=repr(name), do="name one of these"))
+    return _EXECUTORS[name]()

@@ -1,0 +1,166 @@
+"""``KVCache``: what a model has seen of several sequences, so that each further token is computed alone."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from fusible import nvte
+from fusible.compute_pipeline import Plan
+from fusible.errors import ArgumentError, CheckpointError, DTypeError, ShapeError, expected
+from fusible.nvte import DType, Tensor
+from fusible.tex.calls.constructors import check_constructor
+
+__all__ = ["KVCache", "check_cache"]
+
+
+class KVCache:
+    """Keys and values of ``sequences`` sequences of at most ``capacity`` tokens each, for one model.
+
+    ``model(x, seq_lens, cache=cache)`` computes ``seq_lens[i]`` further tokens of sequence i (0 will do), which attend to all before them;
+    ``cache.advance(seq_lens)`` then counts them in. Until then nothing has happened: a call that failed, or whose tokens were rejected, is repeated
+    or replaced by another. A model without ``torch.no_grad()`` refuses a cache.
+
+    Without ``page_size`` a sequence has its whole capacity from the start, in one piece. With it, memory is given out in pages of that many tokens,
+    of which there are ``pages`` (default: enough for all sequences at once) in all.
+    """
+
+    def __init__(
+        self,
+        sequences: int,
+        capacity: int,
+        *,
+        page_size: int | None = None,
+        pages: int | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        given = {"sequences": sequences, "capacity": capacity, "page_size": page_size, "pages": pages}
+        for name, value in given.items():
+            if value is not None and value < 1:
+                raise ArgumentError(expected("at least 1", of=f"{name} of a KVCache", got=value, do="give a positive number"))
+        self.page_size = page_size or capacity
+        self.pages_per_sequence = -(-capacity // self.page_size)
+        self.capacity = capacity
+        self.dtype = dtype
+        self.device = torch.device("cpu" if device is None else device)
+        self._lengths = [0] * sequences
+        self._free = list(range(pages if pages is not None else sequences * self.pages_per_sequence))[::-1]
+        self._pages = len(self._free)
+        self._held: list[list[int]] = [[] for _ in range(sequences)]
+        self._layers: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens counted in, of each sequence."""
+        return tuple(self._lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all layers that have been used so far."""
+        return sum(tensor.nbytes for layer in self._layers.values() for tensor in layer)
+
+    def advance(self, seq_lens: Sequence[int] | torch.Tensor) -> None:
+        """Count in the tokens of the last call. Raises ``ArgumentError`` for more than that call had room for."""
+        new = self._checked(seq_lens)
+        for length, count, held in zip(self._lengths, new, self._held, strict=True):
+            if length + count > len(held) * self.page_size:
+                got = f"{count}, which no call computed"
+                raise ArgumentError(expected("the seq_lens of the last call", of="advance", got=got, do="call the model first"))
+        self._lengths = [length + count for length, count in zip(self._lengths, new, strict=True)]
+
+    def truncate(self, index: int, length: int = 0) -> None:
+        """Forget what sequence ``index`` has beyond ``length`` tokens, and give back the pages."""
+        if not 0 <= length <= self._lengths[index]:
+            raise ArgumentError(expected(f"at most the {self._lengths[index]} tokens of it", of="truncate", got=length, do="give a smaller length"))
+        kept = -(-length // self.page_size)
+        lengths, held = list(self._lengths), [list(pages) for pages in self._held]
+        lengths[index] = length
+        free = [*self._free, *held[index][kept:][::-1]]
+        del held[index][kept:]
+        vars(self).update(_lengths=lengths, _held=held, _free=free)  # at once: an interrupt finds all of it or nothing
+
+    def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
+        """What the ops of a plan take, by position, for a call with ``seq_lens`` further tokens; memory for these is set aside.
+
+        Raises ``DTypeError``, ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are
+        counted in, and sets nothing aside then.
+        """
+        for *_, kept in plan.caches:
+            if kept is not None and nvte.te_to_torch_dtype(nvte.element(kept)) is not self.dtype:
+                held, do = str(self.dtype).removeprefix("torch."), "cast x, or make a KVCache of the type that attention computes in"
+                raise DTypeError(expected(f"{held}, as the KVCache is,", of="x of a call with a cache", got=str(nvte.element(kept)), do=do))
+        if any(self._lengths) and any((owner, position) not in self._layers for position, *_ in plan.caches):
+            got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
+            raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
+        self._reserve(self._checked(seq_lens))
+        new = torch.as_tensor(seq_lens, dtype=torch.int32)
+        starts = torch.tensor(self._lengths, dtype=torch.int32)
+        cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
+        page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)
+        shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
+        return {
+            position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width, _ in plan.caches
+        }
+
+    def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
+        """Take what a pass of ``owner`` has made of the layers at ``positions``, k and v of each in turn, where it wrote to none of them."""
+        pairs = zip(positions, zip(tensors[::2], tensors[1::2], strict=True), strict=True)
+        self._layers.update({(owner, position): pair for position, pair in pairs})
+
+    def _layer(self, key: Hashable, groups: int, width: int) -> list[Tensor]:
+        layer = self._layers.get(key)
+        if layer is None:
+            shape = (self._pages, self.page_size, groups, width)
+            layer = self._layers[key] = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in "kv")  # pyright: ignore
+        return [nvte.make_nvte_tensor(tensor) for tensor in layer]
+
+    def _checked(self, seq_lens: Any) -> list[int]:
+        new = seq_lens.tolist() if isinstance(seq_lens, torch.Tensor) else list(seq_lens)
+        if len(new) != len(self._lengths) or any(count < 0 for count in new):
+            got = f"{len(new)} numbers" if len(new) != len(self._lengths) else min(new)
+            wanted = f"{len(self._lengths)} numbers of at least 0, one per sequence"
+            raise ShapeError(expected(wanted, of="seq_lens of a call with a cache", got=got, do="give 0 for a sequence that rests"))
+        return new
+
+    def _reserve(self, new: Sequence[int]) -> None:
+        ends = [length + count for length, count in zip(self._lengths, new, strict=True)]
+        if max(ends) > self.capacity:
+            got = f"{max(ends)} of sequence {ends.index(max(ends))}"
+            raise ArgumentError(expected(f"at most {self.capacity} tokens", of="a KVCache", got=got, do="make one of a larger capacity"))
+        missing = [max(0, -(-end // self.page_size) - len(held)) for end, held in zip(ends, self._held, strict=True)]
+        if sum(missing) > len(self._free):
+            wanted, got = f"{sum(missing)} free pages of {self.page_size} tokens", f"{len(self._free)} of {self._pages}"
+            raise ArgumentError(expected(wanted, of="a KVCache", got=got, do="truncate a sequence that has ended, or make one with more pages"))
+        if any(missing):
+            free, held = list(self._free), [list(pages) for pages in self._held]
+            for pages, count in zip(held, missing, strict=True):
+                pages += [free.pop() for _ in range(count)]
+            vars(self).update(_held=held, _free=free)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KVCache:
+        """A cache of the same model, whose tokens go another way from here."""
+        other = memo[id(self)] = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._lengths, other._free = list(self._lengths), list(self._free)
+        other._held = [list(pages) for pages in self._held]
+        other._layers = {key: tuple(tensor.clone() for tensor in pair) for key, pair in self._layers.items()}  # pyright: ignore
+        return other
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        got, do = "an attempt to pickle it", "compute its tokens again where they are wanted"
+        raise CheckpointError(expected("copies by copy.deepcopy alone", of="a KVCache", got=got, do=do))
+
+    def __repr__(self) -> str:
+        return f"KVCache({len(self._lengths)} sequences, capacity={self.capacity}, page_size={self.page_size}, lengths={list(self._lengths)})"
+
+
+check_constructor(KVCache)
+
+
+def check_cache(cache: Any) -> None:
+    """Raise ``DTypeError`` for what is no cache."""
+    if not isinstance(cache, KVCache):
+        raise DTypeError(expected("a KVCache", of="cache", got=type(cache).__qualname__, do="make one for the sequences"))

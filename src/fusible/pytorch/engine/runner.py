@@ -1,0 +1,398 @@
+"""``PipelineRunner``: from a module call to a plan and its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import ReferenceType
+
+import torch
+
+from fusible import nvte
+from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.nvte import nvte_dtype
+from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
+from fusible.pytorch.engine.batch import Batch, read_batch
+from fusible.pytorch.engine.bound import BoundOp, changes
+from fusible.pytorch.engine.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
+from fusible.pytorch.engine.call_values import given_values, of_mask, of_tokens
+from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
+from fusible.pytorch.engine.executors import Executor, make_executor
+from fusible.pytorch.engine.kv_cache import KVCache, check_cache
+from fusible.pytorch.engine.parametrized import originals, parameter_of
+from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
+from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
+from fusible.pytorch.engine.sequence_parallel import mark
+from fusible.pytorch.engine.straight import StraightCall, infer_straight
+from fusible.pytorch.engine.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
+from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
+from fusible.quantized import QuantizedTensor
+
+__all__ = ["NOT_CALLED", "PipelineRunner"]
+
+NOT_CALLED: frozenset[int] = frozenset()
+"""Of a call that hands tensors alone to its ops."""
+
+_ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
+
+
+class PipelineRunner(ChainPart):
+    """Runs a list of ops on torch tensors, owns their scaling state, and hands parameters in at each call."""
+
+    clears_padding = True
+    batched = True
+    """Whether an input is read as a batch of sequences (``read_batch``)."""
+    sequenced = False
+    """Whether, of a runner that is not ``batched``, an input is read so all the same, as an op looks at sequences."""
+    argument = "x"
+    """What the modules' callers call the input."""
+    aside: ReferenceType[Any] | None = None
+    """The module that has put it aside, as its children are others by now: ``arrange`` takes it back, with its scales, where they are not."""
+
+    def __init__(self, bound: Sequence[BoundOp], executor: str = "eager") -> None:
+        self.executor: Executor = make_executor(executor)
+        self._weights = QuantizedWeights()
+        self._context = OUTSIDE
+        self._seen = changes()
+        self._take(tuple(bound))
+        self.scaling = ScalingOwner(self.pipeline.state)
+
+    def _take(self, entries: tuple[BoundOp, ...]) -> None:
+        """Run these from now on; ``bound`` is what the pipeline has of them. ``sides`` and ``outputs``: the names of the side values that come from
+        the caller, and that go to it. Raises ``ArgumentError`` for channels that do not match, and keeps what it has."""
+        routing = route([(b.op, b.extras, b.block) for b in entries])
+        self.sides, self.outputs = routing.inputs, routing.outputs
+        self._entries = entries
+        self.bound = tuple(b if b.op is op else b._replace(op=op) for b, op in zip(entries, routing.ops, strict=True))
+        self.pipeline = ComputePipeline([b.op for b in self.bound])
+        self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
+        self._modules = tuple(b.module for b in self.bound)
+        spans = zip(self.bound, sharded_rows([b.op for b in self.bound]), strict=True)
+        self._partial = [(b.module, name, span.group) for b, span in spans if span is not None for name in b.parameters]  # type: ignore[attr-defined]
+        self._owners = [(b.module, name) for b in self.bound for name in b.parameters]
+        self._accumulating = [i for i, (module, name) in enumerate(self._owners) if name in getattr(module, "accumulating_parameters", ())]
+        self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
+        named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if op.attends]  # type: ignore[attr-defined]  # pyright: ignore
+        self._masks = {names["mask"]: "kv" not in names for names in named if "mask" in names}
+        """By the name of a mask that comes from the caller: whether its keys are those of x."""
+        self._plans: dict[Any, Plan] = {}
+        self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
+
+    def look_again(self) -> None:
+        """Take the ops that modules have made anew, if any has. The scaling state stays, unless they quantize other tensors."""
+        if self._seen == changes():
+            return
+        seen = changes()
+        entries = tuple(b.now() for b in self._entries)
+        if any(now is not then for now, then in zip(entries, self._entries, strict=True)):
+            self._take(entries)
+            if self.scaling.layout != self.pipeline.state:
+                self.scaling = ScalingOwner(self.pipeline.state)
+        self._seen = seen
+
+    def __call__(
+        self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, extra_inputs: Sequence[torch.Tensor] = ()
+    ) -> Any:
+        """``x`` in one of the three forms of ``read_batch``; the result has the same form. ``cache``: what comes before each sequence of ``x``.
+        ``extra_inputs``: of its operations in order, but for those that a channel feeds. Returns ``y``, or a tuple of it and the extra outputs."""
+        self.check_extra_inputs(extra_inputs)
+        try:
+            outputs = self._run_batch(read_batch(x, seq_lens, cache is not None), x.shape, extra_inputs, {}, cache)
+        except Exception as error:
+            self.refuse(error, x, extra_inputs)
+            raise
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        return self(x, call.seq_lens, call.cache, extra)
+
+    @property
+    def public_extra_inputs(self) -> int:
+        self.look_again()
+        return len(self.sides)
+
+    def check_extra_inputs(self, extra_inputs: Sequence[Any]) -> None:
+        """Raise ``ArgumentError`` for another number of them than a call takes."""
+        if len(extra_inputs) != self.public_extra_inputs:
+            check_extra_inputs(len(self.sides), len(extra_inputs), self.title)
+
+    def _run_batch(
+        self, batch: Batch, shape: torch.Size, extra: Sequence[torch.Tensor], notes: dict[Any, Any], cache: KVCache | None
+    ) -> Sequence[torch.Tensor]:
+        """``run`` of the tokens of a batch that came in ``shape``. Extra tensors with a row for each row of the input have the batch's form too."""
+        if cache is not None:
+            check_cache(cache)
+        y, *outputs = self.run(batch.x, self.rows_of(extra, batch, shape), notes, batch, cache)
+        if not outputs:
+            return (batch.restore(y),)
+        rows = batch.x.shape[:1]
+        return batch.restore(y), *(batch.restore(value) if value.shape[:-1] == rows else value for value in outputs)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether every side value is a tensor of its own, and has no row for each row of the input."""
+        return self._apart.issuperset(self.sides)
+
+    def rows_of(self, extra: Sequence[torch.Tensor], batch: Batch, shape: torch.Size) -> list[torch.Tensor]:
+        """The side values of a batch that came in ``shape``, as its pass takes them."""
+        if not extra:
+            return []
+        if self._masks and batch.seq_lens is not None:
+            self._check_masks(extra, batch)
+        values = [of_mask(value) if name in self._masks else value for name, value in zip(self.sides, extra, strict=True)]
+        return [of_tokens(value, name in self._apart, batch, shape) for name, value in zip(self.sides, values, strict=True)]
+
+    def _check_masks(self, extra: Sequence[torch.Tensor], batch: Batch) -> None:
+        """Raise ``ShapeError`` for a mask with fewer queries, or keys of x's own, than the longest sequence has: a compiled program serves many
+        lengths, and cannot say so."""
+        for name, value in zip(self.sides, extra, strict=True):
+            of_own = self._masks.get(name)
+            sizes = () if of_own is None or value.ndim != 4 else value.shape[2:] if of_own else value.shape[2:3]
+            if any(1 < size < batch.max_seqlen for size in sizes):
+                wanted, do = f"{batch.max_seqlen} queries{' and keys' if of_own else ''}, or 1,", "pass one for the longest sequence"
+                raise ShapeError(expected(wanted, of=f"the mask of {self.title}", got=list(value.shape), do=do))
+
+    def run(
+        self,
+        x: torch.Tensor,
+        extra: Sequence[torch.Tensor],
+        notes: dict[Any, Any],
+        batch: Batch | None = None,
+        cache: KVCache | None = None,
+    ) -> Sequence[torch.Tensor]:
+        """y and the side values ``outputs`` for ``x [*, width]`` and the side values ``sides``. ``notes``: of ``Call``. ``batch``: how the rows of
+        ``x`` are sequences, for ops that look at it."""
+        if transforms_active():
+            check_transforms(self.called, (x, *extra))
+        if isinstance(x, QuantizedTensor):
+            x = x.dequantize()
+        if is_in_force_on(x):
+            x = activation_of(x)
+            with without_torch_autocast(x.device.type):
+                return self.run(x, extra, notes, batch, cache)
+        if x.layout is not torch.strided:
+            check_dense(x, f"{self.argument} of {self.title}")
+        if extra:
+            extra = [value.dequantize() if isinstance(value, QuantizedTensor) else value for value in extra]
+            for place, value in enumerate(extra):
+                if value.layout is not torch.strided:
+                    check_dense(value, f"extra input {place} of {self.title}")
+        repeated = torch._C._current_graph_task_id() != -1
+        context = self._context_of_call(repeated)
+        args = self.parameters()
+        with_grad = torch.is_grad_enabled() and True in [tensor.requires_grad for tensor in (x, *args, *extra)]
+        plan = self.plan(x, args, context, with_grad, extra, frozenset([position for _, position in notes]) if notes else NOT_CALLED)
+        if not with_grad:
+            return self.infer(plan, context, x, args, batch, None, extra, notes, cache)
+        if cache is not None:
+            got = "a call that records gradients"
+            raise ArgumentError(expected("torch.no_grad()", of="a call with a cache", got=got, do="call the model inside it"))
+        call = self.begin(plan, context, x, args, batch, None, notes)
+        y: Any = x
+        for index, segment in enumerate(plan.segments):
+            y = PipelineFunction.apply(call, index, y, *args[segment.args], *extra)
+        self.commit(call)
+        return y if isinstance(y, tuple) else (y,)
+
+    def refuse(self, error: Exception, x: Any, extra: Sequence[Any]) -> None:
+        """Raise what is to be said of ``error``, which a call with these arguments raised, in its place; else let it say of which modules."""
+        known = {type(module).__name__ for module in (*self._modules, *self.called)} | {"seq_lens", "cache", "KVCache"}
+        masks = {place for place, name in enumerate(self.sides) if name in self._masks and getattr(extra[place], "dtype", None) is torch.bool}
+        others = {f"extra input {place}": value for place, value in enumerate(extra) if place not in masks}
+        refuse(error, known, self.title, {self.argument: x, **others})
+
+    @property
+    def title(self) -> str:
+        """The modules that are run, in a sentence."""
+        return title_of(self.called)
+
+    @property
+    def called(self) -> Sequence[Any]:
+        """The modules as the caller knows them."""
+        return self._modules
+
+    def infer(
+        self,
+        plan: Plan,
+        context: autocast,
+        x: torch.Tensor,
+        args: Sequence[torch.Tensor],
+        batch: Batch | None,
+        seed: torch.Tensor | None,
+        extra: Sequence[torch.Tensor],
+        notes: dict[Any, Any],
+        cache: KVCache | None = None,
+    ) -> Sequence[torch.Tensor]:
+        """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
+        given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        self.before_forward(plan, False)
+        if plan.straight and cache is None:
+            return [infer_straight(plan, self.executor, x, args)]
+        snapshot = self._snapshot(plan, context, x.device, inference=True)
+        caches = self._caches(plan, batch, cache) if cache is not None else None
+        params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
+        results = infer(plan, self.executor, x, params, given, snapshot, caches, extra, notes)
+        if cache is None or not caches or self.executor.in_place:
+            return results
+        own = len(results) - 2 * len(caches)
+        cache.replace(self, caches, results[own:])
+        return results[:own]
+
+    def begin(
+        self,
+        plan: Plan,
+        context: autocast,
+        x: torch.Tensor,
+        args: Sequence[torch.Tensor],
+        batch: Batch | None,
+        seed: torch.Tensor | None,
+        notes: dict[Any, Any],
+    ) -> Call | StraightCall:
+        """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
+        given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        self.before_forward(plan, True)
+        for module, name, group in self._partial:  # each time: a module may have another parameter by now
+            for parameter in originals(module, name):
+                mark(parameter, group)
+        main_grads = self.main_grads(args)
+        if plan.straight and not main_grads:
+            return StraightCall(plan, args, self.executor)
+        snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
+        params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
+        delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
+        if delayed is not None:
+            amaxes |= delayed.amaxes()
+        return Call(plan, params, self.executor, given, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
+
+    def commit(self, call: Call | StraightCall) -> None:
+        """All segments of a call have been run: what they saw is observed."""
+        if isinstance(call, Call) and call.snapshot is not None:
+            self.scaling.commit_forward(call.snapshot, call.amaxes)
+            if call.delayed_weights is not None:
+                call.delayed_weights.settle(self.scaling)
+
+    def before_forward(self, plan: Plan, with_grad: bool) -> None:
+        """Called when a plan is about to run."""
+
+    def fused(self, recipe: Any, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Any], ...]:
+        """What the caller has fused itself, or written in torch, of ``PlanRequest``. ``called``: the ops to which a call hands more than tensors."""
+        return self._own_passes
+
+    def uncompilable(self, recipe: Any) -> str:
+        """What of its ops no compiler sees through, in words: the caller's code in plain torch, and what has effects. Empty where there is none."""
+        called = [repr(b.op) for b in self.bound if b.op.direct_only]
+        return ", ".join(dict.fromkeys([*called, *(fusion.name for _, _, fusion in self.fused(recipe) if fusion.foreign)]))
+
+    def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
+        """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
+        if plan.uncached is not None:
+            wanted, do = "attention without a mask" if plan.uncached.side_inputs else "causal attention", "call it on whole sequences"
+            raise ArgumentError(expected(wanted, of="a call with a cache", got=repr(plan.uncached), do=do))
+        if batch is not None and batch.x.device != cache.device:
+            got = f"one on {cache.device}"
+            raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is,", of="a call with a cache", got=got, do="make it there"))
+        return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch is not None and batch.seq_lens is not None else None
+
+    def _context_of_call(self, repeated: bool) -> autocast:
+        """The ``autocast`` in force. Activation checkpointing repeats a forward from within backward, mostly outside: then the latest call's."""
+        context = current_autocast()
+        if repeated and context is OUTSIDE:
+            return self._context
+        self._context = context
+        return context
+
+    def plan(
+        self,
+        x: torch.Tensor,
+        args: Sequence[torch.Tensor],
+        context: autocast,
+        with_grad: bool,
+        extra: Sequence[torch.Tensor] = (),
+        called: frozenset[int] = NOT_CALLED,
+    ) -> Plan:
+        """The plan for an input ``[*, width]``. ``called``: of ``fused``. Raises before anything is run where the input does not fit the modules."""
+        key = (
+            context.recipe,
+            x.dtype,
+            x.shape[-1],
+            x.device,
+            with_grad and x.requires_grad,
+            tuple([(arg.dtype if arg.__class__ in PLAIN else held_type(arg), with_grad and arg.requires_grad) for arg in args]),
+            args[0].device if args else None,
+            tuple([module.training for module in self._modules]),
+            self.executor.whole,
+            fusion_epoch(),
+            tuple([with_grad and value.requires_grad for value in extra]),
+            self.fused(context.recipe, called),
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self.pipeline.plan(self._request(x, args, *key))
+        return plan
+
+    def _request(
+        self, x: torch.Tensor, args: Sequence[torch.Tensor], recipe: Any, dtype: Any, width: int, device: Any, x_grad: bool,
+        signatures: Any, _: Any, training: tuple[bool, ...], whole: bool, fusions: int, sides: tuple[bool, ...], fused: tuple[Any, ...],
+    ) -> PlanRequest:  # fmt: skip
+        if dtype not in _ACTIVATIONS:
+            got = str(dtype).removeprefix("torch.")
+            raise DTypeError(expected("fp32, fp16, bf16 or fp64", of=f"{self.argument} of {self.title}", got=got, do="cast it"))
+        for arg in args:
+            if arg.device != device:
+                wanted, of = f"a tensor on {arg.device}, where the parameters are,", f"{self.argument} of {self.title}"
+                raise ArgumentError(expected(wanted, of=of, got=str(device), do="move one of them"))
+        self._check_double(dtype, args)
+        types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, signatures, strict=True)])
+        arg_types = tuple(tuple(next(types) for _ in b.parameters) for b in self.bound)
+        named = tuple(zip(self.sides, sides, strict=True))
+        return PlanRequest(recipe, nvte_dtype(dtype), width, x_grad, arg_types, training, whole, fusions, named, self.outputs, fused)
+
+    def _check_double(self, dtype: torch.dtype, args: Sequence[torch.Tensor]) -> None:
+        """Raise ``DTypeError`` where fp64 stands beside another dtype: rounded to it, it would be in vain."""
+        double = dtype is torch.float64
+        odd = next((arg.dtype for arg in args if (arg.dtype is torch.float64) is not double), None)
+        if odd is not None:
+            beside = f"no fp64 beside {str(dtype).removeprefix('torch.')}, that of {self.argument},"
+            got, do = str(odd).removeprefix("torch."), f"cast {self.argument}, or call .double() or .float() of the modules"
+            raise DTypeError(expected("fp64" if double else beside, of=f"the parameters of {self.title}", got=got if double else "fp64", do=do))
+
+    def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
+        """The three passes of the plan that a training call on ``x`` would use, as text."""
+        batch = read_batch(x, seq_lens)
+        args = self.parameters()
+        return describe(self.plan(batch.x, args, current_autocast(), True, [batch.x] * len(self.sides)))
+
+    def out_width(self, width: int) -> int | None:
+        """The width of the output for an input of ``width`` columns; None where it is not known before a call."""
+        result: int | None = width
+        for op in self.pipeline.ops:
+            result = op.width(result)
+        return result
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The tensors behind the ops' ``args``, as the modules hold them now. Every call begins with it."""
+        self.look_again()
+        try:
+            return [parameters[name] for parameters, name in self._slots]  # pyright: ignore[reportReturnType]
+        except KeyError:
+            return [parameter_of(module, name) for module, name in self._owners]
+
+    def registered(self) -> list[torch.Tensor | None]:
+        """``parameters``, with None for one that ``torch.nn.utils.parametrize`` computes: nothing is computed here."""
+        self.look_again()
+        return [parameters.get(name) for parameters, name in self._slots]
+
+    def release_weights(self) -> None:
+        """Let go of what was made of the parameters as they are."""
+        self._weights = QuantizedWeights()
+
+    def main_grads(self, args: Sequence[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        """Where the gradients of parameters are to be added up, by their places."""
+        found = {place: getattr(arg, "main_grad", None) for place in self._accumulating if (arg := args[place]) is not None and arg.requires_grad}
+        return {place: main_grad for place, main_grad in found.items() if main_grad is not None}
+
+    def _snapshot(self, plan: Plan, context: autocast, device: torch.device, **kind: bool) -> Snapshot | None:
+        if plan.delayed is None or not plan.state:
+            return None
+        return self.scaling.snapshot(plan.delayed, device, context.amax_reduction_group, **kind)

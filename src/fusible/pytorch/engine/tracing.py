@@ -1,0 +1,41 @@
+"""Modules within a call that ``torch.compile`` traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fusible.errors import ArgumentError, expected
+from fusible.pytorch.engine.autocast import current_autocast
+from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
+from fusible.pytorch.engine.compiled import breaks_graph, traced_call
+
+__all__ = ["TracedRun"]
+
+
+class TracedRun(ChainPart):
+    """Modules whose ops are the ``part``-th pipeline of ``owner``, as what a compiler traces calls it: ``traced_call``, or as it is where that breaks
+    the graph (``breaks_graph``)."""
+
+    clears_padding = True
+
+    def __init__(self, owner: Any, part: int, modules: Sequence[Any]) -> None:
+        self._owner, self._part, self._modules = owner, part, modules
+
+    @property
+    def public_extra_inputs(self) -> int:
+        return sum(module.public_extra_inputs for module in self._modules)
+
+    def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
+        check_extra_inputs(self.public_extra_inputs, len(extra), type(self._owner).__name__)
+        if call.keywords:
+            do = "leave them out, or the operation out of the compiled part"
+            raise ArgumentError(expected("no keyword arguments of operations", of="a call that torch.compile traces", got="some", do=do))
+        if breaks_graph(self._owner._handle, self._part, current_autocast().key):
+            from fusible.pytorch.engine.untraced import call_as_it_is  # it brings the compiler, which is there by now
+
+            return call_as_it_is(self._owner, self._part, x, extra, call)
+        holders = [holder for module in self._modules for holder in module.holders()]
+        return traced_call(self._owner, self._part, holders, x, extra, call.seq_lens, call.cache)[0]

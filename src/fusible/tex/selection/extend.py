@@ -1,0 +1,105 @@
+"""New functions from outside the package: declared to tex, and implemented for backends that are already there.
+
+    @tex.declare("input", "quantizer")
+    def awesomelu(input, quantizer):
+        \"\"\"``x * sigmoid(x + 1)``.\"\"\"
+
+    @tex.implement(awesomelu, backend="torch")
+    def awesomelu_torch(backend, input, quantizer): ...
+
+``awesomelu`` is then called, chosen, explained and recorded like any function of the interface.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, TypeVar
+
+from fusible.errors import ArgumentError, DTypeError, check_callable, expected
+from fusible.tex.interface.base import TEXBackendBase
+from fusible.tex.interface.declare import DECLARATIONS, Declaration, unserved_method
+from fusible.tex.selection.admission import check_method, nearest
+from fusible.tex.selection.dispatch import dispatcher
+from fusible.tex.selection.registry import registry
+
+__all__ = ["declare", "implement", "undeclare"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DECLARED: set[str] = set()
+"""The functions from outside the package."""
+
+
+def _check_function(function: Any, of: str) -> str:
+    """The name of a function. Raises ``DTypeError`` for what is none."""
+    check_callable(function, of)
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise DTypeError(expected("a function with a name", of=of, got=f"a {type(function).__qualname__}", do="write it with def"))
+    return name
+
+
+def declare(*asks: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a function to tex: the decorated one gives name, signature and documentation; its body is not used.
+
+    ``asks`` names the parameters (without defaults) whose kinds decide the choice of a backend. Returns the dispatching function. Raises
+    ``ArgumentError`` where tex has the name already or ``asks`` names no such parameter.
+    """
+
+    for ask in asks:
+        if not isinstance(ask, str):
+            raise ArgumentError(expected("names of parameters", of="asks of declare", got=type(ask).__qualname__, do="pass texts"))
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        _check_function(function, "what declare decorates")
+        name, signature = function.__name__, inspect.signature(function)
+        if hasattr(TEXBackendBase, name):
+            raise ArgumentError(expected("a new name", of="a function declared to tex", got=repr(name), do="choose another one"))
+        for ask in asks:
+            if ask not in signature.parameters or signature.parameters[ask].default is not inspect.Parameter.empty:
+                of = f"the deciding arguments of {name}"
+                raise ArgumentError(expected("parameters without defaults", of=of, got=repr(ask), do="name a parameter"))
+
+        _DECLARED.add(name)
+        declaration = DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(function) or "")
+        setattr(TEXBackendBase, name, unserved_method(declaration))
+        return dispatcher(declaration)
+
+    return make
+
+
+def undeclare(function: Callable[..., Any]) -> None:
+    """Forget a function that ``declare`` made, and its implementations. Raises ``ArgumentError`` for any other."""
+    name = _check_function(function, "function of undeclare")
+    if name not in _DECLARED:
+        raise ArgumentError(expected("a function that declare made", of="function of undeclare", got=name, do="pass what declare gave"))
+    _DECLARED.discard(name)
+    DECLARATIONS.pop(name)
+    for backend in registry.ordered():
+        if name in vars(type(backend)):
+            delattr(type(backend), name)
+    delattr(TEXBackendBase, name)
+    registry.changed()
+
+
+def implement(function: Callable[..., Any], *, backend: str) -> Callable[[F], F]:
+    """Give the registered backend ``backend`` a method for a declared function: ``(backend, *args, **kwargs)``.
+
+    Raises ``BackendError`` for an unknown backend, and for a method that does not take what the function is declared with, ``ArgumentError`` for a
+    function that tex lacks.
+    """
+    name = _check_function(function, "function of implement")
+    if name not in DECLARATIONS:
+        raise ArgumentError(expected("a function of tex", of="function of implement", got=f"{name}{nearest(name)}", do="declare it by tex.declare"))
+
+    def attach(method: F) -> F:
+        check_callable(method, "what implement decorates")
+        found = registry.find(backend)
+        check_method(DECLARATIONS[name], MethodType(method, found), found.NAME)
+        setattr(type(found), name, method)
+        registry.changed()
+        return method
+
+    return attach
