@@ -1,8 +1,8 @@
 """Ten training steps of a residual block of fusible operations, one of them and one fusion written here, by the names of Transformer Engine alone.
 
-    python examples/te_ops.py --recipe mxfp8
-    fusible run examples/te_ops.py --recipe mxfp8
-    fusible run --device cpu examples/te_ops.py --recipe mxfp8
+* ``python examples/te_ops.py --recipe mxfp8``
+* ``fusible run examples/te_ops.py --recipe mxfp8``
+* ``fusible run --device cpu examples/te_ops.py --recipe mxfp8``
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Ten training steps of a Transformer layer, by the documented interface of Transformer Engine and for its default device, a GPU.
 
-    python examples/te_transformer_layer.py --recipe mxfp8
-    fusible run --device cpu examples/te_transformer_layer.py --recipe mxfp8
+* ``python examples/te_transformer_layer.py --recipe mxfp8``
+* ``fusible run --device cpu examples/te_transformer_layer.py --recipe mxfp8``
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A multilayer perceptron: a module, what it records, what is compiled of it, and what weights of 8 and 4 bits cost.
 
-    python examples/lazy/mlp.py
+* ``python examples/lazy/mlp.py``
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """GPT-2's architecture with seeded weights, and generation by one compiled forward pass.
 
-    python examples/lazy/nanogpt.py --prompt "To be" --tokens 20
-    python examples/lazy/nanogpt.py --check      # beside the same model in torch
+* ``python examples/lazy/nanogpt.py --prompt "To be" --tokens 20``
+* ``python examples/lazy/nanogpt.py --check`` beside the same model in torch
 """
 
 import argparse

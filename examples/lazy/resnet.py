@@ -1,6 +1,6 @@
 """A small ResNet: convolutions, batch norm, pooling, and the same network in 16 bits.
 
-    python examples/lazy/resnet.py
+* ``python examples/lazy/resnet.py``
 """
 
 import numpy as np

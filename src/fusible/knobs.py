@@ -49,9 +49,7 @@ class Knob(Generic[T]):
         try:
             return self.parse(text)
         except ValueError:
-            raise KnobError(
-                expected(self.takes, of=f"the environment variable {self.name}", got=repr(text), do="set it so or unset it")
-            ) from None
+            raise KnobError(expected(self.takes, of=f"the environment variable {self.name}", got=repr(text), do="set it so or unset it")) from None
 
 
 @contextmanager

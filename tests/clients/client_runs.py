@@ -14,9 +14,7 @@ __all__ = ["ALONE", "LAUNCHED", "RECIPES", "TWO_LAUNCHED", "TWO_OF_TORCHRUN", "a
 
 ALONE = "fusible run --device cpu train.py"
 LAUNCHED = "fusible run --device cpu -m accelerate.commands.launch --mixed_precision fp8 train.py"
-TWO_LAUNCHED = (
-    "fusible run --device cpu -m accelerate.commands.launch --multi_gpu --num_processes 2 --mixed_precision fp8 train.py"
-)
+TWO_LAUNCHED = "fusible run --device cpu -m accelerate.commands.launch --multi_gpu --num_processes 2 --mixed_precision fp8 train.py"
 TWO_OF_TORCHRUN = "fusible run --device cpu -m torch.distributed.run --nproc-per-node 2 train.py"
 """Commands, for a program ``train.py``."""
 

@@ -93,9 +93,7 @@ def test_two_processes_that_share_experts_train_in_8_bits(shared: dict[str, dict
 
 @megatron("context parallel 2: `p2p` (MXFP8 too), `a2a`, `all_gather`", ["mxfp8"], TWO_OF_TORCHRUN)
 @pytest.mark.parametrize("kind", ["p2p", "a2a", "all_gather"])
-def test_two_processes_that_share_sequences_train_as_one(
-    alone: dict[str, dict[str, Any]], shared: dict[str, dict[str, Any]], kind: str
-) -> None:
+def test_two_processes_that_share_sequences_train_as_one(alone: dict[str, dict[str, Any]], shared: dict[str, dict[str, Any]], kind: str) -> None:
     """The model and its data are those of one process: the losses differ by roundings to bf16, at most 2^-8 each."""
     one, two = alone["bf16"]["losses"], shared[f"context {kind}"]["losses"]
     assert apart(two, one) < 2**-8

@@ -112,9 +112,7 @@ OPERATIONS: dict[str, Callable[[Rng, int], Drawn]] = {
     "ScaledSReLU": _scaled("ScaledSReLU", gated=False),
     "ScaledSiTUGLU": _scaled("ScaledSiTUGLU", gated=True, beta1=(2.0, 4.0), beta2=(10.0, 25.0), glu_interleave_size=(None, 32)),
     "ScaledSwiGLU": _scaled("ScaledSwiGLU", gated=True, glu_interleave_size=(None, 16, 32)),
-    "ScaledTanhSReLU": lambda rng, width: Drawn(
-        "ScaledTanhSReLU", (), {"tanh_clamp_scale": rng.choice((0.5, 2.0))}, extras=(_scales,), rounds=2
-    ),
+    "ScaledTanhSReLU": lambda rng, width: Drawn("ScaledTanhSReLU", (), {"tanh_clamp_scale": rng.choice((0.5, 2.0))}, extras=(_scales,), rounds=2),
     "SiLU": _plain("SiLU"),
     "SiTUGLU": _interleaved("SiTUGLU", beta1=(2.0, 4.0), beta2=(10.0, 25.0)),
     "SwiGLU": _interleaved("SwiGLU"),

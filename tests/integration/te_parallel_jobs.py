@@ -50,9 +50,7 @@ def cases() -> Iterator[tuple[str, Twin]]:
 
 
 NAMES = tuple(
-    f"{kind} {sequence}"
-    for kind in ("column", "row", "normalized column", "mlp", "attention", "layer", "packed layer")
-    for sequence in (False, True)
+    f"{kind} {sequence}" for kind in ("column", "row", "normalized column", "mlp", "attention", "layer", "packed layer") for sequence in (False, True)
 )
 QUANTIZED = ("mlp True", "layer True", "column True", "row True")
 JOBS = [(name, recipe) for name in NAMES for recipe in (RECIPES if name in QUANTIZED else RECIPES[:1])]

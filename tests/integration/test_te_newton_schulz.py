@@ -23,9 +23,12 @@ EPS32, EPS_BF16 = 2.0**-23, 2.0**-8
 SIZE = parallel_cases.SIZE
 SETS = ("simple", "quintic", "polar_express", "cans", "aol")
 WIDE, TALL = (12, 20), (20, 12)
-LAYOUTS = [
-    (shape, dim, mode) for shape in (WIDE, TALL) for dim, mode in ((None, "duplicated"), (0, "duplicated"), (1, "duplicated"))
-] + [(WIDE, 1, "distributed"), (TALL, 0, "distributed"), ((16, 16), 0, "distributed"), ((16, 16), 1, "distributed")]
+LAYOUTS = [(shape, dim, mode) for shape in (WIDE, TALL) for dim, mode in ((None, "duplicated"), (0, "duplicated"), (1, "duplicated"))] + [
+    (WIDE, 1, "distributed"),
+    (TALL, 0, "distributed"),
+    ((16, 16), 0, "distributed"),
+    ((16, 16), 1, "distributed"),
+]
 
 
 def matrix(shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -111,9 +111,7 @@ def linear(n: Noise, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else shifted(n, y, bias)
 
 
-def grouped(
-    n: Noise, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], sizes: Sequence[int], scales: Tensor | None
-) -> Tensor:
+def grouped(n: Noise, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], sizes: Sequence[int], scales: Tensor | None) -> Tensor:
     """A linear layer for each group of rows; rows of no group give 0."""
     rows, parts, start = x.reshape(-1, x.shape[-1]), [], 0
     for i, size in enumerate(sizes):

@@ -16,8 +16,8 @@ SENTENCE = re.compile(r"Expected \S.* of \S.*, got .*: \S.*\.")
 
 
 def score(error: BaseException, names: Iterable[str], *, changed: bool = False, lines: bool = False) -> str:
-    """ "clear", or why it is not: an error that is Fusible's own, of one sentence (what was expected, of what, what came, what to do) that has one of
-    ``names``, and was raised before anything was ``changed``. With ``lines`` the user's line stands around it."""
+    """Whether it is "clear", or why not: an error that is Fusible's own, of one sentence (what was expected, of what, what came, what to do) that has
+    one of ``names``, and was raised before anything was ``changed``. With ``lines`` the user's line stands around it."""
     text, wrong = str(error), []
     if lines and isinstance(error, FusibleError) and error.located:
         text = next((line.strip() for line in text.splitlines() if line.strip().startswith("Expected ")), text)

@@ -77,9 +77,7 @@ class Names(importlib.abc.MetaPathFinder):
     forced: frozenset[str] = frozenset()
     made: list[str] = field(default_factory=list)
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
         if not any(fullname in names for names in (self.aliases, self.packages, self.around)):
             parent, _, name = fullname.rpartition(".")
             if parent in self.packages and parent in self.made:  # where nobody else looks

@@ -75,9 +75,7 @@ _OPERATIONS = {
     "._common": _shown((_OPS, _QUANTIZED), "is_quantized_tensor maybe_dequantize"),
     ".basic": _shown(_OPS, _all(_BASIC), "operations on one tensor"),
     **{f".basic.{file}": _shown(_OPS, names) for file, names in _BASIC.items()},
-    ".basic.grouped_linear": _shown(
-        (_OPS, f"{_OPS}.basic.grouped_linear"), f"{_BASIC['grouped_linear']} GRAD_INPUT_BUFFER_KEY OUTPUT_BUFFER_KEY"
-    ),
+    ".basic.grouped_linear": _shown((_OPS, f"{_OPS}.basic.grouped_linear"), f"{_BASIC['grouped_linear']} GRAD_INPUT_BUFFER_KEY OUTPUT_BUFFER_KEY"),
     ".fused": _shown(f"{_OPS}.fused", _all(_FUSED)),
     **{f".fused.{file}": _shown(f"{_OPS}.fused", names) for file, names in _FUSED.items()},
 }

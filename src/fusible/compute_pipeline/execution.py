@@ -150,9 +150,7 @@ def _with_args(plan: Plan, region: Region, args: Sequence[Tensor]) -> list[Op]:
     return ops
 
 
-def forward_group(
-    group: Group, members: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any]
-) -> tuple[Tensor, Sequence[Context]]:
+def forward_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any]) -> tuple[Tensor, Sequence[Context]]:
     """y and the contexts of a group's forward; side values are taken from ``sides``, and put there."""
     values = _values(group.side_inputs, group.given, sides, given)
     if group.fusion is not None:

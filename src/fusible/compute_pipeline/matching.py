@@ -54,9 +54,7 @@ def needs_backward(op: Op) -> bool:
     return any(op.wants(name) for name in ("x", *op.arg_names, *op.side_inputs))
 
 
-def group_ops(
-    ops: Sequence[Op], fusions: Iterable[Fusion], start: int = 0, given: Iterable[tuple[int, int, Fusion]] = ()
-) -> tuple[Group, ...]:
+def group_ops(ops: Sequence[Op], fusions: Iterable[Fusion], start: int = 0, given: Iterable[tuple[int, int, Fusion]] = ()) -> tuple[Group, ...]:
     """Cover ``ops[start:]``: the ``given`` groups, then the longest patterns first, each at its leftmost places, exact op types; what is left stands
     alone. A given group that begins before ``start`` is kept whole."""
     taken: dict[int, Group] = {}

@@ -116,9 +116,7 @@ def mmt_add_gelu_add_fwd_fused(
 
 
 @fused_inference
-def mmt_add_gelu_residual_inf_fused(
-    mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> nvte.Tensor:
+def mmt_add_gelu_residual_inf_fused(mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
     """``gelu(x @ weight.T + bias) + extra``."""
     return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, add))[0]
 

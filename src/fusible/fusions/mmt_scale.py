@@ -18,9 +18,7 @@ __all__ = [
 
 
 @fused_inference
-def mmt_scale_extra_inf_fused(
-    mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> nvte.Tensor:
+def mmt_scale_extra_inf_fused(mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
     """``scale * x @ weight.T + extra``, summed in fp32 and rounded once."""
     return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
 

@@ -121,9 +121,7 @@ def _scaled_pair(name: str, forward: Callable, backward: Callable) -> tuple[Scal
         quantizer = emitter(type, _given(x, narrower))
         return emit(forward(x.data, scales.data, quantizer, *options), type, quantizer)
 
-    def dword(
-        dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
+    def dword(dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True) -> tuple[Tensor, Tensor | None]:
         quantizer = emitter(type, x.shape)
         dx, dscales = backward(dy.data, x.data, scales.data, quantizer, *options, compute_scale_grad=scales_gradient)
         return emit(dx, type, quantizer), Tensor(dscales, scales.type) if scales_gradient else None

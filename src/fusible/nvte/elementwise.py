@@ -134,5 +134,3 @@ def _values(x: Tensor) -> Any:
 
 def _held(x: Tensor) -> object:
     return getattr(x.data, "_scale_inv", x.data)
-
-

@@ -115,9 +115,7 @@ def grouped_bgrad_cast(dy: Tensor, sizes: Tensor, types: Sequence[Type], dbias_t
     return _emit(data, types, quantizer), plain(sums, dbias_type)
 
 
-def grouped_matmul_transpose(
-    x: Tensor, weights: Weights, type: DType, bias: Tensor | None = None, bias_scale: Tensor | None = None
-) -> Tensor:
+def grouped_matmul_transpose(x: Tensor, weights: Weights, type: DType, bias: Tensor | None = None, bias_scale: Tensor | None = None) -> Tensor:
     """``x_i @ weights[i].T + bias[i]`` for every group: ``[rows, K], groups of [N, K] -> [rows, N]``; 0 in rows that belong to nobody.
 
     ``weights``: of equal size, also as one grouped tensor. ``bias``: ``[groups, N]``; each row takes it times its entry of ``bias_scale [rows]``,

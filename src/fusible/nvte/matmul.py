@@ -66,9 +66,7 @@ def matmul_transpose_gelu_add(x: Tensor, weight: Tensor, addend: Tensor, type: T
     return add(y, addend, type), pre
 
 
-def matmul_transpose_add_gelu_add(
-    x: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, type: Type, pre_type: DType
-) -> tuple[Tensor, Tensor]:
+def matmul_transpose_add_gelu_add(x: Tensor, weight: Tensor, bias: Tensor, addend: Tensor, type: Type, pre_type: DType) -> tuple[Tensor, Tensor]:
     """``(gelu(z) + addend, z)`` with ``z = x @ weight.T + bias`` in ``pre_type``."""
     y, pre = matmul_transpose_add_gelu(x, weight, bias, pre_type, pre_type)
     return add(y, addend, type), pre
@@ -142,9 +140,7 @@ def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType
     cast."""
     block = block_of(x)
     rows = pad(dy.data, block) if block else dy.data
-    result = tex.generic_gemm(
-        read(x, True), False, rows, True, None, None, type, rows, dbias_type, False, None, True, None, 0, False, True
-    )
+    result = tex.generic_gemm(read(x, True), False, rows, True, None, None, type, rows, dbias_type, False, None, True, None, 0, False, True)
     if block:
         shape = dy.shape[-1], x.shape[-1]
         return Tensor(cut(result[0], shape), type), plain(_first(result[1], shape[0]), dbias_type)

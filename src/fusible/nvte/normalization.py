@@ -10,14 +10,10 @@ from fusible.nvte.tensor import Tensor
 __all__ = ["dl2norm", "dlayernorm", "dlayernorm_add", "drmsnorm", "drmsnorm_add", "l2norm", "layernorm", "rmsnorm"]
 
 
-def layernorm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, zero_centered_gamma: bool, type: Type
-) -> tuple[Tensor, Tensor, Tensor]:
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, zero_centered_gamma: bool, type: Type) -> tuple[Tensor, Tensor, Tensor]:
     """``y = (x - mu) * rsigma * weight + bias`` over the last dimension; ``(y [rows, width], mu [rows], rsigma [rows])``."""
     quantizer = emitter(type, x.shape)
-    y, mu, rsigma = tex.layernorm_fwd(
-        x.data, weight.data, bias.data, eps, None, quantizer, _unquantized(type), 0, zero_centered_gamma
-    )
+    y, mu, rsigma = tex.layernorm_fwd(x.data, weight.data, bias.data, eps, None, quantizer, _unquantized(type), 0, zero_centered_gamma)
     return emit(y, type, quantizer), Tensor(mu, accumulator(x.type)), Tensor(rsigma, accumulator(x.type))
 
 
@@ -46,9 +42,7 @@ def dlayernorm_add(
     dy: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, weight: Tensor, zero_centered_gamma: bool, addend: Tensor, type: Type
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``dlayernorm`` with ``addend`` (of ``x``'s shape) added to ``dx`` in fp32, before it is rounded."""
-    dx, dweight, dbias = tex.prim.layernorm_bwd_add(
-        dy.data, x.data, addend.data, mu.data, rsigma.data, weight.data, 0, zero_centered_gamma
-    )
+    dx, dweight, dbias = tex.prim.layernorm_bwd_add(dy.data, x.data, addend.data, mu.data, rsigma.data, weight.data, 0, zero_centered_gamma)
     return _as(dx, x, type), Tensor(dweight, weight.type), Tensor(dbias, weight.type)
 
 

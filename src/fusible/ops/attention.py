@@ -37,9 +37,7 @@ class _Attention(Op):
     rows_apart = True
     attends = True
 
-    def _take(
-        self, heads: int, head_width: int, groups: int | None, scale: float | None, scores: nvte.ScoreOptions, sides: tuple[str, ...]
-    ) -> None:
+    def _take(self, heads: int, head_width: int, groups: int | None, scale: float | None, scores: nvte.ScoreOptions, sides: tuple[str, ...]) -> None:
         title = type(self).__name__
         self.heads, self.groups, self.head_width = heads, heads if groups is None else groups, head_width
         check_groups(heads, self.groups)

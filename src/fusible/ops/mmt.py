@@ -81,9 +81,7 @@ class MMT(Op):
     def inference(self, x: nvte.Tensor) -> nvte.Tensor:
         return nvte.matmul_transpose(*self.operands(x), self.y_dtype)
 
-    def backward(
-        self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None
-    ) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
+    def backward(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> tuple[nvte.Tensor | None, list[nvte.Tensor | None]]:
         """``addend [tokens, K]``: added to dx before it is rounded."""
         dy = nvte.cast_checked(dy, self.dy_dtype)
         return self.dx(ctx, dy, addend), [self.dweight(ctx, dy) if self.wants("weight") else None]

@@ -123,9 +123,7 @@ def statistics(x: Tensor, target: Tensor) -> Tensor:
     return torch.stack([largest, (x - largest[:, None]).exp_().sum(1), chosen, totals], 1)
 
 
-def gradients(
-    x: Tensor, largest: Tensor, sums: Tensor, target: Tensor, smoothing: float, share: float, weight: Tensor | None = None
-) -> Tensor:
+def gradients(x: Tensor, largest: Tensor, sums: Tensor, target: Tensor, smoothing: float, share: float, weight: Tensor | None = None) -> Tensor:
     """``weight * softmax(x) - (1 - smoothing) * [target] - share`` of rows with these ``statistics``, fp32 or fp64."""
     softmax = (_wide(x) - largest[:, None]).exp_().div_(sums[:, None])
     if weight is not None:

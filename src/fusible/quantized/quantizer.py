@@ -244,9 +244,7 @@ class Float8Quantizer(Quantizer):
     ``scale``: fp32 ``[1]``; ``amax``: fp32 ``[1]``, updated in place, or None: then the backend assigns a new tensor to the attribute.
     """
 
-    def __init__(
-        self, scale: Any, amax: Any, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, internal: bool = False
-    ) -> None:
+    def __init__(self, scale: Any, amax: Any, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, internal: bool = False) -> None:
         self.scale = scale
         self.amax = amax
         self.dtype = _fp8(fp8_dtype)

@@ -113,9 +113,7 @@ def _unusable(what: str, got: str, do: str = "use an intact checkpoint") -> Chec
     return CheckpointError(expected(what, of="a saved scaling state", got=got, do=do))
 
 
-def _advance_by_functions(
-    scale: torch.Tensor, history: torch.Tensor, fp8_dtype: DType, recipe: DelayedScaling
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _advance_by_functions(scale: torch.Tensor, history: torch.Tensor, fp8_dtype: DType, recipe: DelayedScaling) -> tuple[torch.Tensor, torch.Tensor]:
     """The update with a user's own functions for the amax or the scale."""
     fp8_max = FP8_MAX[fp8_dtype]
     if callable(recipe.amax_compute_algo):

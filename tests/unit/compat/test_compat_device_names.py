@@ -72,8 +72,10 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "nvtx.range_end": lambda: (0,),
     "tunable.enable": lambda: (False,),
     "tunable.set_filename": lambda: ("a.csv",),
-    **{f"tunable.set_{name}": lambda: (1,)
-       for name in ("max_tuning_duration", "max_tuning_iterations", "rotating_buffer_size", "cublaslt_requested_algo_count")},
+    **{
+        f"tunable.set_{name}": lambda: (1,)
+        for name in ("max_tuning_duration", "max_tuning_iterations", "rotating_buffer_size", "cublaslt_requested_algo_count")
+    },
     "graph_annotations.mark_kernels": lambda: ("a",),
     "tunable.set_numerical_check_tolerances": lambda: (True,),
 }

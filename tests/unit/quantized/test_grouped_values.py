@@ -101,9 +101,10 @@ def test_a_group_is_dequantized_member_by_member(name: str, shapes: str, dtype: 
 @pytest.mark.parametrize("shapes", ["equal", "rows"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_whole_tensor_is_quantized_into_the_members(name: str, shapes: str) -> None:
-    group, wanted = GroupedTensor.make_grouped_tensor_with_shapes(
-        len(SHAPES[shapes]), SHAPES[shapes], FORMATS[name](), dtype=torch.float32
-    ), filled(GroupedTensor, name, shapes)
+    group, wanted = (
+        GroupedTensor.make_grouped_tensor_with_shapes(len(SHAPES[shapes]), SHAPES[shapes], FORMATS[name](), dtype=torch.float32),
+        filled(GroupedTensor, name, shapes),
+    )
     whole = torch.cat(values(shapes)).reshape(group.shape)
     assert group.quantize_(whole) is group  # type: ignore[attr-defined]
     assert torch.equal(group.dequantize(), wanted.dequantize())  # type: ignore[arg-type]

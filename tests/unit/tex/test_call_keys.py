@@ -21,8 +21,6 @@ from fusible.tex.selection.call_keys import Keys, arguments_of, key_maker, kinds
 compiled = pytest.mark.skipif(not cpp_extensions.available, reason=cpp_extensions.reason if not cpp_extensions.available else "")
 
 
-
-
 def _kept(make: Callable[[Declaration], Keys]) -> Callable[[Declaration], Keys]:
     kept = functools.cache(lambda name: make(DECLARATIONS[name]))
     return lambda declaration: kept(declaration.name)

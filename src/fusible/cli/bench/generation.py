@@ -150,9 +150,7 @@ def _products(decoder: Decoder, batch: int, count: int) -> float:
     return statistics.median(times)
 
 
-def _report(
-    prompts: Tensor, torch_run: _Run, run: _Run, theirs: PlainDecoder, ours: FusibleDecoder, settings: Settings, measured: Measured
-) -> None:
+def _report(prompts: Tensor, torch_run: _Run, run: _Run, theirs: PlainDecoder, ours: FusibleDecoder, settings: Settings, measured: Measured) -> None:
     """The rows and notes of one batch. Work is counted of the products alone, and of a token also the cache that attention reads."""
     batch, length = prompts.shape
     weights, plain_weights = (float(sum(weight.numel() for weight in d.weights) * size) for d, size in ((ours, 1), (theirs, 2)))

@@ -69,12 +69,8 @@ def _activations(quick: bool) -> Iterator[Case]:
     name = f"bf16 [{rows}, {cols}], to FP8"
     nbytes = 2.0 * x.nbytes + x.numel()
     yield Case(f"GELU backward with bias gradient, {name}", dgelu, lambda: tex.dbias_dgelu(grad, x, to_e5m2), 4.0, nbytes=nbytes)
-    gelu = Case(
-        f"GELU, {name}", lambda: cast(F.gelu(x, approximate="tanh"), scale), lambda: tex.gelu(x, to_e4m3), nbytes=x.nbytes + x.numel()
-    )
-    swiglu = Case(
-        f"SwiGLU, {name}", lambda: cast(F.silu(left) * right, scale), lambda: tex.swiglu(x, to_e4m3), nbytes=x.nbytes + x.numel() / 2
-    )
+    gelu = Case(f"GELU, {name}", lambda: cast(F.gelu(x, approximate="tanh"), scale), lambda: tex.gelu(x, to_e4m3), nbytes=x.nbytes + x.numel())
+    swiglu = Case(f"SwiGLU, {name}", lambda: cast(F.silu(left) * right, scale), lambda: tex.swiglu(x, to_e4m3), nbytes=x.nbytes + x.numel() / 2)
     yield gelu
     yield swiglu
 

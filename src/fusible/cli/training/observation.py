@@ -41,6 +41,6 @@ def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str
 
 
 def _precision(*operands: Any) -> str:
-    """"fp8" or "fp4" where both operands are of such formats, else "other"."""
+    """What a product is: "fp8" or "fp4" where both operands are of such formats, else "other"."""
     found = {_PRECISIONS.get(kind[0], "other") if isinstance(kind, tuple) else "other" for kind in operands}
     return found.pop() if len(found) == 1 else "other"

@@ -154,5 +154,3 @@ def _spread(x: torch.Tensor, places: torch.Tensor, updates: int) -> torch.Tensor
     """``[b, h, longest * updates, d]`` of packed rows, of which each token has ``updates``; zeros at the place behind the last token."""
     each = nn.functional.pad(x.unflatten(0, (-1, updates)), (0, 0, 0, 0, 0, 0, 0, 1)) if updates else x.new_zeros(1, 1, *x.shape[1:])
     return each[places].flatten(1, 2).transpose(1, 2)
-
-

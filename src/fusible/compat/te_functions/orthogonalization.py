@@ -101,9 +101,7 @@ class CusolverMpCtx:
         self._group = None
 
 
-def newton_schulz(
-    x: torch.Tensor, ctx: CusolverMpCtx, num_iterations: int = 5, coefficients: Sequence[Coefficients] | None = None
-) -> None:
+def newton_schulz(x: torch.Tensor, ctx: CusolverMpCtx, num_iterations: int = 5, coefficients: Sequence[Coefficients] | None = None) -> None:
     """Iterate ``X <- a X + b (X X^T) X + c (X X^T)^2 X`` in place, in fp32, rounded to ``x``'s type at the end.
 
     ``x``: this process's columns of the matrix X ``[m, n]``, ``[m, n / ctx.nranks]``, fp32 or bf16, contiguous; ``m <= n``. ``coefficients``: a

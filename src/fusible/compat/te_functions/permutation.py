@@ -103,9 +103,7 @@ class _SortChunks(torch.autograd.Function):
         return dx, dprobs, None
 
 
-def moe_permute(
-    inp: Tensor, routing_map: Tensor, num_out_tokens: int, max_token_num: int = -1, map_type: str = "mask"
-) -> tuple[Tensor, Tensor]:
+def moe_permute(inp: Tensor, routing_map: Tensor, num_out_tokens: int, max_token_num: int = -1, map_type: str = "mask") -> tuple[Tensor, Tensor]:
     """``(permuted [num_out_tokens, hidden], row_id_map)``: the tokens ``inp [tokens, hidden]`` expert by expert.
 
     ``map_type="mask"``: ``routing_map [tokens, experts]`` is 1 where a token goes to an expert. ``"index"``: it is int32 ``[tokens, k]``, the experts

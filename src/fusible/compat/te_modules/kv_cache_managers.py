@@ -61,8 +61,16 @@ class _OfTensors(KVCacheManager):
     """What both managers share: two tensors a layer, of ``entries`` rows or pages with ``size`` tokens each."""
 
     def __init__(
-        self, entries: int, size: int, num_heads: int, head_dim_k: int, dtype: torch.dtype, max_batch_size: int, max_seqlen: int, head_dim_v: int |
-        None ) -> None:
+        self,
+        entries: int,
+        size: int,
+        num_heads: int,
+        head_dim_k: int,
+        dtype: torch.dtype,
+        max_batch_size: int,
+        max_seqlen: int,
+        head_dim_v: int | None,
+    ) -> None:
         super().__init__()
         self.num_heads, self.head_dim_k, self.dtype = num_heads, head_dim_k, dtype
         self.head_dim_v = head_dim_k if head_dim_v is None else head_dim_v

@@ -119,9 +119,7 @@ class Call:
     """What ops leave for their backward beside tensors (``nvte.Pass.call``)."""
     delayed_weights: DelayedWeights | None = None
 
-    def forward(
-        self, index: int, x: torch.Tensor, extra: Sequence[torch.Tensor] = ()
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    def forward(self, index: int, x: torch.Tensor, extra: Sequence[torch.Tensor] = ()) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """Run the forward of a segment: ``y``, the side values that the caller gets, and the tensors to save for its backward."""
         plan, segment = self.plan, self.plan.segments[index]
         way = OnTheWay(x, [name for name, _ in plan.request.sides], extra)

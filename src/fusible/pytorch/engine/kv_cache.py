@@ -101,9 +101,7 @@ class KVCache:
         cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
         page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)
         shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
-        return {
-            position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width, _ in plan.caches
-        }
+        return {position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width, _ in plan.caches}
 
     def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
         """Take what a pass of ``owner`` has made of the layers at ``positions``, k and v of each in turn, where it wrote to none of them."""

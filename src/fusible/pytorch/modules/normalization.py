@@ -32,9 +32,7 @@ class LayerNorm(BaseModule):
         self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
         self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
         self.bias = nn.Parameter(torch.zeros(features, dtype=param_dtype, device=device))
-        super().__init__(
-            ops.LayerNorm(make_nvte_tensor(self.weight), make_nvte_tensor(self.bias), eps=eps, zero_centered_gamma=zero_centered_gamma)
-        )
+        super().__init__(ops.LayerNorm(make_nvte_tensor(self.weight), make_nvte_tensor(self.bias), eps=eps, zero_centered_gamma=zero_centered_gamma))
 
     def extra_repr(self) -> str:
         return f"features={self.features}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"

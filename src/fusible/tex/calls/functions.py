@@ -42,9 +42,7 @@ def checked(function: F, *, known: Mapping[str, Any], exact: Mapping[str, frozen
     return call
 
 
-def _source(
-    signature: inspect.Signature, name: str, kinds: Mapping[str, Kind], exact: Mapping[str, frozenset[type]], made: dict[str, Any]
-) -> str:
+def _source(signature: inspect.Signature, name: str, kinds: Mapping[str, Kind], exact: Mapping[str, frozenset[type]], made: dict[str, Any]) -> str:
     """The text of the function, with its own parameters, so that Python binds and defaults a call."""
     tests = ""
     for p in signature.parameters.values():

@@ -115,9 +115,7 @@ class GroupLayout:
 
     def pieces(self, flat: Any) -> list[Any]:
         """The members as views of their flat buffer."""
-        return [
-            flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)
-        ]
+        return [flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)]
 
 
 def _numbers(values: Any, count: int, of: str) -> list[int] | None:

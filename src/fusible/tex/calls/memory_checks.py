@@ -91,9 +91,7 @@ def check_apart_of(function: str, arguments: Mapping[str, Any]) -> None:
 _begin = operator.itemgetter(0)
 
 
-def _collect(
-    spans: list[_Span], value: Any, name: str, places: tuple[int, ...], apart: bool, alone: bool, listed: tuple[str, ...]
-) -> None:
+def _collect(spans: list[_Span], value: Any, name: str, places: tuple[int, ...], apart: bool, alone: bool, listed: tuple[str, ...]) -> None:
     """Add the plain tensors of an argument; ``listed`` may name one of its lists (``tensor_lists[1]``)."""
     if isinstance(value, list | tuple):
         for i, item in enumerate(value):

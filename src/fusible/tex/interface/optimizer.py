@@ -43,7 +43,9 @@ class Optimizer:
         """``multi_tensor_l2norm`` of ``x * inv_scale`` (fp32 ``[1]``); ``x`` itself is left alone."""
 
     @function(
-        "tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
+        "tensor_lists",
+        noop_flag="int32 [1]",
+        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
     )
     def multi_tensor_adam(
@@ -68,7 +70,9 @@ class Optimizer:
         """
 
     @function(
-        "tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
+        "tensor_lists",
+        noop_flag="int32 [1]",
+        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
     )
     def multi_tensor_adam_param_remainder(
@@ -92,7 +96,9 @@ class Optimizer:
         """
 
     @function(
-        "tensor_lists", noop_flag="int32 [1]", before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype",
+        "tensor_lists",
+        noop_flag="int32 [1]",
+        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
     )
     def multi_tensor_adam_fp8(
@@ -174,7 +180,9 @@ class Optimizer:
         """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
 
     @function(
-        "tensor_lists", noop_flag="int32 [1]", before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag",
+        "tensor_lists",
+        noop_flag="int32 [1]",
+        before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3]",
     )
     def multi_tensor_sgd(

@@ -19,7 +19,11 @@ class Recipe:
         """Overwrites ``amax`` (fp32 ``[1]``) with ``max |input|``; 0 for an empty tensor, NaN where an element is NaN."""
 
     @function(
-        "amax_reduction_buffer", before="*", amax_reduction_buffer="fp32 [n]", amax_histories="k * fp32 [h n]", scales="k * fp32 (n)",
+        "amax_reduction_buffer",
+        before="*",
+        amax_reduction_buffer="fp32 [n]",
+        amax_histories="k * fp32 [h n]",
+        scales="k * fp32 (n)",
         apart="amax_histories scales",
     )
     def fused_amax_and_scale_update_after_reduction(

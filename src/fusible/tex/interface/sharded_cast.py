@@ -32,7 +32,11 @@ class ShardedCast:
         """Overwrites ``out`` (``n`` bytes) with ``cast(inp * scale[tile])`` in the format ``out_dtype``; ``scale`` is fp32, shaped like an amax."""
 
     @function(
-        "input", input="float", amax_rowwise="fp32|=input [a b]", amax_colwise="fp32|=input [c d]", before="*",
+        "input",
+        input="float",
+        amax_rowwise="fp32|=input [a b]",
+        amax_colwise="fp32|=input [c d]",
+        before="*",
         apart="amax_rowwise amax_colwise",
     )
     def mxfp8_scaling_compute_partial_amax(

@@ -90,9 +90,7 @@ def _layernorm_backward(
     return [dx, dgamma, dbeta]
 
 
-def _rmsnorm_backward(
-    dz: Tensor, x: Tensor, add: Tensor | None, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str
-) -> list[Tensor]:
+def _rmsnorm_backward(dz: Tensor, x: Tensor, add: Tensor | None, rsigma: Tensor, gamma: Tensor, zero_centered: bool, function: str) -> list[Tensor]:
     check_norm_backward(dz, x, rsigma, gamma, function)
     dx, dgamma = torch.empty_like(x), torch.empty_like(gamma)
     native.norm_bwd(dz, x, None, rsigma.contiguous(), gamma, zero_centered, dx, dgamma, None, add)

@@ -90,6 +90,7 @@ class ActivationKernels(ScaledActivations):
     relu, drelu, dbias_drelu = _forward("relu"), _backward("relu"), _backward_with_bias("relu")
     qgelu, dqgelu, dbias_dqgelu = _forward("qgelu"), _backward("qgelu"), _backward_with_bias("qgelu")
     srelu, dsrelu, dbias_dsrelu = _forward("srelu"), _backward("srelu"), _backward_with_bias("srelu")
+
     def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
         x = plain(input)
         return _finish(GATES[name][0](*_halves(x, name), *options), quantizer, x.dtype)

@@ -15,6 +15,7 @@ from fusible.tex.protocol import format_of, is_quantized, transposed
 
 __all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "write"]
 
+
 def fp32(x: Tensor) -> Tensor:
     """``x`` in fp32."""
     return lazy.cast(x, lazy.float32)
