@@ -115,6 +115,7 @@ test-wheel: wheel
 	cd build/installed && PATH= bin/python $(CURDIR)/tests/installed.py
 
 lint: setup
+	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports

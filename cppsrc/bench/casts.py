@@ -56,7 +56,7 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for name, (plain, native) in pairs(rows, cols, dtype).items():
             torch_ms, native_ms = medians(plain, native)
-            print(f"{str(dtype):16} {name:24} torch {torch_ms:8.3f} ms   native {native_ms:8.3f} ms   {torch_ms / native_ms:6.1f}x")
+            print(f"{dtype!s:16} {name:24} torch {torch_ms:8.3f} ms   native {native_ms:8.3f} ms   {torch_ms / native_ms:6.1f}x")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main() -> None:
         x = torch.randn(rows, cols).to(dtype)
         for name, (plain, ours) in {**forward(x, weight, bias), **backward(x, weight, bias)}.items():
             torch_ms, native_ms = medians(plain, ours)
-            print(f"{str(dtype):16} {name:24} torch {torch_ms:8.3f} ms   native {native_ms:8.3f} ms   {torch_ms / native_ms:6.1f}x")
+            print(f"{dtype!s:16} {name:24} torch {torch_ms:8.3f} ms   native {native_ms:8.3f} ms   {torch_ms / native_ms:6.1f}x")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def main() -> None:
                     lambda x=x, pairs=interleaved: tex.fused_rope_forward(x, freqs, None, BSHD, pairs, None, 1, 0),
                 )
                 label = f"{name}, {'interleaved' if interleaved else 'halves'}"
-                print(f"{str(dtype):16} {label:24} torch {torch_ms:8.3f} ms   native {native_ms:8.3f} ms   {torch_ms / native_ms:6.1f}x")
+                print(f"{dtype!s:16} {label:24} torch {torch_ms:8.3f} ms   native {native_ms:8.3f} ms   {torch_ms / native_ms:6.1f}x")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def versions() -> dict[str, str]:
     return dict(re.findall(r"([\w-]+)==([\w.]+)", (ROOT / "Makefile").read_text()))
 
 
-def text(rows: Iterable[Row], failures: Mapping[str, str] = {}) -> str:  # noqa: B006
+def text(rows: Iterable[Row], failures: Mapping[str, str] = {}) -> str:
     """The page. ``failures``: by test, why it failed."""
     known = versions()
     lines = [line.printed(known, f"no: {failures[line.test]}" if line.test in failures else line.works) for line in rows]

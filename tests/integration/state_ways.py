@@ -247,7 +247,7 @@ def _(model: nn.Module, fresh: nn.Module, path: Path) -> nn.Module:
     tensors, metadata = flatten_state_dict(model.state_dict())
     safetensors.torch.save_file(tensors, path / "model.safetensors", metadata)
     with safetensors.safe_open(path / "model.safetensors", "pt") as file:
-        fresh.load_state_dict(unflatten_state_dict({name: file.get_tensor(name) for name in file.keys()}, file.metadata()))  # noqa: SIM118
+        fresh.load_state_dict(unflatten_state_dict({name: file.get_tensor(name) for name in file.keys()}, file.metadata()))
     return fresh
 
 

@@ -60,7 +60,8 @@ def test_a_backward_in_high_precision_is_that_of_no_recipe(make: Any) -> None:
     x, dy = normal(WIDTH, WIDTH), normal(WIDTH, WIDTH, seed=2)
     plain = gradients(linear(), x, dy, None)
     for _ in range(3):  # the third is replayed
-        assert all(map(torch.equal, gradients(model := linear(), x, dy, make(backward_override="high_precision")), plain))
+        model = linear()
+        assert all(map(torch.equal, gradients(model, x, dy, make(backward_override="high_precision")), plain))
     with fusible.autocast(recipe=make(backward_override="high_precision")):
         y = model(x)
     assert not torch.equal(y, linear()(x))

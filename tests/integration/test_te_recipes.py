@@ -21,8 +21,13 @@ SCOPES = ("none", "weights", "activations", "all")
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "DelayedScaling": [{}, {"fp8_format": "E4M3", "amax_history_len": 3}],
     "Float8CurrentScaling": [{}, {"use_power_2_scales": True}, {"fp8_format": "E4M3"}],
-    "Float8BlockScaling": [{}, {"fp8_format": "HYBRID"}, {"w_block_scaling_dim": 1}, {"w_block_scaling_dim": 1, "x_block_scaling_dim": 2}]
-    + [{"w_block_scaling_dim": 1, "grad_block_scaling_dim": 2}],
+    "Float8BlockScaling": [
+        {},
+        {"fp8_format": "HYBRID"},
+        {"w_block_scaling_dim": 1},
+        {"w_block_scaling_dim": 1, "x_block_scaling_dim": 2},
+        {"w_block_scaling_dim": 1, "grad_block_scaling_dim": 2},
+    ],
     "MXFP8BlockScaling": [{}, {"enable_2d_quantization": True}, {"fp8_format": "HYBRID", "enable_2d_quantization": True}],
     "NVFP4BlockScaling": [{}, {"disable_rht": True}, {"disable_stochastic_rounding": True}, {"disable_2d_quantization": True}]
     + [{"row_scaled_activation": True}]

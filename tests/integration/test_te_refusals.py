@@ -38,7 +38,7 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
         if hasattr(result, "__enter__"):
             with result:
                 pass
-    except Exception as error:  # noqa: BLE001 - whatever it raises
+    except Exception as error:
         return error
     return None
 

@@ -134,7 +134,7 @@ class _PipelineChanger(Changer):
 
 def _invariant(node: Any) -> bool:
     """What only checks ourselves: ``assert``, and ``zip(..., strict=True)``."""
-    return isinstance(node, ast.Assert) or isinstance(node, ast.keyword) and node.arg == "strict"
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 
 @cache

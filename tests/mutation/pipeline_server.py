@@ -25,16 +25,16 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import IO, Any
 
-import hypothesis  # noqa: F401
+import hypothesis
 import hypothesis.strategies  # noqa: F401
 import ml_dtypes  # noqa: F401
 import numpy  # noqa: F401
 import pytest
 import safetensors.torch  # noqa: F401
 import torch
-import torch._dynamo  # noqa: F401
-import torch.distributed.checkpoint  # noqa: F401
-import torch.distributed.tensor  # noqa: F401
+import torch._dynamo
+import torch.distributed.checkpoint
+import torch.distributed.tensor
 
 _MEMORY = 8 << 30
 """Bytes of data that a child may have: a changed constant may ask for any number."""

@@ -65,7 +65,7 @@ class Changer(ast.NodeTransformer):
         return self.count - 1 == self.wanted
 
     def visit(self, node: Any) -> Any:
-        if isinstance(node, ast.Raise | ast.arguments | ast.AnnAssign) or isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+        if isinstance(node, ast.Raise | ast.arguments | ast.AnnAssign) or (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise)):
             return node
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return node
@@ -195,7 +195,7 @@ def _definition(tree: ast.Module, name: str) -> Any:
 def _only_refuses(definition: Any) -> bool:
     """Whether a function gives nothing and is there to raise: a check of arguments."""
     parts = list(ast.walk(definition))
-    gives = any(isinstance(x, ast.Return) and x.value is not None or isinstance(x, ast.Yield | ast.YieldFrom) for x in parts)
+    gives = any((isinstance(x, ast.Return) and x.value is not None) or isinstance(x, ast.Yield | ast.YieldFrom) for x in parts)
     return not gives and "check" in definition.name
 
 

@@ -72,7 +72,7 @@ def argued(function: str, mutant: str) -> bool:
 
 
 def equivalent(function: str, mutant: Mutant) -> bool:
-    return argued(function, mutant.name) or bool(mutant.reads) and unread(function, mutant.reads)
+    return argued(function, mutant.name) or (bool(mutant.reads) and unread(function, mutant.reads))
 
 
 def test_the_listed_survivors_are_mutants_of_functions() -> None:

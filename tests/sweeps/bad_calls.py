@@ -106,7 +106,7 @@ def outcome(call: BadCall, run: Callable[..., Any] | None = None) -> Outcome:
     before = list(state(call.arguments))
     try:
         result = function(**call.arguments)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         wrong = clear(error, call)
         if changed(before, list(state(call.arguments))):
             wrong = f"changed, {wrong or 'clear'}"

@@ -74,7 +74,7 @@ def test_a_bad_call_of_a_method_is_refused_clearly(share: int) -> None:
         label = f"{call.kind}.{call.name}: {argument} {what}"
         try:
             call.call(subject, arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             wrote = changed(before, list(state([vars(subject), arguments])))
             scores.add(label, score(error, {call.name, *arguments, call.kind.split()[1], *ALIASES}, changed=wrote), error)
         else:
@@ -109,7 +109,7 @@ def test_what_has_been_cleared_says_so(cls: type[Any], name: str) -> None:
             continue
         try:
             getattr(subject, method)()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             assert score(error, {method, cls.__name__, "grouped"}) == "clear", (method, error)
     assert subject.num_tensors == 0
     with pytest.raises(ArgumentError, match="before the grouped tensor is cleared"):

@@ -143,7 +143,7 @@ def _scored(calls: Iterable[Call]) -> Scores:
         arguments[call.argument] = next(value for what, value in _wrong(arguments[call.argument]) if what == call.what)
         try:
             getattr(lazy, call.function)(**arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             names = {call.function, *arguments}
             own = call.argument == "args" and str(error).startswith(USERS)
             scores.add(call, "accepted" if own else score(error, names, lines=True), error)

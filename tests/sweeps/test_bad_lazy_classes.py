@@ -152,7 +152,7 @@ def test_every_bad_call_is_refused_clearly(cases: dict[str, Case]) -> None:
                 before = dict(plugins._PLUGINS)
                 try:
                     run(**{**arguments(), argument: bad})
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     names = {title, *title.split("."), *arguments(), *NAMES.get(title, ())}
                     scores.add((title, argument, what), score(error, names, changed=before != plugins._PLUGINS, lines=True), error)
                 else:

@@ -99,7 +99,7 @@ def _score(call: Call, module: Any, wanted: Any, scores: Scores) -> None:
     before = list(state([arguments, dict(module.state_dict())]))
     try:
         result = _result(call.subject, call.recipe, module, arguments)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         names = {call.subject.name, call.argument, *(type(inner).__name__ for inner in module.modules())}
         wrong = changed(before, list(state([arguments, dict(module.state_dict())])))
         scores.add(call, score(error, names, changed=wrong), error)

@@ -52,7 +52,7 @@ def test_every_option_refuses_what_it_cannot_take() -> None:
             for what, bad in others(good):
                 try:
                     made(**{**options, option: bad})
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     scores.add(f"{name}: {option} {what}", score(error, {name, option}), error)
                 else:
                     scores.add(f"{name}: {option} {what}", "accepted" if what in ALLOWED else "accepted without a reason")

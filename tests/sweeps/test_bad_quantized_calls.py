@@ -89,7 +89,7 @@ def test_a_bad_call_of_a_method_is_refused_clearly(share: int) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a quantizer is replaced
                 call.call(subject, arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             wrote = changed(before, list(state([vars(subject), arguments])))
             scores.add(label, score(error, {call.name, argument, call.kind.split()[1], *ALIASES}, changed=wrote), error)
         else:
@@ -127,7 +127,7 @@ def _result(run: Callable[..., Any], subject: Any, arguments: dict[str, Any]) ->
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch tells of some casts once in a process
             found = run(subject, **arguments)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return error
     return [(tuple(part.shape), part.dtype) for part in (found if isinstance(found, tuple) else (found,)) if isinstance(part, torch.Tensor)]
 

@@ -85,7 +85,7 @@ def test_a_wrong_registration_is_refused_clearly(backends: dict[str, TEXBackendB
         before = written()
         try:
             one.run(**arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             found = score(error, {one.title.partition(":")[0], argument, *one.names}, changed=before != written())
             scores.add((one.title, argument, what), "clear" if found == "no such sentence" and str(error).startswith(NOT_FOUND) else found, error)
         else:
@@ -127,7 +127,7 @@ def test_an_environment_variable_that_cannot_be_read_says_so(monkeypatch: pytest
             for read in reads:
                 try:
                     read()
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     found = score(error, {name})
                     counts[found] += 1
                     unclear += [] if found == "clear" else [f"{name}={value!r}: {found}: {type(error).__name__}: {error}"]

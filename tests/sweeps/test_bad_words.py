@@ -98,7 +98,7 @@ def _score(call: Call, scores: Scores) -> None:
     before, dense = list(state(arguments)), _dense(call, value)
     try:
         found = getattr(nvte, call.word)(**arguments)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         scores.add(call, score(error, {call.word, call.argument}, changed=changed(before, list(state(arguments)))), error)
         return
     finally:

@@ -60,7 +60,7 @@ def _scored(record: Record, sample: Sample) -> tuple[Counter[str], list[str]]:
         before = list(state(call.arguments))
         try:
             public(record.function)(**call.arguments)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             found = "half written" if changed(before, list(state(call.arguments))) else clear(error, call) or "clear"
             if found != "clear":
                 wrong.append(f"{call}: {found}: {type(error).__name__}: {str(error)[:200]}")

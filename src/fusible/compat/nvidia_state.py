@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -61,7 +61,7 @@ _Unpickler: Any = vars(pickle)["_Unpickler"]
 class _Reader(_Unpickler):
     """A reader of pickles that calls what ``find_class`` gives, and no object that is among the values."""
 
-    dispatch: dict[int, Callable[[Any], None]] = dict(_Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Unpickler.dispatch)
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -123,7 +123,7 @@ def _foreign_member(of: Any, name: Any) -> _Foreign:
 class _ForeignReader(_Reader):
     """A reader that needs none of the package's classes: of recipes it makes what stands for them."""
 
-    dispatch: dict[int, Callable[[Any], None]] = dict(_Reader.dispatch)
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Reader.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _RECIPES and name in _RECORDS:

@@ -76,7 +76,7 @@ def crossing_for(backend: str, device: str | None = None) -> Callable[[], Crossi
     """How calls get into a backend: by ``device``, or by the device that it serves; onto tensors that record for one that serves only those."""
     devices = registry.find(backend).DEVICES
     if device is None and devices == frozenset({"lazy"}):
-        from fusible.conformance.recording import RecordingCrossing
+        from fusible.conformance.recording import RecordingCrossing  # noqa: PLC0415 - it brings jaxlib
 
         return RecordingCrossing
     chosen = device or ("cpu" if devices is None or "cpu" in devices else min(devices))
@@ -99,7 +99,7 @@ def check_backend(
         for name, record in sorted(table.items()):
             record = of_own_making(record) if found.OWN_LAYOUTS else record
             lacking = found.lacks(name)
-            if functions is None and lacking is not None or functions is not None and name not in functions:
+            if (functions is None and lacking is not None) or (functions is not None and name not in functions):
                 continue
             for dtype in record.dtypes:
                 if dtypes is None or dtype in dtypes or len(record.dtypes) == 1:

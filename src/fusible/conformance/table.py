@@ -182,7 +182,7 @@ def measure_special(output: Output, usual: Output, kind: str, got: Any, wanted: 
     """
     reference = output.reference
     near = isinstance(reference, Tensor) and reference.dtype is torch.float64
-    if not isinstance(wanted, Tensor) or wanted.dtype is not torch.float64 and not near:
+    if not isinstance(wanted, Tensor) or (wanted.dtype is not torch.float64 and not near):
         return measure(output, got, wanted)
     wanted = wanted.double()
     finite = wanted[wanted.isfinite()].abs()

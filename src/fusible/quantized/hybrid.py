@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -34,7 +34,7 @@ def operand(x: Any, columnwise: bool = False) -> Any:
 class HybridQuantizedTensorStorage(FieldStorage):
     """``_rowwise_storage`` and ``_columnwise_storage``: quantized tensors (or storages) of one shape, of any formats; at least one is there."""
 
-    _PARTS = {"rowwise_storage": "_rowwise_storage", "columnwise_storage": "_columnwise_storage"}
+    _PARTS: ClassVar[dict[str, str]] = {"rowwise_storage": "_rowwise_storage", "columnwise_storage": "_columnwise_storage"}
 
     _rowwise_storage: Any
     _columnwise_storage: Any

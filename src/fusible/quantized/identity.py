@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -22,7 +22,7 @@ __all__ = ["IdentityQuantizer", "IdentityTensor", "IdentityTensorStorage"]
 class IdentityTensorStorage(FieldStorage):
     """``_hp_data``: the tensor itself, in the nominal dtype; it serves row-wise and column-wise."""
 
-    _TENSORS = {"hp_data": "_hp_data"}
+    _TENSORS: ClassVar[dict[str, str]] = {"hp_data": "_hp_data"}
     _ALIKE = "hp_data"
 
     _hp_data: Any

@@ -261,7 +261,7 @@ class Float8TensorStorage(FieldStorage):
     ``_scale_inv``: fp32 ``[1]``. The fields are real tensors of any device, or lazy ones.
     """
 
-    _TENSORS = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
+    _TENSORS: ClassVar[dict[str, str]] = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
     _OPTIONS = ("fp8_dtype",)
     _ALIKE = "data"
 

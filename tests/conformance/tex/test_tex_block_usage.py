@@ -329,7 +329,7 @@ def test_producers_round_to_their_dtype_first(runner: Runner, make: Any) -> None
     x, weight = normal(32, 64), torch.ones(64)
     y = runner("gelu", input=x, quantizer=None)
     assert same(runner("gelu", input=x, quantizer=make()), runner("quantize", tensor=y, quantizer=make()))
-    bias_grad, dx = runner("dbias_dgelu", grad=x, fwd_input=x, quantizer=make())
+    _bias_grad, dx = runner("dbias_dgelu", grad=x, fwd_input=x, quantizer=make())
     assert same(dx, runner("quantize", tensor=runner("dgelu", grad=x, fwd_input=x, quantizer=None), quantizer=make()))
     norm = {"input": x, "weight": weight, "eps": 1e-5, "sm_margin": 0, "zero_centered_gamma": False}
     plain = runner("rmsnorm_fwd", **norm, ln_out=None, quantizer=None, otype=torch.bfloat16)[0]

@@ -5,6 +5,7 @@ Moves are exact. What is computed has the bound of ``tex_op_table``: one roundin
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -206,7 +207,7 @@ def test_bytes_are_copied_and_zeroed_and_other_words_refused(runner: Runner) -> 
 def owned(cu: list[int], world: int, rank: int) -> list[int]:
     """The tokens of a rank: chunk ``rank`` and its mirror image of every sequence."""
     found = []
-    for start, end in zip(cu, cu[1:], strict=False):
+    for start, end in itertools.pairwise(cu):
         size = (end - start) // (2 * world)
         for chunk in (rank, 2 * world - 1 - rank):
             found += range(start + chunk * size, start + (chunk + 1) * size)
@@ -225,7 +226,7 @@ def test_ranks_own_a_chunk_and_its_mirror_image(runner: Runner, world: int, boun
     x = torch.arange(total * 2).view(total, 2).to(dtype)
     order = {"cu_seqlens": cu, "cp_size": world, "total_tokens": total}
     ranked = runner("thd_sequence_order_to_cp_rank_order", inp=x, **order)
-    assert torch.equal(ranked, x[sum(expected, [])])
+    assert torch.equal(ranked, x[[place for places in expected for place in places]])
     assert torch.equal(runner("thd_cp_rank_order_to_sequence_order", inp=ranked, **order), x)
     with pytest.raises(ShapeError, match="all tokens"):
         runner("thd_sequence_order_to_cp_rank_order", inp=x, **{**order, "total_tokens": total + world})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -220,7 +221,7 @@ def test_a_zero_block_and_an_underflown_scale_give_zeros_or_saturate(runner: Run
 def ranks(numel: int) -> Iterator[tuple[int, int]]:
     """Unequal shares, of which one is empty and most begin within a row and within a byte."""
     edges = [0, numel // 7 | 1, numel // 3, numel // 3, numel - 5, numel]
-    yield from zip(edges, edges[1:], strict=False)
+    yield from itertools.pairwise(edges)
 
 
 @pytest.mark.parametrize(("h", "w"), [(40, 50), (33, 16)])

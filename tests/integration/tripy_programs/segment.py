@@ -65,7 +65,7 @@ class HieraBlock(tp.Module):
         self.skip = tp.Linear(inward, outward) if inward != outward else None
 
     def attention(self, x):
-        batch, height, width, _ = x.shape
+        batch, _height, _width, _ = x.shape
         q, k, v = tp.split(self.qkv(x), 3, dim=-1)
         if self.skip is not None:
             q = pooled(q)

@@ -7,6 +7,7 @@ the calls of that many seeds and prints how many of each function were right; a 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import random
 import sys
@@ -298,7 +299,7 @@ def rope(m: Maker) -> Call:
     tokens = cuts[-1] + m.rng.randint(0, 3)
     x, freqs = m.x(tokens, heads, width, dtype=dtype), m.x(12, 1, 1, 2 * half)
     want = torch.zeros(x.shape, dtype=torch.float64)
-    for begin, end in zip(cuts, cuts[1:], strict=False):
+    for begin, end in itertools.pairwise(cuts):
         part, angles = x[begin:end].double(), freqs[: end - begin, 0].double()
         head = part[..., : 2 * half]
         turned = torch.cat((-head[..., half:], head[..., :half]), -1)
@@ -340,7 +341,7 @@ def copy_to_cache(m: Maker) -> Call:
     count, groups, width, size, per = m.rng.randint(0, 4), m.rng.randint(1, 3), m.rng.randint(1, 20), m.rng.randint(1, 5), m.rng.randint(1, 4)
     added = m.cuts(count, per * size)
     cached = [0]
-    for begin, end in zip(added, added[1:], strict=False):
+    for begin, end in itertools.pairwise(added):
         cached.append(cached[-1] + m.rng.randint(end - begin, per * size))
     pages = list(range(count * per))
     m.rng.shuffle(pages)

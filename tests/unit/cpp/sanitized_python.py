@@ -16,7 +16,7 @@ NAME = "fusible.cpp_extensions._native"
 
 def take_place(path: str) -> None:
     """Load the extension at ``path`` as Fusible's own; torch comes first, as in the package."""
-    import torch  # noqa: F401, PLC0415
+    import torch  # noqa: F401
 
     loader = ExtensionFileLoader(NAME, path)
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)

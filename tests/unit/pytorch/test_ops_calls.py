@@ -256,7 +256,7 @@ def test_threads_may_call_one_model(name: str) -> None:
                     y = model(leaf)
                 dx = torch.autograd.grad(y.square().sum(), leaf)[0]
                 results[place] = [y.detach(), dx]
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]

@@ -77,7 +77,7 @@ def test_matching_puts_the_three_together(cls: Any, activation: Any, fuse: Any, 
 
 @needs_groups
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    first, activation, second = _basics(ops.ScaledSwiGLU, 2)
+    _first, activation, second = _basics(ops.ScaledSwiGLU, 2)
     wanted = r"^Expected 4 groups, out_features=128 of fc1 of GroupedMLP_CuTeGEMMGLU, got 4 groups, out_features=64: "
     with pytest.raises(ArgumentError, match=wanted):
         fused.GroupedMLP_CuTeGEMMGLU(fc1=second, activation=activation, fc2=second)

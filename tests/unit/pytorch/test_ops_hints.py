@@ -159,7 +159,7 @@ def test_an_extra_output_is_plain_and_the_product_reads_what_was_quantized_once(
     plan = plan_of(model(ops.MakeExtraOutput()), recipe)
     assert not isinstance(plan.ops[0].y_dtype, QuantizedType) and plan.ops[1].y_dtype == plan.ops[2].x_dtype
     for between in ([], [ops.Identity()], [ops.ConstantScale(1.0)]):
-        y, extra, dx, *grads = step(model(ops.MakeExtraOutput(), *between), recipe)
+        y, extra, _dx, *grads = step(model(ops.MakeExtraOutput(), *between), recipe)
         norm = model()[0]
         assert torch.equal(extra, norm(batch())) and extra.dtype is torch.float32
         plain_y, *_, dweight, dbias = step(model(), recipe)

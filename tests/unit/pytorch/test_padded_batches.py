@@ -77,7 +77,7 @@ def test_padding_takes_no_part(causal: bool, recipe: Recipe | None) -> None:
 
 def test_sequences_are_those_of_one_call_each() -> None:
     model = model_of(causal=False)
-    x, mask = padded()
+    x, _mask = padded()
     y = model(x, torch.tensor(LENGTHS))
     for row, length in enumerate(LENGTHS):
         torch.testing.assert_close(y[row, :length], model(x[row, :length]), rtol=1e-5, atol=1e-5)
@@ -144,7 +144,7 @@ def test_prompts_of_several_lengths_fill_a_cache() -> None:
 @pytest.mark.parametrize("way", ["traced", "xla"])
 def test_compiled_models_take_them(way: str) -> None:
     model: Any = model_of()
-    x, mask = padded()
+    x, _mask = padded()
     for lens in (torch.tensor(LENGTHS), torch.tensor([5, 1, 2, 3])):
         wanted = run(model_of(), x.nan_to_num(), lens, None)
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True) if way == "traced" else model.compile("xla")

@@ -76,7 +76,7 @@ def test_an_8_bit_product_reads_the_computed_weight_anew(recipe: Any) -> None:
 
 
 def test_it_comes_off_again_and_dictionaries_go_on() -> None:
-    ours, theirs = pair(parametrizations.weight_norm)
+    ours, _theirs = pair(parametrizations.weight_norm)
     x = torch.randn(3, WIDTH)
     y = ours(x)
     other, _ = pair(parametrizations.weight_norm)

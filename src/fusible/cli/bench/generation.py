@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -134,7 +135,7 @@ def _generate(decoder: Decoder, prompts: Tensor, count: int) -> _Run:
         logits = decoder.step(tokens)
         tokens = logits.argmax(-1, keepdim=True)
         times.append(time.perf_counter())
-    seconds = [after - before for before, after in zip(times, times[1:], strict=False)]
+    seconds = [after - before for before, after in itertools.pairwise(times)]
     return _Run(times[0] - began, statistics.median(seconds), _products(decoder, len(prompts), count // 2), first.float())
 
 

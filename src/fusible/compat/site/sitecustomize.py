@@ -24,7 +24,7 @@ class _ThenServe(importlib.abc.Loader):
     def exec_module(self, module):
         module.__spec__.loader = module.__loader__ = self._loader  # pyright: ignore[reportOptionalMemberAccess]
         self._loader.exec_module(module)
-        from fusible.compat.script import serve_child
+        from fusible.compat.script import serve_child  # noqa: PLC0415 - it brings torch, which is there from here on
 
         serve_child()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -160,7 +161,7 @@ def grad_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
 def owned(ends: list[int], world: int, rank: int) -> list[int]:
     """The tokens of a rank: chunk ``rank`` and its mirror image of every sequence."""
     found: list[int] = []
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in itertools.pairwise(ends):
         size = (end - start) // (2 * world)
         for chunk in (rank, 2 * world - 1 - rank):
             found += range(start + chunk * size, start + (chunk + 1) * size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,7 +120,7 @@ def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
             """The result itself, which agrees, where addresses are aligned and no two tensors overlap."""
             starts = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in result if x.numel())
             fits = all(not (x.numel() and x.data_ptr() % n) for x, n in zip(result, alignments, strict=True))
-            return result if fits and all(a[1] <= b[0] for a, b in zip(starts, starts[1:], strict=False)) else "aligned tensors beside each other"
+            return result if fits and all(a[1] <= b[0] for a, b in itertools.pairwise(starts)) else "aligned tensors beside each other"
 
         named = {"alignments": alignments} if alignments else {}
         outputs = [Output(f"result.{i}.shape", torch.Size(shape)) for i, shape in enumerate(shapes)]

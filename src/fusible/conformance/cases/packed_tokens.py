@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -23,7 +24,7 @@ def counts() -> Tensor:
 
 def places(longest: int) -> Iterator[tuple[int, int, int]]:
     """``(sequence, position, token)`` of each of the first ``longest`` tokens of the sequences."""
-    for i, (start, end) in enumerate(zip(_BOUNDS, _BOUNDS[1:], strict=False)):
+    for i, (start, end) in enumerate(itertools.pairwise(_BOUNDS)):
         for position in range(min(end - start, longest)):
             yield i, position, start + position
 

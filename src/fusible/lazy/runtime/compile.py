@@ -34,8 +34,8 @@ def compile(
     func: Callable[..., Any],
     optimization_level: int = 3,
     *,
-    args: Sequence[Any] = [],  # noqa: B006 - as there; nothing writes to either
-    kwargs: Mapping[str, Any] | None = {},  # noqa: B006
+    args: Sequence[Any] = [],
+    kwargs: Mapping[str, Any] | None = {},
     donate: Sequence[str] = (),
     buckets: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Executable:

@@ -19,6 +19,7 @@ its operands are no longer read. That also saves a hop between threads (5 us a c
 XLA's kernels flush float32 (and bfloat16) subnormals to zero in arithmetic; its conversions to narrower types are exact for them.
 """
 
+# ruff: noqa: PLC0415 - jaxlib is imported at first need
 from __future__ import annotations
 
 import functools

@@ -100,8 +100,7 @@ DIRECT = _Direct()
 def _xla() -> Executor:
     if importlib.util.find_spec("jaxlib") is None:
         raise BackendError(expected("jaxlib", of="the executor 'xla'", got="no such package", do="install fusible[xla], or use executor='eager'"))
-    # Imported when asked for: it brings jaxlib, which eager users need not have.
-    from fusible.pytorch.engine.xla_executor import XlaExecutor
+    from fusible.pytorch.engine.xla_executor import XlaExecutor  # noqa: PLC0415 - it brings jaxlib, which eager users need not have
 
     return XlaExecutor()
 

@@ -120,8 +120,7 @@ class FusibleOperation(BaseModule):
         return self._runner()
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> Any:
-        # The fuser is built upon operations, and an operation runs alone by a fuser.
-        from fusible.pytorch.ops.fuser import OperationFuser
+        from fusible.pytorch.ops.fuser import OperationFuser  # noqa: PLC0415 - it is built upon operations, and an operation runs alone by it
 
         return OperationFuser([self], executor=self._executor)
 

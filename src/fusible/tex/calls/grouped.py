@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_callable, check_class, expected
@@ -160,7 +160,7 @@ def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, 
         raise ShapeError(expected(f"members within {list(logical_shape)}", of=of, got=got, do="pass dimensions that fit"))
     # Members may lie in any order, but two at one place would be written over one another.
     places = sorted((offset, offset + size) for offset, size in zip(offsets, sizes, strict=False) if size)
-    if any(start < end for (_, end), (start, _) in zip(places, places[1:], strict=False)) or not 0 <= offsets[-1] <= total:
+    if any(start < end for (_, end), (start, _) in pairwise(places)) or not 0 <= offsets[-1] <= total:
         wanted, of = f"offsets of members apart within {total} elements", "tensor_offsets of a grouped tensor"
         raise ShapeError(expected(wanted, of=of, got=offsets, do="pass where each member begins, and where the last one ends"))
     return GroupLayout(tuple(logical_shape), shapes, tuple(offsets[:count]))

@@ -3,6 +3,7 @@ check would wait for it. There the caller answers for them, as with NVIDIA's ker
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def check_cumulative(ends: Any, limit: int, of: str) -> None:
     if not _readable(ends, of):
         return
     numbers = ends.tolist()
-    if numbers[0] < 0 or any(after < before for before, after in zip(numbers, numbers[1:], strict=False)):
+    if numbers[0] < 0 or any(after < before for before, after in itertools.pairwise(numbers)):
         raise ArgumentError(expected("cumulative lengths from 0 on", of=of, got=numbers, do="pass ones that never decrease"))
     if numbers[-1] > limit:
         raise ArgumentError(expected(f"at most {limit} tokens", of=of, got=numbers[-1], do="pass the lengths of the tensors"))
@@ -46,7 +47,7 @@ def check_lengths(cumulative: Any, of: str, longest: int | None = None) -> None:
     if not _readable(cumulative, of):
         return
     ends = cumulative.flatten().tolist()
-    lengths = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    lengths = [after - before for before, after in itertools.pairwise(ends)]
     if ends and (ends[0] < 0 or min(lengths, default=0) < 0):
         raise ArgumentError(expected("cumulative lengths from 0 on", of=of, got=ends, do="pass ones that never decrease"))
     if longest is not None and max(lengths, default=0) > longest:

@@ -6,6 +6,7 @@ a call, dispatch asks here for the sentence, so that it is one and the same whoe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ def _check_side(call: Any, side: str, batch: int, dims: str, limit: int, functio
     cu = cu[: batch + 1] if batch >= 0 else cu
     check_lengths(cu, f"{name} of {function}", None if dims == "THD" else limit)
     ends = cu.tolist()
-    lengths = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    lengths = [after - before for before, after in itertools.pairwise(ends)]
     padded = getattr(call, f"{name}_padded")
     starts = ends[:-1]
     if padded is not None and batch < 0:
@@ -126,7 +127,7 @@ def check_rope_indices(call: RopeIndices, function: str) -> None:
         if not call.cu_seqlens.is_cpu:
             return
         ends = [end // call.cp_size for end in call.cu_seqlens.tolist()]
-        lengths = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        lengths = [after - before for before, after in itertools.pairwise(ends)]
     else:
         along = 0 if call.qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1
         lengths = [call.x.shape[along]] * (call.x.shape[1 - along] if start is not None else 1)

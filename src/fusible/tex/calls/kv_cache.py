@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,12 @@ __all__ = ["check_cache_call", "check_cache_indices"]
 
 def check_cache_call(call: Any) -> None:
     """Raise for arguments that do not fit one another; ``call`` has the declared parameters as attributes."""
+    _check_numbers(call)
+    _check_tokens(call)
+    (_check_rows if call.is_non_paged else _check_pages)(call)
+
+
+def _check_numbers(call: Any) -> None:
     for name, lengths in (("cu_new_lens", call.cu_new_lens), ("cu_cached_lens", call.cu_cached_lens)):
         if math.prod(lengths.shape) <= call.b:
             got = list(lengths.shape)
@@ -21,6 +28,10 @@ def check_cache_call(call: Any) -> None:
     if call.b < 0 or (not call.is_non_paged and call.max_pages_per_seq < 1):
         got = f"{call.b} of {call.max_pages_per_seq} pages"
         raise ArgumentError(expected("b >= 0 sequences of at least one page", of="copy_to_kv_cache", got=got, do="pass such numbers"))
+
+
+def _check_tokens(call: Any) -> None:
+    """New keys and values are of the caches' heads, and alike."""
     for name, new, cache in (("k", call.new_k, call.k_cache), ("v", call.new_v, call.v_cache)):
         if cache.ndim != 4 or new.ndim not in (3, 4) or tuple(new.shape[-2:]) != tuple(cache.shape[-2:]):
             got = f"{list(new.shape)} and {list(cache.shape)}"
@@ -36,13 +47,19 @@ def check_cache_call(call: Any) -> None:
             got = f"{x.dtype} on {x.device}"
             do = "pass keys and values alike"
             raise DTypeError(expected(f"{like.dtype} on {like.device}", of=f"{name} of copy_to_kv_cache", got=got, do=do))
-    if call.is_non_paged:
-        if min(call.k_cache.shape[0], call.v_cache.shape[0]) < call.b:
-            got = f"{call.k_cache.shape[0]} and {call.v_cache.shape[0]}"
-            raise ShapeError(expected(f"{call.b} rows", of="k_cache and v_cache", got=got, do="pass a row for each sequence"))
-        if call.page_table is not None and math.prod(call.page_table.shape) < call.b:
-            raise ShapeError(expected(f"[{call.b}]", of="page_table", got=list(call.page_table.shape), do="pass the row of each sequence"))
-        return
+
+
+def _check_rows(call: Any) -> None:
+    """Of caches with a row for each sequence."""
+    if min(call.k_cache.shape[0], call.v_cache.shape[0]) < call.b:
+        got = f"{call.k_cache.shape[0]} and {call.v_cache.shape[0]}"
+        raise ShapeError(expected(f"{call.b} rows", of="k_cache and v_cache", got=got, do="pass a row for each sequence"))
+    if call.page_table is not None and math.prod(call.page_table.shape) < call.b:
+        raise ShapeError(expected(f"[{call.b}]", of="page_table", got=list(call.page_table.shape), do="pass the row of each sequence"))
+
+
+def _check_pages(call: Any) -> None:
+    """Of caches in pages, which a table gives to sequences."""
     if min(call.k_cache.shape[1], call.v_cache.shape[1]) < 1:
         got = f"{list(call.k_cache.shape)} and {list(call.v_cache.shape)}"
         raise ShapeError(expected("pages of at least one token", of="k_cache and v_cache", got=got, do="make larger pages"))
@@ -60,7 +77,7 @@ def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room:
     ``packed``: sequences lie one after another, and ``tokens`` is of all of them.
     """
     for name, ends in (("cu_new_lens", new), ("cu_cached_lens", cached)):
-        if ends[0] < 0 or any(after < before for before, after in zip(ends, ends[1:], strict=False)):
+        if ends[0] < 0 or any(after < before for before, after in itertools.pairwise(ends)):
             wanted = "cumulative lengths from 0 on"
             raise ArgumentError(expected(wanted, of=f"{name} of copy_to_kv_cache", got=list(ends), do="pass ones that never decrease"))
     for i in range(len(new) - 1):

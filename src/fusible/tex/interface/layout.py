@@ -75,7 +75,7 @@ class Layout:
         self,
         inputs: Sequence[Tensor | None],
         original_format: str,
-        outputs: Sequence[Tensor | None] = [],  # noqa: B006 - the signature's own
+        outputs: Sequence[Tensor | None] = [],
     ) -> list[Any | None]:
         """Each 4-D tensor in ``"sbhd"`` or ``"bshd"`` as contiguous ``[b, h, s, d]``; None stays None.
 

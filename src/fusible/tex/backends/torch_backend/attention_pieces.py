@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,7 +100,7 @@ def pieces(lay: Layout, call: Any) -> Iterator[Piece]:
 def _sequences(cu: Tensor, padded: Tensor | None) -> tuple[list[int], list[int]]:
     ends = cu.tolist()
     starts = ends[:-1] if padded is None else padded.tolist()[: len(ends) - 1]
-    return starts, [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return starts, [after - before for before, after in itertools.pairwise(ends)]
 
 
 def _uniform(starts: list[int], lengths: list[int]) -> bool:

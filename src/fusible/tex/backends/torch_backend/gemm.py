@@ -88,7 +88,7 @@ def _quick(
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
     """The common case, unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
     dtype = A.dtype
-    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING or not (A.is_cpu and B.is_cpu or A.device == B.device):
+    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
         return None
     if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
         return None

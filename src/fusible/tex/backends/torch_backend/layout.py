@@ -84,7 +84,7 @@ class LayoutKernels(Layout):
         self,
         inputs: Sequence[Any | None],
         original_format: str,
-        outputs: Sequence[Any | None] = [],  # noqa: B006
+        outputs: Sequence[Any | None] = [],
     ) -> list[Any | None]:
         function = "multi_tensor_transpose_to_bhsd"
         if original_format not in _TO_BHSD:
