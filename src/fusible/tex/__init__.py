@@ -17,12 +17,12 @@ from fusible.tex.factories import build_quantized, register_factory
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request, function, requires
 from fusible.tex.operands import register_kind
+from fusible.tex.registry import Decision, registry
 from fusible.tex.selection.dispatch import Call, dispatcher, explain, hand_over, record
 from fusible.tex.selection.extend import declare, implement, undeclare
 from fusible.tex.selection.implementations import BackendImplKind, BackendPriority, OpImpl
 from fusible.tex.selection.management import coverage, get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
 from fusible.tex.selection.policy import Policy
-from fusible.tex.selection.registry import Decision, registry
 from fusible.tex.selection.taping import Heard, listening
 
 if TYPE_CHECKING:

@@ -4,25 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 from fusible.tex.interface.arguments import *
-from fusible.tex.interface.domains import (
-    AnyDType,
-    BooleanNumber,
-    Count,
-    Decay,
-    Epsilon,
-    FP8DType,
-    Finite,
-    FloatingDType,
-    GivenDType,
-    GivenTensor,
-    Indices,
-    Lengths,
-    Limit,
-    Positive,
-    Probability,
-    RealDType,
-    Size,
-)
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, RealDType, Size
 from fusible.tex.enums import *
 
 from fusible.tex import backends as backends, classes as classes, enums as enums, grouped_mlp_experimental as grouped_mlp_experimental, prim as prim
@@ -32,20 +14,12 @@ from fusible.tex.factories import build_quantized as build_quantized, register_f
 from fusible.tex.interface.base import TEXBackendBase as TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS as DECLARATIONS, Request as Request, function as function, requires as requires
 from fusible.tex.operands import register_kind as register_kind
+from fusible.tex.registry import Decision as Decision, registry as registry
 from fusible.tex.selection.dispatch import Call as Call, dispatcher as dispatcher, explain as explain, hand_over as hand_over, record as record
 from fusible.tex.selection.extend import declare as declare, implement as implement, undeclare as undeclare
 from fusible.tex.selection.implementations import BackendImplKind as BackendImplKind, BackendPriority as BackendPriority, OpImpl as OpImpl
-from fusible.tex.selection.management import (
-    coverage as coverage,
-    get_backend as get_backend,
-    get_policy as get_policy,
-    list_backends as list_backends,
-    register_backend as register_backend,
-    set_backend as set_backend,
-    set_policy as set_policy,
-)
+from fusible.tex.selection.management import coverage as coverage, get_backend as get_backend, get_policy as get_policy, list_backends as list_backends, register_backend as register_backend, set_backend as set_backend, set_policy as set_policy
 from fusible.tex.selection.policy import Policy as Policy
-from fusible.tex.selection.registry import Decision as Decision, registry as registry
 from fusible.tex.selection.taping import Heard as Heard, listening as listening
 from fusible import tex as tex
 

@@ -4,25 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 from fusible.tex.interface.arguments import *
-from fusible.tex.interface.domains import (
-    AnyDType,
-    BooleanNumber,
-    Count,
-    Decay,
-    Epsilon,
-    FP8DType,
-    Finite,
-    FloatingDType,
-    GivenDType,
-    GivenTensor,
-    Indices,
-    Lengths,
-    Limit,
-    Positive,
-    Probability,
-    RealDType,
-    Size,
-)
+from fusible.tex.interface.domains import AnyDType, BooleanNumber, Count, Decay, Epsilon, FP8DType, Finite, FloatingDType, GivenDType, GivenTensor, Indices, Lengths, Limit, Positive, Probability, RealDType, Size
 from fusible.tex.enums import *
 
 def add(
@@ -37,7 +19,7 @@ def all_gather(
 def all_reduce(
     x: Tensor,
     group: Any = None,
-    reduction: str = "sum",
+    reduction: str = 'sum',
 ) -> Any: ...
 def attention(
     q: Tensor,

@@ -72,7 +72,7 @@ def test_a_change_counts_from_the_next_call_on(change: Callable[[ops.Sequential]
 
 def test_parts_and_sums_are_new_sequentials_of_the_same_modules() -> None:
     model = scales(2.0, 3.0, 5.0, 7.0)
-    part, total = model[1:3], [*model, ops.ConstantScale(11.0)]
+    part, total = model[1:3], model + [ops.ConstantScale(11.0)]  # noqa: RUF005 - their sum is what is tested
     assert isinstance(part, ops.Sequential) and part[0] is model[1] and product(part) == 15
     assert isinstance(total, ops.Sequential) and product(total) == 2310 and product(model) == 210 and model[-1].scale == 7
     with pytest.raises(IndexError):
