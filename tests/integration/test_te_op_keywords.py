@@ -83,7 +83,7 @@ REFUSED: dict[str, Callable[[Side], Any]] = {
 def test_what_the_package_refuses_is_refused_so_that_the_same_clause_catches_it(what: str) -> None:
     with package():
         theirs, ours = sides()
-        with pytest.raises(Exception) as caught:
+        with pytest.raises(Exception) as caught:  # whatever it is
             REFUSED[what](theirs)
         with pytest.raises(caught.type):
             REFUSED[what](ours)

@@ -38,7 +38,7 @@ def outcome(call: Callable[[], Any]) -> Exception | None:
         if hasattr(result, "__enter__"):
             with result:
                 pass
-    except Exception as error:
+    except Exception as error:  # whatever it raises
         return error
     return None
 

@@ -26,7 +26,7 @@ FILES = (
     # plans
     *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "regions", "request", "results",
       "sharded_rows", "sides", "stretch")),
-    *(f"pytorch/engine/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_values", "chain", "channels", "straight")),
+    *(f"pytorch/engine/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_values", "chain", "channels", "fast_path")),
     "pytorch/ops/fuser.py",
     # fusions
     *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "high_precision", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -87,7 +87,7 @@ class Plan:
     """The columns of y; None where they are not known before the call."""
     foreign: bool
     """Whether some of it computes elsewhere than by nvte's words, or has effects: that cannot be replayed or compiled."""
-    straight: bool
+    fast_path: bool
     """Whether it hangs on x and the parameters alone, one in high precision as the other: each pass of a segment is one region, which nothing else
     goes into or comes out of."""
 
@@ -114,6 +114,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
     arg_types, quantized_args = _arg_types(bound, request)
     foreign = any(fusion.foreign for _, _, fusion in request.fused) or any(op.direct_only for op in bound)
     given = _given(bound)
+    held = (value for op in bound for value in vars(op).values())
     alone = not (foreign or given or state.forward or state.backward or request.sides or request.outputs)
     counts = [0, *accumulate(len(op.arg_names) for op in ops)]
     return Plan(
@@ -137,7 +138,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         uncached=next((op for op in bound if not op.goes_on), None),
         out_width=widths[-1],
         foreign=foreign,
-        straight=alone and not any(isinstance(type, QuantizedType) for type in (*arg_types, *_named_types(bound))),
+        fast_path=alone and not any(isinstance(type, QuantizedType) for type in (*arg_types, *held)),
     )
 
 
@@ -184,11 +185,6 @@ def _check_sides(ops: Sequence[Op], request: PlanRequest) -> None:
             raise ArgumentError(expected("a side output", of="what a pipeline returns", got=repr(name), do="name one that no later op takes"))
     if open_.open:
         raise ArgumentError(expected("a later op that takes it", of=f"the side output {open_.open[-1][0]!r}", got="none", do="close what was begun"))
-
-
-def _named_types(ops: Sequence[Op]) -> Iterator[object]:
-    """What the ops hold, their types among it."""
-    return (value for op in ops for value in vars(op).values())
 
 
 def _given(ops: Sequence[Op]) -> tuple[str, ...]:

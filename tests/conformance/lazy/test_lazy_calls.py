@@ -234,7 +234,7 @@ def test_four_threads_call_and_evaluate_at_once() -> None:
                 x = np.full((1 + (seed + i) % 5, 16), seed * 100 + i, np.float32)
                 assert (executable(x, shared).numpy() == x).all()
                 assert ((lazy.Tensor(x) + 1.0) * 2.0).numpy()[0, 3] == 2 * x[0, 3] + 2
-        except BaseException as error:
+        except BaseException as error:  # reported by the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]

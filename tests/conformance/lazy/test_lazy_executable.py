@@ -194,7 +194,7 @@ def test_threads_share_executables_and_the_cache() -> None:
                 assert (lazy.Tensor(x) - float(seed)).numpy()[3] == x[3] - seed
                 if not i % 8:
                     assert (lazy.Tensor(x) * float(i + seed / 8)).numpy()[3] == x[3] * (i + seed / 8)
-        except BaseException as error:
+        except BaseException as error:  # reported by the main thread
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]

@@ -34,7 +34,7 @@ def compile(
     func: Callable[..., Any],
     optimization_level: int = 3,
     *,
-    args: Sequence[Any] = [],
+    args: Sequence[Any] = [],  # as there; nothing writes to either
     kwargs: Mapping[str, Any] | None = {},
     donate: Sequence[str] = (),
     buckets: Mapping[str, Sequence[int]] = MappingProxyType({}),

@@ -28,10 +28,10 @@ from fusible.pytorch.engine.batch import Batch, read_batch
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.call import Call
 from fusible.pytorch.engine.call_values import draw_seed
+from fusible.pytorch.engine.fast_path import FastPathCall
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.parametrized import parameter_of
 from fusible.pytorch.engine.runner import PipelineRunner
-from fusible.pytorch.engine.straight import StraightCall
 from fusible.pytorch.engine.torch_autocast import activation_of
 from fusible.quantized import QuantizedTensor
 
@@ -128,7 +128,7 @@ class _Like(NamedTuple):
 class _Kept(bytearray):
     """What a call keeps for its backward; itself the memory of the call's ticket."""
 
-    call: Call | StraightCall
+    call: Call | FastPathCall
     batch: Batch | None
     saved: list[list[torch.Tensor]]
     passed: list[bool]

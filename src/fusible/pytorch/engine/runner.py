@@ -19,12 +19,12 @@ from fusible.pytorch.engine.call import NOTHING_GIVEN, Call, Given, PipelineFunc
 from fusible.pytorch.engine.call_values import given_values, of_mask, of_tokens
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.engine.executors import Executor, make_executor
+from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
 from fusible.pytorch.engine.parametrized import originals, parameter_of
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
-from fusible.pytorch.engine.straight import StraightCall, infer_straight
 from fusible.pytorch.engine.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
 from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
 from fusible.quantized import QuantizedTensor
@@ -227,8 +227,8 @@ class PipelineRunner(ChainPart):
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
         given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, False)
-        if plan.straight and cache is None:
-            return [infer_straight(plan, self.executor, x, args)]
+        if plan.fast_path and cache is None:
+            return [infer_fast_path(plan, self.executor, x, args)]
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
@@ -248,7 +248,7 @@ class PipelineRunner(ChainPart):
         batch: Batch | None,
         seed: torch.Tensor | None,
         notes: dict[Any, Any],
-    ) -> Call | StraightCall:
+    ) -> Call | FastPathCall:
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
         given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
         self.before_forward(plan, True)
@@ -256,8 +256,8 @@ class PipelineRunner(ChainPart):
             for parameter in originals(module, name):
                 mark(parameter, group)
         main_grads = self.main_grads(args)
-        if plan.straight and not main_grads:
-            return StraightCall(plan, args, self.executor)
+        if plan.fast_path and not main_grads:
+            return FastPathCall(plan, args, self.executor)
         snapshot = self._snapshot(plan, context, x.device, repeated=torch._C._current_graph_task_id() != -1)
         params, amaxes = self._weights.prepare(plan, args, snapshot, self.executor)
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
@@ -265,7 +265,7 @@ class PipelineRunner(ChainPart):
             amaxes |= delayed.amaxes()
         return Call(plan, params, self.executor, given, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
 
-    def commit(self, call: Call | StraightCall) -> None:
+    def commit(self, call: Call | FastPathCall) -> None:
         """All segments of a call have been run: what they saw is observed."""
         if isinstance(call, Call) and call.snapshot is not None:
             self.scaling.commit_forward(call.snapshot, call.amaxes)

@@ -1,1 +1,2 @@
-"""What is checked of a call, and its shape rules: one file a category, named as in ``fusible.tex.interface``, beside the checks that they share."""
+"""What is the same of a call for every backend: checks of arguments, shape rules, and steps that backends share (seeds, writes that happen together).
+One file a category, named as in ``fusible.tex.interface``; beside them what all categories use."""

@@ -75,7 +75,7 @@ class Layout:
         self,
         inputs: Sequence[Tensor | None],
         original_format: str,
-        outputs: Sequence[Tensor | None] = [],
+        outputs: Sequence[Tensor | None] = [],  # the signature's own
     ) -> list[Any | None]:
         """Each 4-D tensor in ``"sbhd"`` or ``"bshd"`` as contiguous ``[b, h, s, d]``; None stays None.
 

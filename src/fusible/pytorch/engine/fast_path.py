@@ -1,5 +1,5 @@
-"""Calls of straight plans (``Plan.straight``), which hang on nothing but x and the parameters, and those in high precision: small modules in fp32 or
-bf16, where what Python does around the kernels is what a call costs. ``fusible.pytorch.engine.call`` serves every plan; this does the same for
+"""The fast path: calls of plans (``Plan.fast_path``) that hang on nothing but x and the parameters, and those in high precision: modules in fp32
+or bf16, where what Python does around the kernels is what a call costs. ``fusible.pytorch.engine.call`` serves every plan; this does the same for
 these with nothing to take apart, to look up or to hand on between regions."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fusible.nvte import Leaf, Tensor, flatten, nvte_dtype, unflatten
 from fusible.pytorch.engine.executors import Executor
 from fusible.quantized import QuantizedTensor
 
-__all__ = ["StraightCall", "infer_straight"]
+__all__ = ["FastPathCall", "infer_fast_path"]
 
 
-class StraightCall:
-    """``Call`` of a straight plan: the same methods, of which none takes or gives side values."""
+class FastPathCall:
+    """``Call`` on the fast path: the same methods, of which none takes or gives side values."""
 
     def __init__(self, plan: Plan, args: Sequence[torch.Tensor], executor: Executor) -> None:
         self.plan, self._args, self._executor = plan, args, executor
@@ -47,8 +47,8 @@ class StraightCall:
         return dx, of_args
 
 
-def infer_straight(plan: Plan, executor: Executor, x: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What a straight plan's inference gives."""
+def infer_fast_path(plan: Plan, executor: Executor, x: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What the inference of a plan on the fast path gives."""
     (region,) = plan.inferred
     return executor((region, "inference"), partial(_inference, plan, region), [x, *args])[0][0]
 
