@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -94,6 +95,7 @@ class dtype(type):
         return _extreme(cls, "min", 0)
 
 
+@functools.cache
 def _extreme(of: dtype, which: str, boolean: int) -> float | int:
     if of.is_integer:
         return int(getattr(ml_dtypes.iinfo(of.numpy), which))

@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from fusible import lazy
+from fusible.lazy.flat_ir.literals import is_special
+from fusible.lazy.flat_ir.ops.constant import rounded
 from fusible.lazy.runtime.executor import CACHE
-from fusible.lazy.runtime.program_cache import ProgramCache
+from fusible.lazy.runtime.program_cache import ProgramCache, _readable
 from fusible.lazy.trace.trace import Trace
 
 _EDGES = [0.0, -0.0, 1e-40, -1e-40, 1.2e-38, 3e38, -3e38, float("inf"), float("nan")]
@@ -134,6 +137,23 @@ def test_what_a_special_literal_joins_is_compiled_in() -> None:
 
     assert _evaluate(program, [(2.5, 0.3, 0.1), (3.5, 0.7, 0.2), (4.5, 0.9, 0.7)]) == 2
     assert _evaluate(program, [(2.5, 0.3, 0.1), (3.5, 0.7, 0.2), (4.5, 0.0, 0.7), (5.5, 0.0, 0.7)]) == 4
+
+
+@pytest.mark.parametrize("of", [lazy.float16, lazy.bfloat16, lazy.float32, lazy.float64, lazy.float8e5m2], ids=str)
+def test_a_literal_is_read_unless_it_is_special_once_rounded(of: Any) -> None:
+    """What is told without rounding: numbers on both sides of the borders at which a float becomes 1, a subnormal, zero or infinite."""
+    facts = ml_dtypes.finfo(of.numpy)
+    borders = [1.0, 1.0 + float(facts.eps), float(facts.smallest_normal), float(facts.smallest_normal) / 2, min(float(facts.max), 1e308)]
+    near = [b * (1 + side * float(facts.eps) * part) for b in borders for side in (-1, 1) for part in (0.0, 0.25, 0.49, 0.5, 0.51, 0.75, 1.0, 2.0)]
+    for s in [*near, *(-n for n in near)]:
+        array = rounded(s, of)
+        read = _readable(s, of)
+        assert (read is None) == is_special(float(array), of), s
+        assert read is None or rounded(read, of).tobytes() == array.tobytes(), s
+        if type(read) is float:
+            memory = np.zeros((), of.numpy)
+            memory[()] = read
+            assert memory.tobytes() == array.tobytes(), s
 
 
 def test_a_thousand_literals_are_two_programs_and_the_printed_trace_keeps_each() -> None:

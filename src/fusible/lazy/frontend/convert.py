@@ -18,6 +18,9 @@ __all__ = ["TensorLike", "as_tensor", "promote", "scalar"]
 TensorLike = Any
 """A lazy tensor, or a Python number that adopts the dtype of the other operand."""
 
+_PYTHON = {bool: dtypes.bool, int: dtypes.int32, float: dtypes.float32}
+"""The dtypes of Python's own numbers, which need not be asked what of ``numbers`` they are: that takes 1 us."""
+
 
 def is_scalar(value: object) -> bool:
     return isinstance(value, numbers.Real | np.bool_) and not isinstance(value, np.ndarray)
@@ -30,12 +33,15 @@ def scalar(value: Any, of: dtype) -> Tensor:
 
 def as_tensor(value: TensorLike, like: dtype | None = None) -> Tensor:
     """``value`` as a tensor: itself, a literal or a size as dtype ``like``, or stored data."""
+    of = _PYTHON.get(type(value))
+    if of is not None:
+        return scalar(value, like or of)
     if isinstance(value, DimensionSize):
         return as_value(value, like or dtypes.int32)
     if isinstance(value, Tensor):
         return value
     if is_scalar(value):
-        default = dtypes.bool if isinstance(value, bool | np.bool_) else dtypes.int32 if isinstance(value, numbers.Integral) else dtypes.float32
+        default = dtypes.bool if isinstance(value, np.bool_) else dtypes.int32 if isinstance(value, numbers.Integral) else dtypes.float32
         return scalar(value, like or default)
     return Tensor(value)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+
+import numpy as np
 
 from fusible.lazy.config import config
 from fusible.lazy.dtypes import dtype
@@ -27,8 +31,8 @@ _EFFORT = 3
 Spelling = tuple[str | None, ...]
 """The literals that a program was compiled with, and ``None`` for each that it reads from an input."""
 
-Values = list[tuple[Array, dtype]]
-"""The literals that a program reads, rounded to their dtypes."""
+Values = list[tuple[Array | float, dtype]]
+"""The literals that a program reads: rounded to their dtypes, or numbers that are rounded where they are written to memory of these."""
 
 
 class Scalars:
@@ -38,7 +42,7 @@ class Scalars:
     __slots__ = ("_pool", "arrays", "buffers")
 
     def __init__(self, values: Values, pool: list[Scalars]) -> None:
-        self.arrays = [aligned(array) for array, _ in values]
+        self.arrays = [aligned(rounded(value, of)) for value, of in values]
         self.buffers = [pjrt.place(array, of) for array, (_, of) in zip(self.arrays, values, strict=True)]
         shared = all(map(pjrt.shares, self.buffers, self.arrays))
         self._pool = pool if shared else None
@@ -94,17 +98,39 @@ class _Structure:
         spelling: list[str | None] = [None] * len(literals)
         values: Values = []
         for i, (value, of) in enumerate(literals):
-            array = rounded(value, of) if i in differing else None
-            if array is None or not _is_plain(array, of):
+            read = _readable(value, of) if i in differing else None
+            if read is None:
                 spelling[i] = repr(value)
             else:
-                values.append((array, of))
+                values.append((read, of))
         return tuple(spelling), values
 
 
-def _is_plain(array: Array, of: dtype) -> bool:
-    """Whether a float is none of those that compilers have shortcuts for (``flat_ir.literals.is_special``), which stay in the programs."""
-    return not (of.is_floating or of.is_float8) or not is_special(float(array), of)
+def _readable(value: float, of: dtype) -> Array | float | None:
+    """``value`` for a program to read; None for a float that compilers have shortcuts for (``flat_ir.literals.is_special``) once it is rounded."""
+    if _is_ordinary(value, of):
+        return value
+    array = rounded(value, of)
+    return None if (of.is_floating or of.is_float8) and is_special(float(array), of) else array
+
+
+@functools.cache
+def _ordinary(of: dtype) -> tuple[float, float, float]:
+    """``(low, high, eps)``: a float between low and high, further than eps from 1, is not special when it is rounded. Only of numpy's own dtypes,
+    whose assignment rounds once."""
+    if of.numpy.kind != "f" or of.numpy.isbuiltin != 1:
+        return math.inf, 0.0, 0.0
+    facts = np.finfo(of.numpy)
+    return 2 * float(facts.smallest_normal), float(facts.max) / 2, float(facts.eps)
+
+
+def _is_ordinary(value: float, of: dtype) -> bool:
+    """Whether it is known without rounding ``value``, which takes 5 us, that it is not special."""
+    if type(value) is int:
+        return of.numpy.kind in "iu"
+    low, high, eps = _ordinary(of)
+    size = abs(value)
+    return low <= size <= high and abs(size - 1.0) > eps
 
 
 class ProgramCache:

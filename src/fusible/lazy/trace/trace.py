@@ -40,21 +40,18 @@ class Trace:
     """
 
     def __init__(self, outputs: Iterable[Any], inputs: Sequence[Any] = ()) -> None:
-        for name, given_tensors in (("outputs", outputs), ("inputs", inputs)):
-            if not isinstance(given_tensors, Iterable) or isinstance(given_tensors, str):
-                got = type(given_tensors).__qualname__
-                raise ArgumentError(expected("a list of lazy tensors", of=f"{name} of Trace", got=got, do="pass one"))
-        self.outputs: list[TraceTensor] = [_traced(t, "output") for t in outputs]
-        self.inputs: list[TraceTensor] = [_traced(t, "input") for t in inputs]
+        self.outputs = _traced(outputs, "output")
+        self.inputs = _traced(inputs, "input")
         given = set(self.inputs)
         if len(given) < len(self.inputs):
             twice = next(t for t in self.inputs if self.inputs.count(t) > 1)
             raise ArgumentError(expected("each tensor once", of="the inputs of a trace", got=f"{twice} twice", do="pass it once, or a copy of it"))
         ops = _collect(self.outputs, given)
-        strangers = [op for op in ops if isinstance(op, Input)]
-        self.ops: list[TraceOp] = [*strangers, *(op for op in ops if not isinstance(op, Input))]
+        read = [op for op in ops if op.is_input]
+        self.storages: list[Storage] = [op for op in read if isinstance(op, Storage)]
+        strangers = [op for op in read if isinstance(op, Input)]
+        self.ops: list[TraceOp] = [*strangers, *(op for op in ops if not isinstance(op, Input))] if strangers else ops
         self.tracers: list[TraceTensor] = [op.outputs[0] for op in strangers]
-        self.storages: list[Storage] = [op for op in ops if isinstance(op, Storage)]
         self.sizes: dict[Symbol, TraceTensor] = {
             size: t for t in self.inputs if isinstance(t.producer, DimensionInput) for size in symbols(t.producer.expression)
         }
@@ -116,10 +113,15 @@ class Trace:
         return lower_trace(self, read)
 
 
-def _traced(tensor: Any, what: str) -> TraceTensor:
-    found = getattr(tensor, "trace_tensor", tensor)
-    if not isinstance(found, TraceTensor):
-        raise ArgumentError(expected("a lazy tensor", of=f"an {what} of a trace", got=repr(tensor), do="pass lazy.Tensor"))
+def _traced(tensors: Iterable[Any], what: str) -> list[TraceTensor]:
+    """The trace tensors of lazy tensors. A tuple, which is what evaluations pass, is not looked at as an ``Iterable``: that takes 1 us."""
+    if type(tensors) is not tuple and (not isinstance(tensors, Iterable) or isinstance(tensors, str)):
+        got = type(tensors).__qualname__
+        raise ArgumentError(expected("a list of lazy tensors", of=f"{what}s of Trace", got=got, do="pass one"))
+    found = [t if type(t) is TraceTensor else getattr(t, "trace_tensor", t) for t in tensors]
+    for t in found:
+        if type(t) is not TraceTensor:
+            raise ArgumentError(expected("a lazy tensor", of=f"an {what} of a trace", got=repr(t), do="pass lazy.Tensor"))
     return found
 
 
