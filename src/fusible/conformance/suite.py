@@ -21,9 +21,9 @@ from fusible.conformance.special import OPEN, PLANTINGS, TURNS, UNPLANTED, plant
 from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure, measure_special
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.calls.grouped import is_grouped
+from fusible.tex.formats import scaling
 from fusible.tex.formats.block_layout import BLOCK_FORMATS
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.protocol import scaling
 from fusible.tex.selection.registry import registry
 
 __all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_for", "of_own_making", "without_cases"]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from fusible.errors import DTypeError, expected
 from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, IdentityQuantizer, Quantizer
-from fusible.tex.protocol import scaling
+from fusible.tex.formats import scaling
 
 __all__ = ["DType", "QuantizedType", "Type", "accumulator", "bit_width", "dtype_name", "element", "is_fp8", "is_quantized_type"]
 

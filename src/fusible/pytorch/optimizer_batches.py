@@ -12,7 +12,7 @@ import torch
 from fusible.nvte import take_apart
 from fusible.quantized import QuantizedTensor
 from fusible.tex.calls.transaction import Write
-from fusible.tex.protocol import is_quantized
+from fusible.tex.formats import is_quantized
 
 __all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "is_held_quantized", "local", "placed_as", "requantized"]
 

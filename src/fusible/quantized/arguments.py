@@ -18,7 +18,7 @@ import torch
 
 from fusible.errors import ShapeError, expected
 from fusible.tex.calls.argument_kinds import Kind, Wrong, kind_of, shown
-from fusible.tex.protocol import is_quantized
+from fusible.tex.formats import is_quantized
 
 __all__ = [
     "AnyTensor",

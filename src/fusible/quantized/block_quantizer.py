@@ -13,8 +13,9 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
 from fusible.tex import DType
+from fusible.tex.formats import a_buffer, format_of, scaling
 from fusible.tex.formats.block_layout import BLOCK_FORMATS, is_tiled, scale_shape
-from fusible.tex.protocol import a_buffer, format_of, fp8_format, outer, scaling, transposed_shape
+from fusible.tex.protocol import fp8_format, outer, transposed_shape
 
 __all__ = ["BlockScalingQuantizer", "Float8BlockQuantizer", "MXFP8Quantizer", "NVFP4Quantizer", "rht_matrix"]
 

@@ -11,8 +11,9 @@ from fusible import tex
 from fusible.errors import ArgumentError, expected
 from fusible.quantized.storage import FieldStorage, wrong_buffer
 from fusible.tex import DType
+from fusible.tex.formats import logical_shape
 from fusible.tex.formats.block_layout import BLOCK_FORMATS, data_shape, scale_shape, used_scales
-from fusible.tex.protocol import logical_shape, outer
+from fusible.tex.protocol import outer
 
 __all__ = ["BlockScaledStorage", "Float8BlockwiseQTensorStorage", "MXFP8TensorStorage", "NVFP4TensorStorage"]
 

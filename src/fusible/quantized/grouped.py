@@ -30,7 +30,7 @@ from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.shapes import size_of
 from fusible.tex.calls.grouped import NVFP4_OPTIONS, layout_of, layout_of_grouped, members, register_grouped_factory
-from fusible.tex.protocol import scaling
+from fusible.tex.formats import scaling
 
 __all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
 

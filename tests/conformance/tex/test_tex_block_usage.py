@@ -17,7 +17,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8BlockQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend import number_formats
-from fusible.tex.protocol import scaling
+from fusible.tex.formats import scaling
 
 E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 FIELDS = [f"_{way}_{part}" for way in ("rowwise", "columnwise") for part in ("data", "scale_inv")]

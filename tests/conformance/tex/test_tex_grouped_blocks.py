@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
+from fusible.tex.formats import scaling
 from fusible.tex.formats.block_layout import BLOCK_FORMATS, buffer_specs
-from fusible.tex.protocol import scaling
 
 QUANTIZERS = on_backends("group_quantize", "group_dequantize", "bgrad_group_quantize", "group_requantize_inplace")
 PRODUCTS = on_backends("te_general_grouped_gemm", "te_general_grouped_gemm_for_grouped_tensor", "generic_gemm")

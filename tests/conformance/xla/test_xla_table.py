@@ -17,7 +17,7 @@ from fusible.conformance.table import Record, Sample
 from fusible.tex import DType
 from fusible.tex.backends.xla import XlaBackend
 from fusible.tex.backends.xla.unserved import REASONS
-from fusible.tex.protocol import is_quantized
+from fusible.tex.formats import is_quantized
 
 pytest.importorskip("jaxlib")
 

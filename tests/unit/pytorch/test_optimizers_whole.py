@@ -20,7 +20,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError
 from fusible.pytorch import ops
 from fusible.pytorch.engine.uninterrupted import uninterrupted
-from fusible.tex.protocol import is_quantized
+from fusible.tex.formats import is_quantized
 
 # An interrupt that hits a weak reference's callback is reported by the interpreter, and lost.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

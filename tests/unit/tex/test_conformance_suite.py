@@ -18,8 +18,8 @@ from fusible.conformance.table import Sample, load, measure
 from fusible.errors import ArgumentError, BackendError
 from fusible.quantized import Quantizer
 from fusible.tex.calls.grouped import is_grouped
+from fusible.tex.formats import format_of, is_quantized, scaling
 from fusible.tex.formats.block_layout import BLOCK_FORMATS
-from fusible.tex.protocol import format_of, is_quantized, scaling
 from fusible.tex.selection.registry import registry
 
 

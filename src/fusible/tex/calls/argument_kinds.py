@@ -15,9 +15,10 @@ import torch
 from fusible.errors import ArgumentError, DTypeError
 from fusible.tex import enums
 from fusible.tex.calls.grouped import is_grouped
+from fusible.tex.formats import is_quantized
 from fusible.tex.interface.domains import is_flag
 from fusible.tex.operands import kind
-from fusible.tex.protocol import is_quantized, to_torch
+from fusible.tex.protocol import to_torch
 
 __all__ = ["Kind", "kind_of", "shown"]
 

@@ -17,7 +17,8 @@ import torch
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.tex.calls.attention_layout import Layout, layout
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
-from fusible.tex.protocol import is_quantized, to_torch
+from fusible.tex.formats import is_quantized
+from fusible.tex.protocol import to_torch
 
 __all__ = [
     "BOTTOM_RIGHT",

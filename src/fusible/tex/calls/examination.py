@@ -21,10 +21,11 @@ from fusible.tex.calls.argument_relations import unrelated
 from fusible.tex.calls.grouped import is_grouped
 from fusible.tex.calls.index_relations import wrong_indices
 from fusible.tex.calls.memory_checks import overlaps_itself
+from fusible.tex.formats import is_quantized
 from fusible.tex.interface.declare import Declaration
 from fusible.tex.interface.layouts import LayoutOf, layout_of_text
 from fusible.tex.operands import not_dense
-from fusible.tex.protocol import is_quantized, to_torch
+from fusible.tex.protocol import to_torch
 
 __all__ = ["blame", "check_before", "check_length", "check_sorts", "examine"]
 

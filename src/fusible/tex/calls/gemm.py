@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.tex.protocol import format_of, is_quantized, logical_shape, outer, scaling
+from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling
+from fusible.tex.protocol import outer
 
 __all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input", "gemm_shape"]
 

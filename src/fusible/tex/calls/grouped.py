@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_callable, check_class, expected
-from fusible.tex.protocol import scaling
+from fusible.tex.formats import scaling
 
 __all__ = [
     "GroupLayout",

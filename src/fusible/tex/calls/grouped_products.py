@@ -13,7 +13,8 @@ from torch import Tensor
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.calls.gemm import GemmShape, GemmTypes, gemm_shape
 from fusible.tex.calls.grouped import check_list_lengths
-from fusible.tex.protocol import check_same_device, check_shape, is_quantized, logical_shape, nominal, to_torch
+from fusible.tex.formats import is_quantized, logical_shape, nominal
+from fusible.tex.protocol import check_same_device, check_shape, to_torch
 
 __all__ = ["Problem", "bare_key", "check_problems", "problems_of", "solve"]
 

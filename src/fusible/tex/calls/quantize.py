@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.formats import scaling, usages
 from fusible.tex.formats.block_layout import buffer_specs
-from fusible.tex.protocol import scaling, usages
 
 __all__ = ["check_sections", "given_amaxes", "quantize_each"]
 

@@ -15,7 +15,8 @@ import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.enums import DType
-from fusible.tex.protocol import check_same_device, check_shape, format_of, fp8_format, logical_shape, outer, scaling, to_dtype, transposed_shape
+from fusible.tex.formats.format import format_of, logical_shape, scaling
+from fusible.tex.protocol import check_same_device, check_shape, fp8_format, outer, to_dtype, transposed_shape
 
 __all__ = [
     "BLOCK_FORMATS",

@@ -8,7 +8,8 @@ from typing import Any
 
 from fusible.errors import ArgumentError, expected
 from fusible.tex.formats.block_layout import check_scales, scale_shape, used_scales
-from fusible.tex.protocol import format_of, logical_shape, outer
+from fusible.tex.formats.format import format_of, logical_shape
+from fusible.tex.protocol import outer
 
 __all__ = ["BlockReader", "WAYS", "by_columns"]
 

@@ -14,9 +14,10 @@ from fusible.errors import NotServedError, expected
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.formats import is_quantized, nominal, transposed
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import is_quantized, nominal, to_torch, transposed
+from fusible.tex.protocol import to_torch
 
 __all__ = ["GemmKernels", "products_gain"]
 

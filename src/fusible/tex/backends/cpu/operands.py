@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.tex.backends.cpu.quantize import dequantize
-from fusible.tex.protocol import is_quantized, nominal
+from fusible.tex.formats import is_quantized, nominal
 
 __all__ = ["int32", "plain", "unquantized"]
 

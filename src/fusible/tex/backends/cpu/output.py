@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.cpu.quantize import check_output, quantize_tensor, write_delayed
-from fusible.tex.protocol import check_shape, scaling
+from fusible.tex.formats import scaling
+from fusible.tex.protocol import check_shape
 from fusible.tex.selection.dispatch import inner
 
 __all__ = ["produce"]

@@ -15,26 +15,12 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.layout import check_apart
 from fusible.tex.factories import build_quantized
+from fusible.tex.formats import is_quantized, logical_shape, nominal, scaling, transposed, usages
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.protocol import (
-    FLT_MAX,
-    FP8_MAX,
-    check_amax_buffer,
-    check_bytes,
-    check_shape,
-    fp8_format,
-    is_quantized,
-    logical_shape,
-    nominal,
-    scaling,
-    to_torch,
-    transposed,
-    transposed_shape,
-    usages,
-)
+from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, check_bytes, check_shape, fp8_format, to_torch, transposed_shape
 
 __all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
 

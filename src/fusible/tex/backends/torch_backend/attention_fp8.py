@@ -20,10 +20,11 @@ from fusible.tex.backends.torch_backend.operands import dense
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.backends.torch_backend.scale_order import unswizzle
 from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.formats import format_of, is_quantized, nominal, scaling
 from fusible.tex.formats.block_layout import BLOCK_FORMATS
 from fusible.tex.formats.block_reading import WAYS
 from fusible.tex.interface.declare import Request
-from fusible.tex.protocol import format_of, fp8_format, is_quantized, nominal, scaling, to_torch
+from fusible.tex.protocol import fp8_format, to_torch
 
 __all__ = ["Amax", "quantized_gradients", "quantizes", "read", "refused_formats", "result_dtype", "without_gradient"]
 

@@ -15,9 +15,10 @@ from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.seeds import draw_seeds
 from fusible.tex.factories import build_quantized
+from fusible.tex.formats import logical_shape, scaling, usages
 from fusible.tex.formats.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
 from fusible.tex.formats.block_reading import WAYS, BlockReader, by_columns
-from fusible.tex.protocol import logical_shape, outer, scaling, usages
+from fusible.tex.protocol import outer
 
 __all__ = ["block_dense", "block_values", "empty_blocks", "mixed_transform", "quantize_blocks"]
 

@@ -16,8 +16,9 @@ from fusible.tex.backends.torch_backend.operands import dense, flat, wide
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.calls.layout import check_apart
+from fusible.tex.formats import a_buffer, format_of, is_quantized, nominal, transposed
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import a_buffer, accumulator, check_same_device, format_of, is_quantized, nominal, to_torch, transposed
+from fusible.tex.protocol import accumulator, check_same_device, to_torch
 
 __all__ = ["GemmKernels"]
 

@@ -15,7 +15,8 @@ from fusible.tex.backends.torch_backend.fp8 import scale_from_amax, tensor_amax,
 from fusible.tex.backends.torch_backend.quantize import quantize_tensor, reduced
 from fusible.tex.calls.grouped import NVFP4_OPTIONS, GroupLayout, build_grouped, is_grouped, layout_of, member_fields
 from fusible.tex.calls.inference_tensors import writing
-from fusible.tex.protocol import fp8_format, scaling, usages
+from fusible.tex.formats import scaling, usages
+from fusible.tex.protocol import fp8_format
 
 __all__ = ["columnwise_fields", "offsets_of", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
 

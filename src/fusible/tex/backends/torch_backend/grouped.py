@@ -23,9 +23,10 @@ from fusible.tex.backends.torch_backend.operands import flat, plain, wide
 from fusible.tex.calls.gemm import GemmShape
 from fusible.tex.calls.grouped import build_grouped, is_grouped, layout_of, layout_of_grouped, members
 from fusible.tex.calls.grouped_products import Problem, check_problems, problems_of, solve
+from fusible.tex.formats import scaling
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
-from fusible.tex.protocol import accumulator, check_shape, scaling, to_torch
+from fusible.tex.protocol import accumulator, check_shape, to_torch
 
 __all__ = ["GroupedKernels"]
 

@@ -11,9 +11,10 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.backends.torch_backend.operands import flat, plain, wide, write
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
+from fusible.tex.formats import is_quantized
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import accumulator, check_shape, is_quantized, to_torch
+from fusible.tex.protocol import accumulator, check_shape, to_torch
 
 __all__ = ["NormalizationKernels"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.block_formats import block_dense
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.protocol import format_of, is_quantized, logical_shape, nominal, transposed
+from fusible.tex.formats import format_of, is_quantized, logical_shape, nominal, transposed
 
 __all__ = ["dense", "flat", "plain", "wide", "write"]
 

@@ -17,21 +17,9 @@ from fusible.tex.calls.checks import PER_TENSOR
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
+from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling, update_buffers, usages
 from fusible.tex.interface.quantize import Quantize
-from fusible.tex.protocol import (
-    accumulator,
-    check_same_device,
-    check_shape,
-    format_of,
-    fp8_format,
-    is_quantized,
-    logical_shape,
-    scaling,
-    to_torch,
-    transposed_shape,
-    update_buffers,
-    usages,
-)
+from fusible.tex.protocol import accumulator, check_same_device, check_shape, fp8_format, to_torch, transposed_shape
 
 __all__ = ["QuantizeKernels", "emit", "quantize_tensor", "reduced"]
 

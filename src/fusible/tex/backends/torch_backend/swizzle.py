@@ -14,9 +14,9 @@ from fusible.tex.backends.torch_backend.layout import addresses
 from fusible.tex.backends.torch_backend.scale_order import swizzle, without_padding
 from fusible.tex.calls.grouped import layout_of_grouped
 from fusible.tex.calls.layout import check_equal_lengths
+from fusible.tex.formats import format_of, scaling
 from fusible.tex.formats.block_layout import BLOCK_FORMATS, scale_shape, used_scales
 from fusible.tex.interface.swizzle import Swizzle
-from fusible.tex.protocol import format_of, scaling
 
 __all__ = ["SwizzleKernels"]
 

@@ -14,9 +14,10 @@ from fusible.tex.backends.xla.fp8 import unless
 from fusible.tex.backends.xla.nvfp4 import Random, nvfp4_amaxes, nvfp4_copies, nvfp4_values, transform_of
 from fusible.tex.backends.xla.random import next_seed
 from fusible.tex.factories import build_quantized
+from fusible.tex.formats import logical_shape, scaling, usages
 from fusible.tex.formats.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
 from fusible.tex.formats.block_reading import WAYS, BlockReader, by_columns
-from fusible.tex.protocol import logical_shape, outer, scaling, to_torch, usages
+from fusible.tex.protocol import outer, to_torch
 
 __all__ = ["block_dense", "block_values", "mixed_transform", "quantize_blocks"]
 

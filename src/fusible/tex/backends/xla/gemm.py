@@ -14,8 +14,8 @@ from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_su
 from fusible.tex.backends.xla.pointwise import POINTWISE
 from fusible.tex.backends.xla.quantize import emit, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.formats import format_of, is_quantized, transposed
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import format_of, is_quantized, transposed
 
 __all__ = ["GemmKernels"]
 

@@ -22,8 +22,9 @@ from fusible.tex.backends.xla.random import next_seed, uniform
 from fusible.tex.calls.checks import PER_TENSOR
 from fusible.tex.calls.grouped import NVFP4_OPTIONS, build_grouped, member_fields
 from fusible.tex.factories import build_quantized
+from fusible.tex.formats import scaling, usages
 from fusible.tex.formats.block_layout import BLOCK_FORMATS, buffer_specs, storage_options
-from fusible.tex.protocol import fp8_format, scaling, to_torch, usages
+from fusible.tex.protocol import fp8_format, to_torch
 
 __all__ = ["group_values", "groups_of", "quantize_group"]
 

@@ -15,9 +15,10 @@ from fusible.tex.backends.xla.grouped_list import listed_products
 from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
 from fusible.tex.calls.grouped import build_grouped, is_grouped
+from fusible.tex.formats import format_of, logical_shape
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
-from fusible.tex.protocol import check_shape, format_of, logical_shape, outer, to_torch
+from fusible.tex.protocol import check_shape, outer, to_torch
 
 __all__ = ["GroupedKernels"]
 

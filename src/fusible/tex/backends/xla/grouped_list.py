@@ -13,7 +13,8 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.operands import flat
 from fusible.tex.calls.gemm import gemm_shape
 from fusible.tex.calls.grouped import check_list_lengths
-from fusible.tex.protocol import check_shape, logical_shape
+from fusible.tex.formats import logical_shape
+from fusible.tex.protocol import check_shape
 
 __all__ = ["listed_products"]
 

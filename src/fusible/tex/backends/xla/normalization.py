@@ -11,9 +11,10 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.operands import fp32, plain, row_sum, write
 from fusible.tex.backends.xla.quantize import emit
 from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
+from fusible.tex.formats import is_quantized
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import check_shape, is_quantized, outer
+from fusible.tex.protocol import check_shape, outer
 
 __all__ = ["NormalizationKernels"]
 

@@ -11,7 +11,7 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.block_formats import block_dense
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import decode
-from fusible.tex.protocol import format_of, is_quantized, transposed
+from fusible.tex.formats import format_of, is_quantized, transposed
 
 __all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "write"]
 
