@@ -138,7 +138,7 @@ def _of_attention(op: Op, recipe: Recipe | None) -> dict[str, Type]:
     if recipe is None or not (recipe.fp8_dpa or recipe.fp8_mha):
         return {}
     asked = "fp8_mha" if recipe.fp8_mha else "fp8_dpa"
-    if recipe.fp8_mha or recipe.scaling not in ("current", "mxfp8") or recipe.backward_override is not None:
+    if recipe.fp8_mha or not (recipe.float8_current_scaling() or recipe.mxfp8()) or recipe.backward_override is not None:
         do = "ask for fp8_dpa alone, of Float8CurrentScaling or MXFP8BlockScaling without a backward_override"
         raise ArgumentError(expected(f"{asked}=False", of=f"the {type(recipe).__name__} of {op!r}", got=True, do=do))
     made = (quantizer_for_role(recipe, QuantizerRole("dpa", kind)) for kind in ("input", "grad_output"))

@@ -22,11 +22,15 @@ class MXFP8BlockScaling(Recipe):
     ``margin`` has no effect, as in the interface it comes from.
     """
 
-    scaling: ClassVar[str] = "mxfp8"
+    alignment: ClassVar[int] = 32
 
     margin: float = 0
     fp8_format: Format = Format.E4M3
     enable_2d_quantization: bool = False
+
+    @classmethod
+    def mxfp8(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,8 +45,6 @@ class Float8BlockScaling(ParametrizedRecipe):
     one operand of a product may have tiles, products accumulate in full fp32, and attention stays in high precision.
     """
 
-    scaling: ClassVar[str] = "block"
-
     use_f32_scales: bool = from_knob(knobs.NVTE_FP8_BLOCK_SCALING_FP32_SCALES)
     fp8_format: Format = Format.E4M3
     fp8_quant_fwd_inp: QParams = from_others()
@@ -54,6 +56,10 @@ class Float8BlockScaling(ParametrizedRecipe):
     fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+
+    @classmethod
+    def float8_block_scaling(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +91,7 @@ class NVFP4BlockScaling(ParametrizedRecipe):
     it excludes their transform. ``nvfp4_4over6_e4m3_use_256`` names those of them whose scales go up to 256 rather than to 448.
     """
 
-    scaling: ClassVar[str] = "nvfp4"
+    alignment: ClassVar[int] = 128
     _QPARAMS: ClassVar[tuple[str, str, str]] = ("fp4_quant_fwd_inp", "fp4_quant_fwd_weight", "fp4_quant_bwd_grad")
     _TAKES: ClassVar[tuple[str, ...]] = ("random_hadamard_transform", "stochastic_rounding", "fp4_2d_quantization")
 
@@ -101,6 +107,10 @@ class NVFP4BlockScaling(ParametrizedRecipe):
     fp4_quant_fwd_inp: QParams = from_others()
     fp4_quant_fwd_weight: QParams = from_others()
     fp4_quant_bwd_grad: QParams = from_others()
+
+    @classmethod
+    def nvfp4(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,8 +26,8 @@ class Recipe(Options):
     for one on the values of the quantized ones.
     """
 
-    scaling: ClassVar[str] = ""
-    """What kind of recipe it is; what the predicates tell by. They may be asked of the class, too."""
+    alignment: ClassVar[int] = 16
+    """What the rows of each group are padded to a multiple of, so that it can be quantized alone."""
 
     _: KW_ONLY
     fp8_dpa: bool = False
@@ -42,13 +42,15 @@ class Recipe(Options):
         """The recipe as it is now, which nobody can change: itself. One that can be changed gives a copy."""
         return self
 
+    # What kind of recipe it is. The class may be asked, too.
+
     @classmethod
     def delayed(cls) -> bool:
-        return cls.scaling == "delayed"
+        return False
 
     @classmethod
     def float8_current_scaling(cls) -> bool:
-        return cls.scaling == "current"
+        return False
 
     @classmethod
     def float8_per_tensor_scaling(cls) -> bool:
@@ -56,23 +58,23 @@ class Recipe(Options):
 
     @classmethod
     def float8_block_scaling(cls) -> bool:
-        return cls.scaling == "block"
+        return False
 
     @classmethod
     def mxfp8(cls) -> bool:
-        return cls.scaling == "mxfp8"
+        return False
 
     @classmethod
     def nvfp4(cls) -> bool:
-        return cls.scaling == "nvfp4"
+        return False
 
     @classmethod
     def custom(cls) -> bool:
-        return cls.scaling == "custom"
+        return False
 
     @classmethod
     def high_precision(cls) -> bool:
-        return cls.scaling == "high_precision"
+        return False
 
     def _check_8_bits(self) -> None:
         self._check_one_of("fp8_format", Format.E4M3, Format.E5M2, Format.HYBRID)
@@ -123,10 +125,12 @@ class HighPrecision(Recipe):
     ``HighPrecision("bfloat16")``: its parameters and their gradients stay fp32, as the optimizer wants them, and only products' operands are rounded.
     """
 
-    scaling: ClassVar[str] = "high_precision"
-
     lowest: str | None = None
     backward_override: str | None = field(default=None, kw_only=True)
+
+    @classmethod
+    def high_precision(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,14 +149,16 @@ class DelayedScaling(Recipe):
     recipe) -> scale`` replaces the formula. A non-finite amax never enters the history. ``backward_override`` must be None.
     """
 
-    scaling: ClassVar[str] = "delayed"
-
     margin: float = 0
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = 1024
     amax_compute_algo: str | Callable[[Any], Any] = "max"
     scaling_factor_compute_algo: Callable[[Any, Any, Any, Any], Any] | None = None
     reduce_amax: bool = True
+
+    @classmethod
+    def delayed(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,8 +181,6 @@ class Float8CurrentScaling(ParametrizedRecipe):
     ``use_power_2_scales`` rounds scales down to powers of two; ``fp8_quant_*`` say so, and a lower bound of amax, per kind of tensor.
     """
 
-    scaling: ClassVar[str] = "current"
-
     use_power_2_scales: bool = from_knob(knobs.NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES)
     fp8_format: Format = Format.HYBRID
     fp8_quant_fwd_inp: QParams = from_others()
@@ -185,6 +189,10 @@ class Float8CurrentScaling(ParametrizedRecipe):
     fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
     fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
+
+    @classmethod
+    def float8_current_scaling(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,11 +208,13 @@ class CustomRecipe(Recipe):
     operations are padded to a multiple of, at least what any quantizer of the factory asks for. ``fp8_format`` says nothing about quantization.
     """
 
-    scaling: ClassVar[str] = "custom"
-
     qfactory: Callable[..., Any]
     fp8_format: Format = Format.HYBRID
     quantization_alignment: int = 128
+
+    @classmethod
+    def custom(cls) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

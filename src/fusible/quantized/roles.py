@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -79,8 +80,8 @@ def quantizer_for_role(recipe: Recipe, role: QuantizerRole | None) -> Quantizer 
         return _from_factory(recipe, role)
     if recipe.high_precision():
         return None
-    rule = _RULES.get(recipe.scaling)
-    if rule is None:
+    rule = _rule.dispatch(type(recipe))
+    if rule is _rule.dispatch(object):
         do = "take one of fusible's, or a CustomRecipe"
         raise ArgumentError(expected("a recipe that quantizes", of="quantizer_for_role", got=repr(recipe), do=do))
     return rule(recipe, role) if role is not None and role.tensor_type in TENSOR_TYPES else None
@@ -90,7 +91,7 @@ def get_align_size_for_quantization(recipe: Recipe) -> int:
     """The number that rows of grouped operations are padded to a multiple of, so that each group is quantized alone."""
     if isinstance(recipe, CustomRecipe):
         return recipe.quantization_alignment
-    return {"mxfp8": 32, "nvfp4": 128}.get(recipe.scaling, 16)
+    return recipe.alignment
 
 
 def _from_factory(recipe: CustomRecipe, role: QuantizerRole | None) -> Quantizer | DelayedScalingRequest | None:
@@ -101,15 +102,24 @@ def _from_factory(recipe: CustomRecipe, role: QuantizerRole | None) -> Quantizer
     raise DTypeError(expected("a Quantizer, a DelayedScalingRequest or None", of=f"CustomRecipe.qfactory for {role}", got=repr(made), do=do))
 
 
+@functools.singledispatch
+def _rule(recipe: Recipe, role: QuantizerRole) -> Quantizer | QuantizerRequest:
+    """How a recipe of its class quantizes a tensor of a layer's product."""
+    raise NotImplementedError
+
+
+@_rule.register
 def _delayed(recipe: DelayedScaling, role: QuantizerRole) -> DelayedScalingRequest:
     return DelayedScalingRequest(**{field.name: getattr(recipe, field.name) for field in fields(DelayedScalingRequest)})
 
 
+@_rule.register
 def _current(recipe: Float8CurrentScaling, role: QuantizerRole) -> Quantizer:
     options = recipe.qparams(role.tensor_type)
     return Float8CurrentScalingQuantizer(_fp8(recipe, role), force_pow_2_scales=options.power_2_scale, amax_epsilon=options.amax_epsilon)
 
 
+@_rule.register
 def _block(recipe: Float8BlockScaling, role: QuantizerRole) -> Quantizer:
     options = recipe.qparams(role.tensor_type)
     dims = {"weight": recipe.w_block_scaling_dim, "grad_output": recipe.grad_block_scaling_dim, "grad_input": recipe.grad_block_scaling_dim}
@@ -121,11 +131,13 @@ def _block(recipe: Float8BlockScaling, role: QuantizerRole) -> Quantizer:
     )
 
 
+@_rule.register
 def _mxfp8(recipe: MXFP8BlockScaling, role: QuantizerRole) -> Quantizer:
     tiled = recipe.enable_2d_quantization and role.tensor_type == "weight" and role.module_type in ("linear", "grouped_linear")
     return MXFP8Quantizer(_fp8(recipe, role), with_2d_quantization=tiled)
 
 
+@_rule.register
 def _nvfp4(recipe: NVFP4BlockScaling, role: QuantizerRole) -> Quantizer:
     options = recipe.qparams(role.tensor_type)
     return NVFP4Quantizer(
@@ -143,13 +155,3 @@ def _nvfp4(recipe: NVFP4BlockScaling, role: QuantizerRole) -> Quantizer:
 
 def _fp8(recipe: Float8CurrentScaling | Float8BlockScaling | MXFP8BlockScaling, role: QuantizerRole) -> DType:
     return recipe.fp8_format.backward if role.tensor_type.startswith("grad") else recipe.fp8_format.forward
-
-
-_RULES: dict[str, Callable[[Any, QuantizerRole], Quantizer | QuantizerRequest]] = {
-    "delayed": _delayed,
-    "current": _current,
-    "block": _block,
-    "mxfp8": _mxfp8,
-    "nvfp4": _nvfp4,
-}
-"""By a recipe's ``scaling``."""

@@ -12,6 +12,8 @@ __all__ = ["training"]
 
 _TARGETS = {"mlp": {"torch": 1 / 0.9, "torch compiled": 1.0}, "gpt": {"torch": 1.0, "torch compiled": 1.0}}
 """At most 0.9 of eager torch's time for the MLP, and otherwise no more than torch's."""
+_LONG = ("torch compiled", "current")
+"""Whose memory is not measured in a quick run."""
 
 
 def training(settings: Settings) -> Measured:
@@ -55,7 +57,7 @@ def _refused(step: Step) -> str | None:
 
 def _memory(model: str, settings: Settings, measured: Measured) -> None:
     what = describe_model(model, settings.quick)
-    contestants = [name for name in CONTESTANTS if not (settings.quick and name in ("torch compiled", "current"))]
+    contestants = [name for name in CONTESTANTS if not (settings.quick and name in _LONG)]
     peaks = {name: peak_memory(model, name, settings.threads, settings.quick) for name in contestants}
     for name, peak in peaks.items():
         if isinstance(peak, str):

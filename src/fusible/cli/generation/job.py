@@ -67,7 +67,7 @@ def load_model(folder: Path, recipe: str | None, executor: str = "eager") -> Byt
     model = ByteGPT(replace(checkpoint.options, executor=executor), checkpoint.recipe)
     model.load_state_dict(checkpoint.model)
     model.eval()
-    return quantize_parameters(model) if checkpoint.recipe in ("delayed", "current") else model
+    return quantize_parameters(model) if model.recipe.float8_per_tensor_scaling() else model
 
 
 def _checkpoint(folder: Path, recipe: str | None) -> Checkpoint:
