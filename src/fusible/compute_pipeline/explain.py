@@ -40,7 +40,7 @@ def describe_quantizers(plan: Plan) -> str:
         for name in (*op.forward_names, *op.backward_names):
             type = getattr(op, f"{name}_dtype", None)
             if isinstance(type, QuantizedType) and not _passed_on(plan, op, name):
-                how = f"delayed scaling to {type.dtype}" if type.scaling == "delayed" else repr(type.descriptor)
+                how = f"delayed scaling to {type.dtype}" if type.delayed else repr(type.descriptor)
                 rows.append(f"  {op.position}.{name}  {how}")
     return "\n".join(["quantizers", *rows] if rows else ["quantizers: none"])
 

@@ -21,8 +21,7 @@ from fusible.conformance.special import OPEN, PLANTINGS, TURNS, UNPLANTED, plant
 from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure, measure_special
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.calls.grouped import is_grouped
-from fusible.tex.formats import scaling
-from fusible.tex.formats.block_layout import BLOCK_FORMATS
+from fusible.tex.formats import scheme_of
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.selection.registry import registry
 
@@ -112,7 +111,7 @@ def of_own_making(record: Record) -> Record:
 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for each in record.sampler(generator, dtype):
-            if not any(is_grouped(x) and scaling(x.quantizer) in BLOCK_FORMATS for x in each.arguments.values()):
+            if not any(is_grouped(x) and scheme_of(x.quantizer).format.block_scaled for x in each.arguments.values()):
                 yield each
 
     return replace(record, sampler=sample)
@@ -252,7 +251,7 @@ def _compared_by_value(sample: Sample, call: Call, result: Any, reference: Any, 
             got = call("group_dequantize", input=_only(mine, way), otype=torch.float32)
             wanted = reference.group_dequantize(_only(theirs, way), torch.float32)
             measure(Output(None, wanted.rowwise_data), got.rowwise_data, wanted.rowwise_data)
-    hidden = ("wise_data", "scale_inv") if scaling(mine.quantizer) in BLOCK_FORMATS else ("wise_data",)
+    hidden = ("wise_data", "scale_inv") if scheme_of(mine.quantizer).format.block_scaled else ("wise_data",)
     return replace(sample, outputs=tuple(output for output in sample.outputs if not str(output.at).endswith(hidden)))
 
 

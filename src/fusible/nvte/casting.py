@@ -46,7 +46,7 @@ def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
         return None
     if isinstance(type, DType):
         return Float8CurrentScalingQuantizer(type, columnwise=columnwise, internal=True)
-    if type.scaling == "delayed":
+    if type.delayed:
         return Float8Quantizer(current_pass().scale(type.slot), None, type.dtype, columnwise=columnwise, internal=True)
     if type.applied:
         return None
@@ -91,7 +91,7 @@ def quantize(x: Tensor, type: QuantizedType, scale: Data | None = None) -> tuple
 
     ``scale`` (fp32 ``[1]``) defaults to the running pass's for the type's slot. Notes nothing in the pass.
     """
-    if type.scaling == "delayed":
+    if type.delayed:
         quantizer: Any = Float8Quantizer(
             scale if scale is not None else current_pass().scale(type.slot), None, type.dtype, columnwise=False, internal=True
         )

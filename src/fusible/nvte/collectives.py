@@ -2,8 +2,8 @@
 
 Of a tensor that processes share by rows, rank r has the r-th part. One with a single scale is gathered in 8 bits: every process quantizes its rows by
 the same scale, so that the bytes of all are those of the whole. Current scaling takes the group's largest amax for it (``over``); under delayed
-scaling the scales are the same where what was observed is (``share_amax``). One in MXFP8 is gathered in 8 bits where no block of it lies in several
-processes (``has_own_blocks``). Any other is gathered first, and quantized then.
+scaling the scales are the same where what was observed is (``share_amax``). One whose blocks stand alone, as in MXFP8, is gathered in 8 bits where
+none of them lies in several processes (``has_own_blocks``). Any other is gathered first, and quantized then.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fusible.nvte.dtype import DType, QuantizedType, Type
 from fusible.nvte.execution import current_pass
 from fusible.nvte.padding import lacks_blocks
 from fusible.nvte.tensor import Tensor
-from fusible.quantized import Float8TensorStorage, MXFP8TensorStorage
-from fusible.tex.formats.block_layout import scale_shape, used_scales
+from fusible.quantized import Float8TensorStorage
+from fusible.tex.formats import format_of
 
 __all__ = ["all_gather", "all_reduce", "has_own_blocks", "over", "reduce_scatter", "share_amax"]
 
@@ -29,13 +29,13 @@ Group: TypeAlias = Any
 def all_gather(x: Tensor, group: Group, *, rowwise: bool = True, columnwise: bool = True) -> Tensor:
     """The rows of all processes: ``[tokens / processes, ..] -> [tokens, ..]``.
 
-    ``x`` is unquantized, or has one scale, the same in all of them, or is in MXFP8 and ``has_own_blocks``: then of its two copies those that are
+    ``x`` is unquantized, or has one scale, the same in all of them, or ``has_own_blocks``: then of its two copies those that are
     there and asked for are gathered.
     """
     if not isinstance(x.type, QuantizedType):
         return Tensor(tex.prim.all_gather(x.data, group), x.type)
     held = x.data
-    if isinstance(held, MXFP8TensorStorage):
+    if format_of(held).gathers:
         return _gathered_blocks(x, group, {"rowwise": rowwise and x.type.rowwise, "columnwise": columnwise and x.type.columnwise})
     assert isinstance(held, Float8TensorStorage), "what has blocks in several processes is gathered before it is quantized"
     fields = {**held.get_metadata(), "data": tex.prim.all_gather(held._data, group), "data_transpose": None}
@@ -44,23 +44,25 @@ def all_gather(x: Tensor, group: Group, *, rowwise: bool = True, columnwise: boo
 
 def has_own_blocks(shape: Sequence[int], type: Type | None) -> bool:
     """Whether rows ``shape`` of one process can be quantized to ``type`` alone, and be ``all_gather``ed so: each block lies in one process."""
-    if not isinstance(type, QuantizedType) or type.scaling != "mxfp8":
+    if not isinstance(type, QuantizedType) or type.blocks is None or not type.blocks.gathers:
         return False
     assert type.quantizer is not None
     return not lacks_blocks(shape, type) and not type.quantizer.optimize_for_gemm
 
 
 def _gathered_blocks(x: Tensor, group: Group, copies: dict[str, bool]) -> Tensor:
-    fields = x.data.get_metadata()
+    assert isinstance(x.type, QuantizedType)
+    fields, form = x.data.get_metadata(), x.type.blocks
+    assert form is not None
     for way, asked in copies.items():
         data, scales = fields[f"{way}_data"], fields[f"{way}_scale_inv"]
         fields[f"{way}_data"] = fields[f"{way}_scale_inv"] = None
         if asked:
             fields[f"{way}_data"] = whole = tex.prim.all_gather(data, group)
-            used = used_scales("mxfp8", data.shape, way == "columnwise", False)[0]
+            used = form.used_scales(data.shape, way == "columnwise", False)[0]
             gathered = tex.prim.all_gather(_lines(scales, used), group)
-            fields[f"{way}_scale_inv"] = _lines(gathered, scale_shape("mxfp8", whole.shape, way == "columnwise", False)[0])
-    return Tensor(MXFP8TensorStorage(**fields), x.type.read(**copies))  # type: ignore[union-attr]
+            fields[f"{way}_scale_inv"] = _lines(gathered, form.scale_shape(whole.shape, way == "columnwise", False)[0])
+    return Tensor(x.data.__class__(**fields), x.type.read(**copies))
 
 
 def _lines(x: Any, count: int) -> Any:
@@ -88,9 +90,9 @@ def over(type: Type | None, group: Group) -> Type | None:
     """
     if type in (DType.Float8E4M3, DType.Float8E5M2):
         type = QuantizedType(type, "current")  # type: ignore[arg-type]
-    if not isinstance(type, QuantizedType) or type.scaling == "delayed":
+    if not isinstance(type, QuantizedType) or type.delayed:
         return type
-    if type.scaling != "current":
+    if not type.per_tensor:
         return None
     assert type.quantizer is not None
     quantizer: Any = type.quantizer.copy()

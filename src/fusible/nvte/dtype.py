@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from fusible.errors import DTypeError, expected
 from fusible.quantized import Float8CurrentScalingQuantizer, HybridQuantizer, IdentityQuantizer, Quantizer
-from fusible.tex.formats import scaling
+from fusible.tex.formats import BlockFormat, Scheme, scaling, scheme_named
 
 __all__ = ["DType", "QuantizedType", "Type", "accumulator", "bit_width", "dtype_name", "element", "is_fp8", "is_quantized_type"]
 
@@ -61,11 +61,11 @@ _LOW = _FP8 | {DType.Float4E2M1}
 class QuantizedType:
     """An element type of 8 or 4 bits together with how it is scaled, and which copies are made.
 
-    ``scaling`` is ``"delayed"`` (by the scale that the running pass holds under the name ``slot``) or what ``quantizer`` does: ``"current"``,
-    ``"block"``, ``"mxfp8"``, ``"nvfp4"``, or what no backend of tex knows: ``"hybrid"``, ``"identity"``, ``"custom"``. The quantizer is a template
-    and not called itself; under current scaling it may be left out. ``rowwise`` and ``columnwise`` say along which of its dimensions products read
-    the tensor: a tensor with one scale is read either way. ``logical``: of a tensor that was padded to whole blocks, its shape without what was
-    added; types that differ in it alone are equal.
+    ``scaling`` names a scheme (``scheme``): ``"delayed"`` (by the scale that the running pass holds under the name ``slot``) or what ``quantizer``
+    does, as ``"current"`` or ``"mxfp8"``; or it is what no backend of tex knows: ``"hybrid"``, ``"identity"``, ``"custom"``. The quantizer is a
+    template and not called itself; under current scaling it may be left out. ``rowwise`` and ``columnwise`` say along which of its dimensions
+    products read the tensor: a tensor with one scale is read either way. ``logical``: of a tensor that was padded to whole blocks, its shape without
+    what was added; types that differ in it alone are equal.
     """
 
     dtype: DType
@@ -79,9 +79,9 @@ class QuantizedType:
     def __post_init__(self) -> None:
         if self.dtype not in _LOW and not self.applied:
             raise DTypeError(expected("an element type of 8 or 4 bits", of="a QuantizedType", got=str(self.dtype), do="use Float8E4M3 or Float8E5M2"))
-        if self.scaling == "current" and self.quantizer is None:
+        if self.per_tensor and not self.delayed and self.quantizer is None:
             object.__setattr__(self, "quantizer", Float8CurrentScalingQuantizer(self.dtype))
-        if (self.scaling == "delayed") != bool(self.slot) or (self.scaling == "delayed") == (self.quantizer is not None):
+        if self.delayed != bool(self.slot) or self.delayed == (self.quantizer is not None):
             got = f"{self.scaling!r} with slot {self.slot!r} and quantizer {self.quantizer!r}"
             wanted = "'delayed' with a slot, 'current', or another scaling with its quantizer"
             raise DTypeError(expected(wanted, of="a QuantizedType's scaling", got=got, do="give one of these"))
@@ -97,14 +97,39 @@ class QuantizedType:
 
     def read(self, *, rowwise: bool, columnwise: bool) -> QuantizedType:
         """The type for products that read along these dimensions; itself where one copy serves both, or none is asked for."""
-        if self.scaling in ("delayed", "current") or self.applied or (rowwise, columnwise) in ((False, False), (self.rowwise, self.columnwise)):
+        if self.per_tensor or self.applied or (rowwise, columnwise) in ((False, False), (self.rowwise, self.columnwise)):
             return self
         return replace(self, rowwise=rowwise, columnwise=columnwise)
 
-    @property
+    @cached_property
+    def scheme(self) -> Scheme | None:
+        """How tex scales to it; None where no backend of tex knows."""
+        return scheme_named(self.scaling)
+
+    @cached_property
     def applied(self) -> bool:
         """Whether the quantizer itself is called, as none of tex's functions takes it. ``dtype`` says nothing then."""
-        return self.scaling in ("hybrid", "identity", "custom")
+        return self.scheme is None
+
+    @cached_property
+    def delayed(self) -> bool:
+        """Whether the scale is known before the tensor is."""
+        return self.scheme is not None and self.scheme.delayed
+
+    @cached_property
+    def per_tensor(self) -> bool:
+        """Whether a tensor has one scale."""
+        return self.scheme is not None and self.scheme.per_tensor
+
+    @cached_property
+    def blocks(self) -> BlockFormat | None:
+        """The format of a tensor that has one scale per block."""
+        return self.scheme.format if self.scheme is not None and isinstance(self.scheme.format, BlockFormat) else None
+
+    @property
+    def copies_differ(self) -> bool:
+        """Whether the copies by rows and by columns are quantized apart, and so stand for other values."""
+        return self.blocks is not None or isinstance(self.quantizer, HybridQuantizer)
 
     @cached_property
     def descriptor(self) -> Quantizer:

@@ -63,7 +63,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
         return Tensor(tex.prim.reshape(held, tuple(shape)), type_)
     if is_padded(x):
         return marked(held, type_, resolved(shape, x.shape))
-    if (isinstance(type_, DType) or type_.scaling in ("delayed", "current")) and x.columnwise is None:  # bytes of any framework, and one scale
+    if (isinstance(type_, DType) or type_.per_tensor) and x.columnwise is None:  # bytes of any framework, and one scale
         return Tensor(held.__class__(**{**held.get_metadata(), "data": tex.prim.reshape(held._data, tuple(shape))}), type_)
     return Tensor(held.view(tuple(shape)), type_)
 

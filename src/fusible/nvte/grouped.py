@@ -19,7 +19,6 @@ from fusible.nvte.elementwise import concatenate, reshape, split
 from fusible.nvte.execution import current_pass
 from fusible.nvte.tensor import Tensor
 from fusible.quantized import Float8Quantizer, GroupedTensorStorage
-from fusible.tex.formats.block_layout import BLOCK_FORMATS
 from fusible.tex.interface.domains import Count
 
 __all__ = [
@@ -55,10 +54,8 @@ def check_sizes(sizes: Tensor, groups: int, of: str) -> None:
 
 def rows_together(types: Sequence[Type]) -> int:
     """What the rows of each group must be a multiple of, so that it can be quantized in any of ``types``."""
-    return max((_TOGETHER.get(type.scaling, 1) for type in types if isinstance(type, QuantizedType)), default=1)
-
-
-_TOGETHER = {name: form.length for name, form in BLOCK_FORMATS.items() if form.whole}
+    blocks = [type.blocks for type in types if isinstance(type, QuantizedType)]
+    return max((form.length for form in blocks if form is not None and form.whole), default=1)
 
 
 def grouped_pad(x: Tensor, sizes: Tensor, multiple: Count) -> tuple[Tensor, Tensor]:
@@ -220,7 +217,7 @@ def _quantizer_for(types: Sequence[Type]) -> Any:
 
 
 def _is_delayed(type: Type) -> bool:
-    return isinstance(type, QuantizedType) and type.scaling == "delayed"
+    return isinstance(type, QuantizedType) and type.delayed
 
 
 def _alike(a: Type, b: Type) -> bool:

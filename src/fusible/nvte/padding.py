@@ -1,4 +1,4 @@
-"""Tensors that are no whole blocks, in formats whose blocks must be whole: MXFP8 and NVFP4.
+"""Tensors that are no whole blocks, in formats whose blocks must be whole, as MXFP8 and NVFP4.
 
 Such a tensor is quantized with rows and columns of zeros behind its own, up to whole blocks, and its type remembers the shape without them
 (``QuantizedType.logical``). A product takes the zeros along, which add nothing to it, and its result is cut. So it is what the padded tensors give,
@@ -16,22 +16,18 @@ from fusible import tex
 from fusible.nvte.dtype import QuantizedType, Type
 from fusible.nvte.frameworks import nvte_dtype
 from fusible.nvte.tensor import Tensor
-from fusible.tex.formats.block_layout import BLOCK_FORMATS
 
 __all__ = ["block_length", "block_of", "cut", "is_padded", "lacks_blocks", "marked", "pad", "pad_columns"]
 
 
 def lacks_blocks(shape: Sequence[int], type: Type) -> bool:
     """Whether a tensor of ``shape`` has to be padded to be quantized to ``type``."""
-    if not isinstance(type, QuantizedType):
-        return False
-    block = BLOCK_FORMATS.get(type.scaling)
-    return block is not None and block.whole and bool(shape) and bool(shape[-1] % block.length or math.prod(shape[:-1]) % block.length)
+    return isinstance(type, QuantizedType) and type.blocks is not None and bool(shape) and not type.blocks.fits(shape)
 
 
 def block_length(type: Type) -> int:
     """Elements per block of a type that ``lacks_blocks`` is asked for."""
-    return BLOCK_FORMATS[type.scaling].length  # type: ignore[union-attr]
+    return type.blocks.length  # type: ignore[union-attr]
 
 
 def is_padded(x: Tensor) -> bool:

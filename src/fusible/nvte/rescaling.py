@@ -11,15 +11,6 @@ from fusible.nvte.tensor import Tensor
 
 __all__ = ["exponent_of", "is_rescalable", "rescale"]
 
-_COPIES = ("rowwise_scale_inv", "columnwise_scale_inv")
-_FACTORS = {
-    "delayed": ("fp8_scale_inv",),
-    "current": ("fp8_scale_inv",),
-    "block": _COPIES,
-    "nvfp4": ("amax_rowwise", "amax_columnwise"),
-    "mxfp8": _COPIES,
-}
-"""By scaling, the fields of a storage that are proportional to its values; those of MXFP8 are exponents."""
 _LARGEST = 254
 """Of the bytes that stand for a power of two; 255 is no number."""
 
@@ -32,20 +23,22 @@ def exponent_of(factor: float) -> int | None:
 
 def is_rescalable(type: Type) -> bool:
     """Whether ``rescale`` takes tensors of ``type``: each is quantized by one quantizer of ours, with one kind of scale."""
-    return isinstance(type, QuantizedType) and type.scaling in _FACTORS
+    return isinstance(type, QuantizedType) and type.scheme is not None and bool(type.scheme.format.scale_fields)
 
 
 def rescale(x: Tensor, exponent: int) -> Tensor:
     """``2^exponent * x`` of a quantized tensor, exactly: what quantizing the product gives, where scales follow from the tensor.
 
-    The powers of two of MXFP8 stay within ``[2^-127, 2^127]``: of a block of zeros, and of one whose product is as good as 0 or infinite.
+    Scales that are powers of two, as those of MXFP8, stay within ``[2^-127, 2^127]``: of a block of zeros, and of one whose product is as good as 0
+    or infinite.
     """
-    assert isinstance(x.type, QuantizedType)
+    assert isinstance(x.type, QuantizedType) and x.type.scheme is not None
+    form = x.type.scheme.format
     fields: dict[str, Any] = x.data.get_metadata()
-    for name in _FACTORS[x.type.scaling]:
+    for name in form.scale_fields:
         held = fields[name]
         if held is not None:
-            fields[name] = _shifted(held, exponent) if x.type.scaling == "mxfp8" else tex.prim.scale(held, 2.0**exponent, DType.Float32)
+            fields[name] = _shifted(held, exponent) if form.scales_are_exponents else tex.prim.scale(held, 2.0**exponent, DType.Float32)
     return Tensor(x.data.__class__(**fields), x.type)
 
 

@@ -63,7 +63,7 @@ class MMT(Op):
     def _by_rows(self, type: nvte.Type) -> bool:
         """Whether backward takes the values that an operand has along rows, as forward did: dy is not in the operand's format, so that the product
         works on values, and those of the two copies differ, which were quantized apart."""
-        if not isinstance(type, QuantizedType) or not type.rowwise or type.scaling in ("delayed", "current", "identity", "custom"):
+        if not isinstance(type, QuantizedType) or not type.rowwise or not type.copies_differ:
             return False
         return not isinstance(self.dy_dtype, QuantizedType) or self.dy_dtype.scaling != type.scaling
 

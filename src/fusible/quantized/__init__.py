@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible.quantized.autograd import is_quantized_tensor, prepare_for_saving, restore_from_func_ctx, restore_from_saved
-from fusible.quantized.block_quantizer import BlockScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from fusible.quantized.block_quantizer import BlockScalingQuantizer, Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer, register_block_format
 from fusible.quantized.block_recipes import Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
 from fusible.quantized.block_storage import BlockScaledStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage
 from fusible.quantized.custom import GEMMParams, GEMMType
@@ -79,6 +79,7 @@ __all__ = [
     "operand",
     "prepare_for_saving",
     "quantizer_for_role",
+    "register_block_format",
     "register_saved",
     "restore_from_func_ctx",
     "restore_from_saved",

@@ -11,13 +11,13 @@ from fusible.errors import ArgumentError, DTypeError, check_number, expected
 from fusible.quantized.arguments import AnyTensor, SomeSizes
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
+from fusible.quantized.tensor import QuantizedTensor
 from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
 from fusible.tex import DType
-from fusible.tex.formats import a_buffer, format_of, scaling
-from fusible.tex.formats.block_layout import BLOCK_FORMATS, is_tiled, scale_shape
+from fusible.tex.formats import FLOAT8_BLOCKS_SCHEME, MXFP8_SCHEME, NVFP4_SCHEME, block_format_of, format_of
 from fusible.tex.protocol import fp8_format, outer, transposed_shape
 
-__all__ = ["BlockScalingQuantizer", "Float8BlockQuantizer", "MXFP8Quantizer", "NVFP4Quantizer", "rht_matrix"]
+__all__ = ["BlockScalingQuantizer", "Float8BlockQuantizer", "MXFP8Quantizer", "NVFP4Quantizer", "register_block_format", "rht_matrix"]
 
 _SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
@@ -29,15 +29,16 @@ class BlockScalingQuantizer(Quantizer):
 
     def get_scale_shape(self, shape: SomeSizes, columnwise: bool) -> tuple[int, int]:
         """The shape of the scales of a copy of a tensor of ``shape``, padding included."""
-        return scale_shape(scaling(self), tuple(shape), columnwise, is_tiled(self))
+        form = block_format_of(self)
+        return form.scale_shape(tuple(shape), columnwise, form.is_tiled(self))
 
     def get_columnwise_shape(self, shape: SomeSizes) -> tuple[int, ...]:
         """The shape of column-wise data of a tensor of ``shape``, before NVFP4's elements are packed."""
-        return transposed_shape(tuple(shape)) if BLOCK_FORMATS[scaling(self)].transposed else tuple(shape)
+        return transposed_shape(tuple(shape)) if block_format_of(self).transposed else tuple(shape)
 
     def is_quantizable(self, inp: AnyTensor) -> bool:
         """Whether ``inp`` is a matrix of whole blocks in both directions."""
-        length, shape = BLOCK_FORMATS[scaling(self)].length, tuple(inp.shape)
+        length, shape = block_format_of(self).length, tuple(inp.shape)
         return len(shape) >= 2 and not shape[-1] % length and not outer(shape) % length
 
     def is_requantization_safe(self) -> bool:
@@ -52,6 +53,7 @@ class Float8BlockQuantizer(BlockScalingQuantizer):
 
     block_len = 128
 
+    _SCHEME = FLOAT8_BLOCKS_SCHEME
     _RECIPE = "Float8BlockScaling"
 
     def __init__(
@@ -77,6 +79,7 @@ class Float8BlockQuantizer(BlockScalingQuantizer):
 class MXFP8Quantizer(BlockScalingQuantizer):
     """FP8 with a power of two per 32 elements, or per 32x32 tile with ``with_2d_quantization``."""
 
+    _SCHEME = MXFP8_SCHEME
     _RECIPE = "MXFP8BlockScaling"
 
     def __init__(self, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, with_2d_quantization: bool = False) -> None:
@@ -94,6 +97,7 @@ class NVFP4Quantizer(BlockScalingQuantizer):
     the amax's maximum over ``amax_reduction_group``.
     """
 
+    _SCHEME = NVFP4_SCHEME
     _RECIPE = "NVFP4BlockScaling"
 
     def __init__(
@@ -162,13 +166,13 @@ def rht_matrix(with_random_sign_mask: bool = True) -> torch.Tensor:
 
 
 def _quantizer_kind(quantizer: Any) -> tuple[Any, ...]:
-    return scaling(quantizer), quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
+    return quantizer._SCHEME.name, quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
 
 
 def _storage_kind(storage: Any) -> tuple[Any, ...]:
-    name, held = format_of(storage), a_buffer(storage)
-    device = held.device.type if isinstance(held, torch.Tensor) else "lazy"
-    return name, device, storage._fp4_dtype if name == "nvfp4" else storage._fp8_dtype
+    form = format_of(storage)
+    held = form.buffer(storage)
+    return form.name, held.device.type if isinstance(held, torch.Tensor) else "lazy", form.element(storage)
 
 
 def _factory(tensor_class: Any) -> Any:
@@ -183,9 +187,17 @@ def _factory(tensor_class: Any) -> Any:
     return make
 
 
-for _class, _tensor in ((Float8BlockQuantizer, Float8BlockwiseQTensor), (MXFP8Quantizer, MXFP8Tensor), (NVFP4Quantizer, NVFP4Tensor)):
-    tex.register_factory(_class, _factory(_tensor))
-    tex.register_kind(_class, _quantizer_kind)
-    tex.register_kind(_tensor._STORAGE, _storage_kind)
-    tex.register_kind(_tensor, _storage_kind)
-    register_saved(_class)
+def register_block_format(quantizer_class: type[BlockScalingQuantizer], tensor_class: type[QuantizedTensor]) -> None:
+    """Let ``tex`` make tensors of ``tensor_class`` (``QuantizedTensor`` and a ``BlockScaledStorage``) by quantizers of ``quantizer_class``, and save
+    all of them. Their format must have a codec for each framework that is to compute with it (``BlockFormat.codecs``)."""
+    storage_class: Any = tensor_class._STORAGE
+    tex.register_factory(quantizer_class, _factory(tensor_class))
+    tex.register_kind(quantizer_class, _quantizer_kind)
+    tex.register_kind(storage_class, _storage_kind)
+    tex.register_kind(tensor_class, _storage_kind)
+    register_saved(quantizer_class, storage_class, tensor_class)
+
+
+register_block_format(Float8BlockQuantizer, Float8BlockwiseQTensor)
+register_block_format(MXFP8Quantizer, MXFP8Tensor)
+register_block_format(NVFP4Quantizer, NVFP4Tensor)

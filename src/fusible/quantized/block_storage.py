@@ -11,8 +11,7 @@ from fusible import tex
 from fusible.errors import ArgumentError, expected
 from fusible.quantized.storage import FieldStorage, wrong_buffer
 from fusible.tex import DType
-from fusible.tex.formats import logical_shape
-from fusible.tex.formats.block_layout import BLOCK_FORMATS, data_shape, scale_shape, used_scales
+from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, NVFP4, WAYS, BlockFormat
 from fusible.tex.protocol import outer
 
 __all__ = ["BlockScaledStorage", "Float8BlockwiseQTensorStorage", "MXFP8TensorStorage", "NVFP4TensorStorage"]
@@ -25,7 +24,7 @@ def _fields(*names: str) -> dict[str, str]:
 class BlockScaledStorage(FieldStorage):
     """A row-wise and a column-wise copy, each of data (uint8) and of the scales of its blocks; at least one of the copies is there."""
 
-    _FORMAT: ClassVar[str]
+    _FORMAT: ClassVar[BlockFormat]
     _TENSORS = _fields("rowwise_data", "columnwise_data", "rowwise_scale_inv", "columnwise_scale_inv")
 
     _rowwise_data: Any
@@ -41,7 +40,7 @@ class BlockScaledStorage(FieldStorage):
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size(logical_shape(self))
+        return torch.Size(self._FORMAT.shape(self))
 
     def get_usages(self) -> dict[str, bool]:
         return {"rowwise": self._rowwise_data is not None, "columnwise": self._columnwise_data is not None}
@@ -85,18 +84,17 @@ class BlockScaledStorage(FieldStorage):
         if torch.Size(shape).numel() != have.numel() or not shape or shape[-1] != have[-1]:
             return None
         fields = self.get_metadata()
-        for way in ("rowwise", "columnwise"):
+        for way in WAYS:
             if fields[f"{way}_data"] is not None:
-                fields[f"{way}_data"] = fields[f"{way}_data"].view(data_shape(self._FORMAT, shape, way == "columnwise"))
+                fields[f"{way}_data"] = fields[f"{way}_data"].view(self._FORMAT.data_shape(shape, way == "columnwise"))
         return fields
 
     def _fits(self, shape: Sequence[int]) -> bool:
-        length, _, whole, _ = BLOCK_FORMATS[self._FORMAT]
-        return len(shape) > 0 and not (whole and (shape[-1] % length or outer(shape) % length))
+        return self._FORMAT.fits(shape)
 
     def _row_step(self) -> int:
         """Whole blocks: but 1x128 blocks lie within their rows."""
-        return BLOCK_FORMATS[self._FORMAT].length
+        return self._FORMAT.length
 
     @property
     def _gathered_ways(self) -> tuple[str, ...]:
@@ -110,7 +108,7 @@ class BlockScaledStorage(FieldStorage):
     def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(buffers, meta)``: of each copy the data and the scales with the rows first. Raises ``ArgumentError`` where blocks would be cut."""
         shape = tuple(self.shape)
-        if getattr(self, "_with_gemm_swizzled_scales", False):
+        if self._FORMAT.is_swizzled(self):
             do = "quantize without optimize_for_gemm"
             raise ArgumentError(expected("scales in the order of their blocks", of=f"rows of {self._FORMAT}", got="the order of products", do=do))
         if len(shape) < 2 or outer(shape) % self._row_step():
@@ -118,12 +116,11 @@ class BlockScaledStorage(FieldStorage):
             raise ArgumentError(expected(wanted, of=f"a shard of {self._FORMAT}", got=list(shape), do="divide it at whole blocks"))
         buffers: list[Any] = []
         for way in self._gathered_ways:
-            data, second = getattr(self, f"_{way}_data"), self._rows_second(way)
-            turned = way == "columnwise" and BLOCK_FORMATS[self._FORMAT].transposed
-            buffers.append(data.view(shape[-1], -1).t().contiguous() if turned else data)
-            lines, blocks = used_scales(self._FORMAT, shape, way == "columnwise", self._scales_tiled)
+            data, columnwise, tiled = getattr(self, f"_{way}_data"), way == "columnwise", self._FORMAT.has_tile_scales(self)
+            buffers.append(data.view(shape[-1], -1).t().contiguous() if columnwise and self._FORMAT.transposed else data)
+            lines, blocks = self._FORMAT.used_scales(shape, columnwise, tiled)
             scales = getattr(self, f"_{way}_scale_inv")[:lines, :blocks]
-            buffers.append((scales.t() if second else scales).contiguous())
+            buffers.append((scales.t() if self._FORMAT.rows_second(columnwise, tiled) else scales).contiguous())
         kept = {name: getattr(self, f"_{name}") for name in self._TENSORS if name.startswith("amax") and getattr(self, f"_{name}") is not None}
         return tuple(buffers), {"field_names": self.fsdp_buffer_fields(), "inner": shape[1:], "kept": kept}
 
@@ -131,48 +128,36 @@ class BlockScaledStorage(FieldStorage):
         held, inner = dict(zip(meta["field_names"], buffers, strict=True)), meta["inner"]
         ways = [name.split("_")[1] for name in meta["field_names"] if name.endswith("data")]
         first = held[f"_{ways[0]}_data"]
-        per_row = inner[-1] // (2 if self._FORMAT == "nvfp4" else 1)
+        form, tiled, per_row = self._FORMAT, self._FORMAT.has_tile_scales(self), inner[-1] // self._FORMAT.packed
         shape = (first.numel() // (per_row * outer(inner)), *inner)
-        if ways[0] == "rowwise" and tuple(first.shape[1:]) != tuple(data_shape(self._FORMAT, shape, False))[1:]:
+        if ways[0] == "rowwise" and tuple(first.shape[1:]) != form.data_shape(shape, False)[1:]:
             raise ValueError(f"rows of {list(first.shape[1:])}")
         fields: dict[str, Any] = dict(meta["kept"])
         for way in ways:
             columnwise = way == "columnwise"
             data, scales = held[f"_{way}_data"], held[f"_{way}_scale_inv"]
-            turned = columnwise and BLOCK_FORMATS[self._FORMAT].transposed
-            data = data.t().contiguous() if turned else data
-            scales = scales.t() if self._rows_second(way) else scales
-            lines, blocks = used_scales(self._FORMAT, shape, columnwise, self._scales_tiled)
+            data = data.t().contiguous() if columnwise and form.transposed else data
+            scales = scales.t() if form.rows_second(columnwise, tiled) else scales
+            lines, blocks = form.used_scales(shape, columnwise, tiled)
             if scales.shape[0] < lines or scales.shape[1] < blocks:
                 raise ValueError(f"{list(scales.shape)} scales for {[lines, blocks]} blocks")
-            padded = scales.new_zeros(scale_shape(self._FORMAT, shape, columnwise, self._scales_tiled))
+            padded = scales.new_zeros(form.scale_shape(shape, columnwise, tiled))
             padded[: scales.shape[0], : scales.shape[1]] = scales
-            fields[f"{way}_data"] = data.view(data_shape(self._FORMAT, shape, columnwise))
+            fields[f"{way}_data"] = data.view(form.data_shape(shape, columnwise))
             fields[f"{way}_scale_inv"] = padded
         return shape, fields
-
-    @property
-    def _scales_tiled(self) -> bool:
-        """Whether the scales are stored one for a tile: those of the other formats are repeated for each row of a tile."""
-        return False
-
-    def _rows_second(self, way: str) -> bool:
-        """Whether the second dimension of the scales runs along the tensor's rows."""
-        if self._FORMAT == "block":
-            return self._scales_tiled == (way == "columnwise")
-        return self._FORMAT == "nvfp4" and way == "columnwise"
 
     def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
         wanted: dict[str, tuple[Sequence[int], torch.dtype]] = {}
         if not self._fits(shape):
             return f"blocks that do not fill {list(shape)}"
-        for way in ("rowwise", "columnwise"):
+        form = self._FORMAT
+        for way in WAYS:
             if (getattr(self, f"_{way}_data") is None) != (getattr(self, f"_{way}_scale_inv") is None):
                 return f"{way} data or scales alone"
             columnwise = way == "columnwise"
-            wanted[f"{way}_data"] = data_shape(self._FORMAT, shape, columnwise), torch.uint8
-            scale_dtype = BLOCK_FORMATS[self._FORMAT].scale_dtype
-            wanted[f"{way}_scale_inv"] = scale_shape(self._FORMAT, shape, columnwise, self._scales_tiled), scale_dtype
+            wanted[f"{way}_data"] = form.data_shape(shape, columnwise), torch.uint8
+            wanted[f"{way}_scale_inv"] = form.scale_shape(shape, columnwise, form.has_tile_scales(self)), form.scale_dtype
         return wrong_buffer(self, wanted) or ("no data" if not any(self.get_usages().values()) else None)
 
     def __repr__(self) -> str:
@@ -189,7 +174,7 @@ class Float8BlockwiseQTensorStorage(BlockScaledStorage):
     padded to a multiple of 4.
     """
 
-    _FORMAT = "block"
+    _FORMAT = FLOAT8_BLOCKS
     _OPTIONS = ("fp8_dtype", "is_2D_scaled")
 
     _fp8_dtype: Any
@@ -215,17 +200,13 @@ class Float8BlockwiseQTensorStorage(BlockScaledStorage):
     def _tiled(self) -> bool:
         return self._is_2D_scaled
 
-    @property
-    def _scales_tiled(self) -> bool:
-        return self._is_2D_scaled
-
     def _row_step(self) -> int:
         return 1 if not self._is_2D_scaled and self._columnwise_data is None else super()._row_step()
 
     def _make_columnwise(self) -> None:
-        rows, columns = used_scales("block", self.shape, False, True)
+        rows, columns = self._FORMAT.used_scales(self.shape, False, True)
         scales = self._rowwise_scale_inv
-        turned = scales.new_zeros(scale_shape("block", self.shape, True, True))
+        turned = scales.new_zeros(self._FORMAT.scale_shape(self.shape, True, True))
         turned[:columns, :rows] = scales[:rows, :columns].t()
         self._columnwise_data = tex.fp8_transpose(self._rowwise_data, self._fp8_dtype, out=None)
         self._columnwise_scale_inv = turned
@@ -239,7 +220,7 @@ class MXFP8TensorStorage(BlockScaledStorage):
     ``_with_gemm_swizzled_scales`` they lie in the order that tensor cores read.
     """
 
-    _FORMAT = "mxfp8"
+    _FORMAT = MXFP8
     _OPTIONS = ("fp8_dtype", "with_gemm_swizzled_scales")
 
     _fp8_dtype: Any
@@ -271,7 +252,7 @@ class NVFP4TensorStorage(BlockScaledStorage):
     448, or 256 where ``_nvfp4_use_4over6`` says so.
     """
 
-    _FORMAT = "nvfp4"
+    _FORMAT = NVFP4
     _TENSORS = BlockScaledStorage._TENSORS | _fields("amax_rowwise", "amax_columnwise")
     _OPTIONS = ("fp4_dtype", "with_gemm_swizzled_scales", "row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
 
@@ -315,7 +296,7 @@ class NVFP4TensorStorage(BlockScaledStorage):
         """As for the other formats; but amaxes of rows divide as the rows do, and those of columns are only known of the whole."""
         if self._row_scaled_nvfp4:
             do = "dequantize it, or quantize with one amax"
-            raise ArgumentError(expected("one amax", of="rows of nvfp4", got="one amax per row", do=do))
+            raise ArgumentError(expected("one amax", of=f"rows of {self._FORMAT}", got="one amax per row", do=do))
         return super().fsdp_extract_buffers()
 
     def _check_buffers(self, shape: tuple[int, ...]) -> str | None:
@@ -328,9 +309,9 @@ class NVFP4TensorStorage(BlockScaledStorage):
 
     def _make_columnwise(self) -> None:
         rows, columns = outer(self.shape), self.shape[-1]
-        scales = self._rowwise_scale_inv.new_zeros(scale_shape("nvfp4", self.shape, True, True))
+        scales = self._rowwise_scale_inv.new_zeros(self._FORMAT.scale_shape(self.shape, True, True))
         tex.nvfp4_2d_scale_transpose(self._rowwise_scale_inv, scales, rows // 16, columns // 16)
         data = tex.nvfp4_data_transpose(self._rowwise_data.view(rows, columns // 2), out=None)
-        self._columnwise_data = data.view(data_shape("nvfp4", self.shape, True))
+        self._columnwise_data = data.view(self._FORMAT.data_shape(self.shape, True))
         self._columnwise_scale_inv = scales
         self._amax_columnwise = self._amax_rowwise.clone()

@@ -10,7 +10,8 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.quantized.tensor_operations import FLOATS
-from fusible.tex.calls.grouped import NVFP4_OPTIONS, GroupLayout, member_fields
+from fusible.tex.calls.grouped import GroupLayout, member_fields
+from fusible.tex.formats import NVFP4_OPTIONS
 
 __all__ = ["ARGUMENTS", "check_sources", "empty_buffers", "empty_member"]
 

@@ -29,8 +29,8 @@ from fusible.quantized.group_buffers import ARGUMENTS, check_sources, empty_buff
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.shapes import size_of
-from fusible.tex.calls.grouped import NVFP4_OPTIONS, layout_of, layout_of_grouped, members, register_grouped_factory
-from fusible.tex.formats import scaling
+from fusible.tex.calls.grouped import layout_of, layout_of_grouped, members, register_grouped_factory
+from fusible.tex.formats import NVFP4_OPTIONS, scaling
 
 __all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
 

@@ -18,6 +18,7 @@ from fusible.quantized.storage import Float8TensorStorage, QuantizedTensorStorag
 from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
 from fusible.tex.calls.constructors import check_constructor
+from fusible.tex.formats import CURRENT, DELAYED, FLOAT8, Scheme
 
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer"]
 
@@ -38,6 +39,8 @@ class Quantizer:
     internal: bool = False
     optimize_for_gemm: bool = False
 
+    _SCHEME: ClassVar[Scheme | None] = None
+    """How it scales; None where no backend of tex knows."""
     _RECIPE: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -252,6 +255,7 @@ class Float8Quantizer(Quantizer):
         self.columnwise_usage = columnwise
         self.internal = internal
 
+    _SCHEME = DELAYED
     _RECIPE = "DelayedScaling"
 
     def calibrate(self, tensor: Source) -> None:
@@ -321,6 +325,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         self.amax_epsilon = amax_epsilon
         self.internal = internal
 
+    _SCHEME = CURRENT
     _RECIPE = "Float8CurrentScaling"
 
     def is_requantization_safe(self) -> bool:
@@ -337,21 +342,18 @@ def _make_float8(quantizer: Quantizer, *, shape: Any, dtype: Any, data: Any, dat
     return Float8Tensor(tuple(shape), dtype, **fields)
 
 
-def _kind(scaling: str) -> Any:
-    def describe(quantizer: Any) -> tuple[Any, ...]:
-        return scaling, quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
-
-    return describe
+def _kind(quantizer: Any) -> tuple[Any, ...]:
+    return quantizer._SCHEME.name, quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
 
 
 def _storage_kind(storage: Any) -> tuple[Any, ...]:
     held = storage._data if storage._data is not None else storage._transpose
-    return "float8", held.device.type if isinstance(held, torch.Tensor) else "lazy", storage._fp8_dtype
+    return FLOAT8.name, held.device.type if isinstance(held, torch.Tensor) else "lazy", storage._fp8_dtype
 
 
-for _class, _scaling in ((Float8Quantizer, "delayed"), (Float8CurrentScalingQuantizer, "current")):
+for _class in (Float8Quantizer, Float8CurrentScalingQuantizer):
     tex.register_factory(_class, _make_float8)
-    tex.register_kind(_class, _kind(_scaling))
+    tex.register_kind(_class, _kind)
 for _class in (Float8TensorStorage, Float8Tensor):
     tex.register_kind(_class, _storage_kind)
 register_saved(Float8Quantizer, Float8CurrentScalingQuantizer)

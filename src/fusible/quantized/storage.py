@@ -15,6 +15,7 @@ from fusible.quantized.arguments import Buffers, DTypeLike, Extracted, NoopFlag,
 from fusible.quantized.gathered import check_saved, whole_fields
 from fusible.quantized.shapes import resolved, size_of
 from fusible.tex import DType
+from fusible.tex.formats import FLOAT8, Format
 
 __all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_written"]
 
@@ -261,6 +262,7 @@ class Float8TensorStorage(FieldStorage):
     ``_scale_inv``: fp32 ``[1]``. The fields are real tensors of any device, or lazy ones.
     """
 
+    _FORMAT: ClassVar[Format] = FLOAT8
     _TENSORS: ClassVar[dict[str, str]] = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
     _OPTIONS = ("fp8_dtype",)
     _ALIKE = "data"

@@ -26,5 +26,4 @@ class NVFP4Tensor(QuantizedTensor, NVFP4TensorStorage):
     """A tensor whose data is E2M1 with an E4M3 scale per 16 elements; arguments like ``Float8Tensor``'s."""
 
 
-register_saved(Float8TensorStorage, Float8BlockwiseQTensorStorage, MXFP8TensorStorage, NVFP4TensorStorage)
-register_saved(Float8Tensor, Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor)
+register_saved(Float8TensorStorage, Float8Tensor)

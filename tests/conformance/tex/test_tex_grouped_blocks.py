@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
-from fusible.tex.formats import scaling
-from fusible.tex.formats.block_layout import BLOCK_FORMATS, buffer_specs
+from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, NVFP4, block_format_of
 
 QUANTIZERS = on_backends("group_quantize", "group_dequantize", "bgrad_group_quantize", "group_requantize_inplace")
 PRODUCTS = on_backends("te_general_grouped_gemm", "te_general_grouped_gemm_for_grouped_tensor", "generic_gemm")
@@ -51,7 +50,7 @@ def same(member: Any, x: Tensor, quantizer: Any) -> None:
     """``member`` has every buffer of ``x`` quantized alone, and no other."""
     alone = REFERENCE("quantize", tensor=x, quantizer=quantizer)
     assert type(member).__name__.removesuffix("Storage") == type(alone).__name__.removesuffix("Storage")
-    for name in buffer_specs(quantizer, tuple(x.shape), True, True):
+    for name in block_format_of(quantizer).buffer_specs(quantizer, tuple(x.shape), True, True):
         got, wanted = getattr(member, f"_{name}"), getattr(alone, f"_{name}")
         assert (got is None) == (wanted is None), name
         assert got is None or (got.shape == wanted.shape and got.dtype is wanted.dtype and torch.equal(got, wanted)), name
@@ -187,4 +186,4 @@ def test_given_amaxes_scale_each_member_of_nvfp4(runner: Runner) -> None:
 
 
 def test_every_block_format_is_tried() -> None:
-    assert {scaling(make()) for make in FORMATS.values()} == set(BLOCK_FORMATS)
+    assert {block_format_of(make()) for make in FORMATS.values()} == {FLOAT8_BLOCKS, MXFP8, NVFP4}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
-from fusible.tex.formats.block_layout import used_scales
+from fusible.tex.formats import format_of
 
 E4M3 = DType.kFloat8E4M3
 ROWS, COLUMNS, DEPTH = 32, 96, 64
@@ -147,7 +147,7 @@ def test_scales_are_swizzled_alike_one_by_one_together_and_for_discrete_weights(
         made = runner("quantize", tensor=x, quantizer=quantizer(name))
         for usage in ("rowwise", "columnwise"):
             scales = getattr(made, f"_{usage}_scale_inv")
-            lines, blocks = used_scales(name, x.shape, usage == "columnwise", False)
+            lines, blocks = format_of(made).used_scales(x.shape, usage == "columnwise", False)
             scales[lines:], scales[:, blocks:] = padding, padding
         return made
 

@@ -16,7 +16,7 @@ from fusible.quantized import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVF
 from fusible.tex import DType
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.calls.grouped import layout_of_grouped
-from fusible.tex.formats.block_layout import scale_shape as shape_of_scales
+from fusible.tex.formats import MXFP8, NVFP4
 
 on_all = on_backends(
     "swizzle_scales_for_gemm_",
@@ -28,7 +28,7 @@ on_all = on_backends(
 
 
 def scale_shape(shape: tuple[int, ...], four_bits: bool, columnwise: bool) -> tuple[int, int]:
-    return shape_of_scales("nvfp4" if four_bits else "mxfp8", shape, columnwise, False)
+    return (NVFP4 if four_bits else MXFP8).scale_shape(shape, columnwise, False)
 
 
 def scales(*shape: int) -> Tensor:

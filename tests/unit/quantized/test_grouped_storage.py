@@ -12,7 +12,8 @@ import torch
 from fusible.errors import ArgumentError, DTypeError, ShapeError
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Tensor, Float8TensorStorage, GroupedTensorStorage
 from fusible.tex import DType, group_quantize
-from fusible.tex.calls.grouped import MEMBER_FIELDS, build_grouped, layout_of, members
+from fusible.tex.calls.grouped import build_grouped, layout_of, members
+from fusible.tex.formats import FLOAT8, FLOAT8_BLOCKS, MXFP8, NVFP4, NVFP4_SCHEME
 
 FP8 = DType.kFloat8E4M3
 
@@ -103,12 +104,12 @@ def test_a_quantizer_of_an_unknown_room_is_refused() -> None:
 @pytest.mark.parametrize("swizzled", [False, True])
 def test_members_of_packed_formats_find_their_bytes_and_their_padded_scales(monkeypatch: pytest.MonkeyPatch, swizzled: bool) -> None:
     """Two elements to the byte, one scale for 16 elements of a row, rows of scales padded to 4, and one amax each: all told by an empty member."""
-    monkeypatch.setattr("fusible.tex.calls.grouped.scaling", lambda quantizer: "nvfp4")
+    monkeypatch.setattr("fusible.tex.calls.grouped.scheme_of", lambda quantizer: NVFP4_SCHEME)
     shapes = [(2, 32), (0, 32), (3, 32)]
 
     def empty(quantizer: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
         assert quantizer.rowwise_usage and not quantizer.columnwise_usage
-        made: dict[str, Any] = dict.fromkeys(MEMBER_FIELDS["nvfp4"].values())
+        made: dict[str, Any] = dict.fromkeys(NVFP4.member_fields.values())
         made["_rowwise_data"] = torch.empty(shape[0], 16, dtype=torch.uint8)
         made["_rowwise_scale_inv"] = torch.empty(-(-shape[0] // 4) * 4, 2, dtype=torch.uint8)
         made["_amax_rowwise"] = torch.empty(1)
@@ -127,7 +128,7 @@ def test_members_of_packed_formats_find_their_bytes_and_their_padded_scales(monk
     assert quantizer.columnwise_usage and all(member._quantizer is quantizer for member in found)
 
 
-@pytest.mark.parametrize("fields", MEMBER_FIELDS.values(), ids=MEMBER_FIELDS.keys())
+@pytest.mark.parametrize("fields", [form.member_fields for form in (FLOAT8, FLOAT8_BLOCKS, MXFP8, NVFP4)], ids=str)
 def test_every_format_names_buffers_that_a_grouped_tensor_has(fields: dict[str, str]) -> None:
     held: Callable[[str], bool] = lambda name: hasattr(grouped(), name)  # noqa: E731
     assert all(map(held, fields)) and {"rowwise_data", "columnwise_data", "scale_inv", "columnwise_scale_inv"} <= fields.keys()

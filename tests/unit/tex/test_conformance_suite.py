@@ -18,8 +18,7 @@ from fusible.conformance.table import Sample, load, measure
 from fusible.errors import ArgumentError, BackendError
 from fusible.quantized import Quantizer
 from fusible.tex.calls.grouped import is_grouped
-from fusible.tex.formats import format_of, is_quantized, scaling
-from fusible.tex.formats.block_layout import BLOCK_FORMATS
+from fusible.tex.formats import format_of, is_quantized, scaling, scheme_of
 from fusible.tex.selection.registry import registry
 
 
@@ -41,7 +40,7 @@ def formats(sample: Sample) -> set[str]:
     """The number formats of what a call is given: quantized tensors, grouped ones, and quantizers."""
     given = [x for value in sample.arguments.values() for x in (value if isinstance(value, list) else [value])]
     kinds = {scaling(x if isinstance(x, Quantizer) else x.quantizer) for x in given if isinstance(x, Quantizer) or is_grouped(x)}
-    return kinds | {format_of(x) for x in given if is_quantized(x)}
+    return kinds | {format_of(x).name for x in given if is_quantized(x)}
 
 
 @pytest.mark.parametrize("function", OF_GROUPS)
@@ -54,7 +53,7 @@ def test_functions_of_groups_are_called_with_blocks_and_without(function: str) -
 def test_who_lays_groups_out_in_a_way_of_its_own_is_given_none_of_blocks(function: str) -> None:
     record = load()[function]
     every, own = record.samples(torch.bfloat16), of_own_making(record).samples(torch.bfloat16)
-    blocks = [x.label for x in every if any(is_grouped(y) and scaling(y.quantizer) in BLOCK_FORMATS for y in x.arguments.values())]
+    blocks = [x.label for x in every if any(is_grouped(y) and scheme_of(y.quantizer).format.block_scaled for y in x.arguments.values())]
     assert [x.label for x in own] == [x.label for x in every if x.label not in blocks] and own
     assert bool(blocks) == (function in GIVEN_GROUPS)
 

@@ -20,7 +20,7 @@ from fusible.quantized import (
     NVFP4TensorStorage,
 )
 from fusible.tex import DType
-from fusible.tex.formats.block_layout import is_tiled, scale_shape
+from fusible.tex.formats import block_format_of
 
 __all__ = ["BLOCKED", "in_tiles", "stored"]
 
@@ -49,7 +49,7 @@ def _eight_bits(x: np.ndarray, quantizer: Any, columns: bool) -> tuple[np.ndarra
         data, scales = oracle.mxfp8(x, quantizer.dtype, block)
         factors = 2.0 ** (scales.astype(np.float64) - 127)
         return data, scales, data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * _repeated(factors, block, x.shape)
-    tiled = is_tiled(quantizer)
+    tiled = block_format_of(quantizer).is_tiled(quantizer)
     block = (128, 128) if tiled else (128, 1) if columns else (1, 128)
     data, scales = oracle.block_fp8(x, quantizer.dtype, block, quantizer.amax_epsilon, quantizer.force_pow_2_scales, float(oracle.FLT_MAX))
     values = data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * _repeated(scales, block, x.shape)
@@ -72,15 +72,15 @@ def _made(name: str, shape: tuple[int, int], seed: int) -> tuple[dict[str, Tenso
     """The buffers of both copies, and the values of each, float64."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).numpy()
     quantizer, buffers, values = BLOCKED[name](), {}, {}
-    form = name.split()[0]
+    form = block_format_of(quantizer)
     for way, columns in (("rowwise", False), ("columnwise", True)):
-        if form == "nvfp4":
+        if isinstance(quantizer, NVFP4Quantizer):
             data, scales, wide, amax = _four_bits(x, quantizer, columns)
             buffers[f"amax_{way}"] = torch.from_numpy(amax.copy())
         else:
             data, scales, wide = _eight_bits(x, quantizer, columns)
         # What pads scales is anything that is a number.
-        whole = np.ones(scale_shape(form, shape, columns, is_tiled(quantizer)), scales.dtype)
+        whole = np.ones(form.scale_shape(shape, columns, form.is_tiled(quantizer)), scales.dtype)
         whole[: scales.shape[0], : scales.shape[1]] = scales
         buffers[f"{way}_data"], buffers[f"{way}_scale_inv"] = torch.from_numpy(np.ascontiguousarray(data)), torch.from_numpy(whole)
         values[way] = torch.from_numpy(np.ascontiguousarray(wide))
@@ -97,11 +97,11 @@ def stored(
 ) -> tuple[Any, Any]:
     """A tensor of a format with the copies ``ways``, and the values of each copy, float64, by way; ``swizzled``: its scales lie in the order of
     tensor cores."""
-    buffers, values = _made(name, shape, seed)
+    (buffers, values), quantizer = _made(name, shape, seed), BLOCKED[name]()
     if swizzled:
-        transposed = {"columnwise_scale_inv": not name.startswith("nvfp4"), "rowwise_scale_inv": False}
+        transposed = {"columnwise_scale_inv": block_format_of(quantizer).blocks_first, "rowwise_scale_inv": False}
         buffers = {**buffers, **{key: in_tiles(buffers[key], turned) for key, turned in transposed.items()}}
-    quantizer, held = BLOCKED[name](), {key: x.clone() if any(way in key for way in ways) else None for key, x in buffers.items()}
+    held = {key: x.clone() if any(way in key for way in ways) else None for key, x in buffers.items()}
     quantizer.set_usage(rowwise="rowwise" in ways, columnwise="columnwise" in ways)
     if isinstance(quantizer, NVFP4Quantizer):
         options: dict[str, Any] = {"row_scaled_nvfp4": quantizer.row_scaled_nvfp4, "nvfp4_use_4over6": quantizer.nvfp4_use_4over6}
@@ -110,4 +110,4 @@ def stored(
     own = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer, "fake_dtype": dtype}
     if isinstance(quantizer, MXFP8Quantizer):
         return MXFP8TensorStorage(**held, **own, with_gemm_swizzled_scales=swizzled), values
-    return Float8BlockwiseQTensorStorage(**held, **own, is_2D_scaled=is_tiled(quantizer)), values
+    return Float8BlockwiseQTensorStorage(**held, **own, is_2D_scaled=quantizer.block_scaling_dim == 2), values

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.block_tensors import stored
+from fusible.conformance.cases.block_tensors import BLOCKED, stored
 from fusible.conformance.cases.pointwise import gelu
 from fusible.conformance.cases.quantize import FORMER, cast, with_former
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
+from fusible.tex.formats import block_format_of
 
 CALL: dict[str, Any] = {
     "D": None,
@@ -138,7 +139,7 @@ def in_blocks(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample
             if of_b == "nvfp4 by rows" and layout != "TN":
                 continue
             trans_a, trans_b = layout[0] == "T", layout[1] == "T"
-            for swizzled in (False, True) if of_a == of_b and "block" not in of_a and layout != "NN" else (False,):
+            for swizzled in (False, True) if of_a == of_b and block_format_of(BLOCKED[of_a]()).swizzles and layout != "NN" else (False,):
                 (x, wide_a), (y, wide_b) = stored(of_a, a, dtype, 1, swizzled=swizzled), stored(of_b, b, dtype, 2, swizzled=swizzled)
                 ways = "rowwise" if trans_a else "columnwise", "columnwise" if trans_b else "rowwise"
                 ab, size, length = product(wide_a[ways[0]], trans_a, wide_b[ways[1]], trans_b)

@@ -20,8 +20,8 @@ from fusible.conformance.cases.gemm import product
 from fusible.conformance.table import Output, Sample
 from fusible.quantized import GroupedTensorStorage, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
-from fusible.tex.calls.grouped import NVFP4_OPTIONS, member_fields
-from fusible.tex.formats.block_layout import is_tiled, scale_shape
+from fusible.tex.calls.grouped import member_fields
+from fusible.tex.formats import MXFP8, NVFP4_OPTIONS, block_format_of
 
 __all__ = [
     "ROWS",
@@ -98,8 +98,8 @@ def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]
 
 def made_of(at: str, name: str, dtype: torch.dtype, ways: Sequence[str] = _WAYS, rows: tuple[int, ...] = _MADE, total: int = 0) -> list[Output]:
     """What quantizing the members must give in the grouped tensor at ``at``, whose buffers have room for ``total`` rows."""
-    quantizer, form = BLOCKED[name](), name.split()[0]
-    packed, outputs = (2 if form == "nvfp4" else 1), []
+    quantizer, outputs = BLOCKED[name](), []
+    form = block_format_of(quantizer)
     for way in _WAYS:
         prefix = "" if way == "rowwise" else "columnwise_"
         if way not in ways:
@@ -109,12 +109,12 @@ def made_of(at: str, name: str, dtype: torch.dtype, ways: Sequence[str] = _WAYS,
         for count, (codes, used, _) in zip(rows, _made(name, dtype, rows)[way], strict=True):
             data.append((at_data, tuple(codes.shape), codes))
             at_data += codes.numel()
-            whole = scale_shape(form, (count, _COLUMNS), way == "columnwise", is_tiled(quantizer))
+            whole = form.scale_shape((count, _COLUMNS), way == "columnwise", form.is_tiled(quantizer))
             scales.append((at_scale, whole, used))
             at_scale += math.prod(whole)
-        outputs.append(_filled(f"{at}.{way}_data", total * _COLUMNS // packed, data))
+        outputs.append(_filled(f"{at}.{way}_data", total * _COLUMNS // form.packed, data))
         outputs.append(_filled(f"{at}.{prefix}scale_inv", at_scale, scales))
-        if form == "nvfp4":
+        if isinstance(quantizer, NVFP4Quantizer):
             outputs.append(Output(f"{at}.{prefix}amax", torch.cat([x for _, _, x in _made(name, dtype, rows)[way] if x is not None])))
     return outputs
 
@@ -126,7 +126,7 @@ def _described(rows: Sequence[int]) -> dict[str, Any]:
 def quantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
     """Of ``group_quantize``: every format, a member without rows where the oracle takes one, and rows of nobody."""
     for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
-        rows = _MADE if not name.startswith("nvfp4") else (32, 96)
+        rows = (32, 96) if isinstance(BLOCKED[name](), NVFP4Quantizer) else _MADE
         x = _x(dtype)
         outputs = made_of("result", name, dtype, rows=rows, total=len(x))
         yield Sample(f"in {name}", {"tensor": x.clone(), "quantizer": BLOCKED[name](), **_described(rows)}, tuple(outputs))
@@ -183,7 +183,7 @@ def _turned(name: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], 
         ((_, codes, used),) = copies(part, quantizer)
         data.append(_tensor(codes))
         scales.append(_tensor(used))
-        shapes.append(scale_shape(name.split()[0], tuple(part.shape), True, False))
+        shapes.append(block_format_of(quantizer).scale_shape(tuple(part.shape), True, False))
     return data, scales, shapes
 
 
@@ -218,7 +218,7 @@ def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[
     for part in parts:
         # The scale of a block is that of its largest value, rounded to the dtype first.
         _, used = oracle.mxfp8(part.to(dtype).float().numpy(), _E4M3, (32, 1))
-        whole = scale_shape("mxfp8", tuple(part.shape), True, False)
+        whole = MXFP8.scale_shape(tuple(part.shape), True, False)
         scales.append((at, whole, _tensor(used)))
         at += math.prod(whole)
 

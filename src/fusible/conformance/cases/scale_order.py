@@ -171,8 +171,7 @@ def swizzle_group(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 
 @record("swizzle_scales_and_pack_ptrs_for_discrete_weights", dtypes=(torch.uint8,))
 def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for kind in ("mxfp8_rowwise", "mxfp8_columnwise", "nvfp4"):
-        columns, four_bits = kind == "mxfp8_columnwise", kind == "nvfp4"
+    for kind, columns, four_bits in (("mxfp8_rowwise", False, False), ("mxfp8_columnwise", True, False), ("nvfp4", False, True)):
         shapes = [(160, 96), (224, 256), (256, 128), (256, 128)] if columns else [(n, 80 if four_bits else 160) for n in (128, 255, 16, 40)]
         scales = [numbers(generator, *padded(*shape, four_bits, columns)) for shape in shapes]
         data = [numbers(generator, m, n // 2 if four_bits else n) for m, n in shapes]

@@ -11,13 +11,12 @@ from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.formats import PLAIN, BlockFormat, format_named
 from fusible.tex.interface.declare import Request
 from fusible.tex.protocol import check_shape, outer
 
 __all__ = [
-    "BLOCK_SCALED",
     "GATED",
-    "PER_TENSOR",
     "adam_corrections",
     "check_gradient",
     "check_lists",
@@ -40,10 +39,6 @@ __all__ = [
 GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
 """The activation of the first half in each gated one."""
 
-PER_TENSOR = frozenset({"delayed", "current", "float8"})
-BLOCK_SCALED = frozenset({"block", "mxfp8", "nvfp4"})
-"""The first entry of the kind of a quantizer or a quantized tensor: how it is scaled."""
-
 _FLOATING_ARGUMENTS = frozenset(
     (
         "A B K Q dO dz fwd_input gamma grad grad_output output_grad_ output_grads output_grads_ q_grad_out qkv_input softmax_results_ tensor "
@@ -59,18 +54,19 @@ _OF_ANY_TYPE = frozenset(
 """Functions that take bytes, whatever these stand for: dtypes that they tell apart they check themselves."""
 
 
-def refused_kind(request: Request, floating: frozenset[Any], formats: frozenset[str] = PER_TENSOR) -> str | None:
+def refused_kind(request: Request, floating: frozenset[Any], framework: str) -> str | None:
     """Why a backend of all functions refuses a request for a type among its arguments, or None.
 
-    ``floating`` are its values of fp32, bf16, fp16, and fp64 where it has that; ``formats`` the scalings of quantizers and the formats of quantized
-    tensors that it serves.
+    ``floating`` are its values of fp32, bf16, fp16, and fp64 where it has that; of block-scaled formats it
+    serves those that have a codec for ``framework``.
     """
     if request.function in _OF_ANY_TYPE:
         return None
     for name, kind in request.kinds:
         asked = name in _FLOATING_ARGUMENTS or name == "input"
         for part in tensor_kinds(kind):
-            if len(part) == 3 and part[0] not in formats:
+            form = format_named(part[0]) if len(part) == 3 else PLAIN
+            if form is None or (isinstance(form, BlockFormat) and framework not in form.codecs):
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
             if asked and len(part) == 2 and part[1] not in floating and not request.function.startswith("prim_"):
                 return f"serves {_listed(floating)}, and {name} is {part[1]}"

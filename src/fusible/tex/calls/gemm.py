@@ -102,7 +102,7 @@ class GemmTypes(Generic[T]):
             scaling(quantizer)
             if accumulate:
                 raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
-        quantized, per_tensor = is_quantized(A) and is_quantized(B), format_of(A) == format_of(B) == "float8"
+        quantized, per_tensor = is_quantized(A) and is_quantized(B), format_of(A).per_tensor and format_of(B).per_tensor
         return GemmJob(shape, dtype, quantized, float(alpha), factor, per_tensor)
 
     def _check_output(self, D: Any, shape: GemmShape, dtype: T, dtype_given: bool, factor: float) -> T:

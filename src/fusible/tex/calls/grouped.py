@@ -2,25 +2,23 @@
 
 A grouped tensor is an object with ``num_tensors``, ``logical_shape``, ``first_dims``, ``last_dims``, ``tensor_offsets``, ``quantizer``, and flat
 buffers: ``rowwise_data``, ``columnwise_data``, ``scale_inv``, ``columnwise_scale_inv``, ``amax``, ``columnwise_amax``. What a member of a format
-calls the buffers is one line of ``MEMBER_FIELDS``; everything else here is the same for all formats.
+calls the buffers is said by the format (``member_fields``); everything else here is the same for all formats.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_callable, check_class, expected
-from fusible.tex.formats import scaling
+from fusible.tex.formats import scheme_of
 
 __all__ = [
     "GroupLayout",
-    "MEMBER_FIELDS",
-    "NVFP4_OPTIONS",
     "build_grouped",
     "check_list_lengths",
     "is_grouped",
@@ -30,25 +28,6 @@ __all__ = [
     "members",
     "register_grouped_factory",
 ]
-
-_FLOAT8 = {"rowwise_data": "_data", "columnwise_data": "_transpose", "scale_inv": "_scale_inv", "columnwise_scale_inv": "_scale_inv"}
-_BLOCKS = {
-    "rowwise_data": "_rowwise_data",
-    "columnwise_data": "_columnwise_data",
-    "scale_inv": "_rowwise_scale_inv",
-    "columnwise_scale_inv": "_columnwise_scale_inv",
-}
-MEMBER_FIELDS: dict[str, dict[str, str]] = {
-    "delayed": _FLOAT8,
-    "current": _FLOAT8,
-    "block": _BLOCKS,
-    "mxfp8": _BLOCKS,
-    "nvfp4": {**_BLOCKS, "amax": "_amax_rowwise", "columnwise_amax": "_amax_columnwise"},
-}
-"""By scaling: each buffer of a grouped tensor and the attribute that holds a member's part of it."""
-
-NVFP4_OPTIONS = ("row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
-"""The options of a quantizer that a grouped tensor repeats."""
 
 _FACTORIES: dict[type, Callable[..., Any]] = {}
 
@@ -72,7 +51,7 @@ def register_grouped_factory(quantizer_class: type, factory: Callable[..., Any])
 
     The fields are ``shape`` (logical), ``dtype`` (nominal), ``num_tensors``, ``quantizer`` (None where the data is unquantized), ``data``,
     ``columnwise_data``, ``scale_inv``, ``columnwise_scale_inv``, ``amax``, ``columnwise_amax``, ``first_dims``, ``last_dims``, ``tensor_offsets``,
-    ``with_gemm_swizzled_scales``, and of NVFP4 those of ``NVFP4_OPTIONS``. ``type(None)`` stands for no quantizer.
+    ``with_gemm_swizzled_scales``, and of NVFP4 those of ``fusible.tex.formats.NVFP4_OPTIONS``. ``type(None)`` stands for no quantizer.
     """
     check_class(quantizer_class, "quantizer_class of register_grouped_factory")
     check_callable(factory, "factory of register_grouped_factory")
@@ -93,12 +72,12 @@ def is_grouped(x: Any) -> bool:
     return hasattr(x, "num_tensors") and hasattr(x, "logical_shape")
 
 
-def member_fields(quantizer: Any) -> dict[str, str]:
-    """The line of ``MEMBER_FIELDS`` for ``quantizer``."""
-    kind = scaling(quantizer)
-    if kind not in MEMBER_FIELDS:
-        raise DTypeError(expected(f"one of {', '.join(MEMBER_FIELDS)}", of="the scaling of a grouped tensor", got=kind, do="use such a quantizer"))
-    return MEMBER_FIELDS[kind]
+def member_fields(quantizer: Any) -> Mapping[str, str]:
+    """Each buffer of a grouped tensor of ``quantizer``, and the attribute that holds a member's part of it."""
+    scheme = scheme_of(quantizer)
+    if not scheme.format.member_fields:
+        raise DTypeError(expected("a scheme that scales", of="the quantizer of a grouped tensor", got=scheme, do="use such a quantizer"))
+    return scheme.format.member_fields
 
 
 @dataclass(frozen=True)
@@ -204,7 +183,7 @@ def members(x: Any, create_empty: Callable[..., Any], *, bare: bool = False) -> 
     return found
 
 
-def _attach(member: Any, x: Any, fields: dict[str, str], used: dict[str, int], offset: int, elements: int) -> None:
+def _attach(member: Any, x: Any, fields: Mapping[str, str], used: dict[str, int], offset: int, elements: int) -> None:
     """Put the views of ``x``'s buffers in place of a member's own. Data lies at the member's offset, scales one after the other."""
     for field, attribute in fields.items():
         part, buffer = getattr(member, attribute), getattr(x, field)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.tex.formats import scaling, usages
-from fusible.tex.formats.block_layout import buffer_specs
+from fusible.tex.formats import NVFP4, scheme_of, usages
 
 __all__ = ["check_sections", "given_amaxes", "quantize_each"]
 
@@ -38,10 +37,10 @@ def given_amaxes(x: Any, quantizer: Any, rowwise: Any, columnwise: Any, fp32: An
 
     ``fp32`` is the backend's value of that type. Raises ``DTypeError`` for another quantizer, ``ShapeError`` for an amax that does not fit.
     """
-    if scaling(quantizer) != "nvfp4":
+    if scheme_of(quantizer).format is not NVFP4:
         got = type(quantizer).__qualname__
         raise DTypeError(expected("an NVFP4 quantizer", of="quantizer of nvfp4_quantize_with_amax", got=got, do="call quantize"))
-    specs, found = buffer_specs(quantizer, x.shape, *usages(quantizer)), {}
+    specs, found = NVFP4.buffer_specs(quantizer, x.shape, *usages(quantizer)), {}
     for way, amax in (("rowwise", rowwise), ("columnwise", columnwise)):
         if f"amax_{way}" not in specs:
             continue

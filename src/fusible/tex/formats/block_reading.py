@@ -7,32 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ArgumentError, expected
-from fusible.tex.formats.block_layout import check_scales, scale_shape, used_scales
-from fusible.tex.formats.format import format_of, logical_shape
+from fusible.tex.formats.blocks import WAYS, BlockCodec, BlockFormat, check_scales
+from fusible.tex.formats.format import format_of
 from fusible.tex.protocol import outer
 
-__all__ = ["BlockReader", "WAYS", "by_columns"]
-
-WAYS = ("rowwise", "columnwise")
-"""The copies that a tensor may have."""
-
-
-def by_columns(name: str, way: str) -> bool:
-    """Whether the scales of a copy lie blocks first, and it is their transpose that is put in the order of a product."""
-    return name == "mxfp8" and way == "columnwise"
+__all__ = ["BlockReader"]
 
 
 @dataclass(frozen=True)
 class BlockReader:
-    """A backend's own part of reading: ``zeros(shape, data)``, ``unswizzle(scales, columnwise)``, the values of each format, and the matrix of a
-    Hadamard transform that a copy has, or None."""
+    """A framework's own part of reading: its name in ``BlockFormat.codecs``, ``zeros(shape, data)`` and ``unswizzle(scales, columnwise)``."""
 
+    framework: str
     zeros: Callable[..., Any]
     unswizzle: Callable[[Any, bool], Any]
-    block: Callable[..., Any]
-    mxfp8: Callable[..., Any]
-    nvfp4: Callable[..., Any]
-    transform_of: Callable[[Any, str], Any]
+
+    def codec(self, form: BlockFormat) -> BlockCodec:
+        """What encodes and decodes ``form`` here."""
+        return form.codecs[self.framework]
 
     def values(self, x: Any, way: str, undo: bool = True) -> tuple[Any, Any]:
         """The fp32 matrix ``[M, K]`` that a copy of ``x`` stands for, but for a factor, which is the second: None, fp32 ``[1]``, or one per line.
@@ -40,32 +32,32 @@ class BlockReader:
         A line is a row of the row-wise copy, a column of the column-wise one. ``undo`` takes back a Hadamard transform. Raises ``ArgumentError``
         where ``x`` lacks that copy.
         """
-        name, data = format_of(x), getattr(x, f"_{way}_data")
+        form, data = format_of(x), getattr(x, f"_{way}_data")
+        assert isinstance(form, BlockFormat)
         if data is None:
             got, do = f"only the {WAYS[way == 'rowwise']} one", "quantize it with that usage"
-            raise ArgumentError(expected(f"a {way} copy", of=f"a tensor of {name}", got=got, do=do))
-        full = logical_shape(x)
+            raise ArgumentError(expected(f"a {way} copy", of=f"a tensor of {form}", got=got, do=do))
+        full = form.shape(x)
         shape = outer(full), full[-1]
         if 0 in data.shape:
             return self.zeros(shape, data), None
-        if name == "block":
-            used, whole = (f(name, shape, way == "columnwise", x._is_2D_scaled) for f in (used_scales, scale_shape))
-            check_scales(getattr(x, f"_{way}_scale_inv"), used, whole, f"{way} scales of a tensor of {name} {list(shape)}")
-            return self.block(x, way, shape), None
-        scales = self._compact(x, name, way, shape)
-        return (self.mxfp8(x, way, scales, shape), None) if name == "mxfp8" else self.nvfp4(x, way, scales, shape, undo)
+        return self.codec(form).decode(x, way, self._compact(x, form, way, shape), shape, undo)
 
-    def _compact(self, x: Any, name: str, way: str, shape: tuple[int, int]) -> Any:
+    def _compact(self, x: Any, form: BlockFormat, way: str, shape: tuple[int, int]) -> Any:
         """The scales of a copy in the order of its blocks, without padding."""
-        scales = getattr(x, f"_{way}_scale_inv")
-        lines, blocks = used_scales(name, shape, way == "columnwise", False)
-        whole = scale_shape(name, shape, way == "columnwise", False)
-        check_scales(scales, whole if x._with_gemm_swizzled_scales else (lines, blocks), whole, f"{way} scales of a tensor of {name} {list(shape)}")
-        if x._with_gemm_swizzled_scales:
-            scales = self.unswizzle(scales, by_columns(name, way))
+        scales, columnwise, tiled, swizzled = getattr(x, f"_{way}_scale_inv"), way == "columnwise", form.has_tile_scales(x), form.is_swizzled(x)
+        lines, blocks = form.used_scales(shape, columnwise, tiled)
+        whole = form.scale_shape(shape, columnwise, tiled)
+        check_scales(scales, whole if swizzled else (lines, blocks), whole, f"{way} scales of a tensor of {form} {list(shape)}")
+        if swizzled:
+            scales = self.unswizzle(scales, columnwise and form.blocks_first)
         return scales[:lines, :blocks]
 
+    def transform(self, x: Any, way: str) -> Any:
+        """The matrix by which the lines of a copy of ``x`` were multiplied in groups, or None."""
+        form = format_of(x)
+        return self.codec(form).transform(x, way) if isinstance(form, BlockFormat) else None
+
     def mixed_transform(self, a: Any, way_a: str, b: Any, way_b: str) -> bool:
-        """Whether the Hadamard transforms of two operands fail to cancel in their product: one has one, and the other none."""
-        transforms = [format_of(x) == "nvfp4" and self.transform_of(x, way) is not None for x, way in ((a, way_a), (b, way_b))]
-        return transforms[0] != transforms[1]
+        """Whether the transforms of two operands fail to cancel in their product: one has one, and the other none."""
+        return (self.transform(a, way_a) is not None) != (self.transform(b, way_b) is not None)

@@ -1,123 +1,239 @@
-"""Quantizers and quantized tensors as every backend sees them: their format and scaling, told by their attributes, and what they consist of.
+"""A number format is one value, and so is how quantizers scale to it: their names, how their tensors are recognised, what these consist of.
 
-Nothing here computes on a tensor.
+Whatever the backend: nothing here computes. Our own classes state their value (``_FORMAT`` of a storage, ``_SCHEME`` of a quantizer); NVIDIA's are
+recognised by their attributes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.tex.protocol import fp8_format, to_torch
+from fusible.tex.protocol import to_torch
 
 __all__ = [
     "Format",
-    "Scaling",
+    "PLAIN",
+    "Scheme",
     "a_buffer",
+    "format_named",
     "format_of",
     "is_quantized",
     "logical_shape",
     "nominal",
     "scaling",
-    "transposed",
-    "update_buffers",
+    "scheme_named",
+    "scheme_of",
     "usages",
 ]
 
-Scaling = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
-Format = Literal["none", "float8", "block", "mxfp8", "nvfp4"]
-_SCALING: dict[type, Scaling] = {type(None): "none"}
+
+@dataclass(frozen=True)
+class Marks:
+    """Attributes by which a foreign object is recognised: it has all of ``has`` and none of ``lacks``."""
+
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+    def fit(self, x: Any) -> bool:
+        return all(hasattr(x, name) for name in self.has) and not any(hasattr(x, name) for name in self.lacks)
 
 
-def scaling(quantizer: Any) -> Scaling:
-    """How ``quantizer`` scales, told from its attributes, so that NVIDIA's classes answer like ours; ``"none"`` for None.
+class Format(ABC):
+    """A number format. There is one object of each class: two formats are equal where they are the same object.
 
-    Delayed scaling has ``scale`` and ``amax``; current scaling ``force_pow_2_scales`` and ``with_amax_reduction``; FP8 blocks (``"block"``)
-    ``block_scaling_dim``; NVFP4 ``row_scaled_nvfp4``; MXFP8 ``with_2d_quantization`` and nothing of the former.
+    A quantized tensor has a row-wise copy of its data, a column-wise one, or both.
     """
-    known = _SCALING.get(type(quantizer))
-    return known if known is not None else _recognise(quantizer)
 
+    name: ClassVar[str]
+    """What a call's kinds and errors call it."""
+    marks: ClassVar[Marks | None] = None
+    """Of NVIDIA's tensors; None where there are none."""
+    per_tensor: ClassVar[bool] = False
+    """Whether a tensor has one scale."""
+    block_scaled: ClassVar[bool] = False
+    """Whether it has one for each block of its elements, and is a ``BlockFormat``."""
+    gathers: ClassVar[bool] = False
+    """Whether rows that were quantized apart make, one after another, the quantized whole, where no block lies in two parts."""
+    packed: ClassVar[int] = 1
+    """Elements in a byte of data."""
+    transposed: ClassVar[bool] = True
+    """Whether column-wise data lies as ``[K, *leading]``."""
+    member_fields: ClassVar[Mapping[str, str]] = {}
+    """Each buffer of a grouped tensor, and the attribute that holds a member's part of it."""
+    scale_fields: ClassVar[tuple[str, ...]] = ()
+    """The arguments of a storage that are proportional to its values."""
+    scales_are_exponents: ClassVar[bool] = False
+    """Whether these are powers of two, by their exponents plus 127."""
 
-_QUANTIZER_MARKS: tuple[tuple[Scaling, tuple[str, ...]], ...] = (
-    ("block", ("block_scaling_dim",)),
-    ("nvfp4", ("row_scaled_nvfp4",)),
-    ("mxfp8", ("with_2d_quantization",)),
-    ("current", ("force_pow_2_scales", "with_amax_reduction")),
-    ("delayed", ("scale", "amax")),
-)
+    def __init_subclass__(cls) -> None:
+        if "name" in cls.__dict__:
+            _FORMATS_BY_NAME[cls.name] = cls()
 
+    @classmethod
+    def value(cls) -> Any:
+        """The one object of this class."""
+        return _FORMATS_BY_NAME[cls.name]
 
-def _recognise(quantizer: Any) -> Scaling:
-    found = _first_with_all(_QUANTIZER_MARKS, quantizer)
-    if found is None:
-        wanted = "delayed or current scaling, FP8 blocks, MXFP8 or NVFP4"
-        raise DTypeError(expected(wanted, of="a quantizer", got=type(quantizer).__qualname__, do="use such a quantizer or another backend"))
-    _SCALING[type(quantizer)] = found
-    return found
+    def __repr__(self) -> str:
+        return self.name
 
+    __str__ = __repr__
 
-def _first_with_all(marks: tuple[tuple[Any, tuple[str, ...]], ...], x: Any) -> Any:
-    """The name of the first entry all of whose attributes ``x`` has, or None."""
-    return next((name for name, attributes in marks if all(hasattr(x, attribute) for attribute in attributes)), None)
+    def __reduce__(self) -> Any:
+        return format_named, (self.name,)
 
+    def copies(self, x: Any) -> tuple[Any, Any]:
+        """The row-wise and the column-wise data of a tensor; None for what it lacks."""
+        return x._rowwise_data, x._columnwise_data
 
-def usages(quantizer: Any) -> tuple[bool, bool]:
-    """``(rowwise, columnwise)`` of a quantizer; one of the two must be asked for."""
-    if not (quantizer.rowwise_usage or quantizer.columnwise_usage):
-        raise ArgumentError(expected("rowwise or columnwise usage", of="a quantizer", got="neither", do="set one of the two usages"))
-    return quantizer.rowwise_usage, quantizer.columnwise_usage
+    def element(self, x: Any) -> Any:
+        """The type of a tensor's elements."""
+        return x._fp8_dtype
 
+    def buffer(self, x: Any) -> Any:
+        """A buffer of a tensor, which lies where the tensor does."""
+        rowwise, columnwise = self.copies(x)
+        if rowwise is None and columnwise is None:
+            raise _without_data()
+        return rowwise if rowwise is not None else columnwise
 
-_FORMATS: dict[type, Format] = {torch.Tensor: "none", torch.nn.Parameter: "none"}
-_TENSOR_MARKS: tuple[tuple[Format, tuple[str, ...]], ...] = (
-    ("float8", ("_fp8_dtype", "_scale_inv", "_data")),
-    ("block", ("_is_2D_scaled", "_rowwise_data", "_columnwise_data")),
-    ("nvfp4", ("_fp4_dtype", "_rowwise_data", "_columnwise_data")),
-    ("mxfp8", ("_with_gemm_swizzled_scales", "_fp8_dtype", "_rowwise_data", "_columnwise_data")),
-)
-
-
-def format_of(x: Any) -> Format:
-    """The format of a quantized tensor or of its bare storage, told from its attributes; ``"none"`` for anything else.
-
-    Per-tensor FP8 (``"float8"``) has ``_data``, ``_fp8_dtype`` and ``_scale_inv``; the block-scaled formats have ``_rowwise_data`` and
-    ``_columnwise_data``, beside ``_is_2D_scaled`` (FP8 blocks), ``_fp4_dtype`` (NVFP4), or ``_fp8_dtype`` and ``_with_gemm_swizzled_scales``
-    (MXFP8). A class answers once for all of its instances.
-    """
-    known = _FORMATS.get(type(x))
-    if known is None:
-        known = _FORMATS[type(x)] = _first_with_all(_TENSOR_MARKS, x) or "none"
-    return known
-
-
-def is_quantized(x: Any) -> bool:
-    """Whether ``x`` is a quantized tensor of any format, or its bare storage."""
-    return format_of(x) != "none"
-
-
-def a_buffer(x: Any) -> Any:
-    """A tensor that ``x`` consists of: itself, or a buffer where it is quantized; it lies where ``x`` does."""
-    found = format_of(x)
-    if found == "none":
-        return x
-    if found == "float8":
-        return x._scale_inv
-    if x._rowwise_data is None and x._columnwise_data is None:
-        raise _without_data()
-    return x._rowwise_data if x._rowwise_data is not None else x._columnwise_data
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """The shape that a tensor stands for, from whichever copy it has."""
+        rowwise, columnwise = self.copies(x)
+        data = rowwise if rowwise is not None else columnwise
+        if data is None:
+            raise _without_data()
+        shape = tuple(data.shape)
+        if self.packed > 1:
+            shape = (*shape[:-1], self.packed * shape[-1])
+        return shape if rowwise is not None or not self.transposed else (*shape[1:], shape[0])
 
 
 def _without_data() -> ArgumentError:
     return ArgumentError(expected("row-wise or column-wise data", of="a quantized tensor", got="neither", do="quantize it again"))
 
 
-def transposed(x: Any) -> Any:
-    """The transposed data of a per-tensor FP8 tensor, or None where it has none that is up to date."""
-    return None if getattr(x, "_transpose_invalid", False) else getattr(x, "_transpose", None)
+_FORMATS_BY_NAME: dict[str, Format] = {}
+
+
+class Plain(Format):
+    """No quantization: a tensor is its own data."""
+
+    name = "none"
+
+    def element(self, x: Any) -> Any:
+        return x.dtype
+
+    def buffer(self, x: Any) -> Any:
+        return x
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.shape)
+
+
+PLAIN: Plain = Plain.value()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scheme:
+    """How quantizers scale to a format: the quantization scheme.
+
+    ``name``: what recipes, types and a call's kinds call it; ``marks``: those of NVIDIA's quantizers; ``delayed``: whether the scale is known before
+    the tensor is, and its amax is kept for later scales.
+    """
+
+    name: str
+    format: Format
+    marks: Marks | None = None
+    delayed: bool = False
+
+    def __post_init__(self) -> None:
+        _SCHEMES_BY_NAME[self.name] = self
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> Any:
+        return scheme_named, (self.name,)
+
+    @property
+    def per_tensor(self) -> bool:
+        return self.format.per_tensor
+
+
+_SCHEMES_BY_NAME: dict[str, Scheme] = {}
+_UNQUANTIZED = Scheme("none", PLAIN)
+
+
+def format_named(name: Any) -> Format | None:
+    """The format that a call's kinds name, by its own name or by that of a scheme; None where it is neither."""
+    scheme = _SCHEMES_BY_NAME.get(name)
+    return _FORMATS_BY_NAME.get(name) if scheme is None else scheme.format
+
+
+def scheme_named(name: str) -> Scheme | None:
+    """The scheme of that name, if there is one."""
+    return _SCHEMES_BY_NAME.get(name)
+
+
+_SCHEMES: dict[type, Scheme] = {type(None): _UNQUANTIZED}
+_FORMATS: dict[type, Format] = {torch.Tensor: PLAIN, torch.nn.Parameter: PLAIN}
+
+
+def scheme_of(quantizer: Any) -> Scheme:
+    """How ``quantizer`` scales; a class answers once for all of its instances. None has the scheme ``"none"``."""
+    known = _SCHEMES.get(type(quantizer))
+    return known if known is not None else _recognise(quantizer)
+
+
+def _recognise(quantizer: Any) -> Scheme:
+    found = getattr(quantizer, "_SCHEME", None)
+    if not isinstance(found, Scheme):
+        found = next((scheme for scheme in _SCHEMES_BY_NAME.values() if scheme.marks is not None and scheme.marks.fit(quantizer)), None)
+    if found is None:
+        wanted = "delayed or current scaling, FP8 blocks, MXFP8 or NVFP4"
+        raise DTypeError(expected(wanted, of="a quantizer", got=type(quantizer).__qualname__, do="use such a quantizer or another backend"))
+    _SCHEMES[type(quantizer)] = found
+    return found
+
+
+def scaling(quantizer: Any) -> str:
+    """The name of ``quantizer``'s scheme: ``"none"`` for None."""
+    return scheme_of(quantizer).name
+
+
+def format_of(x: Any) -> Format:
+    """The format of a quantized tensor or of its bare storage, ``PLAIN`` of anything else. A class answers once for all of its instances."""
+    known = _FORMATS.get(type(x))
+    if known is None:
+        known = getattr(x, "_FORMAT", None)
+        if not isinstance(known, Format):
+            known = next((form for form in _FORMATS_BY_NAME.values() if form.marks is not None and form.marks.fit(x)), PLAIN)
+        _FORMATS[type(x)] = known
+    return known
+
+
+def is_quantized(x: Any) -> bool:
+    """Whether ``x`` is a quantized tensor of any format, or its bare storage."""
+    return format_of(x) is not PLAIN
+
+
+def a_buffer(x: Any) -> Any:
+    """A tensor that ``x`` consists of: itself, or a buffer where it is quantized; it lies where ``x`` does."""
+    return format_of(x).buffer(x)
+
+
+def logical_shape(x: Any) -> tuple[int, ...]:
+    """The shape of a tensor, or the one that a quantized tensor stands for, from whichever buffer it has."""
+    return format_of(x).shape(x)
 
 
 def nominal(x: Any) -> torch.dtype:
@@ -128,33 +244,8 @@ def nominal(x: Any) -> torch.dtype:
     return torch.float32 if dtype is None else to_torch(dtype)
 
 
-def update_buffers(output: Any, quantizer: Any, data: Any, transpose: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> None:
-    """Write ``data`` into the buffers of a quantized tensor, each by ``buffer = put(buffer or None, new)``, and its transpose where that is due.
-
-    Written are the buffers that the quantizer asks for, and those that the tensor has; but a transpose beside data that nobody asks for goes stale.
-    """
-    rowwise, columnwise = usages(quantizer)
-    has_data, has_transpose = output._data is not None, output._transpose is not None
-    if rowwise or has_data:
-        output._data = put(output._data, data)
-    if columnwise or (has_transpose and not has_data):
-        output._transpose = put(output._transpose, transpose(data))
-        output._transpose_invalid = False
-    elif has_transpose:
-        output._transpose_invalid = True
-    output._fp8_dtype = fp8_format(quantizer.dtype)
-
-
-def logical_shape(x: Any) -> tuple[int, ...]:
-    """The shape of a tensor, or the one that a quantized tensor stands for, from whichever buffer it has."""
-    found = format_of(x)
-    if found == "none":
-        return tuple(x.shape)
-    rowwise, columnwise = (x._data, transposed(x)) if found == "float8" else (x._rowwise_data, x._columnwise_data)
-    data = rowwise if rowwise is not None else columnwise
-    if data is None:
-        raise _without_data()
-    shape = tuple(data.shape)
-    if found == "nvfp4":
-        shape = (*shape[:-1], 2 * shape[-1])
-    return shape if rowwise is not None or found == "mxfp8" else (*shape[1:], shape[0])
+def usages(quantizer: Any) -> tuple[bool, bool]:
+    """``(rowwise, columnwise)`` of a quantizer; one of the two must be asked for."""
+    if not (quantizer.rowwise_usage or quantizer.columnwise_usage):
+        raise ArgumentError(expected("rowwise or columnwise usage", of="a quantizer", got="neither", do="set one of the two usages"))
+    return quantizer.rowwise_usage, quantizer.columnwise_usage

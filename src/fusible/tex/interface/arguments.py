@@ -13,7 +13,7 @@ Tensor: TypeAlias = Any
 """A tensor, real, lazy or quantized."""
 
 QuantizedTensor: TypeAlias = Any
-"""A quantized tensor of any format, or its bare storage (``fusible.tex.formats.format_of``)."""
+"""A quantized tensor of any format, or its bare storage (``fusible.tex.protocol.format_of``)."""
 
 GroupedTensor: TypeAlias = Any
 """Several tensors in one buffer (``fusible.tex.calls.grouped``)."""

@@ -18,6 +18,7 @@ from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
+from fusible.tex.formats import format_named
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
@@ -83,9 +84,10 @@ def _refused_kind(request: Request) -> str | None:
                 return f"serves Float8 quantizers, and {name} is a {kind}"
             continue
         for part in _parts(kind):
-            if name == "quantizer" and part[0] in ("block", "mxfp8", "nvfp4") and request.function in _HANDS_ON:
+            form = format_named(part[0]) if len(part) == 3 else None
+            if name == "quantizer" and form is not None and form.block_scaled and request.function in _HANDS_ON:
                 continue
-            if len(part) == 3 and part[0] not in ("delayed", "current", "float8"):
+            if len(part) == 3 and (form is None or not form.per_tensor):
                 return f"serves FP8 of delayed and current scaling, and {name} is {part[0]}"
             if len(part) == 3 and name == "tensor_lists":
                 return f"reads plain tensors, and {name} has a {part[0]} one"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.cpu.quantize import check_output, quantize_tensor, write_delayed
-from fusible.tex.formats import scaling
+from fusible.tex.formats import scheme_of
 from fusible.tex.protocol import check_shape
 from fusible.tex.selection.dispatch import inner
 
@@ -35,8 +35,8 @@ def produce(
     another is made for less than half of what a shape and a dtype cost.
 
     ``kernel(*operands, dst, dtype, dst_transposed, scale, amax, accumulate_amax)`` is what runs. Under delayed scaling it writes codes
-    from fp32; under any other it writes ``dtype`` first, since the scales follow from the result, and FP8 blocks, MXFP8 and NVFP4 are left to who
-    quantizes to them.
+    from fp32; under any other it writes ``dtype`` first, since the scales follow from the result, and formats in blocks are left to who quantizes to
+    them.
     """
     if quantizer is None:
         if out is None and like is not None and like.dtype is dtype:
@@ -44,14 +44,14 @@ def produce(
             kernel(*operands, y, dtype)
             return y
         return _plain(kernel, operands, shape, dtype, out)
-    how = scaling(quantizer)
-    if out is not None and how in ("delayed", "current"):
+    scheme = scheme_of(quantizer)
+    if out is not None and scheme.per_tensor:
         check_output(out, shape)
-    if how == "delayed":
+    if scheme.delayed:
         return write_delayed(partial(kernel, *operands), shape, dtype, quantizer, out)
     rounded = _scratch(shape, dtype)
     kernel(*operands, rounded, dtype)
-    return quantize_tensor(rounded, quantizer, out) if how == "current" else _quantize(rounded, quantizer, out, None)
+    return quantize_tensor(rounded, quantizer, out) if scheme.per_tensor else _quantize(rounded, quantizer, out, None)
 
 
 _LARGE, _KEPT = 2**20, 2**26

@@ -15,7 +15,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.layout import check_apart
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import is_quantized, logical_shape, nominal, scaling, transposed, usages
+from fusible.tex.formats import is_quantized, logical_shape, nominal, scheme_of, transposed, usages
 from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
@@ -84,10 +84,10 @@ def dequantize(x: Any, otype: Any) -> Tensor:
 def quantize_tensor(x: Tensor, quantizer: Any, output: Any = None, noop: Tensor | None = None, bias_grad: Tensor | None = None) -> Any:
     """``x`` quantized; into ``output``, where given, unless ``noop[0] == 1``. ``bias_grad``, where given, gets the sum of ``x`` over its rows."""
     x = x.contiguous()
-    kind, fp8 = scaling(quantizer), fp8_format(quantizer.dtype)
+    fp8 = fp8_format(quantizer.dtype)
     if output is not None:
         check_output(output, x.shape)
-    if kind == "delayed":
+    if scheme_of(quantizer).delayed:
 
         def write(data: Any, dtype: int, transpose: Any, scale: Any, amax: Any, keep: bool) -> None:
             native.quantize(x, data, scale, dtype, transpose, amax, keep, bias_grad, noop)

@@ -13,6 +13,7 @@ import torch
 from fusible.tex import classes
 from fusible.tex.backends.nvidia.border import Crossing
 from fusible.tex.backends.nvidia.native import find
+from fusible.tex.formats import DELAYED, scheme_named
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
@@ -95,7 +96,7 @@ class NvidiaBackend(TEXBackendBase):
                 return f"its native kernels have no float64, and {double[0]} is of it"
         if reason is None and request.function in _GROUP_QUANTIZING:
             for name, kind in request.kinds:
-                if name == "quantizer" and isinstance(kind, tuple) and kind[0] == "delayed":
+                if name == "quantizer" and isinstance(kind, tuple) and scheme_named(kind[0]) is DELAYED:
                     return "its native kernel has no delayed scaling"
         return reason
 

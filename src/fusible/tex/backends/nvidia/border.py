@@ -15,8 +15,9 @@ import torch
 
 from fusible.errors import NotServedError, expected
 from fusible.tex import enums
-from fusible.tex.calls.grouped import NVFP4_OPTIONS, build_grouped, is_grouped
+from fusible.tex.calls.grouped import build_grouped, is_grouped
 from fusible.tex.factories import build_quantized
+from fusible.tex.formats import NVFP4_OPTIONS
 from fusible.tex.protocol import to_dtype
 
 __all__ = ["Crossing"]

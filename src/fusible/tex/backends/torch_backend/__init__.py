@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fusible.tex.backends.torch_backend.activation import ActivationKernels
@@ -25,8 +27,9 @@ from fusible.tex.backends.torch_backend.sharded_cast import ShardedCastKernels
 from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
 from fusible.tex.backends.torch_backend.swizzle import SwizzleKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
-from fusible.tex.calls.checks import BLOCK_SCALED, PER_TENSOR, refused_kind, tensor_kinds
+from fusible.tex.calls.checks import refused_kind, tensor_kinds
 from fusible.tex.calls.memory_checks import writing_apart
+from fusible.tex.formats import format_named
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
@@ -36,7 +39,6 @@ from fusible.tex.selection.registry import registry
 __all__ = ["TorchBackend"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
-_FORMATS = PER_TENSOR | BLOCK_SCALED
 _OF_ONE_DTYPE = frozenset(
     (
         "fused_attn_bwd fused_attn_fwd fused_rope_backward fused_rope_forward generic_gemm prim_attention prim_attention_backward "
@@ -97,17 +99,21 @@ class TorchBackend(
         if reason is not None:
             return reason
         floating = _FLOATING | {torch.float64} if request.function in _IN_DOUBLE else _FLOATING
-        return refused_kind(request, floating, _FORMATS) or _refused_beside_double(request)
+        return refused_kind(request, floating, "torch") or _refused_beside_double(request)
+
+
+def _is_of_format(kind: tuple[Any, ...]) -> bool:
+    return len(kind) == 3 and format_named(kind[0]) is not None
 
 
 def _refused_beside_double(request: Request) -> str | None:
     """Why a request with operands in fp64 is refused for what else it has, or None."""
     kinds = [(name, kind) for name, given in request.kinds for kind in tensor_kinds(given)]
-    double = next((name for name, kind in kinds if kind[-1] is torch.float64 and kind[0] not in _FORMATS), None)
+    double = next((name for name, kind in kinds if kind[-1] is torch.float64 and not _is_of_format(kind)), None)
     if double is None:
         return None
     for name, kind in kinds:
-        if kind[0] in _FORMATS:
+        if _is_of_format(kind):
             return f"quantizes nothing beside float64, and {double} is float64 where {name} is {kind[0]}"
         if request.function in _OF_ONE_DTYPE and kind[-1] is not torch.float64:
             return f"reads float64 beside float64 alone, and {double} is float64 where {name} is {kind[-1]}"

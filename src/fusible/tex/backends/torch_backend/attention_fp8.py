@@ -20,22 +20,20 @@ from fusible.tex.backends.torch_backend.operands import dense
 from fusible.tex.backends.torch_backend.quantize import emit
 from fusible.tex.backends.torch_backend.scale_order import unswizzle
 from fusible.tex.calls.attention_layout import Layout, format_name
-from fusible.tex.formats import format_of, is_quantized, nominal, scaling
-from fusible.tex.formats.block_layout import BLOCK_FORMATS
-from fusible.tex.formats.block_reading import WAYS
+from fusible.tex.formats import MXFP8, WAYS, format_named, format_of, is_quantized, nominal, scheme_of
 from fusible.tex.interface.declare import Request
 from fusible.tex.protocol import fp8_format, to_torch
 
 __all__ = ["Amax", "quantized_gradients", "quantizes", "read", "refused_formats", "result_dtype", "without_gradient"]
 
-_LENGTH = BLOCK_FORMATS["mxfp8"].length
-
 
 def refused_formats(request: Request) -> str | None:
     """Why attention refuses a request for the number format of an argument, or None."""
     for name, kind in request.kinds:
-        if isinstance(kind, tuple) and len(kind) == 3 and kind[0] not in ("delayed", "current", "float8", "mxfp8"):
-            return f"serves FP8 of one scale per tensor and MXFP8, and {name} is {kind[0]}"
+        if isinstance(kind, tuple) and len(kind) == 3:
+            form = format_named(kind[0])
+            if form is None or not (form.per_tensor or form is MXFP8):
+                return f"serves FP8 of one scale per tensor and MXFP8, and {name} is {kind[0]}"
         if name.endswith("quantizer") and isinstance(kind, str):
             return f"serves Float8 quantizers, and {name} is a {kind}"
     return None
@@ -45,7 +43,7 @@ class Amax:
     """The largest magnitude of the tensors seen, for a quantizer of delayed scaling; of no other quantizer is anything recorded."""
 
     def __init__(self, quantizer: Any) -> None:
-        self._quantizer = quantizer if scaling(quantizer) == "delayed" else None
+        self._quantizer = quantizer if scheme_of(quantizer).delayed else None
         self._amax: Tensor | None = None
 
     def see(self, x: Tensor) -> None:
@@ -70,12 +68,12 @@ def read(call: Any, **orders: Any) -> None:
         x = getattr(call, name)
         if is_quantized(x):
             scales = call.do_scale_inv_format if name == "dO" else call.qkv_scale_inv_format
-            setattr(call, name, _mxfp8_values(x, name, order, scales) if format_of(x) == "mxfp8" else dense(x))
+            setattr(call, name, _mxfp8_values(x, name, order, scales) if format_of(x) is MXFP8 else dense(x))
 
 
 def without_gradient(call: Any) -> None:
     """Drop from ``Aux_CTX_Tensors`` the gradient in high precision, which they end with where dO is MXFP8."""
-    if format_of(call.dO) == "mxfp8":
+    if format_of(call.dO) is MXFP8:
         call.Aux_CTX_Tensors = list(call.Aux_CTX_Tensors)[:-1]
 
 
@@ -84,19 +82,19 @@ def _mxfp8_values(x: Any, name: str, order: str, scale_format: Any) -> Tensor:
     if format_name(scale_format, order) != "BHSD" or sorted(order) != sorted("BHSD"):
         got = f"{order} with scales of {format_name(scale_format, order)}"
         raise NotServedError(expected("scales of BHSD", of=f"{name}, which is MXFP8", got=got, do="quantize it by heads"))
-    way = WAYS[x._rowwise_data is None]
+    way, length = WAYS[x._rowwise_data is None], MXFP8.length
     to = [order.index(dimension) for dimension in "BHSD"]
     data = getattr(x, f"_{way}_data").permute(to)
     rows, width = math.prod(data.shape[:3]), data.shape[3]
-    if data.shape[2] % _LENGTH or width % _LENGTH:
+    if data.shape[2] % length or width % length:
         of, do = f"{name}, which is MXFP8", "pad it with zeros"
-        raise ShapeError(expected(f"tokens and widths of heads in multiples of {_LENGTH}", of=of, got=list(data.shape[2:]), do=do))
+        raise ShapeError(expected(f"tokens and widths of heads in multiples of {length}", of=of, got=list(data.shape[2:]), do=do))
     scales, columns = getattr(x, f"_{way}_scale_inv"), way == "columnwise"
     scales = scales.view(-1, scales.shape[-1])
     scales = unswizzle(scales, columns) if x._with_gemm_swizzled_scales else scales
-    scales = scales[: rows // _LENGTH, :width] if columns else scales[:rows, : width // _LENGTH]
+    scales = scales[: rows // length, :width] if columns else scales[:rows, : width // length]
     values = decode(data.reshape(rows, width), x._fp8_dtype)
-    scale_blocks_(values, decode_e8m0(scales.contiguous()), (_LENGTH, 1) if columns else (1, _LENGTH))
+    scale_blocks_(values, decode_e8m0(scales.contiguous()), MXFP8.block(way, False))
     return values.view(data.shape).permute([to.index(i) for i in range(4)])
 
 
@@ -109,7 +107,7 @@ def result_dtype(x: Any, fake_dtype: Any) -> torch.dtype:
 
 def quantizes(quantizer: Any) -> bool:
     """Whether results are handed over quantized: by delayed scaling; what is scaled by its own amax is left to the caller, in high precision."""
-    if scaling(quantizer) != "delayed":
+    if not scheme_of(quantizer).delayed:
         return False
     fp8_format(quantizer.dtype)
     return True

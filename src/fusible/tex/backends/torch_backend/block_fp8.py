@@ -12,33 +12,29 @@ from torch import Tensor
 from fusible.tex.backends.torch_backend.blocks import Block, block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.fp8 import decode, encode
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0, encode_e8m0, factor_of_e8m0, scale_of_amax
-from fusible.tex.formats.block_layout import BLOCK_FORMATS, is_tiled
+from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, BlockCodec, BlockFormat, Copy
 from fusible.tex.protocol import FP8_MAX, fp8_format
 
-__all__ = ["Copy", "block_fp8_copies", "block_fp8_values", "mxfp8_copies", "mxfp8_values"]
-
-Copy = tuple[str, Tensor, Tensor]
-"""``"rowwise"`` or ``"columnwise"``, and data and scales of that copy as they are stored, but for padding and order."""
+__all__ = ["FLOAT8_BLOCKS_CODEC", "MXFP8_CODEC"]
 
 
-def block_fp8_copies(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
+def _float8_blocks(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
     """``cast(x * scale)`` and ``1 / scale`` of each block of the matrix ``x``; ``scale`` follows from the block's amax."""
-    fp8, overflow, tiled = fp8_format(quantizer.dtype), torch.finfo(x.dtype).max, is_tiled(quantizer)
+    fp8, overflow, tiled = fp8_format(quantizer.dtype), torch.finfo(x.dtype).max, FLOAT8_BLOCKS.is_tiled(quantizer)
 
     def cast(block: Block) -> tuple[Tensor, Tensor]:
         scale = scale_of_amax(block_amax(x, block), FP8_MAX[fp8], quantizer.amax_epsilon, quantizer.force_pow_2_scales, overflow)
         return encode(scale_blocks_(x.to(torch.float32, copy=True), scale, block), fp8), scale.reciprocal_()
 
-    for way, data, grid in _cast(cast, "block", tiled, rowwise, columnwise):
+    for way, data, grid in _cast(cast, FLOAT8_BLOCKS, tiled, rowwise, columnwise):
         yield way, data if way == "rowwise" else data.t(), _turned(grid, way, tiled)
 
 
-def block_fp8_values(x: Any, way: str, shape: tuple[int, int]) -> Tensor:
-    """The fp32 matrix of ``shape`` that a copy of the tensor ``x`` stands for."""
-    block = _block("block", way, x._is_2D_scaled)
-    data, scales = getattr(x, f"_{way}_data"), getattr(x, f"_{way}_scale_inv")
+def _float8_blocks_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, None]:
+    data = getattr(x, f"_{way}_data")
     data = data.reshape(shape) if way == "rowwise" else data.reshape(shape[1], shape[0]).t()
-    return scale_blocks_(decode(data, x._fp8_dtype), _turned(scales, way, x._is_2D_scaled), block)
+    block = FLOAT8_BLOCKS.block(way, x._is_2D_scaled)
+    return scale_blocks_(decode(data, x._fp8_dtype), _turned(scales, way, x._is_2D_scaled), block), None
 
 
 def _turned(grid: Tensor, way: str, tiled: bool) -> Tensor:
@@ -46,36 +42,34 @@ def _turned(grid: Tensor, way: str, tiled: bool) -> Tensor:
     return grid if tiled == (way == "rowwise") else grid.t()
 
 
-def mxfp8_copies(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
+def _mxfp8(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
     """``cast(x / 2^e)`` and the byte ``e + 127`` of each block of the matrix ``x``: the least ``2^e`` that is not below ``amax / fp8_max``."""
-    fp8, tiled = fp8_format(quantizer.dtype), is_tiled(quantizer)
+    fp8, tiled = fp8_format(quantizer.dtype), MXFP8.is_tiled(quantizer)
 
     def cast(block: Block) -> tuple[Tensor, Tensor]:
         exponent = encode_e8m0(block_amax(x, block).mul_(1 / FP8_MAX[fp8]))
         return encode(scale_blocks_(x.to(torch.float32, copy=True), factor_of_e8m0(exponent), block), fp8), exponent
 
-    for way, data, grid in _cast(cast, "mxfp8", tiled, rowwise, columnwise):
+    for way, data, grid in _cast(cast, MXFP8, tiled, rowwise, columnwise):
         yield way, data, grid.repeat_interleave(32, 0 if way == "rowwise" else 1) if tiled else grid
 
 
-def mxfp8_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The fp32 matrix of ``shape`` that a copy of the tensor ``x`` stands for; ``scales`` are its scales in compact order."""
+def _mxfp8_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, None]:
     data = getattr(x, f"_{way}_data").reshape(shape)
-    return scale_blocks_(decode(data, x._fp8_dtype), decode_e8m0(scales), _block("mxfp8", way, False))
-
-
-def _block(name: str, way: str, tiled: bool) -> Block:
-    length = BLOCK_FORMATS[name].length
-    return (length, length) if tiled else (1, length) if way == "rowwise" else (length, 1)
+    return scale_blocks_(decode(data, x._fp8_dtype), decode_e8m0(scales), MXFP8.block(way, False)), None
 
 
 def _cast(
-    cast: Callable[[Block], tuple[Tensor, Tensor]], name: str, tiled: bool, rowwise: bool, columnwise: bool
+    cast: Callable[[Block], tuple[Tensor, Tensor]], form: BlockFormat, tiled: bool, rowwise: bool, columnwise: bool
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The result of ``cast`` for each copy that is asked for; of tiles, the same one."""
     ways = [way for way, asked in (("rowwise", rowwise), ("columnwise", columnwise)) if asked]
-    data, grid = cast(_block(name, ways[0], tiled))
+    data, grid = cast(form.block(ways[0], tiled))
     for way in ways:
         if way != ways[0]:
-            data, grid = (data.clone(), grid) if tiled else cast(_block(name, way, tiled))
+            data, grid = (data.clone(), grid) if tiled else cast(form.block(way, tiled))
         yield way, data, grid
+
+
+FLOAT8_BLOCKS_CODEC = BlockCodec(lambda *asked: ({}, _float8_blocks(*asked)), _float8_blocks_values)
+MXFP8_CODEC = BlockCodec(lambda *asked: ({}, _mxfp8(*asked)), _mxfp8_values)

@@ -16,7 +16,7 @@ from fusible.tex.backends.torch_backend.operands import dense, flat, wide
 from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.calls.layout import check_apart
-from fusible.tex.formats import a_buffer, format_of, is_quantized, nominal, transposed
+from fusible.tex.formats import PLAIN, a_buffer, format_of, is_quantized, nominal, transposed
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.protocol import accumulator, check_same_device, to_torch
 
@@ -156,10 +156,10 @@ def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool) -> tuple[Ten
     ``along_rows``: whether the contracted dimension is the last of ``x``, so that its row-wise copy is multiplied; ``undo`` takes back a Hadamard
     transform.
     """
-    found = format_of(x)
-    if found == "none":
+    form = format_of(x)
+    if form is PLAIN:
         matrix, factor = wide(flat(x)), None
-    elif found != "float8":
+    elif not form.per_tensor:
         matrix, factor = block_values(x, _copy(along_rows), undo)
     elif x._data is not None:
         matrix, factor = flat(decode(x._data, x._fp8_dtype)), x._scale_inv

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.fp8 import scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.quantize import quantize_tensor, reduced
-from fusible.tex.calls.grouped import NVFP4_OPTIONS, GroupLayout, build_grouped, is_grouped, layout_of, member_fields
+from fusible.tex.calls.grouped import GroupLayout, build_grouped, is_grouped, layout_of, member_fields
 from fusible.tex.calls.inference_tensors import writing
-from fusible.tex.formats import scaling, usages
+from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, scheme_of, usages
 from fusible.tex.protocol import fp8_format
 
 __all__ = ["columnwise_fields", "offsets_of", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
@@ -37,7 +37,7 @@ def quantize_group(
     found, fields = [], {"rowwise_data": x.reshape(-1)}
     if quantizer is not None:
         names, _ = member_fields(quantizer), usages(quantizer)
-        scales = _current_scales(pieces, quantizer) if quantize is None and scaling(quantizer) == "current" else {}
+        scales = _current_scales(pieces, quantizer) if quantize is None and scheme_of(quantizer) is CURRENT else {}
         one = quantize or _each_by(_like(quantizer, output, noop), count, noop, scales.get("amax"))
         found = [one(piece, i) for i, piece in enumerate(pieces)]
         fields = _joined(found, names, layout) | scales
@@ -72,7 +72,7 @@ def offsets_of(layout: GroupLayout, first_dims: Any, last_dims: Any, tensor_offs
 
 def _like(quantizer: Any, output: Any, noop: Tensor | None) -> Any:
     """``quantizer``, or where what ``output`` holds may stay, one that orders scales as it does. Delayed scaling has one scale, and state to keep."""
-    if output is None or noop is None or scaling(quantizer) == "delayed":
+    if output is None or noop is None or scheme_of(quantizer).delayed:
         return quantizer
     found = copy(quantizer)
     found.optimize_for_gemm = bool(output._with_gemm_swizzled_scales)
@@ -90,7 +90,7 @@ def _each_by(quantizer: Any, count: int, noop: Tensor | None, amaxes: Tensor | N
     scales, into its own of as many amaxes."""
     if amaxes is not None:
         return lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype, amax=amaxes[i : i + 1])
-    if scaling(quantizer) != "delayed":
+    if not scheme_of(quantizer).delayed:
         return lambda piece, i: quantize_tensor(piece, quantizer, piece.dtype)
     scales = quantizer.scale.numel()
     if scales == 1:
@@ -110,7 +110,7 @@ def _each_by(quantizer: Any, count: int, noop: Tensor | None, amaxes: Tensor | N
     return quantize
 
 
-def _joined(found: list[Any], names: dict[str, str], layout: GroupLayout) -> dict[str, Tensor]:
+def _joined(found: list[Any], names: Mapping[str, str], layout: GroupLayout) -> dict[str, Tensor]:
     """The buffers of a grouped tensor from those of its members; data at its offset, everything else in a row."""
     fields = {}
     for field, attribute in names.items():

@@ -23,7 +23,7 @@ from fusible.tex.backends.torch_backend.operands import flat, plain, wide
 from fusible.tex.calls.gemm import GemmShape
 from fusible.tex.calls.grouped import build_grouped, is_grouped, layout_of, layout_of_grouped, members
 from fusible.tex.calls.grouped_products import Problem, check_problems, problems_of, solve
-from fusible.tex.formats import scaling
+from fusible.tex.formats import BlockFormat, scheme_of
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import accumulator, check_shape, to_torch
@@ -105,7 +105,7 @@ class GroupedKernels(Grouped):
             raise DTypeError(expected("a quantized grouped tensor", of="group_requantize_inplace", got=got, do="use group_quantize"))
         layout = layout_of(grouped_x.logical_shape, num_tensors, first_dims, None, tensor_offsets)
         lacking = quantizer.columnwise_usage and grouped_x.columnwise_data is None
-        one_scale_each = scaling(quantizer) in ("delayed", "current")
+        one_scale_each = scheme_of(quantizer).per_tensor
         if one_scale_each and grouped_x.num_tensors != num_tensors:
             got = grouped_x.num_tensors
             raise ArgumentError(expected(f"{num_tensors} members", of="grouped_x, which has a scale for each", got=got, do="pass its num_tensors"))
@@ -121,7 +121,8 @@ class GroupedKernels(Grouped):
         grouped_x.first_dims = first_dims
         grouped_x.tensor_offsets = offsets_of(layout, first_dims, None, tensor_offsets, _held(grouped_x).device)
         grouped_x.offsets = grouped_x.tensor_shapes = grouped_x.quantized_tensors = None
-        if quantizer.optimize_for_gemm and scaling(quantizer) in ("mxfp8", "nvfp4"):
+        form = scheme_of(quantizer).format
+        if quantizer.optimize_for_gemm and isinstance(form, BlockFormat) and form.swizzles:
             self.grouped_swizzle_for_gemm(grouped_x, True, True)  # type: ignore[attr-defined]
         return values if return_dequantized else None
 

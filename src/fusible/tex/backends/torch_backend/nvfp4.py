@@ -13,7 +13,6 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.block_fp8 import Copy
 from fusible.tex.backends.torch_backend.blocks import block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.fp8 import tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import (
@@ -27,13 +26,22 @@ from fusible.tex.backends.torch_backend.number_formats import (
 from fusible.tex.backends.torch_backend.nvfp4_scales import element_factor, global_scale
 from fusible.tex.backends.torch_backend.random import uniform
 from fusible.tex.calls.seeds import draw_seeds
+from fusible.tex.formats import BlockCodec, Copy
 
-__all__ = ["nvfp4_amaxes", "nvfp4_copies", "nvfp4_values", "transform_of"]
+__all__ = ["NVFP4_CODEC"]
 
 _E4M3_MAX = 448.0
 
 
-def nvfp4_amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
+def _encode(
+    x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], Iterator[Copy]]:
+    """``amaxes``, where given, are taken in the place of the matrix's own."""
+    amaxes = _amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
+    return {f"amax_{way}": amax for way, amax in amaxes.items()}, _copies(x, quantizer, amaxes)
+
+
+def _amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
     """``max |x|`` that each copy is scaled by, fp32 ``[1]`` or one per line; the largest of the reduction group where the quantizer asks for it."""
     amaxes = {}
     if rowwise or not quantizer.with_rht:
@@ -56,7 +64,7 @@ def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
     return x.abs().amax(across).float() if x.shape[across] else x.new_zeros(x.shape[1 - across], dtype=torch.float32)
 
 
-def nvfp4_copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor]) -> Iterator[Copy]:
+def _copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor]) -> Iterator[Copy]:
     """Codes, two to a byte, and E4M3 scales of each copy that has an amax."""
     for way, amax in amaxes.items():
         source = x if way == "rowwise" else _column_source(x, quantizer)
@@ -75,21 +83,17 @@ def _transformed(x: Tensor, matrix: Tensor) -> Tensor:
     return torch.mm(x.view(-1, 16), matrix.to(x.device, torch.float32)).view(x.shape)
 
 
-def transform_of(x: Any, way: str) -> Tensor | None:
+def _transform(x: Any, way: str) -> Tensor | None:
     """The matrix that the groups of 16 in a copy of the tensor ``x`` were multiplied by, or None."""
     quantizer = x._quantizer
     return quantizer.rht_matrix if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
 
 
-def nvfp4_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, Tensor]:
-    """The fp32 matrix of ``shape`` that a copy of the tensor ``x`` stands for, but for a factor, fp32 ``[1]`` or one per line, which is the second.
-
-    ``scales`` are its scales in compact order; ``undo`` takes back its Hadamard transform.
-    """
+def _values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, Tensor]:
     lines = shape if way == "rowwise" else (shape[1], shape[0])
     values = decode_e2m1_pairs(getattr(x, f"_{way}_data").reshape(lines[0], lines[1] // 2))
     scale_blocks_(values, scales.view(torch.float8_e4m3fn).float(), (1, 16))
-    matrix = transform_of(x, way) if undo else None
+    matrix = _transform(x, way) if undo else None
     if matrix is not None:
         values = _transformed(values, matrix.t())
     amax = getattr(x, f"_amax_{way}")
@@ -183,3 +187,6 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, high: int, qu
         first, second = error.view(-1, 2, high, error.shape[1]).unbind(1)
         error = (first + second).view(-1, error.shape[1])
     return error
+
+
+NVFP4_CODEC = BlockCodec(_encode, _values, _transform)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.block_formats import block_dense
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.formats import format_of, is_quantized, logical_shape, nominal, transposed
+from fusible.tex.formats import FLOAT8, format_of, is_quantized, logical_shape, nominal, transposed
 
 __all__ = ["dense", "flat", "plain", "wide", "write"]
 
@@ -24,7 +24,7 @@ def plain(x: Any) -> Tensor:
 
 def dense(x: Any) -> Tensor:
     """The value of a quantized tensor of any format in fp32: ``data * scale_inv``."""
-    if format_of(x) != "float8":
+    if format_of(x) is not FLOAT8:
         return block_dense(x)
     scale_inv = x._scale_inv if len(logical_shape(x)) else x._scale_inv.view(())
     if x._data is not None:

@@ -13,11 +13,10 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.backends.torch_backend.block_formats import empty_blocks, quantize_blocks
 from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.operands import dense, flat, plain
-from fusible.tex.calls.checks import PER_TENSOR
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling, update_buffers, usages
+from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import accumulator, check_same_device, check_shape, fp8_format, to_torch, transposed_shape
 
@@ -55,10 +54,10 @@ class QuantizeKernels(Quantize):
         return quantize_blocks(x, quantizer, x.dtype, amaxes={way: amax.reshape(shape).clone() for way, (amax, shape) in given.items()})
 
     def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
-        kind = scaling(quantizer)
-        if kind == "none":
+        form = scheme_of(quantizer).format
+        if form is PLAIN:
             return torch.empty(tuple(shape), dtype=to_torch(dtype), device=device, pin_memory=bool(pin_memory))
-        if kind not in PER_TENSOR:
+        if not form.per_tensor:
             return empty_blocks(quantizer, shape, to_torch(dtype), device, bool(pin_memory))
         rowwise, columnwise = usages(quantizer)
 
@@ -81,15 +80,15 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any =
 
     ``amax``: that of current scaling, where it is known.
     """
-    kind = scaling(quantizer)
-    if kind == "none":
+    scheme = scheme_of(quantizer)
+    if scheme.format is PLAIN:
         raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
-    if kind not in PER_TENSOR:
+    if not scheme.per_tensor:
         return quantize_blocks(x, quantizer, dtype, output, noop)
     if output is not None:
         _check_output(output, x)
     fp8 = fp8_format(quantizer.dtype)
-    if kind == "delayed":
+    if scheme.delayed:
         scale = quantizer.scale if quantizer.scale.dim() == 1 else quantizer.scale.view(1)
         _raise_amax(quantizer, tensor_amax(x), noop)
     else:
@@ -113,7 +112,7 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: torch.dtype, output: Any =
 
 def emit(result: Tensor, quantizer: Any, dtype: torch.dtype, output: Any = None) -> Any:
     """A kernel's fp32 ``result`` quantized: by delayed scaling from fp32, by the others after rounding to ``dtype``."""
-    if scaling(quantizer) != "delayed":
+    if not scheme_of(quantizer).delayed:
         result = result.to(dtype)
     return quantize_tensor(result, quantizer, dtype, output)
 
@@ -140,7 +139,7 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
 
 
 def _check_output(output: Any, x: Tensor) -> None:
-    if format_of(output) != "float8":
+    if format_of(output) is not FLOAT8:
         got = type(output).__qualname__
         raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
     shape = logical_shape(output)

@@ -14,15 +14,14 @@ from fusible.tex.backends.torch_backend.layout import addresses
 from fusible.tex.backends.torch_backend.scale_order import swizzle, without_padding
 from fusible.tex.calls.grouped import layout_of_grouped
 from fusible.tex.calls.layout import check_equal_lengths
-from fusible.tex.formats import format_of, scaling
-from fusible.tex.formats.block_layout import BLOCK_FORMATS, scale_shape, used_scales
+from fusible.tex.formats import MXFP8, NVFP4, BlockFormat, block_format_of, format_of
 from fusible.tex.interface.swizzle import Swizzle
 
 __all__ = ["SwizzleKernels"]
 
 _FLAG = "_with_gemm_swizzled_scales"
 _USAGES = ("rowwise", "columnwise")
-_TYPES = {"mxfp8_rowwise": ("mxfp8", False), "mxfp8_columnwise": ("mxfp8", True), "nvfp4": ("nvfp4", False)}
+_TYPES: dict[str, tuple[BlockFormat, bool]] = {"mxfp8_rowwise": (MXFP8, False), "mxfp8_columnwise": (MXFP8, True), "nvfp4": (NVFP4, False)}
 """Of a swizzle type, its format and whether its scales are those of columns. Either copy of NVFP4 lies as a row-wise one of its own data."""
 
 
@@ -78,15 +77,11 @@ def _put(tensor: Any, attributes: dict[str, Tensor]) -> None:
         setattr(tensor, name, value)
 
 
-def _turned(name: str, columns: bool) -> bool:
-    """Whether the scales of a copy are to be transposed first: column-wise ones, unless they lie so as their data does."""
-    return columns and not BLOCK_FORMATS[name].transposed
-
-
 def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[str, Tensor]:
     """The swizzled scales by attribute; where ``checked``, their shape must follow from that of the data."""
     found = {}
     form = format_of(tensor)
+    assert isinstance(form, BlockFormat)
     for usage, wanted in zip(_USAGES, asked, strict=True):
         name, columns = f"_{usage}_scale_inv", usage == "columnwise"
         scale = getattr(tensor, name, None)
@@ -96,43 +91,42 @@ def _swizzled(tensor: Any, asked: tuple[bool, bool], *, checked: bool) -> dict[s
         if checked and data is not None:
             found[name] = _ordered(data, scale, form, columns, of=f"the {usage} scales of a tensor").view(scale.shape)
         else:
-            found[name] = swizzle(scale.view(-1, scale.shape[-1]), _turned(form, columns)).view(scale.shape)
+            found[name] = swizzle(scale.view(-1, scale.shape[-1]), columns and form.blocks_first).view(scale.shape)
     return found
 
 
-def _ordered(data: Tensor, scale: Tensor, form: str, columns: bool, *, of: str) -> Tensor:
+def _ordered(data: Tensor, scale: Tensor, form: BlockFormat, columns: bool, *, of: str) -> Tensor:
     """The swizzled scales of ``data``, zeros where they are padded. Raises ``ShapeError`` unless they are as many as ``data`` has, padded."""
     logical = _logical(data, form, columns)
-    shape = scale_shape(form, logical, columns, False)
+    shape = form.scale_shape(logical, columns, False)
     if math.prod(shape) != scale.numel():
         raise ShapeError(expected(f"{list(shape)}", of=of, got=list(scale.shape), do="pad them as their format says"))
-    return swizzle(without_padding(scale.view(shape), *used_scales(form, logical, columns, False)), _turned(form, columns))
+    return swizzle(without_padding(scale.view(shape), *form.used_scales(logical, columns, False)), columns and form.blocks_first)
 
 
-def _logical(data: Tensor, form: str, columns: bool) -> tuple[int, int]:
+def _logical(data: Tensor, form: BlockFormat, columns: bool) -> tuple[int, int]:
     """The matrix that the bytes stand for: NVFP4 packs two elements to a byte, and holds column-wise data transposed, ``[last, *leading]``."""
-    packed = 2 if form == "nvfp4" else 1
-    if columns and BLOCK_FORMATS[form].transposed:
-        return packed * math.prod(data.shape[1:]), data.shape[0]
-    return math.prod(data.shape[:-1]), packed * data.shape[-1]
+    if columns and form.transposed:
+        return form.packed * math.prod(data.shape[1:]), data.shape[0]
+    return math.prod(data.shape[:-1]), form.packed * data.shape[-1]
 
 
 def _swizzled_group(tensor: Any, scales: Tensor, columns: bool) -> Tensor:
-    form = scaling(tensor.quantizer)
+    form = block_format_of(tensor.quantizer)
     flat = scales.reshape(-1)
     if not columns and tensor.last_dims is None and not flat.is_cpu:
         # Members are whole tiles of rows, and tiles of rows are outermost: they need not be told apart, nor their rows be read from a device. What
         # pads them is ordered as it is.
-        width = scale_shape(form, (0, tensor.logical_shape[-1]), False, False)[1]
+        width = form.scale_shape((0, tensor.logical_shape[-1]), False, False)[1]
         if width and flat.numel() % (128 * width) == 0:
             return swizzle(flat.view(-1, width)).view(scales.shape)
     matrices = layout_of_grouped(tensor).shapes
-    shapes = [scale_shape(form, shape, columns, False) for shape in matrices]
+    shapes = [form.scale_shape(shape, columns, False) for shape in matrices]
     sizes = [math.prod(shape) for shape in shapes]
     if sum(sizes) > flat.numel():
         got = flat.numel()
         raise ShapeError(expected(f"{sum(sizes)} scales", of="a grouped tensor of these members", got=got, do="allocate them as its format says"))
     parts = flat.split([*sizes, flat.numel() - sum(sizes)])
-    used = [used_scales(form, shape, columns, False) for shape in matrices]
+    used = [form.used_scales(shape, columns, False) for shape in matrices]
     whole = [without_padding(part.view(shape), *each) for part, shape, each in zip(parts, shapes, used, strict=False)]
-    return torch.cat([*(swizzle(each, _turned(form, columns)).view(-1) for each in whole), parts[-1]]).view(scales.shape)
+    return torch.cat([*(swizzle(each, columns and form.blocks_first).view(-1) for each in whole), parts[-1]]).view(scales.shape)

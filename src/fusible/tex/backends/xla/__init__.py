@@ -24,8 +24,7 @@ from fusible.tex.backends.xla.rope import RopeKernels
 from fusible.tex.backends.xla.softmax import SoftmaxKernels
 from fusible.tex.backends.xla.transpose import TransposeKernels
 from fusible.tex.backends.xla.unserved import REASONS
-from fusible.tex.calls.checks import PER_TENSOR, refused_kind
-from fusible.tex.formats.block_layout import BLOCK_FORMATS
+from fusible.tex.calls.checks import refused_kind
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
 from fusible.tex.operands import register_kind
@@ -33,7 +32,6 @@ from fusible.tex.selection.registry import registry
 
 __all__ = ["XlaBackend"]
 
-_FORMATS = PER_TENSOR | set(BLOCK_FORMATS)
 _FLOATING = frozenset({lazy.float32, lazy.bfloat16, lazy.float16})
 
 
@@ -76,7 +74,7 @@ class XlaBackend(
         reason = super().supports(request)
         if reason is None and "lazy" not in request.devices:
             reason = "serves tensors that record, and none is among the arguments"
-        return reason if reason is not None else refused_kind(request, _FLOATING, _FORMATS)
+        return reason if reason is not None else refused_kind(request, _FLOATING, "lazy")
 
 
 def _kind(tensor: lazy.Tensor) -> tuple[str, lazy.dtype]:

@@ -2,82 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.block_fp8 import Copy, block_fp8_copies, block_fp8_values, mxfp8_copies, mxfp8_values
+from fusible.tex.backends.xla.block_fp8 import FLOAT8_BLOCKS_CODEC, MXFP8_CODEC
 from fusible.tex.backends.xla.blocks import padded
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import unless
-from fusible.tex.backends.xla.nvfp4 import Random, nvfp4_amaxes, nvfp4_copies, nvfp4_values, transform_of
+from fusible.tex.backends.xla.nvfp4 import NVFP4_CODEC
 from fusible.tex.backends.xla.random import next_seed
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import logical_shape, scaling, usages
-from fusible.tex.formats.block_layout import buffer_specs, check_block_output, check_block_quantizer, check_block_shape, storage_options
-from fusible.tex.formats.block_reading import WAYS, BlockReader, by_columns
+from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, NVFP4, WAYS, block_format_of, check_block_output, checked_format, logical_shape, usages
+from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.protocol import outer, to_torch
 
 __all__ = ["block_dense", "block_values", "mixed_transform", "quantize_blocks"]
 
-_BUFFERS = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
-_AMAXES = ("amax_rowwise", "amax_columnwise")
+for _form, _codec in ((FLOAT8_BLOCKS, FLOAT8_BLOCKS_CODEC), (MXFP8, MXFP8_CODEC), (NVFP4, NVFP4_CODEC)):
+    _form.codecs["lazy"] = _codec
 
 
-def quantize_blocks(
-    x: Tensor,
-    quantizer: Any,
-    dtype: lazy.dtype,
-    output: Any = None,
-    noop: Tensor | None = None,
-    amaxes: dict[str, Tensor] | None = None,
-    random: Random | None = None,
-) -> Any:
-    """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``amaxes`` and ``random``, where given, are those of an NVFP4
-    tensor.
+def quantize_blocks(x: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = None, noop: Tensor | None = None, **given: Any) -> Any:
+    """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``given``: what is known of it to the format's codec.
 
     Written are the copies that the quantizer asks for and those that ``output`` has. Raises before anything is written.
     """
-    check_block_quantizer(quantizer)
-    check_block_shape(quantizer, x.shape)
+    form = checked_format(quantizer, x.shape)
     rowwise, columnwise = usages(quantizer)
     if output is not None:
         check_block_output(output, quantizer, x, to_lazy)
         rowwise, columnwise = rowwise or output._rowwise_data is not None, columnwise or output._columnwise_data is not None
-    options = storage_options(quantizer)
+    options = form.options(quantizer)
     if noop is not None and "with_gemm_swizzled_scales" in options:
         options["with_gemm_swizzled_scales"] = output._with_gemm_swizzled_scales if output is not None else False
-    buffers = _encoded(x, quantizer, rowwise, columnwise, options.get("with_gemm_swizzled_scales", False), amaxes, random)
+    buffers = _encoded(x, quantizer, rowwise, columnwise, options.get("with_gemm_swizzled_scales", False), given)
     if output is not None:
         return _fill(output, buffers, options, noop)
-    names = _BUFFERS + _AMAXES if scaling(quantizer) == "nvfp4" else _BUFFERS
-    return build_quantized(quantizer, shape=x.shape, dtype=to_torch(dtype), **{name: buffers.get(name) for name in names}, **options)
+    fields = {name: buffers.get(name) for name in form.buffers}
+    return build_quantized(quantizer, shape=x.shape, dtype=to_torch(dtype), **fields, **options)
 
 
-def _encoded(
-    x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, amaxes: dict[str, Tensor] | None, random: Random | None
-) -> dict[str, Tensor]:
+def _encoded(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Tensor]:
     """The buffers of ``x``, by name."""
-    name, specs = scaling(quantizer), buffer_specs(quantizer, x.shape, rowwise, columnwise)
+    form = block_format_of(quantizer)
+    specs = form.buffer_specs(quantizer, x.shape, rowwise, columnwise)
     if not x.size:
         if getattr(quantizer, "stochastic_rounding", False):
             for _ in range(rowwise + columnwise):
                 next_seed(x, "stochastic rounding")
         return {buffer: lazy.zeros(size, to_lazy(stored)) for buffer, (size, stored) in specs.items()}
     matrix = lazy.reshape(x, (outer(x.shape), x.shape[-1]))
-    copies: Iterable[Copy]
-    buffers: dict[str, Tensor] = {}
-    if name == "nvfp4":
-        amaxes = nvfp4_amaxes(matrix, quantizer, rowwise, columnwise) if amaxes is None else amaxes
-        buffers = {f"amax_{way}": lazy.reshape(amax, (-1,)) for way, amax in amaxes.items()}
-        copies = nvfp4_copies(matrix, quantizer, amaxes, random)
-    else:
-        copies = (block_fp8_copies if name == "block" else mxfp8_copies)(matrix, quantizer, rowwise, columnwise)
+    buffers, copies = _READER.codec(form).encode(matrix, quantizer, rowwise, columnwise, **given)
     for way, data, scales in copies:
         scales = padded(scales, specs[f"{way}_scale_inv"][0])
         buffers[f"{way}_data"] = lazy.reshape(data, specs[f"{way}_data"][0])
-        buffers[f"{way}_scale_inv"] = _swizzled(scales, by_columns(name, way)) if swizzled else scales
+        buffers[f"{way}_scale_inv"] = _swizzled(scales, way == "columnwise" and form.blocks_first) if swizzled else scales
     return buffers
 
 
@@ -110,7 +90,7 @@ def _unswizzled(scales: Tensor, columnwise: bool) -> Tensor:
     return lazy.transpose(lines, 0, 1) if columnwise else lines
 
 
-_READER = BlockReader(lambda shape, data: lazy.zeros(shape), _unswizzled, block_fp8_values, mxfp8_values, nvfp4_values, transform_of)
+_READER = BlockReader("lazy", lambda shape, data: lazy.zeros(shape), _unswizzled)
 block_values = _READER.values
 mixed_transform = _READER.mixed_transform
 

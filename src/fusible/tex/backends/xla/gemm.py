@@ -14,7 +14,7 @@ from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_su
 from fusible.tex.backends.xla.pointwise import POINTWISE
 from fusible.tex.backends.xla.quantize import emit, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
-from fusible.tex.formats import format_of, is_quantized, transposed
+from fusible.tex.formats import PLAIN, format_of, is_quantized, transposed
 from fusible.tex.interface.gemm import GEMM
 
 __all__ = ["GemmKernels"]
@@ -68,10 +68,10 @@ def _operand(x: Any, along_rows: bool, undo: bool) -> tuple[Tensor, bool, Tensor
     ``along_rows``: whether the contracted dimension is the last of ``x``, so that its row-wise copy is multiplied; ``undo`` takes back a Hadamard
     transform.
     """
-    found = format_of(x)
-    if found == "none":
+    form = format_of(x)
+    if form is PLAIN:
         return flat(x), False, None
-    if found != "float8":
+    if not form.per_tensor:
         matrix, factor = block_values(x, _copy(along_rows), undo)
         return matrix, False, factor
     if x._data is not None:

@@ -19,11 +19,9 @@ from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.backends.xla.nvfp4 import Random, column_source
 from fusible.tex.backends.xla.random import next_seed, uniform
-from fusible.tex.calls.checks import PER_TENSOR
-from fusible.tex.calls.grouped import NVFP4_OPTIONS, build_grouped, member_fields
+from fusible.tex.calls.grouped import build_grouped, member_fields
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import scaling, usages
-from fusible.tex.formats.block_layout import BLOCK_FORMATS, buffer_specs, storage_options
+from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, PLAIN, BlockFormat, block_format_of, scheme_of, usages
 from fusible.tex.protocol import fp8_format, to_torch
 
 __all__ = ["group_values", "groups_of", "quantize_group"]
@@ -51,14 +49,14 @@ def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | N
     if first_dims is None and x.shape[0] % count:
         raise ShapeError(expected(f"a multiple of {count} rows", of="a grouped tensor of equal members", got=x.shape[0], do="pass first_dims"))
     of = _groups(x.shape, count, first_dims, tensor_offsets)
-    kind, dtype = scaling(quantizer), to_torch(x.dtype)
+    form, dtype = scheme_of(quantizer).format, to_torch(x.dtype)
     if tensor_offsets is None and first_dims is not None:
         tensor_offsets = lazy.cast(of.bounds * x.shape[1], lazy.int64)
     described = {"shape": x.shape, "dtype": dtype, "num_tensors": count, "first_dims": first_dims, "tensor_offsets": tensor_offsets}
     fields: dict[str, Any] = {"data": lazy.reshape(x, (-1,))}
-    if kind in PER_TENSOR:
+    if form.per_tensor:
         fields = _float8(x, quantizer, of)
-    elif kind != "none":
+    elif form is not PLAIN:
         fields = _blocks(x, quantizer, of)
     options = {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
     return build_grouped(quantizer, quantizer=quantizer, **described, **options, **fields), of
@@ -68,7 +66,7 @@ def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     fp8, rows = fp8_format(quantizer.dtype), lazy.cast(x, lazy.float32)
     rows_of_nothing = lazy.zeros((x.shape[0],), lazy.uint32)
     amax = lazy.bitcast(of.largest(lazy.max(magnitude(x), 1) if x.shape[1] else rows_of_nothing), lazy.float32)
-    if scaling(quantizer) == "delayed":
+    if scheme_of(quantizer).delayed:
         scale = lazy.reshape(quantizer.scale, (-1,))
         if scale.size not in (1, of.count):
             do = "give one for each member"
@@ -85,30 +83,27 @@ def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     data = encode(rows * of.spread(scale)[:, None], fp8)
     data = lazy.where(of.inside[:, None], data, lazy.zeros((1, 1), lazy.uint8))
     (rowwise, columnwise), inverse = usages(quantizer), reciprocal(scale)
-    fields = {"amax": amax, "scale": scale} if scaling(quantizer) == "current" else {}
+    fields = {"amax": amax, "scale": scale} if scheme_of(quantizer) is CURRENT else {}
     fields |= {"data": lazy.reshape(data, (-1,)), "scale_inv": inverse} if rowwise else {}
     turned = {"columnwise_data": lazy.reshape(transpose_bytes(data), (-1,)), "columnwise_scale_inv": inverse} if columnwise else {}
     return fields | turned
 
 
-def _tiles(of: Groups, kind: str) -> Tiles:
-    return of.tiles(BLOCK_FORMATS[kind].length)
-
-
 def _blocks(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
-    kind = scaling(quantizer)
-    tiles = _tiles(of, kind)
+    tiles = of.tiles(block_format_of(quantizer).length)
     matrix = lazy.reshape(tiles.put(x), (tiles.rows, x.shape[1]))
     plain = copy(quantizer)
     plain.internal, plain.optimize_for_gemm = True, False
-    amaxes, per_group = None, {}
-    if kind == "nvfp4":
+    given: dict[str, Any] = {}
+    per_group: dict[str, Tensor] = {}
+    if "amax" in member_fields(quantizer):
         per_group = _amaxes(matrix, quantizer, of, tiles)
-        amaxes = {way: lazy.reshape(_per_row(amax, tiles), (-1, 1)) for way, amax in per_group.items()}
+        amaxes = given["amaxes"] = {way: lazy.reshape(_per_row(amax, tiles), (-1, 1)) for way, amax in per_group.items()}
         if "columnwise" in amaxes:  # whose lines are columns: a number for each block along them
             amaxes["columnwise"] = lazy.reshape(lazy.gather(per_group["columnwise"], 0, tiles.group), (1, -1))
-    random = _random(matrix, quantizer, of, tiles) if getattr(quantizer, "stochastic_rounding", False) else None
-    whole = quantize_blocks(matrix, plain, x.dtype, amaxes=amaxes, random=random)
+    if getattr(quantizer, "stochastic_rounding", False):
+        given["random"] = _random(matrix, quantizer, of, tiles)
+    whole = quantize_blocks(matrix, plain, x.dtype, **given)
     fields = {}
     for field, attribute in member_fields(quantizer).items():
         held = per_group.get("columnwise" if "columnwise" in field else "rowwise") if "amax" in field else getattr(whole, attribute)
@@ -163,10 +158,10 @@ def group_values(x: Any, way: str, of: Groups) -> Tensor:
     """The values of a copy of the grouped tensor ``x`` in fp32 ``[rows, columns]``; those of nobody's rows mean nothing. Per-tensor FP8 and
     unquantized data are read either way. Raises ``ArgumentError`` where ``x`` lacks that copy."""
     rows, columns = x.logical_shape
-    kind = scaling(x.quantizer)
-    if kind == "none":
+    form = scheme_of(x.quantizer).format
+    if form is PLAIN:
         return lazy.cast(lazy.reshape(x.rowwise_data, (rows, columns)), lazy.float32)
-    if kind in PER_TENSOR:
+    if form.per_tensor:
         stored = x.rowwise_data is not None
         data = lazy.reshape(x.rowwise_data, (rows, columns)) if stored else lazy.transpose(lazy.reshape(x.columnwise_data, (columns, rows)), 0, 1)
         scale_inv = x.scale_inv if stored else x.columnwise_scale_inv
@@ -174,7 +169,8 @@ def group_values(x: Any, way: str, of: Groups) -> Tensor:
     if getattr(x, f"{way}_data") is None:
         do = "quantize it with that usage"
         raise ArgumentError(expected(f"a {way} copy", of="a grouped tensor in a product", got="none", do=do))
-    tiles = _tiles(of, kind)
+    assert isinstance(form, BlockFormat)
+    tiles = of.tiles(form.length)
     values, factor = block_values(_member(x, way, (tiles.rows, columns), tiles), way)
     if factor is not None:
         values = values * lazy.reshape(factor, (-1, 1))
@@ -186,12 +182,11 @@ def _member(x: Any, way: str, shape: tuple[int, int], tiles: Tiles) -> Any:
     plain = copy(x.quantizer)
     plain.internal, plain.optimize_for_gemm = True, False
     plain.rowwise_usage, plain.columnwise_usage = way == "rowwise", way == "columnwise"
-    specs = buffer_specs(plain, shape, *usages(plain))
+    form = block_format_of(plain)
+    specs = form.buffer_specs(plain, shape, *usages(plain))
     attributes = {attribute: field for field, attribute in member_fields(x.quantizer).items()}
-    fields = dict.fromkeys(f"{each}_{part}" for each in ("rowwise", "columnwise") for part in ("data", "scale_inv"))
-    if scaling(plain) == "nvfp4":
-        fields |= dict.fromkeys(("amax_rowwise", "amax_columnwise"))
+    fields = dict.fromkeys(form.buffers)
     for name, (size, _) in specs.items():
         held = getattr(x, attributes[f"_{name}"])
         fields[name] = _per_row(held, tiles) if name.startswith("amax") else lazy.reshape(held, size)
-    return build_quantized(plain, shape=shape, dtype=x.fake_dtype, **fields, **storage_options(plain))
+    return build_quantized(plain, shape=shape, dtype=x.fake_dtype, **fields, **form.options(plain))

@@ -15,7 +15,7 @@ from fusible.tex.backends.xla.grouped_list import listed_products
 from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
 from fusible.tex.calls.grouped import build_grouped, is_grouped
-from fusible.tex.formats import format_of, logical_shape
+from fusible.tex.formats import PLAIN, format_of, logical_shape
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import check_shape, outer, to_torch
@@ -105,8 +105,9 @@ def _matrices(A: Any, along_rows: bool, of: Groups, height: int) -> Tensor:
 
 def _values(x: Any, along_rows: bool) -> Tensor:
     """The fp32 matrix that a product reads of ``x``."""
-    if format_of(x) in ("none", "float8"):
-        return fp32(x) if format_of(x) == "none" else dense(x)
+    form = format_of(x)
+    if not form.block_scaled:
+        return fp32(x) if form is PLAIN else dense(x)
     way = "rowwise" if along_rows else "columnwise"
     values, factor = block_values(x, way)
     return values if factor is None else values * lazy.reshape(factor, (-1, 1) if along_rows else (1, -1))

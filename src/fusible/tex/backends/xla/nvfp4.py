@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.block_fp8 import Copy
 from fusible.tex.backends.xla.blocks import block_amax, scale_blocks
 from fusible.tex.backends.xla.fp8 import bits, magnitude, tensor_amax
 from fusible.tex.backends.xla.number_formats import (
@@ -27,16 +26,29 @@ from fusible.tex.backends.xla.number_formats import (
     unpack_nibbles,
 )
 from fusible.tex.backends.xla.random import next_seed, uniform
+from fusible.tex.formats import BlockCodec, Copy
 from fusible.tex.protocol import FLT_MAX
 
-__all__ = ["Random", "column_source", "nvfp4_amaxes", "nvfp4_copies", "nvfp4_values", "transform_of"]
+__all__ = ["NVFP4_CODEC", "Random", "column_source"]
 
 _E4M3_MAX = 448.0
 _LIFTED = 2.0**64
 """The unit in which small tensors are scaled, as the inverse of their scale is subnormal: a whole number of 2^-149."""
 
 
-def nvfp4_amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
+Random = Callable[[str, Tensor], Tensor]
+"""Of a copy and its lines the numbers in [0, 1) by which they are rounded stochastically."""
+
+
+def _encode(
+    x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Tensor] | None = None, random: Random | None = None
+) -> tuple[dict[str, Tensor], Iterator[Copy]]:
+    """``amaxes`` and ``random``, where given, are taken in the place of the matrix's own and of numbers that are drawn."""
+    amaxes = _amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
+    return {f"amax_{way}": lazy.reshape(amax, (-1,)) for way, amax in amaxes.items()}, _copies(x, quantizer, amaxes, random)
+
+
+def _amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
     """``max |x|`` that each copy is scaled by, fp32 ``[1]`` or one per line."""
     if quantizer.with_amax_reduction:
         do = "reduce amaxes outside of the program"
@@ -54,16 +66,12 @@ def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
     return lazy.bitcast(lazy.max(magnitude(x), across), lazy.float32) if quantizer.row_scaled_nvfp4 else tensor_amax(x)
 
 
-Random = Callable[[str, Tensor], Tensor]
-"""Of a copy and its lines the numbers in [0, 1) by which they are rounded stochastically."""
-
-
 def _drawn(way: str, lines: Tensor) -> Tensor:
     counter = lazy.iota((lines.size,), 0, lazy.uint64)
     return lazy.reshape(uniform(next_seed(lines, "stochastic rounding"), counter), lines.shape)
 
 
-def nvfp4_copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor], random: Random | None = None) -> Iterator[Copy]:
+def _copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor], random: Random | None = None) -> Iterator[Copy]:
     """Codes, two to a byte, and E4M3 scales of each copy that has an amax: one, one per line, or ``[1, blocks]``, one per block along the lines."""
     for way, amax in amaxes.items():
         source = x if way == "rowwise" else column_source(x, quantizer)
@@ -89,21 +97,17 @@ def _transformed(x: Tensor, matrix: Tensor) -> Tensor:
     return lazy.reshape(lazy.matmul(groups, lazy.cast(matrix, lazy.float32)), x.shape)
 
 
-def transform_of(x: Any, way: str) -> Tensor | None:
+def _transform(x: Any, way: str) -> Tensor | None:
     """The matrix that the groups of 16 in a copy of the tensor ``x`` were multiplied by, or None."""
     quantizer = x._quantizer
     return _matrix(quantizer) if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
 
 
-def nvfp4_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, Tensor]:
-    """The fp32 matrix of ``shape`` that a copy of the tensor ``x`` stands for, but for a factor, fp32 ``[1]`` or one per line, which is the second.
-
-    ``scales`` are its scales in compact order; ``undo`` takes back its Hadamard transform.
-    """
+def _values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, Tensor]:
     lines = shape if way == "rowwise" else (shape[1], shape[0])
     codes = unpack_nibbles(lazy.reshape(getattr(x, f"_{way}_data"), (lines[0], lines[1] // 2)))
     values = scale_blocks(decode_e2m1(codes), _decoded(scales), (1, 16))
-    matrix = transform_of(x, way) if undo else None
+    matrix = _transform(x, way) if undo else None
     if matrix is not None:
         values = _transformed(values, lazy.transpose(matrix, 0, 1))
     amax = getattr(x, f"_amax_{way}")
@@ -207,3 +211,6 @@ def _error(x: Tensor, amax: Tensor, codes: Tensor, scales: Tensor, high: int, e4
         halves = lazy.reshape(error, (-1, 2, high, error.shape[1]))
         error = lazy.reshape(halves[:, 0] + halves[:, 1], (-1, error.shape[1]))
     return error
+
+
+NVFP4_CODEC = BlockCodec(_encode, _values, _transform)

@@ -11,7 +11,7 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.block_formats import block_dense
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import decode
-from fusible.tex.formats import format_of, is_quantized, transposed
+from fusible.tex.formats import FLOAT8, format_of, is_quantized, transposed
 
 __all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "write"]
 
@@ -36,7 +36,7 @@ def nominal(x: Any) -> lazy.dtype:
 
 def dense(x: Any) -> Tensor:
     """The value of a quantized tensor of any format in fp32: ``data * scale_inv``."""
-    if format_of(x) != "float8":
+    if format_of(x) is not FLOAT8:
         return block_dense(x)
     if x._data is not None:
         return decode(x._data, x._fp8_dtype) * x._scale_inv

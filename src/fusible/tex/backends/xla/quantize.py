@@ -13,10 +13,9 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes, unless
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.backends.xla.operands import dense, fp32, plain, row_sum
-from fusible.tex.calls.checks import PER_TENSOR
 from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling, update_buffers, usages
+from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import check_shape, fp8_format, to_torch
 
@@ -56,16 +55,16 @@ class QuantizeKernels(Quantize):
 
 def quantize_tensor(x: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = None, noop: Tensor | None = None) -> Any:
     """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``."""
-    kind = scaling(quantizer)
-    if kind == "none":
+    scheme = scheme_of(quantizer)
+    if scheme.format is PLAIN:
         raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
-    if kind not in PER_TENSOR:
+    if not scheme.per_tensor:
         return quantize_blocks(x, quantizer, dtype, output, noop)
     if output is not None:
         _check_output(output, x)
     fp8 = fp8_format(quantizer.dtype)
     amax = tensor_amax(x)
-    if kind == "delayed":
+    if scheme.delayed:
         scale = lazy.reshape(quantizer.scale, (1,))
         _raise_amax(quantizer, amax, noop)
     else:
@@ -92,7 +91,7 @@ def quantize_tensor(x: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = 
 
 def emit(result: Tensor, quantizer: Any, dtype: lazy.dtype, output: Any = None) -> Any:
     """A kernel's fp32 ``result`` quantized: by delayed scaling from fp32, by the others after rounding to ``dtype``."""
-    if scaling(quantizer) != "delayed":
+    if not scheme_of(quantizer).delayed:
         result = lazy.cast(result, dtype)
     return quantize_tensor(result, quantizer, dtype, output)
 
@@ -107,7 +106,7 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
 
 
 def _check_output(output: Any, x: Tensor) -> None:
-    if format_of(output) != "float8":
+    if format_of(output) is not FLOAT8:
         got = type(output).__qualname__
         raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="quantize into one that quantize gave"))
     shape = logical_shape(output)
