@@ -31,7 +31,7 @@ ROOMS = {
     "tex.backends": "torch, cpu, xla, nvidia, flaggems",
     "tex": "interface, formats, calls, selection",
     "cpp_extensions": "compiled kernels",
-    "lazy": "trace, FlatIR, StableHLO, runtime",
+    "lazy": "trace, FlatIR, StableHLO, engine",
     "knobs": "environment variables",
     "files": "how files are read and written",
     "errors": "exceptions and their wording",

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusible
 import fusible.pytorch as fp
-from fusible.lazy.runtime.program_cache import CACHE
+from fusible.lazy.evaluation.program_cache import CACHE
 from fusible.pytorch import ops
 from fusible.pytorch.export import export
 from fusible.pytorch.ops import BasicOperation, maybe_dequantize

@@ -37,8 +37,8 @@ from fusible.cli.training.text import read_text
 from fusible.cli.training.trainer import Trainer
 from fusible.errors import CheckpointError
 from fusible.files import parse_json, read_file
-from fusible.lazy.runtime import binary_cache
-from fusible.lazy.runtime.engines import current_engine
+from fusible.lazy.engine.engines import current_engine
+from fusible.lazy.evaluation import binary_cache
 from fusible.pytorch import DelayedScaling, autocast
 from fusible.quantized import Float8CurrentScalingQuantizer
 from fusible.quantized.saving import flatten_state_dict, unflatten_state_dict

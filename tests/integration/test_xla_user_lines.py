@@ -7,8 +7,8 @@ import torch
 
 import fusible.pytorch as te
 from fusible.errors import CompileError
+from fusible.lazy.evaluation.compiler import watching
 from fusible.lazy.flat_ir.ops import DotOp
-from fusible.lazy.runtime.compiler import watching
 from fusible.lazy.source import place_of
 from fusible.lazy.trace.trace import Trace
 

@@ -14,7 +14,7 @@ ELSEWHERE = {
     "cli/training/job.py": {"read_text"},  # of fusible.cli.training.text, by read_file
     "cpp_extensions/__init__.py": {"read_text"},  # the package's own stub
     "machine.py": {"open", "read_text", "write_text"},  # what the system lays under /proc and /sys
-    "lazy/runtime/saving.py": {"ZipFile"},  # an archive in memory
+    "lazy/compilation/saving.py": {"ZipFile"},  # an archive in memory
     "tex/selection/stub.py": {"read_text", "write_text"},  # make stub: the package's own sources
     "compat/nvidia_state.py": {"load"},  # weights_only, of bytes
 }

@@ -108,7 +108,7 @@ def test_no_function_is_too_long() -> None:
 
 
 READS = frozenset({"environ", "environb", "getenv", "putenv"})
-SETS = {"lazy/runtime/pjrt.py": "os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')"}
+SETS = {"lazy/engine/pjrt.py": "os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '1')"}
 """The one place beside ``knobs`` that touches the environment: XLA reads the variable when it is loaded, and is silenced by nothing else."""
 
 

@@ -12,7 +12,7 @@ from scores import Scores, score
 from test_bad_lazy_calls import _wrong
 
 from fusible import lazy
-from fusible.lazy.runtime import pjrt, plugins
+from fusible.lazy.engine import pjrt, plugins
 
 F32 = lazy.float32
 FUNCTION = ctypes.CDLL(None).puts

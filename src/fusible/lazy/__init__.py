@@ -6,6 +6,9 @@ Nothing here imports torch, and jaxlib is loaded at the first lowering.
 from fusible import __version__ as __version__
 from fusible.errors import FusibleError as TripyException
 from fusible.lazy import types
+from fusible.lazy.compilation.compile import compile
+from fusible.lazy.compilation.executable import Executable
+from fusible.lazy.compilation.input_info import Bounds, DimensionInputInfo, InputInfo, NamedDimension
 from fusible.lazy.config import config
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import (
@@ -28,14 +31,11 @@ from fusible.lazy.dtypes import (
     uint32,
     uint64,
 )
+from fusible.lazy.engine.output import Output
+from fusible.lazy.engine.plugins import register_plugin
+from fusible.lazy.engine.stream import Stream, default_stream
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.frontend.dimension import DimensionSize
-from fusible.lazy.frontend.ops.agreement import allclose, equal
-from fusible.lazy.frontend.ops.arange import arange
-from fusible.lazy.frontend.ops.products import outer, repeat
-from fusible.lazy.frontend.ops.random import manual_seed, rand, randn
-from fusible.lazy.frontend.ops.reductions import mean, softmax, var
-from fusible.lazy.frontend.ops.shaping import flatten, split, squeeze, stack, unsqueeze
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.logger import logger
 from fusible.lazy.modules import (
@@ -52,17 +52,13 @@ from fusible.lazy.modules import (
     Sequential,
     UninitializedError,
 )
-from fusible.lazy.runtime.compile import compile
-from fusible.lazy.runtime.executable import Executable
-from fusible.lazy.runtime.input_info import Bounds, DimensionInputInfo, InputInfo, NamedDimension
-from fusible.lazy.runtime.output import Output
-from fusible.lazy.runtime.plugins import register_plugin
-from fusible.lazy.runtime.stream import Stream, default_stream
-from fusible.lazy.stablehlo.module import StableHLO
-from fusible.lazy.trace.ops import comparison as _comparison  # noqa: F401 - the operators of Tensor
-from fusible.lazy.trace.ops import convolution as _convolution  # noqa: F401 - declared, for modules to call
-from fusible.lazy.trace.ops.argreduce import argmax, argmin
-from fusible.lazy.trace.ops.binary import (
+from fusible.lazy.ops import comparison as _comparison  # noqa: F401 - the operators of Tensor
+from fusible.lazy.ops import convolution as _convolution  # noqa: F401 - declared, for modules to call
+from fusible.lazy.ops import indexing as _indexing  # noqa: F401 - x[...]
+from fusible.lazy.ops.agreement import allclose, equal
+from fusible.lazy.ops.arange import arange
+from fusible.lazy.ops.argreduce import argmax, argmin
+from fusible.lazy.ops.binary import (
     add,
     bitwise_and,
     bitwise_or,
@@ -81,29 +77,33 @@ from fusible.lazy.trace.ops.binary import (
     shift_right_logical,
     sub,
 )
-from fusible.lazy.trace.ops.bitcast import bitcast
-from fusible.lazy.trace.ops.cast import cast
-from fusible.lazy.trace.ops.concatenate import concatenate
-from fusible.lazy.trace.ops.copy import copy
-from fusible.lazy.trace.ops.cumsum import cumsum
-from fusible.lazy.trace.ops.expand import broadcast_to, expand
-from fusible.lazy.trace.ops.fill import full, full_like, ones, ones_like, zeros, zeros_like
-from fusible.lazy.trace.ops.gather import gather
-from fusible.lazy.trace.ops.iota import iota, iota_like
-from fusible.lazy.trace.ops.matmul import dot_general, matmul
-from fusible.lazy.trace.ops.pad import pad
-from fusible.lazy.trace.ops.permute import permute, transpose
-from fusible.lazy.trace.ops.plugin import plugin
-from fusible.lazy.trace.ops.pooling import avgpool, maxpool
-from fusible.lazy.trace.ops.quantize import dequantize, quantize
-from fusible.lazy.trace.ops.random import random_words
-from fusible.lazy.trace.ops.reduce import all, any, max, min, prod, sum
-from fusible.lazy.trace.ops.reshape import reshape
-from fusible.lazy.trace.ops.resize import resize
-from fusible.lazy.trace.ops.slice import flip
-from fusible.lazy.trace.ops.topk import topk
-from fusible.lazy.trace.ops.triangle import tril, triu
-from fusible.lazy.trace.ops.unary import (
+from fusible.lazy.ops.bitcast import bitcast
+from fusible.lazy.ops.cast import cast
+from fusible.lazy.ops.concatenate import concatenate
+from fusible.lazy.ops.copy import copy
+from fusible.lazy.ops.cumsum import cumsum
+from fusible.lazy.ops.expand import broadcast_to, expand
+from fusible.lazy.ops.fill import full, full_like, ones, ones_like, zeros, zeros_like
+from fusible.lazy.ops.gather import gather
+from fusible.lazy.ops.iota import iota, iota_like
+from fusible.lazy.ops.matmul import dot_general, matmul
+from fusible.lazy.ops.pad import pad
+from fusible.lazy.ops.permute import permute, transpose
+from fusible.lazy.ops.plugin import plugin
+from fusible.lazy.ops.pooling import avgpool, maxpool
+from fusible.lazy.ops.products import outer, repeat
+from fusible.lazy.ops.quantize import dequantize, quantize
+from fusible.lazy.ops.random import manual_seed, rand, randn
+from fusible.lazy.ops.random_words import random_words
+from fusible.lazy.ops.reduce import all, any, max, min, prod, sum
+from fusible.lazy.ops.reductions import mean, softmax, var
+from fusible.lazy.ops.reshape import reshape
+from fusible.lazy.ops.resize import resize
+from fusible.lazy.ops.shaping import flatten, split, squeeze, stack, unsqueeze
+from fusible.lazy.ops.slice import flip
+from fusible.lazy.ops.topk import topk
+from fusible.lazy.ops.triangle import tril, triu
+from fusible.lazy.ops.unary import (
     abs,
     bitwise_not,
     cos,
@@ -123,7 +123,8 @@ from fusible.lazy.trace.ops.unary import (
     sqrt,
     tanh,
 )
-from fusible.lazy.trace.ops.where import masked_fill, where
+from fusible.lazy.ops.where import masked_fill, where
+from fusible.lazy.stablehlo.module import StableHLO
 from fusible.lazy.trace.trace import Trace
 
 __all__ = [

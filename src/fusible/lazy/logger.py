@@ -36,7 +36,7 @@ class Logger:
     """Messages of four levels and four channels.
 
     ``logger.verbosity = "info"`` shows that level and what is more severe; ``{"info", "trace", "timing"}`` channels too; ``"ir"`` is trace,
-    flat_ir and mlir. A mapping sets it by module, ``{"flat_ir": "verbose", "runtime": {"timing", "error"}, "": "warning"}``: the longest name that a
+    flat_ir and mlir. A mapping sets it by module, ``{"flat_ir": "verbose", "engine": {"timing", "error"}, "": "warning"}``: the longest name that a
     module of ``fusible.lazy`` begins with counts, ``""`` for all others. Raises ``ArgumentError`` for a name that is neither level nor channel.
 
     ``info(message, mode="once")`` shows a text once in the life of the process. A message may be a function that returns its text.

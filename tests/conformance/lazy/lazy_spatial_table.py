@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from lazy_op_table import FLOATS, INTS, MOVED, SPECIAL, Op, of_shapes
 
 from fusible import lazy
-from fusible.lazy.trace.ops.convolution import convolution, convolution_transpose
+from fusible.lazy.ops.convolution import convolution, convolution_transpose
 
 _WIDE = (lazy.float32, lazy.float64)
 _HALF = (lazy.float16, lazy.bfloat16)

@@ -12,11 +12,11 @@ import pytest
 
 import fusible.lazy as tp
 from fusible.errors import ArgumentError, CompileError, DTypeError, ShapeError
+from fusible.lazy.compilation import buckets as under_test
+from fusible.lazy.compilation.masking import masked
 from fusible.lazy.dims import symbols
-from fusible.lazy.runtime import buckets as under_test
-from fusible.lazy.runtime.executor import CACHE
+from fusible.lazy.evaluation.executor import CACHE
 from fusible.lazy.trace.checker import check_trace
-from fusible.lazy.trace.masking import masked
 
 _SIZES = (1, 5, 16)
 _BUCKETS = (4, 8, 16)

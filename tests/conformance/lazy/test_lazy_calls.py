@@ -15,7 +15,7 @@ import torch
 
 from fusible import lazy
 from fusible.errors import ArgumentError, CompileError, DTypeError, ForkError, FusibleError, ShapeError
-from fusible.lazy.runtime import pjrt
+from fusible.lazy.engine import pjrt
 
 _F32 = lazy.float32
 _PAIR = lazy.InputInfo((2,), _F32)

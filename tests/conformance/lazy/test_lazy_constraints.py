@@ -12,8 +12,8 @@ from lazy_samples import SAMPLES, arguments, is_dtype
 from fusible import lazy
 from fusible.errors import DTypeError
 from fusible.lazy.dtypes import DTYPES
+from fusible.lazy.evaluation.executor import program_of
 from fusible.lazy.frontend.interface import FUNCTIONS, Public, spell
-from fusible.lazy.runtime.executor import program_of
 
 _NAMES = sorted(FUNCTIONS)
 

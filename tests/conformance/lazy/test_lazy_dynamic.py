@@ -11,9 +11,9 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import ArgumentError, CompileError, DTypeError, ShapeError
+from fusible.lazy.evaluation.executor import CACHE
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
-from fusible.lazy.runtime.executor import CACHE
 from fusible.lazy.trace.checker import check_trace
 
 _F32 = lazy.float32
@@ -211,7 +211,7 @@ def test_the_usual_sizes_are_compiled_ahead_and_no_sizes_twice() -> None:
 
 
 def test_the_sizes_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusible.lazy.runtime.executable._CAPACITY", 3)
+    monkeypatch.setattr("fusible.lazy.compilation.executable._CAPACITY", 3)
     executable = lazy.compile(lambda x: x, args=[_info((0, 1, 99))])
     for n in (2, 3, 1, 0, 7):
         assert executable(np.ones(n, np.float32)).shape == (n,)

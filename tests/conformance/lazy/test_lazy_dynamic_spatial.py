@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from fusible import lazy
 from fusible.errors import ArgumentError, CompileError, ShapeError
 from fusible.lazy.flat_ir.checker import check_flat_ir
+from fusible.lazy.ops.convolution import convolution, convolution_transpose
 from fusible.lazy.trace.checker import check_trace
-from fusible.lazy.trace.ops.convolution import convolution, convolution_transpose
 
 _F32 = lazy.float32
 _D = (1, 6, 12)

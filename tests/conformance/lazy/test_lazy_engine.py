@@ -19,9 +19,9 @@ import pytest
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import DTYPES, dtype
-from fusible.lazy.runtime import pjrt
-from fusible.lazy.runtime.engine import EngineRefusal, Program
-from fusible.lazy.runtime.host import aligned, pointer
+from fusible.lazy.engine import pjrt
+from fusible.lazy.engine.engine import EngineRefusal, Program
+from fusible.lazy.engine.host import aligned, pointer
 from fusible.lazy.stablehlo import mlir as bindings
 
 ENGINE = pjrt.PJRT()

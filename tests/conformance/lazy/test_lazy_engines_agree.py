@@ -14,11 +14,11 @@ from reference_interpreter import interpret
 
 from fusible import lazy
 from fusible.errors import CompileError
+from fusible.lazy.engine.engines import ENGINES
+from fusible.lazy.engine.iree import _errors
+from fusible.lazy.engine.pjrt import PJRT
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES, function_deduplication
-from fusible.lazy.runtime.engines import ENGINES
-from fusible.lazy.runtime.iree import _errors
-from fusible.lazy.runtime.pjrt import PJRT
 
 Array = np.ndarray[Any, Any]
 

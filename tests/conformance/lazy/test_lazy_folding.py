@@ -134,7 +134,7 @@ def _fold(op: type[FlatIROp], operands: list[tuple[Any, lazy.dtype]], made: lazy
 
 def _program(flat: FlatIR) -> Any:
     types = [[(t.shape, t.dtype) for t in tensors] for tensors in (flat.inputs, flat.outputs)]
-    from_engine = lazy.runtime.pjrt.PJRT().compile(flat.to_stablehlo().bytecode, *types)
+    from_engine = lazy.engine.pjrt.PJRT().compile(flat.to_stablehlo().bytecode, *types)
     return lambda data: from_engine([np.ascontiguousarray(array) for array in data])
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fusible import lazy
+from fusible.lazy.evaluation.executor import CACHE
+from fusible.lazy.evaluation.program_cache import ProgramCache, _readable
 from fusible.lazy.flat_ir.literals import is_special
 from fusible.lazy.flat_ir.ops.constant import rounded
-from fusible.lazy.runtime.executor import CACHE
-from fusible.lazy.runtime.program_cache import ProgramCache, _readable
 from fusible.lazy.trace.trace import Trace
 
 _EDGES = [0.0, -0.0, 1e-40, -1e-40, 1.2e-38, 3e38, -3e38, float("inf"), float("nan")]

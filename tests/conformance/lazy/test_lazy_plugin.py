@@ -15,9 +15,9 @@ import pytest
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, ExecutionError
 from fusible.lazy.flat_ir.checker import check_flat_ir
+from fusible.lazy.ops.plugin import attribute_text
 from fusible.lazy.stablehlo import mlir as bindings
 from fusible.lazy.trace.checker import check_trace
-from fusible.lazy.trace.ops.plugin import attribute_text
 
 _SOURCE = r"""
 #include <algorithm>

@@ -11,7 +11,7 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, ShapeError
-from fusible.lazy.runtime.executor import CACHE
+from fusible.lazy.evaluation.executor import CACHE
 
 _FLOATS = [lazy.float32, lazy.float16, lazy.bfloat16, lazy.float64]
 _DIGITS = {lazy.float32: 24, lazy.float16: 11, lazy.bfloat16: 8, lazy.float64: 53}

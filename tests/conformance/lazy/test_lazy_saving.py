@@ -17,7 +17,7 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import ArgumentError, CheckpointError
-from fusible.lazy.runtime import pjrt
+from fusible.lazy.engine import pjrt
 
 _F32 = lazy.float32
 _ROWS = lazy.NamedDimension("rows", 1, 2, 8)

@@ -19,10 +19,10 @@ from reference_interpreter import interpret
 
 from fusible import lazy
 from fusible.errors import ArgumentError, CompileError
+from fusible.lazy.evaluation.compiler import compile_trace
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
 from fusible.lazy.flat_ir.passes.function_deduplication import function_deduplication
-from fusible.lazy.runtime.compiler import compile_trace
 from fusible.lazy.trace.checker import check_trace
 from fusible.lazy.trace.specialize import specialize
 

@@ -12,13 +12,13 @@ import pytest
 from fusible import lazy
 from fusible.errors import CompileError, ExecutionError
 from fusible.lazy.checks import CHECKS
+from fusible.lazy.engine.engine import EngineRefusal
+from fusible.lazy.engine.engines import ENGINES
+from fusible.lazy.flat_ir.diagnostics import blamed, location_name
 from fusible.lazy.flat_ir.op import FLAT_OPS, FlatIROp, emit
 from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, ReshapeOp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.tensor import record
-from fusible.lazy.runtime.engine import EngineRefusal
-from fusible.lazy.runtime.engines import ENGINES
-from fusible.lazy.stablehlo.diagnostics import blamed, location_name
 from fusible.lazy.trace.op import TRACE_OPS, TraceOp
 
 _BEFORE = [(table, dict(table)) for table in (FLAT_OPS, TRACE_OPS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible import lazy
-from fusible.lazy.trace.ops.convolution import convolution
+from fusible.lazy.ops.convolution import convolution
 
 _TRACE = """\
 ==== Trace IR ====

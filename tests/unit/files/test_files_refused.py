@@ -26,7 +26,7 @@ from fusible.cli.training.text import read_text
 from fusible.cli.training.trainer import Trainer
 from fusible.errors import FileError
 from fusible.files import writing
-from fusible.lazy.runtime import binary_cache
+from fusible.lazy.evaluation import binary_cache
 
 OPTIONS = TrainOptions(recipes=("bf16",), steps=4, layers=1, hidden=8, heads=2, seq_len=8, batch=2)
 TEXT = read_text(None, OPTIONS.seq_len)

@@ -11,7 +11,7 @@ import pytest
 from fusible import lazy
 from fusible.errors import ArgumentError, BackendError, CompileError, DTypeError
 from fusible.lazy.config import Config
-from fusible.lazy.runtime.program_cache import CACHE, ProgramCache
+from fusible.lazy.evaluation.program_cache import CACHE, ProgramCache
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_binaries_are_kept_in_the_directory_and_used_from_it(tmp_path: Path, mon
     (file,) = (tmp_path / "cache").iterdir()
     written = file.stat().st_mtime_ns
     compiled: list[int] = []
-    engine = type(lazy.runtime.engines.ENGINES["pjrt"])
+    engine = type(lazy.engine.engines.ENGINES["pjrt"])
     original = engine.compile
     monkeypatch.setattr(engine, "compile", lambda self, *args: compiled.append(1) or original(self, *args))
     assert _evaluate(3.0) == [3, 6] and not compiled
@@ -135,12 +135,12 @@ def test_a_damaged_binary_is_written_anew_with_a_warning(tmp_path: Path, damage:
 def test_programs_of_two_engines_are_kept_apart() -> None:
     cache, trace = ProgramCache(), lazy.Trace([lazy.ones((2,)).tanh()])
     first = cache.get(trace)
-    lazy.runtime.engines.ENGINES["second"] = lazy.runtime.engines.ENGINES["pjrt"]
+    lazy.engine.engines.ENGINES["second"] = lazy.engine.engines.ENGINES["pjrt"]
     try:
         lazy.config.engine = "second"
         assert cache.get(trace) is not first and len(cache) == 2
     finally:
-        del lazy.runtime.engines.ENGINES["second"]
+        del lazy.engine.engines.ENGINES["second"]
 
 
 def test_a_wrong_verbosity_is_refused_where_it_is_assigned() -> None:

@@ -11,8 +11,8 @@ import pytest
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, FusibleError, ShapeError
 from fusible.lazy.dtypes import ALL, DTYPES
-from fusible.lazy.trace.ops.copy import Copy
-from fusible.lazy.trace.ops.storage import Storage
+from fusible.lazy.ops.copy import Copy
+from fusible.lazy.trace.storage import Storage
 
 _CPU, _GPU = lazy.device("cpu"), lazy.device("gpu")
 _NAMED = sorted(ALL, key=lambda of: list(DTYPES).index(of.name))

@@ -8,8 +8,8 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import ArgumentError
+from fusible.lazy.evaluation.executor import CACHE
 from fusible.lazy.logger import CHANNELS, LEVELS, Logger
-from fusible.lazy.runtime.executor import CACHE
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def test_channels_are_shown_where_they_are_named(log: Logger) -> None:
 
 
 def test_the_longest_name_of_a_module_counts(log: Logger) -> None:
-    log.verbosity = {"": "error", "runtime": {"timing", "warning"}, "runtime/compiler": "ir"}
+    log.verbosity = {"": "error", "engine": {"timing", "warning"}, "evaluation/compiler": "ir"}
     assert _shown(log, "fusible.lazy.frontend.tensor") == {"error"}
-    assert _shown(log, "fusible.lazy.runtime.pjrt") == {"warning", "error", "timing"}
-    assert _shown(log, "fusible.lazy.runtime.compiler") == {"trace", "flat_ir", "mlir"}
-    assert _shown(log, "fusible.lazy.runtimes") == {"error"}
+    assert _shown(log, "fusible.lazy.engine.pjrt") == {"warning", "error", "timing"}
+    assert _shown(log, "fusible.lazy.evaluation.compiler") == {"trace", "flat_ir", "mlir"}
+    assert _shown(log, "fusible.lazy.engines") == {"error"}
     assert log.times
     log.verbosity = {"flat_ir.passes": "info"}
     assert _shown(log, "elsewhere") == set() and not log.times
@@ -50,7 +50,7 @@ def test_the_longest_name_of_a_module_counts(log: Logger) -> None:
 
 def test_a_name_that_is_none_is_refused_and_changes_nothing(log: Logger) -> None:
     log.verbosity = "info"
-    for wrong in ("loud", {"info", "stablehlo"}, {"runtime": "loud"}, 3):
+    for wrong in ("loud", {"info", "stablehlo"}, {"engine": "loud"}, 3):
         with pytest.raises(ArgumentError, match="Expected some of verbose, .* of logger.verbosity, got"):
             log.verbosity = wrong  # type: ignore[assignment]
     assert _shown(log) == {"info", "warning", "error"}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fusible import lazy
+from fusible.lazy.engine import pjrt
 from fusible.lazy.flat_ir.checker import check_flat_ir
 from fusible.lazy.flat_ir.op import FLAT_OPS, FlatIROp, frozen
 from fusible.lazy.flat_ir.ops import ConstantOp, DotOp, TanhOp, TransposeOp
@@ -25,7 +26,6 @@ from fusible.lazy.flat_ir.passes import (
 )
 from fusible.lazy.flat_ir.passes.function_deduplication import MIN_OPERATIONS
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.runtime import pjrt
 
 
 def _kinds(flat: lazy.FlatIR) -> list[str]:

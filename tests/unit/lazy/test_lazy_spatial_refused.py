@@ -6,9 +6,9 @@ import pytest
 
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, ShapeError
+from fusible.lazy.evaluation.executor import CACHE
 from fusible.lazy.frontend.interface import FUNCTIONS
-from fusible.lazy.runtime.executor import CACHE
-from fusible.lazy.trace.ops.convolution import convolution, convolution_transpose
+from fusible.lazy.ops.convolution import convolution, convolution_transpose
 
 _X, _W = lazy.zeros((2, 4, 5)), lazy.zeros((6, 4, 3))
 _I, _F8 = lazy.zeros((2, 4, 5), lazy.int32), lazy.zeros((2, 4, 5), lazy.float8)

@@ -12,9 +12,9 @@ import pytest
 import fusible
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, ShapeError
+from fusible.lazy.evaluation.executor import CACHE
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.runtime.executor import CACHE
-from fusible.lazy.trace.ops.storage import Storage
+from fusible.lazy.trace.storage import Storage
 
 
 def test_data_becomes_tensors() -> None:

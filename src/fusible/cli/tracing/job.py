@@ -10,7 +10,7 @@ from pathlib import Path
 from fusible.cli.console import make_console
 from fusible.cli.tracing.view import ProgramView
 from fusible.errors import ArgumentError, expected
-from fusible.lazy.runtime.compiler import watching
+from fusible.lazy.evaluation.compiler import watching
 
 __all__ = ["trace_script"]
 

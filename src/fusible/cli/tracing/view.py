@@ -34,7 +34,7 @@ class ProgramView:
         self._counts = {"evaluation": 0, "compilation": 0}
 
     def show(self, kind: str, trace: Trace) -> None:
-        """Print one program: a watcher for ``fusible.lazy.runtime.compiler.watching``."""
+        """Print one program: a watcher for ``fusible.lazy.evaluation.compiler.watching``."""
         self._counts[kind] += 1
         name = f"{kind} {self._counts[kind]}"
         known = self._seen.setdefault(trace.key(), name)

@@ -1,1 +1,1 @@
-"""What a user touches: the lazy tensor, its methods, and the functions that compose trace operations."""
+"""The lazy tensor, and what every function of lazy tensors does with its arguments."""

@@ -11,7 +11,7 @@ from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.frontend.dimension import DimensionSize, as_value
 from fusible.lazy.frontend.tensor import Tensor, record
-from fusible.lazy.trace.ops import fill
+from fusible.lazy.ops import fill
 
 __all__ = ["TensorLike", "as_tensor", "promote", "scalar"]
 

@@ -17,7 +17,7 @@ from fusible.lazy.frontend.tensor import Tensor, record
 from fusible.lazy.locate import shows_user
 from fusible.lazy.printing import Shape
 from fusible.lazy.source import user_line
-from fusible.lazy.trace.ops.dimension import DimensionValue
+from fusible.lazy.trace.dimension import DimensionValue
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["DimensionSize", "as_value", "sized"]

@@ -12,16 +12,16 @@ from fusible.lazy import dtypes
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import plain, product
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.engine.host import Array, aligned, from_dlpack, pointer
+from fusible.lazy.engine.output import Output
+from fusible.lazy.evaluation import executor
 from fusible.lazy.frontend.registry import TensorMeta
 from fusible.lazy.locate import shows_user
 from fusible.lazy.logger import logger
 from fusible.lazy.printing import Shape
-from fusible.lazy.runtime import executor
-from fusible.lazy.runtime.host import Array, aligned, from_dlpack, pointer
-from fusible.lazy.runtime.output import Output
 from fusible.lazy.source import SourceInfo, source_infos, user_line
 from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.ops.storage import Storage
+from fusible.lazy.trace.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Tensor", "record", "record_all", "stored"]

@@ -14,7 +14,7 @@ from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_channels, check_sizes, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter
-from fusible.lazy.trace.ops.convolution import convolution, convolution_transpose
+from fusible.lazy.ops.convolution import convolution, convolution_transpose
 
 __all__ = ["Conv", "ConvTranspose"]
 

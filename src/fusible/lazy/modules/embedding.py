@@ -10,7 +10,7 @@ from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_sizes
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter
-from fusible.lazy.trace.ops.gather import gather
+from fusible.lazy.ops.gather import gather
 
 __all__ = ["Embedding"]
 

@@ -8,14 +8,14 @@ from typing import Any
 from fusible.errors import check_number
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_trailing, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.normalization import standardized
 from fusible.lazy.modules.parameter import DefaultParameter
-from fusible.lazy.trace.ops.cast import cast
+from fusible.lazy.ops.cast import cast
+from fusible.lazy.ops.reductions import widened
 
 __all__ = ["LayerNorm"]
 

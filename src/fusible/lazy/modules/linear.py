@@ -6,15 +6,15 @@ from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, check_switch, expected
 from fusible.lazy import dtypes
-from fusible.lazy.frontend.ops.reductions import widened
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_sizes, check_trailing, float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import ANY, DefaultParameter
-from fusible.lazy.trace.ops.cast import cast
-from fusible.lazy.trace.ops.matmul import dot_general
-from fusible.lazy.trace.ops.quantize import dequantize, quantize
+from fusible.lazy.ops.cast import cast
+from fusible.lazy.ops.matmul import dot_general
+from fusible.lazy.ops.quantize import dequantize, quantize
+from fusible.lazy.ops.reductions import widened
 
 __all__ = ["Linear"]
 

@@ -11,7 +11,7 @@ from fusible.errors import CheckpointError, DTypeError, FusibleError, check_swit
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate, shows_user
 from fusible.lazy.modules.parameter import DefaultParameter, UninitializedError, check_fits
-from fusible.lazy.trace.ops.fill import ones
+from fusible.lazy.ops.fill import ones
 
 __all__ = ["LoadedKeys", "Module"]
 

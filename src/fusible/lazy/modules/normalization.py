@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fusible.lazy.frontend.ops.reductions import mean, widened
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.trace.ops.reshape import reshape
-from fusible.lazy.trace.ops.unary import rsqrt
+from fusible.lazy.ops.reductions import mean, widened
+from fusible.lazy.ops.reshape import reshape
+from fusible.lazy.ops.unary import rsqrt
 
 __all__ = ["per_channel", "standardized"]
 

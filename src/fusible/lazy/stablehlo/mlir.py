@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from fusible.lazy.dtypes import dtype, int4
+from fusible.lazy.engine import pjrt
+from fusible.lazy.flat_ir.diagnostics import location_name
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
-from fusible.lazy.runtime import pjrt
 from fusible.lazy.source import place_of
-from fusible.lazy.stablehlo.diagnostics import location_name
 from fusible.locks import Lock
 
 __all__ = ["LOCK", "Mlir", "get", "portable"]

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.dims import is_static
+from fusible.lazy.flat_ir.diagnostics import VALID, op_refusal, refusal
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.stablehlo import mlir as bindings
-from fusible.lazy.stablehlo.diagnostics import VALID, op_refusal, refusal
 
 if TYPE_CHECKING:
     from fusible.lazy.flat_ir.flat_ir import FlatIR

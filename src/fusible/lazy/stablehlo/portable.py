@@ -9,9 +9,9 @@ import numpy as np
 from fusible.errors import CompileError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.engine import pjrt
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
-from fusible.lazy.runtime import pjrt
 from fusible.lazy.stablehlo import mlir as bindings
 from fusible.lazy.stablehlo.module import StableHLO
 

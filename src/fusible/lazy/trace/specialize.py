@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from fusible.lazy.dims import Symbol, concrete
 from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.ops.storage import Input, Storage
+from fusible.lazy.trace.storage import Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
 

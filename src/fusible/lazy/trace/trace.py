@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.checks import run_checks
 from fusible.lazy.dims import Symbol, symbols
-from fusible.lazy.flat_ir.lower import lower_trace
 from fusible.lazy.printing import print_type
+from fusible.lazy.trace.lower import lower_trace
 from fusible.lazy.trace.op import Literal, TraceOp
-from fusible.lazy.trace.ops.storage import DimensionInput, Input, Storage
+from fusible.lazy.trace.storage import DimensionInput, Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
 
 if TYPE_CHECKING:

@@ -1,0 +1,151 @@
+"""Compiling a function of lazy tensors ahead of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from fusible.errors import ArgumentError, expected
+from fusible.lazy.assumptions import collected
+from fusible.lazy.compilation.admission import Admission, SizeAdmission, admissions_of
+from fusible.lazy.compilation.buckets import BucketSource, check_conditions, checked_buckets
+from fusible.lazy.compilation.executable import Executable
+from fusible.lazy.compilation.input_info import InputInfo
+from fusible.lazy.compilation.signature import Leaf, Parameter, Signature, Template, bind, filled
+from fusible.lazy.compilation.source import TraceSource
+from fusible.lazy.device import DEFAULT
+from fusible.lazy.frontend.dimension import wrapped
+from fusible.lazy.frontend.interface import located
+from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.modules.module import Module
+from fusible.lazy.modules.parameter import DefaultParameter
+from fusible.lazy.source import user_line
+from fusible.lazy.trace.storage import DimensionInput, Input
+from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace.trace import Trace
+
+__all__ = ["compile"]
+
+
+@located
+def compile(
+    func: Callable[..., Any],
+    optimization_level: int = 3,
+    *,
+    args: Sequence[Any] = [],  # as there; nothing writes to either
+    kwargs: Mapping[str, Any] | None = {},
+    donate: Sequence[str] = (),
+    buckets: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> Executable:
+    """Trace ``func`` (a function or a module) once on ``args`` and ``kwargs``, and compile what it records.
+
+    Every ``InputInfo`` and ``DimensionInputInfo`` among the arguments, also within dicts, lists and tuples, becomes a runtime input, named by
+    the function's parameter; everything else is a constant, and is not passed to the executable. Tensors among the constants, or captured by
+    ``func``, are read from their memory at every call. The parameters of a module that have no name get that of the
+    state dict. ``func`` returns a tensor, or (nested) lists and tuples of them. ``optimization_level`` is the compiler's effort, from 0 to 5 (XLA's
+    own highest is 3). ``donate`` names inputs whose memory the results may take over, as ``InputInfo(..., donate=True)`` does.
+
+    Where dimensions are dynamic, ``func`` records sizes as expressions. Two different sizes that have to agree are taken to be equal, and
+    checked at each call; a dynamic size is taken not to be 1 where it meets another. A program is compiled for each set of sizes that is met, or with
+    ``buckets``, by the name of a dimension (``NamedDimension.name``, or ``argument.dimension`` as in ``"tokens.1"``) ascending sizes up to its
+    bound, for each bucket: inputs are padded with zeros to the next one, the program is rewritten so that no result depends on padding, and
+    results are cut to their true sizes. They are those of an exact program but for the order of sums.
+
+    Raises ``ArgumentError`` for arguments that ``func`` does not take, another return value, or a donated input that no result fits, and
+    ``CompileError`` where ``func`` uses the value of a runtime input, or with buckets an operation that cannot tell padding from elements.
+    """
+    if type(optimization_level) is not int or not 0 <= optimization_level <= 5:
+        raise ArgumentError(expected("an int from 0 to 5", of="optimization_level", got=repr(optimization_level), do="use 3, the default"))
+    name = getattr(func, "__qualname__", type(func).__name__)
+    bound = bind(func, name, args, {} if kwargs is None else kwargs)
+    _name_parameters(func)
+    signature = _donating(Signature.of(bound, name), donate)
+    admissions = admissions_of(signature)
+    tracers = [_tracer(admission, i, leaf.name) for i, (admission, leaf) in enumerate(zip(admissions, signature.leaves, strict=True))]
+    made = {leaf.name: tracer for leaf, (tracer, _) in zip(signature.leaves, tracers, strict=True)}
+    given = filled(bound, made)
+    with collected() as conditions:
+        returned = func(*given.args, **given.kwargs)
+    outputs: list[Tensor] = []
+    _flatten(returned, outputs, name)
+    if not outputs:
+        raise ArgumentError(expected("at least one tensor", of=f"the return value of {name}", got="none", do="return what it computes"))
+    trace = Trace(outputs, [tensor for _, tensor in tracers])
+    aliases = _aliases(signature, trace)
+    results = [(t.shape, t.dtype, t.device) for t in trace.outputs]
+    level = min(optimization_level, 3)
+    chosen = checked_buckets(buckets, [found for a in admissions for found, _ in a.origins], bool(aliases))
+    check_conditions(list(conditions), chosen)
+    source = BucketSource(trace, level, chosen) if chosen else TraceSource(trace, level, aliases)
+    return Executable(name, signature, admissions, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
+
+
+def _name_parameters(func: Callable[..., Any]) -> None:
+    """Name the parameters of a module, or of the one whose method ``func`` is, as its state dict does: for printed programs, and for errors."""
+    module = getattr(func, "__self__", func)
+    if isinstance(module, Module):
+        for name, parameter in module.state_dict().items():
+            if not isinstance(parameter, DefaultParameter) and parameter.name is None:
+                parameter.name = name
+
+
+def _tracer(admission: Admission, index: int, name: str) -> tuple[Any, TraceTensor]:
+    """What stands for a runtime input while the function runs, and its recorded value, which errors call ``name``."""
+    if isinstance(admission, SizeAdmission):
+        op: Input = DimensionInput(index, (), admission.dtype, admission.size)
+    else:
+        op = Input(index, admission.shape, admission.dtype)  # type: ignore[arg-type] - see Shape
+    tensor = TraceTensor(op.shape, op.dtype, DEFAULT, op, user_line())
+    tensor.name = name
+    op.bind((), (tensor,))
+    return wrapped(admission.size) if isinstance(admission, SizeAdmission) else Tensor.from_trace_tensor(tensor), tensor
+
+
+def _donating(signature: Signature, names: Sequence[str]) -> Signature:
+    """``signature`` where the inputs called ``names`` (a whole argument, or one input in it) are donated."""
+    known = {p.name for p in signature.parameters} | {leaf.name for leaf in signature.leaves}
+    for name in names:
+        if name not in known:
+            wanted = f"names among {', '.join(sorted(known))}"
+            raise ArgumentError(expected(wanted, of="donate", got=repr(name), do="name runtime inputs"))
+
+    def mark(template: Template, chosen: bool) -> Template:
+        if isinstance(template, Leaf):
+            wanted = (chosen or template.name in names) and isinstance(template.info, InputInfo)
+            return Leaf(template.name, replace(template.info, donate=True)) if wanted else template  # type: ignore[call-arg] - an InputInfo
+        if isinstance(template, dict):
+            return {key: mark(part, chosen) for key, part in template.items()}
+        return None if template is None else type(template)(mark(part, chosen) for part in template)
+
+    return Signature(signature.function, [Parameter(p.name, mark(p.template, p.name in names), p.by_keyword) for p in signature.parameters])
+
+
+def _aliases(signature: Signature, trace: Trace) -> dict[int, int]:
+    """By donated input, the first result of its type that no other takes; raises ``ArgumentError`` where there is none."""
+    free = list(range(len(trace.outputs)))
+    aliases: dict[int, int] = {}
+    for i, (leaf, t) in enumerate(zip(signature.leaves, trace.inputs, strict=True)):
+        if isinstance(leaf.info, InputInfo) and leaf.info.donate:
+            taken = next((j for j in free if trace.outputs[j].shape == t.shape and trace.outputs[j].dtype is t.dtype), None)
+            if taken is None:
+                wanted = f"a result of {t.dtype} {list(t.shape)} to take its memory"
+                raise ArgumentError(expected(wanted, of=f"the donated input {leaf.name}", got="none that is free", do="do not donate it"))
+            free.remove(taken)
+            aliases[i] = taken
+    return aliases
+
+
+def _flatten(value: Any, into: list[Tensor], name: str) -> None:
+    if isinstance(value, Tensor):
+        into.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _flatten(item, into, name)
+    else:
+        raise ArgumentError(
+            expected(
+                "a lazy tensor, or nested lists and tuples of them", of=f"the return value of {name}", got=type(value).__name__, do="return tensors"
+            )
+        )

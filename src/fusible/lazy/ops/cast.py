@@ -1,0 +1,45 @@
+"""Conversion of values between dtypes, with every edge defined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import ALL
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.ops.lowering.convert import lower_cast
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Cast", "cast"]
+
+
+@dataclass(eq=False)
+class Cast(TraceOp):
+    """Every element converted to ``dtype``."""
+
+    dtype: dtypes.dtype
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtypes.dtype]:
+        return inputs[0].shape, self.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        lower_cast(inputs[0], outputs[0])
+
+
+@TENSOR_METHOD_REGISTRY("cast")
+@constrained(input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
+def cast(input: TensorLike, dtype: dtypes.dtype) -> Tensor:
+    """``input`` with every element converted to ``dtype``.
+
+    To a float: rounded to nearest even (overflow gives infinity). To a float8: rounded to nearest even, *saturating*: beyond the largest
+    finite value (448 for float8, 57344 for float8e5m2), infinities included, that value; NaN stays NaN. Float to integer: truncated toward
+    zero, saturating at the integer's range, NaN gives 0. Integer to narrower integer, int4 included: the low bits. To bool: whether it is not 0.
+    """
+    return input if input.dtype is dtype else record(Cast(dtype), input)

@@ -1,0 +1,63 @@
+"""Values on another device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusible.errors import DTypeError, expected
+from fusible.lazy.device import device
+from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record, stored
+from fusible.lazy.locate import pointing
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.storage import Storage
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Copy", "copy"]
+
+
+@dataclass(eq=False)
+class Copy(TraceOp):
+    """The same values on ``device``. Within one program, which runs on one engine, it is the identity."""
+
+    places: ClassVar[bool] = True
+
+    device: device
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        return inputs[0].shape, inputs[0].dtype
+
+    def place(self, common: device) -> device:
+        return self.device
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        flat.ReshapeOp(list(inputs), list(outputs))
+
+
+@TENSOR_METHOD_REGISTRY("copy")
+@constrained(input="T1", returns="T1", T1=ALL)
+def copy(input: TensorLike, device: device) -> Tensor:
+    """``input`` on ``device``. What is stored moves at once (and shares its memory where both devices are backed by the host).
+
+    Raises ``DTypeError`` unless ``device`` is a ``fusible.lazy.device``.
+    """
+    if not isinstance(device, _DEVICE):
+        error = DTypeError(expected("a device", of="device of copy", got=repr(device), do='pass for instance device("gpu")'))
+        raise pointing(error, "device")
+    if input.device is device:
+        return input
+    source = input.trace_tensor
+    if isinstance(source.producer, Storage):
+        return Tensor.from_trace_tensor(stored(source.producer.data, device, source.name))
+    return record(Copy(device), input)
+
+
+_DEVICE = device

@@ -1,0 +1,1 @@
+"""FlatIR subgraphs that several operations lower to."""

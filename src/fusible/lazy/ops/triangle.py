@@ -1,0 +1,71 @@
+"""The lower and the upper triangle of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusible.errors import ShapeError, expected
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.locate import pointing
+from fusible.lazy.ops.lowering.convert import splat
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = ["Triangle", "tril", "triu"]
+
+
+@dataclass(eq=False)
+class Triangle(TraceOp):
+    """The matrices of the last two dimensions, zero beyond the diagonal that lies ``diagonal`` columns right of the main one."""
+
+    lower: bool
+    diagonal: int
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        (x,) = inputs
+        if len(x.shape) < 2:
+            what = "tril" if self.lower else "triu"
+            error = ShapeError(expected("at least two dimensions", of=f"the tensor of {what}", got=x, do="reshape it to matrices"))
+            raise pointing(error, "tensor")
+        return x.shape, x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        (x,) = inputs
+        reason = "tell which elements a triangle keeps"
+        plane = x.shape[-2:]
+        row, column = (emit(flat.IotaOp, [], plane, dtypes.int32, reason, dim=d) for d in (0, 1))
+        if self.diagonal:
+            row = emit(flat.AddOp, [row, splat(self.diagonal, row, reason)], plane, dtypes.int32, reason)
+        kept = emit(flat.CompareOp, [row, column], plane, dtypes.bool, reason, direction="GE" if self.lower else "LE")
+        zero = splat(False if x.dtype.kind == "bool" else 0, x, "hold the zeros of a triangle")
+        flat.SelectOp([flat.broadcast(kept, x.shape, reason), x, zero], list(outputs))
+
+
+@TENSOR_METHOD_REGISTRY("tril")
+@constrained(tensor="T1", returns="T1", T1=ALL)
+def tril(tensor: TensorLike, diagonal: int = 0) -> Tensor:
+    """The matrices of the last two dimensions with zeros above a diagonal: elements ``[i, j]`` with ``j > i + diagonal`` are 0.
+
+    Raises ``ShapeError`` for fewer than two dimensions.
+    """
+    return record(Triangle(True, int(diagonal)), tensor)
+
+
+@TENSOR_METHOD_REGISTRY("triu")
+@constrained(tensor="T1", returns="T1", T1=ALL)
+def triu(tensor: TensorLike, diagonal: int = 0) -> Tensor:
+    """The matrices of the last two dimensions with zeros below a diagonal: elements ``[i, j]`` with ``j < i + diagonal`` are 0.
+
+    Raises ``ShapeError`` for fewer than two dimensions.
+    """
+    return record(Triangle(False, int(diagonal)), tensor)

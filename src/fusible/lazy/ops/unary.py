@@ -1,0 +1,266 @@
+"""Functions of one element."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fusible.lazy import dtypes
+from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
+from fusible.lazy.flat_ir import ops as flat
+from fusible.lazy.flat_ir.op import emit
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
+from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.ops.lowering.convert import Body, compute_in, single, splat, stored_as
+from fusible.lazy.ops.lowering.gaussian import erfc
+from fusible.lazy.printing import Shape
+from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace.tensor import TraceTensor
+
+__all__ = [
+    "UnaryElementwise",
+    "abs",
+    "bitwise_not",
+    "cos",
+    "exp",
+    "floor",
+    "gelu",
+    "is_finite",
+    "log",
+    "logical_not",
+    "neg",
+    "relu",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "sqrt",
+    "tanh",
+]
+
+
+@dataclass(eq=False)
+class UnaryElementwise(TraceOp):
+    """One function on every element."""
+
+    class Kind(enum.Enum):
+        ABS = enum.auto()
+        COS = enum.auto()
+        EXP = enum.auto()
+        FLOOR = enum.auto()
+        GELU = enum.auto()
+        IS_FINITE = enum.auto()
+        LOG = enum.auto()
+        NEG = enum.auto()
+        NOT = enum.auto()
+        RELU = enum.auto()
+        RSQRT = enum.auto()
+        SIGMOID = enum.auto()
+        SIGN = enum.auto()
+        SILU = enum.auto()
+        SIN = enum.auto()
+        SQRT = enum.auto()
+        TANH = enum.auto()
+
+    kind: Kind
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        (x,) = inputs
+        return x.shape, dtypes.bool if self.kind is self.Kind.IS_FINITE else x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        of, body = inputs[0].dtype, _TABLE[self.kind]
+        if of.is_integer and self.kind in _ACTIVATIONS:
+            compute_in(dtypes.float32, partial(_rounded, body), inputs, outputs[0])
+            return
+        compute_in(single(of) if self.kind in _SEVERAL else stored_as(of), body, inputs, outputs[0])
+
+
+def _relu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    flat.MaxOp([*inputs, splat(0, inputs[0], "compare with zero")], outputs)
+
+
+def _silu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    (x,) = inputs
+    flat.MulOp([x, emit(flat.LogisticOp, [x], x.shape, x.dtype, "compute x * sigmoid(x)")], outputs)
+
+
+def _gelu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    """``x * (erfc(-x / sqrt(2)) / 2)``: what erf would cancel to nothing for negative ``x`` stays."""
+    (x,) = inputs
+    reason = "compute x * Phi(x)"
+    scaled = emit(flat.MulOp, [x, splat(-math.sqrt(0.5), x, reason)], x.shape, x.dtype, reason)
+    half = emit(flat.MulOp, [x, splat(0.5, x, reason)], x.shape, x.dtype, reason)
+    flat.MulOp([half, erfc(scaled)], outputs)
+
+
+def _rounded(body: Body, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
+    """``body``, and its result rounded to the nearest integer."""
+    value = FlatIRTensor(outputs[0].shape, outputs[0].dtype, reason="round to the nearest integer")
+    body(inputs, [value])
+    flat.RoundNearestEvenOp([value], outputs)
+
+
+_Kind = UnaryElementwise.Kind
+_SIGNED = FLOATS | SIGNED
+_SEVERAL = (_Kind.GELU, _Kind.SILU)
+"""What takes several operations, so that 16-bit floats are computed in float32."""
+_ACTIVATIONS = (_Kind.GELU, _Kind.SIGMOID, _Kind.SILU, _Kind.TANH)
+"""What takes int8 too, computed in float32 and rounded to the nearest integer."""
+_ACTIVATED = FLOATS | {dtypes.int8}
+_TABLE: dict[UnaryElementwise.Kind, Body] = {
+    _Kind.ABS: flat.AbsOp,
+    _Kind.COS: flat.CosineOp,
+    _Kind.EXP: flat.ExpOp,
+    _Kind.FLOOR: flat.FloorOp,
+    _Kind.GELU: _gelu,
+    _Kind.IS_FINITE: flat.IsFiniteOp,
+    _Kind.LOG: flat.LogOp,
+    _Kind.NEG: flat.NegateOp,
+    _Kind.NOT: flat.NotOp,
+    _Kind.RELU: _relu,
+    _Kind.RSQRT: flat.RsqrtOp,
+    _Kind.SIGMOID: flat.LogisticOp,
+    _Kind.SIGN: flat.SignOp,
+    _Kind.SILU: _silu,
+    _Kind.SIN: flat.SineOp,
+    _Kind.SQRT: flat.SqrtOp,
+    _Kind.TANH: flat.TanhOp,
+}
+
+
+@TENSOR_METHOD_REGISTRY("abs", "__abs__")
+@constrained(input="T1", returns="T1", T1=_SIGNED)
+def abs(input: TensorLike) -> Tensor:
+    """``|input|`` of floats and signed integers."""
+    return record(UnaryElementwise(_Kind.ABS), input)
+
+
+@TENSOR_METHOD_REGISTRY("cos")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def cos(input: TensorLike) -> Tensor:
+    """``cos(input)``, in radians."""
+    return record(UnaryElementwise(_Kind.COS), input)
+
+
+@TENSOR_METHOD_REGISTRY("exp")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def exp(input: TensorLike) -> Tensor:
+    """``e ** input``."""
+    return record(UnaryElementwise(_Kind.EXP), input)
+
+
+@TENSOR_METHOD_REGISTRY("floor")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def floor(input: TensorLike) -> Tensor:
+    """The largest integer not above ``input``, as a float."""
+    return record(UnaryElementwise(_Kind.FLOOR), input)
+
+
+@TENSOR_METHOD_REGISTRY("gelu")
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+def gelu(input: TensorLike) -> Tensor:
+    """``x * Phi(x) = x / 2 * (1 + erf(x / sqrt(2)))``, where Phi is the standard normal distribution function (arXiv:1606.08415).
+
+    16-bit floats are computed in float32 and rounded once, int8 is computed in float32 and rounded to the nearest.
+    """
+    return record(UnaryElementwise(_Kind.GELU), input)
+
+
+@TENSOR_METHOD_REGISTRY("is_finite")
+@constrained(input="T1", returns="bool", T1=FLOATS)
+def is_finite(input: TensorLike) -> Tensor:
+    """Whether ``input`` is neither infinite nor NaN, as bool."""
+    return record(UnaryElementwise(_Kind.IS_FINITE), input)
+
+
+@TENSOR_METHOD_REGISTRY("log")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def log(input: TensorLike) -> Tensor:
+    """The natural logarithm: NaN below 0, -inf at 0."""
+    return record(UnaryElementwise(_Kind.LOG), input)
+
+
+@TENSOR_METHOD_REGISTRY("neg", "__neg__")
+@constrained(input="T1", returns="T1", T1=_SIGNED)
+def neg(input: TensorLike) -> Tensor:
+    """``-input`` of floats and signed integers."""
+    return record(UnaryElementwise(_Kind.NEG), input)
+
+
+@TENSOR_METHOD_REGISTRY("relu")
+@constrained(input="T1", returns="T1", T1=ALL)
+def relu(input: TensorLike) -> Tensor:
+    """``max(input, 0)``; NaN stays NaN."""
+    return record(UnaryElementwise(_Kind.RELU), input)
+
+
+@TENSOR_METHOD_REGISTRY("rsqrt")
+@constrained(input="T1", returns="T1", T1=FLOATS | FLOAT8S)
+def rsqrt(input: TensorLike) -> Tensor:
+    """``1 / sqrt(input)``."""
+    return record(UnaryElementwise(_Kind.RSQRT), input)
+
+
+@TENSOR_METHOD_REGISTRY("sigmoid")
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+def sigmoid(input: TensorLike) -> Tensor:
+    """``1 / (1 + exp(-input))``. int8 is computed in float32 and rounded to the nearest."""
+    return record(UnaryElementwise(_Kind.SIGMOID), input)
+
+
+@TENSOR_METHOD_REGISTRY("sign")
+@constrained(input="T1", returns="T1", T1=_SIGNED)
+def sign(input: TensorLike) -> Tensor:
+    """-1, 0 or 1; NaN stays NaN."""
+    return record(UnaryElementwise(_Kind.SIGN), input)
+
+
+@TENSOR_METHOD_REGISTRY("silu")
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+def silu(input: TensorLike) -> Tensor:
+    """``x * sigmoid(x)``, also called swish. 16-bit floats are computed in float32 and rounded once, int8 is computed in float32 and rounded to
+    the nearest."""
+    return record(UnaryElementwise(_Kind.SILU), input)
+
+
+@TENSOR_METHOD_REGISTRY("sin")
+@constrained(input="T1", returns="T1", T1=FLOATS)
+def sin(input: TensorLike) -> Tensor:
+    """``sin(input)``, in radians."""
+    return record(UnaryElementwise(_Kind.SIN), input)
+
+
+@TENSOR_METHOD_REGISTRY("sqrt")
+@constrained(input="T1", returns="T1", T1=FLOATS | FLOAT8S)
+def sqrt(input: TensorLike) -> Tensor:
+    """The square root: NaN below 0."""
+    return record(UnaryElementwise(_Kind.SQRT), input)
+
+
+@TENSOR_METHOD_REGISTRY("tanh")
+@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+def tanh(input: TensorLike) -> Tensor:
+    """The hyperbolic tangent. int8 is computed in float32 and rounded to the nearest."""
+    return record(UnaryElementwise(_Kind.TANH), input)
+
+
+@TENSOR_METHOD_REGISTRY("logical_not")
+@constrained(input="T1", returns="T1", T1={dtypes.bool})
+def logical_not(input: TensorLike) -> Tensor:
+    """``not input`` of a bool tensor."""
+    return record(UnaryElementwise(_Kind.NOT), input)
+
+
+@TENSOR_METHOD_REGISTRY("bitwise_not", "__invert__")
+@constrained(input="T1", returns="T1", T1=INTEGERS | {dtypes.bool})
+def bitwise_not(input: TensorLike) -> Tensor:
+    """Every bit inverted, of integers or bool."""
+    return record(UnaryElementwise(_Kind.NOT), input)

@@ -1,1 +1,0 @@
-"""FlatIR subgraphs that several trace operations lower to."""
