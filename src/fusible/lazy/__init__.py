@@ -35,8 +35,7 @@ from fusible.lazy.engine.output import Output
 from fusible.lazy.engine.plugins import register_plugin
 from fusible.lazy.engine.stream import Stream, default_stream
 from fusible.lazy.flat_ir.flat_ir import FlatIR
-from fusible.lazy.frontend.dimension import DimensionSize
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend.tensor import DimensionSize, Tensor
 from fusible.lazy.logger import logger
 from fusible.lazy.modules import (
     BatchNorm,

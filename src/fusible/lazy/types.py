@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from fusible.lazy.frontend.dimension import DimensionSize
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend.tensor import DimensionSize, Tensor
 
 __all__ = ["IntLike", "ShapeLike", "TensorLike"]
 

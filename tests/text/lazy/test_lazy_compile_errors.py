@@ -18,7 +18,7 @@ from fusible.lazy.flat_ir.diagnostics import blamed, location_name
 from fusible.lazy.flat_ir.op import FLAT_OPS, FlatIROp, emit
 from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, ReshapeOp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.tensor import record
+from fusible.lazy.frontend.record import record
 from fusible.lazy.trace.op import TRACE_OPS, TraceOp
 
 _BEFORE = [(table, dict(table)) for table in (FLAT_OPS, TRACE_OPS)]

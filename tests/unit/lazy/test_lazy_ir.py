@@ -16,7 +16,7 @@ from fusible.lazy.flat_ir.ops import AddOp, ConvertOp, TanhOp
 from fusible.lazy.flat_ir.ops.call import CallOp, Function
 from fusible.lazy.flat_ir.passes import PASSES, common_subexpression, dead_code
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.tensor import record
+from fusible.lazy.frontend.record import record
 from fusible.lazy.ops.convolution import convolution, convolution_transpose
 from fusible.lazy.trace.checker import check_trace
 from fusible.lazy.trace.op import TRACE_OPS, TraceOp

@@ -16,9 +16,8 @@ from fusible.lazy.compilation.input_info import InputInfo
 from fusible.lazy.compilation.signature import Leaf, Parameter, Signature, Template, bind, filled
 from fusible.lazy.compilation.source import TraceSource
 from fusible.lazy.device import DEFAULT
-from fusible.lazy.frontend.dimension import wrapped
 from fusible.lazy.frontend.interface import located
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend.tensor import Tensor, wrapped
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter
 from fusible.lazy.source import user_line

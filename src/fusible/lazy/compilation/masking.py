@@ -17,7 +17,8 @@ from fusible.errors import CompileError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.device import DEFAULT
 from fusible.lazy.dims import Atom, Call, Size, SizeLike, Symbol, assembled, evaluate, product, symbols
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.record import record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops import binary
 from fusible.lazy.ops.argreduce import ArgReduce
 from fusible.lazy.ops.binary import BinaryElementwise
@@ -28,7 +29,7 @@ from fusible.lazy.ops.convolution import Convolution, ConvolutionTranspose
 from fusible.lazy.ops.copy import Copy
 from fusible.lazy.ops.cumsum import CumSum
 from fusible.lazy.ops.expand import Expand
-from fusible.lazy.ops.fill import Fill, full
+from fusible.lazy.ops.fill import full
 from fusible.lazy.ops.gather import Gather, gather
 from fusible.lazy.ops.iota import Iota, iota
 from fusible.lazy.ops.matmul import DotGeneral, MatrixMultiplication
@@ -46,6 +47,7 @@ from fusible.lazy.ops.unary import UnaryElementwise
 from fusible.lazy.ops.where import Where, where
 from fusible.lazy.source import describe
 from fusible.lazy.trace.dimension import DimensionValue
+from fusible.lazy.trace.fill import Fill
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.storage import Input
 from fusible.lazy.trace.tensor import TraceTensor

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy import dtypes
+from fusible.lazy.dims import bounds
 from fusible.lazy.dtypes import dtype
-from fusible.lazy.frontend.dimension import DimensionSize, as_value
-from fusible.lazy.frontend.tensor import Tensor, record
-from fusible.lazy.ops import fill
+from fusible.lazy.frontend.record import record
+from fusible.lazy.frontend.tensor import DimensionSize, Tensor
+from fusible.lazy.trace.dimension import DimensionValue
+from fusible.lazy.trace.fill import Fill, literal
 
 __all__ = ["TensorLike", "as_tensor", "promote", "scalar"]
 
@@ -28,7 +31,18 @@ def is_scalar(value: object) -> bool:
 
 def scalar(value: Any, of: dtype) -> Tensor:
     """A 0-dimensional literal; raises ``DTypeError`` where ``of`` cannot hold the kind of number (a fraction in an integer)."""
-    return record(fill.Fill(fill.literal(value, of), (), of))
+    return record(Fill(literal(value, of), (), of))
+
+
+def as_value(size: DimensionSize, of: dtype) -> Tensor:
+    """The size as a scalar tensor of dtype ``of``, as a literal of it would be; raises as ``literal`` does where ``of`` cannot hold it."""
+    low, high = bounds(size.expression)
+    if of.kind == "bool":
+        raise DTypeError(expected("True or False", of="a literal of dtype bool", got=repr(size), do="compare or cast it first"))
+    if of.is_integer and not of.min <= low <= high <= of.max:
+        wanted = f"a size from {of.min} to {of.max}"
+        raise ArgumentError(expected(wanted, of=f"a value of dtype {of}", got=f"{size} from {low} to {high}", do="use a wider dtype"))
+    return record(DimensionValue(size.expression, of))
 
 
 def as_tensor(value: TensorLike, like: dtype | None = None) -> Tensor:

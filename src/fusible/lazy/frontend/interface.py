@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from fusible.errors import DTypeError, FusibleError, expected
 from fusible.lazy.config import config
 from fusible.lazy.dtypes import ALL, DTYPES, dtype
+from fusible.lazy.frontend import convert
 from fusible.lazy.frontend.refusals import OF_PYTHON, Refusals
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate
@@ -276,6 +277,3 @@ class _Checker:
         got = ", ".join(f"{variable}={of}" for variable, of in given.items())
         assert self.rules.rule is not None
         raise DTypeError(expected(self.rules.rule.wanted, of=self.name, got=got, do=self.rules.rule.do))
-
-
-from fusible.lazy.frontend import convert  # noqa: E402 - last: to make literals it needs operations that are declared with this module

@@ -1,31 +1,31 @@
-"""The lazy tensor: recording operations, and evaluating what was recorded when a value is needed."""
+"""The lazy tensor, which is evaluated when its value is needed; and the size of a dynamic dimension, which is a tensor and stands in shapes of tensors."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_text, expected
-from fusible.lazy import dtypes
+from fusible.lazy import dims, dtypes
 from fusible.lazy.device import DEFAULT, device
-from fusible.lazy.dims import plain, product
+from fusible.lazy.dims import Size, SizeLike, bounds, size_of, unknown
 from fusible.lazy.dtypes import dtype
-from fusible.lazy.engine.host import Array, aligned, from_dlpack, pointer
+from fusible.lazy.engine.host import Array
 from fusible.lazy.engine.output import Output
 from fusible.lazy.evaluation import executor
+from fusible.lazy.frontend.data import host_array, stored
 from fusible.lazy.frontend.registry import TensorMeta
 from fusible.lazy.locate import shows_user
 from fusible.lazy.logger import logger
 from fusible.lazy.printing import Shape
 from fusible.lazy.source import SourceInfo, source_infos, user_line
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.storage import Storage
+from fusible.lazy.trace.dimension import DimensionValue
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["Tensor", "record", "record_all", "stored"]
-
+__all__ = ["DimensionSize", "Tensor", "sized", "wrapped"]
 
 _PRINTED_EARLY = (
     "A tensor is printed while the function that computes it is compiled: it has no value yet, and calls of the executable print nothing. "
@@ -89,7 +89,7 @@ class Tensor(metaclass=TensorMeta):
     @shows_user
     def __init__(self, data: Any, dtype: dtype | None = None, device: device | None = None, name: str | None = None) -> None:
         check_text(name, "name of Tensor", optional=True)
-        self.trace_tensor = stored(_host(data, dtype), _place(device), name)
+        self.trace_tensor = stored(host_array(data, dtype), _place(device), name)
 
     @classmethod
     def from_trace_tensor(cls, trace_tensor: TraceTensor) -> Tensor:
@@ -104,7 +104,7 @@ class Tensor(metaclass=TensorMeta):
         shape = self.trace_tensor.shape
         for n in shape:
             if type(n) is not int:
-                return dimension.sized(shape)
+                return sized(shape)
         return shape
 
     @property
@@ -139,7 +139,7 @@ class Tensor(metaclass=TensorMeta):
     @property
     def size(self) -> int:
         """The number of elements."""
-        return dimension.wrapped(product(self.trace_tensor.shape))
+        return wrapped(dims.product(self.trace_tensor.shape))
 
     @property
     def device(self) -> device:
@@ -252,106 +252,135 @@ def _plain(value: Any) -> Any:
     return value.astype(np.float32) if value.dtype.itemsize < 4 and value.dtype.kind in "Vf" else value
 
 
-def record(op: TraceOp, *tensors: Tensor) -> Tensor:
-    """Record ``op`` on ``tensors`` and return its output.
+def _symbolic(name: str, compute: Callable[[Any, Any], Any]) -> Any:
+    """An operator that gives a size for sizes, and otherwise is that of a tensor."""
 
-    Raises ``ShapeError`` or ``DTypeError`` where the operands are illegal, and ``ArgumentError`` where they live on two devices.
+    def call(self: DimensionSize, other: Any) -> Any:
+        size = size_of(other)
+        return getattr(Tensor, name)(self, other) if size is None else wrapped(compute(self.expression, size))
+
+    return call
+
+
+def _compared(name: str, decided: Callable[[int, int], bool | None]) -> Any:
+    """A comparison: a truth value where the bounds of the sizes decide it, else a tensor. ``decided`` is asked with the bounds of the difference."""
+
+    def call(self: DimensionSize, other: Any) -> Any:
+        size = size_of(other)
+        known = None if size is None else decided(*bounds(self.expression - size))
+        return getattr(Tensor, name)(self, other) if known is None else known
+
+    return call
+
+
+class DimensionSize(Tensor):
+    """The size of a dynamic dimension: a scalar int32 tensor that shapes can be made of.
+
+    Arithmetic with ints and other sizes (``+ - * / // %``, ``maximum``, ``minimum``, ``abs``, and ``**`` an int) gives a size; with tensors it is a
+    tensor, which like a Python number adopts the dtype of the other operand. ``/`` gives the quotient truncated toward zero. ``==``
+    between sizes tells whether they are one expression, and never depends on a call. ``<`` and the like give a truth value where the bounds
+    decide, else a bool tensor. ``DimensionSize(4)`` is a size that is known.
     """
-    inputs = tuple([t.trace_tensor for t in tensors])
-    shape, of = op.infer(*inputs)
-    for n in shape:
-        if type(n) is not int:
-            shape = plain(shape)
-            break
-    place = inputs[0].device if inputs else DEFAULT
-    for t in inputs:
-        if t.device is not place:
-            place = _one_device(op, inputs)
-    output = TraceTensor(shape, of, op.place(place), op, user_line())
-    op.bind(inputs, (output,))
-    tensor = _new(Tensor)
-    tensor.trace_tensor = output
-    return tensor
+
+    __slots__ = ("_recorded", "expression")
+
+    expression: SizeLike
+
+    @shows_user
+    def __init__(self, data: Any, name: str | None = None) -> None:
+        found = size_of(data)
+        if found is None:
+            raise DTypeError(expected("a whole number", of="a DimensionSize", got=repr(data), do="pass an int or another size"))
+        self.expression = found
+        self._recorded: TraceTensor | None = None
+        if name is not None:
+            self.trace_tensor.name = name
+
+    @property
+    def trace_tensor(self) -> TraceTensor:  # type: ignore[override] - recorded where it is first used as a tensor
+        if self._recorded is None:
+            op = DimensionValue(self.expression, dtypes.int32)
+            self._recorded = TraceTensor((), dtypes.int32, DEFAULT, op, user_line())
+            op.bind((), (self._recorded,))
+        return self._recorded
+
+    @trace_tensor.setter
+    def trace_tensor(self, value: TraceTensor) -> None:
+        raise DTypeError(expected("no assignment", of="a size", got="one", do="make a tensor of it first, by cast or arithmetic"))
+
+    def __repr__(self) -> str:
+        return f"DimensionSize({self.expression})"
+
+    def __str__(self) -> str:
+        return str(self.expression)
+
+    def __hash__(self) -> int:
+        return hash(self.expression)
+
+    def __eq__(self, other: object) -> Any:
+        size = size_of(other)
+        return Tensor.__eq__(self, other) if size is None else self.expression == size
+
+    def __ne__(self, other: object) -> Any:
+        size = size_of(other)
+        return Tensor.__ne__(self, other) if size is None else self.expression != size
+
+    __add__ = _symbolic("__add__", operator.add)
+    __radd__ = _symbolic("__radd__", lambda a, b: b + a)
+    __sub__ = _symbolic("__sub__", operator.sub)
+    __rsub__ = _symbolic("__rsub__", lambda a, b: b - a)
+    __mul__ = _symbolic("__mul__", operator.mul)
+    __rmul__ = _symbolic("__rmul__", lambda a, b: b * a)
+    __floordiv__ = _symbolic("__floordiv__", operator.floordiv)
+    __rfloordiv__ = _symbolic("__rfloordiv__", lambda a, b: b // a)
+    __truediv__ = _symbolic("__truediv__", lambda a, b: _truncated(a, b))
+    __rtruediv__ = _symbolic("__rtruediv__", lambda a, b: _truncated(b, a))
+    __mod__ = _symbolic("__mod__", operator.mod)
+    __rmod__ = _symbolic("__rmod__", lambda a, b: b % a)
+    maximum = _symbolic("maximum", dims.maximum)
+    minimum = _symbolic("minimum", dims.minimum)
+    __lt__ = _compared("__lt__", lambda low, high: True if high < 0 else False if low >= 0 else None)
+    __le__ = _compared("__le__", lambda low, high: True if high <= 0 else False if low > 0 else None)
+    __gt__ = _compared("__gt__", lambda low, high: True if low > 0 else False if high <= 0 else None)
+    __ge__ = _compared("__ge__", lambda low, high: True if low >= 0 else False if high < 0 else None)
+
+    def __neg__(self) -> Any:
+        return wrapped(-self.expression)
+
+    def __abs__(self) -> Any:
+        return wrapped(dims.maximum(self.expression, -self.expression))
+
+    def __pow__(self, other: Any) -> Any:
+        times = size_of(other)
+        return wrapped(dims.product([self.expression] * times)) if type(times) is int and times >= 0 else super().__pow__(other)
+
+    @shows_user
+    def __bool__(self) -> bool:
+        low, high = bounds(self.expression)
+        return low > 0 or high < 0 if low > 0 or high <= 0 else Tensor.__bool__(self)
+
+    def _item(self, what: str) -> Any:
+        if isinstance(self.expression, Size):
+            raise unknown(f"{what}() of the size {self.expression}")
+        return np.int32(self.expression)
 
 
-def record_all(op: TraceOp, *tensors: Tensor) -> list[Tensor]:
-    """``record`` of an operation with any number of outputs. They are evaluated together."""
-    inputs = tuple([t.trace_tensor for t in tensors])
-    types = op.infer_all(*inputs)
-    place = inputs[0].device if inputs else DEFAULT
-    if any(t.device is not place for t in inputs):
-        place = _one_device(op, inputs)
-    source = user_line()
-    outputs = tuple([TraceTensor(shape, of, op.place(place), op, source) for shape, of in types])
-    op.bind(inputs, outputs)
-    return [Tensor.from_trace_tensor(output) for output in outputs]
+def _truncated(a: SizeLike, b: SizeLike) -> SizeLike:
+    """``a / b`` of sizes as of integers: rounded toward zero. Raises ``ArgumentError`` for a dynamic divisor that may be 0 or less, and for 0."""
+    if b == 0:
+        raise ArgumentError(expected("a divisor other than 0", of=f"the division of {a}", got=0, do="pass another"))
+    if type(b) is int and b < 0:
+        a, b = -a, -b
+    if bounds(a)[0] >= 0:
+        return a // b
+    return dims.maximum(a, 0) // b - dims.maximum(-a, 0) // b
 
 
-def _one_device(op: TraceOp, inputs: tuple[TraceTensor, ...]) -> device:
-    """The device of the operands that live somewhere: what is computed from literals alone (``ones``, ``iota``) is made where it is needed."""
-    placed = [t for t in inputs if _is_placed(t)]
-    if any(t.device is not placed[0].device for t in placed):
-        got = " and ".join(f"{t} on {t.device}" for t in placed)
-        of = f"the operands of {type(op).__name__.lower()}"
-        raise ArgumentError(expected("one device", of=of, got=got, do="copy one of them to the other's device"))
-    return placed[0].device if placed else DEFAULT
+def wrapped(size: SizeLike) -> Any:
+    """A size as users see it: an int, or a ``DimensionSize``."""
+    return DimensionSize(size) if isinstance(size, Size) else size
 
 
-def _is_placed(tensor: TraceTensor) -> bool:
-    """Whether the value depends on stored data, an argument or an explicit copy."""
-    seen: set[int] = set()
-    stack = [tensor]
-    while stack:
-        producer = stack.pop().producer
-        if producer.is_input or producer.places:
-            return True
-        if id(producer) not in seen:
-            seen.add(id(producer))
-            stack.extend(producer.inputs)
-    return False
-
-
-def stored(array: Array, place: device = DEFAULT, name: str | None = None) -> TraceTensor:
-    """A stored value: ``array`` itself, which is contiguous and aligned."""
-    op = Storage(array.shape, dtypes.from_numpy(array.dtype), array)
-    tensor = TraceTensor(op.shape, op.dtype, place, op, user_line())
-    tensor.name = name
-    op.bind((), (tensor,))
-    return tensor
-
-
-_PYTHON = {"f": dtypes.float32, "i": dtypes.int32, "b": dtypes.bool}
-
-
-def _host(data: Any, of: dtype | None) -> Array:
-    """The contiguous, aligned host array of ``data``, converted to ``of`` where that is given."""
-    if of is not None:
-        dtypes.check_dtype(of)
-    if isinstance(data, np.ndarray | np.generic):
-        array = np.asarray(data)
-        dtypes.from_numpy(array.dtype)
-        return aligned(array if of is None else array.astype(of.numpy))
-    if hasattr(data, "__dlpack__"):
-        array = from_dlpack(data)
-        if of is not None and array.dtype != of.numpy:
-            return aligned(array.astype(of.numpy))
-        return aligned(array) if pointer(array) % 64 else array
-    try:
-        array = np.array(data)
-    except ValueError as error:
-        raise ArgumentError(expected("equal lengths", of="nested lists", got=str(error).split(".")[0], do="pad or split the data")) from error
-    kind = _PYTHON.get(array.dtype.kind)
-    if kind is None:
-        raise ArgumentError(
-            expected(
-                "numbers, lists of numbers, a numpy array or an object with __dlpack__", of="tensor data", got=type(data).__name__, do="convert it"
-            )
-        )
-    target = of or kind
-    if array.dtype.kind == "i" and target.is_integer and array.size and not target.min <= array.min() <= array.max() <= target.max:
-        raise ArgumentError(expected(f"integers that fit {target}", of="tensor data", got=f"a value up to {array.max()}", do="pass a wider dtype"))
-    with np.errstate(over="ignore"):
-        return aligned(array.astype(target.numpy))
-
-
-from fusible.lazy.frontend import dimension  # noqa: E402 - last: a size is a tensor
+def sized(shape: Shape) -> Shape:
+    """A shape as users see it."""
+    return tuple([wrapped(n) for n in shape])

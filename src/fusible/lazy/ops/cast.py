@@ -10,8 +10,9 @@ from fusible.lazy.dtypes import ALL
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import lower_cast
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp

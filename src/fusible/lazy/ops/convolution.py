@@ -16,7 +16,8 @@ from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.record import record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp

@@ -12,9 +12,11 @@ from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
+from fusible.lazy.frontend.data import stored
 from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor, record, stored
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp

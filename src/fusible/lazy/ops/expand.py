@@ -14,8 +14,9 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor

@@ -11,10 +11,9 @@ from fusible.errors import ArgumentError, CompileError, DTypeError, ShapeError, 
 from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
 from fusible.lazy.evaluation.executor import awaits_call
-from fusible.lazy.frontend.dimension import DimensionSize
 from fusible.lazy.frontend.interface import located
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend.tensor import DimensionSize, Tensor
 from fusible.lazy.ops.binary import maximum, minimum
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.expand import broadcast_to

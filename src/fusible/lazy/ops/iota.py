@@ -12,7 +12,8 @@ from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape, normalize_dim
 from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.record import record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import lower_cast
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp

@@ -16,7 +16,7 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike, as_tensor
 from fusible.lazy.frontend.interface import located
-from fusible.lazy.frontend.tensor import record_all
+from fusible.lazy.frontend.record import record_all
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor

@@ -12,7 +12,8 @@ from fusible.lazy import dtypes
 from fusible.lazy.dtypes import FLOATS
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.interface import constrained, located
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.record import record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.random_words import RandomNormal, RandomUniform

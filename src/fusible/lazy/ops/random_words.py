@@ -15,7 +15,8 @@ from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.record import record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import convert, lower_cast, single, splat
 from fusible.lazy.ops.lowering.counter import digits, key_of, words
 from fusible.lazy.printing import Shape

@@ -14,8 +14,9 @@ from fusible.lazy.dtypes import ALL
 from fusible.lazy.frontend.arguments import as_shape, normalize_dim, normalize_dims
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor, record
+from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.concatenate import concatenate
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.ops.slice import Slice
