@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from fusible.lazy.checks import run_checks
+from fusible.lazy.flat_ir.build import build_module
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.ops.call import CallOp, Function
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.stablehlo.module import StableHLO, build_module
+from fusible.lazy.stablehlo.module import StableHLO
 
-if TYPE_CHECKING:
-    from fusible.lazy.flat_ir.passes import Pass
-
-__all__ = ["Change", "FlatIR", "PassReport"]
+__all__ = ["Change", "FlatIR", "Pass", "PassReport"]
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
@@ -94,3 +92,11 @@ class FlatIR:
         """
         run_checks(self)
         return build_module(self, aliases)
+
+
+class Pass(Protocol):
+    """A function of one program to another, which leaves the first as it is; its name with hyphens is the pass's."""
+
+    __name__: str
+
+    def __call__(self, flat: FlatIR, /) -> FlatIR: ...

@@ -1,4 +1,4 @@
-"""The lazy tensor, which is evaluated when its value is needed; and the size of a dynamic dimension, which is a tensor and stands in shapes of tensors."""
+"""The lazy tensor, evaluated when its value is needed; and the size of a dynamic dimension, which is a tensor and stands in shapes of tensors."""
 
 from __future__ import annotations
 

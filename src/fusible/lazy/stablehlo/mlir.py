@@ -1,22 +1,19 @@
-"""What FlatIR operations need of the MLIR bindings: dialects, types and attributes."""
+"""What building a module needs of the MLIR bindings: dialects, types and attributes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fusible.lazy.dtypes import dtype, int4
 from fusible.lazy.engine import pjrt
-from fusible.lazy.flat_ir.diagnostics import location_name
-from fusible.lazy.flat_ir.op import FlatIROp
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
-from fusible.lazy.source import place_of
+from fusible.lazy.source import Source, place_of
 from fusible.locks import Lock
 
-__all__ = ["LOCK", "Mlir", "get", "portable"]
+__all__ = ["LOCK", "Mlir", "TensorType", "Typed", "get", "portable"]
 
 LOCK = Lock()
 """Held while a module is built: one context serves all threads."""
@@ -25,6 +22,23 @@ _MLIR: list[Mlir] = []
 
 _MAX_TYPES = 4096
 """Tensor types that are remembered: a process that sees new shapes for ever must not keep all of them."""
+
+
+class Typed(Protocol):
+    """What a ranked tensor type is made of, as every value of a FlatIR has it."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> dtype: ...
+
+
+class TensorType(NamedTuple):
+    """A type without a value."""
+
+    shape: Shape
+    dtype: dtype
 
 
 class Mlir:
@@ -43,7 +57,7 @@ class Mlir:
             self._elements[of] = self.ir.Type.parse(of.mlir, self.context)
         return self._elements[of]
 
-    def type(self, of: FlatIRTensor) -> Any:
+    def type(self, of: Typed) -> Any:
         """The ranked tensor type of a value; ``?`` for a size that a call determines."""
         key = of.shape, of.dtype
         found = self._types.get(key)
@@ -53,10 +67,10 @@ class Mlir:
                 self._types[key] = found
         return found
 
-    def location(self, op: FlatIROp) -> Any:
-        """``"label:operands->results"("file":line:column)``: what a diagnostic of the engine is mapped back by."""
-        place = place_of(op.outputs[0].source)
-        return self.ir.Location.name(location_name(op), self.ir.Location.file(place.file, place.line, place.column + 1))
+    def location(self, name: str, source: Source) -> Any:
+        """``"name"("file":line:column)``: what a diagnostic of the engine is mapped back by."""
+        place = place_of(source)
+        return self.ir.Location.name(name, self.ir.Location.file(place.file, place.line, place.column + 1))
 
     def i64(self, value: int) -> Any:
         return self.ir.IntegerAttr.get(self.ir.IntegerType.get_signless(64), value)
@@ -73,7 +87,7 @@ class Mlir:
         """An ``[n, 2]`` integer attribute, as paddings are given."""
         return self.ir.DenseIntElementsAttr.get(np.array(values, np.int64).reshape(-1, 2))
 
-    def gather_numbers(self, out: FlatIRTensor, index: FlatIRTensor, dim: int) -> Any:
+    def gather_numbers(self, out: Typed, index: Typed, dim: int) -> Any:
         """How a gather of ``index`` along ``dim`` names dimensions."""
         return self.hlo.GatherDimensionNumbers.get(
             offset_dims=[d for d in range(len(out.shape)) if not dim <= d < dim + len(index.shape)],

@@ -10,7 +10,6 @@ from fusible.errors import CompileError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine import pjrt
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.stablehlo import mlir as bindings
 from fusible.lazy.stablehlo.module import StableHLO
@@ -40,7 +39,7 @@ def check_types(module: StableHLO, inputs: Sequence[Type], outputs: Sequence[Typ
         mlir = bindings.get()
         with mlir.context, mlir.ir.Location.unknown():
             kind = mlir.ir.FunctionType(module.module.body.operations[0].attributes["function_type"].value)
-            wanted = [[str(mlir.type(FlatIRTensor(*of))) for of in types] for types in (inputs, outputs)]
+            wanted = [[str(mlir.type(bindings.TensorType(*of))) for of in types] for types in (inputs, outputs)]
             found = [[str(of) for of in types] for types in (kind.inputs, kind.results)]
     if wanted != found:
         got = f"{found[0]} -> {found[1]}"
@@ -58,7 +57,7 @@ def refined(module: StableHLO, inputs: Sequence[Type], values: Mapping[int, int]
                 for index, value in values.items():
                     literal = mlir.hlo.constant(mlir.dense(np.array(value, np.int32), dtypes.int32))
                     block.arguments[index].replace_all_uses_with(literal)
-            types = ",".join(str(mlir.type(FlatIRTensor(shape, of))) for shape, of in inputs)
+            types = ",".join(str(mlir.type(bindings.TensorType(shape, of))) for shape, of in inputs)
             steps = f"stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism)"
             try:
                 pjrt.pass_manager().parse(f"builtin.module({steps})").run(module.module.operation)

@@ -1,8 +1,6 @@
 """Named passes, each from one valid FlatIR to another that computes the same."""
 
-from typing import Protocol
-
-from fusible.lazy.flat_ir.flat_ir import FlatIR
+from fusible.lazy.flat_ir.flat_ir import Pass
 from fusible.lazy.flat_ir.passes.common_subexpression import common_subexpression
 from fusible.lazy.flat_ir.passes.constant_deduplication import constant_deduplication
 from fusible.lazy.flat_ir.passes.constant_folding import constant_folding
@@ -21,14 +19,6 @@ __all__ = [
     "dot_layout",
     "function_deduplication",
 ]
-
-
-class Pass(Protocol):
-    """A function of one program to another, which leaves the first as it is; its name with hyphens is the pass's."""
-
-    __name__: str
-
-    def __call__(self, flat: FlatIR, /) -> FlatIR: ...
 
 
 PASSES: dict[str, Pass] = {
