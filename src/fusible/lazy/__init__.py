@@ -54,6 +54,7 @@ from fusible.lazy.modules import (
 from fusible.lazy.ops import comparison as _comparison  # noqa: F401 - the operators of Tensor
 from fusible.lazy.ops import convolution as _convolution  # noqa: F401 - declared, for modules to call
 from fusible.lazy.ops import indexing as _indexing  # noqa: F401 - x[...]
+from fusible.lazy.ops import padding as _padding  # noqa: F401 - what operations do on padded tensors
 from fusible.lazy.ops.agreement import allclose, equal
 from fusible.lazy.ops.arange import arange
 from fusible.lazy.ops.argreduce import argmax, argmin

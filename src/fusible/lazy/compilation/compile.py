@@ -13,13 +13,12 @@ from fusible.lazy.compilation.admission import Admission, SizeAdmission, admissi
 from fusible.lazy.compilation.buckets import BucketSource, check_conditions, checked_buckets
 from fusible.lazy.compilation.executable import Executable
 from fusible.lazy.compilation.input_info import InputInfo
+from fusible.lazy.compilation.parametrized import Parametrized
 from fusible.lazy.compilation.signature import Leaf, Parameter, Signature, Template, bind, filled
 from fusible.lazy.compilation.source import TraceSource
 from fusible.lazy.device import DEFAULT
 from fusible.lazy.frontend.interface import located
 from fusible.lazy.frontend.tensor import Tensor, wrapped
-from fusible.lazy.modules.module import Module
-from fusible.lazy.modules.parameter import DefaultParameter
 from fusible.lazy.source import user_line
 from fusible.lazy.trace.storage import DimensionInput, Input
 from fusible.lazy.trace.tensor import TraceTensor
@@ -59,7 +58,9 @@ def compile(
         raise ArgumentError(expected("an int from 0 to 5", of="optimization_level", got=repr(optimization_level), do="use 3, the default"))
     name = getattr(func, "__qualname__", type(func).__name__)
     bound = bind(func, name, args, {} if kwargs is None else kwargs)
-    _name_parameters(func)
+    owner = getattr(func, "__self__", func)  # of a method, the module
+    if isinstance(owner, Parametrized):
+        owner._name_parameters()
     signature = _donating(Signature.of(bound, name), donate)
     admissions = admissions_of(signature)
     tracers = [_tracer(admission, i, leaf.name) for i, (admission, leaf) in enumerate(zip(admissions, signature.leaves, strict=True))]
@@ -79,15 +80,6 @@ def compile(
     check_conditions(list(conditions), chosen)
     source = BucketSource(trace, level, chosen) if chosen else TraceSource(trace, level, aliases)
     return Executable(name, signature, admissions, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
-
-
-def _name_parameters(func: Callable[..., Any]) -> None:
-    """Name the parameters of a module, or of the one whose method ``func`` is, as its state dict does: for printed programs, and for errors."""
-    module = getattr(func, "__self__", func)
-    if isinstance(module, Module):
-        for name, parameter in module.state_dict().items():
-            if not isinstance(parameter, DefaultParameter) and parameter.name is None:
-                parameter.name = name
 
 
 def _tracer(admission: Admission, index: int, name: str) -> tuple[Any, TraceTensor]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fusible.errors import CheckpointError, DTypeError, FusibleError, check_switch, expected
+from fusible.lazy.compilation.parametrized import Parametrized
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate, shows_user
 from fusible.lazy.modules.parameter import DefaultParameter, UninitializedError, check_fits
@@ -58,7 +59,7 @@ class _Signature:
         return inspect.signature(module.forward)
 
 
-class Module:
+class Module(Parametrized):
     """Parameters and submodules, and a ``forward`` that computes with them; ``module(x)`` calls ``forward(x)``.
 
     Every attribute that is a lazy ``Tensor`` is a parameter, and every one that is a ``Module`` a child; so are those in lists and dicts among the
@@ -87,6 +88,11 @@ class Module:
             if slot.value is error.parameter:
                 error.rename(self._label(path))
                 return
+
+    def _name_parameters(self) -> None:
+        for name, parameter in self.state_dict().items():
+            if not isinstance(parameter, DefaultParameter) and parameter.name is None:
+                parameter.name = name
 
     @shows_user
     def __setattr__(self, name: str, value: Any) -> None:
