@@ -70,6 +70,18 @@ VIOLATIONS = {
         ("tex/interface/gemm.py", "from fusible.tex.calls import gemm"),
         ("tex/enums.py", "from fusible.tex import protocol"),
     ],
+    "lazy: what is recorded is traced, lowered twice and run, each by rooms beneath": [
+        ("lazy/ops/where.py", "from fusible.lazy.modules import Linear"),
+        ("lazy/compilation/compile.py", "from fusible.lazy.ops.cast import cast"),
+        ("lazy/frontend/convert.py", "from fusible.lazy.compilation.executable import Executable"),
+        ("lazy/evaluation/compiler.py", "from fusible.lazy.frontend.tensor import Tensor"),
+        ("lazy/trace/trace.py", "from fusible.lazy.evaluation.executor import settle"),
+        ("lazy/flat_ir/literals.py", "from fusible.lazy.trace.op import TraceOp"),
+        ("lazy/stablehlo/module.py", "from fusible.lazy.flat_ir.flat_ir import FlatIR"),
+        ("lazy/engine/host.py", "from fusible.lazy.stablehlo import mlir"),
+        ("lazy/config.py", "from fusible.lazy.engine import engines"),
+        ("lazy/dtypes.py", "from fusible.lazy import printing"),
+    ],
     "pytorch: the engine knows neither modules nor operations": [
         ("pytorch/engine/runner.py", "from fusible.pytorch.modules import Linear"),
         ("pytorch/modules/linear.py", "from fusible.pytorch import ops"),
@@ -90,6 +102,12 @@ def test_a_planted_violation_is_caught_by_its_contract(copy: Path, contract: str
     reported = done.stdout.split("Broken contracts", 1)[1]
     for file, _ in VIOLATIONS[contract]:
         assert f"fusible.{file.removesuffix('.py').replace('/', '.')}" in reported, f"{file} is not reported"
+
+
+def test_a_file_of_lazy_without_a_place_is_refused(copy: Path) -> None:
+    (copy / "src" / "fusible" / "lazy" / "elsewhere.py").touch()
+    done = lint(copy)
+    assert done.returncode != 0 and "elsewhere" in done.stdout
 
 
 def sources() -> list[Path]:

@@ -3,7 +3,6 @@
 Nothing here imports torch, and jaxlib is loaded at the first lowering.
 """
 
-from fusible import __version__ as __version__
 from fusible.errors import FusibleError as TripyException
 from fusible.lazy import types
 from fusible.lazy.compilation.compile import compile
@@ -126,6 +125,7 @@ from fusible.lazy.ops.unary import (
 from fusible.lazy.ops.where import masked_fill, where
 from fusible.lazy.stablehlo.module import StableHLO
 from fusible.lazy.trace.trace import Trace
+from fusible.version import __version__ as __version__
 
 __all__ = [
     "BatchNorm",

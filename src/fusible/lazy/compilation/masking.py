@@ -24,7 +24,7 @@ from fusible.lazy.trace.storage import Input
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
 
-__all__ = ["PADDING_RULES", "Masking", "again", "masked", "padding_rule"]
+__all__ = ["Masking", "PADDING_RULES", "again", "masked", "padding_rule"]
 
 Rule = Callable[["Masking", Any, list[Tensor]], Tensor | list[Tensor]]
 """Records what stands for an operation on padded operands, which are given; raises ``Masking.refusal`` where nothing can."""
