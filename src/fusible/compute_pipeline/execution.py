@@ -157,7 +157,7 @@ def forward_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, 
         result = group.fusion.function(*members, x, **values)
     else:
         result = members[0].forward(x, **values)
-    if not _foreign(group, members):
+    if not group.opaque:
         check_forward(members, result, sides=bool(group.side_outputs), fused=group.fusion is not None)
     if group.side_outputs:
         _put(result[2], sides)
@@ -179,7 +179,7 @@ def backward_group(
         result = group.fusion.function(*members, *ctxs, dy, **values)
     else:
         result = members[0].backward(ctxs[0], dy, **values)
-    if not _foreign(group, members):
+    if not group.opaque:
         check_backward(members, result, sides=bool(group.side_inputs), fused=group.fusion is not None, sums=sums)
     if group.side_inputs:
         _put(result[2], sides)
@@ -192,14 +192,9 @@ def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, gi
         return forward_group(group, members, x, sides, given)[0]
     values = _values(group.side_inputs, group.given, sides, given)
     y = group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
-    if not _foreign(group, members):
+    if not group.opaque:
         check_inference(members, y)
     return y
-
-
-def _foreign(group: Group, members: Sequence[Op]) -> bool:
-    """Whether a pass is code for torch tensors, whose results are looked at where they become ours."""
-    return members[0].foreign or (group.fusion is not None and group.fusion.foreign)
 
 
 def _sides_of(region: Region, taken: Sequence[Any]) -> Sides:

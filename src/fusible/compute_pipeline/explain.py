@@ -38,7 +38,7 @@ def describe_quantizers(plan: Plan) -> str:
     rows = []
     for op in plan.ops:
         for name in (*op.forward_names, *op.backward_names):
-            type = getattr(op, f"{name}_dtype", None)
+            type = op.type_of(name)
             if isinstance(type, QuantizedType) and not _passed_on(plan, op, name):
                 how = f"delayed scaling to {type.dtype}" if type.delayed else repr(type.descriptor)
                 rows.append(f"  {op.position}.{name}  {how}")
@@ -48,7 +48,7 @@ def describe_quantizers(plan: Plan) -> str:
 def _passed_on(plan: Plan, op: Op, name: str) -> bool:
     """Whether a transparent op takes what it takes for its neighbour, who has the quantizer."""
     neighbour = op.position + {"x": 1, "dy": -1}.get(name, 0)
-    same = 0 <= neighbour < len(plan.ops) and getattr(plan.ops[neighbour], f"{name}_dtype") == getattr(op, f"{name}_dtype")
+    same = 0 <= neighbour < len(plan.ops) and plan.ops[neighbour].type_of(name) == op.type_of(name)
     return op.transparent and name in ("x", "dy") and same
 
 
@@ -116,7 +116,7 @@ def _backward_edges(plan: Plan) -> list[str]:
 
 
 def _name(op: Op) -> str:
-    types = [getattr(op, f"{name}_dtype", None) for name in op.arg_names]
+    types = [op.type_of(name) for name in op.arg_names]
     shown = ", ".join(f"{name} {type}" for name, type in zip(op.arg_names, types, strict=True) if type is not None)
     return f"{op.title}({shown})" if shown else op.title
 

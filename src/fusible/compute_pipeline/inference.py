@@ -14,6 +14,7 @@ from fusible.compute_pipeline.request import PlanRequest
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import DType, QuantizedType, Type, bit_width, element, is_quantized_type
 from fusible.ops import Op
+from fusible.ops.protocols import AttentionOperands
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,
@@ -46,15 +47,13 @@ class StateLayout:
 
 
 def _asks_for_fp8(op: Op, name: str) -> bool:
-    return is_quantized_type(getattr(op, f"{name}_dtype", None))
+    return is_quantized_type(op.type_of(name))
 
 
 def state_layout(ops: Sequence[Op]) -> StateLayout:
     """One slot for each input that asks for 8 bits, named ``<position>.<input>``: it depends on the ops alone, never on the order of calls."""
-    forward, backward = (
-        tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in getattr(op, names) if _asks_for_fp8(op, name))
-        for names in ("forward_names", "backward_names")
-    )
+    forward = tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in op.forward_names if _asks_for_fp8(op, name))
+    backward = tuple(f"{i}.{name}" for i, op in enumerate(ops) for name in op.backward_names if _asks_for_fp8(op, name))
     return StateLayout(forward, backward)
 
 
@@ -111,7 +110,7 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
     override = request.recipe.backward_override if request.recipe is not None and asks else None
     types: dict[str, Any] = {"activation": activation, "override": override, "x_dtype": None, "dy_dtype": None}
     for name in (*op.forward_names, *op.backward_names):
-        wanted: Type | None = getattr(op, f"{name}_dtype", None)
+        wanted = op.type_of(name)
         if override is not None and name in op.backward_names and is_quantized_type(wanted):
             _check_overridable(op, override)
             wanted = activation
@@ -126,7 +125,7 @@ def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DTy
         type = types[f"{name}_dtype"]
         if isinstance(type, QuantizedType) and name not in held_so:
             types[f"{name}_dtype"] = type.read(rowwise=rowwise, columnwise=columnwise)
-    if op.attends:
+    if isinstance(op, AttentionOperands):
         types.update(_of_attention(op, request.recipe))
     if any(is_quantized_type(type) for name, type in types.items() if name.endswith("_dtype")):
         _check_not_double(request, f"{op!r} with operands in 8 bits")

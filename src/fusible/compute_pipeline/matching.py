@@ -9,6 +9,7 @@ from fusible.compute_pipeline.sides import OpenSides
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import Fusion
 from fusible.ops import Op
+from fusible.ops.protocols import OpaqueCode
 
 __all__ = ["Group", "group_ops", "needs_backward", "outer_sides"]
 
@@ -26,6 +27,8 @@ class Group:
     side_inputs: tuple[str, ...]
     side_outputs: tuple[str, ...]
     given: tuple[str, ...]
+    opaque: bool
+    """Whether its passes are code for torch tensors, whose results are looked at where they become ours."""
 
     @classmethod
     def of(cls, ops: Sequence[Op], start: int, stop: int, fusion: Fusion | None) -> Group:
@@ -36,7 +39,9 @@ class Group:
             if len(set(names)) < len(names):
                 of = f"the side values of {' + '.join(type(op).__name__ for op in members)} as one operation"
                 raise ArgumentError(expected("different names", of=of, got=", ".join(names), do="put fewer of them together"))
-        return cls(start, stop, fusion, *sides, given=tuple(dict.fromkeys(name for op in members for name in op.given)))
+        given = tuple(dict.fromkeys(name for op in members for name in op.given))
+        opaque = isinstance(members[0], OpaqueCode) or (fusion is not None and fusion.foreign)
+        return cls(start, stop, fusion, *sides, given=given, opaque=opaque)
 
 
 def outer_sides(ops: Sequence[Op]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,6 +15,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.fusions import registered
 from fusible.nvte import DType, QuantizedType, Type, is_quantized_type
 from fusible.ops import Op
+from fusible.ops.protocols import CachedKeys, Incremental
 from fusible.quantized import DelayedScaling
 
 __all__ = ["Plan", "QuantizedArg", "Segment", "build_plan"]
@@ -79,8 +80,8 @@ class Plan:
     state: StateLayout
     delayed: DelayedScaling | None
     """The options of the delayed scaling that the state belongs to."""
-    caches: tuple[tuple[int, int, int, Type | None], ...]
-    """``(position, groups, width, type)`` of each op that can go on from a cache of keys and values."""
+    caches: Mapping[int, CachedKeys]
+    """What each op keeps, by position, that can go on from a cache of keys and values."""
     uncached: Op | None
     """The first op that looks at whole sequences and cannot, if there is one."""
     out_width: int | None
@@ -134,8 +135,8 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         given=given,
         state=state,
         delayed=delayed,
-        caches=tuple((op.position, *op.cached) for op in bound if op.cached),
-        uncached=next((op for op in bound if not op.goes_on), None),
+        caches={op.position: op.cached for op in bound if isinstance(op, Incremental) and op.cached},
+        uncached=next((op for op in bound if not _goes_on(op)), None),
         out_width=widths[-1],
         foreign=foreign,
         fast_path=alone and not any(isinstance(type, QuantizedType) for type in (*arg_types, *held)),
@@ -162,10 +163,11 @@ def _arg_types(ops: Sequence[Op], request: PlanRequest) -> tuple[tuple[Type, ...
     quantized: list[QuantizedArg] = []
     for op, args in zip(ops, request.args, strict=True):
         for name, (held, _) in zip(op.arg_names, args, strict=True):
-            parts = tuple(getattr(op, f"{part}_dtype") for part in op.parts.get(name, ()))
-            asked = parts[0] if parts else getattr(op, f"{name}_dtype", None)
+            parts = op.parts.get(name, ())
+            asked = op.type_of(parts[0] if parts else name)
             if isinstance(asked, QuantizedType) and op.override != "high_precision":
-                quantized.append(QuantizedArg(len(types), asked, parts))
+                of_parts = tuple(op.type_of(part) for part in parts)
+                quantized.append(QuantizedArg(len(types), asked, of_parts))  # pyright: ignore[reportArgumentType] - they ask alike
                 held = asked
             types.append(held)
     return tuple(types), tuple(quantized)
@@ -185,6 +187,11 @@ def _check_sides(ops: Sequence[Op], request: PlanRequest) -> None:
             raise ArgumentError(expected("a side output", of="what a pipeline returns", got=repr(name), do="name one that no later op takes"))
     if open_.open:
         raise ArgumentError(expected("a later op that takes it", of=f"the side output {open_.open[-1][0]!r}", got="none", do="close what was begun"))
+
+
+def _goes_on(op: Op) -> bool:
+    """Whether the op's inference on the further tokens of sequences is what it is on whole ones."""
+    return op.goes_on if isinstance(op, Incremental) else "sequences" not in op.given
 
 
 def _given(ops: Sequence[Op]) -> tuple[str, ...]:

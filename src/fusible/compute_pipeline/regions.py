@@ -14,6 +14,7 @@ from fusible.compute_pipeline.inference import StateLayout
 from fusible.compute_pipeline.matching import Group
 from fusible.nvte import PassKind, QuantizedType
 from fusible.ops import Op
+from fusible.ops.protocols import OpaqueCode
 
 __all__ = ["Region", "regions_of"]
 
@@ -66,7 +67,7 @@ def _why_called(members: Sequence[Op], group: Group) -> str:
     op = next((op for op in members if op.direct_only), None)
     if op is None:
         return ""
-    if op.foreign:
+    if isinstance(op, OpaqueCode):
         return f"{op.title} is written in plain torch"
     return f"{op.title} hands over more than it returns" if op.effects else f"{op.title} gives gradients later"
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusible.ops import Op
+from fusible.ops.protocols import ShardsRows
 
 __all__ = ["sharded_rows"]
 
 
-def sharded_rows(ops: Sequence[Op]) -> list[Op | None]:
+def sharded_rows(ops: Sequence[Op]) -> list[ShardsRows | None]:
     """For each op the one that gathers its rows, or else the one that scattered them; None where each process has all rows, as far as the list
     tells. An op that gathers or scatters is none of those between: it computes its parameters' gradients from all rows."""
-    found: list[Op | None] = [None] * len(ops)
+    found: list[ShardsRows | None] = [None] * len(ops)
     begin, scattered = 0, None
     for i, op in enumerate(ops):
+        if not isinstance(op, ShardsRows) or op.reshards is None:
+            found[i] = scattered
+            continue
         if op.reshards == "gathers":
             found[begin:i] = [op] * (i - begin)
-        if op.reshards is None:
-            found[i] = scattered
-        else:
-            begin, scattered = i + 1, op if op.reshards == "scatters" else None
+        begin, scattered = i + 1, op if op.reshards == "scatters" else None
     return found

@@ -9,6 +9,7 @@ from fusible import nvte
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_number, expected
 from fusible.nvte import DType
 from fusible.ops.op import Context, Op, check_width
+from fusible.ops.protocols import AttentionOperands, CachedKeys, Incremental
 from fusible.tex.calls.attention import alibi_slopes
 
 __all__ = ["CrossAttention", "DotProductAttention", "check_groups"]
@@ -24,7 +25,7 @@ def check_groups(heads: int, groups: int) -> None:
         raise ArgumentError(expected(f"a divisor of the {heads} heads", of="the number of groups", got=groups, do=do))
 
 
-class _Attention(Op):
+class _Attention(Incremental, AttentionOperands, Op):
     """What both have in common: what becomes of scores, a mask as a side input, and dropout."""
 
     heads: int
@@ -32,10 +33,7 @@ class _Attention(Op):
     head_width: int
     causal: bool = False
     window_size: tuple[int, int] = nvte.EVERYWHERE
-    side_names: tuple[str, ...] = ()
-    """What its side inputs are, in order; the pipeline names them otherwise."""
     rows_apart = True
-    attends = True
 
     def _take(self, heads: int, head_width: int, groups: int | None, scale: float | None, scores: nvte.ScoreOptions, sides: tuple[str, ...]) -> None:
         title = type(self).__name__
@@ -206,9 +204,9 @@ class DotProductAttention(_Attention):
         return self._attend(x, sequences, True, sides)
 
     @property
-    def cached(self) -> tuple[int, int, nvte.Type | None] | None:
+    def cached(self) -> CachedKeys | None:
         kept = self.x_dtype if self.qkv_dtype is None else self.activation
-        return (self.groups, self.head_width, kept) if self.causal and "mask" not in self.side_names else None
+        return CachedKeys(self.groups, self.head_width, kept) if self.causal and "mask" not in self.side_names else None
 
     def inference(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> nvte.Tensor:
         cache = nvte.current_pass().caches.get(self.position)

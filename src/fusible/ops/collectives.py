@@ -6,6 +6,7 @@ from typing import Any
 
 from fusible import nvte
 from fusible.ops.op import Context, Op
+from fusible.ops.protocols import ShardsRows
 
 __all__ = ["AllGather", "AllReduce", "Collective", "ReduceScatter"]
 
@@ -19,7 +20,7 @@ class Collective(Op):
         self.group = group
 
 
-class AllGather(Collective):
+class AllGather(ShardsRows, Collective):
     """``y`` = the ``x [rows, *]`` of all processes, one after the other; ``dx`` = the process's rows of the sum of all ``dy``."""
 
     reshards = "gathers"
@@ -31,7 +32,7 @@ class AllGather(Collective):
         return nvte.reduce_scatter(nvte.cast_checked(dy, self.dx_dtype), self.group), []
 
 
-class ReduceScatter(Collective):
+class ReduceScatter(ShardsRows, Collective):
     """``y`` = the process's rows of the sum of all ``x [processes * rows, *]``; ``dx`` = the ``dy`` of all processes, one after the other."""
 
     reshards = "scatters"

@@ -9,6 +9,7 @@ from fusible import nvte
 from fusible.errors import ShapeError, expected
 from fusible.nvte import DType, Tensor
 from fusible.ops.op import Context, Op, check_width
+from fusible.ops.types_by_name import Reads
 from fusible.quantized import QuantizerRole
 
 __all__ = ["GroupedMMT"]
@@ -65,9 +66,9 @@ class GroupedMMT(Op):
         return self._groups_of["dy"]
 
     @property
-    def reads(self) -> dict[str, tuple[bool, bool]]:
+    def reads(self) -> dict[str, Reads]:
         x, weight = self.wants("x"), self._wants_any(self.weight_names)
-        ways = {"x": (True, weight), "weight": (True, x), "dy": (x, weight)}
+        ways = {"x": Reads(True, weight), "weight": Reads(True, x), "dy": Reads(x, weight)}
         return {own: ways[name] for name, names in self._groups_of.items() for own in names}
 
     def forward(self, x: Tensor, **sides: Tensor) -> tuple[Tensor, Context]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusible import nvte
 from fusible.nvte import DType, QuantizedType
 from fusible.ops.op import Context, Op, check_width
+from fusible.ops.types_by_name import Reads
 
 __all__ = ["MMT"]
 
@@ -68,11 +69,11 @@ class MMT(Op):
         return not isinstance(self.dy_dtype, QuantizedType) or self.dy_dtype.scaling != type.scaling
 
     @property
-    def reads(self) -> dict[str, tuple[bool, bool]]:
+    def reads(self) -> dict[str, Reads]:
         x, weight = self.wants("x"), self.wants("weight")
         if self.override is not None:
-            return {"x": (True, False), "weight": (True, False)}
-        return {"x": (True, weight), "weight": (True, x), "dy": (x, weight)}
+            return {"x": Reads(True, False), "weight": Reads(True, False)}
+        return {"x": Reads(True, weight), "weight": Reads(True, x), "dy": Reads(x, weight)}
 
     def forward(self, x: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         x, weight = self.operands(x)

@@ -6,18 +6,19 @@ processes, and rank r has the r-th ``tokens / processes``.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fusible import nvte
 from fusible.ops.mmt import MMT
 from fusible.ops.op import Context
+from fusible.ops.protocols import ShardsRows
 
 __all__ = ["ColumnParallelMMT", "ParallelMMT", "RowParallelMMT"]
 
 Gradients = tuple[nvte.Tensor | None, list[nvte.Tensor | None]]
 
 
-class ParallelMMT(MMT):
+class ParallelMMT(ShardsRows, MMT):
     """Base: ``group`` are the processes (None: all of them), ``sequence_parallel`` says whether rows are shared out too.
 
     What is gathered and has one scale is quantized before, by the group's largest amax, and passes in 8 bits; so does MXFP8 where each process has
@@ -25,7 +26,7 @@ class ParallelMMT(MMT):
     """
 
     overridable = False
-    gathers: ClassVar[str]
+    gathers: ClassVar[Literal["x", "dy"]]
     """Which of ``"x"`` and ``"dy"`` is gathered where rows are shared out."""
     whole_dtype: nvte.Type | None = None
     """The type in which products read what is gathered, in forward or in backward."""
@@ -33,7 +34,8 @@ class ParallelMMT(MMT):
     def __init__(self, weight: nvte.Tensor, *, group: Any = None, sequence_parallel: bool = False, **types: Any) -> None:
         super().__init__(weight, **types)
         self.group, self.sequence_parallel = group, sequence_parallel
-        self.reshards = {"x": "gathers", "dy": "scatters"}[self.gathers] if sequence_parallel else None
+        if sequence_parallel:
+            self.reshards = "gathers" if self.gathers == "x" else "scatters"
         vars(self).update(self.resolved({name: getattr(self, name) for name in ("x_dtype", "dy_dtype")}))
 
     def resolved(self, types: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +48,7 @@ class ParallelMMT(MMT):
 
     def part(self, x: nvte.Tensor) -> nvte.Tensor:
         """The process's own rows of what is gathered, as they are sent."""
-        type, whole = getattr(self, f"{self.gathers}_dtype"), self.whole_dtype
+        type, whole = self.type_of(self.gathers), self.whole_dtype
         if type is None and isinstance(whole, nvte.QuantizedType):
             x = nvte.cast_checked(x, self.activation)
             return nvte.cast(x, whole) if nvte.has_own_blocks(x.shape, whole) else x

@@ -35,7 +35,7 @@ def quantize_parameters(model: M, fp8_dtype: DType = DType.kFloat8E4M3) -> M:
         rebound: dict[int, dict[str, Tensor]] = {}
         for bound in module.own_ops():
             for name, parameter_name in zip(bound.op.arg_names, bound.parameters, strict=True):
-                asked = getattr(bound.op, f"{name}_dtype", None)
+                asked = bound.op.type_of(name)
                 parameter = module._parameters[parameter_name]
                 if asked is None or parameter is None or not is_quantized_type(asked) or isinstance(parameter, Float8Tensor):
                     continue

@@ -88,11 +88,11 @@ class KVCache:
         Raises ``DTypeError``, ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are
         counted in, and sets nothing aside then.
         """
-        for *_, kept in plan.caches:
-            if kept is not None and nvte.te_to_torch_dtype(nvte.element(kept)) is not self.dtype:
+        for kept in plan.caches.values():
+            if kept.type is not None and nvte.te_to_torch_dtype(nvte.element(kept.type)) is not self.dtype:
                 held, do = str(self.dtype).removeprefix("torch."), "cast x, or make a KVCache of the type that attention computes in"
-                raise DTypeError(expected(f"{held}, as the KVCache is,", of="x of a call with a cache", got=str(nvte.element(kept)), do=do))
-        if any(self._lengths) and any((owner, position) not in self._layers for position, *_ in plan.caches):
+                raise DTypeError(expected(f"{held}, as the KVCache is,", of="x of a call with a cache", got=str(nvte.element(kept.type)), do=do))
+        if any(self._lengths) and any((owner, position) not in self._layers for position in plan.caches):
             got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
             raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))
         self._reserve(self._checked(seq_lens))
@@ -101,7 +101,7 @@ class KVCache:
         cu_lengths = torch.cat([torch.zeros(1, dtype=torch.int32), (starts + new).cumsum(0, dtype=torch.int32)])
         page_table = torch.tensor([held + [0] * (self.pages_per_sequence - len(held)) for held in self._held], dtype=torch.int32)
         shared = [Tensor(t.to(self.device), DType.Int32) for t in (page_table, starts, cu_lengths)]
-        return {position: nvte.KVCache(*self._layer((owner, position), groups, width), *shared) for position, groups, width, _ in plan.caches}
+        return {position: nvte.KVCache(*self._layer((owner, position), kept.groups, kept.width), *shared) for position, kept in plan.caches.items()}
 
     def replace(self, owner: Hashable, positions: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
         """Take what a pass of ``owner`` has made of the layers at ``positions``, k and v of each in turn, where it wrote to none of them."""

@@ -12,6 +12,7 @@ from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.nvte import nvte_dtype
+from fusible.ops.protocols import AttentionOperands
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
 from fusible.pytorch.engine.bound import BoundOp, changes
@@ -69,11 +70,11 @@ class PipelineRunner(ChainPart):
         self._slots = tuple((b.module._parameters, name) for b in self.bound for name in b.parameters)
         self._modules = tuple(b.module for b in self.bound)
         spans = zip(self.bound, sharded_rows([b.op for b in self.bound]), strict=True)
-        self._partial = [(b.module, name, span.group) for b, span in spans if span is not None for name in b.parameters]  # type: ignore[attr-defined]
+        self._partial = [(b.module, name, span.group) for b, span in spans if span is not None for name in b.parameters]
         self._owners = [(b.module, name) for b in self.bound for name in b.parameters]
         self._accumulating = [i for i, (module, name) in enumerate(self._owners) if name in getattr(module, "accumulating_parameters", ())]
         self._apart = frozenset(name for op in self.pipeline.ops if op.rows_apart for name in op.side_inputs)
-        named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if op.attends]  # type: ignore[attr-defined]  # pyright: ignore
+        named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if isinstance(op, AttentionOperands)]
         self._masks = {names["mask"]: "kv" not in names for names in named if "mask" in names}
         """By the name of a mask that comes from the caller: whether its keys are those of x."""
         self._plans: dict[Any, Plan] = {}

@@ -15,6 +15,7 @@ from fusible.compute_pipeline import needs_backward, outer_sides
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Tensor, Type, current_pass, make_nvte_tensor
 from fusible.ops import Context, Op
+from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.engine.torch_autocast import ambient
 from fusible.quantized import Float8Quantizer, QuantizedTensor, QuantizedTensorStorage
 
@@ -108,10 +109,9 @@ def _not_cleared(tensors: Iterable[Any]) -> tuple[Any, ...]:
     return found
 
 
-class TorchOperation(Op):
+class TorchOperation(OpaqueCode, Op):
     """The entry of a plan that calls a basic operation's own ``fuser_forward`` and ``fuser_backward``."""
 
-    foreign = True
     overridable = True
     quantizes_y = True
     quantizes_dx = True
@@ -219,7 +219,7 @@ def pass_of(module: FusibleOperation, kind: str, count: int) -> Callable[..., An
 
 def _context(member: Op, kind: str) -> OperationContext:
     context = OperationContext(requires_grad=kind == "forward" and needs_backward(member))
-    context._op = None if member.foreign else member
+    context._op = None if isinstance(member, OpaqueCode) else member
     return context
 
 
@@ -246,7 +246,7 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
     contexts: list[OperationContext] = []
     for member, ctx in zip(members, ctxs, strict=True):
         context = state.call.get(member.position) or OperationContext()
-        context._op = None if member.foreign else member
+        context._op = None if isinstance(member, OpaqueCode) else member
         context._given = {name: sides[name] for name in member.given}
         context._put_together(ctx)
         contexts.append(context)
@@ -256,7 +256,7 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
     ]
     lent = [state.call.get(("before", members[0].position)) or _descriptor(members[0].dx_dtype)]
     for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
-        if not member.foreign:
+        if not isinstance(member, OpaqueCode):
             _tell(context, basic, member, None if index else lent[0][0])
     with _Scaled(module, members, "backward", lent), ambient():
         dx, grads, extra_grads = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
@@ -293,7 +293,7 @@ def _check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequ
     """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
     of NVIDIA's operation of that kind saves it."""
     for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
-        done = member.foreign or not context.requires_grad or context._tensors is not None or module.fuses[1]
+        done = isinstance(member, OpaqueCode) or not context.requires_grad or context._tensors is not None or module.fuses[1]
         if done or _named(basic, member, context):
             continue
         place = f"basic_ops[{index}]" if module.is_fused_op else "self"

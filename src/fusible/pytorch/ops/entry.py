@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor
+from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.engine.bound import BoundOp, note_change
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def made_anew(module: BasicOperation) -> Iterator[None]:
     former = _options(entry)
     try:
         yield
-        for name in () if entry.op.foreign else entry.parameters:
+        for name in () if isinstance(entry.op, OpaqueCode) else entry.parameters:
             if module._parameters.get(name) is None:
                 of = f"{name} of {type(module).__name__}"
                 raise ArgumentError(expected("a parameter", of=of, got="none", do="assign another one, or use another operation"))

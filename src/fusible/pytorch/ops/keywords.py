@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fusible.errors import ArgumentError, DTypeError, OutOfRangeError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
+from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.ops.adapter import pass_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def check_keywords(each: Sequence[Mapping[str, Any]], ops: Sequence[BasicOperati
         if not isinstance(keywords, Mapping):
             got = f"a {type(keywords).__name__}"
             raise DTypeError(expected("a mapping of names to values", of=f"the keyword arguments of {title}", got=got, do="pass a dict"))
-        if not keywords or op.entry.op.foreign or op.fuses[0] or _covered(position, "forward", passes):
+        if not keywords or isinstance(op.entry.op, OpaqueCode) or op.fuses[0] or _covered(position, "forward", passes):
             continue  # the caller's own code knows what it takes
         unknown = [name for name in keywords if name not in op.keywords]
         if unknown:
@@ -45,7 +46,7 @@ def called_apart(positions: Collection[int], ops: Sequence[BasicOperation], pass
     found = list(passes)
     for position in positions:
         for kind in _KINDS:
-            if ops[position].entry.op.foreign or _covered(position, kind, found):
+            if isinstance(ops[position].entry.op, OpaqueCode) or _covered(position, kind, found):
                 continue
             found = [entry for entry in found if entry[2].kind != kind or not entry[0] <= position < entry[1]]
             found.append((position, position + 1, Fusion(kind, pass_of(ops[position], kind, 1), ())))

@@ -93,7 +93,7 @@ def saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, An
 
 
 def _made(op: Op, name: str, value: Any) -> Tensor | None:
-    return None if value is None else nvte.cast_checked(wrapped(value, _type(op, name)), _type(op, name))
+    return None if value is None else nvte.cast_checked(wrapped(value, op.type_of(name)), op.type_of(name))
 
 
 def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:
@@ -118,10 +118,6 @@ def _named(module: FusibleOperation, op: Op, outer: Sequence[str], values: tuple
 
 def _given(ctxs: Sequence[OperationContext]) -> dict[str, Any]:
     return {name: value for ctx in ctxs for name, value in ctx._given.items()}
-
-
-def _type(op: Op, name: str) -> nvte.Type | None:
-    return getattr(op, f"{name}_dtype", None)
 
 
 def _first(values: dict[str, Tensor], route: Sequence[str]) -> Any:

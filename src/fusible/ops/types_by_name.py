@@ -1,0 +1,63 @@
+"""The tensors of an op by their names, and the types that it takes them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fusible import nvte
+from fusible.quantized import QuantizerRole
+
+__all__ = ["OpTypesByName", "Reads"]
+
+
+class Reads(NamedTuple):
+    """Along which dimensions products read an operand in 8 bits."""
+
+    rowwise: bool
+    columnwise: bool
+
+
+class OpTypesByName:
+    """Each tensor of an op has a name, by which type inference, scaling states (``<position>.<name>``) and explanations know it: ``x``, ``dy``, and
+    the attribute name of each parameter. Its type is the attribute ``<name>_dtype``, that of a parameter's gradient ``d<name>_dtype``.
+    """
+
+    roles: Mapping[str, QuantizerRole] = {}
+    """What the tensors are that it asks for in 8 bits, for recipes that look at it; by default those of a linear layer."""
+    parts: Mapping[str, tuple[str, ...]] = {}
+    """Of a parameter that passes take in 8 bits part by part along its first dimension, as a grouped tensor: the names by which its parts ask."""
+
+    @property
+    def args(self) -> list[nvte.Tensor]:
+        """The tensors that need gradients, in the order in which backward returns them."""
+        return []
+
+    @property
+    def arg_names(self) -> tuple[str, ...]:
+        """The attribute names of ``args``, in order."""
+        names = {id(value): name for name, value in vars(self).items() if isinstance(value, nvte.Tensor)}
+        return tuple(names[id(arg)] for arg in self.args)
+
+    @property
+    def forward_names(self) -> tuple[str, ...]:
+        """The names of what forward may take in 8 bits."""
+        return ("x", *self.arg_names)
+
+    @property
+    def backward_names(self) -> tuple[str, ...]:
+        """The names of what backward may take in 8 bits."""
+        return ("dy",)
+
+    @property
+    def reads(self) -> dict[str, Reads]:
+        """How products read what they take in 8 bits, of ``"x"``, ``"dy"`` and parameters."""
+        return {}
+
+    def type_of(self, name: str) -> nvte.Type | None:
+        """The type that it takes the tensor ``name`` in, or asks for it in; None where any will do."""
+        return getattr(self, f"{name}_dtype", None)
+
+    def resolved(self, types: dict[str, Any]) -> dict[str, Any]:
+        """The types that a plan has found for what the op takes, by attribute, as the op takes it: for one that communicates before it quantizes."""
+        return types
