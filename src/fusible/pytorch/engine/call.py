@@ -16,7 +16,6 @@ from fusible.nvte import (
     KVCache,
     Leaf,
     QuantizedType,
-    Sequences,
     copy,
     dequantize,
     flatten,
@@ -26,6 +25,7 @@ from fusible.nvte import (
     unflatten,
 )
 from fusible.pytorch.engine.borders import OnTheWay, leaf_count, packed, spec_key
+from fusible.pytorch.engine.call_values import Given, put_together
 from fusible.pytorch.engine.executors import DIRECT, Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
@@ -33,37 +33,7 @@ from fusible.pytorch.engine.weights import DelayedWeights
 from fusible.quantized import QuantizedTensor
 from fusible.tex.selection.scope import carried
 
-__all__ = ["Call", "Given", "NOTHING_GIVEN", "PipelineFunction", "infer"]
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """The values of a whole call, apart: the tensors by name, and how they are put together (hashable)."""
-
-    tensors: dict[str, list[torch.Tensor]]
-    static: dict[str, Any]
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> Given:
-        tensors: dict[str, list[torch.Tensor]] = {}
-        static: dict[str, Any] = {}
-        for name, value in values.items():
-            if isinstance(value, Sequences):
-                tensors[name] = [value.cu_seqlens.data]
-                static[name] = (value.count, value.max_seqlen, value.uniform)
-            else:
-                tensors[name] = [value.data]
-                static[name] = None
-        return cls(tensors, static)
-
-    def leaves(self, names: Sequence[str]) -> list[torch.Tensor]:
-        return [leaf for name in names for leaf in self.tensors[name]]
-
-    def key(self, names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(self.static[name] for name in names)
-
-
-NOTHING_GIVEN = Given({}, {})
+__all__ = ["Call", "PipelineFunction", "infer"]
 
 
 def _flat(plan: Plan, args: Sequence[Any], where: slice = slice(None)) -> tuple[list[Any], list[Any]]:
@@ -87,14 +57,6 @@ def _note(amaxes: dict[str, torch.Tensor], observed: Mapping[str, torch.Tensor],
         of, do = f"what is quantized by the scale {twice!r} in a pass", "hand on what was quantized, or do not quantize it"
         raise ArgumentError(expected("one tensor", of=of, got="another", do=do))
     amaxes.update({slot: amax for slot, amax in observed.items() if slot not in amaxes})
-
-
-def _put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, static, leaf in zip(names, key, leaves, strict=True):
-        tensor = make_nvte_tensor(leaf)
-        values[name] = Sequences(tensor, *static) if static is not None else tensor
-    return values
 
 
 def _read(snapshot: Snapshot | None, slots: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -149,7 +111,7 @@ class Call:
 
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
             end = first + len(names)
-            values = _put_together(names, key, leaves[first:end])
+            values = put_together(names, key, leaves[first:end])
             held = dict(zip(slots, leaves[end:], strict=True))
             x, *sides = border.opened(leaves)
             assert x is not None
@@ -212,7 +174,7 @@ class Call:
         def program(leaves: list[Any]) -> tuple[list[Any], Any]:
             begin = border.count + count
             end = begin + len(names) + len(places)
-            values = _put_together(names, given_key, leaves[begin : begin + len(names)])
+            values = put_together(names, given_key, leaves[begin : begin + len(names)])
             so_far = [make_nvte_tensor(leaf) for leaf in leaves[begin + len(names) : end]]
             sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
             held = dict(zip(slots, leaves[end:], strict=True))
@@ -327,7 +289,7 @@ def _infer(
 
     def program(leaves: list[Any]) -> tuple[list[Any], Any]:
         before = first + len(names)
-        values = _put_together(names, key, leaves[first:before])
+        values = put_together(names, key, leaves[first:before])
         cache = _cache_of(cache_key, leaves[before : before + len(cached)])
         held = dict(zip(slots, leaves[before + len(cached) :], strict=True))
         x, *sides = border.opened(leaves)

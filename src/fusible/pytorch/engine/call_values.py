@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fusible.compute_pipeline import Plan
-from fusible.nvte import DType, Tensor
+from fusible.nvte import DType, Sequences, Tensor, make_nvte_tensor
 from fusible.pytorch.engine.batch import Batch, read_batch
 
-__all__ = ["draw_seed", "given_values", "of_mask", "of_tokens"]
+__all__ = ["Given", "NOTHING_GIVEN", "draw_seed", "given_values", "of_mask", "of_tokens", "put_together"]
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The values of a whole call, apart: the tensors by name, and how they are put together (hashable)."""
+
+    tensors: dict[str, list[torch.Tensor]]
+    static: dict[str, Any]
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Given:
+        tensors: dict[str, list[torch.Tensor]] = {}
+        static: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, Sequences):
+                tensors[name] = [value.cu_seqlens.data]
+                static[name] = (value.count, value.max_seqlen, value.uniform)
+            else:
+                tensors[name] = [value.data]
+                static[name] = None
+        return cls(tensors, static)
+
+    def leaves(self, names: Sequence[str]) -> list[torch.Tensor]:
+        return [leaf for name in names for leaf in self.tensors[name]]
+
+    def key(self, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.static[name] for name in names)
+
+
+NOTHING_GIVEN = Given({}, {})
+
+
+def put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
+    """The inverse of ``Given``, of tensors that may be another framework's, for values of these names."""
+    values: dict[str, Any] = {}
+    for name, static, leaf in zip(names, key, leaves, strict=True):
+        tensor = make_nvte_tensor(leaf)
+        values[name] = Sequences(tensor, *static) if static is not None else tensor
+    return values
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:

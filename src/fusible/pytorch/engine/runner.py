@@ -16,8 +16,8 @@ from fusible.ops.protocols import AttentionOperands
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
 from fusible.pytorch.engine.bound import BoundOp, changes
-from fusible.pytorch.engine.call import NOTHING_GIVEN, Call, Given, PipelineFunction, infer
-from fusible.pytorch.engine.call_values import given_values, of_mask, of_tokens
+from fusible.pytorch.engine.call import Call, PipelineFunction, infer
+from fusible.pytorch.engine.call_values import NOTHING_GIVEN, Given, given_values, of_mask, of_tokens
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.engine.executors import Executor, make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
