@@ -42,7 +42,7 @@ class Border:
         """The values, None for what is not there, of tensors that may be another framework's."""
         if self.plain is not None:
             return [nvte.Tensor(leaves[0], self.plain)]
-        values = iter(unflatten(leaves[: self.count], self.spec))
+        values = iter(unflatten(leaves, self.spec))
         return [next(values) if there else None for there in self.there]
 
 

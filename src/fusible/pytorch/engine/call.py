@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +24,10 @@ from fusible.nvte import (
     te_to_torch_dtype,
     unflatten,
 )
-from fusible.pytorch.engine.borders import OnTheWay, leaf_count, packed, spec_key
+from fusible.pytorch.engine.borders import Border, OnTheWay, leaf_count, packed, spec_key
 from fusible.pytorch.engine.call_values import Given, put_together
 from fusible.pytorch.engine.executors import DIRECT, Executor
+from fusible.pytorch.engine.pass_tensors import Places, pack, places_of, unpack
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
 from fusible.pytorch.engine.weights import DelayedWeights
@@ -52,15 +53,45 @@ def _left(sides: Mapping[str, Sequence[nvte.Tensor | None]]) -> list[tuple[str, 
 
 def _note(amaxes: dict[str, torch.Tensor], observed: Mapping[str, torch.Tensor], region: Region) -> None:
     """Add what a region observed. As within one pass, what is called as it stands may quantize again what came to it in 8 bits, and nobody else."""
-    twice = next((slot for slot in observed if slot in amaxes), None)
-    if twice is not None and region.called is None:
-        of, do = f"what is quantized by the scale {twice!r} in a pass", "hand on what was quantized, or do not quantize it"
-        raise ArgumentError(expected("one tensor", of=of, got="another", do=do))
-    amaxes.update({slot: amax for slot, amax in observed.items() if slot not in amaxes})
+    if not amaxes.keys().isdisjoint(observed):
+        twice = next(slot for slot in observed if slot in amaxes)
+        if region.called is None:
+            of, do = f"what is quantized by the scale {twice!r} in a pass", "hand on what was quantized, or do not quantize it"
+            raise ArgumentError(expected("one tensor", of=of, got="another", do=do))
+        observed = {slot: amax for slot, amax in observed.items() if slot not in amaxes}
+    amaxes.update(observed)
 
 
 def _read(snapshot: Snapshot | None, slots: Sequence[str]) -> dict[str, torch.Tensor]:
     return {slot: snapshot.scales[slot] for slot in slots} if snapshot is not None else {}
+
+
+def _taken_from_end(saved: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The last ``count``, which are in the list no more."""
+    begin = len(saved) - count
+    own = saved[begin:]
+    del saved[begin:]
+    return own
+
+
+class _ForwardStatic(NamedTuple):
+    """What is known of a region's forward without running it: where its results are, what passes on, the slots whose amaxes it saw, per op the
+    names of what it leaves for backward, and how that was taken apart."""
+
+    places: Places
+    sent: Border
+    observed: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
+    spec: list[Leaf]
+
+
+class _BackwardStatic(NamedTuple):
+    """The same of a backward; ``there``: of each parameter whether it has a gradient."""
+
+    places: Places
+    sent: Border
+    observed: tuple[str, ...]
+    there: tuple[bool, ...]
 
 
 @dataclass(eq=False)
@@ -107,28 +138,27 @@ class Call:
         names, key, slots = region.given, self.given.key(region.given), tuple(scales)
         args, arg_spec = _flat(plan, self.args, region.args)
         taken, border = way.into(region)
-        notes, first = self.notes, border.count + len(args)
+        notes = self.notes
+        inputs, sizes = pack(taken, args=args, given=self.given.leaves(names), scaling=[*scales.values()])
 
-        def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-            end = first + len(names)
-            values = put_together(names, key, leaves[first:end])
-            held = dict(zip(slots, leaves[end:], strict=True))
-            x, *sides = border.opened(leaves)
+        def program(leaves: list[Any]) -> tuple[list[Any], _ForwardStatic]:
+            came = unpack(leaves, sizes)
+            values = put_together(names, key, came.given)
+            held = dict(zip(slots, came.scaling, strict=True))
+            x, *sides = border.opened(came.passing)
             assert x is not None
-            result = run_forward(plan, region, x, unflatten(leaves[border.count : first], arg_spec), values, held, sides, notes)
+            result = run_forward(plan, region, x, unflatten(came.args, arg_spec), values, held, sides, notes)
             passed, sent = packed(result.y, _left(result.sides))
             saved, spec = flatten([tensor for ctx in result.contexts for tensor in ctx.values()])
-            static = (sent, tuple(tuple(ctx) for ctx in result.contexts), spec, tuple(result.amaxes))
-            return [*passed, *saved, *result.amaxes.values()], static
+            results, sizes_out = pack(passed, saved=saved, scaling=[*result.amaxes.values()])
+            return results, _ForwardStatic(places_of(sizes_out), sent, tuple(result.amaxes), tuple(tuple(ctx) for ctx in result.contexts), spec)
 
-        inputs = [*taken, *args, *self.given.leaves(names), *scales.values()]
         program_key = (region, "forward", key, border.key(taken))
-        outputs, (sent, keys, spec, observed) = _for(region, self.executor)(program_key, program, inputs)
-        end = len(outputs) - len(observed)
-        if observed:
-            _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
-        way.out_of(sent, outputs)
-        return keys, spec, outputs[sent.count : end]
+        outputs, known = _for(region, self.executor)(program_key, program, inputs)
+        if known.observed:
+            _note(amaxes, dict(zip(known.observed, outputs[known.places.scaling], strict=True)), region)
+        way.out_of(known.sent, outputs[known.places.passing])
+        return known.keys, known.spec, outputs[known.places.saved]
 
     def backward(
         self, index: int, saved: list[torch.Tensor], dy: torch.Tensor, extra: Sequence[torch.Tensor] = ()
@@ -169,40 +199,41 @@ class Call:
         names, given_key, slots = region.given, self.given.key(region.given), tuple(scales)
         places = [place for place in self.main_grads if region.args.start <= place < region.args.stop]
         taken, border = way.into(region)
-        notes, in_place, count = self.notes, executor.in_place, len(saved) if last else sum(map(leaf_count, spec))
+        notes, in_place = self.notes, executor.in_place
+        own = _taken_from_end(saved, len(saved) if last else sum(map(leaf_count, spec)))
+        main_grads = [self.main_grads[place] for place in places]
+        inputs, sizes = pack(taken, saved=own, given=self.given.leaves(names), grads=main_grads, scaling=[*scales.values()])
 
-        def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-            begin = border.count + count
-            end = begin + len(names) + len(places)
-            values = put_together(names, given_key, leaves[begin : begin + len(names)])
-            so_far = [make_nvte_tensor(leaf) for leaf in leaves[begin + len(names) : end]]
-            sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
-            held = dict(zip(slots, leaves[end:], strict=True))
-            tensors = unflatten(leaves[border.count : begin], spec)[::-1]
-            contexts = [{name: tensors.pop() for name in ctx} for ctx in context_keys]
-            dy, *sides = border.opened(leaves)
-            assert dy is not None
+        def program(leaves: list[Any]) -> tuple[list[Any], _BackwardStatic]:
+            came = unpack(leaves, sizes)
             leaves.clear()
+            values = put_together(names, given_key, came.given)
+            so_far = [make_nvte_tensor(leaf) for leaf in came.grads]
+            sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
+            held = dict(zip(slots, came.scaling, strict=True))
+            tensors = unflatten(came.saved, spec)[::-1]
+            contexts = [{name: tensors.pop() for name in ctx} for ctx in context_keys]
+            dy, *sides = border.opened(came.passing)
+            assert dy is not None
+            del came  # each tensor goes when the pass has used it
             result = run_backward(plan, region, contexts, dy, values, held, sums, sides, notes)
             dx = result.dx
             if last and dx is not None and is_quantized_type(dx.type):
                 dx = dequantize(dx, plan.activation)
             passed, sent = packed(dx, _left(result.sides))
             grads = [grad for grads in result.grads for grad in grads]
-            static = (sent, tuple(grad is not None for grad in grads), tuple(result.amaxes))
-            return [*passed, *(grad.data for grad in grads if grad is not None), *result.amaxes.values()], static
+            present = [grad.data for grad in grads if grad is not None]
+            results, sizes_out = pack(passed, grads=present, scaling=[*result.amaxes.values()])
+            return results, _BackwardStatic(places_of(sizes_out), sent, tuple(result.amaxes), tuple(grad is not None for grad in grads))
 
-        main_grads = [self.main_grads[place] for place in places]
-        inputs = [*taken, *saved[len(saved) - count :], *self.given.leaves(names), *main_grads, *scales.values()]
         program_key = (region, "backward", given_key, tuple(places), border.key(taken), self._left_by(context_keys, spec))
-        del saved[len(saved) - count :], taken
-        outputs, (sent, present, observed) = executor(program_key, program, inputs)
-        end = len(outputs) - len(observed)
-        if observed:
-            _note(amaxes, dict(zip(observed, outputs[end:], strict=True)), region)
-        way.out_of(sent, outputs)
-        given_out = iter(outputs[sent.count : end])
-        grads = [next(given_out) if there else None for there in present]
+        del own, taken
+        outputs, known = executor(program_key, program, inputs)
+        if known.observed:
+            _note(amaxes, dict(zip(known.observed, outputs[known.places.scaling], strict=True)), region)
+        way.out_of(known.sent, outputs[known.places.passing])
+        present = iter(outputs[known.places.grads])
+        grads = [next(present) if there else None for there in known.there]
         for place, main_grad in zip(places, main_grads, strict=True):
             summed = grads[place - region.args.start]
             if summed is not None and summed.data_ptr() != main_grad.data_ptr():
@@ -256,16 +287,16 @@ def infer(
     caches: Mapping[int, KVCache] | None = None,
     extra: Sequence[torch.Tensor] = (),
     notes: dict[Any, Any] | None = None,
-) -> list[torch.Tensor]:
-    """The inference pass of a plan: y, and the side values that the caller gets. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the
-    positions of their ops, ``extra``: the side values that the caller gives. An executor that writes in place adds to the caches as they are; for
-    another the new ones come last, k and v of each in turn."""
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The inference pass of a plan: y and the side values that the caller gets; and the new caches, k and v of each in turn, of an executor that does
+    not write in place, as another adds to the caches as they are. ``params``: by ``QuantizedWeights.prepare``, ``caches`` by the positions of their
+    ops, ``extra``: the side values that the caller gives."""
     way = OnTheWay(x, [name for name, _ in plan.request.sides], extra)
     grown: list[torch.Tensor] = []
     for region in plan.inferred:
         own = {position: cache for position, cache in caches.items() if region.start <= position < region.stop} if caches else {}
         grown += _infer(plan, region, _for(region, executor), way, params, given, snapshot, own, notes)
-    return [_result(way, plan), *_outputs(way, plan), *([] if executor.in_place else grown)]
+    return [_result(way, plan), *_outputs(way, plan)], [] if executor.in_place else grown
 
 
 def _infer(
@@ -285,24 +316,24 @@ def _infer(
     scales = _read(snapshot, region.scales)
     names, key, slots, in_place = region.given, given.key(region.given), tuple(scales), executor.in_place
     taken, border = way.into(region)
-    first = border.count + len(args)
+    inputs, sizes = pack(taken, args=args, given=given.leaves(names), caches=cached, scaling=[*scales.values()])
 
-    def program(leaves: list[Any]) -> tuple[list[Any], Any]:
-        before = first + len(names)
-        values = put_together(names, key, leaves[first:before])
-        cache = _cache_of(cache_key, leaves[before : before + len(cached)])
-        held = dict(zip(slots, leaves[before + len(cached) :], strict=True))
-        x, *sides = border.opened(leaves)
+    def program(leaves: list[Any]) -> tuple[list[Any], tuple[Places, Border]]:
+        came = unpack(leaves, sizes)
+        values = put_together(names, key, came.given)
+        cache = _cache_of(cache_key, came.caches)
+        held = dict(zip(slots, came.scaling, strict=True))
+        x, *sides = border.opened(came.passing)
         assert x is not None
-        y, left = run_inference(plan, region, x, unflatten(leaves[border.count : first], arg_spec), values, held, cache, sides, notes)
+        y, left = run_inference(plan, region, x, unflatten(came.args, arg_spec), values, held, cache, sides, notes)
         passed, sent = packed(y, _left(left))
         grown = [] if in_place else [tensor.data for held in cache.values() for tensor in (held.k, held.v)]
-        return [*passed, *grown], sent
+        results, sizes_out = pack(passed, caches=grown)
+        return results, (places_of(sizes_out), sent)
 
-    inputs = [*taken, *args, *given.leaves(names), *cached, *scales.values()]
-    results, sent = executor((region, "inference", key, cache_key, border.key(taken)), program, inputs)
-    way.out_of(sent, results)
-    return [tensor.data for cache in caches.values() for tensor in (cache.k, cache.v)] if in_place else results[sent.count :]
+    results, (places, sent) = executor((region, "inference", key, cache_key, border.key(taken)), program, inputs)
+    way.out_of(sent, results[places.passing])
+    return [tensor.data for cache in caches.values() for tensor in (cache.k, cache.v)] if in_place else results[places.caches]
 
 
 def _result(way: OnTheWay, plan: Plan) -> torch.Tensor:

@@ -36,10 +36,10 @@ class Given:
         return cls(tensors, static)
 
     def leaves(self, names: Sequence[str]) -> list[torch.Tensor]:
-        return [leaf for name in names for leaf in self.tensors[name]]
+        return [leaf for name in names for leaf in self.tensors[name]] if names else []
 
     def key(self, names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(self.static[name] for name in names)
+        return tuple([self.static[name] for name in names]) if names else ()
 
 
 NOTHING_GIVEN = Given({}, {})

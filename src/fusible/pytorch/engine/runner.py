@@ -233,12 +233,10 @@ class PipelineRunner(ChainPart):
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-        results = infer(plan, self.executor, x, params, given, snapshot, caches, extra, notes)
-        if cache is None or not caches or self.executor.in_place:
-            return results
-        own = len(results) - 2 * len(caches)
-        cache.replace(self, caches, results[own:])
-        return results[:own]
+        outputs, grown = infer(plan, self.executor, x, params, given, snapshot, caches, extra, notes)
+        if cache is not None and caches and grown:
+            cache.replace(self, caches, grown)
+        return outputs
 
     def begin(
         self,

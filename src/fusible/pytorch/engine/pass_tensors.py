@@ -1,0 +1,70 @@
+"""``PassTensors``: what goes into a pass and what comes out of it, by what it is, and as the one list that executors take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+__all__ = ["PassTensors", "Places", "Sizes", "pack", "places_of", "unpack"]
+
+Sizes = tuple[int, ...]
+"""How many tensors each group has, in the order of the fields of ``PassTensors``: what a program can know of a list without keeping its tensors."""
+
+
+class PassTensors(NamedTuple):
+    """The tensors of a pass in named groups, of which no pass has all; of torch, or of the framework that an executor records with.
+
+    The record keeps every tensor alive. So a pass that uses its tensors up takes from it what it needs, and lets it go.
+    """
+
+    passing: list[Any]
+    """What passes a border: x or dy, and side values or their gradients. First, for executors tell shapes by the first tensor."""
+    args: list[Any]
+    """The parameters."""
+    saved: list[Any]
+    """What forward leaves for backward."""
+    given: list[Any]
+    """The values of the whole call (sequences, a seed)."""
+    grads: list[Any]
+    """The gradients of parameters: those that come out, and going in what they are added to."""
+    caches: list[Any]
+    """Of keys and values: as they were, and coming out with what was added."""
+    scaling: list[Any]
+    """The scales that a pass quantizes by; coming out the amaxes that it saw."""
+
+
+class Places(NamedTuple):
+    """Where each group of ``PassTensors`` lies in the list: for results, of which a call takes few groups and takes them each time."""
+
+    passing: slice
+    args: slice
+    saved: slice
+    given: slice
+    grads: slice
+    caches: slice
+    scaling: slice
+
+
+def pack(
+    passing: Sequence[Any] = (),
+    args: Sequence[Any] = (),
+    saved: Sequence[Any] = (),
+    given: Sequence[Any] = (),
+    grads: Sequence[Any] = (),
+    caches: Sequence[Any] = (),
+    scaling: Sequence[Any] = (),
+) -> tuple[list[Any], Sizes]:
+    """The groups of ``PassTensors`` as one list. It is called in every pass, and so takes them as they are: a record would cost as much again."""
+    sizes = len(passing), len(args), len(saved), len(given), len(grads), len(caches), len(scaling)
+    return [*passing, *args, *saved, *given, *grads, *caches, *scaling], sizes
+
+
+def places_of(sizes: Sizes) -> Places:
+    """Where the groups lie in the list that ``pack`` gave with these sizes."""
+    return Places(*[slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)])
+
+
+def unpack(leaves: list[Any], sizes: Sizes) -> PassTensors:
+    """The inverse of ``pack``, for a program, which knows the sizes before it has a list."""
+    return PassTensors(*[leaves[place] for place in places_of(sizes)])
