@@ -11,7 +11,6 @@ import torch
 from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.nvte import nvte_dtype
 from fusible.ops.protocols import AttentionOperands
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
@@ -23,6 +22,7 @@ from fusible.pytorch.engine.executors import Executor, make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
 from fusible.pytorch.engine.parametrized import originals, parameter_of
+from fusible.pytorch.engine.plan_key import PlanKey
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
@@ -77,7 +77,7 @@ class PipelineRunner(ChainPart):
         named = [dict(zip(op.side_names, op.side_inputs, strict=True)) for op in self.pipeline.ops if isinstance(op, AttentionOperands)]
         self._masks = {names["mask"]: "kv" not in names for names in named if "mask" in names}
         """By the name of a mask that comes from the caller: whether its keys are those of x."""
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[PlanKey, Plan] = {}
         self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
 
     def look_again(self) -> None:
@@ -311,41 +311,40 @@ class PipelineRunner(ChainPart):
         called: frozenset[int] = NOT_CALLED,
     ) -> Plan:
         """The plan for an input ``[*, width]``. ``called``: of ``fused``. Raises before anything is run where the input does not fit the modules."""
-        key = (
-            context.recipe,
-            x.dtype,
-            x.shape[-1],
-            x.device,
-            with_grad and x.requires_grad,
-            tuple([(arg.dtype if arg.__class__ in PLAIN else held_type(arg), with_grad and arg.requires_grad) for arg in args]),
-            args[0].device if args else None,
-            tuple([module.training for module in self._modules]),
-            self.executor.whole,
-            fusion_epoch(),
-            tuple([with_grad and value.requires_grad for value in extra]),
-            self.fused(context.recipe, called),
+        key = tuple.__new__(
+            PlanKey,
+            (
+                context.recipe,
+                x.dtype,
+                x.shape[-1],
+                x.device,
+                with_grad and x.requires_grad,
+                tuple([(arg.dtype if arg.__class__ in PLAIN else held_type(arg), with_grad and arg.requires_grad) for arg in args]),
+                args[0].device if args else None,
+                tuple([module.training for module in self._modules]),
+                self.executor.whole,
+                fusion_epoch(),
+                tuple([with_grad and value.requires_grad for value in extra]) if extra else (),
+                self.fused(context.recipe, called),
+            ),
         )
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self.pipeline.plan(self._request(x, args, *key))
+            plan = self._plans[key] = self.pipeline.plan(self._request(key, args))
         return plan
 
-    def _request(
-        self, x: torch.Tensor, args: Sequence[torch.Tensor], recipe: Any, dtype: Any, width: int, device: Any, x_grad: bool,
-        signatures: Any, _: Any, training: tuple[bool, ...], whole: bool, fusions: int, sides: tuple[bool, ...], fused: tuple[Any, ...],
-    ) -> PlanRequest:  # fmt: skip
-        if dtype not in _ACTIVATIONS:
-            got = str(dtype).removeprefix("torch.")
+    def _request(self, key: PlanKey, args: Sequence[torch.Tensor]) -> PlanRequest:
+        """What a plan is to be made for, by its key. Raises where the input does not fit the modules."""
+        if key.x_dtype not in _ACTIVATIONS:
+            got = str(key.x_dtype).removeprefix("torch.")
             raise DTypeError(expected("fp32, fp16, bf16 or fp64", of=f"{self.argument} of {self.title}", got=got, do="cast it"))
         for arg in args:
-            if arg.device != device:
+            if arg.device != key.x_device:
                 wanted, of = f"a tensor on {arg.device}, where the parameters are,", f"{self.argument} of {self.title}"
-                raise ArgumentError(expected(wanted, of=of, got=str(device), do="move one of them"))
-        self._check_double(dtype, args)
-        types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, signatures, strict=True)])
-        arg_types = tuple(tuple(next(types) for _ in b.parameters) for b in self.bound)
-        named = tuple(zip(self.sides, sides, strict=True))
-        return PlanRequest(recipe, nvte_dtype(dtype), width, x_grad, arg_types, training, whole, fusions, named, self.outputs, fused)
+                raise ArgumentError(expected(wanted, of=of, got=str(key.x_device), do="move one of them"))
+        self._check_double(key.x_dtype, args)
+        types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, key.args, strict=True)])
+        return key.request(tuple(tuple(next(types) for _ in b.parameters) for b in self.bound), self.sides, self.outputs)
 
     def _check_double(self, dtype: torch.dtype, args: Sequence[torch.Tensor]) -> None:
         """Raise ``DTypeError`` where fp64 stands beside another dtype: rounded to it, it would be in vain."""
