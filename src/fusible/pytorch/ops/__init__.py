@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fusible.pytorch.ops import fused
-from fusible.pytorch.ops.adapter import maybe_dequantize
 from fusible.pytorch.ops.basic import (
     GEGLU,
     GELU,
@@ -52,6 +51,7 @@ from fusible.pytorch.ops.registration import (
     unregister_fusion,
 )
 from fusible.pytorch.ops.sequential import Sequential
+from fusible.pytorch.ops.torch_operation import maybe_dequantize
 
 __all__ = [
     "AddExtraInput",

@@ -20,12 +20,12 @@ from fusible.pytorch.engine.chain import ChainCall
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.runner import NOT_CALLED, PipelineRunner
 from fusible.pytorch.modules.base import BaseModule
-from fusible.pytorch.ops.adapter import pass_of
 from fusible.pytorch.ops.fused_names import by_name
 from fusible.pytorch.ops.keywords import Passes, called_apart, check_keywords
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
+from fusible.pytorch.ops.torch_operation import pass_of
 from fusible.quantized import Recipe
 
 __all__ = ["OperationFuser"]

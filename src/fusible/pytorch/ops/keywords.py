@@ -9,7 +9,7 @@ from fusible.errors import ArgumentError, DTypeError, OutOfRangeError, expected
 from fusible.fusions import Fusion
 from fusible.nvte import PassKind
 from fusible.ops.protocols import OpaqueCode
-from fusible.pytorch.ops.adapter import pass_of
+from fusible.pytorch.ops.torch_operation import pass_of
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation

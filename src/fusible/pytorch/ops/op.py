@@ -23,11 +23,11 @@ from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.ops.adapter import OperationContext, TorchOperation, pass_of
-from fusible.pytorch.ops.entry import check_derived, check_fixed, check_overrides, made_anew, rewritten
-from fusible.pytorch.ops.own import run_backward, run_forward
+from fusible.pytorch.ops.op_passes import run_backward, run_forward
+from fusible.pytorch.ops.option_changes import check_derived, check_fixed, check_overrides, made_anew, rewritten
 from fusible.pytorch.ops.ran_in import shown
-from fusible.pytorch.ops.theirs import ContextOfTheirs
+from fusible.pytorch.ops.saved_context import ContextOfTheirs
+from fusible.pytorch.ops.torch_operation import OperationContext, TorchOperation, pass_of
 from fusible.quantized import Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]

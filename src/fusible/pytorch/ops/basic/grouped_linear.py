@@ -16,9 +16,9 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, make_nvte_tensor, te_to_torch_dtype
 from fusible.ops import Op
 from fusible.pytorch.engine.sequence_parallel import materialized
-from fusible.pytorch.ops.adapter import maybe_dequantize
 from fusible.pytorch.ops.buffers import check_buffer, write_rows
 from fusible.pytorch.ops.op import BasicOperation, Mode, OperationContext
+from fusible.pytorch.ops.torch_operation import maybe_dequantize
 from fusible.quantized import Quantizer, QuantizerRole, Recipe
 
 __all__ = ["GRAD_INPUT_BUFFER_KEY", "GroupedLinear", "OUTPUT_BUFFER_KEY", "is_op_fuser_grouped_tensor_path_supported"]

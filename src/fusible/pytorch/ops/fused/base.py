@@ -11,7 +11,7 @@ from fusible.fusions import registered
 from fusible.ops import MMT
 from fusible.pytorch.ops.basic import BasicLinear
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
-from fusible.pytorch.ops.own import run_backward, run_forward
+from fusible.pytorch.ops.op_passes import run_backward, run_forward
 
 __all__ = ["Adapted", "AdaptedBackward", "AdaptedForward", "Part", "replaced"]
 

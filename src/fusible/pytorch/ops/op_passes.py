@@ -10,7 +10,7 @@ from fusible.compute_pipeline import outer_sides, run_stretch, run_stretch_backw
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import QuantizedType, Tensor, make_nvte_tensor, pass_
 from fusible.ops import Op
-from fusible.pytorch.ops.adapter import OperationContext, context_names, routes_of, wrapped
+from fusible.pytorch.ops.torch_operation import OperationContext, context_names, routes_of, wrapped
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation, FusibleOperation

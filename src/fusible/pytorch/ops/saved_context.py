@@ -13,8 +13,8 @@ import torch
 
 from fusible.nvte import te_to_torch_dtype
 from fusible.ops import Op
-from fusible.pytorch.ops.adapter import OperationContext, context_names
-from fusible.pytorch.ops.own import save_by_name, saved_by_name
+from fusible.pytorch.ops.op_passes import save_by_name, saved_by_name
+from fusible.pytorch.ops.torch_operation import OperationContext, context_names
 from fusible.quantized import QuantizedTensorStorage
 
 __all__ = ["ContextOfTheirs"]
