@@ -11,7 +11,7 @@ from fusible.compute_pipeline.plan import Plan, QuantizedArg, Segment
 from fusible.compute_pipeline.regions import Region
 from fusible.compute_pipeline.request import PlanRequest
 from fusible.compute_pipeline.sharded_rows import sharded_rows
-from fusible.compute_pipeline.sides import Extras, route
+from fusible.compute_pipeline.sides import Extras, route, routes_of
 from fusible.compute_pipeline.stretch import run_stretch, run_stretch_backward
 from fusible.fusions import epoch as fusion_epoch
 
@@ -36,6 +36,7 @@ __all__ = [
     "outer_sides",
     "quantize_args",
     "route",
+    "routes_of",
     "run_backward",
     "run_forward",
     "run_inference",

@@ -51,7 +51,7 @@ from fusible.pytorch.ops.registration import (
     unregister_fusion,
 )
 from fusible.pytorch.ops.sequential import Sequential
-from fusible.pytorch.ops.torch_operation import maybe_dequantize
+from fusible.pytorch.ops.tensors import maybe_dequantize
 
 __all__ = [
     "AddExtraInput",

@@ -23,11 +23,13 @@ from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.channels import ExtraTensors
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.ops.op_passes import run_backward, run_forward
-from fusible.pytorch.ops.option_changes import check_derived, check_fixed, check_overrides, made_anew, rewritten
+from fusible.pytorch.ops import op_passes
+from fusible.pytorch.ops.context import OperationContext
+from fusible.pytorch.ops.option_changes import check_fixed, made_anew
+from fusible.pytorch.ops.overrides import check_derived, check_overrides, rewritten
 from fusible.pytorch.ops.ran_in import shown
-from fusible.pytorch.ops.saved_context import ContextOfTheirs
-from fusible.pytorch.ops.torch_operation import OperationContext, TorchOperation, pass_of
+from fusible.pytorch.ops.saved_context import SavedContext
+from fusible.pytorch.ops.torch_operation import TorchOperation, pass_of
 from fusible.quantized import Quantizer, QuantizerRole, Recipe, RecipeState
 
 __all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
@@ -125,7 +127,7 @@ class FusibleOperation(BaseModule):
         return OperationFuser([self], executor=self._executor)
 
 
-class BasicOperation(ContextOfTheirs, ExtraTensors, FusibleOperation):
+class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
     """An operation with a forward and a backward of its own. A subclass calls ``super().__init__()`` first and may then assign parameters.
 
     ``num_extra_inputs``, ``num_extra_outputs``: tensors that it takes beside its input, and gives beside its output. An operation that has any
@@ -260,13 +262,13 @@ class BasicOperation(ContextOfTheirs, ExtraTensors, FusibleOperation):
         """The output for an input. Saves in ``ctx`` what ``op_backward`` needs. See ``fuser_forward`` for the quantizers."""
         if type(self).make_op is BasicOperation.make_op:
             raise NotImplementedError(f"{type(self).__name__} overrides neither op_forward nor make_op")
-        return run_forward(self, [ctx], input_, basic_op_extra_inputs=[()], next_op_input_quantizer=next_op_input_quantizer)[0]
+        return op_passes.fuser_forward(self, [ctx], input_, basic_op_extra_inputs=[()], next_op_input_quantizer=next_op_input_quantizer)[0]
 
     def op_backward(self, ctx: OperationContext, grad_output: torch.Tensor) -> Any:
         """``(gradient of the input, gradients of the parameters)``, or the gradient of the input alone where there are no parameters."""
         if type(self).make_op is BasicOperation.make_op:
             raise NotImplementedError(f"{type(self).__name__} overrides neither op_backward nor make_op")
-        grad_input, grads, _ = run_backward(self, [ctx], grad_output, basic_op_grad_extra_outputs=[()])
+        grad_input, grads, _ = op_passes.fuser_backward(self, [ctx], grad_output, basic_op_grad_extra_outputs=[()])
         return grad_input, grads[0]
 
     def fuser_forward(
@@ -281,7 +283,7 @@ class BasicOperation(ContextOfTheirs, ExtraTensors, FusibleOperation):
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
         if type(self).make_op is not BasicOperation.make_op and type(self).op_forward is BasicOperation.op_forward:
             extra, quantizer = basic_op_extra_inputs, next_op_input_quantizer
-            return run_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs=extra, next_op_input_quantizer=quantizer)
+            return op_passes.fuser_forward(self, basic_op_ctxs, input_, basic_op_extra_inputs=extra, next_op_input_quantizer=quantizer)
         check_overrides(self, "fuser_forward")
         output = self.op_forward(
             basic_op_ctxs[0],
@@ -300,7 +302,7 @@ class BasicOperation(ContextOfTheirs, ExtraTensors, FusibleOperation):
         basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
         if type(self).make_op is not BasicOperation.make_op and type(self).op_backward is BasicOperation.op_backward:
-            return run_backward(self, basic_op_ctxs, grad_output, basic_op_grad_extra_outputs=basic_op_grad_extra_outputs)
+            return op_passes.fuser_backward(self, basic_op_ctxs, grad_output, basic_op_grad_extra_outputs=basic_op_grad_extra_outputs)
         check_overrides(self, "fuser_backward")
         result = self.op_backward(basic_op_ctxs[0], grad_output)
         grad_input, grad_params = result if isinstance(result, tuple) else (result, ())

@@ -1,4 +1,7 @@
-"""Operations of ours within code that is written in torch: their passes on torch tensors, and what they leave in a context, by name."""
+"""``fuser_forward`` and ``fuser_backward`` of operations of ours: the passes of their ops on torch tensors, for code that is written in torch.
+
+The other way around, a plan that calls code in torch, is ``torch_operation``.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,20 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusible import nvte
-from fusible.compute_pipeline import outer_sides, run_stretch, run_stretch_backward
+from fusible.compute_pipeline import outer_sides, routes_of, run_stretch, run_stretch_backward
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import QuantizedType, Tensor, make_nvte_tensor, pass_
 from fusible.ops import Op
-from fusible.pytorch.ops.torch_operation import OperationContext, context_names, routes_of, wrapped
+from fusible.pytorch.ops.context import OperationContext
+from fusible.pytorch.ops.tensors import wrapped
 
 if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+    from fusible.pytorch.ops.op import FusibleOperation
 
-__all__ = ["run_backward", "run_forward", "save_by_name", "saved_by_name"]
+__all__ = ["fuser_backward", "fuser_forward"]
 
 
-def run_forward(
+def fuser_forward(
     module: FusibleOperation,
     basic_op_ctxs: Sequence[OperationContext],
     input_: Any,
@@ -27,7 +31,7 @@ def run_forward(
     next_op_input_quantizer: Any,
     **unused: Any,
 ) -> tuple[Any, list[tuple[Any, ...]]]:
-    """``fuser_forward`` of operations of ours: ``(output, extra outputs of each basic operation)``, by the engine's fused passes where it has some.
+    """``(output, extra outputs of each basic operation)``, by the engine's fused passes where it has some.
 
     The output is quantized where ``next_op_input_quantizer`` is given and the plan foresaw it. Extra tensors that one of the operations gives to
     another pass inside; they are None in ``basic_op_extra_inputs`` and in what is returned.
@@ -45,10 +49,10 @@ def run_forward(
     return nvte.unpadded(y).data, [tuple(_first(values, route) for route in routes_of(op)) for op, values in found]
 
 
-def run_backward(
+def fuser_backward(
     module: FusibleOperation, basic_op_ctxs: Sequence[OperationContext], grad_output: Any, *, basic_op_grad_extra_outputs: Sequence[Iterable[Any]]
 ) -> tuple[Any, list[list[Any]], list[tuple[Any, ...]]]:
-    """``fuser_backward`` of operations of ours: ``(gradient of the input, of each operation's parameters, of its extra inputs)``, of what forward
+    """``(gradient of the input, of each operation's parameters, of its extra inputs)``, of what forward
     left in the contexts."""
     ops, contexts = [], []
     for ctx in basic_op_ctxs:
@@ -63,37 +67,6 @@ def run_backward(
     dx, grads, found = run_stretch_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _given(basic_op_ctxs))
     extra = [tuple(_data(values.get(name)) for name in op.side_inputs) for op, values in zip(ops, found, strict=True)]
     return _data(dx), [[_data(grad) for grad in of_op] for of_op in grads], extra
-
-
-def save_by_name(module: BasicOperation, ctx: OperationContext, tensors: dict[str, Any]) -> None:
-    """Of ``BasicOperation.save_for_backward``."""
-    op = ctx._op
-    names = () if op is None else context_names(type(op))
-    of = f"{type(module).__name__}.save_for_backward"
-    if op is None:
-        do = "call ctx.save_for_backward(*tensors)"
-        raise ArgumentError(expected("a context that a fuser gave, of an operation of ours", of=of, got="another", do=do))
-    own = {name: getattr(op, name) for name in op.arg_names if name in names}
-    parameters = dict(zip(op.arg_names, module.parameters(recurse=False), strict=True))
-    given = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
-    missing = [name for name in names if name not in given and name not in own]
-    if missing or not given.keys() <= set(names):
-        wanted = ", ".join(name for name in names if name not in own) or "no tensors"
-        raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
-    made = {name: _made(op, name, value) for name, value in given.items()}
-    ctx._tensors = op.context(**{**own, **made})
-
-
-def saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, Any]:
-    """Of ``BasicOperation.saved_for_backward``."""
-    if ctx._op is None or ctx._tensors is None:
-        of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"
-        raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
-    return {name: nvte.unpadded(tensor).data for name, tensor in ctx._tensors.items()}
-
-
-def _made(op: Op, name: str, value: Any) -> Tensor | None:
-    return None if value is None else nvte.cast_checked(wrapped(value, op.type_of(name)), op.type_of(name))
 
 
 def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:

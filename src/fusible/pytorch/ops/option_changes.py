@@ -1,4 +1,4 @@
-"""A basic operation's entry in a plan: what of it is the caller's own code, and making it anew when options or parameters change."""
+"""What becomes of an operation whose options or parameters change: its entry in a plan is made anew, or the change is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fusible.errors import ArgumentError, DTypeError, expected
+from fusible.errors import ArgumentError, expected
 from fusible.nvte import Tensor
 from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.engine.bound import BoundOp, note_change
@@ -14,23 +14,7 @@ from fusible.pytorch.engine.bound import BoundOp, note_change
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
-__all__ = ["check_derived", "check_fixed", "check_overrides", "made_anew", "rewritten"]
-
-_PASSES = ("op_forward", "fuser_forward"), ("op_backward", "fuser_backward")
-
-
-def check_derived(cls: type, *bases: type) -> None:
-    """Raise ``DTypeError`` for one of the classes that operations derive from: there is nothing that it would do."""
-    if cls in bases:
-        raise DTypeError(expected("a class derived from it", of=cls.__name__, got="the class itself", do="derive one that has passes of its own"))
-
-
-def rewritten(cls: type[BasicOperation]) -> tuple[bool, bool]:
-    """Of a class that derives from one with an op: whether it writes forward, and whether it writes backward, in torch."""
-    maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
-    later = cls.__mro__[: cls.__mro__.index(maker)]
-    forward, backward = (any(name in vars(base) for base in later for name in names) for names in _PASSES)
-    return forward, backward
+__all__ = ["check_fixed", "made_anew"]
 
 
 @contextmanager
@@ -76,10 +60,3 @@ def check_fixed(module: FusibleOperation, name: str, value: Any) -> None:
     if name in module.fixed_options and vars(module).get(name, value) != value:
         of, do = f"{name} of {type(module).__name__}", "make another operation"
         raise ArgumentError(expected(f"{vars(module)[name]!r}, by which it was made", of=of, got=repr(value), do=do))
-
-
-def check_overrides(op: BasicOperation, name: str) -> None:
-    """Raise ``NotImplementedError`` where extra tensors would have to pass by ``op_forward`` or ``op_backward``."""
-    if op.num_extra_inputs or op.num_extra_outputs:
-        extra = f"{op.num_extra_inputs} extra inputs and {op.num_extra_outputs} extra outputs"
-        raise NotImplementedError(f"{type(op).__name__} has {extra}, so it must override {name}")

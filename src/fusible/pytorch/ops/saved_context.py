@@ -1,26 +1,35 @@
-"""Contexts of operations: what code that stands in for one pass leaves for the other, or finds there, by name or as NVIDIA's package has it.
+"""What a context of an operation of ours has saved: by name, or as NVIDIA's package has it.
 
-A forward that such code computes itself leaves tensors in the order in which the package's operation saves them; a backward finds them so, beside the
-attributes that the package's operation sets. Each operation says here in what its own differ; most only in the order.
+Code in torch that stands in for one pass of an operation leaves there what the other finds, or finds what the other left. A forward that such code
+computes itself leaves tensors in the order in which the package's operation saves them; a backward finds them so, beside the attributes that the
+package's operation sets. Each operation says here in what its own differ; most only in the order.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fusible.nvte import te_to_torch_dtype
+from fusible import nvte
+from fusible.errors import ArgumentError, expected
+from fusible.nvte import Tensor, te_to_torch_dtype
 from fusible.ops import Op
-from fusible.pytorch.ops.op_passes import save_by_name, saved_by_name
-from fusible.pytorch.ops.torch_operation import OperationContext, context_names
+from fusible.ops.protocols import OpaqueCode
+from fusible.pytorch.ops.context import OperationContext, not_cleared
+from fusible.pytorch.ops.tensors import wrapped
 from fusible.quantized import QuantizedTensorStorage
 
-__all__ = ["ContextOfTheirs"]
+if TYPE_CHECKING:
+    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+
+__all__ = ["SavedContext", "check_saved", "tell"]
 
 
-class ContextOfTheirs:
+class SavedContext:
     """The part of a basic operation that knows the package's form of its context."""
 
     keeps_unnamed: ClassVar[bool] = False
@@ -34,16 +43,16 @@ class ContextOfTheirs:
         nothing need be left. Tensors ``[*, columns]`` are cast, or quantized, as the op would have; what is quantized already is taken as it is.
         The operation's parameters need not be given. To be called in forward, once. Raises ``ArgumentError`` for other names.
         """
-        save_by_name(self, ctx, tensors)  # pyright: ignore[reportArgumentType]
+        _save_by_name(self, ctx, tensors)  # pyright: ignore[reportArgumentType]
 
     def saved_for_backward(self, ctx: OperationContext) -> dict[str, Any]:
         """What the operation's own forward left in ``ctx``, by those names: for a ``fuser_backward`` that computes the gradients of an operation of
         ours itself. What no gradient needs is not there; what is quantized can be read by ``maybe_dequantize``. Raises ``ArgumentError``."""
-        return saved_by_name(self, ctx)  # pyright: ignore[reportArgumentType]
+        return _saved_by_name(self, ctx)  # pyright: ignore[reportArgumentType]
 
     def kept_names(self, op: Op) -> tuple[str, ...]:
         """The names of what the package's operation saves, in its order: what the op's backward needs but for the operation's own parameters."""
-        return tuple(name for name in context_names(type(op)) if name not in op.arg_names)
+        return tuple(name for name in _context_names(type(op)) if name not in op.arg_names)
 
     def unneeded(self, op: Op, name: str) -> bool:
         """Whether no gradient that is wanted of ``op`` needs what it keeps by that name."""
@@ -52,7 +61,7 @@ class ContextOfTheirs:
     def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
         """By our names what code for the package's operation has saved, as of ``save_for_backward``; None where it is of another form."""
         names, saved = self.kept_names(op), saved or ()
-        for wanted in (names, context_names(type(op))):
+        for wanted in (names, _context_names(type(op))):
             if len(saved) == len(wanted) and all(x is not None or self.unneeded(op, name) for name, x in zip(wanted, saved, strict=True)):
                 return dict(zip(wanted, saved, strict=True))
         return None
@@ -68,3 +77,81 @@ class ContextOfTheirs:
         grads = {f"{name}_requires_grad": op.wants(name) for name in op.arg_names}
         quantizers = {"prev_op_grad_output_quantizer": lent, "grad_input_quantizer": lent}
         return {"dtype": te_to_torch_dtype(op.activation), "input_requires_grad": op.wants("x"), **grads, **sides, **quantizers}
+
+
+@functools.cache
+def _context_names(op: type[Op]) -> tuple[str, ...]:
+    """The names of what an op's backward needs, of ``Op.context``."""
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return tuple(name for name, p in inspect.signature(op.context).parameters.items() if name != "self" and p.kind not in kinds)
+
+
+def check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
+    """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
+    of NVIDIA's operation of that kind saves it."""
+    for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
+        done = isinstance(member, OpaqueCode) or not context.requires_grad or context._tensors is not None or module.fuses[1]
+        if done or _named(basic, member, context):
+            continue
+        place = f"basic_ops[{index}]" if module.is_fused_op else "self"
+        names = [name for name in _context_names(type(member)) if name not in member.arg_names]
+        written = f"{type(module).__name__}.{'fuser_forward' if module.is_fused_op else 'op_forward'}"
+        of = f"the context of {place} ({type(basic).__name__}) after {written}"
+        got = "nothing" if context.to_save is None else "tensors without names"
+        do = f"call {place}.save_for_backward(ctx, {', '.join(f'{name}=...' for name in names)})"
+        if basic.keeps_unnamed:
+            do = f"call {place}.fuser_forward with that context"
+        wanted = f" ({', '.join(_context_names(type(member)))})" if names else ""
+        raise ArgumentError(expected(f"what its own backward needs{wanted}", of=of, got=got, do=do))
+
+
+def _named(basic: BasicOperation, member: Op, context: OperationContext) -> bool:
+    """Give tensors that were saved without names theirs, where they are what NVIDIA's operation of that kind saves."""
+    found = None if basic.keeps_unnamed else basic.from_theirs(member, context.to_save, context)
+    if found:
+        basic.save_for_backward(context, **found)
+    if found is not None:
+        context.to_save = None
+    return found is not None
+
+
+def tell(context: OperationContext, basic: BasicOperation, member: Op, lent: Any) -> None:
+    """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
+    if context._tensors is None:
+        return
+    kept = {name: nvte.unpadded(tensor).data for name, tensor in context._tensors.items()}
+    context.saved_tensors = not_cleared(basic.as_theirs(member, kept))
+    for name, value in basic.told(member, kept, lent).items():
+        if not hasattr(context, name):
+            setattr(context, name, value)
+
+
+def _save_by_name(module: BasicOperation, ctx: OperationContext, tensors: dict[str, Any]) -> None:
+    """Of ``BasicOperation.save_for_backward``."""
+    op = ctx._op
+    names = () if op is None else _context_names(type(op))
+    of = f"{type(module).__name__}.save_for_backward"
+    if op is None:
+        do = "call ctx.save_for_backward(*tensors)"
+        raise ArgumentError(expected("a context that a fuser gave, of an operation of ours", of=of, got="another", do=do))
+    own = {name: getattr(op, name) for name in op.arg_names if name in names}
+    parameters = dict(zip(op.arg_names, module.parameters(recurse=False), strict=True))
+    given = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
+    missing = [name for name in names if name not in given and name not in own]
+    if missing or not given.keys() <= set(names):
+        wanted = ", ".join(name for name in names if name not in own) or "no tensors"
+        raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
+    made = {name: _made(op, name, value) for name, value in given.items()}
+    ctx._tensors = op.context(**{**own, **made})
+
+
+def _saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, Any]:
+    """Of ``BasicOperation.saved_for_backward``."""
+    if ctx._op is None or ctx._tensors is None:
+        of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"
+        raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
+    return {name: nvte.unpadded(tensor).data for name, tensor in ctx._tensors.items()}
+
+
+def _made(op: Op, name: str, value: Any) -> Tensor | None:
+    return None if value is None else nvte.cast_checked(wrapped(value, op.type_of(name)), op.type_of(name))

@@ -1,112 +1,34 @@
-"""Between operations written in plain torch and a plan: entries that call ``fuser_forward`` and ``fuser_backward``."""
+"""Operations written in plain torch as entries of a plan: passes that call their ``fuser_forward`` and ``fuser_backward``."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fusible import nvte
-from fusible.compute_pipeline import needs_backward, outer_sides
+from fusible.compute_pipeline import needs_backward, outer_sides, routes_of
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType, QuantizedType, Tensor, Type, current_pass, make_nvte_tensor
 from fusible.ops import Context, Op
 from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.engine.torch_autocast import ambient
-from fusible.quantized import Float8Quantizer, QuantizedTensor, QuantizedTensorStorage
+from fusible.pytorch.ops.context import OperationContext
+from fusible.pytorch.ops.saved_context import check_saved, tell
+from fusible.pytorch.ops.tensors import wrapped
+from fusible.quantized import Float8Quantizer
 
 if TYPE_CHECKING:
     from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
 __all__ = [
-    "OperationContext",
     "TorchOperation",
-    "context_names",
     "fused_backward",
     "fused_forward",
-    "maybe_dequantize",
     "pass_of",
-    "routes_of",
-    "wrapped",
 ]
-
-Saved = tuple[tuple[Any, ...], ...]
-
-
-@dataclass(eq=False)
-class OperationContext:
-    """What the forward of one basic operation leaves for its backward: tensors by ``save_for_backward``, anything else as attributes.
-
-    ``saved_tensors``: in backward, the tensors that forward saved, in their order. ``requires_grad``: whether backward will come by.
-    """
-
-    saved_tensors: tuple[Any, ...] | None = None
-    to_save: tuple[Any, ...] | None = None
-    _saved_tensors_range: tuple[int, int] | None = None  # a field of NVIDIA's, which nothing here reads
-    requires_grad: bool = True
-
-    def __post_init__(self) -> None:
-        self._op: Op | None = None  # an operation of ours, as the plan resolved it,
-        self._given: dict[str, Any] = {}  # the values of the whole call that it takes,
-        self._tensors: Context | None = None  # and what it saves, by name; None before it has
-        self._spec: list[nvte.StorageSpec | nvte.Shell | str] | None = None
-
-    def save_for_backward(self, *tensors: Any) -> None:
-        """Keep tensors (torch's, quantized ones, or None) for a backward that is written in torch too. To be called in forward, once.
-
-        For the backward of an operation of ours: ``operation.save_for_backward(ctx, ...)``, by name.
-        """
-        self.to_save = tensors
-
-    def _taken_apart(self) -> Context:
-        """What autograd is to keep, as entries of a plan's context; the rest stays here."""
-        if self._op is not None and self.to_save is None:
-            tensors, self._tensors = self._tensors or {}, None
-            return tensors
-        leaves: list[Any] = []
-        self._spec = []
-        for value in self.to_save or ():
-            if value is None:
-                self._spec.append("none")
-            elif isinstance(value, torch.Tensor):
-                self._spec.append("tensor")
-                leaves.append(value)
-            else:
-                parts, spec = nvte.take_apart(value)
-                self._spec.append(spec)
-                leaves += parts
-        self.to_save = None
-        return {f"saved_{i}": Tensor(leaf, DType.Byte) for i, leaf in enumerate(leaves)}  # whatever it is: nobody but the operation looks at it
-
-    def _put_together(self, context: Context) -> None:
-        """The inverse, for backward."""
-        if self._spec is None:
-            self._tensors = context
-            self.saved_tensors = tuple(tensor.data for tensor in context.values())
-            return
-        leaves = iter([tensor.data for tensor in context.values()])
-        values: list[Any] = []
-        for spec in self._spec:
-            values.append(None if spec == "none" else next(leaves) if isinstance(spec, str) else nvte.put_together(leaves, spec))
-        self.saved_tensors = _not_cleared(values)
-
-    def _let_go(self) -> None:
-        """Forget what was saved, which would live as long as the call."""
-        self.saved_tensors, self._tensors = None, None
-
-
-def _not_cleared(tensors: Iterable[Any]) -> tuple[Any, ...]:
-    """Tensors for code that may have been written for NVIDIA's package, whose functions empty what a backward has used, but for what is marked so:
-    these may be the caller's."""
-    found = tuple(tensors)
-    for tensor in found:
-        if isinstance(tensor, torch.Tensor):
-            tensor._do_not_clear = True  # type: ignore[attr-defined]
-    return found
 
 
 class TorchOperation(OpaqueCode, Op):
@@ -194,7 +116,7 @@ def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, si
         )
     y = wrapped(output, members[-1].y_dtype)
     if state.kind == "forward":
-        _check_saved(module, members, contexts)
+        check_saved(module, members, contexts)
     saved = [context._taken_apart() if state.kind == "forward" else {} for context in contexts]
     return (y, saved, _outgoing(module, members, outputs, extra)) if any(outputs) else (y, saved)
 
@@ -257,7 +179,7 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
     lent = [state.call.get(("before", members[0].position)) or _descriptor(members[0].dx_dtype)]
     for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
         if not isinstance(member, OpaqueCode):
-            _tell(context, basic, member, None if index else lent[0][0])
+            tell(context, basic, member, None if index else lent[0][0])
     with _Scaled(module, members, "backward", lent), ambient():
         dx, grads, extra_grads = module.fuser_backward(contexts, nvte.unpadded(dy).data, basic_op_grad_extra_outputs=extra)
     for context in contexts:
@@ -275,58 +197,6 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
         grads_of = zip(member.side_inputs, values, strict=False)
         found.update({name: None if v is None else make_nvte_tensor(v) for name, v in grads_of if name in outer})
     return result, parameters, found
-
-
-def routes_of(op: Op) -> tuple[tuple[str, ...], ...]:
-    """For each extra output of an op, in NVIDIA's sense, the side outputs that it goes to."""
-    return op.routes or tuple((name,) for name in op.side_outputs)
-
-
-@functools.cache
-def context_names(op: type[Op]) -> tuple[str, ...]:
-    """The names of what an op's backward needs, of ``Op.context``."""
-    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return tuple(name for name, p in inspect.signature(op.context).parameters.items() if name != "self" and p.kind not in kinds)
-
-
-def _check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
-    """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
-    of NVIDIA's operation of that kind saves it."""
-    for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
-        done = isinstance(member, OpaqueCode) or not context.requires_grad or context._tensors is not None or module.fuses[1]
-        if done or _named(basic, member, context):
-            continue
-        place = f"basic_ops[{index}]" if module.is_fused_op else "self"
-        names = [name for name in context_names(type(member)) if name not in member.arg_names]
-        written = f"{type(module).__name__}.{'fuser_forward' if module.is_fused_op else 'op_forward'}"
-        of = f"the context of {place} ({type(basic).__name__}) after {written}"
-        got = "nothing" if context.to_save is None else "tensors without names"
-        do = f"call {place}.save_for_backward(ctx, {', '.join(f'{name}=...' for name in names)})"
-        if basic.keeps_unnamed:
-            do = f"call {place}.fuser_forward with that context"
-        wanted = f" ({', '.join(context_names(type(member)))})" if names else ""
-        raise ArgumentError(expected(f"what its own backward needs{wanted}", of=of, got=got, do=do))
-
-
-def _named(basic: BasicOperation, member: Op, context: OperationContext) -> bool:
-    """Give tensors that were saved without names theirs, where they are what NVIDIA's operation of that kind saves."""
-    found = None if basic.keeps_unnamed else basic.from_theirs(member, context.to_save, context)
-    if found:
-        basic.save_for_backward(context, **found)
-    if found is not None:
-        context.to_save = None
-    return found is not None
-
-
-def _tell(context: OperationContext, basic: BasicOperation, member: Op, lent: Any) -> None:
-    """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
-    if context._tensors is None:
-        return
-    kept = {name: nvte.unpadded(tensor).data for name, tensor in context._tensors.items()}
-    context.saved_tensors = _not_cleared(basic.as_theirs(member, kept))
-    for name, value in basic.told(member, kept, lent).items():
-        if not hasattr(context, name):
-            setattr(context, name, value)
 
 
 def _each(module: FusibleOperation, members: Sequence[Op], values: Iterable[Iterable[Any]], name: str) -> list[tuple[Any, ...]]:
@@ -355,22 +225,6 @@ def _descriptor(type: Type) -> tuple[Any, str]:
     if not isinstance(type, QuantizedType) or (type.slot and type.slot not in current_pass().scales):
         return None, ""
     return nvte.quantizer_for(type), type.slot
-
-
-def wrapped(data: Any, type: Type | None) -> Tensor:
-    """What a module returned or hands on, as a tensor of a plan: quantized as it was asked for, or not at all."""
-    if isinstance(data, QuantizedTensor):
-        data = data.storage_without_autograd()  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(data, QuantizedTensorStorage):
-        return Tensor(data, type) if isinstance(type, QuantizedType) else make_nvte_tensor(data)
-    return make_nvte_tensor(data)
-
-
-def maybe_dequantize(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A plain tensor of the values of ``tensor``, which may be quantized, in ``dtype`` (default: its own)."""
-    if isinstance(tensor, (QuantizedTensor, QuantizedTensorStorage)):
-        return tensor.dequantize(dtype=dtype)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-    return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
 class _Scaled:

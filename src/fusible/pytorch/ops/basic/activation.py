@@ -12,8 +12,9 @@ import torch
 from fusible import ops
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.ops import Op
+from fusible.pytorch.ops.context import OperationContext
 from fusible.pytorch.ops.op import BasicOperation
-from fusible.pytorch.ops.torch_operation import OperationContext, maybe_dequantize
+from fusible.pytorch.ops.tensors import maybe_dequantize
 from fusible.tex.protocol import accumulator
 
 __all__ = ["GEGLU", "GELU", "GLU", "QGEGLU", "QGELU", "ReGLU", "ReLU", "SReGLU", "SReLU", "ScaledSReLU", "ScaledTanhSReLU", "SiLU"]

@@ -18,7 +18,7 @@ from fusible.ops import Op
 from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.ops.buffers import check_buffer, write_rows
 from fusible.pytorch.ops.op import BasicOperation, Mode, OperationContext
-from fusible.pytorch.ops.torch_operation import maybe_dequantize
+from fusible.pytorch.ops.tensors import maybe_dequantize
 from fusible.quantized import Quantizer, QuantizerRole, Recipe
 
 __all__ = ["GRAD_INPUT_BUFFER_KEY", "GroupedLinear", "OUTPUT_BUFFER_KEY", "is_op_fuser_grouped_tensor_path_supported"]

@@ -9,9 +9,9 @@ from fusible.compute_pipeline import group_ops
 from fusible.errors import ArgumentError, expected
 from fusible.fusions import registered
 from fusible.ops import MMT
+from fusible.pytorch.ops import op_passes
 from fusible.pytorch.ops.basic import BasicLinear
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
-from fusible.pytorch.ops.op_passes import run_backward, run_forward
 
 __all__ = ["Adapted", "AdaptedBackward", "AdaptedForward", "Part", "replaced"]
 
@@ -59,13 +59,13 @@ class Adapted(FusedOperation):
 class AdaptedForward(Adapted):
     """A fused forward; the backward is that of the basic operations."""
 
-    fuser_forward = run_forward  # pyright: ignore[reportAssignmentType] - whose first parameter is a module
+    fuser_forward = op_passes.fuser_forward  # pyright: ignore[reportAssignmentType] - whose first parameter is a module
 
 
 class AdaptedBackward(Adapted):
     """A fused backward; the forward is that of the basic operations."""
 
-    fuser_backward = run_backward  # pyright: ignore[reportAssignmentType]
+    fuser_backward = op_passes.fuser_backward  # pyright: ignore[reportAssignmentType]
 
 
 def replaced(fused: type[Adapted], ops: Sequence[FusibleOperation], *, always: bool = False) -> list[FusibleOperation]:

@@ -1,0 +1,35 @@
+"""Which passes a class of operations has of its own, and must have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fusible.errors import DTypeError, expected
+
+if TYPE_CHECKING:
+    from fusible.pytorch.ops.op import BasicOperation
+
+__all__ = ["check_derived", "check_overrides", "rewritten"]
+
+_PASSES = ("op_forward", "fuser_forward"), ("op_backward", "fuser_backward")
+
+
+def check_derived(cls: type, *bases: type) -> None:
+    """Raise ``DTypeError`` for one of the classes that operations derive from: there is nothing that it would do."""
+    if cls in bases:
+        raise DTypeError(expected("a class derived from it", of=cls.__name__, got="the class itself", do="derive one that has passes of its own"))
+
+
+def rewritten(cls: type[BasicOperation]) -> tuple[bool, bool]:
+    """Of a class that derives from one with an op: whether it writes forward, and whether it writes backward, in torch."""
+    maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
+    later = cls.__mro__[: cls.__mro__.index(maker)]
+    forward, backward = (any(name in vars(base) for base in later for name in names) for names in _PASSES)
+    return forward, backward
+
+
+def check_overrides(op: BasicOperation, name: str) -> None:
+    """Raise ``NotImplementedError`` where extra tensors would have to pass by ``op_forward`` or ``op_backward``."""
+    if op.num_extra_inputs or op.num_extra_outputs:
+        extra = f"{op.num_extra_inputs} extra inputs and {op.num_extra_outputs} extra outputs"
+        raise NotImplementedError(f"{type(op).__name__} has {extra}, so it must override {name}")
