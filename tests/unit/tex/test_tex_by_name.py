@@ -26,10 +26,10 @@ def test_positions_keywords_and_defaults_meet() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [
-        (("x",), {}, "missing a required argument: 'quantizer'"),
-        (("x", None, 1.0, 2.0, 3.0), {}, "too many positional arguments"),
-        (("x", None), {"beta3": 1.0}, "unexpected keyword argument 'beta3'"),
-        (("x", None), {"input": 1.0}, "multiple values for argument 'input'"),
+        (("x",), {}, r"situglu\(\) missing 1 required positional argument: 'quantizer'"),
+        (("x", None, 1.0, 2.0, 3.0), {}, r"situglu\(\) takes from 3 to 5 positional arguments but 6 were given"),
+        (("x", None), {"beta3": 1.0}, "got an unexpected keyword argument 'beta3'"),
+        (("x", None), {"input": 1.0}, "got multiple values for argument 'input'"),
     ],
 )
 def test_a_call_that_does_not_fit_raises(args, kwargs, says: str) -> None:

@@ -179,7 +179,8 @@ def _with_signature(signature: inspect.Signature) -> Any:
 
 
 def test_a_method_that_does_not_take_the_declared_call_is_refused() -> None:
-    """Of every function: a parameter renamed, left out, added with and without a default, two swapped; the declared ones alone are taken."""
+    """Of every function: a parameter renamed, left out, added with and without a default, two swapped; the declared ones alone are taken, those that
+    are idle or not."""
     for function in DECLARATIONS:
         _check_signatures(function)
 
@@ -195,10 +196,13 @@ def _check_signatures(function: str) -> None:
         first = given.index(plain[0])
         rest = [p.replace(default=None) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in given]
         wrong["renamed"] = [p.replace(name="nonsense") if i == first else p for i, p in enumerate(given)]
+        idle = DECLARATIONS[function].idle
+        if first_read := next((p for p in plain if p.name not in idle), None):
+            first = given.index(first_read)
         if not any(p.kind is p.VAR_POSITIONAL for p in given):  # which would take it
             wrong["left out"] = [p for i, p in enumerate(given) if i != first]
         if len(plain) > 1:
-            second = given.index(plain[1])
+            second = given.index(next(p for p in plain if p is not given[first]))
             rest[first], rest[second] = rest[second], rest[first]
             wrong["swapped"] = rest
     for case, parameters in wrong.items():
@@ -209,6 +213,8 @@ def _check_signatures(function: str) -> None:
     for parameters in (given, [p.replace(default=None) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in given]):
         admitted(_backend(**{function: _with_signature(declared.replace(parameters=parameters))}))
     admitted(_backend(**{function: lambda self, *args, **kwargs: None}))
+    read = [p for p in given if p.name not in DECLARATIONS[function].idle]
+    admitted(_backend(**{function: _with_signature(declared.replace(parameters=read))}))
 
 
 def test_methods_that_take_no_self_or_are_no_functions_are_refused() -> None:

@@ -42,9 +42,7 @@ class TemplateBackend(TEXBackendBase):
         return None if importlib.util.find_spec(LIBRARY) else f"{LIBRARY} is not installed"
 
     @requires(reads)
-    def rmsnorm_fwd(
-        self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
-    ) -> list[Any]:
+    def rmsnorm_fwd(self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, zero_centered_gamma: bool) -> list[Any]:
         check_norm_parameter(weight, input, "weight of rmsnorm_fwd")
         if ln_out is not None:
             check_shape(ln_out, input.shape, "ln_out of rmsnorm_fwd")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fusible.tex.interface.activation import Activation
+from fusible.tex.interface.declare import by_name
 
 __all__ = ["GatedActivations", "ScaledActivations"]
 
@@ -53,10 +54,11 @@ class GatedActivations(Activation):
     def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
         return self.gate("clamped_swiglu", input, quantizer, limit, alpha, glu_linear_offset)
 
-    def clamped_dswiglu(
-        self, grad: Any, fwd_input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
-    ) -> Any:
-        return self.gate_gradient("clamped_swiglu", "clamped_dswiglu", grad, fwd_input, quantizer, limit, alpha, glu_linear_offset)
+    @by_name
+    def clamped_dswiglu(self, call: Any) -> Any:
+        return self.gate_gradient(
+            "clamped_swiglu", "clamped_dswiglu", call.grad, call.fwd_input, call.quantizer, call.limit, call.alpha, call.glu_linear_offset
+        )
 
 
 class ScaledActivations(GatedActivations):
@@ -77,54 +79,27 @@ class ScaledActivations(GatedActivations):
     def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
         return self.scaled_gate("swiglu", input, act_scales, quantizer, glu_interleave_size)
 
-    def scaled_dswiglu(
-        self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0, compute_scale_grad: bool = True
-    ) -> Any:
-        given = (grad, fwd_input, act_scales, quantizer, glu_interleave_size, compute_scale_grad)
+    @by_name
+    def scaled_dswiglu(self, call: Any) -> Any:
+        given = (call.grad, call.fwd_input, call.act_scales, call.quantizer, call.glu_interleave_size, call.compute_scale_grad)
         return self.scaled_gate_gradient("swiglu", "scaled_dswiglu", *given)
 
-    def scaled_situglu(
-        self, input: Any, act_scales: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int = 0
-    ) -> Any:
-        return self.scaled_gate("situglu", input, act_scales, quantizer, glu_interleave_size, beta1, beta2)
+    @by_name
+    def scaled_situglu(self, call: Any) -> Any:
+        return self.scaled_gate("situglu", call.input, call.act_scales, call.quantizer, call.glu_interleave_size, call.beta1, call.beta2)
 
-    def scaled_dsituglu(
-        self,
-        grad: Any,
-        fwd_input: Any,
-        act_scales: Any,
-        quantizer: Any,
-        beta1: float = 4.0,
-        beta2: float = 25.0,
-        glu_interleave_size: int = 0,
-        compute_scale_grad: bool = True,
-    ) -> Any:
-        given = (grad, fwd_input, act_scales, quantizer, glu_interleave_size, compute_scale_grad)
-        return self.scaled_gate_gradient("situglu", "scaled_dsituglu", *given, beta1, beta2)
+    @by_name
+    def scaled_dsituglu(self, call: Any) -> Any:
+        given = (call.grad, call.fwd_input, call.act_scales, call.quantizer, call.glu_interleave_size, call.compute_scale_grad)
+        return self.scaled_gate_gradient("situglu", "scaled_dsituglu", *given, call.beta1, call.beta2)
 
-    def scaled_clamped_swiglu(
-        self,
-        input: Any,
-        act_scales: Any,
-        quantizer: Any,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int = 0,
-    ) -> Any:
-        return self.scaled_gate("clamped_swiglu", input, act_scales, quantizer, glu_interleave_size, limit, alpha, glu_linear_offset)
+    @by_name
+    def scaled_clamped_swiglu(self, call: Any) -> Any:
+        return self.scaled_gate(
+            "clamped_swiglu", call.input, call.act_scales, call.quantizer, call.glu_interleave_size, call.limit, call.alpha, call.glu_linear_offset
+        )
 
-    def scaled_clamped_dswiglu(
-        self,
-        grad: Any,
-        fwd_input: Any,
-        act_scales: Any,
-        quantizer: Any,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int = 0,
-        compute_scale_grad: bool = True,
-    ) -> Any:
-        given = (grad, fwd_input, act_scales, quantizer, glu_interleave_size, compute_scale_grad)
-        return self.scaled_gate_gradient("clamped_swiglu", "scaled_clamped_dswiglu", *given, limit, alpha, glu_linear_offset)
+    @by_name
+    def scaled_clamped_dswiglu(self, call: Any) -> Any:
+        given = (call.grad, call.fwd_input, call.act_scales, call.quantizer, call.glu_interleave_size, call.compute_scale_grad)
+        return self.scaled_gate_gradient("clamped_swiglu", "scaled_clamped_dswiglu", *given, call.limit, call.alpha, call.glu_linear_offset)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from types import FunctionType
 from typing import Any
 
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.context_parallel import ContextParallel
-from fusible.tex.interface.declare import DECLARATIONS, Request
+from fusible.tex.interface.declare import DECLARATIONS, Request, binds_by_name
 from fusible.tex.interface.dropout import Dropout
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.interface.grouped import Grouped
@@ -54,7 +56,8 @@ class TEXBackendBase(
     ``NAME`` is matched without regard to case; the highest ``PRIORITY`` that serves a call wins; ``REFERENCE`` marks the backend that comes
     last whatever the priorities. ``DEVICES`` are the device kinds it serves, or None for every device that holds real tensors. ``OWN_LAYOUTS`` are
     the functions whose grouped tensors have buffers in an order that only this backend reads: another is given their values. A public method is a
-    function of tex, or is named in ``HELPERS`` of the class that has it: registration refuses any other, which would never be called.
+    function of tex, or is named in ``HELPERS`` of the class that has it: registration refuses any other, which would never be called. It takes
+    the parameters of the declaration, of which it may leave out those that are idle.
 
     A policy means a backend by ``NAME``, by ``VENDOR`` or another of its vendor's names (``VENDOR_NAMES``), by ``KIND`` (``"vendor"``, ``"flagos"``
     for FlagGems, ``"own"`` for this package's, ``"reference"``), or by ``IMPL_ID``, where it was registered function by function.
@@ -70,6 +73,15 @@ class TEXBackendBase(
     KIND: str = "vendor"
     VENDOR_NAMES: frozenset[str] = frozenset()
     IMPL_ID: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, declaration in DECLARATIONS.items():
+            method = inspect.getattr_static(cls, name)
+            if isinstance(method, FunctionType) and method is not getattr(TEXBackendBase, name):
+                bound = binds_by_name(declaration, method)
+                if bound is not method:
+                    setattr(cls, name, bound)
 
     @property
     def name(self) -> str:

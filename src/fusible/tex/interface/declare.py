@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fusible.errors import NotServedError, check_callable
 
-__all__ = ["DECLARATIONS", "Declaration", "Request", "by_name", "function", "requires", "unserved_method"]
+__all__ = ["DECLARATIONS", "Declaration", "Request", "binds_by_name", "by_name", "function", "requires", "unserved_method"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,6 +68,8 @@ class Declaration:
     """The arguments, or lists among them (``tensor_lists[1]``), whose tensors are written, no two in one place."""
     alone: tuple[str, ...] = ()
     """Those of ``apart`` that share no memory with what is read, either."""
+    idle: frozenset[str] = frozenset()
+    """The arguments that change no result: how much memory, how many processors. A backend's method may leave them out."""
 
     @property
     def positions(self) -> dict[str, int]:
@@ -102,14 +104,14 @@ def unserved_method(declaration: Declaration) -> Callable[..., Any]:
 
 
 def function(
-    *asks: str, unserved: str | None = None, before: str = "", apart: str = "", alone: str = "", **where: str
+    *asks: str, unserved: str | None = None, before: str = "", apart: str = "", alone: str = "", idle: str = "", **where: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on.
 
     The annotations say what each argument may be (``interface.arguments``), ``where`` of which dtype and shape (``interface.layouts``): a call that
     fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them). ``apart`` names those whose
     tensors are written and may not share memory with one another, ``alone`` those that may not with what is read, either
-    (``tex.calls.memory_checks``).
+    (``tex.calls.memory_checks``). ``idle`` names those that change no result, which a backend's method may leave out.
 
     Every name in ``asks`` must be a parameter without a default. ``unserved`` says of a function that no backend of this package serves what it
     needs ("needs NVSHMEM"); a vendor's backend may serve it like any other.
@@ -127,7 +129,11 @@ def function(
         memory = tuple(apart.split()), tuple(alone.split())
         unknown = [path for path in (*memory[0], *memory[1]) if path.partition("[")[0] not in signature.parameters]
         assert not unknown, f"{name} keeps {unknown} apart, which are no parameters of it"
-        DECLARATIONS[name] = Declaration(name, signature, asks, inspect.getdoc(method) or "", unserved, where, names, *memory)
+        unknown = [argument for argument in idle.split() if argument not in signature.parameters]
+        assert not unknown, f"{name} has {unknown} idle, which are no parameters of it"
+        DECLARATIONS[name] = Declaration(
+            name, signature, asks, inspect.getdoc(method) or "", unserved, where, names, *memory, frozenset(idle.split())
+        )
         return unserved_method(DECLARATIONS[name])
 
     return declare
@@ -153,17 +159,38 @@ def by_name(method: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """
     declaration = DECLARATIONS[method.__name__]
     parameters = declaration.signature.parameters
-    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values()), f"{declaration.name} has parameters that no single name stands for"
-    names, known = tuple(parameters), parameters.keys()
-    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    gathering = [p.name for p in parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    assert not gathering, f"{declaration.name} has {gathering}, which no single name stands for"
+    return _adapted(declaration, method, f"method(self, call({', '.join(f'{name}={name}' for name in parameters)}))")
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        arguments = {**defaults, **given}
-        if len(given) != len(args) + len(kwargs) or arguments.keys() != known:
-            declaration.signature.bind(*args, **kwargs)  # raises TypeError, saying which argument is wrong
-        return method(self, SimpleNamespace(**arguments))
 
-    call.__signature__ = declaration.of_method  # type: ignore[attr-defined]
-    return call
+def binds_by_name(declaration: Declaration, method: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` as one with the parameters of ``declaration``, of which it leaves out some that are idle. Itself where it leaves out none or others,
+    which registration refuses."""
+    try:
+        taken = [*inspect.signature(method).parameters.values()][1:]
+    except (TypeError, ValueError):  # a function written in C may not say
+        return method
+    names = [p.name for p in taken]
+    left_out = declaration.signature.parameters.keys() - {*names}
+    if not left_out or not left_out <= declaration.idle or {*names} != declaration.signature.parameters.keys() - left_out:
+        return method
+    return _adapted(declaration, method, f"method(self, {', '.join(f'{name}={name}' for name in names)})")
+
+
+def _adapted(declaration: Declaration, method: Callable[..., Any], call: str) -> Callable[..., Any]:
+    """A function with the parameters of ``declaration`` that returns the expression ``call`` of them: compiled, for it stands before each call of a
+    kernel."""
+    parts, defaults, named_alone = ["self"], {}, False
+    for name, p in declaration.signature.parameters.items():
+        if p.kind is p.KEYWORD_ONLY and not named_alone:
+            parts, named_alone = [*parts, "*"], True
+        if p.default is not p.empty:
+            defaults[name] = p.default
+        parts.append(name if p.default is p.empty else f"{name}=defaults[{name!r}]")
+    adapted: Any = eval(f"lambda {', '.join(parts)}: {call}", {"method": method, "defaults": defaults, "call": SimpleNamespace})
+    functools.update_wrapper(adapted, method)
+    del adapted.__wrapped__  # or its signature would be the method's
+    adapted.__code__ = adapted.__code__.replace(co_name=declaration.name, co_qualname=declaration.name)  # which errors and tracebacks name
+    adapted.__signature__ = declaration.of_method
+    return adapted

@@ -18,7 +18,20 @@ __all__ = ["GEMM"]
 class GEMM:
     """Matrix products with fp32 accumulation and a fused epilogue; of operands in fp64, both of them, all is computed in it."""
 
-    @function("A", "transA", "B", "transB", "D", "quantizer", A="any [* a]", B="any [* b]", bias="real [n]", gelu_in="real", extra_output="any")
+    @function(
+        "A",
+        "transA",
+        "B",
+        "transB",
+        "D",
+        "quantizer",
+        A="any [* a]",
+        B="any [* b]",
+        bias="real [n]",
+        gelu_in="real",
+        extra_output="any",
+        idle="workspace workspace_size use_split_accumulator comm_type bulk_overlap",
+    )
     def generic_gemm(
         self,
         A: Tensor,

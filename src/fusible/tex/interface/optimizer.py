@@ -19,15 +19,17 @@ class Optimizer:
     """Each works on ``tensor_lists``: lists of equally many tensors, the i-th of each list belonging together. Arithmetic is fp32, with one rounding
     at each store. ``chunk_size`` never changes a result; ``noop_flag`` is int32 ``[1]``. Lists that do not fit raise ``ArgumentError``."""
 
-    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale", apart="noop_flag tensor_lists[1]")
+    @function("tensor_lists", noop_flag="int32 [1]", before="noop_flag scale", apart="noop_flag tensor_lists[1]", idle="chunk_size")
     def multi_tensor_scale(self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: float) -> None:
         """``[inputs, outputs]``: writes ``output = input * scale``; sets ``noop_flag`` to 1 where an *input* is not finite. The flag is not read."""
 
-    @function("tensor_lists", is_infinite="int32 (1)", scale="fp32 (1)", before="is_infinite scale", apart="is_infinite tensor_lists[1]")
+    @function(
+        "tensor_lists", is_infinite="int32 (1)", scale="fp32 (1)", before="is_infinite scale", apart="is_infinite tensor_lists[1]", idle="chunk_size"
+    )
     def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Tensor, tensor_lists: Sequence[Sequence[Tensor]], scale: Tensor) -> None:
         """``multi_tensor_scale`` by a number on the device, fp32 ``[1]``; ``is_infinite`` is the flag."""
 
-    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 [1]", before="noop_flag per_tensor_python")
+    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 [1]", before="noop_flag per_tensor_python", idle="chunk_size")
     def multi_tensor_l2norm(
         self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
@@ -36,7 +38,14 @@ class Optimizer:
         Sets ``noop_flag`` to 1 where a norm is not finite. The flag is not read.
         """
 
-    @function("tensor_lists", tensor_lists="n * float", noop_flag="int32 [1]", inv_scale="fp32 (1)", before="noop_flag inv_scale per_tensor_python")
+    @function(
+        "tensor_lists",
+        tensor_lists="n * float",
+        noop_flag="int32 [1]",
+        inv_scale="fp32 (1)",
+        before="noop_flag inv_scale per_tensor_python",
+        idle="chunk_size",
+    )
     def multi_tensor_unscale_l2norm(
         self, chunk_size: int, noop_flag: Tensor, tensor_lists: Sequence[Sequence[Tensor]], inv_scale: Tensor, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
@@ -47,6 +56,7 @@ class Optimizer:
         noop_flag="int32 [1]",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
+        idle="chunk_size",
     )
     def multi_tensor_adam(
         self,
@@ -74,6 +84,7 @@ class Optimizer:
         noop_flag="int32 [1]",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
+        idle="chunk_size",
     )
     def multi_tensor_adam_param_remainder(
         self,
@@ -100,6 +111,7 @@ class Optimizer:
         noop_flag="int32 [1]",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
+        idle="chunk_size",
     )
     def multi_tensor_adam_fp8(
         self,
@@ -131,6 +143,7 @@ class Optimizer:
         inv_scale="fp32 (1)",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
         apart="noop_flag tensor_lists",
+        idle="chunk_size",
     )
     def multi_tensor_adam_capturable(
         self,
@@ -161,6 +174,7 @@ class Optimizer:
         inv_scale="fp32 (1)",
         before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
         apart="noop_flag tensor_lists",
+        idle="chunk_size",
     )
     def multi_tensor_adam_capturable_master(
         self,
@@ -184,6 +198,7 @@ class Optimizer:
         noop_flag="int32 [1]",
         before="wd momentum dampening lr nesterov first_run wd_after_momentum scale noop_flag",
         apart="tensor_lists[1] tensor_lists[2] tensor_lists[3]",
+        idle="chunk_size",
     )
     def multi_tensor_sgd(
         self,
@@ -207,7 +222,7 @@ class Optimizer:
         is not 0.
         """
 
-    @function("tensor_lists", noop_flag="int32 [1]", apart="tensor_lists[1] tensor_lists[2]")
+    @function("tensor_lists", noop_flag="int32 [1]", apart="tensor_lists[1] tensor_lists[2]", idle="chunk_size")
     def multi_tensor_compute_scale_and_scale_inv(
         self,
         chunk_size: int,

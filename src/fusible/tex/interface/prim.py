@@ -201,6 +201,7 @@ class Prim:
         mu="fp32|fp64 (m)",
         rsigma="fp32|fp64 (m)",
         gamma="real [n]",
+        idle="sm_margin",
     )
     def prim_layernorm_bwd_add(
         self, dz: Tensor, x: Tensor, add: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool

@@ -76,7 +76,7 @@ class Quantize:
         Raises ``ArgumentError`` for unequal counts.
         """
 
-    @function("tensor", "quantizer_list", tensor="float [r *]", split_sections="k * any", quantizer_list="k * any")
+    @function("tensor", "quantizer_list", tensor="float [r *]", split_sections="k * any", quantizer_list="k * any", idle="disable_bulk_allocation")
     def split_quantize(
         self, tensor: Tensor, split_sections: Shape, quantizer_list: Sequence[Quantizer | None], disable_bulk_allocation: bool = False
     ) -> list[Any]:

@@ -56,30 +56,33 @@ class NormalizationKernels(Normalization):
         return [y if call.ln_out is None else call.ln_out.copy_(y), mu, rsigma]
 
     @requires(refused)
-    def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
-        check_norm_backward(dz, x, rsigma, gamma, "layernorm_bwd")
-        check_norm_statistic(mu, x, "mu of layernorm_bwd")
+    @by_name
+    def layernorm_bwd(self, call: Any) -> list[Any]:
+        x, gamma = call.x, call.gamma
+        check_norm_backward(call.dz, x, call.rsigma, gamma, "layernorm_bwd")
+        check_norm_statistic(call.mu, x, "mu of layernorm_bwd")
         if not x.numel():
-            return hand_over(self, "layernorm_bwd", dz, x, mu, rsigma, gamma, sm_margin, zero_centered_gamma)  # type: ignore[return-value]
-        rows, scale = (x.numel() // x.shape[-1], x.shape[-1]), _scale(gamma, zero_centered_gamma)
+            return hand_over(self, "layernorm_bwd", **vars(call))  # type: ignore[arg-type]
+        rows, scale = (x.numel() // x.shape[-1], x.shape[-1]), _scale(gamma, call.zero_centered_gamma)
         # The kernel takes rows, and gives the gradient of the bias in the dtype of a bias, of which it reads nothing else.
+        statistics = call.mu.reshape(-1), call.rsigma.reshape(-1)
         dx, dgamma, dbeta = self.gems.layer_norm_backward(
-            dz.reshape(rows), x.reshape(rows), [x.shape[-1]], mu.reshape(-1), rsigma.reshape(-1), scale, scale, [True, True, True]
+            call.dz.reshape(rows), x.reshape(rows), [x.shape[-1]], *statistics, scale, scale, [True, True, True]
         )
         return [dx.view(x.shape), dgamma.to(gamma.dtype), dbeta.to(gamma.dtype)]
 
     @requires(_forward_refused)
-    def rmsnorm_fwd(
-        self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int, zero_centered_gamma: bool
-    ) -> list[Any]:
-        check_norm_parameter(weight, input, "weight of rmsnorm_fwd")
-        if ln_out is not None:
-            _check_output(ln_out, input)
-        y, rsigma = self.gems.rms_norm_forward(input, [input.shape[-1]], _scale(weight, zero_centered_gamma), eps)
-        return [y if ln_out is None else ln_out.copy_(y), None, rsigma]
+    @by_name
+    def rmsnorm_fwd(self, call: Any) -> list[Any]:
+        x, out = call.input, call.ln_out
+        check_norm_parameter(call.weight, x, "weight of rmsnorm_fwd")
+        if out is not None:
+            _check_output(out, x)
+        y, rsigma = self.gems.rms_norm_forward(x, [x.shape[-1]], _scale(call.weight, call.zero_centered_gamma), call.eps)
+        return [y if out is None else out.copy_(y), None, rsigma]
 
     @requires(_backward_refused)
-    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
+    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, zero_centered_gamma: bool) -> list[Any]:
         check_norm_backward(dz, x, rsigma, gamma, "rmsnorm_bwd")
         return list(self.gems.rms_norm_backward(dz, x, rsigma, [x.shape[-1]], _scale(gamma, zero_centered_gamma), 0.0))
 

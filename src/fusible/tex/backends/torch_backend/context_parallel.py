@@ -15,6 +15,7 @@ from fusible.tex.backends.torch_backend.segments import Segments, segments
 from fusible.tex.calls.context_parallel import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
 from fusible.tex.calls.index_checks import check_cumulative, check_lengths
 from fusible.tex.interface.context_parallel import ContextParallel
+from fusible.tex.interface.declare import by_name
 
 __all__ = ["ContextParallelKernels"]
 
@@ -55,18 +56,10 @@ class ContextParallelKernels(ContextParallel):
             token, inside = position + half, position < half
         return _pick(lse, token).float().masked_fill_(~inside, 0)
 
-    def thd_out_correction(
-        self,
-        out: Any,
-        out_per_step: Any,
-        old_lse: Any = None,
-        lse: Any = None,
-        lse_per_step: Any = None,
-        cu_seqlens: Any = None,
-        only_second_half: bool | None = None,
-        lse_packed: bool | None = None,
-    ) -> None:
-        call = out_correction(out, out_per_step, old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
+    @by_name
+    def thd_out_correction(self, call: Any) -> None:
+        out, out_per_step = call.out, call.out_per_step
+        call = out_correction(*vars(call).values())
         seg = _whole(out.shape[0], call.cu_seqlens)
         touched, before = seg.inside, torch.zeros_like(seg.position)
         if call.only_second_half:

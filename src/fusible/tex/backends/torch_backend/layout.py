@@ -12,6 +12,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.calls.index_checks import check_counts_fit
 from fusible.tex.calls.layout import check_apart, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.domains import is_flag
 from fusible.tex.interface.layout import Layout
 from fusible.tex.protocol import to_torch
@@ -56,29 +57,21 @@ class LayoutKernels(Layout):
         ends = _ends(first_dims, "splits_to_offsets")
         return _offsets(ends, logical_last_dim, ends.new_empty(ends.numel() + 1))
 
-    def splits_to_offsets_multi(
-        self,
-        split_sizes: Any,
-        device: Any,
-        *,
-        strides: Sequence[int],
-        include_leading_zero: Sequence[bool],
-        dtypes: Sequence[Any],
-        bulk_allocate: bool = False,
-    ) -> tuple[Any, list[Any]]:
+    @by_name
+    def splits_to_offsets_multi(self, call: Any) -> tuple[Any, list[Any]]:
         function = "splits_to_offsets_multi"
-        check_equal_lengths(function, strides, include_leading_zero, dtypes)
-        check_each(include_leading_zero, is_flag, "a bool", f"include_leading_zero of {function}")
-        sizes = split_sizes.to(device=device, dtype=torch.int64)
+        check_equal_lengths(function, call.strides, call.include_leading_zero, call.dtypes)
+        check_each(call.include_leading_zero, is_flag, "a bool", f"include_leading_zero of {function}")
+        sizes = call.split_sizes.to(device=call.device, dtype=torch.int64)
         ends = _ends(sizes, function)
-        types = [to_torch(dtype) for dtype in dtypes]
-        check_counts_fit(split_sizes, strides, [_most(dtype) for dtype in types], f"split_sizes of {function}")
-        shapes = [[ends.numel() + bool(zero)] for zero in include_leading_zero]
-        if bulk_allocate:
+        types = [to_torch(dtype) for dtype in call.dtypes]
+        check_counts_fit(call.split_sizes, call.strides, [_most(dtype) for dtype in types], f"split_sizes of {function}")
+        shapes = [[ends.numel() + bool(zero)] for zero in call.include_leading_zero]
+        if call.bulk_allocate:
             outputs = allocate_together(shapes, types, ends.device, [_ALIGNMENT] * len(types))
         else:
             outputs = [torch.empty(shape, dtype=dtype, device=ends.device) for shape, dtype in zip(shapes, types, strict=True)]
-        return sizes, [_offsets(ends, stride, out) for stride, out in zip(strides, outputs, strict=True)]
+        return sizes, [_offsets(ends, stride, out) for stride, out in zip(call.strides, outputs, strict=True)]
 
     def multi_tensor_transpose_to_bhsd(
         self,

@@ -25,6 +25,7 @@ from fusible.tex.calls.moe import (
     check_score_gradient,
     map_shape,
 )
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.moe import MoE
 from fusible.tex.protocol import FP8_MAX, check_same_device, check_shape, to_dtype
 
@@ -38,21 +39,24 @@ _WORKSPACES = 4
 
 
 class MoEKernels(MoE):
-    def moe_permute_fwd(self, input: Any, dtype: Any, indices: Any, num_out_tokens: int, workspace: list[Any], max_expanded_token_num: int) -> Any:
-        check_each(workspace, lambda x: isinstance(x, Tensor), "a tensor", "workspace of moe_permute_fwd")
-        x = _movable(input, dtype, "moe_permute_fwd")
-        check_permutation(x, indices)
-        check_integers(indices, "indices of moe_permute_fwd", _INTEGERS)
-        check_same_device(indices, x, "indices of moe_permute_fwd")
-        check_range(indices, 0, None, "indices of moe_permute_fwd")
-        moved, row_id_map = permute(x, indices, num_out_tokens if num_out_tokens > 0 else indices.numel())
-        return moved, row_id_map, workspace or [torch.empty(0, dtype=torch.int32, device=x.device) for _ in range(_WORKSPACES)]
+    @by_name
+    def moe_permute_fwd(self, call: Any) -> Any:
+        check_each(call.workspace, lambda x: isinstance(x, Tensor), "a tensor", "workspace of moe_permute_fwd")
+        x = _movable(call.input, call.dtype, "moe_permute_fwd")
+        check_permutation(x, call.indices)
+        check_integers(call.indices, "indices of moe_permute_fwd", _INTEGERS)
+        check_same_device(call.indices, x, "indices of moe_permute_fwd")
+        check_range(call.indices, 0, None, "indices of moe_permute_fwd")
+        moved, row_id_map = permute(x, call.indices, call.num_out_tokens if call.num_out_tokens > 0 else call.indices.numel())
+        return moved, row_id_map, call.workspace or [torch.empty(0, dtype=torch.int32, device=x.device) for _ in range(_WORKSPACES)]
 
-    def moe_permute_bwd(self, input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int) -> Any:
-        return _unpermute(input, dtype, row_id_map, prob, num_tokens, topK, "moe_permute_bwd")
+    @by_name
+    def moe_permute_bwd(self, call: Any) -> Any:
+        return _unpermute(call.input, call.dtype, call.row_id_map, call.prob, call.num_tokens, call.topK, "moe_permute_bwd")
 
-    def moe_unpermute_fwd(self, input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int) -> Any:
-        return _unpermute(input, dtype, row_id_map, prob, num_tokens, topK, "moe_unpermute_fwd")
+    @by_name
+    def moe_unpermute_fwd(self, call: Any) -> Any:
+        return _unpermute(call.input, call.dtype, call.row_id_map, call.prob, call.num_tokens, call.topK, "moe_unpermute_fwd")
 
     def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: Any, row_id_map: Any, prob: Any) -> Any:
         function = "moe_unpermute_bwd"
@@ -69,83 +73,52 @@ class MoEKernels(MoE):
         check_once(row_id_map, f"row_id_map of {function}")
         return unpermute_gradient(g, x, row_id_map, weights)
 
-    def fused_topk_with_score_function_fwd(
-        self,
-        logits: Any,
-        topk: int,
-        use_pre_softmax: bool,
-        num_groups: int | None,
-        group_topk: int | None,
-        scaling_factor: float | None,
-        score_function: str,
-        expert_bias: Any,
-        routing_map_format: int = 0,
-        topk_indices: Any = None,
-    ) -> Any:
+    @by_name
+    def fused_topk_with_score_function_fwd(self, call: Any) -> Any:
         function = "fused_topk_with_score_function_fwd"
-        groups = {"num_groups": num_groups, "group_topk": group_topk, "scaling_factor": scaling_factor}
-        routing = Routing.of(logits, topk, score_function, routing_map_format, function, **groups)
-        chosen = _choose(logits, routing, expert_bias, topk_indices, use_pre_softmax, function)
-        return _probabilities(chosen, routing, logits), _routed(chosen, routing, topk_indices), chosen.intermediate
+        groups = {"num_groups": call.num_groups, "group_topk": call.group_topk, "scaling_factor": call.scaling_factor}
+        routing = Routing.of(call.logits, call.topk, call.score_function, call.routing_map_format, function, **groups)
+        chosen = _choose(call.logits, routing, call.expert_bias, call.topk_indices, call.use_pre_softmax, function)
+        return _probabilities(chosen, routing, call.logits), _routed(chosen, routing, call.topk_indices), chosen.intermediate
 
-    def fused_topk_with_score_function_qb_fwd(
-        self,
-        logits: Any,
-        topk: int,
-        scaling_factor: float | None,
-        expert_bias: Any,
-        routing_map_format: int,
-        topk_indices: Any,
-        histogram: Any,
-        bin_bounds: Any,
-        histogram_mode: int,
-        bin_bounds_validated: bool = False,
-    ) -> Any:
+    @by_name
+    def fused_topk_with_score_function_qb_fwd(self, call: Any) -> Any:
         function = "fused_topk_with_score_function_qb_fwd"
-        routing = Routing.of(logits, topk, "sigmoid", routing_map_format, function, scaling_factor=scaling_factor)
-        if expert_bias is None or not expert_bias.numel():
+        routing = Routing.of(call.logits, call.topk, "sigmoid", call.routing_map_format, function, scaling_factor=call.scaling_factor)
+        if call.expert_bias is None or not call.expert_bias.numel():
             raise ArgumentError(expected(f"a bias [{routing.experts}]", of=f"expert_bias of {function}", got="none", do="pass zeros to begin with"))
-        check_histogram(histogram, bin_bounds, routing, torch.int32, torch.float32)
-        if not histogram.is_contiguous():
-            raise ArgumentError(expected("a contiguous histogram", of=function, got=f"strides {histogram.stride()}", do="pass it whole"))
-        if not bin_bounds_validated:
-            check_bin_bounds(*bin_bounds.tolist())
-        chosen = _choose(logits, routing, expert_bias, topk_indices, False, function)
+        check_histogram(call.histogram, call.bin_bounds, routing, torch.int32, torch.float32)
+        if not call.histogram.is_contiguous():
+            raise ArgumentError(expected("a contiguous histogram", of=function, got=f"strides {call.histogram.stride()}", do="pass it whole"))
+        if not call.bin_bounds_validated:
+            check_bin_bounds(*call.bin_bounds.tolist())
+        chosen = _choose(call.logits, routing, call.expert_bias, call.topk_indices, False, function)
         cutoff = chosen.scores.topk(routing.topk + 1, dim=-1).values[..., -1:]
-        probabilities = _probabilities(chosen, routing, logits)
+        probabilities = _probabilities(chosen, routing, call.logits)
         # What is written is written last, and first what torch may refuse to write to: counting cannot fail any more.
-        routed = _routed(chosen, routing, topk_indices)
-        count_margins(cutoff - chosen.intermediate, histogram, bin_bounds)
-        return probabilities, routed, chosen.intermediate, cutoff.squeeze(-1), histogram
+        routed = _routed(chosen, routing, call.topk_indices)
+        count_margins(cutoff - chosen.intermediate, call.histogram, call.bin_bounds)
+        return probabilities, routed, chosen.intermediate, cutoff.squeeze(-1), call.histogram
 
-    def fused_topk_with_score_function_bwd(
-        self,
-        routing_map: Any,
-        intermediate_output: Any,
-        grad_probs: Any,
-        grad_logits: Any,
-        topk: int,
-        use_pre_softmax: bool,
-        scaling_factor: float | None,
-        score_function: str,
-        use_dense_indices: bool = False,
-        routing_map_format: int = 0,
-    ) -> None:
+    @by_name
+    def fused_topk_with_score_function_bwd(self, call: Any) -> None:
         function = "fused_topk_with_score_function_bwd"
-        routing = Routing.of(grad_probs, topk, score_function, routing_map_format, function, scaling_factor=scaling_factor)
-        _check_gradient(routing, intermediate_output, grad_probs, grad_logits, function)
-        shape = (*grad_probs.shape[:-1], topk) if use_dense_indices else map_shape(grad_probs.shape, routing.map_format)
-        check_shape(routing_map, shape, f"routing_map of {function}")
-        if use_dense_indices:
-            check_integers(routing_map, f"routing_map of {function}", _EXPERTS)
-            check_range(routing_map, 0, routing.experts, f"routing_map of {function}")
-        elif routing_map.element_size() != 1:
-            raise DTypeError(expected("bool or uint8", of=f"routing_map of {function}", got=routing_map.dtype, do="pass what the forward returned"))
-        chosen = marked(routing_map, routing, use_dense_indices)
-        g = grad_probs.float()
+        routing = Routing.of(call.grad_probs, call.topk, call.score_function, call.routing_map_format, function, scaling_factor=call.scaling_factor)
+        _check_gradient(routing, call.intermediate_output, call.grad_probs, call.grad_logits, function)
+        shape = (*call.grad_probs.shape[:-1], call.topk) if call.use_dense_indices else map_shape(call.grad_probs.shape, routing.map_format)
+        check_shape(call.routing_map, shape, f"routing_map of {function}")
+        if call.use_dense_indices:
+            check_integers(call.routing_map, f"routing_map of {function}", _EXPERTS)
+            check_range(call.routing_map, 0, routing.experts, f"routing_map of {function}")
+        elif call.routing_map.element_size() != 1:
+            raise DTypeError(
+                expected("bool or uint8", of=f"routing_map of {function}", got=call.routing_map.dtype, do="pass what the forward returned")
+            )
+        chosen = marked(call.routing_map, routing, call.use_dense_indices)
+        g = call.grad_probs.float()
         g = g if routing.scaling == 1.0 else g * routing.scaling
-        saved = intermediate_output.float()
-        grad_logits.copy_(score_gradient(g, saved, routing, chosen, pre_softmax=use_pre_softmax, normalise=topk > 1))
+        saved = call.intermediate_output.float()
+        call.grad_logits.copy_(score_gradient(g, saved, routing, chosen, pre_softmax=call.use_pre_softmax, normalise=call.topk > 1))
 
     def fused_score_for_moe_aux_loss_fwd(self, logits: Any, topk: int, score_function: str, routing_map_format: int = 0) -> Any:
         function = "fused_score_for_moe_aux_loss_fwd"
@@ -164,36 +137,18 @@ class MoEKernels(MoE):
         g, saved = grad_scores.float(), intermediate_output.float()
         grad_logits.copy_(score_gradient(g, saved, routing, None, pre_softmax=True, normalise=True))
 
-    def fused_moe_aux_loss_fwd(
-        self,
-        probs: Any,
-        tokens_per_expert: Any,
-        total_num_tokens: int,
-        num_experts: int,
-        num_rows: int,
-        num_cols: int,
-        topk: int,
-        coeff: float,
-    ) -> Any:
-        total = torch.full((), float(total_num_tokens), dtype=torch.float32, device=probs.device)
-        return _aux_loss(probs, tokens_per_expert, total, num_experts, num_rows, num_cols, topk, coeff)
+    @by_name
+    def fused_moe_aux_loss_fwd(self, call: Any) -> Any:
+        total = torch.full((), float(call.total_num_tokens), dtype=torch.float32, device=call.probs.device)
+        return _aux_loss(call.probs, call.tokens_per_expert, total, call.num_experts, call.num_rows, call.num_cols, call.topk, call.coeff)
 
-    def fused_moe_aux_loss_fwd_graph_safe(
-        self,
-        probs: Any,
-        tokens_per_expert: Any,
-        total_num_tokens: Any,
-        num_experts: int,
-        num_rows: int,
-        num_cols: int,
-        topk: int,
-        coeff: float,
-    ) -> Any:
-        if total_num_tokens.numel() != 1:
-            got = list(total_num_tokens.shape)
+    @by_name
+    def fused_moe_aux_loss_fwd_graph_safe(self, call: Any) -> Any:
+        if call.total_num_tokens.numel() != 1:
+            got = list(call.total_num_tokens.shape)
             raise ShapeError(expected("one number", of="total_num_tokens of fused_moe_aux_loss_fwd_graph_safe", got=got, do="pass a 0-d tensor"))
-        total = total_num_tokens.reshape(()).float()
-        return _aux_loss(probs, tokens_per_expert, total, num_experts, num_rows, num_cols, topk, coeff)
+        total = call.total_num_tokens.reshape(()).float()
+        return _aux_loss(call.probs, call.tokens_per_expert, total, call.num_experts, call.num_rows, call.num_cols, call.topk, call.coeff)
 
     def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: int, num_cols: int, grad_aux_loss: Any) -> Any:
         check_shape(tokens_per_expert, (num_cols,), "tokens_per_expert of fused_moe_aux_loss_bwd")

@@ -108,12 +108,11 @@ class OptimizerKernels(Optimizer):
             new = value.sub(update, alpha=call.lr)
             commit([*writes, *_puts((p, *copies), [new] * (1 + len(copies)), skip)])
 
-    def multi_tensor_compute_scale_and_scale_inv(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: Sequence[Sequence[Any]], max_fp8: float, force_pow_2_scales: bool, epsilon: float
-    ) -> None:
-        check_typed_lists(tensor_lists, (_FP32, _FP32, _FP32), "multi_tensor_compute_scale_and_scale_inv")
-        for amax, scale, scale_inv in zip(*tensor_lists, strict=True):
-            scale.copy_(scale_of_amax(amax, max_fp8, epsilon, force_pow_2_scales, FLT_MAX).view(scale.shape))
+    @by_name
+    def multi_tensor_compute_scale_and_scale_inv(self, call: Any) -> None:
+        check_typed_lists(call.tensor_lists, (_FP32, _FP32, _FP32), "multi_tensor_compute_scale_and_scale_inv")
+        for amax, scale, scale_inv in zip(*call.tensor_lists, strict=True):
+            scale.copy_(scale_of_amax(amax, call.max_fp8, call.epsilon, call.force_pow_2_scales, FLT_MAX).view(scale.shape))
             scale_inv.copy_(scale.reciprocal().view(scale_inv.shape))
 
     def multi_tensor_compute_scale_inv_e8m0(self, chunk_size: int, dummy: Any, tensor_lists: Sequence[Sequence[Any]]) -> None:

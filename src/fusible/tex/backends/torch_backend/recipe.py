@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from fusible.tex.backends.torch_backend.fp8 import tensor_amax
 from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.calls.checks import check_scale_update
 from fusible.tex.calls.inference_tensors import writing
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 
@@ -24,20 +24,13 @@ class RecipeKernels(Recipe):
         with writing(amax):
             amax.copy_(tensor_amax(plain(input)).view(amax.shape))
 
-    def fused_amax_and_scale_update_after_reduction(
-        self,
-        amax_reduction_buffer: Any,
-        amax_histories: Sequence[Any],
-        scales: Sequence[Any],
-        amax_compute_algo: str,
-        fp8_dtype: Any,
-        margin: float,
-    ) -> None:
-        check_scale_update(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
-        largest = torch.tensor(FP8_MAX[fp8_format(fp8_dtype)] * 2.0**-margin, dtype=torch.float32)
-        reduced = amax_reduction_buffer.split([scale.numel() for scale in scales])
-        for buffer, history, scale in zip(reduced, amax_histories, scales, strict=True):
-            _update(buffer, history, scale, largest, amax_compute_algo == "max")
+    @by_name
+    def fused_amax_and_scale_update_after_reduction(self, call: Any) -> None:
+        check_scale_update(call.amax_reduction_buffer, call.amax_histories, call.scales, call.amax_compute_algo)
+        largest = torch.tensor(FP8_MAX[fp8_format(call.fp8_dtype)] * 2.0**-call.margin, dtype=torch.float32)
+        reduced = call.amax_reduction_buffer.split([scale.numel() for scale in call.scales])
+        for buffer, history, scale in zip(reduced, call.amax_histories, call.scales, strict=True):
+            _update(buffer, history, scale, largest, call.amax_compute_algo == "max")
 
 
 def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: Tensor, of_window: bool) -> None:

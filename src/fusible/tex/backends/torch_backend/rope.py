@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.calls.rope import check_qkv_rope, check_qkv_rope_gradients, starts_of
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.rope import Rope
 from fusible.tex.protocol import accumulator
 
@@ -23,83 +23,48 @@ _THD = NVTE_QKV_Format.NVTE_THD
 
 
 class RopeKernels(Rope):
-    def fused_rope_forward(
-        self,
-        input: Any,
-        freqs: Any,
-        start_positions: Any,
-        qkv_format: Any,
-        interleaved: bool,
-        cu_seqlens: Any,
-        cp_size: int,
-        cp_rank: int,
-    ) -> Any:
-        x = plain(input)
-        angles, inside = _angles(x, freqs, start_positions, int(qkv_format), cu_seqlens, cp_size, cp_rank, "fused_rope_forward")
+    @by_name
+    def fused_rope_forward(self, call: Any) -> Any:
+        x = plain(call.input)
+        angles, inside = _angles(
+            x, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_forward"
+        )
         head = wide(x[..., : angles.shape[-1]])
-        rotated = _rotate(head, interleaved).mul_(torch.sin(angles))
+        rotated = _rotate(head, call.interleaved).mul_(torch.sin(angles))
         return _finish(x, rotated.addcmul_(head, torch.cos(angles)), inside)
 
-    def fused_rope_backward(
-        self,
-        output_grads: Any,
-        freqs: Any,
-        start_positions: Any,
-        qkv_format: Any,
-        interleaved: bool,
-        cu_seqlens: Any,
-        cp_size: int,
-        cp_rank: int,
-    ) -> Any:
-        g = plain(output_grads)
-        angles, inside = _angles(g, freqs, start_positions, int(qkv_format), cu_seqlens, cp_size, cp_rank, "fused_rope_backward")
+    @by_name
+    def fused_rope_backward(self, call: Any) -> Any:
+        g = plain(call.output_grads)
+        angles, inside = _angles(
+            g, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_backward"
+        )
         head = wide(g[..., : angles.shape[-1]])
-        rotated = _rotate(head * torch.sin(angles), interleaved).neg_()
+        rotated = _rotate(head * torch.sin(angles), call.interleaved).neg_()
         return _finish(g, rotated.addcmul_(head, torch.cos(angles)), inside)
 
-    def fused_qkv_rope_forward(
-        self,
-        qkv_input: Any,
-        q_freqs: Any,
-        k_freqs: Any,
-        start_positions: Any,
-        qkv_split_arg_list: Sequence[int],
-        qkv_format: Any,
-        interleaved: bool,
-        cp_size: int,
-        cp_rank: int,
-    ) -> Any:
-        x = plain(qkv_input)
-        dq, dk, dv = check_qkv_rope(x, qkv_split_arg_list, qkv_format, "fused_qkv_rope_forward")
-        start = start_positions if cp_size == 1 else None
+    @by_name
+    def fused_qkv_rope_forward(self, call: Any) -> Any:
+        x = plain(call.qkv_input)
+        dq, dk, dv = check_qkv_rope(x, call.qkv_split_arg_list, call.qkv_format, "fused_qkv_rope_forward")
+        start = call.start_positions if call.cp_size == 1 else None
         heads = x.shape[:2]
         found: list[Tensor] = []
-        for part, freqs in ((x[..., :dq], q_freqs), (x[..., dq : dq + dk], k_freqs)):
+        for part, freqs in ((x[..., :dq], call.q_freqs), (x[..., dq : dq + dk], call.k_freqs)):
             count = part.shape[2] * part.shape[3]  # said in numbers, for of no tokens torch cannot tell it
             chunks = part.reshape(*heads, count // dv, dv)
-            rotated = self.fused_rope_forward(chunks, freqs, start, qkv_format, interleaved, None, cp_size, cp_rank)
+            rotated = self.fused_rope_forward(chunks, freqs, start, call.qkv_format, call.interleaved, None, call.cp_size, call.cp_rank)
             found.append(rotated.view(*heads, count // dk, dk))
         return found[0], found[1], x[..., dq + dk :].contiguous()
 
-    def fused_qkv_rope_backward(
-        self,
-        q_grad_out: Any,
-        k_grad_out: Any,
-        v_grad_out: Any,
-        q_freqs: Any,
-        k_freqs: Any,
-        qkv_split_arg_list: Sequence[int],
-        qkv_format: Any,
-        interleaved: bool,
-        cp_size: int,
-        cp_rank: int,
-    ) -> Any:
-        grads = [plain(g) for g in (q_grad_out, k_grad_out, v_grad_out)]
-        dq, dk, dv = check_qkv_rope_gradients(grads, qkv_split_arg_list, qkv_format, "fused_qkv_rope_backward")
+    @by_name
+    def fused_qkv_rope_backward(self, call: Any) -> Any:
+        grads = [plain(g) for g in (call.q_grad_out, call.k_grad_out, call.v_grad_out)]
+        dq, dk, dv = check_qkv_rope_gradients(grads, call.qkv_split_arg_list, call.qkv_format, "fused_qkv_rope_backward")
         heads = grads[2].shape[:3]
         rotated = [
-            self.fused_rope_backward(g.reshape(*heads[:2], -1, dv), freqs, None, qkv_format, interleaved, None, cp_size, cp_rank)
-            for g, freqs in zip(grads, (q_freqs, k_freqs), strict=False)
+            self.fused_rope_backward(g.reshape(*heads[:2], -1, dv), freqs, None, call.qkv_format, call.interleaved, None, call.cp_size, call.cp_rank)
+            for g, freqs in zip(grads, (call.q_freqs, call.k_freqs), strict=False)
         ]
         return torch.cat((rotated[0].view(*heads, dq), rotated[1].view(*heads, dk), grads[2]), -1)
 

@@ -25,6 +25,7 @@ from fusible.tex.calls.sharded_cast import (
     square,
 )
 from fusible.tex.enums import DType
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.sharded_cast import ShardedCast
 from fusible.tex.protocol import check_amax_buffer, check_shape, fp8_format
 
@@ -36,99 +37,77 @@ _MX_BLOCKS: dict[str, Block] = {"rowwise": (1, 32), "colwise": (32, 1)}
 
 
 class ShardedCastKernels(ShardedCast):
-    def fp8_block_scaling_compute_partial_amax(self, tensor: Any, amax: Any, h: int, w: int, start_offset: int, block_len: int) -> None:
-        _fill(*_amax_job(tensor, amax, h, w, start_offset, block_len, "fp8_block_scaling_compute_partial_amax"))
+    @by_name
+    def fp8_block_scaling_compute_partial_amax(self, call: Any) -> None:
+        _fill(*_amax_job(call.tensor, call.amax, call.h, call.w, call.start_offset, call.block_len, "fp8_block_scaling_compute_partial_amax"))
 
-    def fp8_block_scaling_partial_cast(
-        self, inp: Any, out: Any, scale: Any, h: int, w: int, start_offset: int, block_len: int, out_dtype: Any
-    ) -> None:
+    @by_name
+    def fp8_block_scaling_partial_cast(self, call: Any) -> None:
         function = "fp8_block_scaling_partial_cast"
-        fp8, block = fp8_format(out_dtype), square(block_len, function)
-        part = check_slice(inp, h, w, start_offset, function, _FLOATING)
-        check_tiles(scale, part, block, f"scale of {function}", _FP32)
-        check_fragment(out, part.length, f"out of {function}")
-        _store(out, cast_by_tiles(inp, part, block, scale, lambda x: encode(x, fp8)))
+        fp8, block = fp8_format(call.out_dtype), square(call.block_len, function)
+        part = check_slice(call.inp, call.h, call.w, call.start_offset, function, _FLOATING)
+        check_tiles(call.scale, part, block, f"scale of {function}", _FP32)
+        check_fragment(call.out, part.length, f"out of {function}")
+        _store(call.out, cast_by_tiles(call.inp, part, block, call.scale, lambda x: encode(x, fp8)))
 
-    def mxfp8_scaling_compute_partial_amax(self, input: Any, amax_rowwise: Any, amax_colwise: Any, rows: int, cols: int, start_offset: int) -> None:
+    @by_name
+    def mxfp8_scaling_compute_partial_amax(self, call: Any) -> None:
         function = "mxfp8_scaling_compute_partial_amax"
-        part = check_slice(input, rows, cols, start_offset, function, _FLOATING)
-        amaxes = {"rowwise": amax_rowwise, "colwise": amax_colwise}
+        part = check_slice(call.input, call.rows, call.cols, call.start_offset, function, _FLOATING)
+        amaxes = {"rowwise": call.amax_rowwise, "colwise": call.amax_colwise}
         for name, amax in amaxes.items():
-            check_tiles(amax, part, _MX_BLOCKS[name], f"amax_{name} of {function}", (input.dtype, torch.float32))
+            check_tiles(amax, part, _MX_BLOCKS[name], f"amax_{name} of {function}", (call.input.dtype, torch.float32))
         for name, amax in amaxes.items():
-            _fill(input, amax, part, _MX_BLOCKS[name])
+            _fill(call.input, amax, part, _MX_BLOCKS[name])
 
-    def mxfp8_scaling_partial_cast(
-        self,
-        input: Any,
-        output_rowwise: Any,
-        output_colwise: Any,
-        scale_inv_rowwise: Any,
-        scale_inv_colwise: Any,
-        rows: int,
-        cols: int,
-        start_offset: int,
-    ) -> None:
+    @by_name
+    def mxfp8_scaling_partial_cast(self, call: Any) -> None:
         function = "mxfp8_scaling_partial_cast"
-        check_apart(output_rowwise, [output_colwise], f"output_rowwise of {function}")
-        part = check_slice(input, rows, cols, start_offset, function, _FLOATING)
-        jobs = {"rowwise": (output_rowwise, scale_inv_rowwise), "colwise": (output_colwise, scale_inv_colwise)}
+        check_apart(call.output_rowwise, [call.output_colwise], f"output_rowwise of {function}")
+        part = check_slice(call.input, call.rows, call.cols, call.start_offset, function, _FLOATING)
+        jobs = {"rowwise": (call.output_rowwise, call.scale_inv_rowwise), "colwise": (call.output_colwise, call.scale_inv_colwise)}
         for name, (out, scale) in jobs.items():
             check_tiles(scale, part, _MX_BLOCKS[name], f"scale_inv_{name} of {function}", (torch.uint8, torch.float8_e8m0fnu))
             check_fragment(out, part.length, f"output_{name} of {function}")
         for name, (out, scale) in jobs.items():
             factors = factor_of_e8m0(scale.view(torch.uint8))
-            _store(out, cast_by_tiles(input, part, _MX_BLOCKS[name], factors, lambda x: encode(x, DType.kFloat8E4M3)))
+            _store(out, cast_by_tiles(call.input, part, _MX_BLOCKS[name], factors, lambda x: encode(x, DType.kFloat8E4M3)))
 
-    def nvfp4_2d_compute_partial_amax(self, tensor: Any, amax: Any, h: int, w: int, start_offset: int, block_len: int = 16) -> None:
-        _fill(*_amax_job(tensor, amax, h, w, start_offset, block_len, "nvfp4_2d_compute_partial_amax"))
+    @by_name
+    def nvfp4_2d_compute_partial_amax(self, call: Any) -> None:
+        _fill(*_amax_job(call.tensor, call.amax, call.h, call.w, call.start_offset, call.block_len, "nvfp4_2d_compute_partial_amax"))
 
-    def nvfp4_2d_partial_cast(
-        self, inp: Any, out: Any, scale: Any, global_scale: Any, h: int, w: int, start_offset: int, block_len: int = 16
-    ) -> None:
-        _cast_nvfp4(*_cast_job(inp, out, scale, global_scale, h, w, start_offset, block_len, "nvfp4_2d_partial_cast"))
+    @by_name
+    def nvfp4_2d_partial_cast(self, call: Any) -> None:
+        _cast_nvfp4(
+            *_cast_job(call.inp, call.out, call.scale, call.global_scale, call.h, call.w, call.start_offset, call.block_len, "nvfp4_2d_partial_cast")
+        )
 
-    def nvfp4_multi_tensor_compute_partial_amax(
-        self,
-        master_weight_list: Sequence[Any],
-        partial_amax_list: Sequence[Any],
-        global_amax_list: Sequence[Any],
-        h_list: Sequence[int],
-        w_list: Sequence[int],
-        start_offset_list: Sequence[int],
-        block_len: int = 16,
-    ) -> None:
+    @by_name
+    def nvfp4_multi_tensor_compute_partial_amax(self, call: Any) -> None:
         function = "nvfp4_multi_tensor_compute_partial_amax"
-        lists = (master_weight_list, partial_amax_list, h_list, w_list, start_offset_list)
-        check_equal_lengths(function, *lists, global_amax_list)
-        for amax in global_amax_list:
+        lists = (call.master_weight_list, call.partial_amax_list, call.h_list, call.w_list, call.start_offset_list)
+        check_equal_lengths(function, *lists, call.global_amax_list)
+        for amax in call.global_amax_list:
             check_amax_buffer(amax, f"a global amax of {function}")
-        for job in [_amax_job(*each, block_len=block_len, function=function) for each in zip(*lists, strict=True)]:
+        for job in [_amax_job(*each, block_len=call.block_len, function=function) for each in zip(*lists, strict=True)]:
             _fill(*job)
-        for weight, amax in zip(master_weight_list, global_amax_list, strict=True):
+        for weight, amax in zip(call.master_weight_list, call.global_amax_list, strict=True):
             amax.copy_(tensor_amax(weight).view(amax.shape))
 
-    def nvfp4_multi_tensor_2d_partial_cast(
-        self,
-        inp_list: Sequence[Any],
-        out_list: Sequence[Any],
-        scale_list: Sequence[Any],
-        global_scale_list: Sequence[Any],
-        h_list: Sequence[int],
-        w_list: Sequence[int],
-        start_offset_list: Sequence[int],
-        block_len: int = 16,
-    ) -> None:
+    @by_name
+    def nvfp4_multi_tensor_2d_partial_cast(self, call: Any) -> None:
         function = "nvfp4_multi_tensor_2d_partial_cast"
-        lists = (inp_list, out_list, scale_list, global_scale_list, h_list, w_list, start_offset_list)
+        lists = (call.inp_list, call.out_list, call.scale_list, call.global_scale_list, call.h_list, call.w_list, call.start_offset_list)
         check_equal_lengths(function, *lists)
-        for job in [_cast_job(*each, block_len=block_len, function=function) for each in zip(*lists, strict=True)]:
+        for job in [_cast_job(*each, block_len=call.block_len, function=function) for each in zip(*lists, strict=True)]:
             _cast_nvfp4(*job)  # two outputs may share a byte, of which each has its half
 
-    def nvfp4_expand_scale_to_fp8(self, input: Any, output: Any, tile_rows: int, tile_cols: int, rows_padded: int, block_len: int) -> None:
+    @by_name
+    def nvfp4_expand_scale_to_fp8(self, call: Any) -> None:
         function = "nvfp4_expand_scale_to_fp8"
-        check_expansion(input, output, tile_rows, tile_cols, rows_padded, square(block_len, function), function)
-        _expand(input, output, block_len)
+        check_expansion(call.input, call.output, call.tile_rows, call.tile_cols, call.rows_padded, square(call.block_len, function), function)
+        _expand(call.input, call.output, call.block_len)
 
     def nvfp4_compute_per_block_scale(self, block_amax: Any, scale: Any, global_amax: Any) -> None:
         function = "nvfp4_compute_per_block_scale"
@@ -142,42 +121,22 @@ class ShardedCastKernels(ShardedCast):
         check_shape(global_scale, global_amax.shape, "global_scale of nvfp4_compute_global_scale")
         global_scale.copy_(nvfp4.global_scale(global_amax.float()))
 
-    def nvfp4_fused_scale(
-        self,
-        block_amax: Any,
-        global_amax: Any,
-        per_block_scale: Any,
-        target_scale: Any,
-        target_amax: Any,
-        tile_rows: int,
-        tile_cols: int,
-        rows_padded: int,
-        block_len: int,
-    ) -> None:
-        numbers = (block_amax, global_amax, per_block_scale, target_scale, target_amax)
-        _check_fused_scale(numbers, tile_rows, tile_cols, rows_padded, block_len, "nvfp4_fused_scale")
-        self._fused_scale(*numbers, block_len)
+    @by_name
+    def nvfp4_fused_scale(self, call: Any) -> None:
+        numbers = (call.block_amax, call.global_amax, call.per_block_scale, call.target_scale, call.target_amax)
+        _check_fused_scale(numbers, call.tile_rows, call.tile_cols, call.rows_padded, call.block_len, "nvfp4_fused_scale")
+        self._fused_scale(*numbers, call.block_len)
 
-    def nvfp4_multi_tensor_fused_scale(
-        self,
-        block_amax_list: Sequence[Any],
-        global_amax_list: Sequence[Any],
-        per_block_scale_list: Sequence[Any],
-        target_scale_list: Sequence[Any],
-        target_amax_list: Sequence[Any],
-        tile_rows_list: Sequence[int],
-        tile_cols_list: Sequence[int],
-        rows_padded_list: Sequence[int],
-        block_len: int,
-    ) -> None:
+    @by_name
+    def nvfp4_multi_tensor_fused_scale(self, call: Any) -> None:
         function = "nvfp4_multi_tensor_fused_scale"
-        lists = (block_amax_list, global_amax_list, per_block_scale_list, target_scale_list, target_amax_list)
-        sizes = (tile_rows_list, tile_cols_list, rows_padded_list)
+        lists = (call.block_amax_list, call.global_amax_list, call.per_block_scale_list, call.target_scale_list, call.target_amax_list)
+        sizes = (call.tile_rows_list, call.tile_cols_list, call.rows_padded_list)
         check_equal_lengths(function, *lists, *sizes)
         for *numbers, rows, columns, padded in zip(*lists, *sizes, strict=True):
-            _check_fused_scale(numbers, rows, columns, padded, block_len, function)
+            _check_fused_scale(numbers, rows, columns, padded, call.block_len, function)
         for numbers in zip(*lists, strict=True):
-            self._fused_scale(*numbers, block_len)
+            self._fused_scale(*numbers, call.block_len)
 
     def _fused_scale(self, block_amax: Tensor, amax: Tensor, block_scale: Tensor, target_scale: Tensor, target_amax: Tensor, block_len: int) -> None:
         self.nvfp4_compute_per_block_scale(block_amax, block_scale, amax)

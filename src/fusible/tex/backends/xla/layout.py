@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fusible import lazy
@@ -10,6 +9,7 @@ from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.calls.layout import check_equal_lengths
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.layout import Layout
 
 __all__ = ["LayoutKernels"]
@@ -19,21 +19,13 @@ class LayoutKernels(Layout):
     def splits_to_offsets(self, first_dims: Any, logical_last_dim: int) -> Any:
         return _offsets(_ends(first_dims, "splits_to_offsets"), logical_last_dim, True, lazy.int64)
 
-    def splits_to_offsets_multi(
-        self,
-        split_sizes: Any,
-        device: Any,
-        *,
-        strides: Sequence[int],
-        include_leading_zero: Sequence[bool],
-        dtypes: Sequence[Any],
-        bulk_allocate: bool = False,
-    ) -> tuple[Any, list[Any]]:
+    @by_name
+    def splits_to_offsets_multi(self, call: Any) -> tuple[Any, list[Any]]:
         function = "splits_to_offsets_multi"
-        check_equal_lengths(function, strides, include_leading_zero, dtypes)
-        sizes = lazy.cast(split_sizes, lazy.int64)
+        check_equal_lengths(function, call.strides, call.include_leading_zero, call.dtypes)
+        sizes = lazy.cast(call.split_sizes, lazy.int64)
         ends = _ends(sizes, function)
-        return sizes, [_offsets(ends, *each[:2], to_lazy(each[2])) for each in zip(strides, include_leading_zero, dtypes, strict=True)]
+        return sizes, [_offsets(ends, *each[:2], to_lazy(each[2])) for each in zip(call.strides, call.include_leading_zero, call.dtypes, strict=True)]
 
 
 def _ends(sizes: Tensor, function: str) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fusible import lazy
@@ -10,6 +9,7 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import bits, positive_and_finite, tensor_amax
 from fusible.tex.backends.xla.operands import plain
 from fusible.tex.calls.checks import check_scale_update
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, fp8_format
 
@@ -21,20 +21,13 @@ class RecipeKernels(Recipe):
         check_amax_buffer(amax, "amax of compute_amax", lazy.float32)
         amax.assign_(lazy.reshape(tensor_amax(plain(input)), amax.shape))
 
-    def fused_amax_and_scale_update_after_reduction(
-        self,
-        amax_reduction_buffer: Any,
-        amax_histories: Sequence[Any],
-        scales: Sequence[Any],
-        amax_compute_algo: str,
-        fp8_dtype: Any,
-        margin: float,
-    ) -> None:
-        check_scale_update(amax_reduction_buffer, amax_histories, scales, amax_compute_algo)
-        largest = FP8_MAX[fp8_format(fp8_dtype)] * 2.0**-margin
-        reduced = lazy.split(lazy.reshape(amax_reduction_buffer, (-1,)), [scale.size for scale in scales], 0)
-        for buffer, history, scale in zip(reduced, amax_histories, scales, strict=True):
-            _update(buffer, history, scale, largest, amax_compute_algo == "max")
+    @by_name
+    def fused_amax_and_scale_update_after_reduction(self, call: Any) -> None:
+        check_scale_update(call.amax_reduction_buffer, call.amax_histories, call.scales, call.amax_compute_algo)
+        largest = FP8_MAX[fp8_format(call.fp8_dtype)] * 2.0**-call.margin
+        reduced = lazy.split(lazy.reshape(call.amax_reduction_buffer, (-1,)), [scale.size for scale in call.scales], 0)
+        for buffer, history, scale in zip(reduced, call.amax_histories, call.scales, strict=True):
+            _update(buffer, history, scale, largest, call.amax_compute_algo == "max")
 
 
 def _update(buffer: Tensor, history: Tensor, scale: Tensor, largest: float, of_window: bool) -> None:

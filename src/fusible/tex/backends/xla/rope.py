@@ -11,6 +11,7 @@ from fusible.tex.backends.xla.segments import Segments, thd_segments
 from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.rope import starts_of
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.rope import Rope
 
 __all__ = ["RopeKernels"]
@@ -20,37 +21,23 @@ _THD = NVTE_QKV_Format.NVTE_THD
 
 
 class RopeKernels(Rope):
-    def fused_rope_forward(
-        self,
-        input: Any,
-        freqs: Any,
-        start_positions: Any,
-        qkv_format: Any,
-        interleaved: bool,
-        cu_seqlens: Any,
-        cp_size: int,
-        cp_rank: int,
-    ) -> Any:
-        x = plain(input)
-        angles, inside = _angles(x, freqs, start_positions, int(qkv_format), cu_seqlens, cp_size, cp_rank, "fused_rope_forward")
+    @by_name
+    def fused_rope_forward(self, call: Any) -> Any:
+        x = plain(call.input)
+        angles, inside = _angles(
+            x, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_forward"
+        )
         head = fp32(x[..., : angles.shape[-1]])
-        return _finish(x, head * lazy.cos(angles) + _rotate(head, interleaved) * lazy.sin(angles), inside)
+        return _finish(x, head * lazy.cos(angles) + _rotate(head, call.interleaved) * lazy.sin(angles), inside)
 
-    def fused_rope_backward(
-        self,
-        output_grads: Any,
-        freqs: Any,
-        start_positions: Any,
-        qkv_format: Any,
-        interleaved: bool,
-        cu_seqlens: Any,
-        cp_size: int,
-        cp_rank: int,
-    ) -> Any:
-        g = plain(output_grads)
-        angles, inside = _angles(g, freqs, start_positions, int(qkv_format), cu_seqlens, cp_size, cp_rank, "fused_rope_backward")
+    @by_name
+    def fused_rope_backward(self, call: Any) -> Any:
+        g = plain(call.output_grads)
+        angles, inside = _angles(
+            g, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_backward"
+        )
         head = fp32(g[..., : angles.shape[-1]])
-        return _finish(g, head * lazy.cos(angles) - _rotate(head * lazy.sin(angles), interleaved), inside)
+        return _finish(g, head * lazy.cos(angles) - _rotate(head * lazy.sin(angles), call.interleaved), inside)
 
 
 def _rotate(x: Tensor, interleaved: bool) -> Tensor:
