@@ -17,7 +17,7 @@ SMALL = 3
 
 KNOWN = {
     # One class, BasicOperation, whose concerns are files of their own that take the operation as an argument, and name its type.
-    frozenset({f"fusible.pytorch.ops.{name}" for name in ("adapter", "entry", "op", "own", "ran_in", "theirs")}),
+    frozenset({f"fusible.pytorch.ops.{name}" for name in ("op", "op_passes", "option_changes", "overrides", "ran_in", "saved_context", "torch_operation")}),
 }
 """Larger ones that types alone close."""
 
