@@ -18,10 +18,12 @@ from fusible.tex.backends.cpu.optimizer import OptimizerKernels
 from fusible.tex.backends.cpu.quantize import QuantizeKernels
 from fusible.tex.backends.cpu.rope import RopeKernels
 from fusible.tex.backends.cpu.softmax import SoftmaxKernels
+from fusible.tex.enums import DType
 from fusible.tex.formats import format_named
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import Request
+from fusible.tex.interface.normalization import Normalization
 from fusible.tex.selection.call_keys import Keys, compile_keys_by
 from fusible.tex.selection.registry import registry
 
@@ -30,6 +32,7 @@ __all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
 """What writes wide floats for another backend to quantize, where it does not quantize to the format itself."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_WRITES = _READS | {DType.kFloat32, DType.kFloat16, DType.kBFloat16}
 
 
 @registry.register_backend
@@ -82,6 +85,8 @@ def _refused_kind(request: Request) -> str | None:
         if not isinstance(kind, tuple):
             if name == "quantizer" and kind is not None:
                 return f"serves Float8 quantizers, and {name} is a {kind}"
+            if name == "otype" and kind not in _WRITES and hasattr(Normalization, request.function):
+                return f"writes float32, bfloat16 and float16, and otype is {kind}"
             continue
         for part in _parts(kind):
             form = format_named(part[0]) if len(part) == 3 else None

@@ -18,7 +18,7 @@ from fusible.tex.backends.torch_backend.attention_fp8 import (
 )
 from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_walk import Backward, attended
-from fusible.tex.backends.torch_backend.quantize import emit
+from fusible.tex.backends.torch_backend.quantizing import emit
 from fusible.tex.backends.torch_backend.token_layouts import TokenLayoutKernels
 from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_stats, side_inputs
 from fusible.tex.calls.attention_buffers import draw_rng_state, seeded

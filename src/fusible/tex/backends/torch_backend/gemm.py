@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fusible.errors import NotServedError, expected
-from fusible.tex.backends.torch_backend.activation import POINTWISE
 from fusible.tex.backends.torch_backend.block_formats import block_values, mixed_transform
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.operands import dense, flat, wide
-from fusible.tex.backends.torch_backend.quantize import emit, quantize_tensor
+from fusible.tex.backends.torch_backend.pointwise import POINTWISE
+from fusible.tex.backends.torch_backend.quantizing import emit, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.calls.layout import check_apart
 from fusible.tex.formats import PLAIN, a_buffer, format_of, is_quantized, nominal, transposed
@@ -43,14 +43,9 @@ class GemmKernels(GEMM):
         gelu: bool,
         gelu_in: Any,
         grad: bool,
-        workspace: Any,
-        workspace_size: int,
         accumulate: bool,
-        use_split_accumulator: bool,
         comm_overlap: Any = None,
-        comm_type: Any = None,
         extra_output: Any = None,
-        bulk_overlap: bool = False,
         alpha: float = 1.0,
         beta: float | None = None,
     ) -> list[Any]:

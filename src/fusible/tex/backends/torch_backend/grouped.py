@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
-from fusible.tex.backends.torch_backend.activation import scaled_gate
 from fusible.tex.backends.torch_backend.group_quantize import (
     columnwise_fields,
     offsets_of,
@@ -85,15 +84,14 @@ class GroupedKernels(Grouped):
             tensor_offsets=offsets_of(layout_of_grouped(input), input.first_dims, input.last_dims, input.tensor_offsets, _held(input).device),
         )
 
-    def bgrad_group_quantize(
-        self, tensor: Any, quantizer: Any, num_tensors: int, first_dims: Any, last_dims: Any = None, tensor_offsets: Any = None
-    ) -> Any:
-        x = flat(plain(tensor))
-        if last_dims is not None:
+    @by_name
+    def bgrad_group_quantize(self, call: Any) -> Any:
+        x = flat(plain(call.tensor))
+        if call.last_dims is not None:
             raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
-        layout = layout_of(x.shape, num_tensors, first_dims, None, tensor_offsets)
+        layout = layout_of(x.shape, call.num_tensors, call.first_dims, None, call.tensor_offsets)
         sums = [piece.sum(0, dtype=accumulator(x.dtype)) for piece in layout.pieces(x.reshape(-1))]
-        grouped = quantize_group(x, quantizer, (num_tensors, first_dims, None, tensor_offsets))
+        grouped = quantize_group(x, call.quantizer, (call.num_tensors, call.first_dims, None, call.tensor_offsets))
         return [grouped, torch.stack(sums).to(x.dtype)]
 
     @by_name
@@ -126,57 +124,36 @@ class GroupedKernels(Grouped):
             self.grouped_swizzle_for_gemm(grouped_x, True, True)  # type: ignore[attr-defined]
         return values if return_dequantized else None
 
-    def nvfp4_group_quantize_with_amax(
-        self,
-        tensor: Any,
-        quantizer: Any,
-        num_tensors: int,
-        first_dims: Any,
-        last_dims: Any = None,
-        rowwise_amax: Any = None,
-        columnwise_amax: Any = None,
-        tensor_offsets: Any = None,
-    ) -> Any:
+    @by_name
+    def nvfp4_group_quantize_with_amax(self, call: Any) -> Any:
         one = getattr(self, "nvfp4_quantize_with_amax", None)
         if one is None:
             raise NotServedError(expected("NVFP4", of="the torch backend's formats", got="none", do="use another backend"))
-        for name, amax in (("rowwise_amax", rowwise_amax), ("columnwise_amax", columnwise_amax)):
-            check_shape(amax.view(-1), (num_tensors,), f"{name} of nvfp4_group_quantize_with_amax")
-        rows, columns = rowwise_amax.view(-1), columnwise_amax.view(-1)
+        for name, amax in (("rowwise_amax", call.rowwise_amax), ("columnwise_amax", call.columnwise_amax)):
+            check_shape(amax.view(-1), (call.num_tensors,), f"{name} of nvfp4_group_quantize_with_amax")
+        rows, columns = call.rowwise_amax.view(-1), call.columnwise_amax.view(-1)
 
         def quantize(piece: Tensor, i: int) -> Any:
-            return one(piece, quantizer, rows[i : i + 1], columns[i : i + 1])
+            return one(piece, call.quantizer, rows[i : i + 1], columns[i : i + 1])
 
-        described = (num_tensors, first_dims, last_dims, tensor_offsets)
-        return quantize_group(flat(plain(tensor)), quantizer, described, quantize=quantize)
+        described = (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets)
+        return quantize_group(flat(plain(call.tensor)), call.quantizer, described, quantize=quantize)
 
-    def group_scaled_swiglu(
-        self, input_2h: Any, prob: Any, quantizer: Any, num_tensors: int, first_dims: Any = None, last_dims: Any = None, tensor_offsets: Any = None
-    ) -> Any:
-        x = flat(plain(input_2h))
-        values = scaled_gate("swiglu", "group_scaled_swiglu", x, prob)
-        return quantize_group_columnwise(values.to(x.dtype), quantizer, (num_tensors, first_dims, last_dims, tensor_offsets))
+    @by_name
+    def group_scaled_swiglu(self, call: Any) -> Any:
+        x = flat(plain(call.input_2h))
+        values = self._gate_by_rows("swiglu", "group_scaled_swiglu", x, call.prob)  # type: ignore[attr-defined]
+        return quantize_group_columnwise(values.to(x.dtype), call.quantizer, (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets))
 
-    def group_scaled_clamped_swiglu(
-        self,
-        input_2h: Any,
-        prob: Any,
-        quantizer: Any,
-        num_tensors: int,
-        limit: float,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        first_dims: Any = None,
-        last_dims: Any = None,
-        tensor_offsets: Any = None,
-    ) -> Any:
-        options = (limit, alpha, glu_linear_offset)
-        if not (all(map(math.isfinite, options)) and limit > 0):
+    @by_name
+    def group_scaled_clamped_swiglu(self, call: Any) -> Any:
+        options = (call.limit, call.alpha, call.glu_linear_offset)
+        if not (all(map(math.isfinite, options)) and call.limit > 0):
             of = "limit, alpha and glu_linear_offset of group_scaled_clamped_swiglu"
             raise ArgumentError(expected("finite numbers and a positive limit", of=of, got=options, do="pass such numbers"))
-        x = flat(plain(input_2h))
-        values = scaled_gate("clamped_swiglu", "group_scaled_clamped_swiglu", x, prob, *options)
-        return quantize_group_columnwise(values.to(x.dtype), quantizer, (num_tensors, first_dims, last_dims, tensor_offsets))
+        x = flat(plain(call.input_2h))
+        values = self._gate_by_rows("clamped_swiglu", "group_scaled_clamped_swiglu", x, call.prob, *options)  # type: ignore[attr-defined]
+        return quantize_group_columnwise(values.to(x.dtype), call.quantizer, (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets))
 
     def _solve(self, problems: list[Problem], shapes: list[GemmShape], transa: bool, transb: bool, grad: bool, bias_type: Any) -> None:
         if not as_one_batch(problems, shapes, transa, transb):

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.backends.torch_backend.arrays import wide
 from fusible.tex.backends.torch_backend.block_formats import block_dense
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.formats import FLOAT8, format_of, is_quantized, logical_shape, nominal, transposed
+from fusible.tex.protocol import accumulator
 
-__all__ = ["dense", "flat", "plain", "wide", "write"]
+__all__ = ["dense", "flat", "plain", "row_sum", "wide", "write"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -35,17 +37,17 @@ def dense(x: Any) -> Tensor:
     return decode(data, x._fp8_dtype).mul_(scale_inv).movedim(0, -1)
 
 
-def wide(x: Tensor) -> Tensor:
-    """``x`` in the dtype that the reference computes in (``accumulator``); itself where it is of that."""
-    return x if x.dtype is torch.float32 or x.dtype is torch.float64 else x.float()
-
-
 def flat(x: Tensor) -> Tensor:
     """``[*leading, last]`` as the matrix ``[outer, last]``."""
     if x.dim() == 2:
         return x
     last = x.shape[-1]
     return x.reshape(-1, last) if last else x.reshape(x.shape[:-1].numel(), 0)
+
+
+def row_sum(x: Tensor) -> Tensor:
+    """The sum over all rows, wide: ``[*leading, last] -> [last]``."""
+    return flat(x).sum(0, dtype=accumulator(x.dtype))
 
 
 def write(result: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

@@ -7,12 +7,12 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla.activation import POINTWISE
 from fusible.tex.backends.xla.block_formats import block_values, mixed_transform
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.operands import dense, flat, fp32, nominal, row_sum
-from fusible.tex.backends.xla.pointwise import POINTWISE
-from fusible.tex.backends.xla.quantize import emit, quantize_tensor
+from fusible.tex.backends.xla.quantizing import emit, quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.formats import PLAIN, format_of, is_quantized, transposed
 from fusible.tex.interface.gemm import GEMM
@@ -38,14 +38,9 @@ class GemmKernels(GEMM):
         gelu: bool,
         gelu_in: Any,
         grad: bool,
-        workspace: Any,
-        workspace_size: int,
         accumulate: bool,
-        use_split_accumulator: bool,
         comm_overlap: Any = None,
-        comm_type: Any = None,
         extra_output: Any = None,
-        bulk_overlap: bool = False,
         alpha: float = 1.0,
         beta: float | None = None,
     ) -> list[Any]:
@@ -118,7 +113,7 @@ def _forward(
     if not gelu:
         return result, None, None
     pre_gelu = lazy.reshape(lazy.cast(result, pre_gelu_dtype), job.shape.output)
-    return POINTWISE["gelu"][0](result), None, pre_gelu
+    return POINTWISE["gelu"].f(result), None, pre_gelu
 
 
 def _backward(
@@ -129,7 +124,7 @@ def _backward(
     empty = job.shape.empty
     result = _of_empty(job, D) if empty else _product(job, A, transA, B, transB, D)
     if gelu and not empty and gelu_in is not None:
-        result = POINTWISE["gelu"][1](result, fp32(lazy.reshape(gelu_in, result.shape)))
+        result = POINTWISE["gelu"].gradient(result, fp32(lazy.reshape(gelu_in, result.shape)))
     if bias is None:
         return result, None, None
     summed = row_sum(result if gelu else dense(B) if is_quantized(B) else B)

@@ -8,17 +8,13 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla.arrays import fp32
 from fusible.tex.backends.xla.block_formats import block_dense
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import decode
 from fusible.tex.formats import FLOAT8, format_of, is_quantized, transposed
 
 __all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "write"]
-
-
-def fp32(x: Tensor) -> Tensor:
-    """``x`` in fp32."""
-    return lazy.cast(x, lazy.float32)
 
 
 def plain(x: Any) -> Tensor:

@@ -1,0 +1,59 @@
+"""Quantizing torch tensors with one scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from fusible.tex.backends.torch_backend.arrays import TORCH
+from fusible.tex.backends.torch_backend.block_formats import quantize_blocks
+from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.calls.inference_tensors import writing
+from fusible.tex.formulas.quantize import Quantizing
+from fusible.tex.protocol import check_same_device
+
+__all__ = ["QUANTIZING", "emit", "quantize_tensor", "reduced"]
+
+
+def reduced(amax: Tensor, quantizer: Any) -> Tensor:
+    """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
+    if quantizer.with_amax_reduction:
+        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+    return amax
+
+
+def _encoded(x: Tensor, scale: Tensor, fp8: Any) -> Tensor:
+    scaled = x * scale if x.dtype is torch.float32 or not x.dim() else x.float().mul_(scale)
+    return encode(scaled.float(), fp8).view(x.shape)  # a scale has a dimension, and x may have none
+
+
+def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
+    former = quantizer.amax
+    if former is None:
+        quantizer.amax = amax
+        return
+    if not former.numel():  # of a quantizer that nobody asks for it
+        return
+    with writing(former):
+        if noop is None:
+            torch.maximum(former, amax if former.dim() else amax[0], out=former)
+        else:
+            former.copy_(torch.where(noop == 1, former, torch.maximum(former, amax)))
+
+
+QUANTIZING = Quantizing(
+    arrays=TORCH,
+    blocks=quantize_blocks,
+    amax=tensor_amax,
+    reduced=reduced,
+    scale=scale_from_amax,
+    encode=_encoded,
+    reciprocal=torch.reciprocal,
+    transpose=transpose_bytes,
+    raise_amax=_raise_amax,
+    check_same_device=check_same_device,
+)
+quantize_tensor, emit = QUANTIZING.tensor, QUANTIZING.emit

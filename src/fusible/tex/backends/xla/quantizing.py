@@ -1,0 +1,47 @@
+"""Quantizing lazy tensors with one scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible import lazy
+from fusible.errors import NotServedError, expected
+from fusible.lazy import Tensor
+from fusible.tex.backends.xla.arrays import LAZY, fp32
+from fusible.tex.backends.xla.block_formats import quantize_blocks
+from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.xla.number_formats import reciprocal
+from fusible.tex.formulas.quantize import Quantizing
+
+__all__ = ["QUANTIZING", "emit", "quantize_tensor"]
+
+
+def _reduced(amax: Tensor, quantizer: Any) -> Tensor:
+    if quantizer.with_amax_reduction:
+        do = "reduce amaxes outside of the program"
+        raise NotServedError(expected("no amax reduction", of="quantizing a lazy tensor", got="with_amax_reduction", do=do))
+    return amax
+
+
+def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
+    former = quantizer.amax
+    if former is None:
+        quantizer.amax = amax
+        return
+    amax = lazy.maximum(former, lazy.reshape(amax, former.shape))
+    quantizer.amax = amax if noop is None else LAZY.unless(noop, former, amax)
+
+
+QUANTIZING = Quantizing(
+    arrays=LAZY,
+    blocks=quantize_blocks,
+    amax=tensor_amax,
+    reduced=_reduced,
+    scale=scale_from_amax,
+    encode=lambda x, scale, fp8: encode(fp32(x) * scale, fp8),
+    reciprocal=reciprocal,
+    transpose=transpose_bytes,
+    raise_amax=_raise_amax,
+    check_same_device=lambda x, like, of: None,  # a program runs on one
+)
+quantize_tensor, emit = QUANTIZING.tensor, QUANTIZING.emit

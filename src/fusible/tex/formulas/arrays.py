@@ -1,0 +1,83 @@
+"""The array functions that formulas are written in, and what else they ask of a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+__all__ = ["ArrayKernels", "Arrays"]
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A framework's functions of its own tensors, which have operators, slices, ``shape`` and ``dtype``. There is one value of each framework."""
+
+    float32: Any
+    dtype: Function
+    """``(dtype)``: the framework's own of any dtype that ``tex.protocol.to_torch`` takes."""
+    cast: Function
+    """``(x, dtype)``."""
+    wide: Function
+    """``(x)`` in the dtype that is computed in."""
+    times: Function
+    """``(x, y)``: the product, perhaps in the memory of ``x``, which must be of the formula's own making."""
+    plus: Function
+    """``(x, y)``: the sum, likewise."""
+    reshape: Function
+    """``(x, shape)``."""
+    transpose: Function
+    """``(x)``: the transpose of a matrix."""
+    concatenate: Function
+    """``(xs, axis)``."""
+    stack: Function
+    """``(xs, axis)``."""
+    split: Function
+    """``(x, sizes, axis)``."""
+    halves: Function
+    """``(x)``: the two halves of the last dimension, wide."""
+    sum: Function
+    """``(x, axis)``."""
+    mean: Function
+    """``(x)``: the mean of the last dimension, which stays as one of size 1."""
+    where: Function
+    """``(condition, x, y)``."""
+    clip: Function
+    """``(x, least, largest)``; None for a bound that there is not."""
+    relu: Function
+    abs: Function
+    tanh: Function
+    sigmoid: Function
+    rsqrt: Function
+    sin: Function
+    cos: Function
+    contiguous: Function
+    """``(x)`` without gaps: itself, where it has none, or nothing is known of how it lies."""
+    copy: Function
+    """``(x)``: a tensor of the same values that nobody else has."""
+    unless: Function
+    """``(noop, old, new)``: ``old`` where ``noop`` (one number) is 1, else ``new``."""
+    put: Function
+    """``(old, new)``: make ``new``, of its shape and dtype, the value of the tensor ``old``, which is returned."""
+
+
+class ArrayKernels:
+    """A backend whose kernels are formulas over ``_arrays``: how it reads operands and writes results."""
+
+    _arrays: ClassVar[Arrays]
+    _plain: ClassVar[Function]
+    """``(x)``: itself, or its value where it is quantized (in its nominal dtype)."""
+    _dense: ClassVar[Function]
+    """``(x)``: the value of a quantized tensor of any format in fp32."""
+    _row_sum: ClassVar[Function]
+    """``(x)``: the sum over all rows, wide: ``[*leading, last] -> [last]``."""
+    _write: ClassVar[Function]
+    """``(result, dtype, out=None)``: ``result`` rounded to ``dtype``; into ``out``, where given."""
+    _emit: ClassVar[Function]
+    """``(result, quantizer, dtype, output=None)``: a wide ``result`` quantized."""
+
+    def _finish(self, result: Any, quantizer: Any, dtype: Any) -> Any:
+        """A wide ``result`` as what the caller asked for: rounded, or quantized."""
+        return self._arrays.cast(result, dtype) if quantizer is None else self._emit(result, quantizer, dtype)

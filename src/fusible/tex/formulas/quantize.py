@@ -1,0 +1,133 @@
+"""Quantizing: with one scale for a tensor step by step, in blocks by the format's codec; and what else of tex rests on that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fusible.errors import DTypeError, expected
+from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
+from fusible.tex.factories import build_quantized
+from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
+from fusible.tex.formulas.arrays import ArrayKernels, Arrays
+from fusible.tex.interface.quantize import Quantize
+from fusible.tex.protocol import check_shape, fp8_format, to_torch
+
+__all__ = ["QuantizeFormulas", "Quantizing"]
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizing:
+    """How a framework quantizes its tensors."""
+
+    arrays: Arrays
+    blocks: Function
+    """``(x, quantizer, dtype, output=None, noop=None, **given)``: ``x`` quantized in blocks; ``given`` is what is known to the format's codec."""
+    amax: Function
+    """``(x)``: ``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
+    reduced: Function
+    """``(amax, quantizer)``: the amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
+    scale: Function
+    """``(amax, fp8, power_of_two, epsilon)``: the fp32 scale that takes ``amax`` to the largest number of the format."""
+    encode: Function
+    """``(x, scale, fp8)``: the bytes of ``cast(x * scale)``, of the shape of ``x``."""
+    reciprocal: Function
+    transpose: Function
+    """``(data)``: ``[*leading, last] -> [last, *leading]``."""
+    raise_amax: Function
+    """``(quantizer, amax, noop)``: let the quantizer's amax be at least ``amax``, or that, where it has none."""
+    check_same_device: Function
+    """``(x, like, of)``: raise where the two do not lie on one device."""
+
+    def tensor(self, x: Any, quantizer: Any, dtype: Any, output: Any = None, noop: Any = None, amax: Any = None) -> Any:
+        """``x`` quantized, its nominal dtype being ``dtype``; into ``output``, where given, unless ``noop[0] == 1``.
+
+        ``amax``: that of current scaling, where it is known.
+        """
+        scheme = scheme_of(quantizer)
+        if scheme.format is PLAIN:
+            raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
+        if not scheme.per_tensor:
+            return self.blocks(x, quantizer, dtype, output, noop)
+        if output is not None:
+            self._check_output(output, x)
+        fp8 = fp8_format(quantizer.dtype)
+        if scheme.delayed:
+            scale = self.arrays.reshape(quantizer.scale, (1,))
+            self.raise_amax(quantizer, self.amax(x), noop)
+        else:
+            amax = self.reduced(self.amax(x), quantizer) if amax is None else amax
+            scale = self.scale(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+        data = self.encode(x, scale, fp8)
+        if output is not None:
+            return self._fill(output, quantizer, data, self.reciprocal(scale), noop)
+        rowwise, columnwise = usages(quantizer)
+        return build_quantized(
+            quantizer,
+            shape=x.shape,
+            dtype=to_torch(dtype),
+            data=self.arrays.contiguous(data) if rowwise else None,
+            data_transpose=self.transpose(data) if columnwise else None,
+            scale_inv=self.reciprocal(scale),
+            fp8_dtype=fp8,
+        )
+
+    def emit(self, result: Any, quantizer: Any, dtype: Any, output: Any = None) -> Any:
+        """A kernel's wide ``result`` quantized: by delayed scaling as it is, by the others after rounding to ``dtype``."""
+        if not scheme_of(quantizer).delayed:
+            result = self.arrays.cast(result, dtype)
+        return self.tensor(result, quantizer, dtype, output)
+
+    def _check_output(self, output: Any, x: Any) -> None:
+        if format_of(output) is not FLOAT8:
+            got = type(output).__qualname__
+            raise DTypeError(expected("a quantized tensor", of="output of quantize", got=got, do="make one by quantizer.make_empty"))
+        shape = logical_shape(output)
+        if shape != tuple(x.shape):
+            check_shape(x, shape, "the tensor quantized into output")
+        self.check_same_device(output._scale_inv, x, "output of quantize")
+
+    def _fill(self, output: Any, quantizer: Any, data: Any, scale_inv: Any, noop: Any) -> Any:
+        xp = self.arrays
+
+        def put(old: Any, new: Any) -> Any:
+            return new if old is None else xp.put(old, new if noop is None else xp.unless(noop, old, new))
+
+        update_buffers(output, quantizer, data, self.transpose, put)
+        put(output._scale_inv, xp.reshape(scale_inv, output._scale_inv.shape))
+        return output
+
+
+class QuantizeFormulas(ArrayKernels, Quantize):
+    _quantizing: ClassVar[Quantizing]
+
+    def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+        x = self._plain(tensor)
+        return self._quantizing.tensor(x, quantizer, x.dtype, output, noop)
+
+    def dequantize(self, input: Any, otype: Any) -> Any:
+        if not is_quantized(input):
+            raise DTypeError(expected("a quantized tensor", of="dequantize", got=type(input).__qualname__, do="quantize it first, or cast it"))
+        return self._arrays.contiguous(self._arrays.cast(self._dense(input), self._arrays.dtype(otype)))
+
+    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+        x = self._plain(input)
+        bias_grad = self._arrays.cast(self._row_sum(x), x.dtype)
+        return [bias_grad, input if quantizer is None else self._quantizing.tensor(x, quantizer, x.dtype)]
+
+    def multi_tensor_quantize(self, tensor_list: Sequence[Any], quantizer_list: Sequence[Any]) -> list[Any]:
+        return quantize_each(self.quantize, tensor_list, quantizer_list, "multi_tensor_quantize")
+
+    def split_quantize(self, tensor: Any, split_sections: Sequence[int], quantizer_list: Sequence[Any]) -> list[Any]:
+        x, sections = self._plain(tensor), list(split_sections)
+        check_sections(sections, x, quantizer_list)
+        return self.multi_tensor_quantize(list(self._arrays.split(x[: sum(sections)], sections, 0)), quantizer_list)
+
+    def nvfp4_quantize_with_amax(self, tensor: Any, quantizer: Any, rowwise_amax: Any, columnwise_amax: Any) -> Any:
+        x, xp = self._plain(tensor), self._arrays
+        given = given_amaxes(x, quantizer, rowwise_amax, columnwise_amax, xp.float32)
+        amaxes = {way: xp.copy(xp.reshape(amax, shape)) for way, (amax, shape) in given.items()}
+        return self._quantizing.blocks(x, quantizer, x.dtype, amaxes=amaxes)
