@@ -6,7 +6,7 @@ The other way around, a plan that calls code in torch, is ``torch_operation``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusible import nvte
 from fusible.compute_pipeline import outer_sides, routes_of, run_stretch, run_stretch_backward
@@ -14,16 +14,14 @@ from fusible.errors import ArgumentError, expected
 from fusible.nvte import QuantizedType, Tensor, make_nvte_tensor, pass_
 from fusible.ops import Op
 from fusible.pytorch.ops.context import OperationContext
+from fusible.pytorch.ops.protocols import FusibleOperationLike
 from fusible.pytorch.ops.tensors import wrapped
-
-if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import FusibleOperation
 
 __all__ = ["fuser_backward", "fuser_forward"]
 
 
 def fuser_forward(
-    module: FusibleOperation,
+    module: FusibleOperationLike,
     basic_op_ctxs: Sequence[OperationContext],
     input_: Any,
     *,
@@ -50,7 +48,7 @@ def fuser_forward(
 
 
 def fuser_backward(
-    module: FusibleOperation, basic_op_ctxs: Sequence[OperationContext], grad_output: Any, *, basic_op_grad_extra_outputs: Sequence[Iterable[Any]]
+    module: FusibleOperationLike, basic_op_ctxs: Sequence[OperationContext], grad_output: Any, *, basic_op_grad_extra_outputs: Sequence[Iterable[Any]]
 ) -> tuple[Any, list[list[Any]], list[tuple[Any, ...]]]:
     """``(gradient of the input, of each operation's parameters, of its extra inputs)``, of what forward
     left in the contexts."""
@@ -69,7 +67,7 @@ def fuser_backward(
     return _data(dx), [[_data(grad) for grad in of_op] for of_op in grads], extra
 
 
-def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:
+def _resolved(module: FusibleOperationLike, ctxs: Sequence[OperationContext], x: Any, extra: Sequence[tuple[Any, ...]]) -> list[Op]:
     if any(ctx._op is None for ctx in ctxs):
         for ctx, op in zip(ctxs, module._fuser().resolved(x, [value for values in extra for value in values if value is not None]), strict=True):
             ctx._op = op
@@ -81,7 +79,7 @@ def _resolved(module: FusibleOperation, ctxs: Sequence[OperationContext], x: Any
     return ops
 
 
-def _named(module: FusibleOperation, op: Op, outer: Sequence[str], values: tuple[Any, ...]) -> dict[str, Tensor]:
+def _named(module: FusibleOperationLike, op: Op, outer: Sequence[str], values: tuple[Any, ...]) -> dict[str, Tensor]:
     there = {name: value for name, value in zip(op.side_inputs, values, strict=False) if value is not None}
     if len(values) != len(op.side_inputs) or not set(outer) <= there.keys():
         of, do = f"{op!r} in {type(module).__name__}.fuser_forward", "give them as basic_op_extra_inputs"

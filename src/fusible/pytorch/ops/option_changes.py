@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import Tensor
 from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.engine.bound import BoundOp, note_change
-
-if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.pytorch.ops.protocols import BasicOperationLike, FusibleOperationLike
 
 __all__ = ["check_fixed", "made_anew"]
 
 
 @contextmanager
-def made_anew(module: BasicOperation) -> Iterator[None]:
+def made_anew(module: BasicOperationLike) -> Iterator[None]:
     """The body changes attributes of ``module``. Then its entry is made anew, if they matter to it; if none can be made, they are as before."""
     own, parameters = vars(module).copy(), module._parameters.copy()
     entry = module._entry
@@ -55,7 +53,7 @@ def _is_list_of_tensors(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(each, Tensor) for each in value)
 
 
-def check_fixed(module: FusibleOperation, name: str, value: Any) -> None:
+def check_fixed(module: FusibleOperationLike, name: str, value: Any) -> None:
     """Raise ``ArgumentError`` for another value of what the parameters were made by."""
     if name in module.fixed_options and vars(module).get(name, value) != value:
         of, do = f"{name} of {type(module).__name__}", "make another operation"

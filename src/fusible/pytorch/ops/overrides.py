@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fusible.errors import DTypeError, expected
-
-if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation
+from fusible.pytorch.ops.protocols import BasicOperationLike
 
 __all__ = ["check_derived", "check_overrides", "rewritten"]
 
@@ -20,7 +16,7 @@ def check_derived(cls: type, *bases: type) -> None:
         raise DTypeError(expected("a class derived from it", of=cls.__name__, got="the class itself", do="derive one that has passes of its own"))
 
 
-def rewritten(cls: type[BasicOperation]) -> tuple[bool, bool]:
+def rewritten(cls: type[BasicOperationLike]) -> tuple[bool, bool]:
     """Of a class that derives from one with an op: whether it writes forward, and whether it writes backward, in torch."""
     maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
     later = cls.__mro__[: cls.__mro__.index(maker)]
@@ -28,7 +24,7 @@ def rewritten(cls: type[BasicOperation]) -> tuple[bool, bool]:
     return forward, backward
 
 
-def check_overrides(op: BasicOperation, name: str) -> None:
+def check_overrides(op: BasicOperationLike, name: str) -> None:
     """Raise ``NotImplementedError`` where extra tensors would have to pass by ``op_forward`` or ``op_backward``."""
     if op.num_extra_inputs or op.num_extra_outputs:
         extra = f"{op.num_extra_inputs} extra inputs and {op.num_extra_outputs} extra outputs"

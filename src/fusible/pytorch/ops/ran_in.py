@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fusible.nvte import current_pass
+from fusible.pytorch.ops.protocols import BasicOperationLike
 from fusible.quantized import DelayedScaling, Float8Quantizer, Quantizer, ScalingState
-
-if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation
 
 __all__ = ["RanIn", "shown"]
 
@@ -40,7 +38,7 @@ class RanIn(NamedTuple):
         return type(None), ()
 
 
-def shown(operation: BasicOperation, mode: Literal["forward", "backward"], index: int) -> Quantizer | None:
+def shown(operation: BasicOperationLike, mode: Literal["forward", "backward"], index: int) -> Quantizer | None:
     """The ``index``-th quantizer of an operation; one of delayed scaling with the state of the pipeline that ran the operation last. It is the same
     object each time, which has the scale of the moment when it was asked for."""
     quantizer = operation._quantizers[mode][index] if operation._quantizers is not None else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -20,11 +20,9 @@ from fusible.nvte import Tensor, te_to_torch_dtype
 from fusible.ops import Op
 from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.ops.context import OperationContext, not_cleared
+from fusible.pytorch.ops.protocols import FusibleOperationLike
 from fusible.pytorch.ops.tensors import wrapped
 from fusible.quantized import QuantizedTensorStorage
-
-if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
 __all__ = ["SavedContext", "check_saved", "tell"]
 
@@ -34,6 +32,10 @@ class SavedContext:
 
     keeps_unnamed: ClassVar[bool] = False
     """Whether its op keeps for backward what no parameters of ``Op.context`` name: only its own forward can leave it."""
+
+    if TYPE_CHECKING:  # the module's, whose part this is
+
+        def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]: ...
 
     def save_for_backward(self, ctx: OperationContext, **tensors: torch.Tensor | QuantizedTensorStorage) -> None:
         """Leave in ``ctx`` what the operation's own backward needs: for a ``fuser_forward`` that computes the output of an operation of ours itself.
@@ -86,7 +88,7 @@ def _context_names(op: type[Op]) -> tuple[str, ...]:
     return tuple(name for name, p in inspect.signature(op.context).parameters.items() if name != "self" and p.kind not in kinds)
 
 
-def check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
+def check_saved(module: FusibleOperationLike, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
     """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
     of NVIDIA's operation of that kind saves it."""
     for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
@@ -105,7 +107,7 @@ def check_saved(module: FusibleOperation, members: Sequence[Op], contexts: Seque
         raise ArgumentError(expected(f"what its own backward needs{wanted}", of=of, got=got, do=do))
 
 
-def _named(basic: BasicOperation, member: Op, context: OperationContext) -> bool:
+def _named(basic: SavedContext, member: Op, context: OperationContext) -> bool:
     """Give tensors that were saved without names theirs, where they are what NVIDIA's operation of that kind saves."""
     found = None if basic.keeps_unnamed else basic.from_theirs(member, context.to_save, context)
     if found:
@@ -115,7 +117,7 @@ def _named(basic: BasicOperation, member: Op, context: OperationContext) -> bool
     return found is not None
 
 
-def tell(context: OperationContext, basic: BasicOperation, member: Op, lent: Any) -> None:
+def tell(context: OperationContext, basic: SavedContext, member: Op, lent: Any) -> None:
     """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
     if context._tensors is None:
         return
@@ -126,7 +128,7 @@ def tell(context: OperationContext, basic: BasicOperation, member: Op, lent: Any
             setattr(context, name, value)
 
 
-def _save_by_name(module: BasicOperation, ctx: OperationContext, tensors: dict[str, Any]) -> None:
+def _save_by_name(module: SavedContext, ctx: OperationContext, tensors: dict[str, Any]) -> None:
     """Of ``BasicOperation.save_for_backward``."""
     op = ctx._op
     names = () if op is None else _context_names(type(op))
@@ -145,7 +147,7 @@ def _save_by_name(module: BasicOperation, ctx: OperationContext, tensors: dict[s
     ctx._tensors = op.context(**{**own, **made})
 
 
-def _saved_by_name(module: BasicOperation, ctx: OperationContext) -> dict[str, Any]:
+def _saved_by_name(module: SavedContext, ctx: OperationContext) -> dict[str, Any]:
     """Of ``BasicOperation.saved_for_backward``."""
     if ctx._op is None or ctx._tensors is None:
         of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,12 +16,10 @@ from fusible.ops import Context, Op
 from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.engine.torch_autocast import ambient
 from fusible.pytorch.ops.context import OperationContext
+from fusible.pytorch.ops.protocols import BasicOperationLike, FusibleOperationLike
 from fusible.pytorch.ops.saved_context import check_saved, tell
 from fusible.pytorch.ops.tensors import wrapped
 from fusible.quantized import Float8Quantizer
-
-if TYPE_CHECKING:
-    from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
 
 __all__ = [
     "TorchOperation",
@@ -38,7 +36,7 @@ class TorchOperation(OpaqueCode, Op):
     quantizes_y = True
     quantizes_dx = True
 
-    def __init__(self, module: BasicOperation) -> None:
+    def __init__(self, module: BasicOperationLike) -> None:
         self.module = module
         self.parameters = [make_nvte_tensor(parameter) for parameter in module._parameters.values() if parameter is not None]
         self._forward_names = _names("x", "forward", module.num_quantizers("forward"))
@@ -88,7 +86,7 @@ def _names(first: str, mode: str, count: int) -> tuple[str, ...]:
     return tuple(first if i == 0 else f"{mode}_{i}" for i in range(count))
 
 
-def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, sides: Mapping[str, Any]) -> Any:
+def fused_forward(module: FusibleOperationLike, members: Sequence[Op], x: Tensor, sides: Mapping[str, Any]) -> Any:
     """``(y, contexts[, side outputs])`` of ``module.fuser_forward``, which stands for ``members``.
 
     ``sides``: their side inputs from outside, and the values of the whole call.
@@ -121,7 +119,7 @@ def fused_forward(module: FusibleOperation, members: Sequence[Op], x: Tensor, si
     return (y, saved, _outgoing(module, members, outputs, extra)) if any(outputs) else (y, saved)
 
 
-def pass_of(module: FusibleOperation, kind: str, count: int) -> Callable[..., Any]:
+def pass_of(module: FusibleOperationLike, kind: str, count: int) -> Callable[..., Any]:
     """A pass of ``count`` ops, with the parameters of a fused pass, that calls the code of ``module``."""
 
     def forward(*values: Any, **sides: Any) -> Any:
@@ -145,7 +143,7 @@ def _context(member: Op, kind: str) -> OperationContext:
     return context
 
 
-def _outgoing(module: FusibleOperation, members: Sequence[Op], outputs: Sequence[tuple[str, ...]], extra: Any) -> dict[str, Tensor]:
+def _outgoing(module: FusibleOperationLike, members: Sequence[Op], outputs: Sequence[tuple[str, ...]], extra: Any) -> dict[str, Tensor]:
     """The side outputs that leave, of the extra outputs that a module returned."""
     found: dict[str, Tensor] = {}
     for member, names, values in zip(members, outputs, _each(module, members, extra, "fuser_forward"), strict=True):
@@ -158,7 +156,7 @@ def _outgoing(module: FusibleOperation, members: Sequence[Op], outputs: Sequence
     return found
 
 
-def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequence[Context], dy: Tensor, sides: Mapping[str, Any]) -> Any:
+def fused_backward(module: FusibleOperationLike, members: Sequence[Op], ctxs: Sequence[Context], dy: Tensor, sides: Mapping[str, Any]) -> Any:
     """``(dx, gradients of each member's parameters[, gradients of side inputs])`` of ``module.fuser_backward``.
 
     ``sides``: the gradients of their side outputs that leave, and the values of the whole call.
@@ -199,7 +197,7 @@ def fused_backward(module: FusibleOperation, members: Sequence[Op], ctxs: Sequen
     return result, parameters, found
 
 
-def _each(module: FusibleOperation, members: Sequence[Op], values: Iterable[Iterable[Any]], name: str) -> list[tuple[Any, ...]]:
+def _each(module: FusibleOperationLike, members: Sequence[Op], values: Iterable[Iterable[Any]], name: str) -> list[tuple[Any, ...]]:
     found = [tuple(value) for value in values]
     if len(found) != len(members):
         of, what = f"what {type(module).__name__}.{name} returns", "gradients" if name == "fuser_backward" else "extra outputs"
@@ -207,7 +205,7 @@ def _each(module: FusibleOperation, members: Sequence[Op], values: Iterable[Iter
     return found
 
 
-def _parameter_grads(module: FusibleOperation, member: Op, grads: list[Any]) -> list[Tensor | None]:
+def _parameter_grads(module: FusibleOperationLike, member: Op, grads: list[Any]) -> list[Tensor | None]:
     if len(grads) != len(member.arg_names):
         of = f"what the backward of {type(module).__name__} returns"
         do = "return (dx, gradients), with None for what needs none"
@@ -231,7 +229,7 @@ class _Scaled:
     """While open, the quantizers of delayed scaling that belong to ``members`` have the scales of the running pass. What they saw goes to the
     pass."""
 
-    def __init__(self, module: FusibleOperation, members: Sequence[Op], mode: Any, lent: Sequence[tuple[Any, str]]) -> None:
+    def __init__(self, module: FusibleOperationLike, members: Sequence[Op], mode: Any, lent: Sequence[tuple[Any, str]]) -> None:
         self._quantizers = [(quantizer, slot) for quantizer, slot in lent if isinstance(quantizer, Float8Quantizer)]
         for member, basic in zip(members, module.basic_operations(), strict=True):
             for name, quantizer in zip(basic.quantized_names(mode), (basic._quantizers or {}).get(mode, ()), strict=False):

@@ -1,0 +1,65 @@
+"""What the parts of an operation read of it: they take the operation as an argument, and ``op``, which is built of them, stands above them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Protocol
+
+__all__ = ["BasicOperationLike", "FusibleOperationLike"]
+
+
+class FusibleOperationLike(Protocol):
+    """Of ``op.FusibleOperation``."""
+
+    fixed_options: ClassVar[frozenset[str]]
+
+    @property
+    def fuses(self) -> tuple[bool, bool]: ...
+
+    @property
+    def is_fused_op(self) -> bool: ...
+
+    @property
+    def basic_operations(self) -> Callable[[], Iterator[Any]]: ...
+
+    @property
+    def fuser_forward(self) -> Callable[..., Any]: ...
+
+    @property
+    def fuser_backward(self) -> Callable[..., Any]: ...
+
+    @property
+    def _fuser(self) -> Callable[[], Any]: ...
+
+
+class BasicOperationLike(FusibleOperationLike, Protocol):
+    """Of ``op.BasicOperation``."""
+
+    num_extra_inputs: int
+    num_extra_outputs: int
+    _entry: Any
+    _changes: int
+
+    @property
+    def _parameters(self) -> Any: ...
+
+    @property
+    def _quantizers(self) -> Any: ...
+
+    @property
+    def extras(self) -> Any: ...
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def make_op(self) -> Callable[[], Any]: ...
+
+    @property
+    def num_quantizers(self) -> Callable[..., int]: ...
+
+    @property
+    def get_quantizer_roles(self) -> Callable[..., Any]: ...
+
+    @property
+    def quantized_names(self) -> Callable[..., tuple[str, ...]]: ...
