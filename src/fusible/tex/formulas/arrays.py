@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["ArrayKernels", "Arrays"]
+__all__ = ["ArrayKernels", "Arrays", "Function"]
 
 Function = Callable[..., Any]
+"""Its arguments are said where it is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Arrays:
     """``(x, y)``: the product, perhaps in the memory of ``x``, which must be of the formula's own making."""
     plus: Function
     """``(x, y)``: the sum, likewise."""
+    plus_product: Function
+    """``(x, y, z)``: ``x + y z``, likewise."""
+    product_minus: Function
+    """``(x, y, z)``: ``y z - x``, likewise."""
     reshape: Function
     """``(x, shape)``."""
     transpose: Function
@@ -56,11 +61,11 @@ class Arrays:
     contiguous: Function
     """``(x)`` without gaps: itself, where it has none, or nothing is known of how it lies."""
     copy: Function
-    """``(x)``: a tensor of the same values that nobody else has."""
+    """``(x)``: a tensor of the same values without gaps that nobody else has."""
     unless: Function
     """``(noop, old, new)``: ``old`` where ``noop`` (one number) is 1, else ``new``."""
     put: Function
-    """``(old, new)``: make ``new``, of its shape and dtype, the value of the tensor ``old``, which is returned."""
+    """``(old, new)``: make ``new``, of its shape, rounded to its dtype, the value of the tensor ``old``, which is returned."""
 
 
 class ArrayKernels:

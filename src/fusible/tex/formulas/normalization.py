@@ -23,44 +23,44 @@ class NormalizationFormulas(ArrayKernels, NormalizationBySteps):
         mu = xp.mean(rows)
         centered = rows - mu
         rsigma = xp.rsqrt(xp.mean(centered * centered) + eps)
-        y = xp.times(centered * rsigma, self._scale(gamma, x, zero_centered))
+        y = xp.times(centered * rsigma, self._norm_gain(gamma, x, zero_centered))
         y = y if bias is None else xp.plus(y, xp.wide(bias))
-        return [self._normalized(y, output), _by_rows(xp, mu), _by_rows(xp, rsigma)]
+        return [self._norm_result(y, output), _by_rows(xp, mu), _by_rows(xp, rsigma)]
 
     def rmsnorm(self, x: Any, gamma: Any, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
         xp = self._arrays
         rows = xp.wide(x)
         rsigma = xp.rsqrt(xp.plus(xp.mean(rows * rows), eps))
-        y = xp.times(rows * rsigma, self._scale(gamma, x, zero_centered))
-        return [self._normalized(y, output), None, _by_rows(xp, rsigma)]
+        y = xp.times(rows * rsigma, self._norm_gain(gamma, x, zero_centered))
+        return [self._norm_result(y, output), None, _by_rows(xp, rsigma)]
 
     def layernorm_gradient(self, of: NormGradient) -> list[Any]:
         xp = self._arrays
-        rs = self._per_row(of.rsigma, of.x)
-        xh, g = (xp.wide(of.x) - self._per_row(of.mu, of.x)) * rs, xp.wide(of.dz)
-        dy = g * self._scale(of.gamma, of.x, of.zero_centered)
+        rs = self._norm_statistic(of.rsigma, of.x)
+        xh, g = (xp.wide(of.x) - self._norm_statistic(of.mu, of.x)) * rs, xp.wide(of.dz)
+        dy = g * self._norm_gain(of.gamma, of.x, of.zero_centered)
         dx = (dy - xp.mean(dy) - xh * xp.mean(dy * xh)) * rs
-        return [self._added(dx, of), *(xp.cast(self._row_sum(x), of.gamma.dtype) for x in (g * xh, g))]
+        return [self._norm_gradient(dx, of), *(xp.cast(self._row_sum(x), of.gamma.dtype) for x in (g * xh, g))]
 
     def rmsnorm_gradient(self, of: NormGradient) -> list[Any]:
         xp = self._arrays
-        rs = self._per_row(of.rsigma, of.x)
+        rs = self._norm_statistic(of.rsigma, of.x)
         xh, g = xp.wide(of.x) * rs, xp.wide(of.dz)
-        dy = g * self._scale(of.gamma, of.x, of.zero_centered)
+        dy = g * self._norm_gain(of.gamma, of.x, of.zero_centered)
         dx = (dy - xh * xp.mean(dy * xh)) * rs
-        return [self._added(dx, of), xp.cast(self._row_sum(xh * g), of.gamma.dtype)]
+        return [self._norm_gradient(dx, of), xp.cast(self._row_sum(xh * g), of.gamma.dtype)]
 
-    def _scale(self, gamma: Any, x: Any, zero_centered: bool) -> Any:
+    def _norm_gain(self, gamma: Any, x: Any, zero_centered: bool) -> Any:
         gamma = self._arrays.wide(gamma)
         return gamma + 1.0 if zero_centered else gamma
 
-    def _per_row(self, statistic: Any, x: Any) -> Any:
+    def _norm_statistic(self, statistic: Any, x: Any) -> Any:
         return self._arrays.reshape(statistic, (*x.shape[:-1], 1))
 
-    def _added(self, dx: Any, of: NormGradient) -> Any:
+    def _norm_gradient(self, dx: Any, of: NormGradient) -> Any:
         return self._arrays.cast(dx if of.add is None else self._arrays.plus(dx, self._arrays.wide(of.add)), of.x.dtype)
 
-    def _normalized(self, y: Any, output: NormOutput) -> Any:
+    def _norm_result(self, y: Any, output: NormOutput) -> Any:
         dtype, out = self._arrays.dtype(output.dtype), output.out
         if output.quantizer is None:
             return self._write(y, dtype, out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,13 +10,11 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
-from fusible.tex.formulas.arrays import ArrayKernels, Arrays
+from fusible.tex.formulas.arrays import ArrayKernels, Arrays, Function
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import check_shape, fp8_format, to_torch
 
 __all__ = ["QuantizeFormulas", "Quantizing"]
-
-Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ TORCH = Arrays(
     wide=wide,
     times=Tensor.mul_,
     plus=Tensor.add_,
+    plus_product=Tensor.addcmul_,
+    product_minus=lambda x, y, z: x.neg_().addcmul_(y, z),
     reshape=lambda x, shape: x.reshape(tuple(shape)),
     transpose=lambda x: x.t().contiguous(),
     concatenate=lambda xs, axis: torch.cat(tuple(xs), axis),
@@ -47,7 +49,7 @@ TORCH = Arrays(
     sin=torch.sin,
     cos=torch.cos,
     contiguous=Tensor.contiguous,
-    copy=Tensor.clone,
+    copy=lambda x: x.clone(memory_format=torch.contiguous_format),
     unless=lambda noop, old, new: torch.where(noop == 1, old, new),
     put=_put,
 )

@@ -1,75 +1,34 @@
-"""FP8 in blocks: 1x128 and 128x128 with fp32 scales (DeepSeek-AI 2024, arXiv:2412.19437), and MXFP8, blocks of 32 with E8M0 scales (OCP Microscaling
-Formats specification 1.0, 2023)."""
+"""Blocks of FP8 and MXFP8 in torch."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.blocks import Block, block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.fp8 import decode, encode
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0, encode_e8m0, factor_of_e8m0, scale_of_amax
-from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, BlockCodec, BlockFormat, Copy
-from fusible.tex.protocol import FP8_MAX, fp8_format
+from fusible.tex.formulas.block_fp8 import BlockFp8
 
-__all__ = ["FLOAT8_BLOCKS_CODEC", "MXFP8_CODEC"]
-
-
-def _float8_blocks(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
-    """``cast(x * scale)`` and ``1 / scale`` of each block of the matrix ``x``; ``scale`` follows from the block's amax."""
-    fp8, overflow, tiled = fp8_format(quantizer.dtype), torch.finfo(x.dtype).max, FLOAT8_BLOCKS.is_tiled(quantizer)
-
-    def cast(block: Block) -> tuple[Tensor, Tensor]:
-        scale = scale_of_amax(block_amax(x, block), FP8_MAX[fp8], quantizer.amax_epsilon, quantizer.force_pow_2_scales, overflow)
-        return encode(scale_blocks_(x.to(torch.float32, copy=True), scale, block), fp8), scale.reciprocal_()
-
-    for way, data, grid in _cast(cast, FLOAT8_BLOCKS, tiled, rowwise, columnwise):
-        yield way, data if way == "rowwise" else data.t(), _turned(grid, way, tiled)
+__all__ = ["CODECS"]
 
 
-def _float8_blocks_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, None]:
-    data = getattr(x, f"_{way}_data")
-    data = data.reshape(shape) if way == "rowwise" else data.reshape(shape[1], shape[0]).t()
-    block = FLOAT8_BLOCKS.block(way, x._is_2D_scaled)
-    return scale_blocks_(decode(data, x._fp8_dtype), _turned(scales, way, x._is_2D_scaled), block), None
+def _scaled(x: Tensor, factors: Tensor, block: Block) -> Tensor:
+    return scale_blocks_(x.to(torch.float32, copy=True), factors, block)
 
 
-def _turned(grid: Tensor, way: str, tiled: bool) -> Tensor:
-    """Scales by their block's place in the matrix as they are stored, and the other way round."""
-    return grid if tiled == (way == "rowwise") else grid.t()
-
-
-def _mxfp8(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
-    """``cast(x / 2^e)`` and the byte ``e + 127`` of each block of the matrix ``x``: the least ``2^e`` that is not below ``amax / fp8_max``."""
-    fp8, tiled = fp8_format(quantizer.dtype), MXFP8.is_tiled(quantizer)
-
-    def cast(block: Block) -> tuple[Tensor, Tensor]:
-        exponent = encode_e8m0(block_amax(x, block).mul_(1 / FP8_MAX[fp8]))
-        return encode(scale_blocks_(x.to(torch.float32, copy=True), factor_of_e8m0(exponent), block), fp8), exponent
-
-    for way, data, grid in _cast(cast, MXFP8, tiled, rowwise, columnwise):
-        yield way, data, grid.repeat_interleave(32, 0 if way == "rowwise" else 1) if tiled else grid
-
-
-def _mxfp8_values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, None]:
-    data = getattr(x, f"_{way}_data").reshape(shape)
-    return scale_blocks_(decode(data, x._fp8_dtype), decode_e8m0(scales), MXFP8.block(way, False)), None
-
-
-def _cast(
-    cast: Callable[[Block], tuple[Tensor, Tensor]], form: BlockFormat, tiled: bool, rowwise: bool, columnwise: bool
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The result of ``cast`` for each copy that is asked for; of tiles, the same one."""
-    ways = [way for way, asked in (("rowwise", rowwise), ("columnwise", columnwise)) if asked]
-    data, grid = cast(form.block(ways[0], tiled))
-    for way in ways:
-        if way != ways[0]:
-            data, grid = (data.clone(), grid) if tiled else cast(form.block(way, tiled))
-        yield way, data, grid
-
-
-FLOAT8_BLOCKS_CODEC = BlockCodec(lambda *asked: ({}, _float8_blocks(*asked)), _float8_blocks_values)
-MXFP8_CODEC = BlockCodec(lambda *asked: ({}, _mxfp8(*asked)), _mxfp8_values)
+CODECS = BlockFp8(
+    arrays=TORCH,
+    amax=block_amax,
+    scaled=_scaled,
+    divided=lambda x, exponents, block: _scaled(x, factor_of_e8m0(exponents), block),
+    multiplied=lambda x, exponents, block: scale_blocks_(x, decode_e8m0(exponents), block),
+    encode=encode,
+    decode=decode,
+    scale_of_amax=scale_of_amax,
+    exponent=lambda amax, factor: encode_e8m0(amax.mul_(factor)),
+    reciprocal=Tensor.reciprocal_,
+    largest=lambda dtype: torch.finfo(dtype).max,
+    repeated=Tensor.repeat_interleave,
+).codecs()

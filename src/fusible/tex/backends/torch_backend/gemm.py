@@ -11,13 +11,14 @@ from torch.nn.functional import linear
 from fusible.errors import NotServedError, expected
 from fusible.tex.backends.torch_backend.block_formats import block_values, mixed_transform
 from fusible.tex.backends.torch_backend.fp8 import decode
-from fusible.tex.backends.torch_backend.operands import dense, flat, wide
+from fusible.tex.backends.torch_backend.kernels import TorchKernels
+from fusible.tex.backends.torch_backend.operands import flat, wide
 from fusible.tex.backends.torch_backend.pointwise import POINTWISE
-from fusible.tex.backends.torch_backend.quantizing import emit, quantize_tensor
-from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.backends.torch_backend.quantizing import quantize_tensor
+from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias
 from fusible.tex.calls.layout import check_apart
 from fusible.tex.formats import PLAIN, a_buffer, format_of, is_quantized, nominal, transposed
-from fusible.tex.interface.gemm import GEMM
+from fusible.tex.formulas.gemm import GemmFormulas, copy_of
 from fusible.tex.protocol import accumulator, check_same_device, to_torch
 
 __all__ = ["GemmKernels"]
@@ -28,7 +29,10 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _Job = GemmJob[torch.dtype]
 
 
-class GemmKernels(GEMM):
+class GemmKernels(TorchKernels, GemmFormulas):
+    _gelu = POINTWISE["gelu"]
+    _quantize = staticmethod(quantize_tensor)
+
     def generic_gemm(
         self,
         A: Any,
@@ -64,12 +68,28 @@ class GemmKernels(GEMM):
         if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
             result = _native(job, A, transA, B, transB, D, None if grad else bias)
             if result is not None:
-                return [result, _row_sum(B, job) if grad and bias is not None else None, None, extra_output]
+                return [result, self._row_sum(B).to(job.dtype) if grad and bias is not None else None, None, extra_output]
         if grad:
-            result, bias_grad, pre_gelu = _backward(job, A, transA, B, transB, D, bias, gelu, gelu_in)
+            result, bias_grad, pre_gelu = self._backward_product(job, A, transA, B, transB, D, bias, gelu, gelu_in)
         else:
-            result, bias_grad, pre_gelu = _forward(job, A, transA, B, transB, D, bias, bias_type, gelu)
-        return [_store(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
+            if bias is not None:
+                check_same_device(bias, a_buffer(A), "bias of generic_gemm")
+            result, bias_grad, pre_gelu = self._forward_product(job, A, transA, B, transB, D, bias, bias_type, gelu)
+        return [self._store_product(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
+
+    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        undo = mixed_transform(A, copy_of(transA), B, copy_of(not transB))
+        (a, scale_a), (b, scale_b) = _operand(A, transA, transA, undo), _operand(B, transB, not transB, undo)
+        return torch.mm(b, a), scale_a, scale_b
+
+    def _accumulated_product(self, result: Tensor, D: Tensor, beta: float) -> Tensor:
+        return result.add_(D, alpha=beta)
+
+    def _product_of_nothing(self, job: _Job, A: Any, D: Any) -> Tensor:
+        shape = (job.shape.rows, job.shape.columns)
+        if job.beta:
+            return wide(D.reshape(shape))
+        return torch.zeros(shape, dtype=accumulator(job.dtype), device=a_buffer(A).device)
 
 
 def _check_devices(A: Any, B: Any, D: Any) -> None:
@@ -140,11 +160,6 @@ def _native(job: _Job, A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tens
     return D
 
 
-def _row_sum(B: Any, job: _Job) -> Tensor:
-    """The bias gradient of a weight-gradient product: B summed over its rows."""
-    return flat(dense(B) if is_quantized(B) else B).sum(0, dtype=accumulator(job.dtype)).to(job.dtype)
-
-
 def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool) -> tuple[Tensor, Tensor | None]:
     """``op(x)`` as a wide matrix, and the factor still to be applied to it: fp32 ``[1]``, or one per line that is not contracted.
 
@@ -155,86 +170,10 @@ def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool) -> tuple[Ten
     if form is PLAIN:
         matrix, factor = wide(flat(x)), None
     elif not form.per_tensor:
-        matrix, factor = block_values(x, _copy(along_rows), undo)
+        matrix, factor = block_values(x, copy_of(along_rows), undo)
     elif x._data is not None:
         matrix, factor = flat(decode(x._data, x._fp8_dtype)), x._scale_inv
     else:
         data = decode(transposed(x), x._fp8_dtype)
         matrix, factor = data.reshape(data.shape[0], -1).t(), x._scale_inv
     return (matrix.t() if transpose else matrix), factor
-
-
-def _copy(along_rows: bool) -> str:
-    return "rowwise" if along_rows else "columnwise"
-
-
-def _product(job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> Tensor:
-    """``alpha * op(B) @ op(A) + beta * D`` before it is rounded, a matrix."""
-    undo = mixed_transform(A, _copy(transA), B, _copy(not transB))
-    (a, scale_a), (b, scale_b) = _operand(A, transA, transA, undo), _operand(B, transB, not transB, undo)
-    result = torch.mm(b, a)
-    if scale_a is not None and scale_b is not None and scale_a.numel() == scale_b.numel() == 1:
-        result.mul_(scale_a * scale_b)
-    else:
-        for scale, shape in ((scale_b, (-1, 1)), (scale_a, (1, -1))):
-            if scale is not None:
-                result.mul_(scale.view(shape))
-    if job.alpha != 1.0:
-        result.mul_(job.alpha)
-    if job.beta:
-        result.add_(D.reshape(result.shape), alpha=job.beta)
-    return result
-
-
-def _forward(
-    job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, bias_type: Any, gelu: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if bias is not None:
-        check_bias(bias, job)
-        check_same_device(bias, a_buffer(A), "bias of generic_gemm")
-    pre_gelu_dtype = to_torch(bias_type) if job.quantized and gelu and bias_type is not None else job.dtype
-    if job.shape.empty:
-        result = _of_empty(job, A, D)
-        return result, None, result.to(pre_gelu_dtype).view(job.shape.output) if gelu else None
-    result = _product(job, A, transA, B, transB, D)
-    if bias is not None:
-        result.add_(bias)
-    if not gelu:
-        return result, None, None
-    pre_gelu = result.to(pre_gelu_dtype, copy=True).view(job.shape.output)
-    return POINTWISE["gelu"].f(result), None, pre_gelu
-
-
-def _backward(
-    job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Tensor | None, gelu: bool, gelu_in: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if gelu:
-        check_gelu_input(gelu_in, job)
-    empty = job.shape.empty
-    result = _of_empty(job, A, D) if empty else _product(job, A, transA, B, transB, D)
-    if gelu and not empty and gelu_in is not None:
-        result = POINTWISE["gelu"].gradient(result, wide(gelu_in.reshape(result.shape)))
-    if bias is None:
-        return result, None, None
-    if gelu:
-        return result, result.sum(0).to(job.dtype), None
-    return result, _row_sum(B, job), None
-
-
-def _of_empty(job: _Job, A: Any, D: Any) -> Tensor:
-    """The result of a product with an empty operand: D times beta, or zeros."""
-    shape = (job.shape.rows, job.shape.columns)
-    if job.beta:
-        return wide(D.reshape(shape))
-    return torch.zeros(shape, dtype=accumulator(job.dtype), device=a_buffer(A).device)
-
-
-def _store(job: _Job, result: Tensor, D: Any, quantizer: Any) -> Any:
-    result = result.view(job.shape.output)
-    if quantizer is None:
-        if D is None:
-            return result.to(job.dtype)
-        return D.copy_(result)
-    if job.per_tensor:
-        return emit(result, quantizer, job.dtype, D)
-    return quantize_tensor(result.to(job.dtype), quantizer, job.dtype, D)

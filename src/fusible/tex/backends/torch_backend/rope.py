@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.operands import plain, wide
+from fusible.tex.backends.torch_backend.kernels import TorchKernels
+from fusible.tex.backends.torch_backend.operands import plain
 from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.calls.rope import check_qkv_rope, check_qkv_rope_gradients, starts_of
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.formulas.rope import RopeFormulas
 from fusible.tex.interface.declare import by_name
-from fusible.tex.interface.rope import Rope
 from fusible.tex.protocol import accumulator
 
 __all__ = ["RopeKernels"]
@@ -22,26 +23,12 @@ __all__ = ["RopeKernels"]
 _THD = NVTE_QKV_Format.NVTE_THD
 
 
-class RopeKernels(Rope):
-    @by_name
-    def fused_rope_forward(self, call: Any) -> Any:
-        x = plain(call.input)
-        angles, inside = _angles(
-            x, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_forward"
-        )
-        head = wide(x[..., : angles.shape[-1]])
-        rotated = _rotate(head, call.interleaved).mul_(torch.sin(angles))
-        return _finish(x, rotated.addcmul_(head, torch.cos(angles)), inside)
+class RopeKernels(TorchKernels, RopeFormulas):
+    def _rope_angles(self, x: Tensor, call: Any, function: str) -> tuple[Tensor, Tensor | None]:
+        return _angles(x, call, function)
 
-    @by_name
-    def fused_rope_backward(self, call: Any) -> Any:
-        g = plain(call.output_grads)
-        angles, inside = _angles(
-            g, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_backward"
-        )
-        head = wide(g[..., : angles.shape[-1]])
-        rotated = _rotate(head * torch.sin(angles), call.interleaved).neg_()
-        return _finish(g, rotated.addcmul_(head, torch.cos(angles)), inside)
+    def _of_sequences(self, out: Tensor, inside: Tensor) -> Tensor:
+        return out.mul_(inside.view(-1, 1, 1))
 
     @by_name
     def fused_qkv_rope_forward(self, call: Any) -> Any:
@@ -69,24 +56,10 @@ class RopeKernels(Rope):
         return torch.cat((rotated[0].view(*heads, dq), rotated[1].view(*heads, dk), grads[2]), -1)
 
 
-def _rotate(x: Tensor, interleaved: bool) -> Tensor:
-    """``R(x)``, a new tensor. R is antisymmetric: its transpose is ``-R``."""
-    if interleaved:
-        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), -1)
-
-
-def _finish(x: Tensor, head: Tensor, inside: Tensor | None) -> Tensor:
-    width = head.shape[-1]
-    out = head.to(x.dtype) if width == x.shape[-1] else torch.cat((head.to(x.dtype), x[..., width:]), -1)
-    return out if inside is None else out.mul_(inside.view(-1, 1, 1))
-
-
-def _angles(
-    x: Tensor, freqs: Tensor, start: Tensor | None, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str
-) -> tuple[Tensor, Tensor | None]:
+def _angles(x: Tensor, call: Any, function: str) -> tuple[Tensor, Tensor | None]:
     """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
+    freqs, start, qkv_format, cu_seqlens = call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens
+    cp_size, cp_rank = call.cp_size, call.cp_rank
     check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, accumulator(x.dtype))
     check_rope_indices(RopeIndices(x, freqs.shape[0], start, qkv_format, cu_seqlens, cp_size, cp_rank), function)
     table = freqs.reshape(freqs.shape[0], freqs.shape[3])

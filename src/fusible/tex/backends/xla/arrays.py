@@ -27,6 +27,10 @@ def _clip(x: Tensor, least: float | None, largest: float | None) -> Tensor:
     return x if least is None else lazy.maximum(x, least)
 
 
+def _put(old: Tensor, new: Tensor) -> Tensor:
+    return old.assign_(new if new.dtype is old.dtype else lazy.cast(new, old.dtype))
+
+
 def _itself(x: Tensor) -> Tensor:
     return x
 
@@ -38,6 +42,8 @@ LAZY = Arrays(
     wide=fp32,
     times=operator.mul,
     plus=operator.add,
+    plus_product=lambda x, y, z: y * z + x,
+    product_minus=lambda x, y, z: y * z - x,
     reshape=lambda x, shape: lazy.reshape(x, tuple(shape)),
     transpose=lambda x: lazy.transpose(x, 0, 1),
     concatenate=lambda xs, axis: lazy.concatenate(list(xs), axis),
@@ -58,5 +64,5 @@ LAZY = Arrays(
     contiguous=_itself,
     copy=_itself,
     unless=lambda noop, old, new: lazy.where(lazy.reshape(noop, ()) == 1, old, new),
-    put=Tensor.assign_,
+    put=_put,
 )

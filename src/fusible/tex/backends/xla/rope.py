@@ -6,13 +6,12 @@ from typing import Any
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.operands import fp32, plain
+from fusible.tex.backends.xla.kernels import LazyKernels
 from fusible.tex.backends.xla.segments import Segments, thd_segments
 from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.rope import starts_of
 from fusible.tex.enums import NVTE_QKV_Format
-from fusible.tex.interface.declare import by_name
-from fusible.tex.interface.rope import Rope
+from fusible.tex.formulas.rope import RopeFormulas
 
 __all__ = ["RopeKernels"]
 
@@ -20,45 +19,18 @@ _SBHD = NVTE_QKV_Format.NVTE_SBHD
 _THD = NVTE_QKV_Format.NVTE_THD
 
 
-class RopeKernels(Rope):
-    @by_name
-    def fused_rope_forward(self, call: Any) -> Any:
-        x = plain(call.input)
-        angles, inside = _angles(
-            x, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_forward"
-        )
-        head = fp32(x[..., : angles.shape[-1]])
-        return _finish(x, head * lazy.cos(angles) + _rotate(head, call.interleaved) * lazy.sin(angles), inside)
+class RopeKernels(LazyKernels, RopeFormulas):
+    def _rope_angles(self, x: Tensor, call: Any, function: str) -> tuple[Tensor, Tensor | None]:
+        return _angles(x, call, function)
 
-    @by_name
-    def fused_rope_backward(self, call: Any) -> Any:
-        g = plain(call.output_grads)
-        angles, inside = _angles(
-            g, call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank, "fused_rope_backward"
-        )
-        head = fp32(g[..., : angles.shape[-1]])
-        return _finish(g, head * lazy.cos(angles) - _rotate(head * lazy.sin(angles), call.interleaved), inside)
+    def _of_sequences(self, out: Tensor, inside: Tensor) -> Tensor:
+        return lazy.where(inside[:, None, None], out, lazy.zeros((), out.dtype))
 
 
-def _rotate(x: Tensor, interleaved: bool) -> Tensor:
-    """``R(x)``. R is antisymmetric: its transpose is ``-R``."""
-    if interleaved:
-        return lazy.reshape(lazy.stack([-x[..., 1::2], x[..., ::2]], -1), x.shape)
-    half = x.shape[-1] // 2
-    return lazy.concatenate([-x[..., half:], x[..., :half]], -1)
-
-
-def _finish(x: Tensor, head: Tensor, inside: Tensor | None) -> Tensor:
-    width = head.shape[-1]
-    head = lazy.cast(head, x.dtype)
-    out = head if width == x.shape[-1] else lazy.concatenate([head, x[..., width:]], -1)
-    return out if inside is None else lazy.where(inside[:, None, None], out, lazy.zeros((), out.dtype))
-
-
-def _angles(
-    x: Tensor, freqs: Tensor, start: Tensor | None, qkv_format: int, cu_seqlens: Tensor | None, cp_size: int, cp_rank: int, function: str
-) -> tuple[Tensor, Tensor | None]:
+def _angles(x: Tensor, call: Any, function: str) -> tuple[Tensor, Tensor | None]:
     """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
+    freqs, start, qkv_format, cu_seqlens = call.freqs, call.start_positions, int(call.qkv_format), call.cu_seqlens
+    cp_size, cp_rank = call.cp_size, call.cp_rank
     check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, lazy.float32)
     table = lazy.reshape(freqs, (freqs.shape[0], freqs.shape[3]))
     if qkv_format == _THD:

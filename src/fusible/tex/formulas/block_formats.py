@@ -1,0 +1,86 @@
+"""Block-scaled tensors of every format: quantizing into new or given buffers, and reading the copies back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fusible.tex.factories import build_quantized
+from fusible.tex.formats import WAYS, block_format_of, check_block_output, checked_format, logical_shape, usages
+from fusible.tex.formats.block_reading import BlockReader
+from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.protocol import outer, to_torch
+
+__all__ = ["BlockTensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTensors:
+    """A framework's own part: how scales are padded and put in the order of NVIDIA's products, and what is drawn for a tensor without elements."""
+
+    arrays: Arrays
+    reader: BlockReader
+    zeros: Function
+    """``(shape, dtype, like)``: zeros of one of torch's dtypes, where ``like`` is."""
+    padded: Function
+    """``(matrix, shape)``: the matrix in the upper left of zeros of ``shape``."""
+    swizzle: Function
+    """``(scales, columnwise)``: scales in the order of NVIDIA's products."""
+    draw: Function
+    """``(count, like)``: take seeds, as stochastic rounding of so many copies would: who records a program does not know which tensors are empty."""
+
+    def quantize(self, x: Any, quantizer: Any, dtype: Any, output: Any = None, noop: Any = None, **given: Any) -> Any:
+        """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``given``: what is known of it to the format's codec.
+
+        Written are the copies that the quantizer asks for and those that ``output`` has. Raises before anything is written.
+        """
+        form = checked_format(quantizer, x.shape)
+        rowwise, columnwise = usages(quantizer)
+        if output is not None:
+            check_block_output(output, quantizer, x, self.arrays.dtype)
+            rowwise, columnwise = rowwise or output._rowwise_data is not None, columnwise or output._columnwise_data is not None
+        options = form.options(quantizer)
+        if noop is not None and "with_gemm_swizzled_scales" in options:
+            options["with_gemm_swizzled_scales"] = output._with_gemm_swizzled_scales if output is not None else False
+        buffers = self._encoded(x, quantizer, rowwise, columnwise, options.get("with_gemm_swizzled_scales", False), given)
+        if output is not None:
+            return self._fill(output, buffers, options, noop)
+        fields = {name: buffers.get(name) for name in form.buffers}
+        return build_quantized(quantizer, shape=tuple(x.shape), dtype=to_torch(dtype), **fields, **options)
+
+    def dense(self, x: Any) -> Any:
+        """The value of ``x`` in fp32, from its row-wise copy where it has one, else from the column-wise one."""
+        xp, way = self.arrays, WAYS[x._rowwise_data is None]
+        values, factor = self.reader.values(x, way)
+        if factor is not None:
+            values = xp.times(values, xp.reshape(factor, (-1, 1) if way == "rowwise" else (1, -1)))
+        return xp.reshape(values, logical_shape(x))
+
+    def _encoded(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Any]:
+        """The buffers of ``x``, by name."""
+        xp, form = self.arrays, block_format_of(quantizer)
+        specs = form.buffer_specs(quantizer, x.shape, rowwise, columnwise)
+        if 0 in x.shape:
+            if getattr(quantizer, "stochastic_rounding", False):
+                self.draw(rowwise + columnwise, x)
+            return {buffer: self.zeros(size, stored, x) for buffer, (size, stored) in specs.items()}
+        matrix = xp.reshape(x, (outer(x.shape), x.shape[-1]))
+        buffers, copies = self.reader.codec(form).encode(matrix, quantizer, rowwise, columnwise, **given)
+        for way, data, scales in copies:
+            scales = self.padded(scales, specs[f"{way}_scale_inv"][0])
+            buffers[f"{way}_data"] = xp.reshape(xp.contiguous(data), specs[f"{way}_data"][0])
+            buffers[f"{way}_scale_inv"] = self.swizzle(scales, way == "columnwise" and form.blocks_first) if swizzled else scales
+        return buffers
+
+    def _fill(self, output: Any, buffers: dict[str, Any], options: dict[str, Any], noop: Any) -> Any:
+        xp = self.arrays
+        for name, new in buffers.items():
+            held = getattr(output, f"_{name}")
+            if held is None:
+                setattr(output, f"_{name}", new)
+            else:
+                new = xp.reshape(new, held.shape)
+                xp.put(held, new if noop is None else xp.unless(noop, held, new))
+        for name, value in options.items():
+            setattr(output, f"_{name}", value)
+        return output
