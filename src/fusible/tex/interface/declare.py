@@ -188,7 +188,9 @@ def _adapted(declaration: Declaration, method: Callable[..., Any], call: str) ->
         if p.default is not p.empty:
             defaults[name] = p.default
         parts.append(name if p.default is p.empty else f"{name}=defaults[{name!r}]")
-    adapted: Any = eval(f"lambda {', '.join(parts)}: {call}", {"method": method, "defaults": defaults, "call": SimpleNamespace})
+    # Compiled as of this file: a traceback, or the search for a user's own line, takes it for what it is.
+    code = compile(f"lambda {', '.join(parts)}: {call}", __file__, "eval")
+    adapted: Any = eval(code, {"method": method, "defaults": defaults, "call": SimpleNamespace})
     functools.update_wrapper(adapted, method)
     del adapted.__wrapped__  # or its signature would be the method's
     adapted.__code__ = adapted.__code__.replace(co_name=declaration.name, co_qualname=declaration.name)  # which errors and tracebacks name
