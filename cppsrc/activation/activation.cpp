@@ -102,9 +102,9 @@ ActivationJob checked(const Input& input, const Destination& to) {
     const std::int64_t width = src.cols() / input.halves_in;
     ActivationJob job{};
     job.formula = input.formula;
-    job.x = {src.data, source_index(src, "src"), src.cols()};
+    job.x = {src.data, wide_kind(src, "src"), src.cols()};
     if (input.grad != nullptr) {
-        job.grad = {input.grad->data, source_index(*input.grad, "grad"), width};
+        job.grad = {input.grad->data, wide_kind(*input.grad, "grad"), width};
         check_numel(*input.grad, "grad", rows * width);
     }
     job.width = width;

@@ -59,10 +59,10 @@ inline void widen(const void* data, std::int64_t offset, std::int64_t stride, in
 inline const float* read(const Operand& operand, std::int64_t row, std::int64_t col, int rows, int cols, float* buffer) {
     const std::int64_t offset = row * operand.stride + col;
     const int count = rows * cols;
-    if (operand.kind == 0 && rows == 1 && count % kLanes == 0) return static_cast<const float*>(operand.data) + offset;
-    if (operand.kind == 0)
+    if (operand.kind == ElementKind::Float32 && rows == 1 && count % kLanes == 0) return static_cast<const float*>(operand.data) + offset;
+    if (operand.kind == ElementKind::Float32)
         widen<float>(operand.data, offset, operand.stride, rows, cols, buffer);
-    else if (operand.kind == 1)
+    else if (operand.kind == ElementKind::Float16)
         widen<f16>(operand.data, offset, operand.stride, rows, cols, buffer);
     else
         widen<bf16>(operand.data, offset, operand.stride, rows, cols, buffer);

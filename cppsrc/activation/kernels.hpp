@@ -36,10 +36,10 @@ struct Points {
 /// A formula on many points. `second` is for the gradient of a gated activation, which has two results.
 using Formula = void (*)(const Points& points, float* first, float* second);
 
-/// A matrix that is read: kind as in Output, and the elements from one row to the next.
+/// A matrix that is read: of a wide kind, and the elements from one row to the next.
 struct Operand {
     const void* data;
-    int kind;
+    ElementKind kind;
     std::int64_t stride;
 };
 

@@ -4,7 +4,7 @@
 #include "attention/attention.hpp"
 #include "attention/problem.hpp"
 #include "attention/scratch.hpp"
-#include "cast/checks.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -107,14 +107,14 @@ class Backward {
             std::int32_t* const panel = out + c * units(block) * kernels_.panel;
             if (cols < kernels_.panel) std::fill(panel, panel + units(rows) * kernels_.panel, 0);
             const auto* from = static_cast<const std::uint8_t*>(source) + c * kernels_.panel * x.width;
-            kernels_.pack_across[x.kind](from, x.token_stride, rows, cols, panel, kernels_.panel);
+            kernels_.pack_across[table_index(x.kind)](from, x.token_stride, rows, cols, panel, kernels_.panel);
         }
     }
 
     void pack_turned(const TokenView& x, const std::uint8_t* source, std::int64_t rows, std::int32_t* out) const {
         for (std::int64_t r = 0; r < rows; r += kernels_.panel) {
             const std::int64_t some = std::min<std::int64_t>(kernels_.panel, rows - r);
-            kernels_.pack_turned[x.kind](source + r * x.token_stride * x.width, x.token_stride, some, x.cols, out + r * units(x.cols));
+            kernels_.pack_turned[table_index(x.kind)](source + r * x.token_stride * x.width, x.token_stride, some, x.cols, out + r * units(x.cols));
         }
     }
 
@@ -136,7 +136,7 @@ class Backward {
             const std::int64_t token = s.first_query + first + r;
             const float stat = *reinterpret_cast<const float*>(t_.stats.at(s.index, token, head));
             stats[r] = stat == -HUGE_VALF ? 0.0f : stat;
-            delta[r] = kernels_.dot[t_.grad.kind](t_.grad.at(s.index, token, head), t_.out.at(s.index, token, head), p_.v.cols);
+            delta[r] = kernels_.dot[table_index(t_.grad.kind)](t_.grad.at(s.index, token, head), t_.out.at(s.index, token, head), p_.v.cols);
             if (sums_extra) extra -= static_cast<double>(std::exp(p_.extra[head] - stats[r]) * delta[r]);
         }
         extra_[static_cast<std::size_t>(s.index * p_.q.heads + head)] += extra;
@@ -191,15 +191,15 @@ class Backward {
         const Keys b = take_keys();
         const void* k = p_.k.at(s.index, s.first_key + first, kv_head);
         const void* v = p_.v.at(s.index, s.first_key + first, kv_head);
-        kernels_.pack_rows[p_.k.kind](k, p_.k.token_stride, keys, p_.k.cols, b.k, round_up(units(p_.k.cols), kernels_.lanes));
-        kernels_.pack_rows[p_.v.kind](v, p_.v.token_stride, keys, p_.v.cols, b.v, round_up(units(p_.v.cols), kernels_.lanes));
+        kernels_.pack_rows[table_index(p_.k.kind)](k, p_.k.token_stride, keys, p_.k.cols, b.k, round_up(units(p_.k.cols), kernels_.lanes));
+        kernels_.pack_rows[table_index(p_.v.kind)](v, p_.v.token_stride, keys, p_.v.cols, b.v, round_up(units(p_.v.cols), kernels_.lanes));
         pack_across(p_.k, k, keys, kGradKeys, b.k_across);
         std::fill(b.dk, b.dk + keys * width(p_.k.cols), 0.0f);
         std::fill(b.dv, b.dv + keys * width(p_.v.cols), 0.0f);
         for (std::int64_t i = 0; i < blocks * p_.share(); ++i) differentiate_block(s, kv_head, first, keys, i, rows, b);
         for (std::int64_t j = 0; j < keys; ++j) {
-            kernels_.write[t_.dk.kind](b.dk + j * width(p_.k.cols), p_.scale, p_.k.cols, t_.dk.at(s.index, s.first_key + first + j, kv_head));
-            kernels_.write[t_.dv.kind](b.dv + j * width(p_.v.cols), 1.0f, p_.v.cols, t_.dv.at(s.index, s.first_key + first + j, kv_head));
+            kernels_.write[table_index(t_.dk.kind)](b.dk + j * width(p_.k.cols), p_.scale, p_.k.cols, t_.dk.at(s.index, s.first_key + first + j, kv_head));
+            kernels_.write[table_index(t_.dv.kind)](b.dv + j * width(p_.v.cols), 1.0f, p_.v.cols, t_.dv.at(s.index, s.first_key + first + j, kv_head));
         }
     }
 
@@ -255,7 +255,7 @@ class Backward {
         for (std::int64_t r = 0; r < s.queries * p_.share(); ++r) {
             const std::int64_t head = kv_head * p_.share() + r / s.queries;
             const std::int64_t token = s.first_query + r % s.queries;
-            kernels_.write[t_.dq.kind](dq + r * width(p_.q.cols), p_.scale, p_.q.cols, t_.dq.at(s.index, token, head));
+            kernels_.write[table_index(t_.dq.kind)](dq + r * width(p_.q.cols), p_.scale, p_.q.cols, t_.dq.at(s.index, token, head));
         }
     }
 

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "attention/problem.hpp"
-#include "cast/checks.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/indices.hpp"
 #include "runtime/threads.hpp"
 

@@ -5,7 +5,7 @@
 #include "attention/keys.hpp"
 #include "attention/scratch.hpp"
 #include "attention/tasks.hpp"
-#include "cast/checks.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -203,7 +203,7 @@ class Forward {
         for (std::int64_t r = 0; r < task.rows;) {
             const std::int64_t i = query_of(task, r);
             const std::int64_t count = std::min(task.rows - r, s.rows - i);
-            kernels_.pack_rows[p_.q.kind](p_.q.at(s.index, s.first_query + i, head_of(task, r)), p_.q.token_stride, count, p_.q.cols,
+            kernels_.pack_rows[table_index(p_.q.kind)](p_.q.at(s.index, s.first_query + i, head_of(task, r)), p_.q.token_stride, count, p_.q.cols,
                                           out + r * q_stride(), q_stride());
             r += count;
         }
@@ -316,7 +316,7 @@ class Forward {
             float total = 0.0f;
             for (int i = 0; i < kernels_.lanes; ++i) total += state.sums[r * kMaxLanes + i];
             const bool nothing = total == 0.0f;
-            kernels_.write[out_.kind](state.out + r * out_stride(), nothing ? 0.0f : 1.0f / total, p_.v.cols, out_.at(s.index, token, head));
+            kernels_.write[table_index(out_.kind)](state.out + r * out_stride(), nothing ? 0.0f : 1.0f / total, p_.v.cols, out_.at(s.index, token, head));
             *reinterpret_cast<float*>(stats_.at(s.index, token, head)) = nothing ? -kInfinity : state.base[r] + std::log(total);
             // A maximum of vectors may lose a NaN among numbers; the sum does not.
             const bool lost = std::isnan(total) && state.largest[r] < kInfinity;

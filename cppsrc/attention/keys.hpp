@@ -29,7 +29,7 @@ class KeyPacker {
         const Rows rows = find(s, p_.k, p_.pages_k, head, first, count, gathered);
         for (std::int64_t j = 0; j < count; j += kernels_.panel) {
             const std::int64_t some = std::min<std::int64_t>(kernels_.panel, count - j);
-            kernels_.pack_turned[p_.k.kind](rows.data + j * rows.stride * p_.k.width, rows.stride, some, p_.k.cols, out + j * units(p_.k.cols));
+            kernels_.pack_turned[table_index(p_.k.kind)](rows.data + j * rows.stride * p_.k.width, rows.stride, some, p_.k.cols, out + j * units(p_.k.cols));
         }
     }
 
@@ -42,7 +42,7 @@ class KeyPacker {
             const std::int64_t cols = std::min<std::int64_t>(kernels_.panel, p_.v.cols - col);
             std::int32_t* const panel = out + c * stride;
             if (cols < kernels_.panel) std::fill(panel, panel + units(count) * kernels_.panel, 0);
-            kernels_.pack_across[p_.v.kind](rows.data + col * p_.v.width, rows.stride, count, cols, panel, kernels_.panel);
+            kernels_.pack_across[table_index(p_.v.kind)](rows.data + col * p_.v.width, rows.stride, count, cols, panel, kernels_.panel);
         }
     }
 

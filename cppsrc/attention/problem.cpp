@@ -1,6 +1,6 @@
 #include "attention/problem.hpp"
 
-#include "cast/checks.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/indices.hpp"
 #include "runtime/select.hpp"
 
@@ -169,7 +169,7 @@ TokenView read_tokens(const StridedView& view, const char* name) {
     const int last = view.ndim - 1;
     const bool flat = view.ndim == 3;
     return {static_cast<std::uint8_t*>(view.data),
-            0,
+            ElementKind::Float32,
             static_cast<std::int64_t>(size_of(view.dtype)),
             flat,
             flat ? 1 : view.shape[0],
@@ -185,8 +185,7 @@ namespace {
 
 TokenView read_wide(const StridedView& view, const char* name) {
     TokenView tokens = read_tokens(view, name);
-    check_dtype(view, name, is_wide_float(view.dtype), "float32, float16 or bfloat16");
-    tokens.kind = view.dtype == DType::Float32 ? 0 : view.dtype == DType::Float16 ? 1 : 2;
+    tokens.kind = wide_kind(view, name);
     return tokens;
 }
 
@@ -223,9 +222,9 @@ Problem read_problem(const StridedView& q, const StridedView& k, const StridedVi
     return p;
 }
 
-const AttentionKernels& attention_kernels_for(int kind) {
+const AttentionKernels& attention_kernels_for(ElementKind kind) {
 #if defined(FUSIBLE_X86_KERNELS)
-    if (current_level() == Level::Avx512Bf16 && avx512bf16::attention_kernels.takes[kind]) return avx512bf16::attention_kernels;
+    if (current_level() == Level::Avx512Bf16 && avx512bf16::attention_kernels.takes[table_index(kind)]) return avx512bf16::attention_kernels;
 #endif
     (void)kind;
     return FUSIBLE_SELECT(attention_kernels);

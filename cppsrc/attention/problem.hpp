@@ -13,7 +13,7 @@ namespace fusible {
 /// [batches, tokens, heads, cols], or [tokens, heads, cols] where all sequences lie one after another.
 struct TokenView {
     std::uint8_t* data;
-    int kind;
+    ElementKind kind;
     std::int64_t width;  // bytes of an element
     bool flat;
     std::int64_t batches;
@@ -116,7 +116,7 @@ TokenView read_statistics(const StridedView& view, const char* name, const Token
 TokenView read_tokens(const StridedView& view, const char* name);
 
 /// The table for operands of a kind at the level in force.
-const AttentionKernels& attention_kernels_for(int kind);
+const AttentionKernels& attention_kernels_for(ElementKind kind);
 
 
 inline std::int64_t ceil_div(std::int64_t value, std::int64_t step) { return (value + step - 1) / step; }

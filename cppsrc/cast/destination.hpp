@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "cast/cast.hpp"
-#include "cast/checks.hpp"
 #include "cast/maximum.hpp"
 #include "cast/output.hpp"
+#include "runtime/checks.hpp"
 
 namespace fusible {
 
@@ -15,14 +15,14 @@ inline Output read_output(const OptionalView& dst, DType dtype, const OptionalVi
                           std::int64_t cols) {
     if (!is_wide_float(dtype) && !is_float8(dtype))
         throw DTypeError(expected("float32, float16, bfloat16 or an FP8 format", "dtype", name_of(dtype), "choose one of these"));
-    Output out{0, dst ? dst->data : nullptr, nullptr, rows, cols, scale.value};
+    Output out{ElementKind::Float32, dst ? dst->data : nullptr, nullptr, rows, cols, scale.value};
     if (is_wide_float(dtype)) {
         if (!dst || dst_transposed)
             throw ArgumentError(expected("dst alone", "the destination", dst ? "dst_transposed as well" : "no dst", "ask for FP8 to get a transposed copy"));
         check_dtype(*dst, "dst", dst->dtype == dtype, name_of(dtype));
-        out.kind = source_index(*dst, "dst");
+        out.kind = wide_kind(*dst, "dst");
     } else {
-        out.kind = kWideKinds + format_index(dtype);
+        out.kind = code_kind(dtype);
         if (!dst && !dst_transposed)
             throw ArgumentError(expected("a tensor", "dst or dst_transposed", "None for both", "pass at least one of them"));
         if (dst) check_codes(*dst, "dst", dtype);

@@ -19,16 +19,16 @@ inline void store_run(const float* values, S* out, std::int64_t count) {
 [[maybe_unused]] inline std::int32_t emit_run(const Output& out, const float* values, std::int64_t offset, std::int64_t count) {
     const auto length = static_cast<std::size_t>(count);
     switch (out.kind) {
-        case 0:
+        case ElementKind::Float32:
             store_run(values, static_cast<float*>(out.data) + offset, count);
             return 0;
-        case 1:
+        case ElementKind::Float16:
             store_run(values, static_cast<f16*>(out.data) + offset, count);
             return 0;
-        case 2:
+        case ElementKind::BFloat16:
             store_run(values, static_cast<bf16*>(out.data) + offset, count);
             return 0;
-        case kCodesE4M3:
+        case ElementKind::E4M3:
             return quantize<float, E4M3>(values, static_cast<std::uint8_t*>(out.data) + offset, length, out.scale);
         default:
             return quantize<float, E5M2>(values, static_cast<std::uint8_t*>(out.data) + offset, length, out.scale);
@@ -39,7 +39,7 @@ inline void store_run(const float* values, S* out, std::int64_t count) {
 /// `column_sums` (of the whole matrix, or null) are added to, from the values as they are.
 [[maybe_unused]] inline std::int32_t emit_tile(const Output& out, const float* values, std::ptrdiff_t stride, std::int64_t row, std::int64_t col,
                                                int rows, int cols, float* column_sums) {
-    if (out.kind >= kWideKinds) {
+    if (!is_wide(out.kind)) {
         StripArguments strip{};
         strip.source = values;
         strip.source_stride = stride;
@@ -51,7 +51,7 @@ inline void store_run(const float* values, S* out, std::int64_t count) {
         strip.transposed = out.transposed != nullptr ? out.transposed + col * out.rows + row : nullptr;
         strip.transposed_stride = out.rows;
         strip.column_sums = column_sums != nullptr ? column_sums + col : nullptr;
-        return out.kind == kCodesE4M3 ? quantize_strip<float, E4M3>(strip) : quantize_strip<float, E5M2>(strip);
+        return out.kind == ElementKind::E4M3 ? quantize_strip<float, E4M3>(strip) : quantize_strip<float, E5M2>(strip);
     }
     for (int r = 0; r < rows; ++r) {
         const float* source = values + r * stride;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "runtime/element_kind.hpp"
 #include "runtime/tables.hpp"
 
 namespace fusible {
@@ -28,16 +29,12 @@ struct StripArguments {
     float* column_sums;  // [cols], added to
 };
 
-/// Index of a source type: float32, float16, bfloat16. Index of a format: E4M3, E5M2.
-constexpr int kSources = 3;
-constexpr int kFormats = 2;
-
 /// Functions that look at wide floats return max |x| as the bits of a float: +inf and NaN compare above every finite number.
 struct CastKernels {
-    std::int32_t (*quantize[kSources][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
-    std::int32_t (*quantize_strip[kSources][kFormats])(const StripArguments& strip);
-    std::int32_t (*amax[kSources])(const void* source, std::size_t count);
-    void (*dequantize[kFormats][kSources])(const std::uint8_t* codes, void* out, std::size_t count, float scale_inv);
+    std::int32_t (*quantize[kWideKinds][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
+    std::int32_t (*quantize_strip[kWideKinds][kFormats])(const StripArguments& strip);
+    std::int32_t (*amax[kWideKinds])(const void* source, std::size_t count);
+    void (*dequantize[kFormats][kWideKinds])(const std::uint8_t* codes, void* out, std::size_t count, float scale_inv);
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 

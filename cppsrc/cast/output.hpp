@@ -3,16 +3,13 @@
 
 #include <cstdint>
 
-namespace fusible {
+#include "runtime/element_kind.hpp"
 
-/// Kinds of elements: the first three as the index of a source type (float32, float16, bfloat16), then E4M3 and E5M2.
-constexpr int kWideKinds = 3;
-constexpr int kCodesE4M3 = 3;
-constexpr int kCodesE5M2 = 4;
+namespace fusible {
 
 /// A matrix [rows, cols]. `data` may be null where only the transposed codes [cols, rows] are wanted.
 struct Output {
-    int kind;
+    ElementKind kind;
     void* data;
     std::uint8_t* transposed;
     std::int64_t rows;

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "cast/cast.hpp"
-#include "cast/checks.hpp"
 #include "cast/kernels.hpp"
 #include "cast/maximum.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -28,7 +28,7 @@ void transpose_edge(const std::uint8_t* source, std::int64_t cols, std::uint8_t*
 }  // namespace
 
 float amax(const TensorView& src, const OptionalView& out, int num_threads) {
-    const auto kernel = cast_kernels().amax[source_index(src, "src")];
+    const auto kernel = cast_kernels().amax[table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     if (out) check_float32(*out, "out", 1);
     const std::int64_t count = src.numel();
@@ -44,7 +44,7 @@ float amax(const TensorView& src, const OptionalView& out, int num_threads) {
 }
 
 void dequantize(const TensorView& src, const TensorView& dst, Scalar scale_inv, DType fp8_dtype, int num_threads) {
-    const auto kernel = cast_kernels().dequantize[format_index(fp8_dtype)][source_index(dst, "dst")];
+    const auto kernel = cast_kernels().dequantize[format_index(code_kind(fp8_dtype))][table_index(wide_kind(dst, "dst"))];
     check_threads(num_threads);
     check_codes(src, "src", fp8_dtype);
     check_numel(dst, "dst", src.numel());

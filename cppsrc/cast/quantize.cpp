@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "cast/cast.hpp"
-#include "cast/checks.hpp"
 #include "cast/column_sums.hpp"
 #include "cast/kernels.hpp"
 #include "cast/maximum.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -19,8 +19,8 @@ struct Job {
     std::uint8_t* codes;
     std::uint8_t* transposed;
     float scale;
-    int source;
-    int format;
+    ElementKind source;
+    ElementKind format;
     int num_threads;
 
     std::size_t bytes() const { return static_cast<std::size_t>(src.numel()) * size_of(src.dtype); }
@@ -46,7 +46,7 @@ void check(const TensorView& src, const OptionalView& dst, DType fp8_dtype, cons
 }
 
 void quantize_runs(const Job& job, Maximum& maximum) {
-    const auto kernel = cast_kernels().quantize[job.source][job.format];
+    const auto kernel = cast_kernels().quantize[table_index(job.source)][format_index(job.format)];
     const std::int64_t count = job.src.numel();
     const auto* source = job.src.as<const std::uint8_t>();
     const auto width = static_cast<std::int64_t>(size_of(job.src.dtype));
@@ -77,7 +77,7 @@ StripArguments strip_at(const Job& job, std::int64_t row, std::int64_t col, floa
 
 /// Quantizes by strips; adds to `sums`, where given.
 void quantize_strips(const Job& job, ColumnSums* sums, Maximum& maximum) {
-    const auto kernel = cast_kernels().quantize_strip[job.source][job.format];
+    const auto kernel = cast_kernels().quantize_strip[table_index(job.source)][format_index(job.format)];
     const std::int64_t rows = job.src.rows();
     const std::int64_t cols = job.src.cols();
     const std::int64_t chunk = ColumnSums::rows_per_chunk(rows);
@@ -104,8 +104,8 @@ void quantize_with_sums(const Job& job, float* bias_grad, Maximum& maximum) {
 
 void quantize(const TensorView& src, const OptionalView& dst, Scalar scale, DType fp8_dtype, const OptionalView& dst_transposed,
               const OptionalView& amax, bool accumulate_amax, const OptionalView& bias_grad, const OptionalView& noop, int num_threads) {
-    const int source = source_index(src, "src");
-    const int format = format_index(fp8_dtype);
+    const ElementKind source = wide_kind(src, "src");
+    const ElementKind format = code_kind(fp8_dtype);
     check(src, dst, fp8_dtype, dst_transposed, amax, bias_grad, noop, num_threads);
     if (noop && *noop->as<const float>() == 1.0f) return;
     const Job job{src, bytes_of(dst), bytes_of(dst_transposed), scale.value, source, format, num_threads};

@@ -29,14 +29,14 @@ inline void write_vector(void* out, std::int64_t at, F32 value, int count) {
 }
 
 /// `count` <= kLanes elements of a wide kind, as floats.
-inline F32 read_vector(int kind, const void* source, std::int64_t at, int count, std::int64_t ahead = 0) {
-    if (kind == 2) return read_vector<bf16>(source, at, count, ahead);
-    return kind == 0 ? read_vector<float>(source, at, count, ahead) : read_vector<f16>(source, at, count, ahead);
+inline F32 read_vector(ElementKind kind, const void* source, std::int64_t at, int count, std::int64_t ahead = 0) {
+    if (kind == ElementKind::BFloat16) return read_vector<bf16>(source, at, count, ahead);
+    return kind == ElementKind::Float32 ? read_vector<float>(source, at, count, ahead) : read_vector<f16>(source, at, count, ahead);
 }
 
-inline void write_vector(int kind, void* out, std::int64_t at, F32 value, int count) {
-    if (kind == 2) return write_vector<bf16>(out, at, value, count);
-    kind == 0 ? write_vector<float>(out, at, value, count) : write_vector<f16>(out, at, value, count);
+inline void write_vector(ElementKind kind, void* out, std::int64_t at, F32 value, int count) {
+    if (kind == ElementKind::BFloat16) return write_vector<bf16>(out, at, value, count);
+    kind == ElementKind::Float32 ? write_vector<float>(out, at, value, count) : write_vector<f16>(out, at, value, count);
 }
 
 /// The result for `count` sums that belong at (row, col).
@@ -83,12 +83,12 @@ inline void finish_wide(const Epilogue& e, const FinishedBlock& b) {
 }
 
 inline void finish_wide(const Epilogue& e, const FinishedBlock& b) {
-    if (e.out.kind == 2) return finish_wide<bf16>(e, b);
-    e.out.kind == 0 ? finish_wide<float>(e, b) : finish_wide<f16>(e, b);
+    if (e.out.kind == ElementKind::BFloat16) return finish_wide<bf16>(e, b);
+    e.out.kind == ElementKind::Float32 ? finish_wide<float>(e, b) : finish_wide<f16>(e, b);
 }
 
 inline std::int32_t finish_block(const Epilogue& e, const FinishedBlock& b) {
-    if (e.out.kind < kWideKinds && b.column_sums == nullptr) return finish_wide(e, b), 0;
+    if (is_wide(e.out.kind) && b.column_sums == nullptr) return finish_wide(e, b), 0;
     std::int32_t amax = 0;
     for (int r = 0; r < b.rows; r += kTile) {
         const int rows = b.rows - r < kTile ? b.rows - r : kTile;

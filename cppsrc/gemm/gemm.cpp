@@ -5,12 +5,12 @@
 #include <optional>
 #include <vector>
 
-#include "cast/checks.hpp"
 #include "cast/column_sums.hpp"
 #include "cast/destination.hpp"
 #include "cast/kernels.hpp"
 #include "gemm/kernels.hpp"
 #include "gemm/operand.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/round_up.hpp"
 #include "runtime/select.hpp"
 #include "runtime/threads.hpp"
@@ -81,9 +81,9 @@ void pack_panel(const Product& p, const Round& round, std::int64_t panel, std::i
     const std::int64_t width = p.kernels.panel;
     const std::int64_t col = round.col + panel * width;
     const std::int64_t cols = std::min(width, p.cols - col);
-    if (p.right.transposed) return p.kernels.pack_turned[p.right.kind](p.right.at(col, round.first), p.right.cols, cols, round.depth, out);
+    if (p.right.transposed) return p.kernels.pack_turned[table_index(p.right.kind)](p.right.at(col, round.first), p.right.cols, cols, round.depth, out);
     if (cols < width) std::fill(out, out + p.units(round.depth) * width, 0);
-    p.kernels.pack_across[p.right.kind](p.right.at(round.first, col), p.right.cols, round.depth, cols, out, width);
+    p.kernels.pack_across[table_index(p.right.kind)](p.right.at(round.first, col), p.right.cols, round.depth, cols, out, width);
 }
 
 /// Units of a packed block of the left operand.
@@ -106,9 +106,9 @@ Block pack_left(const Product& p, const Round& round, std::int64_t row_block, st
     block.unit_stride = p.left.transposed ? round_up(rows, lanes) : 1;
     block.row_stride = p.left.transposed ? 1 : round_up(block.depth, lanes);
     if (p.left.transposed)
-        p.kernels.pack_across[p.left.kind](p.left.at(round.first, row), p.left.cols, round.depth, rows, out, block.unit_stride);
+        p.kernels.pack_across[table_index(p.left.kind)](p.left.at(round.first, row), p.left.cols, round.depth, rows, out, block.unit_stride);
     else
-        p.kernels.pack_rows[p.left.kind](p.left.at(row, round.first), p.left.cols, rows, round.depth, out, block.row_stride);
+        p.kernels.pack_rows[table_index(p.left.kind)](p.left.at(row, round.first), p.left.cols, rows, round.depth, out, block.row_stride);
     return block;
 }
 
@@ -182,7 +182,7 @@ void pack_left_panel(const Product& p, std::int64_t row, std::int64_t end, std::
     const std::int64_t width = p.kernels.panel;
     const std::int64_t first = row + panel * width;
     std::int32_t* const out = packed + panel * width * p.units(p.depth);
-    p.kernels.pack_turned[p.left.kind](p.left.at(first, 0), p.left.cols, std::min(width, end - first), p.depth, out);
+    p.kernels.pack_turned[table_index(p.left.kind)](p.left.at(first, 0), p.left.cols, std::min(width, end - first), p.depth, out);
 }
 
 /// The rows [col, col + cols) of the right operand, as the left one of a block: where they lie, or decoded.
@@ -198,7 +198,7 @@ void read_right(const Product& p, std::int64_t col, std::int64_t cols, Block& bl
     }
     block.row_stride = round_up(p.units(p.depth), p.kernels.lanes);
     auto* const decoded = left_workspace.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
-    p.kernels.pack_rows[p.right.kind](p.right.at(col, 0), p.right.cols, cols, p.depth, decoded, block.row_stride);
+    p.kernels.pack_rows[table_index(p.right.kind)](p.right.at(col, 0), p.right.cols, cols, p.depth, decoded, block.row_stride);
     block.left = decoded;
 }
 
@@ -211,7 +211,7 @@ bool turns(const Product& p) {
 
 /// Columns of a task: for wide results such that each thread has as many tasks as the others.
 std::int64_t turned_step(const Product& p) {
-    if (p.epilogue.out.kind >= kWideKinds) return kTile;
+    if (!is_wide(p.epilogue.out.kind)) return kTile;
     const std::int64_t most = p.depth <= kMaxDepth ? kTurnedCols : kTurnedCols / 2;
     const std::int64_t tasks = p.threads * ((p.cols + most * p.threads - 1) / (most * p.threads));
     return round_up((p.cols + tasks - 1) / tasks, 4);
@@ -275,7 +275,7 @@ void run_turned(Product& p) {
 void run_few_rows(Product& p) {
     const std::int64_t stride = round_up(p.units(p.depth), p.kernels.lanes);
     auto* left = left_workspace.of<std::int32_t>(static_cast<std::size_t>(p.rows * stride));
-    p.kernels.pack_rows[p.left.kind](p.left.data, p.left.cols, p.rows, p.depth, left, stride);
+    p.kernels.pack_rows[table_index(p.left.kind)](p.left.data, p.left.cols, p.rows, p.depth, left, stride);
     const std::int64_t tasks = (p.cols + kTaskCols - 1) / kTaskCols;
     parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
         const std::int64_t col = static_cast<std::int64_t>(task) * kTaskCols;
@@ -283,7 +283,7 @@ void run_few_rows(Product& p) {
         alignas(64) float sums[kMaxFewRows * kTaskCols];
         for (std::int64_t row = 0; row < p.rows; row += kFewRows) {  // the task's columns come from the second cache from the second time on
             const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.rows - row));
-            p.kernels.multiply_few_rows[p.right.kind](
+            p.kernels.multiply_few_rows[table_index(p.right.kind)](
                 {left + row * stride, stride, rows, p.right.at(col, 0), p.right.cols, p.depth, cols, sums + row * kTaskCols, kTaskCols});
         }
         float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
@@ -312,10 +312,10 @@ void run(Product& p) {
     }
 }
 
-const GemmKernels& kernels_for(int left_kind, int right_kind) {
+const GemmKernels& kernels_for(ElementKind left, ElementKind right) {
 #if defined(FUSIBLE_X86_KERNELS)
     const auto& halves = avx512bf16::gemm_kernels;
-    if (current_level() == Level::Avx512Bf16 && halves.takes[left_kind] && halves.takes[right_kind]) return halves;
+    if (current_level() == Level::Avx512Bf16 && halves.takes[table_index(left)] && halves.takes[table_index(right)]) return halves;
 #endif
     return FUSIBLE_SELECT(gemm_kernels);
 }
@@ -366,12 +366,12 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const Epilogue epilogue{alpha * (a.scale * b.scale),
                             beta,
                             addend ? addend->data : nullptr,
-                            addend ? source_index(*addend, "addend") : 0,
+                            addend ? wide_kind(*addend, "addend") : ElementKind::Float32,
                             bias ? bias->data : nullptr,
-                            bias ? source_index(*bias, "bias") : 0,
+                            bias ? wide_kind(*bias, "bias") : ElementKind::Float32,
                             step,
                             pre_gelu ? pre_gelu->data : nullptr,
-                            pre_gelu ? source_index(*pre_gelu, "pre_gelu") : 0,
+                            pre_gelu ? wide_kind(*pre_gelu, "pre_gelu") : ElementKind::Float32,
                             out};
     const auto work = static_cast<std::size_t>(rows * cols) * static_cast<std::size_t>(depth) / 16;
     const std::int64_t block_rows = block_rows_for(rows, depth, dst_transposed.has_value());

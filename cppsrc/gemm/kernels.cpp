@@ -97,13 +97,13 @@ extern const GemmKernels gemm_kernels;
 // Two bf16 hold neither a float32 nor a float16: products of those run at the level below.
 #define FUSIBLE_PACKERS(pack) {nullptr, nullptr, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {false, false, true, true, true}
-constexpr int kUnitsKind = 2;
+constexpr ElementKind kUnitsKind = ElementKind::BFloat16;
 
 #else
 
 #define FUSIBLE_PACKERS(pack) {pack<float>, pack<f16>, pack<bf16>, pack<code<E4M3>>, pack<code<E5M2>>}
 #define FUSIBLE_TAKES {true, true, true, true, true}
-constexpr int kUnitsKind = 0;
+constexpr ElementKind kUnitsKind = ElementKind::Float32;
 
 #endif
 

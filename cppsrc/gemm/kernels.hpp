@@ -9,9 +9,6 @@
 
 namespace fusible {
 
-/// Kinds of operands: the wide floats as in output.hpp, then the codes of E4M3 and E5M2.
-constexpr int kOperandKinds = 5;
-
 /// A block of a product, of packed operands: sums[r, c] (+)= sum over u of left[r, u] right[u, c].
 struct Block {
     const std::int32_t* left;  // unit u of row r at left[r * row_stride + u * unit_stride]
@@ -52,12 +49,12 @@ struct Epilogue {
     float scale;
     float beta;  // 0: there is no addend
     const void* addend;
-    int addend_kind;
+    ElementKind addend_kind;
     const void* bias;  // [cols] or null
-    int bias_kind;
+    ElementKind bias_kind;
     GeluStep gelu;
     void* pre;  // what the GELU is applied to, written (or null); or what its derivative is taken at
-    int pre_kind;
+    ElementKind pre_kind;
     Output out;
 };
 
@@ -76,24 +73,24 @@ struct GemmKernels {
     int depth;  // elements of a unit
     int lanes;  // units of a vector
     int panel;  // columns of a panel
-    bool takes[kOperandKinds];
-    int units_kind;  // the kind of which elements in a row are units as they lie
+    bool takes[kElementKinds];
+    ElementKind units_kind;  // the kind of which elements in a row are units as they lie
 
     /// [rows, depth] contiguous in depth -> out[r][u]; see pack.hpp for all three.
-    void (*pack_rows[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
+    void (*pack_rows[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out,
                                      std::int64_t out_stride);
     /// [depth, width] contiguous in width -> out[u][j].
-    void (*pack_across[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out,
+    void (*pack_across[kElementKinds])(const void* source, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out,
                                        std::int64_t out_stride);
     /// [rows <= panel, depth] contiguous in depth -> out[u][r].
-    void (*pack_turned[kOperandKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
+    void (*pack_turned[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
 
     void (*multiply)(const Block& block);
 
     /// out[c][r] = sums[r][c], in whole squares of `lanes`: both sides reach to the next one.
     void (*turn)(const float* sums, std::ptrdiff_t stride, int rows, int cols, float* out, std::ptrdiff_t out_stride);
 
-    void (*multiply_few_rows[kOperandKinds])(const FewRows& few);
+    void (*multiply_few_rows[kElementKinds])(const FewRows& few);
 
     /// Returns the bits of max |value| where codes are written.
     std::int32_t (*finish)(const Epilogue& epilogue, const FinishedBlock& block);

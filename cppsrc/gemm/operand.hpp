@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "cast/checks.hpp"
 #include "cast/output.hpp"
+#include "runtime/checks.hpp"
 
 namespace fusible {
 
@@ -12,7 +12,7 @@ struct Operand {
     const std::uint8_t* data;
     std::int64_t rows;  // as it is stored
     std::int64_t cols;
-    int kind;  // see kernels.hpp
+    ElementKind kind;
     std::int64_t width;  // bytes of an element
     bool transposed;
     float scale;
@@ -23,13 +23,13 @@ struct Operand {
 inline Operand read_operand(const TensorView& view, bool transposed, DType dtype, Scalar scale, const char* name) {
     if (view.ndim < 1)
         throw ShapeError(expected("at least one dimension", name, "a scalar", "pass a matrix"));
-    int kind;
+    ElementKind kind;
     if (is_float8(dtype)) {
         check_codes(view, name, dtype);
-        kind = kWideKinds + format_index(dtype);
+        kind = code_kind(dtype);
     } else {
         check_dtype(view, name, view.dtype == dtype, name_of(dtype));
-        kind = source_index(view, name);
+        kind = wide_kind(view, name);
     }
     return {view.as<const std::uint8_t>(), view.rows(), view.cols(), kind, static_cast<std::int64_t>(size_of(view.dtype)), transposed, scale.value};
 }

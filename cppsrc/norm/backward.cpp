@@ -23,7 +23,7 @@ void check(const TensorView& dz, const TensorView& x, const OptionalView& mu, co
     if (mu) check_float32(*mu, "mu", x.rows());
     check_float32(rsigma, "rsigma", x.rows());
     if (!add) return;
-    source_index(*add, "add");
+    wide_kind(*add, "add");
     check_numel(*add, "add", x.numel());
 }
 
@@ -55,7 +55,7 @@ class RowSums {
 
 void write_total(const TensorView& out, const char* name, const float* values) {
     const std::int64_t cols = out.numel();
-    norm_kernels().emit(Output{source_index(out, name), out.data, nullptr, 1, cols, 1.0f}, values, 0, cols);
+    norm_kernels().emit(Output{wide_kind(out, name), out.data, nullptr, 1, cols, 1.0f}, values, 0, cols);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ void write_total(const TensorView& out, const char* name, const float* values) {
 void norm_bwd(const TensorView& dz, const TensorView& x, const OptionalView& mu, const TensorView& rsigma, const TensorView& weight,
               bool zero_centered_gamma, const TensorView& dx, const TensorView& dgamma, const OptionalView& dbeta, const OptionalView& add,
               int num_threads) {
-    const auto kernel = norm_kernels().backward[norm_index(mu.has_value())][source_index(x, "x")][source_index(dz, "dz")];
+    const auto kernel = norm_kernels().backward[norm_index(mu.has_value())][table_index(wide_kind(x, "x"))][table_index(wide_kind(dz, "dz"))];
     check(dz, x, mu, rsigma, weight, dx, dgamma, dbeta, add, num_threads);
     const std::int64_t rows = x.rows();
     const std::int64_t cols = x.cols();
@@ -71,7 +71,7 @@ void norm_bwd(const TensorView& dz, const TensorView& x, const OptionalView& mu,
     const NormBackward job{dz.data,
                            x.data,
                            add ? add->data : nullptr,
-                           add ? source_index(*add, "add") : 0,
+                           add ? wide_kind(*add, "add") : ElementKind::Float32,
                            mu ? mu->as<const float>() : nullptr,
                            rsigma.as<const float>(),
                            gamma.data(),

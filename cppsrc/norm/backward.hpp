@@ -47,7 +47,7 @@ inline void backward_rows(const NormBackward& job, std::int64_t first, float* su
     for (std::int64_t c = 0; c < job.cols; c += kAdded) {
         const std::int64_t end = job.cols - c < kAdded ? job.cols : c + kAdded;
         if (job.add != nullptr)
-            for (int r = 0; r < Rows; ++r) widen(job.add_source, job.add, (first + r) * job.cols + c, end - c, 0.0f, added[r]);
+            for (int r = 0; r < Rows; ++r) widen(job.add_kind, job.add, (first + r) * job.cols + c, end - c, 0.0f, added[r]);
         for_vectors(c, end, [&](std::int64_t i, auto lanes) {
             const F32 gamma = lanes.read(job.gamma + i);
             F32 dgamma = lanes.read(sums + i);

@@ -19,7 +19,7 @@ void check(const TensorView& x, const TensorView& weight, const OptionalView& bi
     if (bias) check_parameter(*bias, "bias", x.cols());
     if (mu) check_float32(*mu, "mu", x.rows());
     check_float32(rsigma, "rsigma", x.rows());
-    if (amax && out.kind < kWideKinds) throw ArgumentError(expected("no amax", "an unquantized output", "one", "ask for FP8 to get it"));
+    if (amax && is_wide(out.kind)) throw ArgumentError(expected("no amax", "an unquantized output", "one", "ask for FP8 to get it"));
     if (amax) check_float32(*amax, "amax", 1);
 }
 
@@ -28,7 +28,7 @@ void check(const TensorView& x, const TensorView& weight, const OptionalView& bi
 void norm_fwd(const TensorView& x, const TensorView& weight, const OptionalView& bias, const OptionalView& mu, const TensorView& rsigma,
               Scalar eps, bool zero_centered_gamma, const OptionalView& dst, DType dtype, const OptionalView& dst_transposed, Scalar scale,
               const OptionalView& amax, bool accumulate_amax, int num_threads) {
-    const int source = source_index(x, "x");
+    const int source = table_index(wide_kind(x, "x"));
     const int norm = norm_index(mu.has_value());
     const std::int64_t rows = x.rows();
     const std::int64_t cols = x.cols();

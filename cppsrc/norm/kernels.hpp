@@ -26,7 +26,7 @@ struct NormBackward {
     const void* dz;
     const void* x;
     const void* add;  // or null
-    int add_source;   // the index of its type
+    ElementKind add_kind;
     const float* mu;
     const float* rsigma;
     const float* gamma;
@@ -36,13 +36,13 @@ struct NormBackward {
 
 /// Rows are those in [begin, end). `forward` returns the bits of max |y| where codes are written.
 struct NormKernels {
-    std::int32_t (*forward[kNorms][kSources])(const NormForward& job, std::int64_t begin, std::int64_t end);
+    std::int32_t (*forward[kNorms][kWideKinds])(const NormForward& job, std::int64_t begin, std::int64_t end);
     /// The same with a transposed copy, for at most kTile rows.
-    std::int32_t (*forward_transposed[kNorms][kSources])(const NormForward& job, std::int64_t begin, std::int64_t end);
+    std::int32_t (*forward_transposed[kNorms][kWideKinds])(const NormForward& job, std::int64_t begin, std::int64_t end);
     /// By the types of x and of dz. Adds sum dz xh into sums[0, cols) and, of LayerNorm, sum dz into sums[cols, 2 cols).
-    void (*backward[kNorms][kSources][kSources])(const NormBackward& job, std::int64_t begin, std::int64_t end, float* sums);
+    void (*backward[kNorms][kWideKinds][kWideKinds])(const NormBackward& job, std::int64_t begin, std::int64_t end, float* sums);
     /// out[i] = source[offset + i] + plus.
-    void (*widen)(int source_index, const void* source, std::int64_t offset, std::int64_t count, float plus, float* out);
+    void (*widen)(ElementKind kind, const void* source, std::int64_t offset, std::int64_t count, float plus, float* out);
     std::int32_t (*emit)(const Output& out, const float* values, std::int64_t offset, std::int64_t count);
 };
 

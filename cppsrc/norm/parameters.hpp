@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "cast/checks.hpp"
 #include "norm/kernels.hpp"
+#include "runtime/checks.hpp"
 
 namespace fusible {
 
@@ -12,14 +12,14 @@ namespace fusible {
 inline int norm_index(bool centered) { return centered ? 0 : 1; }
 
 inline void check_parameter(const TensorView& parameter, const char* name, std::int64_t cols) {
-    source_index(parameter, name);
+    wide_kind(parameter, name);
     check_numel(parameter, name, cols);
 }
 
 /// `parameter` in float32, `plus` added.
 inline std::vector<float> widened(const TensorView& parameter, float plus) {
     std::vector<float> values(static_cast<std::size_t>(parameter.numel()));
-    norm_kernels().widen(source_index(parameter, "a parameter"), parameter.data, 0, parameter.numel(), plus, values.data());
+    norm_kernels().widen(wide_kind(parameter, "a parameter"), parameter.data, 0, parameter.numel(), plus, values.data());
     return values;
 }
 

@@ -1,6 +1,7 @@
 // Loops over a row by vectors, its end included.
 #pragma once
 
+#include "runtime/element_kind.hpp"
 #include "simd/math.hpp"
 
 namespace fusible {
@@ -89,11 +90,11 @@ inline void widen_run(const S* source, std::int64_t count, float plus, float* ou
     for_vectors(0, count, [&](std::int64_t i, auto lanes) { lanes.write(out + i, add(lanes.read(source + i), splat(plus))); });
 }
 
-inline void widen(int source_index, const void* source, std::int64_t offset, std::int64_t count, float plus, float* out) {
-    switch (source_index) {
-        case 0:
+inline void widen(ElementKind kind, const void* source, std::int64_t offset, std::int64_t count, float plus, float* out) {
+    switch (kind) {
+        case ElementKind::Float32:
             return widen_run(static_cast<const float*>(source) + offset, count, plus, out);
-        case 1:
+        case ElementKind::Float16:
             return widen_run(static_cast<const f16*>(source) + offset, count, plus, out);
         default:
             return widen_run(static_cast<const bf16*>(source) + offset, count, plus, out);

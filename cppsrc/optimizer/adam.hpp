@@ -29,10 +29,10 @@ template <Decay D>
 void adam(const AdamRun& run, std::size_t count, const AdamStep& step) {
     for (std::size_t begin = 0; begin < count; begin += kOperandBlock) {
         const auto length = static_cast<std::int64_t>(count - begin < kOperandBlock ? count - begin : kOperandBlock);
-        Block gradient(run.gradient, run.gradient_type, begin);
-        Block weight(run.weight, run.weight_type, begin);
-        Block first(run.first, run.first_type, begin);
-        Block second(run.second, run.second_type, begin);
+        Block gradient(run.gradient, run.gradient_kind, begin);
+        Block weight(run.weight, run.weight_kind, begin);
+        Block first(run.first, run.first_kind, begin);
+        Block second(run.second, run.second_kind, begin);
         float* const w = weight.read(length);
         float* const m = first.read(length);
         float* const v = second.read(length);
@@ -40,7 +40,7 @@ void adam(const AdamRun& run, std::size_t count, const AdamStep& step) {
         weight.write(w, length);
         first.write(m, length);
         second.write(v, length);
-        if (run.copy != nullptr) Block(run.copy, run.copy_type, begin).write(w, length);
+        if (run.copy != nullptr) Block(run.copy, run.copy_kind, begin).write(w, length);
     }
 }
 

@@ -12,32 +12,32 @@ namespace {
 
 constexpr std::size_t kOperandBlock = 512;
 
-/// Sizes and conversions by the index of a type.
-constexpr std::size_t kSizes[kSources] = {4, 2, 2};
+/// Bytes of an element, by its kind.
+constexpr std::size_t kSizes[kWideKinds] = {4, 2, 2};
 
 /// A block of an operand as fp32: where it lies, or in a buffer.
 class Block {
   public:
-    Block(const void* data, int type, std::size_t begin)
-        : at_(const_cast<char*>(static_cast<const char*>(data)) + begin * kSizes[type]), type_(type) {}
+    Block(const void* data, ElementKind kind, std::size_t begin)
+        : at_(const_cast<char*>(static_cast<const char*>(data)) + begin * kSizes[table_index(kind)]), kind_(kind) {}
 
-    float* values() { return type_ == 0 ? reinterpret_cast<float*>(at_) : buffer_; }
+    float* values() { return kind_ == ElementKind::Float32 ? reinterpret_cast<float*>(at_) : buffer_; }
 
     float* read(std::int64_t count) {
-        if (type_ == 1) load_run(reinterpret_cast<const f16*>(at_), buffer_, count);
-        if (type_ == 2) load_run(reinterpret_cast<const bf16*>(at_), buffer_, count);
+        if (kind_ == ElementKind::Float16) load_run(reinterpret_cast<const f16*>(at_), buffer_, count);
+        if (kind_ == ElementKind::BFloat16) load_run(reinterpret_cast<const bf16*>(at_), buffer_, count);
         return values();
     }
 
     void write(const float* values, std::int64_t count) {
-        if (type_ == 1) store_run(values, reinterpret_cast<f16*>(at_), count);
-        if (type_ == 2) store_run(values, reinterpret_cast<bf16*>(at_), count);
-        if (type_ == 0 && values != reinterpret_cast<float*>(at_)) store_run(values, reinterpret_cast<float*>(at_), count);
+        if (kind_ == ElementKind::Float16) store_run(values, reinterpret_cast<f16*>(at_), count);
+        if (kind_ == ElementKind::BFloat16) store_run(values, reinterpret_cast<bf16*>(at_), count);
+        if (kind_ == ElementKind::Float32 && values != reinterpret_cast<float*>(at_)) store_run(values, reinterpret_cast<float*>(at_), count);
     }
 
   private:
     char* at_;
-    int type_;
+    ElementKind kind_;
     alignas(64) float buffer_[kOperandBlock];
 };
 

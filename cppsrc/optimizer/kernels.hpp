@@ -25,18 +25,18 @@ struct AdamStep {
     float weight_decay;
 };
 
-/// A run of elements of one parameter; types are indices of a source type.
+/// A run of elements of one parameter.
 struct AdamRun {
     const void* gradient;
     void* weight;  // read and written
     void* first;
     void* second;
     void* copy;  // written as the weight is, or null
-    int gradient_type;
-    int weight_type;
-    int first_type;
-    int second_type;
-    int copy_type;
+    ElementKind gradient_kind;
+    ElementKind weight_kind;
+    ElementKind first_kind;
+    ElementKind second_kind;
+    ElementKind copy_kind;
 };
 
 /// The numbers of one step of stochastic gradient descent.
@@ -51,16 +51,16 @@ struct SgdStep {
     bool decay_after;  // weight decay is added to what the momentum gave, not to the gradient
 };
 
-/// A run of elements of one parameter; types are indices of a source type.
+/// A run of elements of one parameter.
 struct SgdRun {
     const void* gradient;
     void* weight;  // read and written
     void* momentum;
     void* copy;  // written as the weight is, or null
-    int gradient_type;
-    int weight_type;
-    int momentum_type;
-    int copy_type;
+    ElementKind gradient_kind;
+    ElementKind weight_kind;
+    ElementKind momentum_kind;
+    ElementKind copy_kind;
 };
 
 struct OptimizerKernels {
@@ -69,9 +69,9 @@ struct OptimizerKernels {
     /// By whether there is momentum.
     void (*sgd[2])(const SgdRun& run, std::size_t count, const SgdStep& step);
     /// By source type: the sum of the squares, in double.
-    double (*sum_of_squares[kSources])(const void* source, std::size_t count);
+    double (*sum_of_squares[kWideKinds])(const void* source, std::size_t count);
     /// By source type and type of the output: out = source * scale; returns the bits of max |source|, +inf and NaN above every finite number.
-    std::int32_t (*scale[kSources][kSources])(const void* source, void* out, std::size_t count, float scale);
+    std::int32_t (*scale[kWideKinds][kWideKinds])(const void* source, void* out, std::size_t count, float scale);
 };
 
 FUSIBLE_DECLARE_TABLES(OptimizerKernels, optimizer_kernels)

@@ -10,7 +10,7 @@ namespace fusible {
 
 namespace {
 
-int type_of(const TensorList& tensors, const Run& run) { return source_index(tensors[run.tensor], "a tensor"); }
+ElementKind kind_of(const TensorList& tensors, const Run& run) { return wide_kind(tensors[run.tensor], "a tensor"); }
 
 }  // namespace
 
@@ -30,7 +30,7 @@ void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, c
     const auto kernel = optimizer_kernels().adam[static_cast<int>(decay)];
     each_run(runs_of(gradients), num_threads, [&](std::size_t, const Run& run) {
         const AdamRun arguments{run.of(gradients), run.of(read), run.of(first), run.of(second), masters.empty() ? nullptr : run.of(weights),
-                                type_of(gradients, run), type_of(read, run), type_of(first, run), type_of(second, run), type_of(weights, run)};
+                                kind_of(gradients, run), kind_of(read, run), kind_of(first, run), kind_of(second, run), kind_of(weights, run)};
         kernel(arguments, run.count, step);
     });
 }
@@ -48,7 +48,7 @@ void multi_tensor_sgd(const TensorList& gradients, const TensorList& weights, co
     const auto kernel = optimizer_kernels().sgd[momentum != 0];
     each_run(runs_of(gradients), num_threads, [&](std::size_t, const Run& run) {
         const SgdRun arguments{run.of(gradients),       run.of(weights),       run.of(momenta),       copies.empty() ? nullptr : run.of(copies),
-                               type_of(gradients, run), type_of(weights, run), type_of(momenta, run), copies.empty() ? 0 : type_of(copies, run)};
+                               kind_of(gradients, run), kind_of(weights, run), kind_of(momenta, run), copies.empty() ? ElementKind::Float32 : kind_of(copies, run)};
         kernel(arguments, run.count, step);
     });
 }
@@ -59,7 +59,7 @@ std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& ten
     const auto runs = runs_of(tensors);
     std::vector<double> sums(runs.size());
     each_run(runs, num_threads, [&](std::size_t i, const Run& run) {
-        sums[i] = optimizer_kernels().sum_of_squares[type_of(tensors, run)](run.of(tensors), run.count);
+        sums[i] = optimizer_kernels().sum_of_squares[table_index(kind_of(tensors, run))](run.of(tensors), run.count);
     });
     // Added up in the order of the runs: a norm does not depend on the threads.
     double total = 0;
@@ -83,7 +83,7 @@ bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, dou
     }
     std::atomic<bool> finite{true};
     each_run(runs_of(inputs), num_threads, [&](std::size_t, const Run& run) {
-        const auto kernel = optimizer_kernels().scale[type_of(inputs, run)][type_of(outputs, run)];
+        const auto kernel = optimizer_kernels().scale[table_index(kind_of(inputs, run))][table_index(kind_of(outputs, run))];
         const std::int32_t largest = kernel(run.of(inputs), run.of(outputs), run.count, static_cast<float>(scale));
         if (largest >= kInfinity) finite.store(false, std::memory_order_relaxed);
     });

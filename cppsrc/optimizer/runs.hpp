@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cast/checks.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
 namespace fusible {
@@ -43,7 +43,7 @@ inline void check_list(const std::vector<TensorView>& tensors, const char* name,
     if (tensors.size() != like.size())
         throw ShapeError(expected(std::to_string(like.size()) + " tensors", name, std::to_string(tensors.size()), "pass one per parameter"));
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-        source_index(tensors[i], name);
+        wide_kind(tensors[i], name);
         check_numel(tensors[i], name, like[i].numel());
     }
 }

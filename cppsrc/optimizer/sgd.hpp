@@ -31,15 +31,15 @@ template <bool Momentum>
 void sgd(const SgdRun& run, std::size_t count, const SgdStep& step) {
     for (std::size_t begin = 0; begin < count; begin += kOperandBlock) {
         const auto length = static_cast<std::int64_t>(count - begin < kOperandBlock ? count - begin : kOperandBlock);
-        Block gradient(run.gradient, run.gradient_type, begin);
-        Block weight(run.weight, run.weight_type, begin);
-        Block momentum(run.momentum, run.momentum_type, begin);
+        Block gradient(run.gradient, run.gradient_kind, begin);
+        Block weight(run.weight, run.weight_kind, begin);
+        Block momentum(run.momentum, run.momentum_kind, begin);
         float* const w = weight.read(length);
         float* const m = Momentum ? momentum.read(length) : nullptr;
         sgd_block<Momentum>(gradient.read(length), w, m, length, step);
         weight.write(w, length);
         if (Momentum) momentum.write(m, length);
-        if (run.copy != nullptr) Block(run.copy, run.copy_type, begin).write(w, length);
+        if (run.copy != nullptr) Block(run.copy, run.copy_kind, begin).write(w, length);
     }
 }
 

@@ -25,7 +25,7 @@ struct RopeToken {
 
 struct RopeKernels {
     /// By source type, and by whether partners are neighbours (1) or half of the rotated width apart (0).
-    void (*rotate[kSources][2])(const RopeToken& token);
+    void (*rotate[kWideKinds][2])(const RopeToken& token);
     void (*sine_and_cosine)(const float* angles, float* sines, float* cosines, std::size_t count);
 };
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cast/checks.hpp"
 #include "rope/kernels.hpp"
 #include "rope/positions.hpp"
 #include "rope/rotations.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/indices.hpp"
 #include "runtime/threads.hpp"
 
@@ -111,7 +111,7 @@ void rotate(const StridedView& src, const TensorView& dst, const Shape& shape, i
 
 void rope(const StridedView& src, const TensorView& dst, const TensorView& freqs, bool sequence_first, bool interleaved, bool backward,
           const OptionalView& start_positions, const OptionalView& cu_seqlens, int cp_size, int cp_rank, int num_threads) {
-    const int source = source_index(src, "src");
+    const int source = table_index(wide_kind(src, "src"));
     const Shape shape = shape_of(src, cu_seqlens.has_value());
     const std::int64_t sequences = cu_seqlens ? cu_seqlens->numel() - 1 : sequence_first ? shape.inner : shape.outer;
     check(src, dst, freqs, start_positions, cu_seqlens, sequences, cp_size, cp_rank, num_threads);

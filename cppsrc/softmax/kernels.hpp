@@ -37,8 +37,8 @@ struct SoftmaxGradientRow {
 
 struct SoftmaxKernels {
     /// By source type, and by whether there is a mask.
-    void (*forward[kSources][2])(const SoftmaxRow& row);
-    void (*backward[kSources])(const SoftmaxGradientRow& row);
+    void (*forward[kWideKinds][2])(const SoftmaxRow& row);
+    void (*backward[kWideKinds])(const SoftmaxGradientRow& row);
 };
 
 FUSIBLE_DECLARE_TABLES(SoftmaxKernels, softmax_kernels)

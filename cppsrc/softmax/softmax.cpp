@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cast/checks.hpp"
+#include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 #include "softmax/kernels.hpp"
 
@@ -95,7 +95,7 @@ std::size_t bytes_of(const TensorView& tensor) { return static_cast<std::size_t>
 
 void softmax_forward(const TensorView& src, const TensorView& dst, double scale, const std::optional<TensorView>& mask, bool causal,
                      int num_threads) {
-    const int source = source_index(src, "src");
+    const int source = table_index(wide_kind(src, "src"));
     check_threads(num_threads);
     check_like(dst, "dst", src);
     const Scores scores(src, causal);
@@ -112,7 +112,7 @@ void softmax_forward(const TensorView& src, const TensorView& dst, double scale,
 }
 
 void softmax_backward(const TensorView& grads, const TensorView& results, const TensorView& dst, double scale, bool causal, int num_threads) {
-    const int source = source_index(grads, "grads");
+    const int source = table_index(wide_kind(grads, "grads"));
     check_threads(num_threads);
     check_like(results, "results", grads);
     check_like(dst, "dst", grads);

@@ -1,19 +1,20 @@
-// What the casts ask of their arguments, and the indices of a kernel table.
+// What every family asks of its arguments, and the kinds of their elements.
 #pragma once
 
 #include "fusible/tensor_view.hpp"
+#include "runtime/element_kind.hpp"
 
 namespace fusible {
 
-inline int source_index(const TensorBase& tensor, const char* name) {
+inline ElementKind wide_kind(const TensorBase& tensor, const char* name) {
     check_dtype(tensor, name, is_wide_float(tensor.dtype), "float32, float16 or bfloat16");
-    return tensor.dtype == DType::Float32 ? 0 : tensor.dtype == DType::Float16 ? 1 : 2;
+    return tensor.dtype == DType::Float32 ? ElementKind::Float32 : tensor.dtype == DType::Float16 ? ElementKind::Float16 : ElementKind::BFloat16;
 }
 
-inline int format_index(DType dtype) {
+inline ElementKind code_kind(DType dtype) {
     if (!is_float8(dtype))
         throw DTypeError(expected("float8_e4m3fn or float8_e5m2", "fp8_dtype", name_of(dtype), "choose one of the FP8 formats"));
-    return dtype == DType::Float8E4M3 ? 0 : 1;
+    return dtype == DType::Float8E4M3 ? ElementKind::E4M3 : ElementKind::E5M2;
 }
 
 /// Codes travel as uint8, or as the float8 dtype that they are.
