@@ -8,11 +8,11 @@
 #include "runtime/select.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::activation {
 
 namespace {
 
-const ActivationKernels& kernels() { return FUSIBLE_SELECT(activation_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
 template <int Count>
 int index_of(const std::string& name, const char* const (&names)[Count], const char* what) {
@@ -57,8 +57,8 @@ struct Cut {
 /// Tiles where there is a transposed copy, else runs: pieces of a row, or whole rows. Column sums are added up a chunk of rows at a time, over as
 /// much of a row as leaves work for every thread.
 Cut cut_of(const ActivationJob& job, bool with_sums, int threads) {
-    const std::int64_t chunk = ColumnSums::rows_per_chunk(job.out.rows);
-    if (job.out.transposed != nullptr) return {kernels().tile, kTile, kTile, chunk, 4 * kTile};
+    const std::int64_t chunk = cast::ColumnSums::rows_per_chunk(job.out.rows);
+    if (job.out.transposed != nullptr) return {kernels().tile, cast::kTile, cast::kTile, chunk, 4 * cast::kTile};
     const std::int64_t width = std::max<std::int64_t>(1, std::min<std::int64_t>(job.width, kRun));
     if (!with_sums) return {kernels().run, kRun / width, width, kRun / width, width};
     const std::int64_t parts = job.out.rows >= 2 * threads * chunk ? 1 : threads;
@@ -66,7 +66,7 @@ Cut cut_of(const ActivationJob& job, bool with_sums, int threads) {
     return {kernels().run, kRun / width, width, chunk, std::max<std::int64_t>(1, runs) * kRun};
 }
 
-void run_blocks(const ActivationJob& job, const Cut& cut, ColumnSums* sums, Maximum& maximum, int threads) {
+void run_blocks(const ActivationJob& job, const Cut& cut, cast::ColumnSums* sums, cast::Maximum& maximum, int threads) {
     const std::int64_t rows = job.out.rows;
     const std::int64_t across = (job.width + cut.task_cols - 1) / cut.task_cols;
     const std::int64_t tasks = across * ((rows + cut.task_rows - 1) / cut.task_rows);
@@ -114,16 +114,16 @@ ActivationJob checked(const Input& input, const Destination& to) {
     if (to.amax) check_float32(*to.amax, "amax", 1);
     if (to.amax && !is_float8(to.dtype)) throw ArgumentError(expected("None", "amax", "a tensor", "ask for FP8 to get one"));
     if (to.bias_grad != nullptr) check_float32(*to.bias_grad, "bias_grad", width);
-    job.out = read_output(to.dst, to.dtype, to.dst_transposed, to.scale, rows, width * input.halves_out);
+    job.out = cast::read_output(to.dst, to.dtype, to.dst_transposed, to.scale, rows, width * input.halves_out);
     return job;
 }
 
 void apply(const Input& input, const Destination& to) {
     ActivationJob job = checked(input, to);
     const int threads = threads_for(to.num_threads, static_cast<std::size_t>(job.out.rows * job.width) * sizeof(float));
-    Maximum maximum;
+    cast::Maximum maximum;
     if (to.bias_grad != nullptr) {
-        ColumnSums sums(job.out.rows, job.width);
+        cast::ColumnSums sums(job.out.rows, job.width);
         run_blocks(job, cut_of(job, true, threads), &sums, maximum, threads);
         sums.total(to.bias_grad->as<float>());
     } else {
@@ -168,4 +168,4 @@ void gated_activation_backward(const std::string& name, const TensorView& grad, 
           {dst, dtype, dst_transposed, scale, amax, accumulate_amax, nullptr, num_threads});
 }
 
-}  // namespace fusible
+}  // namespace fusible::activation

@@ -5,7 +5,7 @@
 
 #include "cast/cast.hpp"
 
-namespace fusible {
+namespace fusible::activation {
 
 /// dst = f(src).
 void activation(const std::string& name, const TensorView& src, const OptionalView& dst, DType dtype, const OptionalView& dst_transposed,
@@ -26,4 +26,4 @@ void gated_activation_backward(const std::string& name, const TensorView& grad, 
                                const OptionalView& dst_transposed, Scalar scale, const OptionalView& amax, bool accumulate_amax, float beta1,
                                float beta2, float limit, float alpha, float offset, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::activation

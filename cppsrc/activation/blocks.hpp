@@ -5,9 +5,11 @@
 #include "activation/kernels.hpp"
 #include "cast/emit.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::activation::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace cast::FUSIBLE_LEVEL;
 
 template <class A>
 void value(const Points& points, float* out, float*) {
@@ -48,8 +50,8 @@ inline void widen(const void* data, std::int64_t offset, std::int64_t stride, in
     for (int r = 0; r < rows; ++r, out += cols) {
         const S* source = static_cast<const S*>(data) + offset + r * stride;
         int i = 0;
-        if (cols == kTile)  // the next tile lies beside this one
-            for (int c = 0; c < kTile; c += kStep) prefetch_step(source + kTile + c);
+        if (cols == cast::kTile)  // the next tile lies beside this one
+            for (int c = 0; c < cast::kTile; c += kStep) prefetch_step(source + cast::kTile + c);
         for (; i + kLanes <= cols; i += kLanes) store(out + i, load(source + i));
         for (; i < cols; ++i) out[i] = to_float(source[i]);
     }
@@ -111,7 +113,7 @@ std::int32_t run(const ActivationJob& job, const Block& block, float* column_sum
 }
 
 std::int32_t tile(const ActivationJob& job, const Block& block, float* column_sums) {
-    Floats<kTile * kTile> results[2];
+    Floats<cast::kTile * cast::kTile> results[2];
     compute(job, block, results[0].at, results[1].at);
     std::int32_t amax = 0;
     for (int half = 0; half < job.halves_out; ++half) {
@@ -122,5 +124,4 @@ std::int32_t tile(const ActivationJob& job, const Block& block, float* column_su
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::activation::FUSIBLE_LEVEL

@@ -4,9 +4,10 @@
 #include "activation/kernels.hpp"
 #include "activation/pointwise.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::activation::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// A(a) b.
 template <class A>
@@ -65,5 +66,4 @@ struct ClampedSwiglu {
 };
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::activation::FUSIBLE_LEVEL

@@ -3,9 +3,10 @@
 
 #include "simd/math.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::activation::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 struct Gelu {
     static constexpr float kTwice = 1.59576912f;  // 2 sqrt(2/pi)
@@ -28,5 +29,4 @@ struct Gelu {
 };
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::activation::FUSIBLE_LEVEL

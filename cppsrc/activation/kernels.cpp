@@ -3,12 +3,11 @@
 
 #include "activation/blocks.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::activation::FUSIBLE_LEVEL {
 
-extern const ActivationKernels activation_kernels;
+extern const Kernels kernels;
 
-const ActivationKernels activation_kernels = {
+const Kernels kernels = {
     {value<Gelu>, value<QGelu>, value<Relu>, value<Sigmoid>, value<Silu>, value<SRelu>},
     {gradient<Gelu>, gradient<QGelu>, gradient<Relu>, gradient<Sigmoid>, gradient<Silu>, gradient<SRelu>},
     {gated_value<Gate<Gelu>>, gated_value<Gate<QGelu>>, gated_value<Gate<Relu>>, gated_value<Gate<Sigmoid>>, gated_value<Gate<Silu>>,
@@ -19,5 +18,4 @@ const ActivationKernels activation_kernels = {
     tile,
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::activation::FUSIBLE_LEVEL

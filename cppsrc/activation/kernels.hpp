@@ -7,7 +7,7 @@
 #include "cast/output.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::activation {
 
 /// The order of the tables below. A gated activation is a pointwise one of the first half times the second half, or a formula of its own.
 constexpr const char* kPointwiseNames[] = {"gelu", "qgelu", "relu", "sigmoid", "silu", "srelu"};
@@ -48,7 +48,7 @@ struct ActivationJob {
     Formula formula;
     Operand grad;  // data is null where there is none
     Operand x;
-    Output out;
+    cast::Output out;
     std::int64_t width;
     int halves_in;
     int halves_out;
@@ -69,15 +69,15 @@ using Emitter = std::int32_t (*)(const ActivationJob& job, const Block& block, f
 /// Elements that are computed at once, between buffers in the first-level cache; 1024 measured best of 512 to 2048 (Zen 5).
 constexpr int kRun = 1024;
 
-struct ActivationKernels {
+struct Kernels {
     Formula value[kPointwise];
     Formula gradient[kPointwise];
     Formula gated_value[kGated];
     Formula gated_gradient[kGated];
     Emitter run;   // at most kRun elements, row by row
-    Emitter tile;  // at most kTile x kTile elements, with a transposed copy
+    Emitter tile;  // at most cast::kTile x cast::kTile elements, with a transposed copy
 };
 
-FUSIBLE_DECLARE_TABLES(ActivationKernels, activation_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
-}  // namespace fusible
+}  // namespace fusible::activation

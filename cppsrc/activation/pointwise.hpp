@@ -4,9 +4,10 @@
 #include "activation/gelu.hpp"
 #include "simd/math.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::activation::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 struct Sigmoid {
     static F32 value(F32 x) { return sigmoid(x); }
@@ -69,5 +70,4 @@ template <>
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::activation::FUSIBLE_LEVEL

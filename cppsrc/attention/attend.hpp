@@ -4,9 +4,11 @@
 #include "attention/probabilities.hpp"
 #include "gemm/tile.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::attention::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace gemm::FUSIBLE_LEVEL;
 
 constexpr float kLargeScore = 16.0f;
 
@@ -105,5 +107,4 @@ void attend(const AttendTile& t) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::attention::FUSIBLE_LEVEL

@@ -5,7 +5,7 @@
 #include "cast/cast.hpp"
 #include "fusible/strided_view.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 /// out = dropout(softmax(scale q k^T)) v; see the stub for every argument.
 void attention_forward(const StridedView& q, const StridedView& k, const StridedView& v, const StridedView& out, const StridedView& stats,
@@ -26,4 +26,4 @@ void attention_backward(const StridedView& q, const StridedView& k, const Stride
 void copy_to_cache(const StridedView& new_k, const StridedView& k_cache, const StridedView& new_v, const StridedView& v_cache,
                    const OptionalView& table, const TensorView& new_lengths, const TensorView& cached_lengths, bool paged, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::attention

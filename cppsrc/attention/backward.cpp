@@ -7,7 +7,7 @@
 #include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 namespace {
 
@@ -56,7 +56,7 @@ struct Keys {
 class Backward {
   public:
     Backward(const Problem& problem, const Tensors& tensors, int threads)
-        : kernels_(attention_kernels_for(problem.q.kind)), p_(problem), t_(tensors), threads_(threads) {}
+        : kernels_(kernels_for(problem.q.kind)), p_(problem), t_(tensors), threads_(threads) {}
 
     void run() {
         const auto pairs = static_cast<std::int64_t>(p_.sequences.size()) * p_.k.heads;
@@ -198,8 +198,10 @@ class Backward {
         std::fill(b.dv, b.dv + keys * width(p_.v.cols), 0.0f);
         for (std::int64_t i = 0; i < blocks * p_.share(); ++i) differentiate_block(s, kv_head, first, keys, i, rows, b);
         for (std::int64_t j = 0; j < keys; ++j) {
-            kernels_.write[table_index(t_.dk.kind)](b.dk + j * width(p_.k.cols), p_.scale, p_.k.cols, t_.dk.at(s.index, s.first_key + first + j, kv_head));
-            kernels_.write[table_index(t_.dv.kind)](b.dv + j * width(p_.v.cols), 1.0f, p_.v.cols, t_.dv.at(s.index, s.first_key + first + j, kv_head));
+            kernels_.write[table_index(t_.dk.kind)](b.dk + j * width(p_.k.cols), p_.scale, p_.k.cols,
+                                                    t_.dk.at(s.index, s.first_key + first + j, kv_head));
+            kernels_.write[table_index(t_.dv.kind)](b.dv + j * width(p_.v.cols), 1.0f, p_.v.cols,
+                                                    t_.dv.at(s.index, s.first_key + first + j, kv_head));
         }
     }
 
@@ -270,7 +272,7 @@ class Backward {
         write_queries(s, pair % p_.k.heads, sum);
     }
 
-    const AttentionKernels& kernels_;
+    const Kernels& kernels_;
     const Problem& p_;
     const Tensors& t_;
     int threads_;
@@ -311,4 +313,4 @@ void attention_backward(const StridedView& q, const StridedView& k, const Stride
     if (extra_gradient) backward.write_extra(extra_gradient->as<float>());
 }
 
-}  // namespace fusible
+}  // namespace fusible::attention

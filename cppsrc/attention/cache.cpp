@@ -7,7 +7,7 @@
 #include "runtime/indices.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 namespace {
 
@@ -149,4 +149,4 @@ void copy_to_cache(const StridedView& new_k, const StridedView& k_cache, const S
     put(values, moves_v, threads);
 }
 
-}  // namespace fusible
+}  // namespace fusible::attention

@@ -3,9 +3,10 @@
 
 #include "attention/attend.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::attention::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Hides the scores of a key from the rows of `whole` that do not see it.
 inline void hide(const GradientTile& t, int key, Span whole) {
@@ -90,5 +91,4 @@ void differentiate(const GradientTile& t) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::attention::FUSIBLE_LEVEL

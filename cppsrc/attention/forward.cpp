@@ -8,7 +8,7 @@
 #include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 namespace {
 
@@ -28,7 +28,7 @@ thread_local Workspace run_workspace;
 class Forward {
   public:
     Forward(const Problem& problem, const TokenView& out, const TokenView& stats, const TokenView& largest, int threads)
-        : kernels_(attention_kernels_for(problem.q.kind)), p_(problem), packer_(kernels_, problem), out_(out), stats_(stats), largest_(largest),
+        : kernels_(kernels_for(problem.q.kind)), p_(problem), packer_(kernels_, problem), out_(out), stats_(stats), largest_(largest),
           threads_(threads) {}
 
     void run() {
@@ -316,7 +316,8 @@ class Forward {
             float total = 0.0f;
             for (int i = 0; i < kernels_.lanes; ++i) total += state.sums[r * kMaxLanes + i];
             const bool nothing = total == 0.0f;
-            kernels_.write[table_index(out_.kind)](state.out + r * out_stride(), nothing ? 0.0f : 1.0f / total, p_.v.cols, out_.at(s.index, token, head));
+            kernels_.write[table_index(out_.kind)](state.out + r * out_stride(), nothing ? 0.0f : 1.0f / total, p_.v.cols,
+                                                   out_.at(s.index, token, head));
             *reinterpret_cast<float*>(stats_.at(s.index, token, head)) = nothing ? -kInfinity : state.base[r] + std::log(total);
             // A maximum of vectors may lose a NaN among numbers; the sum does not.
             const bool lost = std::isnan(total) && state.largest[r] < kInfinity;
@@ -324,7 +325,7 @@ class Forward {
         }
     }
 
-    const AttentionKernels& kernels_;
+    const Kernels& kernels_;
     const Problem& p_;
     KeyPacker packer_;
     TokenView out_;
@@ -360,4 +361,4 @@ void attention_forward(const StridedView& q, const StridedView& k, const Strided
     Forward(problem, o, row_stats, row_largest, threads_for(num_threads, problem.work())).run();
 }
 
-}  // namespace fusible
+}  // namespace fusible::attention

@@ -4,10 +4,12 @@
 #include "attention/differentiate.hpp"
 #include "gemm/pack.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::attention::FUSIBLE_LEVEL {
 
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace gemm::FUSIBLE_LEVEL;
 
 template <class S>
 float dot_of(const void* left, const void* right, std::int64_t count) {
@@ -32,7 +34,7 @@ void write(const float* values, float factor, std::int64_t count, void* untyped)
 
 }  // namespace
 
-extern const AttentionKernels attention_kernels;
+extern const Kernels kernels;
 
 #if defined(__AVX512BF16__)
 
@@ -47,7 +49,7 @@ extern const AttentionKernels attention_kernels;
 
 #endif
 
-const AttentionKernels attention_kernels = {
+const Kernels kernels = {
     kDepth,
     kLanes,
     kPanel,
@@ -61,5 +63,4 @@ const AttentionKernels attention_kernels = {
     {write<float>, write<f16>, write<bf16>},
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::attention::FUSIBLE_LEVEL

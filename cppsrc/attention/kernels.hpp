@@ -7,7 +7,7 @@
 #include "cast/output.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 constexpr int kMaxBlockRows = 96;   // queries of a forward block: a multiple of every level's tile
 constexpr int kMaxTileKeys = 256;   // keys that a forward block sees at once
@@ -99,7 +99,7 @@ struct GradientTile {
     std::ptrdiff_t dv_stride;
 };
 
-struct AttentionKernels {
+struct Kernels {
     int depth;  // elements of a unit
     int lanes;  // units of a vector
     int panel;  // columns of a panel
@@ -122,9 +122,9 @@ struct AttentionKernels {
     void (*write[kWideKinds])(const float* values, float factor, std::int64_t count, void* out);
 };
 
-FUSIBLE_DECLARE_TABLES(AttentionKernels, attention_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 namespace avx512bf16 {
-extern const AttentionKernels attention_kernels;
+extern const Kernels kernels;
 }
 
-}  // namespace fusible
+}  // namespace fusible::attention

@@ -5,14 +5,14 @@
 
 #include "attention/problem.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 constexpr std::int64_t kRunKeys = 64;  // packed at once: whole panels and units at every level
 
 /// Packs keys and values of a sequence and a kv head, from wherever their pages are.
 class KeyPacker {
   public:
-    KeyPacker(const AttentionKernels& kernels, const Problem& problem) : kernels_(kernels), p_(problem) {}
+    KeyPacker(const Kernels& kernels, const Problem& problem) : kernels_(kernels), p_(problem) {}
 
     std::int64_t units(std::int64_t elements) const { return ceil_div(elements, kernels_.depth); }
     std::int64_t value_panels() const { return ceil_div(p_.v.cols, kernels_.panel); }
@@ -29,7 +29,8 @@ class KeyPacker {
         const Rows rows = find(s, p_.k, p_.pages_k, head, first, count, gathered);
         for (std::int64_t j = 0; j < count; j += kernels_.panel) {
             const std::int64_t some = std::min<std::int64_t>(kernels_.panel, count - j);
-            kernels_.pack_turned[table_index(p_.k.kind)](rows.data + j * rows.stride * p_.k.width, rows.stride, some, p_.k.cols, out + j * units(p_.k.cols));
+            const auto* const from = rows.data + j * rows.stride * p_.k.width;
+            kernels_.pack_turned[table_index(p_.k.kind)](from, rows.stride, some, p_.k.cols, out + j * units(p_.k.cols));
         }
     }
 
@@ -87,8 +88,8 @@ class KeyPacker {
         return {gathered, x.cols};
     }
 
-    const AttentionKernels& kernels_;
+    const Kernels& kernels_;
     const Problem& p_;
 };
 
-}  // namespace fusible
+}  // namespace fusible::attention

@@ -4,9 +4,11 @@
 #include "attention/kernels.hpp"
 #include "gemm/units.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::attention::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace gemm::FUSIBLE_LEVEL;
 
 constexpr float kLog2E = 1.44269504f;
 constexpr float kInfinity = __builtin_inff();
@@ -89,5 +91,4 @@ inline void fill(float* values, int begin, int end, float value) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::attention::FUSIBLE_LEVEL

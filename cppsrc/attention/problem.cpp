@@ -4,7 +4,7 @@
 #include "runtime/indices.hpp"
 #include "runtime/select.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 namespace {
 
@@ -222,12 +222,12 @@ Problem read_problem(const StridedView& q, const StridedView& k, const StridedVi
     return p;
 }
 
-const AttentionKernels& attention_kernels_for(ElementKind kind) {
+const Kernels& kernels_for(ElementKind kind) {
 #if defined(FUSIBLE_X86_KERNELS)
-    if (current_level() == Level::Avx512Bf16 && avx512bf16::attention_kernels.takes[table_index(kind)]) return avx512bf16::attention_kernels;
+    if (current_level() == Level::Avx512Bf16 && avx512bf16::kernels.takes[table_index(kind)]) return avx512bf16::kernels;
 #endif
     (void)kind;
-    return FUSIBLE_SELECT(attention_kernels);
+    return FUSIBLE_SELECT(kernels);
 }
 
-}  // namespace fusible
+}  // namespace fusible::attention

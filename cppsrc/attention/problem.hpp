@@ -8,7 +8,7 @@
 #include "attention/kernels.hpp"
 #include "runtime/round_up.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 /// [batches, tokens, heads, cols], or [tokens, heads, cols] where all sequences lie one after another.
 struct TokenView {
@@ -116,9 +116,9 @@ TokenView read_statistics(const StridedView& view, const char* name, const Token
 TokenView read_tokens(const StridedView& view, const char* name);
 
 /// The table for operands of a kind at the level in force.
-const AttentionKernels& attention_kernels_for(ElementKind kind);
+const Kernels& kernels_for(ElementKind kind);
 
 
 inline std::int64_t ceil_div(std::int64_t value, std::int64_t step) { return (value + step - 1) / step; }
 
-}  // namespace fusible
+}  // namespace fusible::attention

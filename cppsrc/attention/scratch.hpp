@@ -3,7 +3,7 @@
 
 #include "runtime/workspace.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 class Slices {
   public:
@@ -33,4 +33,4 @@ void carve(Workspace& workspace, const LayOut& lay_out) {
     lay_out(slices);
 }
 
-}  // namespace fusible
+}  // namespace fusible::attention

@@ -7,7 +7,7 @@
 #include "attention/kernels.hpp"
 #include "attention/problem.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 /// Keys and values packed ahead, in tiles of kMaxTileKeys; null where the one block of queries packs them as it goes.
 struct PackedKeys {
@@ -61,4 +61,4 @@ struct BlockScratch {
     std::uint8_t* gathered;
 };
 
-}  // namespace fusible
+}  // namespace fusible::attention

@@ -7,11 +7,11 @@ namespace fusible {
 void bind_casts(pybind11::module_& m) {
     using pybind11::arg;
     const auto none = pybind11::none();
-    define(m, "quantize", quantize, reads<1, 3, 9>, arg("src"), arg("dst"), arg("scale"), arg("fp8_dtype"), arg("dst_transposed") = none,
+    define(m, "quantize", cast::quantize, reads<1, 3, 9>, arg("src"), arg("dst"), arg("scale"), arg("fp8_dtype"), arg("dst_transposed") = none,
           arg("amax") = none, arg("accumulate_amax") = false, arg("bias_grad") = none, arg("noop") = none, arg("num_threads") = 0);
-    define(m, "dequantize", dequantize, reads<1, 3>, arg("src"), arg("dst"), arg("scale_inv"), arg("fp8_dtype"), arg("num_threads") = 0);
-    define(m, "amax", amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
-    define(m, "transpose_bytes", transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
+    define(m, "dequantize", cast::dequantize, reads<1, 3>, arg("src"), arg("dst"), arg("scale_inv"), arg("fp8_dtype"), arg("num_threads") = 0);
+    define(m, "amax", cast::amax, reads<1>, arg("src"), arg("out") = none, arg("num_threads") = 0);
+    define(m, "transpose_bytes", cast::transpose_bytes, reads<1>, arg("src"), arg("dst"), arg("num_threads") = 0);
 }
 
 }  // namespace fusible

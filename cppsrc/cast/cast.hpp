@@ -1,13 +1,9 @@
 // The casts on tensors: checked, split over threads, and served by the kernels of the level in force.
 #pragma once
 
-#include <optional>
-
 #include "fusible/tensor_view.hpp"
 
-namespace fusible {
-
-using OptionalView = std::optional<TensorView>;
+namespace fusible::cast {
 
 /// q = fp8(src * scale), rounded to nearest even and saturated; see the stub for every argument.
 void quantize(const TensorView& src, const OptionalView& dst, Scalar scale, DType fp8_dtype, const OptionalView& dst_transposed,
@@ -22,4 +18,4 @@ void dequantize(const TensorView& src, const TensorView& dst, Scalar scale_inv, 
 /// dst[c, r] = src[r, c], for one-byte elements; src is read as [rows, cols] with its last dimension as cols.
 void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::cast

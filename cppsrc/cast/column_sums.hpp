@@ -7,7 +7,7 @@
 
 #include "cast/kernels.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 /// One partial sum a chunk of rows, added up in the order of the chunks: a total does not depend on the threads.
 ///
@@ -42,4 +42,4 @@ class ColumnSums {
     std::vector<float> partials_;
 };
 
-}  // namespace fusible
+}  // namespace fusible::cast

@@ -8,7 +8,7 @@
 #include "cast/output.hpp"
 #include "runtime/checks.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 /// `dst` and `dst_transposed` as an Output. Wide floats: dst alone, of `dtype`. FP8: codes of src * scale in either or both.
 inline Output read_output(const OptionalView& dst, DType dtype, const OptionalView& dst_transposed, Scalar scale, std::int64_t rows,
@@ -34,4 +34,4 @@ inline Output read_output(const OptionalView& dst, DType dtype, const OptionalVi
     return out;
 }
 
-}  // namespace fusible
+}  // namespace fusible::cast

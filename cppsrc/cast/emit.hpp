@@ -4,9 +4,10 @@
 #include "cast/output.hpp"
 #include "cast/strips.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 template <class S>
 inline void store_run(const float* values, S* out, std::int64_t count) {
@@ -63,5 +64,4 @@ inline void store_run(const float* values, S* out, std::int64_t count) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::cast::FUSIBLE_LEVEL

@@ -3,9 +3,10 @@
 
 #include "simd/simd.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 struct E4M3 {
     static constexpr int kMantissa = 3;
@@ -84,5 +85,4 @@ inline F32 decode(I32 codes) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::cast::FUSIBLE_LEVEL

@@ -3,12 +3,11 @@
 
 #include "cast/strips.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::cast::FUSIBLE_LEVEL {
 
-extern const CastKernels cast_kernels;
+extern const Kernels kernels;
 
-const CastKernels cast_kernels = {
+const Kernels kernels = {
     {{quantize<float, E4M3>, quantize<float, E5M2>},
      {quantize<f16, E4M3>, quantize<f16, E5M2>},
      {quantize<bf16, E4M3>, quantize<bf16, E5M2>}},
@@ -21,5 +20,4 @@ const CastKernels cast_kernels = {
     transpose_tile,
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::cast::FUSIBLE_LEVEL

@@ -7,7 +7,7 @@
 #include "runtime/element_kind.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 /// Side of the square that is transposed at once, in elements.
 constexpr int kTile = 64;
@@ -30,7 +30,7 @@ struct StripArguments {
 };
 
 /// Functions that look at wide floats return max |x| as the bits of a float: +inf and NaN compare above every finite number.
-struct CastKernels {
+struct Kernels {
     std::int32_t (*quantize[kWideKinds][kFormats])(const void* source, std::uint8_t* codes, std::size_t count, float scale);
     std::int32_t (*quantize_strip[kWideKinds][kFormats])(const StripArguments& strip);
     std::int32_t (*amax[kWideKinds])(const void* source, std::size_t count);
@@ -38,9 +38,9 @@ struct CastKernels {
     void (*transpose_tile)(const std::uint8_t* source, std::ptrdiff_t source_stride, std::uint8_t* out, std::ptrdiff_t out_stride);
 };
 
-FUSIBLE_DECLARE_TABLES(CastKernels, cast_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
 /// The table of the level in force.
-const CastKernels& cast_kernels();
+const Kernels& kernels();
 
-}  // namespace fusible
+}  // namespace fusible::cast

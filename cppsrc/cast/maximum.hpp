@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace fusible {
+namespace fusible::cast {
 
 class Maximum {
   public:
@@ -36,4 +36,4 @@ class Maximum {
     std::atomic<std::int32_t> bits_{0};
 };
 
-}  // namespace fusible
+}  // namespace fusible::cast

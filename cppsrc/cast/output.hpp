@@ -5,7 +5,7 @@
 
 #include "runtime/element_kind.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 /// A matrix [rows, cols]. `data` may be null where only the transposed codes [cols, rows] are wanted.
 struct Output {
@@ -17,4 +17,4 @@ struct Output {
     float scale;  // of codes
 };
 
-}  // namespace fusible
+}  // namespace fusible::cast

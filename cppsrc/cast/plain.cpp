@@ -7,7 +7,7 @@
 #include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 namespace {
 
@@ -28,7 +28,7 @@ void transpose_edge(const std::uint8_t* source, std::int64_t cols, std::uint8_t*
 }  // namespace
 
 float amax(const TensorView& src, const OptionalView& out, int num_threads) {
-    const auto kernel = cast_kernels().amax[table_index(wide_kind(src, "src"))];
+    const auto kernel = kernels().amax[table_index(wide_kind(src, "src"))];
     check_threads(num_threads);
     if (out) check_float32(*out, "out", 1);
     const std::int64_t count = src.numel();
@@ -44,7 +44,7 @@ float amax(const TensorView& src, const OptionalView& out, int num_threads) {
 }
 
 void dequantize(const TensorView& src, const TensorView& dst, Scalar scale_inv, DType fp8_dtype, int num_threads) {
-    const auto kernel = cast_kernels().dequantize[format_index(code_kind(fp8_dtype))][table_index(wide_kind(dst, "dst"))];
+    const auto kernel = kernels().dequantize[format_index(code_kind(fp8_dtype))][table_index(wide_kind(dst, "dst"))];
     check_threads(num_threads);
     check_codes(src, "src", fp8_dtype);
     check_numel(dst, "dst", src.numel());
@@ -64,7 +64,7 @@ void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threa
     check_one_byte(dst, "dst");
     check_numel(dst, "dst", src.numel());
     check_elsewhere(dst, "dst", src, "src");
-    const auto kernel = cast_kernels().transpose_tile;
+    const auto kernel = kernels().transpose_tile;
     const std::int64_t rows = src.rows();
     const std::int64_t cols = src.cols();
     const auto* source = src.as<const std::uint8_t>();
@@ -85,4 +85,4 @@ void transpose_bytes(const TensorView& src, const TensorView& dst, int num_threa
     });
 }
 
-}  // namespace fusible
+}  // namespace fusible::cast

@@ -7,7 +7,7 @@
 #include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 namespace {
 
@@ -46,7 +46,7 @@ void check(const TensorView& src, const OptionalView& dst, DType fp8_dtype, cons
 }
 
 void quantize_runs(const Job& job, Maximum& maximum) {
-    const auto kernel = cast_kernels().quantize[table_index(job.source)][format_index(job.format)];
+    const auto kernel = kernels().quantize[table_index(job.source)][format_index(job.format)];
     const std::int64_t count = job.src.numel();
     const auto* source = job.src.as<const std::uint8_t>();
     const auto width = static_cast<std::int64_t>(size_of(job.src.dtype));
@@ -77,7 +77,7 @@ StripArguments strip_at(const Job& job, std::int64_t row, std::int64_t col, floa
 
 /// Quantizes by strips; adds to `sums`, where given.
 void quantize_strips(const Job& job, ColumnSums* sums, Maximum& maximum) {
-    const auto kernel = cast_kernels().quantize_strip[table_index(job.source)][format_index(job.format)];
+    const auto kernel = kernels().quantize_strip[table_index(job.source)][format_index(job.format)];
     const std::int64_t rows = job.src.rows();
     const std::int64_t cols = job.src.cols();
     const std::int64_t chunk = ColumnSums::rows_per_chunk(rows);
@@ -119,4 +119,4 @@ void quantize(const TensorView& src, const OptionalView& dst, Scalar scale, DTyp
     if (amax) maximum.write(*amax->as<float>(), accumulate_amax);
 }
 
-}  // namespace fusible
+}  // namespace fusible::cast

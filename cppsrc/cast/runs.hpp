@@ -5,9 +5,10 @@
 
 #include "cast/formats.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 constexpr std::int32_t kInfinityBits = 0x7f800000;
 constexpr int kStep = 4 * kLanes;
@@ -94,5 +95,4 @@ void dequantize(const std::uint8_t* codes, void* untyped, std::size_t count, flo
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::cast::FUSIBLE_LEVEL

@@ -1,8 +1,8 @@
 #include "cast/kernels.hpp"
 #include "runtime/select.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
-const CastKernels& cast_kernels() { return FUSIBLE_SELECT(cast_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
-}  // namespace fusible
+}  // namespace fusible::cast

@@ -4,9 +4,10 @@
 #include "cast/runs.hpp"
 #include "cast/transpose_tile.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Codes of a strip, rows kStripCols apart.
 struct Codes {
@@ -116,5 +117,4 @@ std::int32_t quantize_strip(const StripArguments& strip) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::cast::FUSIBLE_LEVEL

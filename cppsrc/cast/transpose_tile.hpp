@@ -10,9 +10,10 @@
 #include "cast/kernels.hpp"
 #include "simd/simd.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::cast::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 #if defined(FUSIBLE_SIMD_AVX512)
 
@@ -124,5 +125,4 @@ inline void transpose_tile(const std::uint8_t* source, std::ptrdiff_t source_str
 #endif
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::cast::FUSIBLE_LEVEL

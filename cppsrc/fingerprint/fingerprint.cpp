@@ -6,7 +6,7 @@
 #include "fingerprint/kernels.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::fingerprint {
 
 namespace {
 
@@ -33,13 +33,14 @@ std::vector<std::pair<std::uint64_t, std::uint64_t>> fingerprints(const std::vec
         totals.push_back({size, size});
         bytes += size;
     }
-    const FingerprintKernels& kernels = fingerprint_kernels();
+    const Kernels& table = kernels();
     // One thread reads a megabyte in the time that another takes to be there.
-    parallel_for(chunks.size(), threads_for(num_threads, bytes / 16), [&](std::size_t i) { chunks[i].found = kernels.of(chunks[i].begin, chunks[i].count); });
+    parallel_for(chunks.size(), threads_for(num_threads, bytes / 16),
+                 [&](std::size_t i) { chunks[i].found = table.of(chunks[i].begin, chunks[i].count); });
     for (const Chunk& chunk : chunks) take(totals[chunk.tensor], chunk.found.first, chunk.found.second);
     std::vector<std::pair<std::uint64_t, std::uint64_t>> results;
     for (const Fingerprint& total : totals) results.emplace_back(total.first, total.second);
     return results;
 }
 
-}  // namespace fusible
+}  // namespace fusible::fingerprint

@@ -7,9 +7,9 @@
 
 #include "fusible/tensor_view.hpp"
 
-namespace fusible {
+namespace fusible::fingerprint {
 
 /// 128 bits for the bytes of each tensor, whatever its type and shape. They depend on neither the threads nor the level.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> fingerprints(const std::vector<TensorView>& tensors, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::fingerprint

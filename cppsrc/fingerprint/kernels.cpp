@@ -3,12 +3,10 @@
 
 #include "fingerprint/words.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::fingerprint::FUSIBLE_LEVEL {
 
-extern const FingerprintKernels fingerprint_kernels;
+extern const Kernels kernels;
 
-const FingerprintKernels fingerprint_kernels = {fingerprint};
+const Kernels kernels = {fingerprint};
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::fingerprint::FUSIBLE_LEVEL

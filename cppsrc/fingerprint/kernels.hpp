@@ -6,7 +6,7 @@
 
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::fingerprint {
 
 /// 128 bits that stand for a run of bytes.
 struct Fingerprint {
@@ -22,14 +22,14 @@ static inline void take(Fingerprint& state, std::uint64_t first, std::uint64_t s
     state.second = ((b << 41) | (b >> 23)) * 0xC2B2AE3D27D4EB4Fu;
 }
 
-struct FingerprintKernels {
+struct Kernels {
     /// The fingerprint of `count` bytes, the same at every level.
     Fingerprint (*of)(const void* bytes, std::size_t count);
 };
 
-FUSIBLE_DECLARE_TABLES(FingerprintKernels, fingerprint_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
 /// The table of the level in force.
-const FingerprintKernels& fingerprint_kernels();
+const Kernels& kernels();
 
-}  // namespace fusible
+}  // namespace fusible::fingerprint

@@ -1,8 +1,8 @@
 #include "fingerprint/kernels.hpp"
 #include "runtime/select.hpp"
 
-namespace fusible {
+namespace fusible::fingerprint {
 
-const FingerprintKernels& fingerprint_kernels() { return FUSIBLE_SELECT(fingerprint_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
-}  // namespace fusible
+}  // namespace fusible::fingerprint

@@ -4,9 +4,10 @@
 #include "fingerprint/kernels.hpp"
 #include "simd/simd.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::fingerprint::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 constexpr int kWords = 64;
 constexpr int kVectors = kWords / kLanes;
@@ -45,5 +46,4 @@ inline Fingerprint fingerprint(const void* untyped, std::size_t count) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::fingerprint::FUSIBLE_LEVEL

@@ -5,9 +5,12 @@
 #include "cast/emit.hpp"
 #include "gemm/kernels.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace activation::FUSIBLE_LEVEL;
+using namespace cast::FUSIBLE_LEVEL;
 
 /// Rows ahead that an epilogue fetches: what it reads lies a matrix row apart, and no CPU foresees that.
 constexpr std::int64_t kRowsAhead = 4;
@@ -90,15 +93,15 @@ inline void finish_wide(const Epilogue& e, const FinishedBlock& b) {
 inline std::int32_t finish_block(const Epilogue& e, const FinishedBlock& b) {
     if (is_wide(e.out.kind) && b.column_sums == nullptr) return finish_wide(e, b), 0;
     std::int32_t amax = 0;
-    for (int r = 0; r < b.rows; r += kTile) {
-        const int rows = b.rows - r < kTile ? b.rows - r : kTile;
+    for (int r = 0; r < b.rows; r += cast::kTile) {
+        const int rows = b.rows - r < cast::kTile ? b.rows - r : cast::kTile;
         float* const sums = b.sums + r * b.sums_stride;
         for (int i = 0; i < rows; ++i) {  // whole rows: what the epilogue reads is read in long runs
             float* const row = sums + i * b.sums_stride;
             finish_row(e, row, b.row + r + i, b.col, b.cols, [&](int c, F32 value, int) { store(row + c, value); });
         }
-        for (int c = 0; c < b.cols; c += kTile) {
-            const int cols = b.cols - c < kTile ? b.cols - c : kTile;
+        for (int c = 0; c < b.cols; c += cast::kTile) {
+            const int cols = b.cols - c < cast::kTile ? b.cols - c : cast::kTile;
             const std::int32_t found = emit_tile(e.out, sums + c, b.sums_stride, b.row + r, b.col + c, rows, cols, b.column_sums);
             amax = found > amax ? found : amax;
         }
@@ -107,5 +110,4 @@ inline std::int32_t finish_block(const Epilogue& e, const FinishedBlock& b) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::gemm::FUSIBLE_LEVEL

@@ -4,9 +4,10 @@
 #include "gemm/kernels.hpp"
 #include "gemm/pack.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 #if defined(FUSIBLE_SIMD_AVX512)
 constexpr int kSumsHeld = 24;
@@ -74,5 +75,4 @@ void multiply_few_rows(const FewRows& few) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::gemm::FUSIBLE_LEVEL

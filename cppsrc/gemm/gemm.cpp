@@ -16,7 +16,7 @@
 #include "runtime/threads.hpp"
 #include "runtime/workspace.hpp"
 
-namespace fusible {
+namespace fusible::gemm {
 
 namespace {
 
@@ -26,7 +26,7 @@ constexpr std::int64_t kMaxFewRows = 24;         // for which the right operand 
 constexpr std::int64_t kTaskCols = 64;           // of a task of such a product
 constexpr std::int64_t kTurnedRows = 512;        // of the left operand that are packed at once where the right one is read as it lies
 constexpr std::int64_t kTurnedUnits = 1 << 19;   // of these rows: 2 MiB
-constexpr std::int64_t kTurnedCols = 48;         // of a task of such a product, a multiple of every level's tile; at most kTile
+constexpr std::int64_t kTurnedCols = 48;         // of a task of such a product, a multiple of every level's tile; at most cast::kTile
 constexpr std::int64_t kTurnedMinCols = 1024;    // for which packing these rows is little beside the products
 constexpr std::int64_t kTurnedBytes = 2 << 20;   // of a right operand that no second cache holds
 constexpr std::int64_t kFewBlocksRows = 512;     // for which each task packs its own part of the right operand, and uses it while it is hot
@@ -42,7 +42,7 @@ thread_local Workspace sums_workspace;
 thread_local Workspace rounds_workspace;
 
 struct Product {
-    const GemmKernels& kernels;
+    const Kernels& kernels;
     Operand left;
     Operand right;
     std::int64_t rows;
@@ -50,9 +50,9 @@ struct Product {
     std::int64_t depth;
     std::int64_t block_rows;
     Epilogue epilogue;
-    ColumnSums* column_sums;  // a chunk a row block, of which a band of several uses the first; or null
+    cast::ColumnSums* column_sums;  // a chunk a row block, of which a band of several uses the first; or null
     int threads;
-    Maximum maximum;
+    cast::Maximum maximum;
 
     std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
     std::int64_t row_blocks() const { return (rows + block_rows - 1) / block_rows; }
@@ -62,7 +62,7 @@ struct Product {
 std::int64_t block_rows_for(std::int64_t rows, std::int64_t depth, bool transposes) {
     const std::int64_t most = std::min(kMaxBlockRows, kLeftUnits / std::clamp<std::int64_t>(depth / 2, 1, kMaxDepth / 2));
     const std::int64_t blocks = rows <= most / 2 ? 1 : 2 * ((rows + 2 * most - 1) / (2 * most));
-    return round_up(std::max<std::int64_t>(1, (rows + blocks - 1) / blocks), transposes ? kTile : kRowStep);
+    return round_up(std::max<std::int64_t>(1, (rows + blocks - 1) / blocks), transposes ? cast::kTile : kRowStep);
 }
 
 /// A round: columns [col, col + cols) and elements [first, first + depth) of the contracted dimension.
@@ -81,9 +81,10 @@ void pack_panel(const Product& p, const Round& round, std::int64_t panel, std::i
     const std::int64_t width = p.kernels.panel;
     const std::int64_t col = round.col + panel * width;
     const std::int64_t cols = std::min(width, p.cols - col);
-    if (p.right.transposed) return p.kernels.pack_turned[table_index(p.right.kind)](p.right.at(col, round.first), p.right.cols, cols, round.depth, out);
+    const int kind = table_index(p.right.kind);
+    if (p.right.transposed) return p.kernels.pack_turned[kind](p.right.at(col, round.first), p.right.cols, cols, round.depth, out);
     if (cols < width) std::fill(out, out + p.units(round.depth) * width, 0);
-    p.kernels.pack_across[table_index(p.right.kind)](p.right.at(round.first, col), p.right.cols, round.depth, cols, out, width);
+    p.kernels.pack_across[kind](p.right.at(round.first, col), p.right.cols, round.depth, cols, out, width);
 }
 
 /// Units of a packed block of the left operand.
@@ -211,7 +212,7 @@ bool turns(const Product& p) {
 
 /// Columns of a task: for wide results such that each thread has as many tasks as the others.
 std::int64_t turned_step(const Product& p) {
-    if (!is_wide(p.epilogue.out.kind)) return kTile;
+    if (!is_wide(p.epilogue.out.kind)) return cast::kTile;
     const std::int64_t most = p.depth <= kMaxDepth ? kTurnedCols : kTurnedCols / 2;
     const std::int64_t tasks = p.threads * ((p.cols + most * p.threads - 1) / (most * p.threads));
     return round_up((p.cols + tasks - 1) / tasks, 4);
@@ -245,8 +246,8 @@ void run_turned(Product& p, std::int64_t row, std::int64_t rows) {
         block.cols = static_cast<int>(rows);
         block.depth = units;
         block.sums_stride = panels * p.kernels.panel;
-        block.sums = sums_workspace.of<float>(static_cast<std::size_t>(2 * kTile * block.sums_stride));
-        float* const turned = block.sums + kTile * block.sums_stride;
+        block.sums = sums_workspace.of<float>(static_cast<std::size_t>(2 * cast::kTile * block.sums_stride));
+        float* const turned = block.sums + cast::kTile * block.sums_stride;
         // A thread takes its next task before it begins one, and fetches that one's rows meanwhile.
         for (std::int64_t task = taken++, next = taken++; task < tasks; task = next, next = taken++) {
             const std::int64_t col = task * step;
@@ -256,18 +257,19 @@ void run_turned(Product& p, std::int64_t row, std::int64_t rows) {
             block.ahead = p.right.at(after, 0);
             block.ahead_bytes = next < tasks ? std::min(step, p.cols - after) * p.right.cols * p.right.width : 0;
             p.kernels.multiply(block);
-            p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, kTile);
+            p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, cast::kTile);
             float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(row / p.block_rows) : nullptr;
-            p.maximum.raise(p.kernels.finish(p.epilogue, {turned, kTile, row, col, block.cols, block.rows, column_sums}));
+            p.maximum.raise(p.kernels.finish(p.epilogue, {turned, cast::kTile, row, col, block.cols, block.rows, column_sums}));
         }
     });
 }
 
 /// A product whose right operand's rows are contiguous, in bands of rows for which the left operand's share stays in cache.
 void run_turned(Product& p) {
-    const std::int64_t most = std::clamp<std::int64_t>(kTurnedUnits / std::max<std::int64_t>(1, p.units(p.depth)) / kTile * kTile, kTile, kTurnedRows);
+    const std::int64_t fit = kTurnedUnits / std::max<std::int64_t>(1, p.units(p.depth)) / cast::kTile * cast::kTile;
+    const std::int64_t most = std::clamp<std::int64_t>(fit, cast::kTile, kTurnedRows);
     const std::int64_t bands = (p.rows + most - 1) / most;
-    const std::int64_t band = round_up((p.rows + bands - 1) / bands, kTile);
+    const std::int64_t band = round_up((p.rows + bands - 1) / bands, cast::kTile);
     for (std::int64_t row = 0; row < p.rows; row += band) run_turned(p, row, std::min(band, p.rows - row));
 }
 
@@ -312,12 +314,12 @@ void run(Product& p) {
     }
 }
 
-const GemmKernels& kernels_for(ElementKind left, ElementKind right) {
+const Kernels& kernels_for(ElementKind left, ElementKind right) {
 #if defined(FUSIBLE_X86_KERNELS)
-    const auto& halves = avx512bf16::gemm_kernels;
+    const auto& halves = avx512bf16::kernels;
     if (current_level() == Level::Avx512Bf16 && halves.takes[table_index(left)] && halves.takes[table_index(right)]) return halves;
 #endif
-    return FUSIBLE_SELECT(gemm_kernels);
+    return FUSIBLE_SELECT(kernels);
 }
 
 void check_wide(const OptionalView& view, const char* name, std::int64_t count) {
@@ -354,7 +356,7 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     if (depth != other)
         throw ShapeError(expected(std::to_string(depth) + " in the contracted dimension", "right", std::to_string(other), "check the transposes"));
     product(rows, cols, "the result");
-    const Output out = read_output(dst, dtype, dst_transposed, scale, rows, cols);
+    const cast::Output out = cast::read_output(dst, dtype, dst_transposed, scale, rows, cols);
     const GeluStep step = read_gelu(gelu, pre_gelu);
     check_wide(bias, "bias", cols);
     check_wide(addend, "addend", rows * cols);
@@ -376,11 +378,11 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
     const auto work = static_cast<std::size_t>(rows * cols) * static_cast<std::size_t>(depth) / 16;
     const std::int64_t block_rows = block_rows_for(rows, depth, dst_transposed.has_value());
     Product product{kernels_for(a.kind, b.kind), a, b, rows, cols, depth, block_rows, epilogue, nullptr, threads_for(num_threads, work), {}};
-    std::optional<ColumnSums> sums;
+    std::optional<cast::ColumnSums> sums;
     if (column_sums) product.column_sums = &sums.emplace(rows, cols, block_rows);
     if (rows * cols > 0) run(product);
     if (amax) product.maximum.write(*amax->as<float>(), accumulate_amax);
     if (sums) sums->total(column_sums->as<float>());
 }
 
-}  // namespace fusible
+}  // namespace fusible::gemm

@@ -3,7 +3,7 @@
 
 #include "cast/cast.hpp"
 
-namespace fusible {
+namespace fusible::gemm {
 
 /// dst = g(alpha scale_left scale_right op(left) @ op(right) + beta addend + bias); see the stub for every argument.
 void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar left_scale, const TensorView& right, bool right_transposed,
@@ -11,4 +11,4 @@ void gemm(const TensorView& left, bool left_transposed, DType left_dtype, Scalar
           const OptionalView& amax, bool accumulate_amax, const OptionalView& bias, const OptionalView& addend, float alpha, float beta, int gelu,
           const OptionalView& pre_gelu, const OptionalView& column_sums, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::gemm

@@ -6,8 +6,7 @@
 #include "gemm/pack.hpp"
 #include "gemm/tile.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::gemm::FUSIBLE_LEVEL {
 
 namespace {
 
@@ -90,7 +89,7 @@ void turn(const float* sums, std::ptrdiff_t stride, int rows, int cols, float* o
 
 }  // namespace
 
-extern const GemmKernels gemm_kernels;
+extern const Kernels kernels;
 
 #if defined(__AVX512BF16__)
 
@@ -107,10 +106,9 @@ constexpr ElementKind kUnitsKind = ElementKind::Float32;
 
 #endif
 
-const GemmKernels gemm_kernels = {
+const Kernels kernels = {
     kDepth,   kLanes, kPanel, FUSIBLE_TAKES, kUnitsKind, FUSIBLE_PACKERS(pack_rows), FUSIBLE_PACKERS(pack_across), FUSIBLE_PACKERS(pack_turned),
     multiply, turn,   FUSIBLE_PACKERS(multiply_few_rows), finish_block,
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::gemm::FUSIBLE_LEVEL

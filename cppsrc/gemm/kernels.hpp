@@ -7,7 +7,7 @@
 #include "cast/output.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::gemm {
 
 /// A block of a product, of packed operands: sums[r, c] (+)= sum over u of left[r, u] right[u, c].
 struct Block {
@@ -55,7 +55,7 @@ struct Epilogue {
     GeluStep gelu;
     void* pre;  // what the GELU is applied to, written (or null); or what its derivative is taken at
     ElementKind pre_kind;
-    Output out;
+    cast::Output out;
 };
 
 /// A part of the result that is finished: `rows` x `cols` sums that belong at (row, col).
@@ -69,7 +69,7 @@ struct FinishedBlock {
     float* column_sums;  // of the whole matrix, added to; or null
 };
 
-struct GemmKernels {
+struct Kernels {
     int depth;  // elements of a unit
     int lanes;  // units of a vector
     int panel;  // columns of a panel
@@ -96,9 +96,9 @@ struct GemmKernels {
     std::int32_t (*finish)(const Epilogue& epilogue, const FinishedBlock& block);
 };
 
-FUSIBLE_DECLARE_TABLES(GemmKernels, gemm_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 namespace avx512bf16 {
-extern const GemmKernels gemm_kernels;
+extern const Kernels kernels;
 }
 
-}  // namespace fusible
+}  // namespace fusible::gemm

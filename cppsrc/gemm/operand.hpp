@@ -6,7 +6,7 @@
 #include "cast/output.hpp"
 #include "runtime/checks.hpp"
 
-namespace fusible {
+namespace fusible::gemm {
 
 struct Operand {
     const std::uint8_t* data;
@@ -34,4 +34,4 @@ inline Operand read_operand(const TensorView& view, bool transposed, DType dtype
     return {view.as<const std::uint8_t>(), view.rows(), view.cols(), kind, static_cast<std::int64_t>(size_of(view.dtype)), transposed, scale.value};
 }
 
-}  // namespace fusible
+}  // namespace fusible::gemm

@@ -4,9 +4,10 @@
 #include "gemm/tile.hpp"
 #include "gemm/units.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Elements of the contracted dimension in a vector of units.
 constexpr int kRun = kDepth * kLanes;
@@ -90,5 +91,4 @@ void pack_turned(const void* untyped, std::int64_t stride, std::int64_t rows, st
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::gemm::FUSIBLE_LEVEL

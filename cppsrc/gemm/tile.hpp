@@ -3,9 +3,10 @@
 
 #include "gemm/units.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 #if defined(FUSIBLE_SIMD_AVX512)
 constexpr int kVectors = 4;
@@ -81,5 +82,4 @@ inline void multiply_last(int height, const Left& left, const std::int32_t* righ
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::gemm::FUSIBLE_LEVEL

@@ -7,9 +7,11 @@
 #include "cast/formats.hpp"
 #include "simd/math.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::gemm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace cast::FUSIBLE_LEVEL;
 
 /// An FP8 code of format F, to be told from the bytes of another format.
 template <class F>
@@ -215,5 +217,4 @@ inline void transpose_units(Units (&rows)[kLanes]) {
 #endif
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::gemm::FUSIBLE_LEVEL

@@ -5,7 +5,7 @@
 #include "norm/parameters.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::norm {
 
 namespace {
 
@@ -32,7 +32,7 @@ class RowSums {
   public:
     RowSums(std::int64_t rows, std::int64_t width) : width_(width), chunks_(rows, width), tiles_(one_tile(rows) ? 0 : rows, width) {}
 
-    const ColumnSums& chunks() const { return chunks_; }
+    const cast::ColumnSums& chunks() const { return chunks_; }
 
     /// Calls fill(sums) for a tile of a chunk, which adds to sums[width].
     template <class Fill>
@@ -46,16 +46,16 @@ class RowSums {
     }
 
   private:
-    static bool one_tile(std::int64_t rows) { return ColumnSums::rows_per_chunk(rows) == kTile; }
+    static bool one_tile(std::int64_t rows) { return cast::ColumnSums::rows_per_chunk(rows) == cast::kTile; }
 
     std::int64_t width_;
-    ColumnSums chunks_;
-    ColumnSums tiles_;
+    cast::ColumnSums chunks_;
+    cast::ColumnSums tiles_;
 };
 
 void write_total(const TensorView& out, const char* name, const float* values) {
     const std::int64_t cols = out.numel();
-    norm_kernels().emit(Output{wide_kind(out, name), out.data, nullptr, 1, cols, 1.0f}, values, 0, cols);
+    kernels().emit(cast::Output{wide_kind(out, name), out.data, nullptr, 1, cols, 1.0f}, values, 0, cols);
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ void write_total(const TensorView& out, const char* name, const float* values) {
 void norm_bwd(const TensorView& dz, const TensorView& x, const OptionalView& mu, const TensorView& rsigma, const TensorView& weight,
               bool zero_centered_gamma, const TensorView& dx, const TensorView& dgamma, const OptionalView& dbeta, const OptionalView& add,
               int num_threads) {
-    const auto kernel = norm_kernels().backward[norm_index(mu.has_value())][table_index(wide_kind(x, "x"))][table_index(wide_kind(dz, "dz"))];
+    const auto kernel = kernels().backward[norm_index(mu.has_value())][table_index(wide_kind(x, "x"))][table_index(wide_kind(dz, "dz"))];
     check(dz, x, mu, rsigma, weight, dx, dgamma, dbeta, add, num_threads);
     const std::int64_t rows = x.rows();
     const std::int64_t cols = x.cols();
@@ -79,13 +79,13 @@ void norm_bwd(const TensorView& dz, const TensorView& x, const OptionalView& mu,
                            cols};
     const std::int64_t width = mu ? 2 * cols : cols;
     RowSums sums(rows, width);
-    const std::int64_t chunk = ColumnSums::rows_per_chunk(rows);
+    const std::int64_t chunk = cast::ColumnSums::rows_per_chunk(rows);
     const auto bytes = 2 * static_cast<std::size_t>(x.numel()) * size_of(x.dtype);
     parallel_for(static_cast<std::size_t>(sums.chunks().chunks()), threads_for(num_threads, bytes), [&](std::size_t task) {
         const auto index = static_cast<std::int64_t>(task);
         const std::int64_t end = std::min(rows, (index + 1) * chunk);
-        for (std::int64_t row = index * chunk; row < end; row += kTile)
-            sums.add_tile(index, [&](float* into) { kernel(job, row, std::min(end, row + kTile), into); });
+        for (std::int64_t row = index * chunk; row < end; row += cast::kTile)
+            sums.add_tile(index, [&](float* into) { kernel(job, row, std::min(end, row + cast::kTile), into); });
     });
     std::vector<float> totals(static_cast<std::size_t>(width));
     sums.chunks().total(totals.data());
@@ -93,4 +93,4 @@ void norm_bwd(const TensorView& dz, const TensorView& x, const OptionalView& mu,
     if (dbeta) write_total(*dbeta, "dbeta", totals.data() + cols);
 }
 
-}  // namespace fusible
+}  // namespace fusible::norm

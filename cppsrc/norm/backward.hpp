@@ -3,9 +3,10 @@
 
 #include "norm/forward.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::norm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// What the gradient of a row needs, in every lane: `mean` of dy, and `slope` the negated mean of dy xh.
 struct RowGradient {
@@ -78,5 +79,4 @@ void backward(const NormBackward& job, std::int64_t begin, std::int64_t end, flo
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::norm::FUSIBLE_LEVEL

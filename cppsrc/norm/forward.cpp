@@ -5,14 +5,14 @@
 #include "norm/parameters.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::norm {
 
 namespace {
 
 constexpr std::int64_t kElements = 16 * 1024;  // of a task without a transposed copy
 
 void check(const TensorView& x, const TensorView& weight, const OptionalView& bias, const OptionalView& mu, const TensorView& rsigma,
-           const Output& out, const OptionalView& amax, int num_threads) {
+           const cast::Output& out, const OptionalView& amax, int num_threads) {
     check_threads(num_threads);
     check_parameter(weight, "weight", x.cols());
     if (bias && !mu) throw ArgumentError(expected("no bias", "RMSNorm", "one", "pass mu for LayerNorm"));
@@ -32,16 +32,16 @@ void norm_fwd(const TensorView& x, const TensorView& weight, const OptionalView&
     const int norm = norm_index(mu.has_value());
     const std::int64_t rows = x.rows();
     const std::int64_t cols = x.cols();
-    const Output out = read_output(dst, dtype, dst_transposed, scale, rows, cols);
+    const cast::Output out = cast::read_output(dst, dtype, dst_transposed, scale, rows, cols);
     check(x, weight, bias, mu, rsigma, out, amax, num_threads);
     const std::vector<float> gamma = widened(weight, zero_centered_gamma ? 1.0f : 0.0f);
     const std::vector<float> beta = bias ? widened(*bias, 0.0f) : std::vector<float>(gamma.size(), 0.0f);
     const NormForward job{x.data, gamma.data(), beta.data(), eps.value, mu ? mu->as<float>() : nullptr, rsigma.as<float>(), out};
-    const NormKernels& kernels = norm_kernels();
-    const auto kernel = out.transposed != nullptr ? kernels.forward_transposed[norm][source] : kernels.forward[norm][source];
-    const std::int64_t height = out.transposed != nullptr ? kTile : std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(1, cols));
+    const Kernels& table = kernels();
+    const auto kernel = out.transposed != nullptr ? table.forward_transposed[norm][source] : table.forward[norm][source];
+    const std::int64_t height = out.transposed != nullptr ? cast::kTile : std::max<std::int64_t>(1, kElements / std::max<std::int64_t>(1, cols));
     const auto bytes = static_cast<std::size_t>(x.numel()) * size_of(x.dtype);
-    Maximum maximum;
+    cast::Maximum maximum;
     parallel_for(static_cast<std::size_t>((rows + height - 1) / height), threads_for(num_threads, bytes), [&](std::size_t task) {
         const auto begin = static_cast<std::int64_t>(task) * height;
         maximum.raise(kernel(job, begin, std::min(rows, begin + height)));
@@ -49,4 +49,4 @@ void norm_fwd(const TensorView& x, const TensorView& weight, const OptionalView&
     if (amax) maximum.write(*amax->as<float>(), accumulate_amax);
 }
 
-}  // namespace fusible
+}  // namespace fusible::norm

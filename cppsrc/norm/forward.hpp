@@ -5,9 +5,11 @@
 #include "norm/kernels.hpp"
 #include "norm/vectors.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::norm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace cast::FUSIBLE_LEVEL;
 
 /// What sets the norms apart: LayerNorm subtracts the mean and adds a bias.
 struct LayerNorm {
@@ -96,20 +98,19 @@ std::int32_t forward(const NormForward& job, std::int64_t begin, std::int64_t en
 
 template <class P, class X>
 std::int32_t forward_transposed(const NormForward& job, std::int64_t begin, std::int64_t end) {
-    alignas(64) float tile[kTile * kTile];
-    Statistics rows[kTile];
+    alignas(64) float tile[cast::kTile * cast::kTile];
+    Statistics rows[cast::kTile];
     const auto height = static_cast<int>(end - begin);
     const std::int64_t cols = job.out.cols;
     for (int r = 0; r < height; ++r) rows[r] = statistics<P, X>(job, begin + r);
     std::int32_t amax = 0;
-    for (std::int64_t c = 0; c < cols; c += kTile) {
-        const auto width = static_cast<int>(cols - c < kTile ? cols - c : kTile);
-        for (int r = 0; r < height; ++r) normalize<P, X>(job, begin + r, c, width, rows[r], tile + r * kTile);
-        amax = larger(amax, emit_tile(job.out, tile, kTile, begin, c, height, width, nullptr));
+    for (std::int64_t c = 0; c < cols; c += cast::kTile) {
+        const auto width = static_cast<int>(cols - c < cast::kTile ? cols - c : cast::kTile);
+        for (int r = 0; r < height; ++r) normalize<P, X>(job, begin + r, c, width, rows[r], tile + r * cast::kTile);
+        amax = larger(amax, emit_tile(job.out, tile, cast::kTile, begin, c, height, width, nullptr));
     }
     return amax;
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::norm::FUSIBLE_LEVEL

@@ -3,16 +3,15 @@
 
 #include "norm/backward.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::norm::FUSIBLE_LEVEL {
 
-extern const NormKernels norm_kernels;
+extern const Kernels kernels;
 
 #define FUSIBLE_BY_SOURCE(kernel, norm) {kernel<norm, float>, kernel<norm, f16>, kernel<norm, bf16>}
 #define FUSIBLE_BY_GRADIENT(norm, x) {backward<norm, x, float>, backward<norm, x, f16>, backward<norm, x, bf16>}
 #define FUSIBLE_BY_BOTH(norm) {FUSIBLE_BY_GRADIENT(norm, float), FUSIBLE_BY_GRADIENT(norm, f16), FUSIBLE_BY_GRADIENT(norm, bf16)}
 
-const NormKernels norm_kernels = {
+const Kernels kernels = {
     {FUSIBLE_BY_SOURCE(forward, LayerNorm), FUSIBLE_BY_SOURCE(forward, RmsNorm)},
     {FUSIBLE_BY_SOURCE(forward_transposed, LayerNorm), FUSIBLE_BY_SOURCE(forward_transposed, RmsNorm)},
     {FUSIBLE_BY_BOTH(LayerNorm), FUSIBLE_BY_BOTH(RmsNorm)},
@@ -24,5 +23,4 @@ const NormKernels norm_kernels = {
 #undef FUSIBLE_BY_GRADIENT
 #undef FUSIBLE_BY_BOTH
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::norm::FUSIBLE_LEVEL

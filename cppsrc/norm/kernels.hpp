@@ -5,7 +5,7 @@
 #include "cast/output.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::norm {
 
 /// Index of a norm: LayerNorm, RMSNorm.
 constexpr int kNorms = 2;
@@ -18,7 +18,7 @@ struct NormForward {
     double eps;
     float* mu;      // [rows], written
     float* rsigma;  // [rows], written
-    Output out;
+    cast::Output out;
 };
 
 /// dx = rsigma (dy - mean(dy) - xh mean(dy xh)) + add, with xh = (x - mu) rsigma and dy = dz gamma; RMSNorm lacks mu and mean(dy).
@@ -35,20 +35,20 @@ struct NormBackward {
 };
 
 /// Rows are those in [begin, end). `forward` returns the bits of max |y| where codes are written.
-struct NormKernels {
+struct Kernels {
     std::int32_t (*forward[kNorms][kWideKinds])(const NormForward& job, std::int64_t begin, std::int64_t end);
-    /// The same with a transposed copy, for at most kTile rows.
+    /// The same with a transposed copy, for at most cast::kTile rows.
     std::int32_t (*forward_transposed[kNorms][kWideKinds])(const NormForward& job, std::int64_t begin, std::int64_t end);
     /// By the types of x and of dz. Adds sum dz xh into sums[0, cols) and, of LayerNorm, sum dz into sums[cols, 2 cols).
     void (*backward[kNorms][kWideKinds][kWideKinds])(const NormBackward& job, std::int64_t begin, std::int64_t end, float* sums);
     /// out[i] = source[offset + i] + plus.
     void (*widen)(ElementKind kind, const void* source, std::int64_t offset, std::int64_t count, float plus, float* out);
-    std::int32_t (*emit)(const Output& out, const float* values, std::int64_t offset, std::int64_t count);
+    std::int32_t (*emit)(const cast::Output& out, const float* values, std::int64_t offset, std::int64_t count);
 };
 
-FUSIBLE_DECLARE_TABLES(NormKernels, norm_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
 /// The table of the level in force.
-const NormKernels& norm_kernels();
+const Kernels& kernels();
 
-}  // namespace fusible
+}  // namespace fusible::norm

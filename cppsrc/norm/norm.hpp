@@ -3,7 +3,7 @@
 
 #include "cast/cast.hpp"
 
-namespace fusible {
+namespace fusible::norm {
 
 /// LayerNorm where `mu` is given, RMSNorm where it is not; see the stub for every argument.
 void norm_fwd(const TensorView& x, const TensorView& weight, const OptionalView& bias, const OptionalView& mu, const TensorView& rsigma,
@@ -15,4 +15,4 @@ void norm_bwd(const TensorView& dz, const TensorView& x, const OptionalView& mu,
               bool zero_centered_gamma, const TensorView& dx, const TensorView& dgamma, const OptionalView& dbeta, const OptionalView& add,
               int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::norm

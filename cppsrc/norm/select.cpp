@@ -1,8 +1,8 @@
 #include "norm/kernels.hpp"
 #include "runtime/select.hpp"
 
-namespace fusible {
+namespace fusible::norm {
 
-const NormKernels& norm_kernels() { return FUSIBLE_SELECT(norm_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
-}  // namespace fusible
+}  // namespace fusible::norm

@@ -4,9 +4,10 @@
 #include "runtime/element_kind.hpp"
 #include "simd/math.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::norm::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// The lanes of a vector of which a row has all; and of its last one, which reads zeros beyond the row and writes nothing there.
 struct Whole {
@@ -102,5 +103,4 @@ inline void widen(ElementKind kind, const void* source, std::int64_t offset, std
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::norm::FUSIBLE_LEVEL

@@ -3,9 +3,10 @@
 
 #include "optimizer/block.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::optimizer::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Without decay no weight is read into the sums: an infinite one must not make them NaN.
 template <Decay D>
@@ -45,5 +46,4 @@ void adam(const AdamRun& run, std::size_t count, const AdamStep& step) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::optimizer::FUSIBLE_LEVEL

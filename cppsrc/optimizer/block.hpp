@@ -6,9 +6,11 @@
 #include "optimizer/kernels.hpp"
 #include "simd/each.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::optimizer::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
+using namespace cast::FUSIBLE_LEVEL;
 
 constexpr std::size_t kOperandBlock = 512;
 
@@ -42,5 +44,4 @@ class Block {
 };
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::optimizer::FUSIBLE_LEVEL

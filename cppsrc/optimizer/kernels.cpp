@@ -5,12 +5,11 @@
 #include "optimizer/reduce.hpp"
 #include "optimizer/sgd.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::optimizer::FUSIBLE_LEVEL {
 
-extern const OptimizerKernels optimizer_kernels;
+extern const Kernels kernels;
 
-const OptimizerKernels optimizer_kernels = {
+const Kernels kernels = {
     {adam<Decay::Nothing>, adam<Decay::Gradient>, adam<Decay::Update>},
     {sgd<false>, sgd<true>},
     {sum_of_squares<float>, sum_of_squares<f16>, sum_of_squares<bf16>},
@@ -19,5 +18,4 @@ const OptimizerKernels optimizer_kernels = {
      {scale<bf16, float>, scale<bf16, f16>, scale<bf16, bf16>}},
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::optimizer::FUSIBLE_LEVEL

@@ -7,7 +7,7 @@
 #include "cast/kernels.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::optimizer {
 
 /// What weight decay is added to: the gradient (L2) or the update (AdamW).
 enum class Decay : int { Nothing, Gradient, Update };
@@ -63,7 +63,7 @@ struct SgdRun {
     ElementKind copy_kind;
 };
 
-struct OptimizerKernels {
+struct Kernels {
     /// By what weight decay is added to.
     void (*adam[3])(const AdamRun& run, std::size_t count, const AdamStep& step);
     /// By whether there is momentum.
@@ -74,9 +74,9 @@ struct OptimizerKernels {
     std::int32_t (*scale[kWideKinds][kWideKinds])(const void* source, void* out, std::size_t count, float scale);
 };
 
-FUSIBLE_DECLARE_TABLES(OptimizerKernels, optimizer_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
 /// The table of the level in force.
-const OptimizerKernels& optimizer_kernels();
+const Kernels& kernels();
 
-}  // namespace fusible
+}  // namespace fusible::optimizer

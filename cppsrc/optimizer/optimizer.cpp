@@ -6,7 +6,7 @@
 #include "optimizer/kernels.hpp"
 #include "optimizer/runs.hpp"
 
-namespace fusible {
+namespace fusible::optimizer {
 
 namespace {
 
@@ -27,7 +27,7 @@ void multi_tensor_adam(const TensorList& gradients, const TensorList& weights, c
     const AdamStep step{f(lr), f(beta1), f(beta2), f(1 - beta1), f(1 - beta2), f(epsilon), f(1 / correction1), f(1 / correction2), f(weight_decay)};
     const Decay decay = weight_decay == 0 ? Decay::Nothing : decoupled ? Decay::Update : Decay::Gradient;
     const TensorList& read = masters.empty() ? weights : masters;
-    const auto kernel = optimizer_kernels().adam[static_cast<int>(decay)];
+    const auto kernel = kernels().adam[static_cast<int>(decay)];
     each_run(runs_of(gradients), num_threads, [&](std::size_t, const Run& run) {
         const AdamRun arguments{run.of(gradients), run.of(read), run.of(first), run.of(second), masters.empty() ? nullptr : run.of(weights),
                                 kind_of(gradients, run), kind_of(read, run), kind_of(first, run), kind_of(second, run), kind_of(weights, run)};
@@ -45,10 +45,11 @@ void multi_tensor_sgd(const TensorList& gradients, const TensorList& weights, co
     if (!copies.empty()) check_list(copies, "copies", gradients);
     const auto f = [](double value) { return static_cast<float>(value); };
     const SgdStep step{f(lr), f(momentum), f(1 - dampening), f(weight_decay), f(scale), nesterov, first_run, decay_after};
-    const auto kernel = optimizer_kernels().sgd[momentum != 0];
+    const auto kernel = kernels().sgd[momentum != 0];
     each_run(runs_of(gradients), num_threads, [&](std::size_t, const Run& run) {
-        const SgdRun arguments{run.of(gradients),       run.of(weights),       run.of(momenta),       copies.empty() ? nullptr : run.of(copies),
-                               kind_of(gradients, run), kind_of(weights, run), kind_of(momenta, run), copies.empty() ? ElementKind::Float32 : kind_of(copies, run)};
+        const bool copied = !copies.empty();
+        const SgdRun arguments{run.of(gradients),       run.of(weights),       run.of(momenta),       copied ? run.of(copies) : nullptr,
+                               kind_of(gradients, run), kind_of(weights, run), kind_of(momenta, run), kind_of(copied ? copies : weights, run)};
         kernel(arguments, run.count, step);
     });
 }
@@ -59,7 +60,7 @@ std::pair<double, std::vector<double>> multi_tensor_l2norm(const TensorList& ten
     const auto runs = runs_of(tensors);
     std::vector<double> sums(runs.size());
     each_run(runs, num_threads, [&](std::size_t i, const Run& run) {
-        sums[i] = optimizer_kernels().sum_of_squares[table_index(kind_of(tensors, run))](run.of(tensors), run.count);
+        sums[i] = kernels().sum_of_squares[table_index(kind_of(tensors, run))](run.of(tensors), run.count);
     });
     // Added up in the order of the runs: a norm does not depend on the threads.
     double total = 0;
@@ -83,7 +84,7 @@ bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, dou
     }
     std::atomic<bool> finite{true};
     each_run(runs_of(inputs), num_threads, [&](std::size_t, const Run& run) {
-        const auto kernel = optimizer_kernels().scale[table_index(kind_of(inputs, run))][table_index(kind_of(outputs, run))];
+        const auto kernel = kernels().scale[table_index(kind_of(inputs, run))][table_index(kind_of(outputs, run))];
         const std::int32_t largest = kernel(run.of(inputs), run.of(outputs), run.count, static_cast<float>(scale));
         if (largest >= kInfinity) finite.store(false, std::memory_order_relaxed);
     });
@@ -91,4 +92,4 @@ bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, dou
     return finite.load();
 }
 
-}  // namespace fusible
+}  // namespace fusible::optimizer

@@ -7,7 +7,7 @@
 
 #include "fusible/tensor_view.hpp"
 
-namespace fusible {
+namespace fusible::optimizer {
 
 using TensorList = std::vector<TensorView>;
 
@@ -27,4 +27,4 @@ void multi_tensor_sgd(const TensorList& gradients, const TensorList& weights, co
 /// outputs = inputs * scale; whether every input is finite.
 bool multi_tensor_scale(const TensorList& inputs, const TensorList& outputs, double scale, const std::optional<TensorView>& flag, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::optimizer

@@ -4,9 +4,10 @@
 #include "optimizer/kernels.hpp"
 #include "simd/each.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::optimizer::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 constexpr std::size_t kNormBlock = 256;
 
@@ -52,5 +53,4 @@ std::int32_t scale(const void* untyped, void* untyped_out, std::size_t count, fl
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::optimizer::FUSIBLE_LEVEL

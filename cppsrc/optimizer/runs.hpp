@@ -8,7 +8,7 @@
 #include "runtime/checks.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::optimizer {
 
 struct Run {
     std::size_t tensor;
@@ -48,4 +48,4 @@ inline void check_list(const std::vector<TensorView>& tensors, const char* name,
     }
 }
 
-}  // namespace fusible
+}  // namespace fusible::optimizer

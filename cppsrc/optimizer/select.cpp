@@ -1,8 +1,8 @@
 #include "optimizer/kernels.hpp"
 #include "runtime/select.hpp"
 
-namespace fusible {
+namespace fusible::optimizer {
 
-const OptimizerKernels& optimizer_kernels() { return FUSIBLE_SELECT(optimizer_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
-}  // namespace fusible
+}  // namespace fusible::optimizer

@@ -3,9 +3,10 @@
 
 #include "optimizer/block.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::optimizer::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Without decay no weight, and in the first run no momentum, is read into the sums: one that is not finite must not make them NaN.
 template <bool Momentum>
@@ -44,5 +45,4 @@ void sgd(const SgdRun& run, std::size_t count, const SgdStep& step) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::optimizer::FUSIBLE_LEVEL

@@ -4,17 +4,15 @@
 #include "rope/rotate.hpp"
 #include "rope/sine.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::rope::FUSIBLE_LEVEL {
 
-extern const RopeKernels rope_kernels;
+extern const Kernels kernels;
 
-const RopeKernels rope_kernels = {
+const Kernels kernels = {
     {{rotate<float, Halves>, rotate<float, Neighbours>},
      {rotate<f16, Halves>, rotate<f16, Neighbours>},
      {rotate<bf16, Halves>, rotate<bf16, Neighbours>}},
     sine_and_cosine,
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::rope::FUSIBLE_LEVEL

@@ -7,7 +7,7 @@
 #include "cast/kernels.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::rope {
 
 /// The heads of one token: `width` elements each, of which the first `rotated` are rotated and the others copied.
 ///
@@ -23,15 +23,15 @@ struct RopeToken {
     const float* sines;
 };
 
-struct RopeKernels {
+struct Kernels {
     /// By source type, and by whether partners are neighbours (1) or half of the rotated width apart (0).
     void (*rotate[kWideKinds][2])(const RopeToken& token);
     void (*sine_and_cosine)(const float* angles, float* sines, float* cosines, std::size_t count);
 };
 
-FUSIBLE_DECLARE_TABLES(RopeKernels, rope_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
 /// The table of the level in force.
-const RopeKernels& rope_kernels();
+const Kernels& kernels();
 
-}  // namespace fusible
+}  // namespace fusible::rope

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace fusible {
+namespace fusible::rope {
 
 std::int64_t PositionRule::position(std::int64_t index, std::int64_t length, std::int64_t sequence) const {
     const std::int64_t half = length / 2;
@@ -30,4 +30,4 @@ std::vector<std::int64_t> positions_of_packed(std::int64_t tokens, const std::in
     return positions;
 }
 
-}  // namespace fusible
+}  // namespace fusible::rope

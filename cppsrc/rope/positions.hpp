@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace fusible {
+namespace fusible::rope {
 
 /// The position of a token that is in no sequence.
 inline constexpr std::int64_t kNowhere = INT64_MIN;
@@ -25,4 +25,4 @@ std::vector<std::int64_t> positions_of_grid(std::int64_t length, std::int64_t ba
 std::vector<std::int64_t> positions_of_packed(std::int64_t tokens, const std::int32_t* cu_seqlens, std::int64_t sequences,
                                               const PositionRule& rule);
 
-}  // namespace fusible
+}  // namespace fusible::rope

@@ -10,13 +10,11 @@
 #include "runtime/indices.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::rope {
 
 namespace {
 
 constexpr std::int64_t kRun = 16 * 1024;  // elements of a task
-
-using OptionalView = std::optional<TensorView>;
 
 /// src as [outer, inner, heads, width]: tokens are outer x inner, and packed ones have one inner.
 struct Shape {
@@ -85,7 +83,7 @@ void check_positions(const std::vector<std::int64_t>& positions, std::int64_t co
 void rotate(const StridedView& src, const TensorView& dst, const Shape& shape, int source, const Rotation& rotation,
             const std::vector<std::int64_t>& positions, int num_threads) {
     const Rotations rotations(rotation, positions, num_threads);
-    const auto kernel = rope_kernels().rotate[source][rotation.interleaved ? 1 : 0];
+    const auto kernel = kernels().rotate[source][rotation.interleaved ? 1 : 0];
     const auto size = static_cast<std::int64_t>(size_of(src.dtype));
     const std::int64_t elements = std::int64_t{shape.heads} * shape.width;
     const std::int64_t run = std::max<std::int64_t>(1, kRun / std::max<std::int64_t>(elements, 1));
@@ -125,4 +123,4 @@ void rope(const StridedView& src, const TensorView& dst, const TensorView& freqs
     rotate(src, dst, shape, source, rotation, positions, num_threads);
 }
 
-}  // namespace fusible
+}  // namespace fusible::rope

@@ -4,9 +4,10 @@
 #include "rope/kernels.hpp"
 #include "simd/each.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::rope::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Element i of the first half turns with element i of the second.
 struct Halves {
@@ -46,5 +47,4 @@ void rotate(const RopeToken& token) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::rope::FUSIBLE_LEVEL

@@ -5,7 +5,7 @@
 #include "rope/kernels.hpp"
 #include "runtime/threads.hpp"
 
-namespace fusible {
+namespace fusible::rope {
 
 namespace {
 
@@ -26,7 +26,7 @@ void fill(const Rotation& rotation, const float* angles, float* cosines, float* 
     const int half = rotation.width / 2;
     // Both halves are mostly the same angles.
     const bool repeated = std::equal(angles, angles + half, angles + half);
-    rope_kernels().sine_and_cosine(angles, sines, cosines, static_cast<std::size_t>(repeated ? half : rotation.width));
+    kernels().sine_and_cosine(angles, sines, cosines, static_cast<std::size_t>(repeated ? half : rotation.width));
     if (repeated) {
         std::copy(cosines, cosines + half, cosines + half);
         std::copy(sines, sines + half, sines + half);
@@ -57,4 +57,4 @@ Rotations::Rotations(const Rotation& rotation, const std::vector<std::int64_t>& 
     });
 }
 
-}  // namespace fusible
+}  // namespace fusible::rope

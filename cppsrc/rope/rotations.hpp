@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace fusible {
+namespace fusible::rope {
 
 /// How the elements of a head turn: with which partner, and in which direction.
 struct Rotation {
@@ -29,4 +29,4 @@ class Rotations {
     std::vector<float> table_;
 };
 
-}  // namespace fusible
+}  // namespace fusible::rope

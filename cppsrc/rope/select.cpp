@@ -1,8 +1,8 @@
 #include "rope/kernels.hpp"
 #include "runtime/select.hpp"
 
-namespace fusible {
+namespace fusible::rope {
 
-const RopeKernels& rope_kernels() { return FUSIBLE_SELECT(rope_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
-}  // namespace fusible
+}  // namespace fusible::rope

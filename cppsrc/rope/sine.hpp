@@ -6,9 +6,10 @@
 
 #include "simd/scalar.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::rope::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 /// Beyond it the multiples of pi / 2 below are no longer exact, and libm answers.
 constexpr float kLargestAngle = 0x1p19f;
@@ -52,5 +53,4 @@ inline void sine_and_cosine_one(float angle, float& sine, float& cosine) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::rope::FUSIBLE_LEVEL

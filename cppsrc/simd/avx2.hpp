@@ -5,8 +5,7 @@
 
 #include "simd/scalar.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::simd::FUSIBLE_LEVEL {
 namespace {
 
 constexpr int kLanes = 8;
@@ -129,5 +128,4 @@ inline std::int32_t max_lane(I32 a) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::simd::FUSIBLE_LEVEL

@@ -3,8 +3,7 @@
 
 #include "simd/math.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::simd::FUSIBLE_LEVEL {
 namespace {
 
 /// How many lanes of a vector are elements; a whole vector is told by its type.
@@ -52,5 +51,4 @@ inline void load_run(const S* source, float* values, std::int64_t count) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::simd::FUSIBLE_LEVEL

@@ -3,8 +3,7 @@
 
 #include "simd/scalar.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::simd::FUSIBLE_LEVEL {
 namespace {
 
 constexpr int kLanes = 8;
@@ -172,5 +171,4 @@ inline std::int32_t max_lane(const I32& a) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::simd::FUSIBLE_LEVEL

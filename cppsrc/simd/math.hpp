@@ -5,8 +5,7 @@
 
 #include "simd/simd.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::simd::FUSIBLE_LEVEL {
 namespace {
 
 /// The first `count` < kLanes elements, zeros in the other lanes.
@@ -66,5 +65,4 @@ inline void store_first(S* out, F32 value, std::size_t count) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::simd::FUSIBLE_LEVEL

@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::simd::FUSIBLE_LEVEL {
 namespace {
 
 struct bf16 {
@@ -73,5 +72,4 @@ struct f16 {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::simd::FUSIBLE_LEVEL

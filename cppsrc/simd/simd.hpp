@@ -1,7 +1,8 @@
 // The vector vocabulary of the kernels, for the level that this translation unit is compiled for.
 //
-// Everything is in an unnamed namespace inside the level's own: two units compiled with different flags share no symbol, so the
-// linker cannot give a generic kernel an AVX-512 function. For the same reason kernels include no C++ library header with code.
+// Everything is in an unnamed namespace inside the level's own, which a family's kernels open by a using-directive: two units compiled with
+// different flags share no symbol, so the linker cannot give a generic kernel an AVX-512 function. For the same reason kernels include no C++
+// library header with code.
 #pragma once
 
 #if defined(FUSIBLE_SIMD_AVX512)

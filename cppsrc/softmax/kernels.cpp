@@ -3,15 +3,13 @@
 
 #include "softmax/rows.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::softmax::FUSIBLE_LEVEL {
 
-extern const SoftmaxKernels softmax_kernels;
+extern const Kernels kernels;
 
-const SoftmaxKernels softmax_kernels = {
+const Kernels kernels = {
     {{forward<float, false>, forward<float, true>}, {forward<f16, false>, forward<f16, true>}, {forward<bf16, false>, forward<bf16, true>}},
     {backward<float>, backward<f16>, backward<bf16>},
 };
 
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::softmax::FUSIBLE_LEVEL

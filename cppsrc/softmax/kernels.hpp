@@ -7,7 +7,7 @@
 #include "cast/kernels.hpp"
 #include "runtime/tables.hpp"
 
-namespace fusible {
+namespace fusible::softmax {
 
 /// Floats beyond a row's width that its scratch must have: the lanes of the widest level.
 constexpr std::size_t kSoftmaxPadding = 16;
@@ -35,15 +35,15 @@ struct SoftmaxGradientRow {
     float scale;
 };
 
-struct SoftmaxKernels {
+struct Kernels {
     /// By source type, and by whether there is a mask.
     void (*forward[kWideKinds][2])(const SoftmaxRow& row);
     void (*backward[kWideKinds])(const SoftmaxGradientRow& row);
 };
 
-FUSIBLE_DECLARE_TABLES(SoftmaxKernels, softmax_kernels)
+FUSIBLE_DECLARE_TABLES(Kernels, kernels)
 
 /// The table of the level in force.
-const SoftmaxKernels& softmax_kernels();
+const Kernels& kernels();
 
-}  // namespace fusible
+}  // namespace fusible::softmax

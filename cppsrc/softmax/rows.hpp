@@ -4,9 +4,10 @@
 #include "simd/each.hpp"
 #include "softmax/kernels.hpp"
 
-namespace fusible {
-namespace FUSIBLE_LEVEL {
+namespace fusible::softmax::FUSIBLE_LEVEL {
 namespace {
+
+using namespace simd::FUSIBLE_LEVEL;
 
 constexpr std::int32_t kMinusInfinityBits = static_cast<std::int32_t>(0xff800000u);
 
@@ -117,5 +118,4 @@ void backward(const SoftmaxGradientRow& row) {
 }
 
 }  // namespace
-}  // namespace FUSIBLE_LEVEL
-}  // namespace fusible
+}  // namespace fusible::softmax::FUSIBLE_LEVEL

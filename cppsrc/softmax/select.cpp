@@ -1,8 +1,8 @@
 #include "runtime/select.hpp"
 #include "softmax/kernels.hpp"
 
-namespace fusible {
+namespace fusible::softmax {
 
-const SoftmaxKernels& softmax_kernels() { return FUSIBLE_SELECT(softmax_kernels); }
+const Kernels& kernels() { return FUSIBLE_SELECT(kernels); }
 
-}  // namespace fusible
+}  // namespace fusible::softmax

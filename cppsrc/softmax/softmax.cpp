@@ -7,7 +7,7 @@
 #include "runtime/threads.hpp"
 #include "softmax/kernels.hpp"
 
-namespace fusible {
+namespace fusible::softmax {
 
 namespace {
 
@@ -100,7 +100,7 @@ void softmax_forward(const TensorView& src, const TensorView& dst, double scale,
     check_like(dst, "dst", src);
     const Scores scores(src, causal);
     const Mask masked(mask, src, scores);
-    const auto kernel = softmax_kernels().forward[source][masked.given() ? 1 : 0];
+    const auto kernel = kernels().forward[source][masked.given() ? 1 : 0];
     const std::int64_t bytes = scores.keys * static_cast<std::int64_t>(size_of(src.dtype));
     const std::size_t padded = static_cast<std::size_t>(scores.keys) + kSoftmaxPadding;
     const RowTasks tasks(scores, num_threads, bytes_of(src));
@@ -117,7 +117,7 @@ void softmax_backward(const TensorView& grads, const TensorView& results, const 
     check_like(results, "results", grads);
     check_like(dst, "dst", grads);
     const Scores scores(grads, causal);
-    const auto kernel = softmax_kernels().backward[source];
+    const auto kernel = kernels().backward[source];
     const std::int64_t bytes = scores.keys * static_cast<std::int64_t>(size_of(grads.dtype));
     RowTasks(scores, num_threads, bytes_of(grads)).run([&](std::int64_t row, std::size_t) {
         kernel({grads.as<const char>() + row * bytes, results.as<const char>() + row * bytes, dst.as<char>() + row * bytes, scores.visible(row),
@@ -125,4 +125,4 @@ void softmax_backward(const TensorView& grads, const TensorView& results, const 
     });
 }
 
-}  // namespace fusible
+}  // namespace fusible::softmax

@@ -5,7 +5,7 @@
 
 #include "fusible/tensor_view.hpp"
 
-namespace fusible {
+namespace fusible::softmax {
 
 /// dst = softmax(scale * src), with a mask or a causal one; see the stub for every argument.
 void softmax_forward(const TensorView& src, const TensorView& dst, double scale, const std::optional<TensorView>& mask, bool causal,
@@ -14,4 +14,4 @@ void softmax_forward(const TensorView& src, const TensorView& dst, double scale,
 /// dst = scale * results * (grads - sum(results * grads)).
 void softmax_backward(const TensorView& grads, const TensorView& results, const TensorView& dst, double scale, bool causal, int num_threads);
 
-}  // namespace fusible
+}  // namespace fusible::softmax

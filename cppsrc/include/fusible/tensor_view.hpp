@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "fusible/dtype.hpp"
@@ -56,6 +57,8 @@ struct TensorBase {
 
 /// A contiguous tensor.
 struct TensorView : TensorBase {};
+
+using OptionalView = std::optional<TensorView>;
 
 /// A float that Python may give as a number or as a float32 tensor with one element.
 struct Scalar {

@@ -3,7 +3,7 @@
 #include "activation/kernels.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::activation {
 
 namespace {
 
@@ -47,4 +47,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::activation

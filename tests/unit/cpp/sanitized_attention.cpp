@@ -6,7 +6,7 @@
 
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::attention {
 
 namespace {
 
@@ -135,4 +135,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::attention

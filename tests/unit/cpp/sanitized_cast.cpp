@@ -2,7 +2,7 @@
 #include "cast/cast.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::cast {
 
 namespace {
 
@@ -28,4 +28,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::cast

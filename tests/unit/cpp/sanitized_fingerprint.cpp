@@ -2,7 +2,7 @@
 #include "fingerprint/fingerprint.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::fingerprint {
 
 namespace {
 
@@ -20,4 +20,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::fingerprint

@@ -2,7 +2,7 @@
 #include "gemm/gemm.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::gemm {
 
 namespace {
 
@@ -35,4 +35,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::gemm

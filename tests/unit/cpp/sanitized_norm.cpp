@@ -2,7 +2,7 @@
 #include "norm/norm.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::norm {
 
 namespace {
 
@@ -36,4 +36,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::norm

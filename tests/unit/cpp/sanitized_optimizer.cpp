@@ -2,7 +2,7 @@
 #include "optimizer/optimizer.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::optimizer {
 
 namespace {
 
@@ -38,4 +38,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::optimizer

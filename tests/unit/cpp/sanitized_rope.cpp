@@ -6,7 +6,7 @@
 #include "rope/rope.hpp"
 #include "sanitized.hpp"
 
-namespace fusible {
+namespace fusible::rope {
 
 namespace {
 
@@ -70,4 +70,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::rope

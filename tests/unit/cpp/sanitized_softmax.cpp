@@ -2,7 +2,7 @@
 #include "sanitized.hpp"
 #include "softmax/softmax.hpp"
 
-namespace fusible {
+namespace fusible::softmax {
 
 namespace {
 
@@ -33,4 +33,4 @@ const Drive driver([] {
 
 }  // namespace
 
-}  // namespace fusible
+}  // namespace fusible::softmax

@@ -25,4 +25,4 @@ def test_a_kernel_object_defines_its_table_and_nothing_else(family: str, level: 
     subprocess.run([*base, "-c", FAMILIES[family], "-o", built], check=True)
     lines = subprocess.run([NM, "-C", "--defined-only", built], capture_output=True, text=True, check=True).stdout.splitlines()
     shared = [line.split(maxsplit=2)[1:] for line in lines if line.split(maxsplit=2)[1].isupper() or line.split(maxsplit=2)[1] in "wvu"]
-    assert shared == [["R", f"fusible::{level}::{family}_kernels"]] or shared == [["D", f"fusible::{level}::{family}_kernels"]]
+    assert shared == [["R", f"fusible::{family}::{level}::kernels"]] or shared == [["D", f"fusible::{family}::{level}::kernels"]]
