@@ -18,7 +18,7 @@ void value(const Points& points, float* out, float*) {
 
 template <class A>
 void gradient(const Points& points, float* out, float*) {
-    for (std::int64_t i = 0; i < points.count; i += kLanes) store(out + i, gradient_of<A>(load(points.grad + i), load(points.a + i)));
+    for (std::int64_t i = 0; i < points.count; i += kLanes) store(out + i, A::gradient(load(points.grad + i), load(points.a + i)));
 }
 
 template <class A>

@@ -17,7 +17,7 @@ struct Gate {
     F32 value(F32 a, F32 b) const { return mul(A::value(a), b); }
 
     void gradient(F32 g, F32 a, F32 b, F32& da, F32& db) const {
-        da = gradient_of<A>(mul(g, b), a);
+        da = A::gradient(mul(g, b), a);
         db = mul(A::value(a), g);
     }
 };

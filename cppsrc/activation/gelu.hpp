@@ -26,6 +26,8 @@ struct Gelu {
         const F32 inner = mul(splat(kTwice), fma(splat(3.0f * kCubic), square, splat(1.0f)));
         return fma(mul(mul(x, s), sub(splat(1.0f), s)), inner, s);
     }
+
+    static F32 gradient(F32 g, F32 x) { return mul(g, slope(x)); }
 };
 
 }  // namespace

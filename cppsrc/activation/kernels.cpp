@@ -7,15 +7,27 @@ namespace fusible::activation::FUSIBLE_LEVEL {
 
 extern const Kernels kernels;
 
+#define FUSIBLE_VALUE(name, gated, A) value<A>,
+#define FUSIBLE_GRADIENT(name, gated, A) gradient<A>,
+#define FUSIBLE_GATE_VALUE(name, gated, A) gated_value<Gate<A>>,
+#define FUSIBLE_GATE_GRADIENT(name, gated, A) gated_gradient<Gate<A>>,
+#define FUSIBLE_GATED_VALUE(name, A) gated_value<A>,
+#define FUSIBLE_GATED_GRADIENT(name, A) gated_gradient<A>,
+
 const Kernels kernels = {
-    {value<Gelu>, value<QGelu>, value<Relu>, value<Sigmoid>, value<Silu>, value<SRelu>},
-    {gradient<Gelu>, gradient<QGelu>, gradient<Relu>, gradient<Sigmoid>, gradient<Silu>, gradient<SRelu>},
-    {gated_value<Gate<Gelu>>, gated_value<Gate<QGelu>>, gated_value<Gate<Relu>>, gated_value<Gate<Sigmoid>>, gated_value<Gate<Silu>>,
-     gated_value<Gate<SRelu>>, gated_value<SituGlu>, gated_value<ClampedSwiglu>},
-    {gated_gradient<Gate<Gelu>>, gated_gradient<Gate<QGelu>>, gated_gradient<Gate<Relu>>, gated_gradient<Gate<Sigmoid>>,
-     gated_gradient<Gate<Silu>>, gated_gradient<Gate<SRelu>>, gated_gradient<SituGlu>, gated_gradient<ClampedSwiglu>},
+    {FUSIBLE_POINTWISE_ACTIVATIONS(FUSIBLE_VALUE)},
+    {FUSIBLE_POINTWISE_ACTIVATIONS(FUSIBLE_GRADIENT)},
+    {FUSIBLE_POINTWISE_ACTIVATIONS(FUSIBLE_GATE_VALUE) FUSIBLE_GATED_ACTIVATIONS(FUSIBLE_GATED_VALUE)},
+    {FUSIBLE_POINTWISE_ACTIVATIONS(FUSIBLE_GATE_GRADIENT) FUSIBLE_GATED_ACTIVATIONS(FUSIBLE_GATED_GRADIENT)},
     run,
     tile,
 };
+
+#undef FUSIBLE_VALUE
+#undef FUSIBLE_GRADIENT
+#undef FUSIBLE_GATE_VALUE
+#undef FUSIBLE_GATE_GRADIENT
+#undef FUSIBLE_GATED_VALUE
+#undef FUSIBLE_GATED_GRADIENT
 
 }  // namespace fusible::activation::FUSIBLE_LEVEL

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "activation/list.hpp"
 #include "cast/kernels.hpp"
 #include "cast/output.hpp"
 #include "runtime/tables.hpp"
@@ -10,8 +11,12 @@
 namespace fusible::activation {
 
 /// The order of the tables below. A gated activation is a pointwise one of the first half times the second half, or a formula of its own.
-constexpr const char* kPointwiseNames[] = {"gelu", "qgelu", "relu", "sigmoid", "silu", "srelu"};
-constexpr const char* kGatedNames[] = {"geglu", "qgeglu", "reglu", "glu", "swiglu", "sreglu", "situglu", "clamped_swiglu"};
+#define FUSIBLE_NAME(name, ...) #name,
+#define FUSIBLE_NAME_OF_GATED(name, gated, formula) #gated,
+constexpr const char* kPointwiseNames[] = {FUSIBLE_POINTWISE_ACTIVATIONS(FUSIBLE_NAME)};
+constexpr const char* kGatedNames[] = {FUSIBLE_POINTWISE_ACTIVATIONS(FUSIBLE_NAME_OF_GATED) FUSIBLE_GATED_ACTIVATIONS(FUSIBLE_NAME)};
+#undef FUSIBLE_NAME
+#undef FUSIBLE_NAME_OF_GATED
 constexpr int kPointwise = sizeof(kPointwiseNames) / sizeof(kPointwiseNames[0]);
 constexpr int kGated = sizeof(kGatedNames) / sizeof(kGatedNames[0]);
 

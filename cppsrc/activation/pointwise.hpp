@@ -1,4 +1,4 @@
-// The pointwise activations: value f(x) and slope f'(x). Each passes a NaN on.
+// The pointwise activations: value f(x), and gradient g f'(x) of an incoming gradient g. Each passes a NaN on.
 #pragma once
 
 #include "activation/gelu.hpp"
@@ -12,9 +12,9 @@ using namespace simd::FUSIBLE_LEVEL;
 struct Sigmoid {
     static F32 value(F32 x) { return sigmoid(x); }
 
-    static F32 slope(F32 x) {
+    static F32 gradient(F32 g, F32 x) {
         const F32 s = sigmoid(x);
-        return mul(s, sub(splat(1.0f), s));
+        return mul(g, mul(s, sub(splat(1.0f), s)));
     }
 };
 
@@ -30,18 +30,21 @@ struct Swish {
 
 struct Silu {
     static F32 value(F32 x) { return mul(x, sigmoid(x)); }
-    static F32 slope(F32 x) { return Swish::slope(x, splat(1.0f)); }
+    static F32 gradient(F32 g, F32 x) { return mul(g, Swish::slope(x, splat(1.0f))); }
 };
 
 struct QGelu {
     static constexpr float kScale = 1.702f;
 
     static F32 value(F32 x) { return Swish::value(x, splat(kScale)); }
-    static F32 slope(F32 x) { return Swish::slope(x, splat(kScale)); }
+    static F32 gradient(F32 g, F32 x) { return mul(g, Swish::slope(x, splat(kScale))); }
 };
 
 struct Relu {
     static F32 value(F32 x) { return max(splat(0.0f), x); }
+
+    /// No product: an infinite gradient stays out where x <= 0. Where x is NaN, g passes, as in torch: a comparison with NaN is false.
+    static F32 gradient(F32 g, F32 x) { return select_at_most(x, splat(0.0f), splat(0.0f), g); }
 };
 
 /// max(x, 0)^2.
@@ -51,23 +54,11 @@ struct SRelu {
         return mul(positive, positive);
     }
 
-    static F32 slope(F32 x) {
+    static F32 gradient(F32 g, F32 x) {
         const F32 positive = max(splat(0.0f), x);
-        return add(positive, positive);
+        return mul(g, add(positive, positive));
     }
 };
-
-/// g f'(x).
-template <class A>
-inline F32 gradient_of(F32 g, F32 x) {
-    return mul(g, A::slope(x));
-}
-
-/// No product: an infinite gradient stays out where x <= 0. Where x is NaN, g passes, as in torch: a comparison with NaN is false.
-template <>
-[[maybe_unused]] inline F32 gradient_of<Relu>(F32 g, F32 x) {
-    return select_at_most(x, splat(0.0f), splat(0.0f), g);
-}
 
 }  // namespace
 }  // namespace fusible::activation::FUSIBLE_LEVEL
