@@ -93,7 +93,7 @@ bench: setup $(VENV)/jax
 	PYTHONPATH=$(VENV)/jax $(PY) -m benchmarks.run
 
 sanitize: setup
-	$(PY) -m pytest -n 0 tests/unit/cpp/test_cpp_sanitized.py
+	$(PY) -m pytest -n 0 tests/unit/cpp/test_cpp_sanitized.py tests/unit/cpp/test_cpp_one_definition.py
 
 # A wheel for others: with the kernels, or not at all, and with the libraries beside it that a machine may lack (libgomp). `auditwheel` says for which
 # manylinux it is: that of this machine's C library; the workflow builds in an older one.
