@@ -19,7 +19,7 @@ inline void rebase(const AttendTile& t, int row, float base) {
     float* const sums = t.sums + row * kMaxLanes;
     for (int i = 0; i < kMaxLanes; i += kLanes) store(sums + i, mul(load(sums + i), factor));
     float* const out = t.out + row * t.out_stride;
-    for (int i = 0; i < t.value_panels * kPanel; i += kLanes) store(out + i, mul(load(out + i), factor));
+    for (int i = 0; i < t.value_panels * kNR; i += kLanes) store(out + i, mul(load(out + i), factor));
 }
 
 /// Turns a row of scores into exponentials; `whole` (in whole vectors) is what the row's group reads of it.
@@ -71,8 +71,8 @@ struct Group {
 
 inline int make_groups(const Span* spans, int rows, Group* groups) {
     int count = 0;
-    for (int row = 0; row < rows; row += kRows) {
-        const int height = rows - row < kRows ? rows - row : kRows;
+    for (int row = 0; row < rows; row += kMR) {
+        const int height = rows - row < kMR ? rows - row : kMR;
         const Span keys = hull(spans + row, height);
         if (!is_empty(keys)) groups[count++] = {row, height, keys};
     }
@@ -82,28 +82,28 @@ inline int make_groups(const Span* spans, int rows, Group* groups) {
 inline bool meets(Span span, int begin, int end) { return span.begin < end && span.end > begin; }
 
 /// sums[r][c] (+)= the product over the units of `depth` (elements of a left operand and rows of a right one) of a group's rows.
-inline void multiply_span(const Group& g, const Left& left, const std::int32_t* right, float* sums, std::ptrdiff_t stride) {
+inline void multiply_span(const Group& g, const PackedRows& left, const std::int32_t* right, float* sums, std::ptrdiff_t stride) {
     const int first = g.keys.begin / kDepth;
     const int last = (g.keys.end + kDepth - 1) / kDepth;
-    const Left part{left.units + g.row * left.row_stride + first * left.unit_stride, left.row_stride, left.unit_stride};
-    multiply_last(g.height, part, right + first * kPanel, last - first, sums + g.row * stride, stride, true);
+    const PackedRows part{left.units + g.row * left.row_stride + first * left.unit_stride, left.row_stride, left.unit_stride};
+    multiply_last(g.height, part, right + first * kNR, last - first, sums + g.row * stride, stride, true);
 }
 
 void attend(const AttendTile& t) {
-    Group groups[kMaxBlockRows / kRows + 1];
+    Group groups[kMaxBlockRows / kMR + 1];
     const int count = make_groups(t.seen, t.rows, groups);
-    for (int p = 0; p * kPanel < t.keys; ++p)
+    for (int p = 0; p * kNR < t.keys; ++p)
         for (int i = 0; i < count; ++i) {
             const Group& g = groups[i];
-            if (!meets(g.keys, p * kPanel, (p + 1) * kPanel)) continue;
-            const Left left{t.q + g.row * t.q_stride, t.q_stride, 1};
-            multiply_last(g.height, left, t.k + p * t.depth * kPanel, t.depth, t.scores + g.row * kScoreStride + p * kPanel, kScoreStride, false);
+            if (!meets(g.keys, p * kNR, (p + 1) * kNR)) continue;
+            const PackedRows left{t.q + g.row * t.q_stride, t.q_stride, 1};
+            multiply_last(g.height, left, t.k + p * t.depth * kNR, t.depth, t.scores + g.row * kScoreStride + p * kNR, kScoreStride, false);
         }
     for (int i = 0; i < count; ++i)
         for (int r = 0; r < groups[i].height; ++r) soften(t, groups[i].row + r, widen(groups[i].keys, kLanes));
     for (int c = 0; c < t.value_panels; ++c)
         for (int i = 0; i < count; ++i)
-            multiply_span(groups[i], Left{t.probabilities, kScoreStride, 1}, t.v + c * t.v_stride, t.out + c * kPanel, t.out_stride);
+            multiply_span(groups[i], PackedRows{t.probabilities, kScoreStride, 1}, t.v + c * t.v_stride, t.out + c * kNR, t.out_stride);
 }
 
 }  // namespace

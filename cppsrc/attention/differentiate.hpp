@@ -57,37 +57,37 @@ inline void differ(const GradientTile& t, int first, Span whole) {
 }
 
 inline void score(const GradientTile& t, const Group& g, int panel) {
-    const std::ptrdiff_t at = g.row * kGradStride + panel * kPanel;
-    const Left k{t.k + g.row * t.k_stride, t.k_stride, 1};
-    multiply_last(g.height, k, t.q_turned + panel * t.depth * kPanel, t.depth, t.scores + at, kGradStride, false);
-    const Left v{t.v + g.row * t.v_stride, t.v_stride, 1};
-    multiply_last(g.height, v, t.o_turned + panel * t.value_depth * kPanel, t.value_depth, t.gradients + at, kGradStride, false);
+    const std::ptrdiff_t at = g.row * kGradStride + panel * kNR;
+    const PackedRows k{t.k + g.row * t.k_stride, t.k_stride, 1};
+    multiply_last(g.height, k, t.q_turned + panel * t.depth * kNR, t.depth, t.scores + at, kGradStride, false);
+    const PackedRows v{t.v + g.row * t.v_stride, t.v_stride, 1};
+    multiply_last(g.height, v, t.o_turned + panel * t.value_depth * kNR, t.value_depth, t.gradients + at, kGradStride, false);
 }
 
 void differentiate(const GradientTile& t) {
-    Group keys[kGradKeys / kRows + 1];
+    Group keys[kGradKeys / kMR + 1];
     const int key_groups = make_groups(t.seers, t.keys, keys);
     if (key_groups == 0) return;
-    for (int p = 0; p * kPanel < t.rows; ++p)
+    for (int p = 0; p * kNR < t.rows; ++p)
         for (int i = 0; i < key_groups; ++i)
-            if (meets(keys[i].keys, p * kPanel, (p + 1) * kPanel)) score(t, keys[i], p);
+            if (meets(keys[i].keys, p * kNR, (p + 1) * kNR)) score(t, keys[i], p);
     for (int key = 0; key < t.keys; key += kDepth) {
-        const int group = key / kRows * kRows;
-        const Span whole = widen(hull(t.seers + group, t.keys - group < kRows ? t.keys - group : kRows), kLanes);
+        const int group = key / kMR * kMR;
+        const Span whole = widen(hull(t.seers + group, t.keys - group < kMR ? t.keys - group : kMR), kLanes);
         for (int d = 0; d < kDepth; ++d) hide(t, key + d, whole);
         differ(t, key, whole);
     }
     for (int c = 0; c < t.value_panels; ++c)
         for (int i = 0; i < key_groups; ++i)
-            multiply_span(keys[i], Left{t.probabilities, kGradStride, 1}, t.o_across + c * t.across_stride, t.dv + c * kPanel, t.dv_stride);
+            multiply_span(keys[i], PackedRows{t.probabilities, kGradStride, 1}, t.o_across + c * t.across_stride, t.dv + c * kNR, t.dv_stride);
     for (int c = 0; c < t.panels; ++c)
         for (int i = 0; i < key_groups; ++i)
-            multiply_span(keys[i], Left{t.differences, kGradStride, 1}, t.q_across + c * t.across_stride, t.dk + c * kPanel, t.dk_stride);
-    Group rows[kGradRows / kRows + 1];
+            multiply_span(keys[i], PackedRows{t.differences, kGradStride, 1}, t.q_across + c * t.across_stride, t.dk + c * kNR, t.dk_stride);
+    Group rows[kGradRows / kMR + 1];
     const int row_groups = make_groups(t.seen, t.rows, rows);
     for (int c = 0; c < t.panels; ++c)
         for (int i = 0; i < row_groups; ++i)
-            multiply_span(rows[i], Left{t.differences_across, 1, kGradStride}, t.k_across + c * t.k_across_stride, t.dq + c * kPanel, t.dq_stride);
+            multiply_span(rows[i], PackedRows{t.differences_across, 1, kGradStride}, t.k_across + c * t.k_across_stride, t.dq + c * kNR, t.dq_stride);
 }
 
 }  // namespace

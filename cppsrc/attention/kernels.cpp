@@ -52,7 +52,7 @@ extern const Kernels kernels;
 const Kernels kernels = {
     kDepth,
     kLanes,
-    kPanel,
+    kNR,
     FUSIBLE_TAKES,
     FUSIBLE_PACKERS(pack_rows),
     FUSIBLE_PACKERS(pack_across),

@@ -1,4 +1,4 @@
-// Products with few rows, whose time is that of reading the right operand once: it is decoded on the way, and never packed.
+// Products with few rows, whose time is that of reading B once: it is decoded on the way, and never packed.
 #pragma once
 
 #include "gemm/kernels.hpp"
@@ -17,11 +17,11 @@ constexpr int kSumsHeld = 12;
 constexpr int kSumsHeld = 8;
 #endif
 
-/// Columns that are summed at once, so that what is read of the left operand serves several.
+/// Columns that are summed at once, so that what is read of A serves several.
 constexpr int columns_of(int rows) { return kSumsHeld / rows > 8 ? 8 : kSumsHeld / rows < 1 ? 1 : kSumsHeld / rows; }
 
-/// Elements of the contracted dimension that are summed at once: of the left operand, all rows of them stay in the first cache.
-constexpr std::int64_t kPart = 2048;
+/// KC of three rows and more: of A, all rows of so many elements stay in the first cache.
+constexpr std::int64_t kKC = 2048;
 
 /// sums[r][c] += the products of kHeight rows and kWidth columns over the elements [first, last).
 template <class S, int kHeight, int kWidth>
@@ -29,25 +29,25 @@ inline void multiply_few(const FewRows& few, std::int64_t col, std::int64_t firs
     F32 sum[kHeight][kWidth];
     for (int r = 0; r < kHeight; ++r)
         for (int c = 0; c < kWidth; ++c) sum[r][c] = splat(0.0f);
-    const S* right[kWidth];
-    for (int c = 0; c < kWidth; ++c) right[c] = static_cast<const S*>(few.right) + (col + c) * few.right_stride;
-    const std::int32_t* left = few.left + first / kDepth;
+    const S* b[kWidth];
+    for (int c = 0; c < kWidth; ++c) b[c] = static_cast<const S*>(few.b) + (col + c) * few.b_stride;
+    const std::int32_t* a = few.a + first / kDepth;
     std::int64_t k = first;
-    for (; k + kRun <= last; k += kRun, left += kLanes) {
+    for (; k + kRun <= last; k += kRun, a += kLanes) {
         Units columns[kWidth];
         for (int c = 0; c < kWidth; ++c) {
-            __builtin_prefetch(right[c] + kWidth * few.right_stride + k);  // the columns after these: a CPU does not see where they begin
-            columns[c] = units_along(right[c] + k);
+            __builtin_prefetch(b[c] + kWidth * few.b_stride + k);  // the columns after these: a CPU does not see where they begin
+            columns[c] = units_along(b[c] + k);
         }
         for (int r = 0; r < kHeight; ++r) {
-            const Units row = load_units(left + r * few.left_stride);
+            const Units row = load_units(a + r * few.a_stride);
             for (int c = 0; c < kWidth; ++c) sum[r][c] = dot(sum[r][c], row, columns[c]);
         }
     }
     if (k < last) {
         for (int c = 0; c < kWidth; ++c) {
-            const Units column = units_along(right[c] + k, last - k);
-            for (int r = 0; r < kHeight; ++r) sum[r][c] = dot(sum[r][c], load_units(left + r * few.left_stride), column);
+            const Units column = units_along(b[c] + k, last - k);
+            for (int r = 0; r < kHeight; ++r) sum[r][c] = dot(sum[r][c], load_units(a + r * few.a_stride), column);
         }
     }
     for (int r = 0; r < kHeight; ++r)
@@ -59,9 +59,9 @@ void multiply_rows(const FewRows& few) {
     constexpr int kWidth = columns_of(kHeight);
     for (int r = 0; r < kHeight; ++r)
         for (std::int64_t c = 0; c < few.cols; ++c) few.sums[r * few.sums_stride + c] = 0.0f;
-    const std::int64_t part = kHeight <= 2 ? few.depth : kPart;
-    for (std::int64_t first = 0; first < few.depth; first += part) {
-        const std::int64_t last = first + part < few.depth ? first + part : few.depth;
+    const std::int64_t kc = kHeight <= 2 ? few.k : kKC;
+    for (std::int64_t first = 0; first < few.k; first += kc) {
+        const std::int64_t last = first + kc < few.k ? first + kc : few.k;
         std::int64_t col = 0;
         for (; col + kWidth <= few.cols; col += kWidth) multiply_few<S, kHeight, kWidth>(few, col, first, last);
         for (; col < few.cols; ++col) multiply_few<S, kHeight, 1>(few, col, first, last);

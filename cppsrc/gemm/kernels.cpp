@@ -10,8 +10,8 @@ namespace fusible::gemm::FUSIBLE_LEVEL {
 
 namespace {
 
-/// Units of the right operand's panel that are used again and again from the nearest caches: 64 KiB.
-constexpr std::int64_t kSlab = 64 * 1024 / (kPanel * 4);
+/// Units of K of a slab of a micro-panel of B, which is used again and again from the nearest caches: 64 KiB.
+constexpr std::int64_t kSlab = 64 * 1024 / (kNR * 4);
 
 /// Memory that is wanted soon, fetched a few cache lines at a time while tiles are computed: all at once they would wait for one another, and
 /// without it they would come too late, even from the third cache.
@@ -40,38 +40,38 @@ class Ahead {
 
 /// The tiles of a slab: `depth` units from the u-th on, of a panel of kWidth vectors.
 template <int kWidth>
-void multiply_slab(const Block& b, std::int64_t u, std::int64_t depth, const std::int32_t* right, float* sums, Ahead& ahead) {
-    constexpr int kHeight = rows_of(kWidth);
-    for (int r = 0; r < b.rows; r += kHeight) {
-        const Left left{b.left + r * b.row_stride + u * b.unit_stride, b.row_stride, b.unit_stride};
-        const int height = b.rows - r < kHeight ? b.rows - r : kHeight;
-        multiply_last<kHeight, kWidth>(height, left, right, depth, sums + r * b.sums_stride, b.sums_stride, b.add_to || u > 0, ahead);
+void multiply_slab(const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* b, float* sums, Ahead& ahead) {
+    constexpr int kHeight = mr_of(kWidth);
+    for (int r = 0; r < block.rows; r += kHeight) {
+        const PackedRows a{block.a + r * block.row_stride + u * block.unit_stride, block.row_stride, block.unit_stride};
+        const int height = block.rows - r < kHeight ? block.rows - r : kHeight;
+        multiply_last<kHeight, kWidth>(height, a, b, depth, sums + r * block.sums_stride, block.sums_stride, block.add_to || u > 0, ahead);
         ahead.skip(depth);
     }
 }
 
 /// As multiply_slab, of the first `vectors` vectors of the panel.
 template <int kWidth = kVectors>
-void multiply_slab(int vectors, const Block& b, std::int64_t u, std::int64_t depth, const std::int32_t* right, float* sums, Ahead& ahead) {
-    if (vectors == kWidth) return multiply_slab<kWidth>(b, u, depth, right, sums, ahead);
-    if constexpr (kWidth > 1) multiply_slab<kWidth - 1>(vectors, b, u, depth, right, sums, ahead);
+void multiply_slab(int vectors, const Block& block, std::int64_t u, std::int64_t depth, const std::int32_t* b, float* sums, Ahead& ahead) {
+    if (vectors == kWidth) return multiply_slab<kWidth>(block, u, depth, b, sums, ahead);
+    if constexpr (kWidth > 1) multiply_slab<kWidth - 1>(vectors, block, u, depth, b, sums, ahead);
 }
 
-void multiply(const Block& b) {
-    const int panels = (b.cols + kPanel - 1) / kPanel;
-    const std::int64_t tiles = (b.rows + kRows - 1) / kRows;
-    Ahead ahead(b.ahead, b.ahead_bytes, panels * tiles * Ahead::times(b.depth));
+void multiply(const Block& block) {
+    const int panels = (block.cols + kNR - 1) / kNR;
+    const std::int64_t tiles = (block.rows + kMR - 1) / kMR;
+    Ahead ahead(block.ahead, block.ahead_bytes, panels * tiles * Ahead::times(block.kc));
     for (int p = 0; p < panels; ++p) {
-        const int cols = b.cols - p * kPanel;
-        const int vectors = cols < kPanel ? (cols + kLanes - 1) / kLanes : kVectors;
-        for (std::int64_t u = 0; u == 0 || u < b.depth; u += kSlab) {
-            const std::int64_t depth = b.depth - u < kSlab ? b.depth - u : kSlab;
-            const std::int32_t* const right = b.right + p * b.panel_stride + u * kPanel;
-            if (b.ahead == nullptr) {  // the slab that follows
-                const std::int64_t units = depth * kPanel;
-                ahead = Ahead(right + units, units * static_cast<std::int64_t>(sizeof(*right)), tiles * Ahead::times(depth));
+        const int cols = block.cols - p * kNR;
+        const int vectors = cols < kNR ? (cols + kLanes - 1) / kLanes : kVectors;
+        for (std::int64_t u = 0; u == 0 || u < block.kc; u += kSlab) {
+            const std::int64_t depth = block.kc - u < kSlab ? block.kc - u : kSlab;
+            const std::int32_t* const b = block.b + p * block.panel_stride + u * kNR;
+            if (block.ahead == nullptr) {  // the slab that follows
+                const std::int64_t units = depth * kNR;
+                ahead = Ahead(b + units, units * static_cast<std::int64_t>(sizeof(*b)), tiles * Ahead::times(depth));
             }
-            multiply_slab(vectors, b, u, depth, right, b.sums + p * kPanel, ahead);
+            multiply_slab(vectors, block, u, depth, b, block.sums + p * kNR, ahead);
         }
     }
 }
@@ -107,8 +107,18 @@ constexpr ElementKind kUnitsKind = ElementKind::Float32;
 #endif
 
 const Kernels kernels = {
-    kDepth,   kLanes, kPanel, FUSIBLE_TAKES, kUnitsKind, FUSIBLE_PACKERS(pack_rows), FUSIBLE_PACKERS(pack_across), FUSIBLE_PACKERS(pack_turned),
-    multiply, turn,   FUSIBLE_PACKERS(multiply_few_rows), finish_block,
+    kDepth,
+    kLanes,
+    kNR,
+    FUSIBLE_TAKES,
+    kUnitsKind,
+    FUSIBLE_PACKERS(pack_rows),
+    FUSIBLE_PACKERS(pack_across),
+    FUSIBLE_PACKERS(pack_turned),
+    multiply,
+    turn,
+    FUSIBLE_PACKERS(multiply_few_rows),
+    finish_block,
 };
 
 }  // namespace fusible::gemm::FUSIBLE_LEVEL

@@ -9,34 +9,34 @@
 
 namespace fusible::gemm {
 
-/// A block of a product, of packed operands: sums[r, c] (+)= sum over u of left[r, u] right[u, c].
+/// A block of a product, of packed operands: sums[r, c] (+)= sum over u of a[r, u] b[u, c].
 struct Block {
-    const std::int32_t* left;  // unit u of row r at left[r * row_stride + u * unit_stride]
+    const std::int32_t* a;  // unit u of row r at a[r * row_stride + u * unit_stride]
     std::ptrdiff_t row_stride;
     std::ptrdiff_t unit_stride;
     int rows;
-    const std::int32_t* right;  // panel p at right + p * panel_stride, of depth rows of units
+    const std::int32_t* b;  // micro-panel p at b + p * panel_stride, of KC rows of NR units
     std::ptrdiff_t panel_stride;
     int cols;
-    std::int64_t depth;  // units
-    float* sums;         // whole panels wide; of the last one, whole vectors are written
+    std::int64_t kc;  // units
+    float* sums;      // whole micro-panels wide; of the last one, whole vectors are written
     std::ptrdiff_t sums_stride;
     bool add_to;
-    const void* ahead;  // what is wanted after it, fetched meanwhile; null: of the right operand, each part during the one before
+    const void* ahead;  // what is wanted after it, fetched meanwhile; null: of B, each slab during the one before
     std::int64_t ahead_bytes;
 };
 
-/// Rows that a product reads its right operand for without packing it.
+/// Rows of A that a product reads B for without packing it.
 constexpr int kFewRows = 8;
 
-/// A product of at most kFewRows rows: sums[r, c] = sum over k of left[r, k] right[c, k].
+/// A product of at most kFewRows rows: sums[r, c] = sum over k of a[r, k] b[c, k].
 struct FewRows {
-    const std::int32_t* left;  // packed by pack_rows
-    std::ptrdiff_t left_stride;
+    const std::int32_t* a;  // packed by pack_rows
+    std::ptrdiff_t a_stride;
     int rows;
-    const void* right;  // [cols, depth], its rows right_stride elements apart
-    std::ptrdiff_t right_stride;
-    std::int64_t depth;  // elements
+    const void* b;  // [cols, K], its rows b_stride elements apart
+    std::ptrdiff_t b_stride;
+    std::int64_t k;  // elements
     std::int64_t cols;
     float* sums;
     std::ptrdiff_t sums_stride;
@@ -72,7 +72,7 @@ struct FinishedBlock {
 struct Kernels {
     int depth;  // elements of a unit
     int lanes;  // units of a vector
-    int panel;  // columns of a panel
+    int nr;     // columns of a micro-panel
     bool takes[kElementKinds];
     ElementKind units_kind;  // the kind of which elements in a row are units as they lie
 
@@ -82,7 +82,7 @@ struct Kernels {
     /// [depth, width] contiguous in width -> out[u][j].
     void (*pack_across[kElementKinds])(const void* source, std::int64_t stride, std::int64_t depth, std::int64_t width, std::int32_t* out,
                                        std::int64_t out_stride);
-    /// [rows <= panel, depth] contiguous in depth -> out[u][r].
+    /// [rows <= NR, depth] contiguous in depth -> out[u][r].
     void (*pack_turned[kElementKinds])(const void* source, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out);
 
     void (*multiply)(const Block& block);

@@ -71,7 +71,7 @@ void pack_across(const void* untyped, std::int64_t stride, std::int64_t depth, s
     }
 }
 
-/// A panel of up to kPanel rows that are contiguous in the contracted dimension, turned: out[u][r], with zeros for the rows that it lacks.
+/// A micro-panel of up to kNR rows that are contiguous in the contracted dimension, turned: out[u][r], with zeros for the rows that it lacks.
 template <class S>
 void pack_turned(const void* untyped, std::int64_t stride, std::int64_t rows, std::int64_t depth, std::int32_t* out) {
     const S* source = static_cast<const S*>(untyped);
@@ -85,7 +85,7 @@ void pack_turned(const void* untyped, std::int64_t stride, std::int64_t rows, st
                 square[r] = row < rows ? units_along(source + row * stride + k, depth - k) : units_along(zeros.at);
             }
             transpose_units(square);
-            for (std::int64_t u = 0; u < units; ++u) store_units(out + (k / kDepth + u) * kPanel + v * kLanes, square[u]);
+            for (std::int64_t u = 0; u < units; ++u) store_units(out + (k / kDepth + u) * kNR + v * kLanes, square[u]);
         }
     }
 }

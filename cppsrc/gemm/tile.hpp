@@ -1,4 +1,4 @@
-// The square of results that a product keeps in registers.
+// The micro-kernel: MR x NR sums of C that stay in registers.
 #pragma once
 
 #include "gemm/units.hpp"
@@ -10,23 +10,23 @@ using namespace simd::FUSIBLE_LEVEL;
 
 #if defined(FUSIBLE_SIMD_AVX512)
 constexpr int kVectors = 4;
-constexpr int kRows = 6;  // 24 sums, 4 vectors and 1 broadcast of 32 registers
+constexpr int kMR = 6;  // 24 sums, 4 vectors and 1 broadcast of 32 registers
 #elif defined(FUSIBLE_SIMD_AVX2)
 constexpr int kVectors = 2;
-constexpr int kRows = 6;  // 12 sums, 2 vectors and 1 broadcast of 16 registers
+constexpr int kMR = 6;  // 12 sums, 2 vectors and 1 broadcast of 16 registers
 #else
 constexpr int kVectors = 1;
-constexpr int kRows = 4;
+constexpr int kMR = 4;
 #endif
 
-/// Columns of a tile, and of a packed panel.
-constexpr int kPanel = kVectors * kLanes;
+/// NR: columns of a tile, and of a packed micro-panel of B.
+constexpr int kNR = kVectors * kLanes;
 
 /// Rows of a tile that is narrower: as many sums, or twice the rows where that is fewer.
-constexpr int rows_of(int vectors) { return kVectors / vectors >= 2 ? 2 * kRows : kVectors * kRows / vectors; }
+constexpr int mr_of(int vectors) { return kVectors / vectors >= 2 ? 2 * kMR : kVectors * kMR / vectors; }
 
-/// The left operand of a block: unit u of row r lies at units[r * row_stride + u * unit_stride].
-struct Left {
+/// Packed rows of A: unit u of row r lies at units[r * row_stride + u * unit_stride].
+struct PackedRows {
     const std::int32_t* units;
     std::ptrdiff_t row_stride;
     std::ptrdiff_t unit_stride;
@@ -39,27 +39,27 @@ struct FetchNothing {
     void operator()() {}
 };
 
-/// sums[r][c] (+)= the product of kHeight rows of the left operand and the first kWidth vectors of a panel of the right one, over `depth` units.
+/// sums[r][c] (+)= the product of kHeight rows of A and the first kWidth vectors of a micro-panel of B, over `depth` units.
 /// `fetch()` is called every kFetchUnits of them.
 template <int kHeight, int kWidth = kVectors, class Fetch = FetchNothing>
-inline void multiply_tile(const Left& left, const std::int32_t* right, std::int64_t depth, float* sums, std::ptrdiff_t stride, bool add_to,
+inline void multiply_tile(const PackedRows& a, const std::int32_t* b, std::int64_t depth, float* sums, std::ptrdiff_t stride, bool add_to,
                           Fetch fetch = {}) {
     F32 sum[kHeight][kWidth];
     for (int r = 0; r < kHeight; ++r)
         for (int v = 0; v < kWidth; ++v) sum[r][v] = splat(0.0f);
-    const std::int32_t* unit = left.units;
+    const std::int32_t* unit = a.units;
     while (depth > 0) {
         fetch();
         const std::int64_t some = depth < kFetchUnits ? depth : kFetchUnits;
         for (std::int64_t u = 0; u < some; ++u) {
             Units vectors[kWidth];
-            for (int v = 0; v < kWidth; ++v) vectors[v] = load_units(right + v * kLanes);
+            for (int v = 0; v < kWidth; ++v) vectors[v] = load_units(b + v * kLanes);
             for (int r = 0; r < kHeight; ++r) {
-                const Units factor = splat_unit(unit + r * left.row_stride);
+                const Units factor = splat_unit(unit + r * a.row_stride);
                 for (int v = 0; v < kWidth; ++v) sum[r][v] = dot(sum[r][v], factor, vectors[v]);
             }
-            unit += left.unit_stride;
-            right += kPanel;
+            unit += a.unit_stride;
+            b += kNR;
         }
         depth -= some;
     }
@@ -74,11 +74,11 @@ inline void multiply_tile(const Left& left, const std::int32_t* right, std::int6
 }
 
 /// `height` rows, at most kHeight, as multiply_tile.
-template <int kHeight = kRows, int kWidth = kVectors, class Fetch = FetchNothing>
-inline void multiply_last(int height, const Left& left, const std::int32_t* right, std::int64_t depth, float* sums, std::ptrdiff_t stride,
+template <int kHeight = kMR, int kWidth = kVectors, class Fetch = FetchNothing>
+inline void multiply_last(int height, const PackedRows& a, const std::int32_t* b, std::int64_t depth, float* sums, std::ptrdiff_t stride,
                           bool add_to, Fetch fetch = {}) {
-    if (height == kHeight) return multiply_tile<kHeight, kWidth>(left, right, depth, sums, stride, add_to, fetch);
-    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, left, right, depth, sums, stride, add_to, fetch);
+    if (height == kHeight) return multiply_tile<kHeight, kWidth>(a, b, depth, sums, stride, add_to, fetch);
+    if constexpr (kHeight > 1) multiply_last<kHeight - 1, kWidth>(height, a, b, depth, sums, stride, add_to, fetch);
 }
 
 }  // namespace

@@ -1,0 +1,74 @@
+// The schedules in which B is packed.
+#include <algorithm>
+#include <vector>
+
+#include "gemm/packing.hpp"
+#include "gemm/schedules.hpp"
+#include "runtime/round_up.hpp"
+#include "runtime/threads.hpp"
+
+namespace fusible::gemm {
+
+namespace {
+
+std::int64_t row_blocks(const Product& p, const Plan& plan) { return (p.m + plan.mc - 1) / plan.mc; }
+
+/// Packs KC x NC of B, and multiplies all blocks of rows with it.
+void run_round(Product& p, const Plan& plan, Round& round) {
+    const std::int64_t panels = p.micro_panels(round.nc);
+    const std::int64_t panel_units = p.units(round.kc) * p.kernels.nr;
+    auto* packed = scratch().packed_b.of<std::int32_t>(static_cast<std::size_t>(panels * panel_units));
+    parallel_for(static_cast<std::size_t>(panels), p.threads, [&](std::size_t panel) {
+        pack_b_panel(p, round, static_cast<std::int64_t>(panel), packed + static_cast<std::int64_t>(panel) * panel_units);
+    });
+    round.b = packed;
+    // Fewer blocks of rows than threads: the columns are divided too.
+    const std::int64_t blocks = row_blocks(p, plan);
+    const std::int64_t parts = std::clamp<std::int64_t>((p.threads + blocks - 1) / blocks, 1, panels);
+    parallel_for(static_cast<std::size_t>(blocks * parts), p.threads, [&](std::size_t task) {
+        const auto part = static_cast<std::int64_t>(task) % parts;
+        const std::int64_t i = static_cast<std::int64_t>(task) / parts;
+        auto* const packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(a_block_units(p, round)));
+        multiply_block(p, round, i, pack_a_block(p, round, i, packed_a), panels * part / parts, panels * (part + 1) / parts);
+    });
+}
+
+}  // namespace
+
+void run_blocked(Product& p, const Plan& plan) {
+    for (std::int64_t n0 = 0; n0 < p.n; n0 += plan.nc) {
+        Round round{n0, std::min(plan.nc, p.n - n0), 0, plan.kc, nullptr, 0, nullptr, false};
+        if (p.k > plan.kc) round.sums = scratch().shared.of<float>(static_cast<std::size_t>(p.m * round_up(round.nc, p.kernels.nr)));
+        do {
+            round.kc = std::min(plan.kc, p.k - round.k0);
+            round.last = round.k0 + round.kc == p.k;
+            run_round(p, plan, round);
+            round.k0 += plan.kc;
+        } while (!round.last);
+    }
+}
+
+void run_shared_a(Product& p, const Plan& plan) {
+    const std::int64_t panels = p.micro_panels(p.n);
+    const std::int64_t panel_units = p.units(p.k) * p.kernels.nr;
+    const std::int64_t step = plan.nc / p.kernels.nr;
+    const Round whole{0, p.n, 0, p.k, nullptr, 0, nullptr, true};
+    const std::int64_t block_units = a_block_units(p, whole);
+    std::vector<Block> blocks(static_cast<std::size_t>(row_blocks(p, plan)));
+    auto* packed_a = scratch().shared.of<std::int32_t>(blocks.size() * static_cast<std::size_t>(block_units));
+    parallel_for(blocks.size(), p.threads, [&](std::size_t i) {
+        blocks[i] = pack_a_block(p, whole, static_cast<std::int64_t>(i), packed_a + static_cast<std::int64_t>(i) * block_units);
+    });
+    parallel_for_uneven(static_cast<std::size_t>((panels + step - 1) / step), p.threads, [&](std::size_t task) {
+        auto* packed_b = scratch().packed_b.of<std::int32_t>(static_cast<std::size_t>(step * panel_units));
+        const std::int64_t first = static_cast<std::int64_t>(task) * step;
+        const std::int64_t last = std::min(first + step, panels);
+        for (std::int64_t panel = first; panel < last; ++panel) pack_b_panel(p, whole, panel, packed_b + (panel - first) * panel_units);
+        Round round = whole;
+        round.b = packed_b;
+        round.first_panel = first;
+        for (std::size_t i = 0; i < blocks.size(); ++i) multiply_block(p, round, static_cast<std::int64_t>(i), blocks[i], first, last);
+    });
+}
+
+}  // namespace fusible::gemm

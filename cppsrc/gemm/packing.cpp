@@ -1,0 +1,86 @@
+#include "gemm/packing.hpp"
+
+#include <algorithm>
+
+#include "gemm/schedules.hpp"
+#include "runtime/round_up.hpp"
+
+namespace fusible::gemm {
+
+void pack_b_panel(const Product& p, const Round& round, std::int64_t panel, std::int32_t* out) {
+    const std::int64_t nr = p.kernels.nr;
+    const std::int64_t col = round.n0 + panel * nr;
+    const std::int64_t cols = std::min(nr, p.n - col);
+    const int kind = table_index(p.b.kind);
+    if (p.b.transposed) return p.kernels.pack_turned[kind](p.b.at(col, round.k0), p.b.cols, cols, round.kc, out);
+    if (cols < nr) std::fill(out, out + p.units(round.kc) * nr, 0);
+    p.kernels.pack_across[kind](p.b.at(round.k0, col), p.b.cols, round.kc, cols, out, nr);
+}
+
+void pack_a_panel(const Product& p, std::int64_t row, std::int64_t end, std::int64_t panel, std::int32_t* packed) {
+    const std::int64_t nr = p.kernels.nr;
+    const std::int64_t first = row + panel * nr;
+    std::int32_t* const out = packed + panel * nr * p.units(p.k);
+    p.kernels.pack_turned[table_index(p.a.kind)](p.a.at(first, 0), p.a.cols, std::min(nr, end - first), p.k, out);
+}
+
+std::int64_t a_block_units(const Product& p, const Round& round) {
+    const std::int64_t lanes = p.kernels.lanes;
+    const std::int64_t units = p.units(round.kc);
+    return p.a.transposed ? units * round_up(p.chunk_rows, lanes) : p.chunk_rows * round_up(units, lanes);
+}
+
+Block pack_a_block(const Product& p, const Round& round, std::int64_t i, std::int32_t* out) {
+    const std::int64_t lanes = p.kernels.lanes;
+    const std::int64_t row = i * p.chunk_rows;
+    const std::int64_t rows = std::min(p.chunk_rows, p.m - row);
+    Block block{};
+    block.a = out;
+    block.rows = static_cast<int>(rows);
+    block.kc = p.units(round.kc);
+    block.panel_stride = block.kc * p.kernels.nr;
+    block.unit_stride = p.a.transposed ? round_up(rows, lanes) : 1;
+    block.row_stride = p.a.transposed ? 1 : round_up(block.kc, lanes);
+    if (p.a.transposed)
+        p.kernels.pack_across[table_index(p.a.kind)](p.a.at(round.k0, row), p.a.cols, round.kc, rows, out, block.unit_stride);
+    else
+        p.kernels.pack_rows[table_index(p.a.kind)](p.a.at(row, round.k0), p.a.cols, rows, round.kc, out, block.row_stride);
+    return block;
+}
+
+void read_b_rows(const Product& p, std::int64_t col, std::int64_t cols, Block& block) {
+    const std::int64_t depth = p.kernels.depth;
+    const auto* const units = static_cast<const std::int32_t*>(p.b.at(col, 0));
+    block.rows = static_cast<int>(cols);
+    block.unit_stride = 1;
+    if (p.b.kind == p.kernels.units_kind && p.k % depth == 0 && reinterpret_cast<std::uintptr_t>(units) % alignof(std::int32_t) == 0) {
+        block.a = units;
+        block.row_stride = p.k / depth;
+        return;
+    }
+    block.row_stride = round_up(p.units(p.k), p.kernels.lanes);
+    auto* const decoded = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(cols * block.row_stride));
+    p.kernels.pack_rows[table_index(p.b.kind)](p.b.at(col, 0), p.b.cols, cols, p.k, decoded, block.row_stride);
+    block.a = decoded;
+}
+
+void multiply_block(Product& p, const Round& round, std::int64_t i, Block block, std::int64_t first, std::int64_t last) {
+    const std::int64_t nr = p.kernels.nr;
+    const std::int64_t row = i * p.chunk_rows;
+    const std::int64_t step = kSumsCols / nr;
+    block.sums_stride = round.sums != nullptr ? round_up(round.nc, nr) : kSumsCols;
+    block.add_to = round.sums != nullptr && round.k0 > 0;
+    float* const own = round.sums == nullptr ? scratch().sums.of<float>(static_cast<std::size_t>(p.chunk_rows * kSumsCols)) : nullptr;
+    for (std::int64_t panel = first; panel < last; panel += step) {
+        block.b = round.b + (panel - round.first_panel) * block.panel_stride;
+        const std::int64_t col = round.n0 + panel * nr;
+        block.cols = static_cast<int>(std::min(std::min(step, last - panel) * nr, p.n - col));
+        block.sums = own != nullptr ? own : round.sums + row * block.sums_stride + panel * nr;
+        p.kernels.multiply(block);
+        if (!round.last) continue;
+        float* const sums = p.column_sums != nullptr ? p.column_sums->chunk(i) : nullptr;
+        p.maximum.raise(p.kernels.finish(p.epilogue, {block.sums, block.sums_stride, row, col, block.rows, block.cols, sums}));
+    }
+}
+
+}  // namespace fusible::gemm

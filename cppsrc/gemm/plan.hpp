@@ -1,0 +1,60 @@
+// How a product C = A B is made, in the terms of BLIS (Van Zee and van de Geijn 2015): A is [M, K] (`left`, transposed or not), B [K, N] (`right`).
+//
+// The micro-kernel (tile.hpp) keeps MR x NR sums of C in registers. It reads B packed: in micro-panels of NR columns, one after another, each in the
+// order in which the kernel wants it; and MR rows of A, an element of each at a time, from rows that are packed too (decoded and contiguous, not cut
+// into micro-panels: an element is broadcast from wherever its row is). Around it lie three loops, by blocks that stay in a cache each:
+//
+//   NC columns of B, packed by KC x NC, of a size that the caches of all cores hold together;
+//   KC elements of K: the sums of several such blocks are added up in memory;
+//   MC rows of A, packed by MC x KC, in the second-level cache; a slab of a micro-panel of B (kernels.cpp) stays in the nearest one.
+//
+// Packed elements are units of 32 bits (units.hpp), so that sizes in bytes do not depend on the kind of the operands. A block of C is finished (scaled,
+// activated, rounded: epilogue.hpp) while its sums are in cache.
+#pragma once
+
+#include "cast/column_sums.hpp"
+#include "cast/maximum.hpp"
+#include "gemm/kernels.hpp"
+#include "gemm/operand.hpp"
+
+namespace fusible::gemm {
+
+constexpr std::int64_t kMaxKC = 4096;      // elements of K packed at once
+constexpr std::int64_t kSumsCols = 256;    // of the sums that a task has in cache
+constexpr std::int64_t kMaxFewRows = 24;   // of M, for which B is not packed
+constexpr std::int64_t kFewRowsCols = 64;  // NC of that schedule, a task's columns
+
+/// Which loops are run; schedules.hpp says of each when and why.
+enum class Schedule { Blocked, SharedA, Turned, FewRows };
+
+struct Plan {
+    Schedule schedule;
+    std::int64_t mc;  // rows of C that share a packing of A
+    std::int64_t nc;  // columns of C that share a packing (or one reading) of B
+    std::int64_t kc;  // elements of K that are packed at once; less than K in the blocked schedule alone
+};
+
+struct Product {
+    const Kernels& kernels;
+    Operand a;
+    Operand b;
+    std::int64_t m;
+    std::int64_t n;
+    std::int64_t k;
+    std::int64_t chunk_rows;  // MC of the blocked schedules
+    Epilogue epilogue;
+    cast::ColumnSums* column_sums;  // a chunk for each chunk_rows rows of C, of which a schedule with more rows uses the first; or null
+    int threads;
+    cast::Maximum maximum;
+
+    std::int64_t units(std::int64_t elements) const { return (elements + kernels.depth - 1) / kernels.depth; }
+    std::int64_t micro_panels(std::int64_t count) const { return (count + kernels.nr - 1) / kernels.nr; }
+};
+
+/// Rows of a block of A, and of a chunk of the column sums: of one size and even in number, for two threads or four. They follow from the sizes alone,
+/// so that a sum of columns has one order.
+std::int64_t chunk_rows_for(std::int64_t m, std::int64_t k, bool transposes);
+
+Plan plan_for(const Product& p);
+
+}  // namespace fusible::gemm

@@ -1,0 +1,84 @@
+// The schedules in which B is read as it lies.
+#include <algorithm>
+#include <atomic>
+
+#include "gemm/packing.hpp"
+#include "gemm/schedules.hpp"
+#include "runtime/round_up.hpp"
+#include "runtime/threads.hpp"
+
+namespace fusible::gemm {
+
+namespace {
+
+/// The rows [row, row + rows) of C: these rows of A are packed, B is read once, and the sums are turned at the end.
+void run_band(Product& p, const Plan& plan, std::int64_t row, std::int64_t rows) {
+    const std::int64_t nr = p.kernels.nr;
+    const std::int64_t units = p.units(p.k);
+    const std::int64_t panels = p.micro_panels(rows);
+    const std::int64_t tasks = (p.n + plan.nc - 1) / plan.nc;
+    const auto a_units = static_cast<std::size_t>(panels * nr * units);
+    // A few panels are packed by each thread for itself, sooner than all threads could wait for one another.
+    std::int32_t* shared = nullptr;
+    if (panels >= 2 * p.threads) {
+        shared = scratch().packed_b.of<std::int32_t>(a_units);
+        parallel_for(static_cast<std::size_t>(panels), p.threads,
+                     [&](std::size_t i) { pack_a_panel(p, row, row + rows, static_cast<std::int64_t>(i), shared); });
+    }
+    std::atomic<std::int64_t> taken{0};
+    parallel_for(static_cast<std::size_t>(std::min<std::int64_t>(p.threads, tasks)), p.threads, [&](std::size_t) {
+        std::int32_t* packed = shared;
+        if (packed == nullptr) {
+            packed = scratch().packed_b.of<std::int32_t>(a_units);
+            for (std::int64_t i = 0; i < panels; ++i) pack_a_panel(p, row, row + rows, i, packed);
+        }
+        Block block{};
+        block.b = packed;
+        block.panel_stride = units * nr;
+        block.cols = static_cast<int>(rows);
+        block.kc = units;
+        block.sums_stride = panels * nr;
+        block.sums = scratch().sums.of<float>(static_cast<std::size_t>(2 * cast::kTile * block.sums_stride));
+        float* const turned = block.sums + cast::kTile * block.sums_stride;
+        // A thread takes its next task before it begins one, and fetches that one's rows meanwhile.
+        for (std::int64_t task = taken++, next = taken++; task < tasks; task = next, next = taken++) {
+            const std::int64_t col = task * plan.nc;
+            const std::int64_t cols = std::min(plan.nc, p.n - col);
+            read_b_rows(p, col, cols, block);
+            const std::int64_t after = next < tasks ? next * plan.nc : 0;
+            block.ahead = p.b.at(after, 0);
+            block.ahead_bytes = next < tasks ? std::min(plan.nc, p.n - after) * p.b.cols * p.b.width : 0;
+            p.kernels.multiply(block);
+            p.kernels.turn(block.sums, block.sums_stride, block.rows, block.cols, turned, cast::kTile);
+            float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(row / p.chunk_rows) : nullptr;
+            p.maximum.raise(p.kernels.finish(p.epilogue, {turned, cast::kTile, row, col, block.cols, block.rows, column_sums}));
+        }
+    });
+}
+
+}  // namespace
+
+void run_turned(Product& p, const Plan& plan) {
+    for (std::int64_t row = 0; row < p.m; row += plan.mc) run_band(p, plan, row, std::min(plan.mc, p.m - row));
+}
+
+void run_few_rows(Product& p, const Plan& plan) {
+    const std::int64_t stride = round_up(p.units(p.k), p.kernels.lanes);
+    auto* packed_a = scratch().packed_a.of<std::int32_t>(static_cast<std::size_t>(p.m * stride));
+    p.kernels.pack_rows[table_index(p.a.kind)](p.a.data, p.a.cols, p.m, p.k, packed_a, stride);
+    const std::int64_t tasks = (p.n + plan.nc - 1) / plan.nc;
+    parallel_for(static_cast<std::size_t>(tasks), p.threads, [&](std::size_t task) {
+        const std::int64_t col = static_cast<std::int64_t>(task) * kFewRowsCols;
+        const std::int64_t cols = std::min(kFewRowsCols, p.n - col);
+        alignas(64) float sums[kMaxFewRows * kFewRowsCols];
+        for (std::int64_t row = 0; row < p.m; row += kFewRows) {  // the task's columns come from the second cache from the second time on
+            const auto rows = static_cast<int>(std::min<std::int64_t>(kFewRows, p.m - row));
+            p.kernels.multiply_few_rows[table_index(p.b.kind)](
+                {packed_a + row * stride, stride, rows, p.b.at(col, 0), p.b.cols, p.k, cols, sums + row * kFewRowsCols, kFewRowsCols});
+        }
+        float* const column_sums = p.column_sums != nullptr ? p.column_sums->chunk(0) : nullptr;
+        p.maximum.raise(p.kernels.finish(p.epilogue, {sums, kFewRowsCols, 0, col, static_cast<int>(p.m), static_cast<int>(cols), column_sums}));
+    });
+}
+
+}  // namespace fusible::gemm
