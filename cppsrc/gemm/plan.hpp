@@ -1,8 +1,8 @@
 // How a product C = A B is made, in the terms of BLIS (Van Zee and van de Geijn 2015): A is [M, K] (`left`, transposed or not), B [K, N] (`right`).
 //
 // The micro-kernel (tile.hpp) keeps MR x NR sums of C in registers. It reads B packed: in micro-panels of NR columns, one after another, each in the
-// order in which the kernel wants it; and MR rows of A, an element of each at a time, from rows that are packed too (decoded and contiguous, not cut
-// into micro-panels: an element is broadcast from wherever its row is). Around it lie three loops, by blocks that stay in a cache each:
+// order in which the kernel wants it; and MR rows of A, an element of each at a time, from a block that is packed too (decoded, but not cut into
+// micro-panels and laid out as A lies: an element is broadcast from wherever it is). Around it lie three loops, by blocks that stay in a cache each:
 //
 //   NC columns of B, packed by KC x NC, of a size that the caches of all cores hold together;
 //   KC elements of K: the sums of several such blocks are added up in memory;

@@ -1,4 +1,6 @@
-// The schedules of a product: which of its loops share which packing (plan.hpp has the terms). All give a sum of K the same order.
+// The schedules of a product: which of its loops share which packing (plan.hpp has the terms). The choice follows from the sizes and the layout, and
+// between the two that pack B from the number of threads as well: both add up K slab by slab (kernels.cpp), of which KC is a whole number, so that no
+// result depends on the threads.
 #pragma once
 
 #include "gemm/plan.hpp"
