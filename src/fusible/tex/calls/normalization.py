@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
 from fusible.tex.interface.normalization import Normalization
@@ -13,8 +12,7 @@ from fusible.tex.protocol import check_shape
 __all__ = ["NormGradient", "NormOutput", "NormalizationBySteps"]
 
 
-@dataclass(frozen=True, slots=True)
-class NormOutput:
+class NormOutput(NamedTuple):
     """Where a norm writes: ``dtype`` as tex was given it, a quantizer or None, and a tensor or None."""
 
     quantizer: Any
@@ -22,8 +20,7 @@ class NormOutput:
     out: Any
 
 
-@dataclass(frozen=True, slots=True)
-class NormGradient:
+class NormGradient(NamedTuple):
     """What the gradients of a norm follow from, plain tensors that fit ``x``: ``mu`` is None of RMSNorm, ``add`` is what is added to dx, or None."""
 
     dz: Any
