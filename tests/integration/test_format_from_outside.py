@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fusible
 from fusible import nvte, quantized, tex
-from fusible.errors import ShapeError
+from fusible.errors import DTypeError, ShapeError
 from fusible.nvte import DType, QuantizedType
 
 WAYS = ("rowwise", "columnwise")
@@ -176,6 +176,11 @@ def test_gradients_are_those_of_the_quantized_operands(mxfp4: Any) -> None:
     ):
         error = np.abs(got.detach().double().numpy() - left @ right)
         assert (error <= left.shape[1] * torch.finfo(torch.float32).eps * (np.abs(left) @ np.abs(right))).all()
+
+
+def test_a_scheme_that_nobody_brings_is_refused() -> None:
+    with pytest.raises(DTypeError, match="^Expected a scheme that there is of the scaling of a QuantizedType, got 'mxfp9': name one"):
+        QuantizedType(DType.Float8E4M3, "mxfp9", quantizer=quantized.MXFP8Quantizer(tex.DType.kFloat8E4M3))
 
 
 def test_its_tensors_are_described_saved_padded_and_rescaled(mxfp4: Any) -> None:

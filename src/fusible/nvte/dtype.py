@@ -77,6 +77,9 @@ class QuantizedType:
     logical: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
+        if self.applied and self.scaling not in (*_APPLIED.values(), "custom"):
+            of, do = "the scaling of a QuantizedType", "name one, or import what brings it"
+            raise DTypeError(expected("a scheme that there is", of=of, got=repr(self.scaling), do=do))
         if self.dtype not in _LOW and not self.applied:
             raise DTypeError(expected("an element type of 8 or 4 bits", of="a QuantizedType", got=str(self.dtype), do="use Float8E4M3 or Float8E5M2"))
         if self.per_tensor and not self.delayed and self.quantizer is None:

@@ -77,6 +77,8 @@ class TEXBackendBase(
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, declaration in DECLARATIONS.items():
+            if not declaration.idle:
+                continue
             method = inspect.getattr_static(cls, name)
             if isinstance(method, FunctionType) and method is not getattr(TEXBackendBase, name):
                 bound = binds_by_name(declaration, method)

@@ -30,7 +30,7 @@ class GEMM:
         bias="real [n]",
         gelu_in="real",
         extra_output="any",
-        idle="workspace workspace_size use_split_accumulator comm_type bulk_overlap",
+        idle="workspace workspace_size",
     )
     def generic_gemm(
         self,

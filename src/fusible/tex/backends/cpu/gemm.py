@@ -57,8 +57,11 @@ class GemmKernels(GEMM):
         gelu_in: Any,
         grad: bool,
         accumulate: bool,
+        use_split_accumulator: bool,
         comm_overlap: Any = None,
+        comm_type: Any = None,
         extra_output: Any = None,
+        bulk_overlap: bool = False,
         alpha: float = 1.0,
         beta: float | None = None,
     ) -> list[Any]:

@@ -13,5 +13,4 @@ __all__ = ["TorchKernels"]
 class TorchKernels(ArrayKernels):
     _arrays = TORCH
     _plain, _dense, _write, _emit = staticmethod(plain), staticmethod(dense), staticmethod(write), staticmethod(emit)
-
     _row_sum = staticmethod(row_sum)

@@ -19,7 +19,6 @@ __all__ = [
     "scale_from_amax",
     "tensor_amax",
     "transpose_bytes",
-    "unless",
 ]
 
 _FORMATS = {DType.kFloat8E4M3: lazy.float8, DType.kFloat8E5M2: lazy.float8e5m2}
@@ -89,8 +88,3 @@ def transpose_bytes(data: Tensor) -> Tensor:
     """``[*leading, last] -> [last, *leading]``."""
     last = data.ndim - 1
     return lazy.permute(data, (last, *range(last)))
-
-
-def unless(noop: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """``old`` where ``noop`` (one element) is 1, else ``new``."""
-    return lazy.where(lazy.reshape(noop, ()) == 1, old, new)
