@@ -86,6 +86,16 @@ os.write(1, f"rank {rank} done\\n".encode())  # in one piece: print would write 
 dist.barrier(device_ids=[rank])
 dist.destroy_process_group()
 """
+LEFT = """
+import atexit
+import torch
+import torch.distributed as dist
+
+atexit.register(lambda: print("left at the end:", dist.is_initialized()))  # run after what is registered later
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(300, device="cuda"), async_op=True)
+print("there:", dist.is_initialized())
+"""
 RECIPES = """
 import torch
 import transformer_engine.pytorch as te
@@ -127,6 +137,13 @@ def test_workers_of_torchrun_meet_over_gloo(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKERS)
     printed = _run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "2", "worker.py", OMP_NUM_THREADS="1")
     assert sorted(printed.splitlines()) == ["rank 0 done", "rank 1 done"]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_a_program_that_leaves_its_groups_ends_without_them(tmp_path: Path) -> None:
+    """Else a thread of gloo that is still at work while Python is taken down aborts the process, a few times in a hundred."""
+    (tmp_path / "program.py").write_text(LEFT)
+    assert _run(tmp_path, "program.py") == "there: True\nleft at the end: False\n"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformer_engine") is None, reason="NVIDIA's Python package is not installed")

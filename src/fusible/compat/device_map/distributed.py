@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import inspect
@@ -37,6 +38,24 @@ def _on_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**given)
 
     return call
+
+
+def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which makes the first process group, so that what is left of the groups ends before Python does. NCCL's clients need not destroy
+    theirs; but a thread of gloo that drops a tensor while the interpreter is taken down is ended by it, and the whole process aborts."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        function(*args, **kwargs)
+        atexit.unregister(_end_groups)
+        atexit.register(_end_groups)
+
+    return call
+
+
+def _end_groups() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _of_mesh(function: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -79,6 +98,7 @@ def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
     replicas = importlib.import_module("torch.nn.parallel").DistributedDataParallel
     yield replicas, "__init__", _of_the_host(replicas.__init__)
     values = {name: _on_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
+    values["init_process_group"] = _ended_in_order(values["init_process_group"])
     values |= {"init_device_mesh": _of_mesh(meshes.init_device_mesh, 0), "is_nccl_available": lambda: True}
     requests = Requests()
     values["_coalescing_manager"] = requests.coalescing(c10d._coalescing_manager, c10d._get_default_group)
