@@ -38,6 +38,7 @@ ROOMS = {
     "locks": "a lock that a forked child can take",
     "machine": "what the operating system tells",
     "version": "the version of the package",
+    "facade": "how a package says what it offers",
 }
 BOX_WIDTH, BOX_HEIGHT, GAP, LEFT, TOP = 330, 38, 16, 24, 20
 

@@ -19,7 +19,7 @@ from fusible.errors import BackendError, expected
 from fusible.knobs import FUSIBLE_CPU_LEVEL, FUSIBLE_NUM_THREADS
 
 if TYPE_CHECKING:
-    from fusible.cpp_extensions._native import *  # noqa: F403
+    from fusible.cpp_extensions._native import *
 
     available: bool
     reason: str

@@ -2,103 +2,13 @@
 
 from __future__ import annotations
 
-from fusible.fusions.add_activation import add_gelu_bwd_fused, add_qgelu_bwd_fused, add_relu_bwd_fused, add_silu_bwd_fused, add_srelu_bwd_fused
-from fusible.fusions.gelu_mmt import add_gelu_mmt_add_bwd_fused, gelu_mmt_bwd_fused
-from fusible.fusions.make_extra import (
-    make_extra_layernorm_bwd_fused,
-    make_extra_mmt_add_bwd_fused,
-    make_extra_mmt_bwd_fused,
-    make_extra_rmsnorm_bwd_fused,
-)
-from fusible.fusions.mmt_add import (
-    mmt_add_add_fwd_fused,
-    mmt_add_add_inf_fused,
-    mmt_add_bwd_fused,
-    mmt_add_fwd_fused,
-    mmt_add_inf_fused,
-    mmt_add_residual_fwd_fused,
-    mmt_add_residual_inf_fused,
-    mmt_residual_fwd_fused,
-    mmt_residual_inf_fused,
-)
-from fusible.fusions.mmt_gelu import (
-    mmt_add_gelu_add_fwd_fused,
-    mmt_add_gelu_add_inf_fused,
-    mmt_add_gelu_bwd_fused,
-    mmt_add_gelu_fwd_fused,
-    mmt_add_gelu_inf_fused,
-    mmt_add_gelu_residual_fwd_fused,
-    mmt_add_gelu_residual_inf_fused,
-    mmt_geglu_bwd_fused,
-    mmt_gelu_add_fwd_fused,
-    mmt_gelu_add_inf_fused,
-    mmt_gelu_fwd_fused,
-    mmt_gelu_inf_fused,
-    mmt_gelu_residual_fwd_fused,
-    mmt_gelu_residual_inf_fused,
-)
-from fusible.fusions.mmt_scale import (
-    mmt_add_scale_extra_fwd_fused,
-    mmt_add_scale_extra_inf_fused,
-    mmt_scale_bwd_fused,
-    mmt_scale_extra_fwd_fused,
-    mmt_scale_extra_inf_fused,
-)
-from fusible.fusions.registry import (
-    Fusion,
-    epoch,
-    register_fusion_backward,
-    register_fusion_forward,
-    register_fusion_inference,
-    registered,
-    unregister_fusion,
-)
+from fusible.facade import public_names as _public_names
+from fusible.fusions.add_activation import *
+from fusible.fusions.gelu_mmt import *
+from fusible.fusions.make_extra import *
+from fusible.fusions.mmt_add import *
+from fusible.fusions.mmt_gelu import *
+from fusible.fusions.mmt_scale import *
+from fusible.fusions.registry import *
 
-__all__ = [
-    "Fusion",
-    "add_gelu_bwd_fused",
-    "add_gelu_mmt_add_bwd_fused",
-    "add_qgelu_bwd_fused",
-    "add_relu_bwd_fused",
-    "add_silu_bwd_fused",
-    "add_srelu_bwd_fused",
-    "epoch",
-    "gelu_mmt_bwd_fused",
-    "make_extra_layernorm_bwd_fused",
-    "make_extra_mmt_add_bwd_fused",
-    "make_extra_mmt_bwd_fused",
-    "make_extra_rmsnorm_bwd_fused",
-    "mmt_add_add_fwd_fused",
-    "mmt_add_add_inf_fused",
-    "mmt_add_bwd_fused",
-    "mmt_add_fwd_fused",
-    "mmt_add_gelu_add_fwd_fused",
-    "mmt_add_gelu_add_inf_fused",
-    "mmt_add_gelu_bwd_fused",
-    "mmt_add_gelu_fwd_fused",
-    "mmt_add_gelu_inf_fused",
-    "mmt_add_gelu_residual_fwd_fused",
-    "mmt_add_gelu_residual_inf_fused",
-    "mmt_add_inf_fused",
-    "mmt_add_residual_fwd_fused",
-    "mmt_add_residual_inf_fused",
-    "mmt_add_scale_extra_fwd_fused",
-    "mmt_add_scale_extra_inf_fused",
-    "mmt_geglu_bwd_fused",
-    "mmt_gelu_add_fwd_fused",
-    "mmt_gelu_add_inf_fused",
-    "mmt_gelu_fwd_fused",
-    "mmt_gelu_inf_fused",
-    "mmt_gelu_residual_fwd_fused",
-    "mmt_gelu_residual_inf_fused",
-    "mmt_residual_fwd_fused",
-    "mmt_residual_inf_fused",
-    "mmt_scale_bwd_fused",
-    "mmt_scale_extra_fwd_fused",
-    "mmt_scale_extra_inf_fused",
-    "register_fusion_backward",
-    "register_fusion_forward",
-    "register_fusion_inference",
-    "registered",
-    "unregister_fusion",
-]
+__all__ = _public_names(globals())

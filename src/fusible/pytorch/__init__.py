@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fusible.facade import public_names as _public_names
 from fusible.pytorch.cross_entropy import CrossEntropyLoss
 from fusible.pytorch.engine.autocast import autocast
 from fusible.pytorch.engine.executors import register_executor
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.sequence_parallel import reduce_sequence_parallel_gradients
-from fusible.pytorch.held import parameter_bytes, quantize_parameters
+from fusible.pytorch.held import *
 from fusible.pytorch.modules import (
     GELU,
     GLU,
@@ -35,7 +36,7 @@ from fusible.pytorch.modules import (
     SReLU,
     SwiGLU,
 )
-from fusible.pytorch.optimizers import FusedAdam, FusedSGD
+from fusible.pytorch.optimizers import *
 from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import (
     CustomRecipe,
@@ -49,49 +50,4 @@ from fusible.quantized import (
     Recipe,
 )
 
-__all__ = [
-    "BaseModule",
-    "CrossAttention",
-    "CrossEntropyLoss",
-    "CustomRecipe",
-    "DelayedScaling",
-    "DotProductAttention",
-    "Dropout",
-    "Float8BlockScaling",
-    "Float8CurrentScaling",
-    "Format",
-    "FusedAdam",
-    "FusedSGD",
-    "GELU",
-    "GLU",
-    "GeGLU",
-    "GroupedQuerySelfAttention",
-    "HighPrecision",
-    "KVCache",
-    "LayerNorm",
-    "Linear",
-    "MXFP8BlockScaling",
-    "MultiHeadedSelfAttention",
-    "MultiQuerySelfAttention",
-    "NVFP4BlockScaling",
-    "ParameterInitMethod",
-    "QGELU",
-    "QGeGLU",
-    "QKNorm",
-    "RMSNorm",
-    "ReGLU",
-    "ReLU",
-    "Recipe",
-    "Residual",
-    "SReGLU",
-    "SReLU",
-    "Sequential",
-    "SiLU",
-    "SwiGLU",
-    "autocast",
-    "parameter_bytes",
-    "quantize_parameters",
-    "quantized_model_init",
-    "reduce_sequence_parallel_gradients",
-    "register_executor",
-]
+__all__ = _public_names(globals())

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fusible.tex import backends, classes, enums, grouped_mlp_experimental, prim
-from fusible.tex.classes import *  # noqa: F403
-from fusible.tex.enums import *  # noqa: F403
+from fusible.tex.classes import *
+from fusible.tex.enums import *
 from fusible.tex.factories import build_quantized, register_factory
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request, function, requires

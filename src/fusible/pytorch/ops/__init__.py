@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusible.facade import public_names as _public_names
 from fusible.pytorch.ops import fused
 from fusible.pytorch.ops.basic import (
     GEGLU,
@@ -40,68 +41,17 @@ from fusible.pytorch.ops.basic import (
     SwiGLU,
     is_op_fuser_grouped_tensor_path_supported,
 )
-from fusible.pytorch.ops.fuser import OperationFuser
-from fusible.pytorch.ops.glu_layout import deinterleave_glu_tensor, interleave_glu_tensor
-from fusible.pytorch.ops.linear import Linear
-from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation, OperationContext
+from fusible.pytorch.ops.fuser import *
+from fusible.pytorch.ops.glu_layout import *
+from fusible.pytorch.ops.linear import *
+from fusible.pytorch.ops.op import *
 from fusible.pytorch.ops.registration import (
     register_backward_fusion,
     register_forward_backward_fusion,
     register_forward_fusion,
     unregister_fusion,
 )
-from fusible.pytorch.ops.sequential import Sequential
+from fusible.pytorch.ops.sequential import *
 from fusible.pytorch.ops.tensors import maybe_dequantize
 
-__all__ = [
-    "AddExtraInput",
-    "AllGather",
-    "AllReduce",
-    "BasicLinear",
-    "BasicOperation",
-    "Bias",
-    "ClampedSwiGLU",
-    "ConstantScale",
-    "Dropout",
-    "FusedOperation",
-    "FusibleOperation",
-    "GEGLU",
-    "GELU",
-    "GLU",
-    "GroupedLinear",
-    "Identity",
-    "L2Normalization",
-    "LayerNorm",
-    "Linear",
-    "MakeExtraOutput",
-    "OperationContext",
-    "OperationFuser",
-    "QGEGLU",
-    "QGELU",
-    "Quantize",
-    "RMSNorm",
-    "ReGLU",
-    "ReLU",
-    "ReduceScatter",
-    "Reshape",
-    "SReGLU",
-    "SReLU",
-    "ScaledClampedQGeGLU",
-    "ScaledSReLU",
-    "ScaledSiTUGLU",
-    "ScaledSwiGLU",
-    "ScaledTanhSReLU",
-    "Sequential",
-    "SiLU",
-    "SiTUGLU",
-    "SwiGLU",
-    "deinterleave_glu_tensor",
-    "fused",
-    "interleave_glu_tensor",
-    "is_op_fuser_grouped_tensor_path_supported",
-    "maybe_dequantize",
-    "register_backward_fusion",
-    "register_forward_backward_fusion",
-    "register_forward_fusion",
-    "unregister_fusion",
-]
+__all__ = _public_names(globals(), "fused")

@@ -1,19 +1,12 @@
 """FlatIR operations, each one StableHLO operation."""
 
+from fusible.facade import public_names as _public_names
 from fusible.lazy.flat_ir.ops.constant import ConstantOp, IotaOp, constant
-from fusible.lazy.flat_ir.ops.convert import BitcastConvertOp, ConvertOp
-from fusible.lazy.flat_ir.ops.convolution import ConvolutionOp
-from fusible.lazy.flat_ir.ops.custom_call import CustomCallOp
-from fusible.lazy.flat_ir.ops.dot import DotOp
-from fusible.lazy.flat_ir.ops.dynamic import (
-    DynamicBroadcastOp,
-    DynamicGatherOp,
-    DynamicIotaOp,
-    DynamicPadOp,
-    DynamicReshapeOp,
-    DynamicSliceOp,
-    GetDimensionSizeOp,
-)
+from fusible.lazy.flat_ir.ops.convert import *
+from fusible.lazy.flat_ir.ops.convolution import *
+from fusible.lazy.flat_ir.ops.custom_call import *
+from fusible.lazy.flat_ir.ops.dot import *
+from fusible.lazy.flat_ir.ops.dynamic import *
 from fusible.lazy.flat_ir.ops.elementwise import (
     AbsOp,
     AddOp,
@@ -47,69 +40,9 @@ from fusible.lazy.flat_ir.ops.elementwise import (
     TanhOp,
     XorOp,
 )
-from fusible.lazy.flat_ir.ops.gather import GatherOp
-from fusible.lazy.flat_ir.ops.reduce import ReduceOp, ReduceWindowOp
-from fusible.lazy.flat_ir.ops.shape import BroadcastOp, ConcatenateOp, FlipOp, PadOp, ReshapeOp, SliceAtOp, SliceOp, TransposeOp, broadcast
-from fusible.lazy.flat_ir.ops.sort import SortOp
+from fusible.lazy.flat_ir.ops.gather import *
+from fusible.lazy.flat_ir.ops.reduce import *
+from fusible.lazy.flat_ir.ops.shape import *
+from fusible.lazy.flat_ir.ops.sort import *
 
-__all__ = [
-    "AbsOp",
-    "AddOp",
-    "AndOp",
-    "BitcastConvertOp",
-    "BroadcastOp",
-    "ClampOp",
-    "CompareOp",
-    "ConcatenateOp",
-    "ConstantOp",
-    "ConvertOp",
-    "ConvolutionOp",
-    "CosineOp",
-    "CustomCallOp",
-    "DivideOp",
-    "DotOp",
-    "DynamicBroadcastOp",
-    "DynamicGatherOp",
-    "DynamicIotaOp",
-    "DynamicPadOp",
-    "DynamicReshapeOp",
-    "DynamicSliceOp",
-    "ExpOp",
-    "FlipOp",
-    "FloorOp",
-    "GatherOp",
-    "GetDimensionSizeOp",
-    "IotaOp",
-    "IsFiniteOp",
-    "LogOp",
-    "LogisticOp",
-    "MaxOp",
-    "MinOp",
-    "MulOp",
-    "NegateOp",
-    "NotOp",
-    "OrOp",
-    "PadOp",
-    "PowOp",
-    "ReduceOp",
-    "ReduceWindowOp",
-    "RemainderOp",
-    "ReshapeOp",
-    "RoundNearestEvenOp",
-    "RsqrtOp",
-    "SelectOp",
-    "ShiftLeftOp",
-    "ShiftRightLogicalOp",
-    "SignOp",
-    "SineOp",
-    "SliceAtOp",
-    "SliceOp",
-    "SortOp",
-    "SqrtOp",
-    "SubtractOp",
-    "TanhOp",
-    "TransposeOp",
-    "XorOp",
-    "broadcast",
-    "constant",
-]
+__all__ = _public_names(globals())

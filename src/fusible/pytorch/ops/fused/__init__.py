@@ -9,28 +9,16 @@ A match does not depend on ``in_place`` of ``AddExtraInput`` and ``MakeExtraOutp
 
 from __future__ import annotations
 
-from fusible.pytorch.ops.fused.backward_activation_bias import BackwardActivationBias
-from fusible.pytorch.ops.fused.backward_add_rmsnorm import BackwardAddLayerNorm, BackwardAddRMSNorm
-from fusible.pytorch.ops.fused.backward_linear_add import BackwardLinearAdd
-from fusible.pytorch.ops.fused.backward_linear_scale import BackwardLinearScale
-from fusible.pytorch.ops.fused.forward_linear_bias_activation import ForwardLinearBiasActivation
-from fusible.pytorch.ops.fused.forward_linear_bias_add import ForwardLinearBiasAdd
-from fusible.pytorch.ops.fused.forward_linear_scale_add import ForwardLinearScaleAdd
+from fusible.facade import public_names as _public_names
+from fusible.pytorch.ops.fused.backward_activation_bias import *
+from fusible.pytorch.ops.fused.backward_add_rmsnorm import *
+from fusible.pytorch.ops.fused.backward_linear_add import *
+from fusible.pytorch.ops.fused.backward_linear_scale import *
+from fusible.pytorch.ops.fused.forward_linear_bias_activation import *
+from fusible.pytorch.ops.fused.forward_linear_bias_add import *
+from fusible.pytorch.ops.fused.forward_linear_scale_add import *
 from fusible.pytorch.ops.fused.grouped_mlp import GroupedMLP_CuTeGEMMGLU, GroupedMLP_CuTeGEMMUnary
-from fusible.pytorch.ops.fused.userbuffers_backward_linear import UserbuffersBackwardLinear
-from fusible.pytorch.ops.fused.userbuffers_forward_linear import UserbuffersForwardLinear
+from fusible.pytorch.ops.fused.userbuffers_backward_linear import *
+from fusible.pytorch.ops.fused.userbuffers_forward_linear import *
 
-__all__ = [
-    "BackwardActivationBias",
-    "BackwardAddLayerNorm",
-    "BackwardAddRMSNorm",
-    "BackwardLinearAdd",
-    "BackwardLinearScale",
-    "ForwardLinearBiasActivation",
-    "ForwardLinearBiasAdd",
-    "ForwardLinearScaleAdd",
-    "GroupedMLP_CuTeGEMMGLU",
-    "GroupedMLP_CuTeGEMMUnary",
-    "UserbuffersBackwardLinear",
-    "UserbuffersForwardLinear",
-]
+__all__ = _public_names(globals())
