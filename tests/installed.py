@@ -18,17 +18,17 @@ def check() -> str | None:
     """What is wrong, or None."""
     sources = Path(__file__).resolve().parent.parent
     if sources in Path(fusible.__file__).resolve().parents and sources / "build" not in Path(fusible.__file__).resolve().parents:
-        return f"Expected an installed fusible, got the sources at {sources}: run it by another Python."
+        return f"fusible: expected an installed package, got the sources at {sources}; run it by another Python."
     if not cpp_extensions.available:
-        return f"Expected the native kernels in the wheel, got none: {cpp_extensions.reason}"
+        return f"the wheel: expected native kernels, got none: {cpp_extensions.reason}"
     compiled = set(cpp_extensions.info()["levels_compiled"])
     if not compiled >= {"generic"}:
-        return f"Expected the generic level in the wheel, got {sorted(compiled)}."
+        return f"the wheel: expected the generic level, got {sorted(compiled)}."
     with tempfile.TemporaryDirectory() as folder:
         small = ["--steps", "4", "--layers", "1", "--hidden", "64", "--seq-len", "32", "--batch", "2", "--out", folder + "/run"]
         for arguments in (["info"], ["train", "--recipe", "bf16,delayed,mxfp8", *small]):
             if main(arguments):
-                return f"Expected `fusible {arguments[0]}` to end well, got an error."
+                return f"`fusible {arguments[0]}`: expected it to end well, got an error."
     return None
 
 

@@ -118,7 +118,7 @@ py::object entry_of(char entry, PyObject* x, const Maker& by) {
 PyObject* make_key(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     const Maker by(self);
     if (count != by.count) {
-        PyErr_Format(PyExc_TypeError, "Expected %zd arguments of a call's key, got %zd: pass those that its entries are for.", by.count, count);
+        PyErr_Format(PyExc_TypeError, "a call's key: expected %zd arguments, got %zd; pass those that its entries are for.", by.count, count);
         return nullptr;
     }
     try {

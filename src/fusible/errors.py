@@ -1,6 +1,6 @@
 """Exceptions, and the one form that every message takes.
 
-A message is a single sentence with four parts: what was expected, of what, what came instead,
+A message is a single sentence with four parts: its subject, what was expected of it, what came instead,
 and what to do about it. ``expected`` builds that sentence, so that no call site invents its own.
 """
 
@@ -34,12 +34,25 @@ __all__ = [
     "check_switch",
     "check_text",
     "expected",
+    "subject",
+    "with_owner",
 ]
 
 
 def expected(what: str, *, of: str, got: object, do: str) -> str:
-    """The sentence of an error: ``Expected {what} of {of}, got {got}: {do}.`` It is one line, however many the values in it would take."""
-    return " ".join(f"Expected {what} of {of}, got {got}: {do.rstrip('.')}.".splitlines())
+    """The sentence of an error: ``{of}: expected {what}, got {got}; {do}.`` It is one line, however many the values in it would take."""
+    return " ".join(f"{of}: expected {what}, got {got}; {do.rstrip('.')}.".splitlines())
+
+
+def subject(text: str) -> str:
+    """Of what the sentence that ``expected`` made speaks, the user's line before it aside; "" of another text."""
+    before, mark, _ = text.partition(": expected ")
+    return before.rpartition("\n")[2] if mark else ""
+
+
+def with_owner(text: str, owner: str) -> str:
+    """The sentence with "of ``owner``" added to its subject, where code that serves several functions has raised it."""
+    return text.replace(": expected ", f" of {owner}: expected ", 1)
 
 
 def check_number(value: float, of: str, *, least: float | None = None, below: float | None = None) -> None:

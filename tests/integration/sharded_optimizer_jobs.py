@@ -156,7 +156,7 @@ def a_gradient_that_is_placed_otherwise_is_refused(rank: int) -> None:
     try:
         optimizer.step()
     except ArgumentError as error:
-        assert str(error).startswith("Expected (Shard(dim=0),) of a gradient of FusedAdam, got (Replicate(),)"), error
+        assert str(error).startswith("a gradient of FusedAdam: expected (Shard(dim=0),), got (Replicate(),)"), error
     else:
         raise AssertionError("it was taken")
     assert all(torch.equal(a, b) for a, b in zip(before, values(part), strict=True)) and optimizer.param_groups[0]["step"] == 1

@@ -467,5 +467,5 @@ def test_an_explanation_shows_the_programs_and_why_others_are_called() -> None:
 
 
 def test_what_is_called_is_not_exported(tmp_path: Any) -> None:
-    with pytest.raises(fusible.errors.ArgumentError, match="Expected operations of ours alone of the module Sequential to export, got Square"):
+    with pytest.raises(fusible.errors.ArgumentError, match="the module Sequential to export: expected operations of ours alone, got Square"):
         export(fp.Sequential(fp.Linear(H, H), Square()), tmp_path / "program", tokens(0))

@@ -251,7 +251,7 @@ def test_a_failing_program_leaves_nothing_behind() -> None:
 
 
 def test_a_type_without_a_lazy_counterpart_is_refused() -> None:
-    with pytest.raises(errors.DTypeError, match="got float64: cast it, or use executor='eager'"):
+    with pytest.raises(errors.DTypeError, match="got float64; cast it, or use executor='eager'"):
         executors.make_executor("xla")("key", lambda leaves: (leaves, None), [torch.ones(1, dtype=torch.float64)])
 
 
@@ -303,5 +303,5 @@ def test_nothing_is_loaded_before_it_is_asked_for() -> None:
 
 def test_without_jaxlib_the_executor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(errors.BackendError, match=r"^Expected jaxlib of the executor 'xla', got .*install fusible\[xla\]"):
+    with pytest.raises(errors.BackendError, match=r"^the executor 'xla': expected jaxlib, got .*install fusible\[xla\]"):
         fp.Sequential(fp.Linear(4, 4)).compile("xla")

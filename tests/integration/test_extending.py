@@ -139,9 +139,9 @@ def test_the_native_function_is_compiled_wherever_there_is_a_compiler(awesome: S
     x, y = torch.tensor([-1.0, 0.0, 3.0]), torch.empty(3)
     awesome.kernels.native.awesomelu(x, y)
     assert_near(y, *forward64(x))
-    with pytest.raises(fusible.errors.DTypeError, match="Expected float32 of x, got bfloat16"):
+    with pytest.raises(fusible.errors.DTypeError, match="x: expected float32, got bfloat16"):
         awesome.kernels.native.awesomelu(x.bfloat16(), y)
-    with pytest.raises(fusible.errors.ShapeError, match="Expected 3 elements of y, got 2"):
+    with pytest.raises(fusible.errors.ShapeError, match="y: expected 3 elements, got 2"):
         awesome.kernels.native.awesomelu(x, y[:2])
 
 

@@ -91,12 +91,12 @@ def test_choices_among_the_likeliest() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--bytes", "0"), "Expected at least 1 of --bytes, got 0"),
-        (("--temperature", "-1"), "Expected a number of at least 0 of --temperature, got -1.0"),
-        (("--top-k", "0"), "Expected at least 1 of --top-k, got 0"),
-        (("--prompt", ""), "Expected at least one byte of --prompt, got none"),
-        (("--recipe", "current"), "Expected one of bf16, delayed of --recipe, got current"),
-        (("--page-size", "0"), "Expected an integer of at least 1 or None of page_size of KVCache, got 0"),
+        (("--bytes", "0"), "--bytes: expected at least 1, got 0"),
+        (("--temperature", "-1"), "--temperature: expected a number of at least 0, got -1.0"),
+        (("--top-k", "0"), "--top-k: expected at least 1, got 0"),
+        (("--prompt", ""), "--prompt: expected at least one byte, got none"),
+        (("--recipe", "current"), "--recipe: expected one of bf16, delayed, got current"),
+        (("--page-size", "0"), "at least 1 or None of page_size of KVCache: expected an integer, got 0"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +108,6 @@ def test_mistakes_are_one_sentence(run: Path, options: tuple[str, ...], said: st
 
 def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"Expected a checkpoint of DIR {tmp_path}, got none")
+    assert capsys.readouterr().err.startswith(f"DIR {tmp_path}: expected a checkpoint, got none")
     with pytest.raises(ArgumentError):
         Sampling(float("inf"))

@@ -59,5 +59,5 @@ OPTIONS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
 def test_a_value_outside_the_domain_is_refused_when_it_is_given(option: str) -> None:
     make, wrong = OPTIONS[option]
     for value in wrong:
-        with pytest.raises(FusibleError, match="Expected "):
+        with pytest.raises(FusibleError, match=": expected "):
             make(value)

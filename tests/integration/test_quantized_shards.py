@@ -115,7 +115,7 @@ def refuse() -> None:
     """What would no longer be held in 8 bits, or rounded once more, or crash in torch; in the same words in every process."""
     mesh = init_device_mesh("cpu", (WORLD,))
     for recipe, rows, step in zip(RECIPES, (33, 33, 96, 192, 48), (1, 1, 32, 128, 16), strict=True):
-        wanted = rf"^Expected an even part{f' in whole blocks of {step} rows' if step > 1 else ''} of a shard of a \w+ \[{rows}, 64\], got .*\.$"
+        wanted = rf"^a shard of a \w+ \[{rows}, 64\]: expected an even part{f' in whole blocks of {step} rows' if step > 1 else ''}, got .*\.$"
         with pytest.raises(ShapeError, match=wanted):
             fully_shard(layer(recipe, rows), mesh=mesh)
 
@@ -124,7 +124,7 @@ def refuse_scales_of_their_own(recipe: fusible.Recipe, rank: int) -> None:
     """Parameters that each process has made for itself."""
     model = layer(recipe, 256, seed=rank)
     fully_shard(model, mesh=init_device_mesh("cpu", (WORLD,)))
-    with pytest.raises(ArgumentError, match=r"^Expected one scale of the shards of a \w+, got several: make or load .*\.$"):
+    with pytest.raises(ArgumentError, match=r"^the shards of a \w+: expected one scale, got several; make or load .*\.$"):
         model(torch.randn(32, 64))
 
 

@@ -242,7 +242,7 @@ def test_a_kernel_that_raises_in_backward_changes_nothing(word: str, recipe: Rec
 
 def test_second_derivatives_are_refused() -> None:
     model, x = block(), torch.randn(3, WIDTH, requires_grad=True)
-    with pytest.raises(NotServedError, match="Expected create_graph=False of a backward through a pipeline, got True: "):
+    with pytest.raises(NotServedError, match="a backward through a pipeline: expected create_graph=False, got True; "):
         torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 

@@ -215,22 +215,22 @@ def _full() -> None:
 
 
 REFUSED = {
-    "no mask": (lambda: _called(attn_mask_type="causal"), ArgumentError, "a kind with padding of attn_mask_type"),
+    "no mask": (lambda: _called(attn_mask_type="causal"), ArgumentError, "with inference_params: expected a kind with padding"),
     "a bias": (
         lambda: _called(core_attention_bias_type="post_scale_bias", core_attention_bias=torch.zeros(1, HEADS, 2, CAPACITY)), NotServedError, "biases"
     ),
-    "more sequences than rows": (lambda: _called({0: 1, 1: 1, 2: 1}), ArgumentError, "3 to 3 sequences of query_layer with inference_params, got 2"),
-    "too long": (_full, ArgumentError, "0 to 32 tokens of sequence 0 in step_dict of pre_step, got 33"),
-    "too many": (lambda: params().pre_step(OrderedDict.fromkeys(range(4), 1)), ArgumentError, "at most 3 sequences of step_dict of pre_step, got 4"),
-    "no width": (lambda: te_modules.InferenceParams(2, 8, 2, dtype=torch.float32), ArgumentError, "head_dim_k of InferenceParams, got none"),
+    "more sequences than rows": (lambda: _called({0: 1, 1: 1, 2: 1}), ArgumentError, "with inference_params: expected 3 to 3 sequences, got 2"),
+    "too long": (_full, ArgumentError, "sequence 0 in step_dict of pre_step: expected 0 to 32 tokens, got 33"),
+    "too many": (lambda: params().pre_step(OrderedDict.fromkeys(range(4), 1)), ArgumentError, "pre_step: expected at most 3 sequences, got 4"),
+    "no width": (lambda: te_modules.InferenceParams(2, 8, 2, dtype=torch.float32), ArgumentError, "InferenceParams: expected head_dim_k, got none"),
     "no page size": (lambda: te_modules.InferenceParams(2, 8, 2, 8, torch.float32, is_paged=True), ArgumentError, "a divisor of the 8 tokens"),
-    "too few pages": (lambda: params(**{**PAGES, "total_num_pages": 3}), ArgumentError, "12 of total_num_pages of InferenceParams with is_paged"),
-    "no length of a pass": (lambda: params(format_="thd", max_ctx_len=None), ArgumentError, "max_ctx_len of InferenceParams with qkv_format='thd'"),
-    "no format": (lambda: params(format_="hdts"), ArgumentError, "one of sbhd, bshd, thd of qkv_format of InferenceParams"),
+    "too few pages": (lambda: params(**{**PAGES, "total_num_pages": 3}), ArgumentError, "InferenceParams with is_paged: expected 12"),
+    "no length of a pass": (lambda: params(format_="thd", max_ctx_len=None), ArgumentError, "qkv_format='thd': expected max_ctx_len"),
+    "no format": (lambda: params(format_="hdts"), ArgumentError, "qkv_format of InferenceParams: expected one of sbhd, bshd, thd"),
     "two sequences": (
         lambda: te_modules.MultiheadAttention(8, 2, attention_type="cross")(*[torch.ones(2, 1, 8)] * 3, inference_params=params()),
         NotServedError,
-        "inference_params=None of MultiheadAttention('cross')",
+        "MultiheadAttention('cross'): expected inference_params=None",
     ),
 }  # fmt: skip
 
@@ -240,4 +240,4 @@ def test_what_is_refused_is_one_sentence(name: str) -> None:
     make, kind, sentence = REFUSED[name]
     with pytest.raises(kind) as raised:
         make()
-    assert sentence in str(raised.value) and str(raised.value).startswith("Expected ")
+    assert sentence in str(raised.value) and ": expected " in str(raised.value)

@@ -223,4 +223,4 @@ def test_what_is_refused_is_one_sentence(name: str) -> None:
     make, kind, sentence = REFUSED[name]
     with pytest.raises(kind) as raised:
         make()
-    assert sentence in str(raised.value) and str(raised.value).startswith("Expected ")
+    assert sentence in str(raised.value) and ": expected " in str(raised.value)

@@ -53,9 +53,9 @@ def test_a_layer_that_does_not_communicate_is_silent_and_one_that_does_is_not() 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_is_wrong_is_one_sentence() -> None:
-    with pytest.raises(DTypeError, match=r"Expected a list of UserBufferQuantizationMode of quantization_modes of initialize_ub, got \['fp8'\]"):
+    with pytest.raises(DTypeError, match=r"quantization_modes of initialize_ub: expected a list of UserBufferQuantizationMode, got \['fp8'\]"):
         te_functions.initialize_ub([4, 4], 1, quantization_modes=["fp8"])  # type: ignore[list-item]
-    with pytest.raises(ArgumentError, match="Expected 1 of ub_cfgs of initialize_ub, got 2"):
+    with pytest.raises(ArgumentError, match="ub_cfgs of initialize_ub: expected 1, got 2"):
         te_functions.initialize_ub([4, 4], 1, ub_cfgs=[{}, {}])
     with pytest.raises(NotServedError, match="delay_wgrad_compute=False"):
         te_modules.Linear(8, 8, device="cpu", delay_wgrad_compute=True)

@@ -118,8 +118,8 @@ def test_calls_are_refused_so_that_the_same_clause_catches_it() -> None:
 @pytest.mark.parametrize("kind", [ArgumentError, DTypeError, ShapeError, NotServedError])
 def test_an_error_about_arguments_is_of_every_family_by_which_the_package_tells_of_one(kind: type[Exception]) -> None:
     assert all(issubclass(kind, family) for family in FAMILIES)
-    error = kind("Expected one thing of another, got a third: give the first.")
-    assert str(error) == "Expected one thing of another, got a third: give the first." and isinstance(error, FusibleError)
+    error = kind("another: expected one thing, got a third; give the first.")
+    assert str(error) == "another: expected one thing, got a third; give the first." and isinstance(error, FusibleError)
     with pytest.raises(AssertionError):
         raise error
 
@@ -132,7 +132,7 @@ def test_an_error_comes_through_autograd_and_threads_as_it_is() -> None:
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            raise ArgumentError("Expected one thing of another, got a third: give the first.")
+            raise ArgumentError("another: expected one thing, got a third; give the first.")
 
-    with pytest.raises(ArgumentError, match="Expected one thing"):
+    with pytest.raises(ArgumentError, match="expected one thing"):
         Refuses.apply(torch.ones(2, requires_grad=True)).sum().backward()

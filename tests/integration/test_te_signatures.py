@@ -103,5 +103,5 @@ def test_what_nvidia_takes_by_position_binds_by_position(name: str, arguments: i
 
 
 def test_what_has_no_default_behind_a_default_is_refused_when_missing() -> None:
-    with pytest.raises(TypeError, match="Expected a tensor of rowwise_amax of nvfp4_group_quantize_with_amax, got None"):
+    with pytest.raises(TypeError, match="rowwise_amax of nvfp4_group_quantize_with_amax: expected a tensor, got None"):
         tex.nvfp4_group_quantize_with_amax(None, None, 1, None)

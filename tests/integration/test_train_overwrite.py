@@ -50,7 +50,7 @@ def test_a_run_is_refused_where_another_lies(out: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     place = out / "bf16" if (out / "bf16").exists() else out
     do = f"go on with it by --resume {out}, name another folder, or write over it by --overwrite"
-    assert said == f"Expected a folder without a run of --out {out}, got the run in {place}: {do}.\n"
+    assert said == f"--out {out}: expected a folder without a run, got the run in {place}; {do}.\n"
     assert content(out) == before
 
 

@@ -114,9 +114,9 @@ def test_a_finished_run_is_reported_again(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--steps", "1"], "Expected at least the 2 steps that are done of --steps, got 1: give a larger number."),
-        (["--recipe", "delayed"], "Expected bf16, as the resumed run has it, of --recipe, got delayed: leave it out."),
-        (["--hidden", "32"], "Expected 16, as the resumed run has it, of --hidden, got 32: leave it out."),
+        (["--steps", "1"], "--steps: expected at least the 2 steps that are done, got 1; give a larger number."),
+        (["--recipe", "delayed"], "--recipe: expected bf16, as the resumed run has it,, got delayed; leave it out."),
+        (["--hidden", "32"], "--hidden: expected 16, as the resumed run has it,, got 32; leave it out."),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_refused_and_left_as_it_is(finished: Path, tmp_p
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["train", "--resume", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("Expected ") and "model.safetensors" in said and said.count("\n") == 1
+    assert ": expected " in said and "model.safetensors" in said and said.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -144,4 +144,4 @@ def test_checkpoints_of_different_commands_are_not_mixed(finished: Path, tmp_pat
     for name in ("model.safetensors", "state.safetensors", "state.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     assert main(["train", "--resume", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"Expected checkpoints of one training command of --resume {tmp_path}, got another in ")
+    assert capsys.readouterr().err.startswith(f"--resume {tmp_path}: expected checkpoints of one training command, got another in ")

@@ -63,7 +63,7 @@ def _beside_others(what: str, good: Any) -> bool:
     return isinstance(good, bool) or any(what.endswith(size) for size in SIZES)
 
 
-SENTENCE = re.compile(r"Expected \S.* of \S.*, got .*: \S.*\.")
+SENTENCE = re.compile(r"\S.*: expected \S.*, got .*; \S.*\.")
 
 
 def clear(error: BaseException, call: BadCall) -> str:

@@ -12,15 +12,15 @@ from fusible.errors import FusibleError, NotServedError
 
 __all__ = ["Scores", "score"]
 
-SENTENCE = re.compile(r"Expected \S.* of \S.*, got .*: \S.*\.")
+SENTENCE = re.compile(r"\S.*: expected \S.*, got .*; \S.*\.")
 
 
 def score(error: BaseException, names: Iterable[str], *, changed: bool = False, lines: bool = False) -> str:
-    """Whether it is "clear", or why not: an error that is Fusible's own, of one sentence (what was expected, of what, what came, what to do) that has
+    """Whether it is "clear", or why not: an error that is Fusible's own, of one sentence (subject, what was expected, what came, what to do) that has
     one of ``names``, and was raised before anything was ``changed``. With ``lines`` the user's line stands around it."""
     text, wrong = str(error), []
     if lines and isinstance(error, FusibleError) and error.located:
-        text = next((line.strip() for line in text.splitlines() if line.strip().startswith("Expected ")), text)
+        text = next((line.strip() for line in text.splitlines() if ": expected " in line), text)
     if changed:
         wrong.append("changed")
     if not isinstance(error, FusibleError):

@@ -100,7 +100,7 @@ def _answer(line: Line, capsys: pytest.CaptureFixture[str], here: Path) -> str:
         code = stop.code
     said = capsys.readouterr()
     shown = line.option.lstrip("-")
-    form = r"Expected .* of .*, got .*: .*\.|.*: see 'fusible .*--help'\.|Backend .* not found\. .*"
+    form = r".*: expected .*, got .*; .*\.|.*: see 'fusible .*--help'\.|Backend .* not found\. .*"
     wrong = [
         (code == 2, f"exit code {code}"),
         (said.out == "", f"says {said.out[:80]!r}"),

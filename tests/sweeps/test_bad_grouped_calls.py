@@ -150,5 +150,5 @@ def test_operations_of_torch_take_and_refuse_what_they_do_of_the_values(name: st
 
 
 def test_a_tensor_without_buffers_is_not_made() -> None:
-    with pytest.raises(ArgumentError, match="Expected tensors of the buffers of a GroupedTensor, got none"):
+    with pytest.raises(ArgumentError, match="the buffers of a GroupedTensor: expected tensors, got none"):
         GroupedTensor((96, 128), torch.float32, num_tensors=len(SHAPES))

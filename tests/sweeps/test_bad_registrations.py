@@ -98,10 +98,10 @@ def test_a_wrong_registration_is_refused_clearly(backends: dict[str, TEXBackendB
 
 def test_a_name_that_is_taken_is_not_given_twice(backends: dict[str, TEXBackendBase]) -> None:
     before = written()
-    with pytest.raises(ArgumentError, match="^Expected a new name of register_executor, got 'eager' again: "):
+    with pytest.raises(ArgumentError, match="^register_executor: expected a new name, got 'eager' again; "):
         executors.register_executor("eager", executors.EagerExecutor)
     other = type("Float8TensorStorage", (), {"__module__": "elsewhere"})
-    with pytest.raises(ArgumentError, match="^Expected a new name of register_saved, got elsewhere.Float8TensorStorage after fusible.quantized"):
+    with pytest.raises(ArgumentError, match="^register_saved: expected a new name, got elsewhere.Float8TensorStorage after fusible.quantized"):
         saving.register_saved(Quantizer, other)
     assert written() == before
     executors.register_executor("eager", executors.DIRECT.__class__, replace=True)
@@ -109,7 +109,7 @@ def test_a_name_that_is_taken_is_not_given_twice(backends: dict[str, TEXBackendB
 
 
 def test_a_function_of_the_interface_is_not_undeclared() -> None:
-    with pytest.raises(ArgumentError, match="Expected a function that declare made of function of undeclare, got gelu"):
+    with pytest.raises(ArgumentError, match="function of undeclare: expected a function that declare made, got gelu"):
         tex.undeclare(tex.gelu)
     assert "gelu" in DECLARATIONS and tex.explain("gelu", None, None)
 

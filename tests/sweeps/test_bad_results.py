@@ -168,7 +168,7 @@ def test_an_op_that_gives_its_gradients_later_is_called_where_others_are_compile
 @pytest.mark.parametrize("package", ["mine", "fusible.ops"])
 def test_the_package_of_an_op_gives_it_no_leave_to_keep_gradients_back(package: str) -> None:
     bad = type("Bad", (Twice,), {"backward": BACKWARD["a gradient of None"], "__module__": package})
-    with pytest.raises(ArgumentError, match="Expected the gradient of bias of what backward of Bad returns, got None: return it"):
+    with pytest.raises(ArgumentError, match="what backward of Bad returns: expected the gradient of bias, got None; return it"):
         _call(module(bad), "backward")
 
 

@@ -70,7 +70,7 @@ def test_a_variable_that_cannot_be_read_is_shown_not_raised(capsys, monkeypatch)
     assert main(["info", "--json"]) == 0
     rows = {row["name"]: row["error"] for row in json.loads(capsys.readouterr().out)["environment"]}
     assert rows["FUSIBLE_NUM_THREADS"] == (
-        "Expected a number of threads up to 1024 of the environment variable FUSIBLE_NUM_THREADS, got 'many': set it so or unset it."
+        "the environment variable FUSIBLE_NUM_THREADS: expected a number of threads up to 1024, got 'many'; set it so or unset it."
     )
     assert main(["info"]) == 0
 

@@ -142,4 +142,4 @@ def test_a_script_that_raises_shows_its_traceback_and_returns_1(shown, capsys) -
 
 def test_a_missing_script_is_one_sentence(capsys) -> None:
     assert main(["trace", "nowhere.py"]) == 2
-    assert capsys.readouterr().err == "Expected a Python file of fusible trace, got nowhere.py: name the script to run.\n"
+    assert capsys.readouterr().err == "fusible trace: expected a Python file, got nowhere.py; name the script to run.\n"

@@ -57,59 +57,59 @@ def mask(*rows: str) -> Tensor:
 
 CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = [
     ("rank 1", lambda m: m(torch.zeros(8)), ShapeError,
-     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of x of Residual -> LayerNorm -> Linear -> ..., "
-     "got shape [8]: reshape it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor [tokens, hidden] or [batch, seq, hidden], "
+     "got shape [8]; reshape it."),
     ("rank 4", lambda m: m(torch.zeros(1, 2, 3, 8)), ShapeError,
-     "Expected a tensor [tokens, hidden] or [batch, seq, hidden] of x of Residual -> LayerNorm -> Linear -> ..., "
-     "got shape [1, 2, 3, 8]: reshape it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor [tokens, hidden] or [batch, seq, hidden], "
+     "got shape [1, 2, 3, 8]; reshape it."),
     ("lengths beyond the rows", lambda m: m(torch.zeros(2, 3, 8), lengths(3, 4)), ShapeError,
-     "Expected lengths of at most 3, the rows of a sequence of x, of seq_lens, got 4: check the lengths."),
+     "seq_lens: expected lengths of at most 3, the rows of a sequence of x,, got 4; check the lengths."),
     ("lengths of other sequences", lambda m: m(torch.zeros(2, 3, 8), lengths(3)), ShapeError,
-     "Expected one length for each of the 2 sequences of x of seq_lens, got 1: check the lengths."),
+     "seq_lens: expected one length for each of the 2 sequences of x, got 1; check the lengths."),
     ("negative lengths of padded sequences", lambda m: m(torch.zeros(2, 3, 8), lengths(3, -1)), ArgumentError,
-     "Expected lengths of at least 0 of seq_lens, got -1: give one length per sequence."),
+     "seq_lens: expected lengths of at least 0, got -1; give one length per sequence."),
     ("a mask of concatenated tokens", lambda m: m(torch.zeros(4, 8), mask("111", "100")), ShapeError,
-     "Expected a tensor [batch, seq, hidden], as a mask is given, of x of Residual -> LayerNorm -> Linear -> ..., got shape [4, 8]: reshape it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor [batch, seq, hidden], as a mask is given,, got shape [4, 8]; reshape it."),
     ("a mask of another shape", lambda m: m(torch.zeros(2, 3, 8), mask("11", "10")), ShapeError,
-     "Expected a mask [2, 3], of x's tokens, of seq_lens, got bool [2, 2]: give one bool per token."),
+     "seq_lens: expected a mask [2, 3], of x's tokens,, got bool [2, 2]; give one bool per token."),
     ("a mask that is padded on the left", lambda m: m(torch.zeros(2, 3, 8), mask("111", "011")), ArgumentError,
-     "Expected True for tokens and False for the padding behind them, in each row, of a mask as seq_lens, got row 1 with 2 otherwise placed: "
+     "a mask as seq_lens: expected True for tokens and False for the padding behind them, in each row,, got row 1 with 2 otherwise placed; "
      "pad at the end, and turn a mask around that says True for padding."),
     ("a mask of padding", lambda m: m(torch.zeros(2, 3, 8), mask("000", "000")), ArgumentError,
-     "Expected True for tokens and False for the padding behind them, in each row, of a mask as seq_lens, got row 0 without one: "
+     "a mask as seq_lens: expected True for tokens and False for the padding behind them, in each row,, got row 0 without one; "
      "pad at the end, and turn a mask around that says True for padding."),
     ("width", lambda m: m(torch.zeros(4, 7)), ShapeError,
-     "Expected 8 columns of the input of LayerNorm(8), got 7: give a tensor whose last dimension is that wide."),
+     "the input of LayerNorm(8): expected 8 columns, got 7; give a tensor whose last dimension is that wide."),
     ("float64", lambda m: m(torch.zeros(4, 8, dtype=torch.float64)), DTypeError,
-     "Expected fp64 of the parameters of Residual -> LayerNorm -> Linear -> ..., got float32: cast x, or call .double() or .float() of the modules."),
+     "the parameters of Residual -> LayerNorm -> Linear -> ...: expected fp64, got float32; cast x, or call .double() or .float() of the modules."),
     ("integers", lambda m: m(torch.zeros(4, 8, dtype=torch.int64)), DTypeError,
-     "Expected fp32, fp16, bf16 or fp64 of x of Residual -> LayerNorm -> Linear -> ..., got int64: cast it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected fp32, fp16, bf16 or fp64, got int64; cast it."),
     ("8-bit floats", lambda m: m(torch.zeros(4, 8).to(torch.float8_e4m3fn)), DTypeError,
-     "Expected fp32, fp16, bf16 or fp64 of x of Residual -> LayerNorm -> Linear -> ..., got float8_e4m3fn: cast it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected fp32, fp16, bf16 or fp64, got float8_e4m3fn; cast it."),
     ("no tensor", lambda m: m([[0.0] * 8]), DTypeError,
-     "Expected a torch.Tensor of x of Residual -> LayerNorm -> Linear -> ..., got list: convert it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a torch.Tensor, got list; convert it."),
     ("device", lambda m: m(torch.zeros(4, 8, device="meta")), ArgumentError,
-     "Expected a tensor on cpu, where the parameters are, of x of Residual -> LayerNorm -> Linear -> ..., got meta: move one of them."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor on cpu, where the parameters are,, got meta; move one of them."),
     ("lengths that are too short", lambda m: m(torch.zeros(4, 8), lengths(1, 2)), ShapeError,
-     "Expected lengths that add up to the 4 tokens of x of seq_lens, got a sum of 3: check the lengths."),
+     "seq_lens: expected lengths that add up to the 4 tokens of x, got a sum of 3; check the lengths."),
     ("lengths that are too long", lambda m: m(torch.zeros(4, 8), lengths(4, 1)), ShapeError,
-     "Expected lengths that add up to the 4 tokens of x of seq_lens, got a sum of 5: check the lengths."),
+     "seq_lens: expected lengths that add up to the 4 tokens of x, got a sum of 5; check the lengths."),
     ("negative lengths", lambda m: m(torch.zeros(4, 8), lengths(6, -2)), ArgumentError,
-     "Expected lengths of at least 0 of seq_lens, got -2: give one length per sequence."),
+     "seq_lens: expected lengths of at least 0, got -2; give one length per sequence."),
     ("lengths that are no integers", lambda m: m(torch.zeros(4, 8), lengths(4, dtype=torch.float32)), DTypeError,
-     "Expected an integer tensor [sequences], or a bool mask [batch, seq], of seq_lens, got torch.float32 [1]: give one length per sequence."),
+     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq],, got torch.float32 [1]; give one length per sequence."),
     ("lengths of rank 2", lambda m: m(torch.zeros(4, 8), lengths(4)[None]), DTypeError,
-     "Expected an integer tensor [sequences], or a bool mask [batch, seq], of seq_lens, got torch.int32 [1, 1]: give one length per sequence."),
+     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq],, got torch.int32 [1, 1]; give one length per sequence."),
     ("a list of lengths", lambda m: m(torch.zeros(4, 8), [4]), DTypeError,
-     "Expected an integer tensor [sequences], or a bool mask [batch, seq], of seq_lens, got list: give one length per sequence."),
+     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq],, got list; give one length per sequence."),
     ("executor", lambda m: m.compile(executor="tensorrt"), ArgumentError,
-     "got 'tensorrt': name one of these."),
+     "got 'tensorrt'; name one of these."),
     ("recipe", lambda m: autocast(recipe="delayed"), DTypeError,  # type: ignore[arg-type]
-     "Expected a recipe of autocast, got 'delayed': give e.g. fusible.DelayedScaling() or Float8CurrentScaling()."),
+     "autocast: expected a recipe, got 'delayed'; give e.g. fusible.DelayedScaling() or Float8CurrentScaling()."),
     ("scaling state", lambda m: m.load_state_dict({**m.state_dict(), "scaling_state.0": torch.zeros(40, dtype=torch.uint8)}), CheckpointError,
-     "Expected a safetensors file of a saved scaling state, got damaged bytes"),
+     "a saved scaling state: expected a safetensors file, got damaged bytes"),
     ("scaling state of no pipeline", lambda m: m.load_state_dict({**m.state_dict(), "scaling_state.7": torch.zeros(4)}), CheckpointError,
-     "Expected scaling state for 1 pipelines of Sequential, got also scaling_state.7: load the checkpoint into the model it was saved from."),
+     "Sequential: expected scaling state for 1 pipelines, got also scaling_state.7; load the checkpoint into the model it was saved from."),
 ]  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     with autocast(recipe=DelayedScaling()), torch.set_grad_enabled(grad), pytest.raises(error, match=re.escape(sentence)) as raised:
         call(net)
     text = str(raised.value)
-    assert text.startswith("Expected ") and text.endswith(".") and "\n" not in text
+    assert ": expected " in text and text.endswith(".") and "\n" not in text
     after = net.state_dict()
     assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
     assert all(torch.equal(parameter.grad, grad) for parameter, grad in zip(net.parameters(), grads, strict=True))
@@ -136,43 +136,43 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
 
 MADE: list[tuple[str, Callable[[], Any], type[FusibleError], str]] = [
     ("an odd gate", lambda: SwiGLU()(torch.zeros(2, 7)), ShapeError,
-     "Expected an even number of columns of the input of SwiGLU(), got 7: give two halves, the gate first."),
+     "the input of SwiGLU(): expected an even number of columns, got 7; give two halves, the gate first."),
     ("the width of a product", lambda: Sequential(Linear(4, 6), Linear(5, 3))(torch.zeros(2, 4)), ShapeError,
-     "Expected 5 columns of the input of MMT(5 -> 3) of Linear -> Linear, got 6: give a tensor whose last dimension is that wide."),
+     "the input of MMT(5 -> 3) of Linear -> Linear: expected 5 columns, got 6; give a tensor whose last dimension is that wide."),
     ("the width of attention", lambda: MultiHeadedSelfAttention(8, 2)(torch.zeros(2, 8)), ShapeError,
-     "Expected 24 columns of the input of DotProductAttention(heads=2, groups=2, head_width=4, causal=True) of MultiHeadedSelfAttention, got 8: "
+     "the input of DotProductAttention(heads=2, groups=2, head_width=4, causal=True) of MultiHeadedSelfAttention: expected 24 columns, got 8; "
      "give a tensor whose last dimension is that wide."),
     ("heads", lambda: MultiHeadedSelfAttention(8, 3), ArgumentError,
-     "Expected a divisor of the 8 features of the number of heads, got 3: choose another number."),
+     "the number of heads: expected a divisor of the 8 features, got 3; choose another number."),
     ("groups", lambda: ops.DotProductAttention(4, 8, groups=3), ArgumentError,
-     "Expected a divisor of the 4 heads of the number of groups, got 3: share each group between equally many heads."),
+     "the number of groups: expected a divisor of the 4 heads, got 3; share each group between equally many heads."),
     ("an odd head with rotary positions", lambda: ops.DotProductAttention(4, 7, rope_base=1e4), ArgumentError,
-     "Expected an even head width of attention with rotary positions, got 7: change the number of heads."),
+     "attention with rotary positions: expected an even head width, got 7; change the number of heads."),
     ("a probability", lambda: Dropout(1.0), ArgumentError,
-     "Expected a probability in [0, 1) of p of Dropout, got 1.0: give the share of elements to drop."),
+     "p of Dropout: expected a probability in [0, 1), got 1.0; give the share of elements to drop."),
     ("a window", lambda: DelayedScaling(amax_history_len=0), ArgumentError,
-     "Expected at least 1 of DelayedScaling.amax_history_len, got 0: give the window's length."),
+     "DelayedScaling.amax_history_len: expected at least 1, got 0; give the window's length."),
     ("an amax rule", lambda: DelayedScaling(amax_compute_algo="mean"), ArgumentError,
-     "Expected 'max', 'most_recent' or a function of DelayedScaling.amax_compute_algo, got 'mean': name one."),
+     "DelayedScaling.amax_compute_algo: expected 'max', 'most_recent' or a function, got 'mean'; name one."),
     ("a precision", lambda: HighPrecision(lowest="fp32"), ArgumentError,
-     "Expected bfloat16, float16, float32 or None of HighPrecision.lowest, got 'fp32': name one of these."),
+     "HighPrecision.lowest: expected bfloat16, float16, float32 or None, got 'fp32'; name one of these."),
     ("a module", lambda: Sequential(Linear(2, 2), torch.relu), DTypeError,
-     "Expected modules of Sequential, got builtin_function_or_method: give nn.Module instances."),
+     "Sequential: expected modules, got builtin_function_or_method; give nn.Module instances."),
     ("an op", lambda: ComputePipeline([Linear(2, 2)]), DTypeError,  # type: ignore[list-item]
-     "Expected fusible.ops.Op of a pipeline's list, got Linear: give operations."),
+     "a pipeline's list: expected fusible.ops.Op, got Linear; give operations."),
     ("a slot", lambda: nvte.cast(make_nvte_tensor(torch.ones(2, 2)), QuantizedType(DType.Float8E4M3, "delayed", "0.x")), ArgumentError,
-     "Expected a scale named '0.x' of the running pass of cast, got none: run inside nvte.running(Pass)."),
+     "the running pass of cast: expected a scale named '0.x', got none; run inside nvte.running(Pass)."),
     ("a quantized type", lambda: QuantizedType(DType.BFloat16, "current"), DTypeError,
-     "Expected an element type of 8 or 4 bits of a QuantizedType, got bf16: use Float8E4M3 or Float8E5M2."),
+     "a QuantizedType: expected an element type of 8 or 4 bits, got bf16; use Float8E4M3 or Float8E5M2."),
     ("a scaling", lambda: QuantizedType(DType.Float8E4M3, "delayed"), DTypeError,
-     "Expected 'delayed' with a slot, 'current', or another scaling with its quantizer of a QuantizedType's scaling, "
-     "got 'delayed' with slot '' and quantizer None: give one of these."),
+     "a QuantizedType's scaling: expected 'delayed' with a slot, 'current', or another scaling with its quantizer, "
+     "got 'delayed' with slot '' and quantizer None; give one of these."),
     ("a quantizer's format", lambda: Float8Quantizer(torch.ones(1), torch.zeros(1), 6), DTypeError,
-     "Expected kFloat8E4M3 or kFloat8E5M2 of fp8_dtype of Float8Quantizer, got 6: pass one."),
+     "fp8_dtype of Float8Quantizer: expected kFloat8E4M3 or kFloat8E5M2, got 6; pass one."),
     ("a tensor of int16", lambda: make_nvte_tensor(torch.zeros(2, dtype=torch.int16)), DTypeError,
-     "Expected fp64, fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64 of a tensor of make_nvte_tensor, got torch.int16: cast it."),
+     "a tensor of make_nvte_tensor: expected fp64, fp32, fp16, bf16, an 8-bit float, uint8, int32 or int64, got torch.int16; cast it."),
     ("a fusion without types", lambda: register_fusion_forward(lambda a, x: a), DTypeError,
-     "Expected parameters (op types, x: nvte.Tensor) of the forward fusion <lambda>, got (a, x): annotate each parameter with its type."),
+     "the forward fusion <lambda>: expected parameters (op types, x: nvte.Tensor), got (a, x); annotate each parameter with its type."),
 ]  # fmt: skip
 
 
@@ -188,9 +188,9 @@ def test_an_op_whose_side_value_nobody_gives() -> None:
     for ops_, sentence in (
         (
             [ops.ResidualEnd()],
-            "Expected an earlier op with the side output 'residual' of ResidualEnd(), got none: put the op that gives it before this one.",
+            "ResidualEnd(): expected an earlier op with the side output 'residual', got none; put the op that gives it before this one.",
         ),
-        ([ops.ResidualBegin()], "Expected a later op that takes it of the side output 'residual', got none: close what was begun."),
+        ([ops.ResidualBegin()], "the side output 'residual': expected a later op that takes it, got none; close what was begun."),
     ):
         pipeline = ComputePipeline(ops_)
         with pytest.raises(ArgumentError) as raised:
@@ -202,7 +202,7 @@ def test_parameters_on_two_devices() -> None:
     net = Sequential(Linear(4, 4), Linear(4, 4, device="meta"))
     with pytest.raises(ArgumentError) as raised:
         net(torch.zeros(2, 4))
-    assert str(raised.value) == "Expected a tensor on meta, where the parameters are, of x of Linear -> Linear, got cpu: move one of them."
+    assert str(raised.value) == "x of Linear -> Linear: expected a tensor on meta, where the parameters are,, got cpu; move one of them."
 
 
 def test_nvte_tensors_are_immutable() -> None:

@@ -85,7 +85,7 @@ def test_every_text_of_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, text)
         with pytest.raises(KnobError) as refused:
             knob.get()
-        says = f"Expected {knob.takes} of the environment variable {name}, got {text.strip()!r}: set it so or unset it."
+        says = f"the environment variable {name}: expected {knob.takes}, got {text.strip()!r}; set it so or unset it."
         assert str(refused.value) == says
 
 
@@ -103,4 +103,4 @@ def test_where_a_variable_is_used_it_is_named(name: str, code: str) -> None:
     environment = {**os.environ, name: "-7"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     last = run.stderr.strip().split("\n")[-1]
-    assert run.returncode == 1 and f"of the environment variable {name}, got '-7'" in last, run.stderr
+    assert run.returncode == 1 and f"the environment variable {name}: expected " in last and ", got '-7'; " in last, run.stderr

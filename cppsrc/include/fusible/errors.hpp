@@ -30,9 +30,9 @@ struct DTypeError : Error {
     using Error::Error;
 };
 
-/// The one form of a message: "Expected {what} of {of}, got {got}: {do_}."
+/// The one form of a message: "{of}: expected {what}, got {got}; {do_}."
 inline std::string expected(const std::string& what, const std::string& of, const std::string& got, const std::string& do_) {
-    return "Expected " + what + " of " + of + ", got " + got + ": " + do_ + ".";
+    return of + ": expected " + what + ", got " + got + "; " + do_ + ".";
 }
 
 }  // namespace fusible

@@ -18,7 +18,7 @@ inline void raise_as(const char* class_name, const std::exception& error) {
 }
 
 inline void raise_no_memory() {
-    PyErr_SetString(PyExc_MemoryError, "Expected scratch memory of a native kernel, got none from the system: free some, or make the call smaller.");
+    PyErr_SetString(PyExc_MemoryError, "a native kernel: expected scratch memory, got none from the system; free some, or make the call smaller.");
 }
 
 inline void translate(std::exception_ptr pointer) {

@@ -217,7 +217,7 @@ def test_what_would_depend_on_padding_is_refused_at_the_users_line(function: Any
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        ({"length": (4, 16)}, ArgumentError, "a dynamic dimension, of n of buckets of compile, got 'length'"),
+        ({"length": (4, 16)}, ArgumentError, "buckets of compile: expected a dynamic dimension, of n, got 'length'"),
         ({"n": (4, 8)}, ArgumentError, "ascending sizes from 1 or more to 16"),
         ({"n": (8, 4, 16)}, ArgumentError, "ascending sizes"),
         ({"n": (0, 16)}, ArgumentError, "ascending sizes"),

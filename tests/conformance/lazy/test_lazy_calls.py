@@ -65,11 +65,11 @@ def test_containers_of_inputs_keep_their_structure() -> None:
     given = {"k": _ONES}, [(_ONES, "ignored"), None], (_ONES, None), _ONES
     assert executable(*given, more=_ONES).tolist() == [2 + 1 - 0.5 + 1 + 5 + 1 + 7 + 1] * 2
     wrong = [
-        (({}, *given[1:]), r"Expected a dict with the keys \['k'\] of state of the executable"),
+        (({}, *given[1:]), r"state of the executable .*: expected a dict with the keys \['k'\]"),
         ((3.0, *given[1:]), "got a float"),
-        ((given[0], [(_ONES, None)], *given[2:]), "Expected a sequence of 2 of layers"),
-        ((given[0], [_ONES, None], *given[2:]), r"Expected a sequence of 2 of layers\[0\]"),
-        ((given[0], [(np.ones(3, np.float32), None), None], *given[2:]), r"Expected shape \(2,\) of layers\[0\]\[0\]"),
+        ((given[0], [(_ONES, None)], *given[2:]), "layers .*: expected a sequence"),
+        ((given[0], [_ONES, None], *given[2:]), r"layers\[0\] .*: expected a sequence"),
+        ((given[0], [(np.ones(3, np.float32), None), None], *given[2:]), r"layers\[0\]\[0\] .*: expected shape \(2,\)"),
     ]
     for args, text in wrong:
         with pytest.raises(ArgumentError, match=text):
@@ -79,21 +79,21 @@ def test_containers_of_inputs_keep_their_structure() -> None:
 _CPU = lazy.Tensor([1.0, 2.0], device=lazy.device("cpu"))
 
 _REFUSED: list[tuple[type[FusibleError], str, tuple[Any, ...], dict[str, Any]]] = [
-    (ArgumentError, r"Expected 2 inputs of the executable _affine, got 1, without shift: pass \(x, shift\)", (_ONES,), {}),
+    (ArgumentError, r"the executable _affine: expected 2 inputs, got 1, without shift; pass \(x, shift\)", (_ONES,), {}),
     (ArgumentError, "got 1, without x", (), {"shift": _ONES}),
-    (ArgumentError, "Expected 1 inputs by position of the executable _affine, got 2", (_ONES, _ONES), {}),
-    (ArgumentError, "Expected one value for x", (_ONES,), {"x": _ONES, "shift": _ONES}),
+    (ArgumentError, "the executable _affine: expected 1 inputs by position, got 2", (_ONES, _ONES), {}),
+    (ArgumentError, "expected one value for x", (_ONES,), {"x": _ONES, "shift": _ONES}),
     (ArgumentError, "got an argument scale", (_ONES,), {"scale": 1.0, "shift": _ONES}),
-    (ArgumentError, "Expected contiguous memory of shift of the executable", (_ONES,), {"shift": np.ones(4, np.float32)[::2]}),
-    (ArgumentError, "Expected contiguous memory of x", (torch.ones(4)[::2],), {"shift": _ONES}),
-    (ArgumentError, "Expected contiguous memory of x", (torch.ones(4, dtype=torch.bfloat16)[::2],), {"shift": _ONES}),
-    (ArgumentError, "Expected a tensor on gpu:0 of x", (_CPU,), {"shift": _ONES}),
-    (ArgumentError, "Expected a lazy tensor, a numpy array or an object with __dlpack__ of x", ([1.0, 2.0],), {"shift": _ONES}),
-    (DTypeError, "Expected dtype float32 of x of the executable _affine, got int32", (lazy.Tensor([1, 2]),), {"shift": _ONES}),
-    (DTypeError, "Expected dtype float32 of x", (torch.ones(2, dtype=torch.bfloat16),), {"shift": _ONES}),
-    (DTypeError, "Expected an element type with a lazy dtype of x", (np.ones(2, np.complex64),), {"shift": _ONES}),
-    (ShapeError, r"Expected shape \(2,\) of x of the executable _affine, got \(1, 2\)", (lazy.Tensor([[1.0, 2.0]]),), {"shift": _ONES}),
-    (ShapeError, r"Expected shape \(2,\) of shift", (_ONES,), {"shift": np.ones(3, np.float32)}),
+    (ArgumentError, "shift of the executable .*: expected contiguous memory", (_ONES,), {"shift": np.ones(4, np.float32)[::2]}),
+    (ArgumentError, "x .*: expected contiguous memory", (torch.ones(4)[::2],), {"shift": _ONES}),
+    (ArgumentError, "x .*: expected contiguous memory", (torch.ones(4, dtype=torch.bfloat16)[::2],), {"shift": _ONES}),
+    (ArgumentError, "x .*: expected a tensor on gpu:0", (_CPU,), {"shift": _ONES}),
+    (ArgumentError, "x .*: expected a lazy tensor, a numpy array or an object with __dlpack__", ([1.0, 2.0],), {"shift": _ONES}),
+    (DTypeError, "x of the executable _affine: expected dtype float32, got int32", (lazy.Tensor([1, 2]),), {"shift": _ONES}),
+    (DTypeError, "x .*: expected dtype float32", (torch.ones(2, dtype=torch.bfloat16),), {"shift": _ONES}),
+    (DTypeError, "x .*: expected an element type with a lazy dtype", (np.ones(2, np.complex64),), {"shift": _ONES}),
+    (ShapeError, r"x of the executable _affine: expected shape \(2,\), got \(1, 2\)", (lazy.Tensor([[1.0, 2.0]]),), {"shift": _ONES}),
+    (ShapeError, r"shift .*: expected shape \(2,\)", (_ONES,), {"shift": np.ones(3, np.float32)}),
 ]
 
 
@@ -109,7 +109,7 @@ def test_one_located_sentence_names_the_argument(affine: lazy.Executable, case: 
         affine(*args, **kwargs)
     place, line, carets, sentence = str(caught.value).split("\n")
     assert place.startswith(__file__) and line == "    affine(*args, **kwargs)" and carets.strip() == "^" * 23
-    assert sentence.startswith("Expected ") and sentence.endswith(".")
+    assert ": expected " in sentence and sentence.endswith(".")
 
 
 def test_what_cannot_be_compiled_is_refused() -> None:

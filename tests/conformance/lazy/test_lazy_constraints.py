@@ -69,16 +69,16 @@ def _refusals(public: Public, given: dict[str, lazy.dtype]) -> list[str]:
     for parameter, kind in rules.inputs.items():
         variable = kind.strip("[]?")
         if given[variable] not in rules.variables[variable]:
-            parts.append(f"Expected a dtype among {spell(rules.variables[variable])} of {parameter} of {public.name}, got ")
-    together = f"of {public.name}, got {', '.join(f'{variable}={of}' for variable, of in given.items())}: "
-    return parts or ([f"Expected {rules.rule.wanted} {together}"] if rules.rule else [])
+            parts.append(f"{parameter} of {public.name}: expected a dtype among {spell(rules.variables[variable])}, got ")
+    together = ", ".join(f"{variable}={of}" for variable, of in given.items())
+    return parts or ([f"{public.name}: expected {rules.rule.wanted}, got {together}; "] if rules.rule else [])
 
 
 def _begins_with_the_line_of_the_call(text: str) -> None:
     place, line, marks, sentence = text.split("\n")
     number = int(place.removeprefix(f"{__file__}:").split(",")[0])
     assert line.strip() == linecache.getline(__file__, number).strip() == "call(**called)"
-    assert marks.strip() == "^" * len(line.strip()) and sentence.startswith("Expected ")
+    assert marks.strip() == "^" * len(line.strip()) and ": expected " in sentence
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -98,7 +98,7 @@ def test_tensors_of_one_type_variable_do_not_mix(name: str) -> None:
                 call(**called)
             text = str(caught.value)
             _begins_with_the_line_of_the_call(text)
-            assert f"Expected one dtype of {first} and {parameter} of {public.name}, got {a} " in text and f" and {b} " in text
+            assert f"{first} and {parameter} of {public.name}: expected one dtype, got {a} " in text and f" and {b} " in text
 
 
 @pytest.mark.parametrize("name", _NAMES)
@@ -121,9 +121,9 @@ def test_an_argument_that_is_no_dtype_is_named(name: str) -> None:
     for parameter in filter(is_dtype, public.constraints.inputs):
         default = inspect.signature(public.call).parameters[parameter].default
         for wrong in ("float32", lazy.floating, *(() if default is None else (None,))):
-            with pytest.raises(DTypeError, match=f"Expected a dtype of fusible.lazy of {parameter} of {name}, got ") as caught:
+            with pytest.raises(DTypeError, match=f"{parameter} of {name}: expected a dtype of fusible.lazy, got ") as caught:
                 public.call(**{**arguments(public, given), parameter: wrong})
-            assert f"got {wrong!r}: " in str(caught.value)
+            assert f"got {wrong!r}; " in str(caught.value)
 
 
 def test_no_dtype_means_that_of_the_input_where_it_is_the_default() -> None:

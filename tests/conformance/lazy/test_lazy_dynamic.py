@@ -236,18 +236,18 @@ def test_sizes_of_a_call_are_checked() -> None:
     where = r"of x of the executable test_sizes_of_a_call_are_checked.<locals>.<lambda>"
     squeezed = lazy.compile(lambda x: x.squeeze(0), args=[_info((1, 1, 8), 3)])
     refused: list[tuple[str, Callable[[], Any]]] = [
-        (r"x.0 == 1 \(of dimension 0 of x\) of squeeze", lambda: squeezed(_rows(2))),
-        (f"Expected a size from 1 to 8 of dimension 0 {where}, got 9: pass one within", lambda: free(_rows(9), _rows(1))),
-        (f"Expected a size from 1 to 8 of dimension 0 {where}, got 0", lambda: named(_rows(0), _rows(1))),
-        (r"Expected shape \(x.0, 3\) of x of .*, got \(2, 4\)", lambda: free(_rows(2, 4), _rows(2))),
-        (r"Expected shape \(batch, 3\) of x of .*, got \(3,\)", lambda: named(np.ones(3, np.float32), _rows(2))),
+        (r"squeeze .*: expected x.0 == 1 \(of dimension 0 of x\)", lambda: squeezed(_rows(2))),
+        (f"dimension 0 {where}: expected a size from 1 to 8, got 9; pass one within", lambda: free(_rows(9), _rows(1))),
+        (f"dimension 0 {where}: expected a size from 1 to 8, got 0", lambda: named(_rows(0), _rows(1))),
+        (r"x of .*: expected shape \(x.0, 3\), got \(2, 4\)", lambda: free(_rows(2, 4), _rows(2))),
+        (r"x of .*: expected shape \(batch, 3\), got \(3,\)", lambda: named(np.ones(3, np.float32), _rows(2))),
         (r"equal sizes of dimension 0 of x and dimension 0 of y of .*, both named 'batch', got 2 and 3", lambda: named(_rows(2), _rows(3))),
         (
-            rf"x.0 == y.0 \(of dimension 0 of x, dimension 0 of y\) of the operands of add at {here}, got 3 and 4: pass tensors",
+            rf"the operands of add at {here}: expected x.0 == y.0 \(of dimension 0 of x, dimension 0 of y\), got 3 and 4; pass tensors",
             lambda: free(_rows(3), _rows(4)),
         ),
-        (r" == .* \(of dimension 0 of x\) of concatenate.* at .*, got (3 and 2|2 and 3)", lambda: halves(_rows(5))),
-        (r"x.0 - 1 >= 4 \(of dimension 0 of x\) of an index into dimension 0 at .*, got 3 and 4", lambda: fifth(_rows(4))),
+        (r"concatenate.* at .*: expected .* == .* \(of dimension 0 of x\).*, got (3 and 2|2 and 3)", lambda: halves(_rows(5))),
+        (r"an index into dimension 0 at .*: expected x.0 - 1 >= 4 \(of dimension 0 of x\), got 3 and 4", lambda: fifth(_rows(4))),
         (r"x.0 == 4 .* of the operands of add", lambda: fixed(_rows(1))),
         (r"\(3\*x.0 % n\) == 0 \(of dimension 0 of x, the size n\)", lambda: sized(_rows(7), 2)),
     ]
@@ -257,12 +257,12 @@ def test_sizes_of_a_call_are_checked() -> None:
         assert str(caught.value).startswith(__file__)
     assert squeezed(_rows(1)).shape == (3,)
     assert free(_rows(5), _rows(5)).shape == (5, 3) and halves(_rows(6)).shape == (3, 6) and fifth(_rows(5)).shape == (3,)
-    with pytest.raises(ArgumentError, match="a size from 1 to 4 of n of the executable .*, got 5"):
+    with pytest.raises(ArgumentError, match="n of the executable .*: expected a size from 1 to 4, got 5"):
         sized(_rows(5), 5)
-    with pytest.raises(ArgumentError, match="a size from 1 to 4 of n of the executable .*, got 0"):
+    with pytest.raises(ArgumentError, match="n of the executable .*: expected a size from 1 to 4, got 0"):
         sized(_rows(5), 0)
     assert sized(_rows(8), lazy.DimensionSize(4)).shape == (4, 6) == sized.run(_rows(8), 4)[0].shape
-    with pytest.raises(DTypeError, match="an int or a DimensionSize with a value of n of the executable .*, got 2.0"):
+    with pytest.raises(DTypeError, match="n of the executable .*: expected an int or a DimensionSize with a value, got 2.0"):
         sized(_rows(4), 2.0)
 
 
@@ -284,7 +284,7 @@ def test_sizes_that_never_agree_are_refused_when_compiled() -> None:
         with pytest.raises(kind, match=text) as caught:
             lazy.compile(function, args=[_info(_D)])
         assert str(caught.value).startswith(__file__), text
-    with pytest.raises(ArgumentError, match="one set of bounds of the dimension 'batch'"):
+    with pytest.raises(ArgumentError, match="the dimension 'batch': expected one set of bounds"):
         lazy.compile(lambda x, y: x, args=[_info(_BATCH), _info(lazy.NamedDimension("batch", 1, 2, 9))])
 
 

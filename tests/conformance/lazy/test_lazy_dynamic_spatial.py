@@ -143,7 +143,9 @@ def test_dynamic_sizes_give_what_torch_does_and_so_does_the_file(name: str, tmp_
     check_trace(executable.trace)
     runs = [executable]
     if "in this process" in name:
-        with pytest.raises(CompileError, match="an operation that StableHLO has for dynamic sizes of (pooling|convolutiontranspose) recorded at "):
+        with pytest.raises(
+            CompileError, match="(pooling|convolutiontranspose) recorded at .*: expected an operation that StableHLO has for dynamic sizes, "
+        ):
             executable.save(tmp_path / "program")
     else:
         assert "?" in executable.stablehlo.text
@@ -242,11 +244,11 @@ def test_sizes_within_their_bounds_that_an_operation_cannot_take_are_refused_at_
     what, function, infos, fits, misfits = case
     executable = lazy.compile(function, args=infos)
     executable(*[np.ones(s, np.float32) for s in fits])
-    with pytest.raises(ShapeError, match=f"Expected .* of {what} at {__file__}:.*: pass tensors whose sizes agree") as caught:
+    with pytest.raises(ShapeError, match=f"{what} at {__file__}:.*: expected .*; pass tensors whose sizes agree") as caught:
         executable(*[np.ones(s, np.float32) for s in misfits])
     assert str(caught.value).startswith(__file__)
     beyond = [tuple(n if isinstance(n, int) else n.max + 1 for n in info.shape) for info in infos]
-    with pytest.raises(ShapeError, match=r"Expected a size from \d to \d+ of dimension \d of [xwbs] of the executable .*: pass one within"):
+    with pytest.raises(ShapeError, match=r"dimension \d of [xwbs] of the executable .*: expected a size from \d to \d+, got .*; pass one within"):
         executable(*[np.ones(s, np.float32) for s in beyond])
 
 

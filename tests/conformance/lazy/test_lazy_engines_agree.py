@@ -116,7 +116,7 @@ def test_iree_evaluates_and_compiles_what_xla_does(iree: None) -> None:
 
 
 def test_what_iree_refuses_is_one_sentence(iree: None) -> None:
-    with pytest.raises(CompileError, match="Expected a module that IREE compiles of a recorded program, got a tensor of int4"):
+    with pytest.raises(CompileError, match="a recorded program: expected a module that IREE compiles, got a tensor of int4"):
         lazy.Tensor([1, 2]).cast(lazy.int4).eval()
 
 

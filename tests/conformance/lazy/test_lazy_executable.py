@@ -132,13 +132,13 @@ def test_a_call_has_finished_when_it_returns() -> None:
 def test_one_sentence_for_every_wrong_input() -> None:
     executable = _double((4,))
     wrong: list[tuple[type[Exception], str, tuple[Any, ...]]] = [
-        (ArgumentError, "Expected 1 inputs", ()),
-        (ArgumentError, "Expected 1 inputs", (np.zeros(4, np.float32), 1)),
-        (ShapeError, r"Expected shape \(4,\) of x of the executable", (torch.zeros(2, 2),)),
-        (DTypeError, "Expected dtype float32 of x of the executable", (torch.zeros(4, dtype=torch.int32),)),
-        (DTypeError, "Expected dtype float32 of x of the executable", (torch.zeros(4, dtype=torch.bfloat16),)),
+        (ArgumentError, "expected 1 inputs", ()),
+        (ArgumentError, "expected 1 inputs", (np.zeros(4, np.float32), 1)),
+        (ShapeError, r"x of the executable .*: expected shape \(4,\)", (torch.zeros(2, 2),)),
+        (DTypeError, "x of the executable .*: expected dtype float32", (torch.zeros(4, dtype=torch.int32),)),
+        (DTypeError, "x of the executable .*: expected dtype float32", (torch.zeros(4, dtype=torch.bfloat16),)),
         (DTypeError, "type code 5 of 64 bits", (torch.zeros(4, dtype=torch.complex64),)),
-        (DTypeError, "Expected an element type", (np.zeros(4, np.complex64),)),
+        (DTypeError, "expected an element type", (np.zeros(4, np.complex64),)),
         (ArgumentError, "detach", (torch.zeros(4, requires_grad=True),)),
         (ArgumentError, "__dlpack__", ("text",)),
     ]
@@ -266,5 +266,5 @@ def test_an_executable_shows_what_is_compiled_and_what_the_passes_did(tmp_path: 
     # The program of the usual sizes, which are known where passes run.
     assert "?" not in dynamic.optimized_flat_ir.to_stablehlo().text and dynamic.optimized_flat_ir.outputs[0].shape == (3,)
     fixed.save(tmp_path / "program")
-    with pytest.raises(ArgumentError, match="an executable compiled in this process of a FlatIR, got a loaded one"):
+    with pytest.raises(ArgumentError, match="a FlatIR: expected an executable compiled in this process, got a loaded one"):
         _ = lazy.Executable.load(tmp_path / "program").optimized_flat_ir

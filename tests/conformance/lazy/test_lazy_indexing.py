@@ -95,6 +95,6 @@ def test_tensors_index_in_a_compiled_function_of_dynamic_sizes() -> None:
 
 def test_a_mask_that_a_call_gives_is_refused_and_a_constant_one_is_taken() -> None:
     info = lazy.InputInfo((2, 3, 4), lazy.float32)
-    with pytest.raises(CompileError, match="a mask whose values are known when the function is compiled of an index"):
+    with pytest.raises(CompileError, match="an index: expected a mask whose values are known when the function is compiled"):
         lazy.compile(lambda x: x[x > 0], args=[info])
     assert np.array_equal(lazy.compile(lambda x: x[_MASK], args=[info])(_DATA).numpy(), _DATA[_MASK])

@@ -133,7 +133,9 @@ def test_conditions_between_sizes_are_kept(tmp_path: Path) -> None:
     loaded = lazy.Executable.load(tmp_path / "program")
     for run in (executable, loaded):
         assert run(np.ones(4, np.float32), np.ones(4, np.float32)).tolist() == [2.0] * 4
-        with pytest.raises(ArgumentError, match=r"x.0 == y.0 \(of dimension 0 of x, dimension 0 of y\) of the operands of add at .*test_lazy_saving"):
+        with pytest.raises(
+            ArgumentError, match=r"the operands of add at .*test_lazy_saving.*: expected x.0 == y.0 \(of dimension 0 of x, dimension 0 of y\)"
+        ):
             run(np.ones(3, np.float32), np.ones(4, np.float32))
 
 
@@ -212,7 +214,7 @@ def test_damaged_and_foreign_files_are_refused(saved: tuple[lazy.Executable, Pat
     path = tmp_path / "damaged"
     for i, data in enumerate(damaged):
         path.write_bytes(data)
-        with pytest.raises(CheckpointError, match="Expected an intact file of Executable.save of .*damaged, got"):
+        with pytest.raises(CheckpointError, match="damaged: expected an intact file of Executable.save, got"):
             lazy.Executable.load(path)
             pytest.fail(f"file {i} was loaded")
     with_binary = tmp_path / "with binary"
@@ -238,6 +240,6 @@ def test_a_save_that_fails_leaves_the_old_file(saved: tuple[lazy.Executable, Pat
 
 def test_keys_that_json_lacks_are_refused(tmp_path: Path) -> None:
     executable = lazy.compile(lambda state: state[1.5], args=[{1.5: lazy.InputInfo((2,), _F32)}])
-    with pytest.raises(ArgumentError, match="texts or ints as keys of the argument state"):
+    with pytest.raises(ArgumentError, match="the argument state .*: expected texts or ints as keys"):
         executable.save(tmp_path / "program")
     assert not os.listdir(tmp_path)

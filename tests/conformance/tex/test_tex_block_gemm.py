@@ -114,7 +114,7 @@ def test_the_copy_along_the_contracted_dimension_is_needed(runner: Runner) -> No
     x = normal((32, 32), 1)
     for name in ("block-1d", "mxfp8", "nvfp4"):
         t = operand(runner, name, x, columnwise=False)
-        with pytest.raises(ArgumentError, match="a columnwise copy of a tensor of .* got only the rowwise one"):
+        with pytest.raises(ArgumentError, match="a tensor of .*: expected a columnwise copy, got only the rowwise one"):
             runner("generic_gemm", **{**CALL, "A": t, "transA": False, "B": x, "transB": False})
         with pytest.raises(ArgumentError, match="a rowwise copy"):
             alone = operand(runner, name, x, rowwise=False)

@@ -139,7 +139,7 @@ def test_a_wrong_number_is_refused_in_the_same_words_by_every_backend(entry: Rec
             if not sentence:
                 assert number in SOME.get((entry.function, name), ()), f"{case} is accepted"
             else:
-                assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", sentence), sentence
+                assert re.fullmatch(r".+: expected .+, got .+; .+\.", sentence), sentence
                 assert entry.function.removeprefix("prim_") in sentence, f"{case}: {sentence}"
             tried += 1
     assert tried

@@ -56,13 +56,13 @@ def test_segments_are_padded_and_back(runner: Runner, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"input_row_list": [3, 4]}, ShapeError, r"\[7, n\] of input, a matrix of the segments \[3, 4\]"),
+        ({"input_row_list": [3, 4]}, ShapeError, r"input, a matrix of the segments \[3, 4\], of .*: expected \[7, n\]"),
         ({"padded_input_row_list": [4, 5]}, ShapeError, r"\[9, n\]"),
         ({"padded_input_row_list": [2, 6]}, ShapeError, "padding does not shorten"),
         ({"input_row_list": [-1, 6]}, ShapeError, "padding does not shorten"),
         ({"padded_input_row_list": [8]}, ArgumentError, "lists of equal length"),
         ({"output": torch.ones(8, 4)}, ShapeError, "equal widths"),
-        ({"output": torch.ones(8, 5).half()}, DTypeError, "float32 of output"),
+        ({"output": torch.ones(8, 5).half()}, DTypeError, "output .*: expected .*float32"),
     ],
 )
 def test_segments_that_do_not_add_up_are_refused(runner: Runner, changes: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -83,9 +83,9 @@ def test_swapped_dimensions(runner: Runner, dtype: torch.dtype, shape: tuple[int
     assert y.is_contiguous() and same(y, x.transpose(0, 1))
     out = torch.empty_like(y)
     assert runner("swap_first_dims", tensor=x, out=out) is out and same(out, y)
-    with pytest.raises(ShapeError, match="of out"):
+    with pytest.raises(ShapeError, match="out.*: expected"):
         runner("swap_first_dims", tensor=x, out=out[:, :, None])
-    with pytest.raises(DTypeError, match="of out"):
+    with pytest.raises(DTypeError, match="out.*: expected"):
         runner("swap_first_dims", tensor=x, out=out.to(torch.int32))
     with pytest.raises(ShapeError, match="two dimensions"):
         runner("swap_first_dims", tensor=x.reshape(-1), out=None)
@@ -110,7 +110,7 @@ def test_packed_codes_are_transposed_one_by_one(runner: Runner, shape: tuple[int
         assert torch.equal(runner("nvfp4_data_transpose", input=result, out=None), data)
         with pytest.raises(ShapeError, match="an even number of rows"):
             runner("nvfp4_data_transpose", input=data[:1], out=None)
-        with pytest.raises(ShapeError, match="of out of"):
+        with pytest.raises(ShapeError, match="out of.*: expected"):
             runner("nvfp4_data_transpose", input=data, out=out.t())
     with pytest.raises(DTypeError, match="uint8"):
         runner("nvfp4_data_transpose", input=data.int(), out=None)
@@ -137,7 +137,7 @@ def test_weights_are_transposed_together_as_one_by_one(runner: Runner) -> None:
     outs = [torch.zeros(k, m // 2, dtype=torch.uint8) for m, k in sizes], [torch.zeros(128, 4, dtype=torch.uint8) for _ in sizes]
     lists = {"rowwise_data_list": data, "columnwise_data_list": outs[0], "rowwise_scale_inv_list": scales, "columnwise_scale_inv_list": outs[1]}
     ms, ks = ([size[i] for size in sizes] for i in range(2))
-    with pytest.raises(ShapeError, match=r"\[16, 32 / 2\] of rowwise_data_list"):
+    with pytest.raises(ShapeError, match=r"rowwise_data_list .*: expected \[16, 32 / 2\]"):
         runner("nvfp4_2d_multi_tensor_transpose", **lists, M_list=ms, K_list=[*ks[:2], 32])
     assert not any(x.any() for out in outs for x in out)
     assert runner("nvfp4_2d_multi_tensor_transpose", **lists, M_list=ms, K_list=ks) is None
@@ -226,7 +226,7 @@ def test_heads_first(runner: Runner, dtype: torch.dtype, layout: str) -> None:
         ({"inputs": [torch.zeros(3, 4)]}, ShapeError, "4 dimensions"),
         ({"outputs": [torch.ones(5, 3, 2, 4)]}, ShapeError, r"\[2, 3, 5, 4\] or wider"),
         ({"outputs": [torch.ones(2, 3, 5, 3)]}, ShapeError, "or wider"),
-        ({"outputs": [torch.ones(2, 3, 5, 4).half()]}, DTypeError, "torch.float32 of outputs"),
+        ({"outputs": [torch.ones(2, 3, 5, 4).half()]}, DTypeError, "outputs .*: expected torch.float32"),
         ({"outputs": [None, None]}, ArgumentError, "lists of equal length"),
     ],
 )
@@ -242,5 +242,5 @@ def test_last_dimension_padded(runner: Runner, dtype: torch.dtype) -> None:
     assert [tuple(y.shape) for y in outputs] == [(3, 8), (2, 2, 8), (4, 4)] and outputs[1] is inputs[1]
     for x, y in zip(inputs, outputs, strict=True):
         assert same(y[..., : x.shape[-1]], x) and not y[..., x.shape[-1] :].float().any()
-    with pytest.raises(ArgumentError, match="at least 1 of alignment"):
+    with pytest.raises(ArgumentError, match="alignment .*: expected .*at least 1"):
         runner("multi_tensor_pad_last_dim", inputs=inputs, alignment=0)

@@ -276,13 +276,13 @@ def apart(lists: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
 def test_wrong_lists_are_refused(runner: Runner) -> None:
     x, half, byte, short = [torch.ones(2)], [torch.ones(2, dtype=BF16)], [torch.ones(2, dtype=torch.uint8)], [torch.ones(2, dtype=torch.int16)]
     one = [torch.ones(1)]
-    with pytest.raises(DTypeError, match=r"torch.bfloat16 of tensor_lists\[1\] of multi_tensor_adam_param_remainder"):
+    with pytest.raises(DTypeError, match=r"tensor_lists\[1\] of multi_tensor_adam_param_remainder: expected torch.bfloat16"):
         runner("multi_tensor_adam_param_remainder", **adam_call(apart([x, x, x, x, short]), 0, 0))
-    with pytest.raises(DTypeError, match=r"torch.int16 of tensor_lists\[4\]"):
+    with pytest.raises(DTypeError, match=r"tensor_lists\[4\] .*: expected torch.int16"):
         runner("multi_tensor_adam_param_remainder", **adam_call(apart([x, half, x, x, x]), 0, 0))
-    with pytest.raises(DTypeError, match=r"one number of tensor_lists\[6\]"):
+    with pytest.raises(DTypeError, match=r"tensor_lists\[6\] .*: expected one number"):
         runner("multi_tensor_adam_fp8", **adam_call(apart([x, byte, x, x, x, one, x, one]), 0, 0, fp8_dtype=DType.kFloat8E4M3))
-    with pytest.raises(DTypeError, match="kFloat8E5M2 of fp8_dtype"):
+    with pytest.raises(DTypeError, match="fp8_dtype .*: expected .*kFloat8E5M2"):
         runner("multi_tensor_adam_fp8", **adam_call(apart([x, byte, x, x, x, one, one, one]), 0, 0, fp8_dtype=DType.kFloat32))
     with pytest.raises(ArgumentError, match="8 lists"):
         runner("multi_tensor_adam_fp8", **adam_call(apart([x, byte, x, x, x]), 0, 0, fp8_dtype=DType.kFloat8E4M3))

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused(runner: Runner) -> None:
         (x.double(), indices, DTypeError),
         (x.to(torch.uint8), indices, DTypeError),
     ):
-        with pytest.raises(kind, match="Expected .*: "):
+        with pytest.raises(kind, match=": expected .*; "):
             permute(runner, bad, where, dtype=DType.kFloat32)
     row_id_map = torch.zeros(6, dtype=torch.int32)
     back = {"input": torch.zeros(6, 4), "dtype": 4, "row_id_map": row_id_map, "prob": NONE, "num_tokens": 3, "topK": 2}
@@ -199,7 +199,7 @@ def test_what_does_not_fit_is_refused(runner: Runner) -> None:
         ("prob", torch.zeros(2, 3), ArgumentError),
         ("num_tokens", 4, ArgumentError),
     ):
-        with pytest.raises(kind, match="Expected .*: "):
+        with pytest.raises(kind, match=": expected .*; "):
             runner("moe_unpermute_fwd", **{**back, name: value})
     with pytest.raises(ArgumentError):
         runner("moe_unpermute_bwd", input_bwd=torch.zeros(3, 5), input_fwd=torch.zeros(6, 4), dtype=4, row_id_map=row_id_map, prob=torch.zeros(3, 2))

@@ -56,12 +56,12 @@ def test_reshape_shares_memory_where_it_can(runner: Runner) -> None:
 def test_groups_of_more_rows_than_there_are_cannot_be_padded(runner: Runner, sizes: list[int]) -> None:
     if runner.backend == "xla":
         pytest.skip("sizes have no values while a program is recorded")
-    with pytest.raises(ShapeError, match="members within 8 rows of sizes of pad_groups"):
+    with pytest.raises(ShapeError, match="sizes of pad_groups: expected members within 8 rows"):
         runner("prim_pad_groups", x=torch.zeros(8, 2), sizes=torch.tensor(sizes), multiple=4)
 
 
 def test_only_matrices_are_transposed(runner: Runner) -> None:
-    with pytest.raises(ShapeError, match=r"shape \[r, c\] of x of transpose"):
+    with pytest.raises(ShapeError, match=r"x of transpose: expected shape \[r, c\]"):
         runner("prim_transpose", x=torch.zeros(2, 2, 2))
 
 

@@ -182,7 +182,7 @@ def test_scores_for_the_balancing_loss_and_their_gradient(runner: Runner, score:
 
 
 def refused(runner: Runner, kind: type[Exception], function: str, **arguments: Any) -> None:
-    with pytest.raises(kind, match="Expected .*: "):
+    with pytest.raises(kind, match=": expected .*; "):
         runner(function, **arguments)
 
 

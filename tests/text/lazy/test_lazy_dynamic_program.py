@@ -117,12 +117,12 @@ def test_errors_about_sizes_are_one_sentence_that_names_the_line() -> None:
         f"user.py:{line + 2}, in test_errors_about_sizes_are_one_sentence_that_names_the_line\n"
         "    add(lazy.zeros((2,)), lazy.zeros((3,)))\n"
         "    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^\n"
-        f"Expected x.0 == y.0 (of dimension 0 of x, dimension 0 of y) of the operands of add at user.py:{line}, "
-        "got 2 and 3: pass tensors whose sizes agree."
+        f"the operands of add at user.py:{line}: expected x.0 == y.0 (of dimension 0 of x, dimension 0 of y), "
+        "got 2 and 3; pass tensors whose sizes agree."
     )
     with pytest.raises(CompileError) as compiling:
         lazy.compile(lambda x: x.reshape((int(x.shape[0]), 1)), args=[info])
     assert str(compiling.value).split("\n")[-1] == (
-        "Expected a size known when the function is compiled of int() of the size x.0, got one that each call determines: "
+        "int() of the size x.0: expected a size known when the function is compiled, got one that each call determines; "
         "record operations that are right for every size, or compile for a fixed size."
     )

@@ -94,6 +94,6 @@ def test_errors_are_one_sentence_that_names_the_line() -> None:
     line = test_errors_are_one_sentence_that_names_the_line.__code__.co_firstlineno + 1
     assert text == (
         f"user.py:{line + 2}, in test_errors_are_one_sentence_that_names_the_line\n    a + b\n    ^^^^^\n"
-        "Expected sizes that are equal or 1, counted from the last dimension of the operands of add, "
-        f"got float32 [2, 3] (made at user.py:{line}) and float32 [2, 4] (made at user.py:{line}): reshape one of them."
+        "the operands of add: expected sizes that are equal or 1, counted from the last dimension, "
+        f"got float32 [2, 3] (made at user.py:{line}) and float32 [2, 4] (made at user.py:{line}); reshape one of them."
     )

@@ -92,7 +92,7 @@ def make_folder(path: Path) -> None:
 @pytest.mark.parametrize("damage", [Path.unlink, cut, flip, empty, lengthen, make_folder], ids=lambda function: function.__name__)
 def test_a_damaged_file_is_refused(folder: Path, name: str, damage: Callable[[Path], None]) -> None:
     damage(folder / name)
-    with pytest.raises(CheckpointError, match=r"^Expected [^.]*.* of .*, got .*: .*\.$") as error:
+    with pytest.raises(CheckpointError, match=r"^.*: expected [^.]*.*, got .*; .*\.$") as error:
         load_checkpoint(folder)
     assert name in str(error.value) and "\n" not in str(error.value)
 
@@ -102,7 +102,7 @@ def test_files_of_two_saves_are_no_checkpoint(folder: Path, text: Text, tmp_path
     trainer.step()
     save_checkpoint(tmp_path / "later", trainer.checkpoint())
     shutil.copy(tmp_path / "later" / "model.safetensors", folder)
-    with pytest.raises(CheckpointError, match="model.safetensors, got an altered one"):
+    with pytest.raises(CheckpointError, match="model.safetensors: expected .*, got an altered one"):
         load_checkpoint(folder)
 
 
@@ -165,20 +165,20 @@ def alter(checkpoint: Checkpoint, **tensors: torch.Tensor | None) -> Checkpoint:
 )
 def test_tensors_that_do_not_fit_are_refused_before_anything_is_changed(saved: Path, text: Text, name: str, tensor: torch.Tensor | None) -> None:
     altered = alter(load_checkpoint(saved), **{name: tensor})
-    with pytest.raises(CheckpointError, match=r"^Expected .*\.$"):
+    with pytest.raises(CheckpointError, match=r"^.*: expected .*\.$"):
         Trainer.resumed(altered, OPTIONS, text)
 
 
 def test_a_tensor_too_many_is_refused(saved: Path, text: Text) -> None:
     checkpoint = load_checkpoint(saved)
-    with pytest.raises(CheckpointError, match="Expected .* tensors of the model in a checkpoint, got also extra: use an intact checkpoint."):
+    with pytest.raises(CheckpointError, match="the model in a checkpoint: expected .* tensors, got also extra; use an intact checkpoint."):
         Trainer.resumed(replace(checkpoint, model={**checkpoint.model, "extra": torch.zeros(1)}), OPTIONS, text)
 
 
 def test_another_text_is_refused(saved: Path, tmp_path) -> None:
     (tmp_path / "text").write_bytes(bytes(1000))
     other = read_text(str(tmp_path / "text"), 8)
-    with pytest.raises(CheckpointError, match=r"Expected the text of \d+ bytes .*, got another of 1000 bytes .*: give the same with --text."):
+    with pytest.raises(CheckpointError, match=r"expected the text of \d+ bytes .*, got another of 1000 bytes .*; give the same with --text."):
         Trainer.resumed(load_checkpoint(saved), OPTIONS, other)
 
 

@@ -26,7 +26,7 @@ def test_a_text_holds_out_at_least_one_window(tmp_path) -> None:
     path = tmp_path / "text"
     path.write_bytes(bytes(50))
     assert read_text(str(path), 4).evaluation(4)[0].shape == (1, 4)
-    with pytest.raises(ArgumentError, match="Expected at least 60 bytes"):
+    with pytest.raises(ArgumentError, match="expected at least 60 bytes"):
         read_text(str(path), 5)
 
 

@@ -91,7 +91,7 @@ def test_every_function_of_the_accelerator_is_answered(name: str) -> None:
     answer = getattr(torch.accelerator, name)
     assert answer is not _ACCELERATOR[name]
     if name == "Graph":
-        with pytest.raises(NotServedError, match=r"Expected a GPU of torch.accelerator.Graph, got the CPU in its place: run the steps eagerly\."):
+        with pytest.raises(NotServedError, match=r"torch.accelerator.Graph: expected a GPU, got the CPU in its place; run the steps eagerly\."):
             answer()
     elif name == "set_stream":
         assert answer(torch.cuda.default_stream()) is None
@@ -264,7 +264,7 @@ def test_threads_that_are_started_within_are_served_and_no_others(older: ThreadP
 
 @pytest.mark.parametrize("capability", [9, "9.0", (9,), (9, 0.0), (9, True), (-1, 0), None], ids=str)
 def test_a_capability_is_two_whole_numbers(capability: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"Expected \(major, minor\) of capability of cuda_on_cpu, got .*: pass \(9, 0\) or \(10, 0\)\."):
+    with pytest.raises(ArgumentError, match=r"capability of cuda_on_cpu: expected \(major, minor\), got .*; pass \(9, 0\) or \(10, 0\)\."):
         with cuda_on_cpu(capability):
             pass
 
@@ -303,7 +303,7 @@ def test_a_stream_is_the_current_one_within_its_context() -> None:
             assert torch.cuda.current_stream() is default
         assert torch.cuda.current_stream() is stream
     assert torch.cuda.current_stream() is default
-    with pytest.raises(ArgumentError, match=r"Expected a torch.cuda.Stream of the stream to choose, got 0: make one by torch.cuda.Stream\(\)\."):
+    with pytest.raises(ArgumentError, match=r"the stream to choose: expected a torch.cuda.Stream, got 0; make one by torch.cuda.Stream\(\)\."):
         torch.cuda.set_stream(0)
 
 

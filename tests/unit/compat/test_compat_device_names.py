@@ -128,7 +128,7 @@ def test_what_is_refused_says_why(name: str) -> None:
     of = name if name in REFUSED else name.rpartition(".")[2]
     with pytest.raises(NotServedError) as refusal:
         _now(name)(1, 2)
-    assert str(refusal.value) == f"Expected a GPU of torch.cuda.{of}, got the CPU in its place: {REFUSED[of]}."
+    assert str(refusal.value) == f"torch.cuda.{of}: expected a GPU, got the CPU in its place; {REFUSED[of]}."
     assert getattr(_now(name), "__wrapped__", None) is getattr(NAMES[name], "__wrapped__", None)  # by which torch's compiler tells functions
 
 

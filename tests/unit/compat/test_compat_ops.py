@@ -179,8 +179,8 @@ assert "fusible.pytorch.ops" in sys.modules
 )
 def test_what_is_not_there_is_one_sentence_that_says_what_is(te: ModuleType, line: str, kind: type[Exception]) -> None:
     wanted = (
-        "Expected one of modules, ops, optimizers, autocast, quantized_model_init, permutations, losses, quantizers and quantized tensors of "
-        "transformer_engine.pytorch as Fusible has it, got (FusedMLAQUpProjFunction, which is written in Triton and CuTe .* frontend|ep): "
+        "transformer_engine.pytorch as Fusible has it: expected one of modules, ops, optimizers, autocast, quantized_model_init, permutations, "
+        "losses, quantizers and quantized tensors, got (FusedMLAQUpProjFunction, which is written in Triton and CuTe .* frontend|ep); "
         r"use one, or install NVIDIA's Python package for the rest\."
     )
     with pytest.raises(kind) as raised:
@@ -190,9 +190,9 @@ def test_what_is_not_there_is_one_sentence_that_says_what_is(te: ModuleType, lin
 
 @pytest.mark.usefixtures("installed")
 def test_a_small_module_names_all_that_it_has(te: ModuleType) -> None:
-    with pytest.raises(ImportError, match="Expected one of BasicOperation, FusedOperation, FusibleOperation, OperationContext of"):
+    with pytest.raises(ImportError, match="expected one of BasicOperation, FusedOperation, FusibleOperation, OperationContext, got"):
         exec("from transformer_engine.pytorch.ops.op import Operation")
-    with pytest.raises(ImportError, match="Expected one of common, plugins, pytorch of transformer_engine as"):
+    with pytest.raises(ImportError, match="transformer_engine as Fusible has it: expected one of common, plugins, pytorch"):
         importlib.import_module(f"{TE}.jax")
     assert not hasattr(te, "FusedMLAQUpProjFunction") and not hasattr(te, "__path_of_nothing__")
 
@@ -245,7 +245,7 @@ def test_an_installed_package_is_replaced_on_demand() -> None:
 @pytest.mark.usefixtures("package")
 def test_a_package_in_use_is_not_replaced() -> None:
     importlib.import_module(TE)
-    with pytest.raises(ArgumentError, match="no transformer_engine of the modules imported so far"):
+    with pytest.raises(ArgumentError, match="the modules imported so far: expected no transformer_engine"):
         compat.install(replace_package=True)
     assert not compat.installed()
 
@@ -271,7 +271,7 @@ def test_contexts_take_the_arguments_in_nvidias_order(te: ModuleType) -> None:
             with te.autocast(enabled=False):
                 assert not state.is_fp8_enabled()
     assert te.autocast().recipe == te.get_default_recipe() and not state.is_fp8_calibration()
-    with pytest.raises(NotImplementedError, match="Expected calibrating=False of autocast"):
+    with pytest.raises(NotImplementedError, match="autocast: expected calibrating=False"):
         te.autocast(calibrating=True)
 
 

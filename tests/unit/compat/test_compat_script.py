@@ -86,13 +86,13 @@ def test_a_missing_module_is_one_sentence(name: str) -> None:
     former = list(sys.path)
     with pytest.raises(ArgumentError) as refusal:
         run_script(argparse.Namespace(module=[name, "a"]))
-    assert str(refusal.value) == f"Expected a module that can be run of fusible run -m, got {name}: name one as python -m takes it."
+    assert str(refusal.value) == f"fusible run -m: expected a module that can be run, got {name}; name one as python -m takes it."
     assert sys.path == former and not compat.installed() and "FUSIBLE_RUN" not in os.environ
 
 
 def test_something_to_run_is_asked_for() -> None:
     for nothing in (argparse.Namespace(script=None, args=[]), argparse.Namespace(script=None, args=[], module=[])):
-        with pytest.raises(ArgumentError, match=r"Expected a script, or -m and a module of fusible run, got none: name what to run\."):
+        with pytest.raises(ArgumentError, match=r"fusible run: expected a script, or -m and a module, got none; name what to run\."):
             run_script(nothing)
 
 
@@ -144,7 +144,7 @@ def test_an_installed_package_is_replaced_on_demand(tmp_path: Path, monkeypatch:
 
 
 def test_a_missing_script_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="Expected a Python file of fusible run, got .*nothing.py: name the script to run."):
+    with pytest.raises(ArgumentError, match="fusible run: expected a Python file, got .*nothing.py; name the script to run."):
         run_script(argparse.Namespace(script=str(tmp_path / "nothing.py"), args=[], device=None, replace=False, replace_package=False))
     assert not compat.installed()
 

@@ -13,11 +13,11 @@ from fusible.compat.uncaptured import run_uncaptured
 from fusible.errors import ArgumentError, DTypeError, NotServedError
 
 WRONG: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "a function": (lambda m: m.forward, {}, DTypeError, "Expected modules of make_graphed_callables, got method: pass a module"),
-    "an order": (lambda m: m, {"_order": [1, -1]}, NotServedError, "Expected no _order of make_graphed_callables without CUDA graphs"),
-    "both names": (lambda m: m, {"enabled": True, "fp8_enabled": True}, ArgumentError, "got fp8_enabled too, its former name: leave that out"),
-    "too many": (lambda m: (m, m), {"enabled": (True,) * 3}, ArgumentError, "Expected 2 of enabled of the modules of make_graphed_callables, got 3"),
-    "a number": (lambda m: m, {"enabled": 1}, DTypeError, "Expected True or False of enabled of make_graphed_callables, got 1"),
+    "a function": (lambda m: m.forward, {}, DTypeError, "make_graphed_callables: expected modules, got method; pass a module"),
+    "an order": (lambda m: m, {"_order": [1, -1]}, NotServedError, "make_graphed_callables without CUDA graphs: expected no _order"),
+    "both names": (lambda m: m, {"enabled": True, "fp8_enabled": True}, ArgumentError, "got fp8_enabled too, its former name; leave that out"),
+    "too many": (lambda m: (m, m), {"enabled": (True,) * 3}, ArgumentError, "the modules of make_graphed_callables: expected 2 of enabled, got 3"),
+    "a number": (lambda m: m, {"enabled": 1}, DTypeError, "enabled of make_graphed_callables: expected True or False, got 1"),
 }
 
 

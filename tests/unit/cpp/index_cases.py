@@ -57,7 +57,7 @@ def test_an_index_outside_is_refused_before_anything_is_written(call: str, name:
         return
     with pytest.raises(FusibleError) as caught:
         run(call, arguments)
-    assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value)), str(caught.value)
+    assert re.fullmatch(r".+: expected .+, got .+; .+\.", str(caught.value)), str(caught.value)
     assert all(torch.equal(x, before[place]) for place, x in tensors(arguments).items())
 
 

@@ -323,7 +323,7 @@ def outcome(call: str, place: str, make: Callable[[Tensor], Any]) -> str:
     try:
         found = run(call, with_argument(arguments, place, given))
     except FusibleError as error:
-        if not re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(error)):
+        if not re.fullmatch(r".+: expected .+, got .+; .+\.", str(error)):
             return f"wrong: not one sentence: {error}"
         changed = [name for name, x in tensors(arguments).items() if not torch.equal(x, before[name])]
         return f"wrong: refused, but {changed} have changed" if changed else "refused"

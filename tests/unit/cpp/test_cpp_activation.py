@@ -130,27 +130,27 @@ def test_leading_dimensions_are_rows() -> None:
 X, Y, Z = torch.ones(4, 6), torch.ones(4, 6), torch.ones(4, 6)
 native = cpp_extensions
 BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "a name": (lambda: native.activation("swiglu", X, X, X.dtype), ArgumentError, "Expected one of gelu, qgelu.*got 'swiglu'"),
-    "a gated name": (lambda: native.gated_activation("gelu", X, X, X.dtype), ArgumentError, "Expected one of geglu.*got 'gelu'"),
+    "a name": (lambda: native.activation("swiglu", X, X, X.dtype), ArgumentError, "expected one of gelu, qgelu.*got 'swiglu'"),
+    "a gated name": (lambda: native.gated_activation("gelu", X, X, X.dtype), ArgumentError, "expected one of geglu.*got 'gelu'"),
     "an odd width": (lambda: native.gated_activation("glu", X[:, :5].contiguous(), X, X.dtype), ShapeError, r"even last dimension.*\[4, 5\]"),
-    "a gated output": (lambda: native.gated_activation("glu", X, X, X.dtype), ShapeError, "Expected 12 elements of dst, got 24"),
-    "a gradient": (lambda: native.activation_backward("gelu", X[:3], X, Y, X.dtype), ShapeError, "Expected 24 elements of grad, got 18"),
-    "a gated gradient": (lambda: native.gated_activation_backward("glu", X, X, X, X.dtype), ShapeError, "Expected 12 elements of grad, got 24"),
-    "a source": (lambda: native.activation("gelu", X.int(), X, X.dtype), DTypeError, "of src, got int32"),
-    "a gradient's dtype": (lambda: native.activation_backward("gelu", X.int(), X, X, X.dtype), DTypeError, "of grad, got int32"),
-    "a dtype": (lambda: native.activation("gelu", X, X, torch.bfloat16), DTypeError, "Expected bfloat16 of dst, got float32"),
-    "a transpose": (lambda: native.activation("gelu", X, Y, X.dtype, Z), ArgumentError, "Expected dst alone"),
+    "a gated output": (lambda: native.gated_activation("glu", X, X, X.dtype), ShapeError, "dst: expected 12 elements, got 24"),
+    "a gradient": (lambda: native.activation_backward("gelu", X[:3], X, Y, X.dtype), ShapeError, "grad: expected 24 elements, got 18"),
+    "a gated gradient": (lambda: native.gated_activation_backward("glu", X, X, X, X.dtype), ShapeError, "grad: expected 12 elements, got 24"),
+    "a source": (lambda: native.activation("gelu", X.int(), X, X.dtype), DTypeError, "src: expected .*, got int32"),
+    "a gradient's dtype": (lambda: native.activation_backward("gelu", X.int(), X, X, X.dtype), DTypeError, "grad: expected .*, got int32"),
+    "a dtype": (lambda: native.activation("gelu", X, X, torch.bfloat16), DTypeError, "dst: expected bfloat16, got float32"),
+    "a transpose": (lambda: native.activation("gelu", X, Y, X.dtype, Z), ArgumentError, "expected dst alone"),
     "no output": (lambda: native.activation("gelu", X, None, FP8[0]), ArgumentError, "None for both"),
-    "a bias gradient": (lambda: native.activation_backward("gelu", X, X, Y, X.dtype, bias_grad=Z), ShapeError, "Expected 6 elements of bias_grad"),
-    "an amax": (lambda: native.activation("gelu", X, Y, X.dtype, amax=Z), ShapeError, "Expected 1 elements of amax"),
-    "an amax of wide floats": (lambda: native.activation("gelu", X, Y, X.dtype, amax=Z[0, :1]), ArgumentError, "Expected None of amax"),
-    "threads": (lambda: native.activation("gelu", X, X, X.dtype, num_threads=-1), ArgumentError, "num_threads, got -1"),
+    "a bias gradient": (lambda: native.activation_backward("gelu", X, X, Y, X.dtype, bias_grad=Z), ShapeError, "bias_grad: expected 6 elements"),
+    "an amax": (lambda: native.activation("gelu", X, Y, X.dtype, amax=Z), ShapeError, "amax: expected 1 elements"),
+    "an amax of wide floats": (lambda: native.activation("gelu", X, Y, X.dtype, amax=Z[0, :1]), ArgumentError, "amax: expected None"),
+    "threads": (lambda: native.activation("gelu", X, X, X.dtype, num_threads=-1), ArgumentError, "num_threads: expected .*, got -1"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_argument_is_one_sentence_and_writes_nothing(case: str) -> None:
     call, error, message = BAD[case]
-    with pytest.raises(error, match=f"^Expected .*{message.removeprefix('Expected ')}"):
+    with pytest.raises(error, match=message):
         call()
     assert all((x == 1).all() for x in (X, Y, Z))

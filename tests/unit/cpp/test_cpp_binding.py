@@ -64,7 +64,7 @@ def test_tensors_and_numbers_cross(awesome: ModuleType) -> None:
 def test_lists_and_optional_tensors_cross(awesome: ModuleType) -> None:
     assert awesome.total_elements([torch.ones(3), torch.ones(2, 2)], None) == 7
     assert awesome.total_elements((), torch.ones(5)) == 5
-    with pytest.raises(DTypeError, match="Expected a list of tensors of argument 1, got 'Tensor'"):
+    with pytest.raises(DTypeError, match="argument 1: expected a list of tensors, got 'Tensor'"):
         awesome.total_elements(torch.ones(3), None)
 
 
@@ -72,9 +72,9 @@ def test_a_tensor_with_gaps_crosses_where_it_is_asked_for(awesome: ModuleType) -
     x = torch.arange(24.0).view(4, 6)
     assert awesome.layout(x[1:, 2:5]) == "[3, 3] 6 8.000000"
     assert awesome.layout(x[:, 2:3].t()[:, :1]) == "[1, 1] 1 2.000000"
-    with pytest.raises(ArgumentError, match="Expected neighbouring elements in the last dimension of x, got a stride of 6"):
+    with pytest.raises(ArgumentError, match="x: expected neighbouring elements in the last dimension, got a stride of 6"):
         awesome.layout(x.t())
-    with pytest.raises(DTypeError, match="Expected a tensor of argument 1, got 'list'"):
+    with pytest.raises(DTypeError, match="argument 1: expected a tensor, got 'list'"):
         awesome.layout([1.0])
 
 
@@ -85,17 +85,17 @@ def test_dtypes_scalars_and_plain_values_cross(awesome: ModuleType) -> None:
 
 
 def test_native_exceptions_are_the_house_ones(awesome: ModuleType) -> None:
-    with pytest.raises(ArgumentError, match=r"^Expected nothing of refuse, got a call: leave it\.$"):
+    with pytest.raises(ArgumentError, match=r"^refuse: expected nothing, got a call; leave it\.$"):
         awesome.refuse()
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="Expected a C\\+\\+ compiler of the search path, got no lost-compiler: install"):
+    with pytest.raises(BackendError, match="the search path: expected a C\\+\\+ compiler, got no lost-compiler; install"):
         cpp_extensions.build("x", [], directory=tmp_path, compiler="lost-compiler")
 
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
     source = tmp_path / "broken.cpp"
     source.write_text("not C++")
-    with pytest.raises(CompileError, match="(?s)Expected sources that compile of the extension 'broken'.*not"):
+    with pytest.raises(CompileError, match="(?s)the extension 'broken': expected sources that compile, got .*not"):
         cpp_extensions.build("broken", [source], directory=tmp_path)

@@ -21,26 +21,31 @@ X = torch.ones(4, 6)
 E4M3 = torch.float8_e4m3fn
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]] = {
-    "not a tensor": (cpp_extensions.amax, ([1.0],), DTypeError, "Expected a tensor of src, got 'list'"),
+    "not a tensor": (cpp_extensions.amax, ([1.0],), DTypeError, "src: expected a tensor, got 'list'"),
     "None": (cpp_extensions.amax, (None,), DTypeError, "got 'NoneType'"),
     "an unknown dtype": (cpp_extensions.amax, (X.to(torch.complex64),), DTypeError, "got torch.complex64"),
-    "a dtype that is not wide": (cpp_extensions.amax, (X.int(),), DTypeError, "of src, got int32"),
-    "strides": (cpp_extensions.amax, (X.t(),), ArgumentError, "Expected a contiguous tensor of src"),
-    "another device": (cpp_extensions.amax, (X.to("meta"),), ArgumentError, "in host memory of src"),
+    "a dtype that is not wide": (cpp_extensions.amax, (X.int(),), DTypeError, "src: expected .*, got int32"),
+    "strides": (cpp_extensions.amax, (X.t(),), ArgumentError, "src: expected a contiguous tensor"),
+    "another device": (cpp_extensions.amax, (X.to("meta"),), ArgumentError, "src: expected a tensor in host memory"),
     "too many dimensions": (cpp_extensions.amax, (X.reshape(4, 6, *[1] * 11),), ShapeError, "at most 12 dimensions"),
-    "no fp8": (cpp_extensions.quantize, (X, X, 1.0, torch.int32), DTypeError, "of fp8_dtype, got int32"),
-    "no dtype": (cpp_extensions.quantize, (X, X, 1.0, "fp8"), DTypeError, "Expected a dtype of fp8_dtype, got 'fp8'"),
+    "no fp8": (cpp_extensions.quantize, (X, X, 1.0, torch.int32), DTypeError, "fp8_dtype: expected .*, got int32"),
+    "no dtype": (cpp_extensions.quantize, (X, X, 1.0, "fp8"), DTypeError, "fp8_dtype: expected a dtype, got 'fp8'"),
     "an unknown number": (cpp_extensions.quantize, (X, X, 1.0, 99), DTypeError, "got 99"),
-    "the other format": (cpp_extensions.quantize, (X, X.to(torch.float8_e5m2), 1.0, E4M3), DTypeError, "of dst, got float8_e5m2"),
+    "the other format": (cpp_extensions.quantize, (X, X.to(torch.float8_e5m2), 1.0, E4M3), DTypeError, "dst: expected .*, got float8_e5m2"),
     "no output": (cpp_extensions.quantize, (X, None, 1.0, E4M3), ArgumentError, "got None for both"),
     "a wrong size": (cpp_extensions.quantize, (X, X[:3].byte(), 1.0, E4M3), ShapeError, re.escape("got 18 (shape [3, 6])")),
-    "a wide scale": (cpp_extensions.quantize, (X, X.byte(), X, E4M3), ShapeError, "Expected 1 elements of scale"),
-    "a wrong bias": (cpp_extensions.quantize, (X, X.byte(), 1.0, E4M3, None, None, False, X), ShapeError, "Expected 6 elements of bias_grad"),
-    "threads": (cpp_extensions.quantize, (X, X.byte(), 1.0, E4M3, None, None, False, None, None, -1), ArgumentError, "num_threads, got -1"),
-    "a dequantized size": (cpp_extensions.dequantize, (X.byte(), X[:1], 1.0, E4M3), ShapeError, "Expected 24 elements of dst"),
-    "wide bytes": (cpp_extensions.transpose_bytes, (X, X), DTypeError, "a dtype of one byte of src"),
-    "a level": (cpp_extensions.set_level, ("sse9",), ArgumentError, "Expected one of generic.*got 'sse9'"),
-    "a negative setting": (cpp_extensions.set_num_threads, (-2,), ArgumentError, "of num_threads, got -2"),
+    "a wide scale": (cpp_extensions.quantize, (X, X.byte(), X, E4M3), ShapeError, "scale: expected 1 elements"),
+    "a wrong bias": (cpp_extensions.quantize, (X, X.byte(), 1.0, E4M3, None, None, False, X), ShapeError, "bias_grad: expected 6 elements"),
+    "threads": (
+        cpp_extensions.quantize,
+        (X, X.byte(), 1.0, E4M3, None, None, False, None, None, -1),
+        ArgumentError,
+        "num_threads: expected .*, got -1",
+    ),
+    "a dequantized size": (cpp_extensions.dequantize, (X.byte(), X[:1], 1.0, E4M3), ShapeError, "dst: expected 24 elements"),
+    "wide bytes": (cpp_extensions.transpose_bytes, (X, X), DTypeError, "src: expected a dtype of one byte"),
+    "a level": (cpp_extensions.set_level, ("sse9",), ArgumentError, "expected one of generic.*got 'sse9'"),
+    "a negative setting": (cpp_extensions.set_num_threads, (-2,), ArgumentError, "num_threads: expected .*, got -2"),
 }
 
 
@@ -49,7 +54,7 @@ def test_a_bad_argument_is_one_sentence(case: str) -> None:
     function, arguments, error, message = CASES[case]
     with pytest.raises(error, match=message) as caught:
         function(*arguments)
-    assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value)), str(caught.value)
+    assert re.fullmatch(r".+: expected .+, got .+; .+\.", str(caught.value)), str(caught.value)
     assert issubclass(error, TypeError if error is DTypeError else ValueError)
 
 
@@ -79,11 +84,11 @@ def test_a_refusal_names_the_argument(call: str) -> None:
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor | list):
             for wrong in (object(), X.to("meta") if isinstance(value, torch.Tensor) else [3]):
-                with pytest.raises(FusibleError, match=rf"^Expected .+ of {name}, got "):
+                with pytest.raises(FusibleError, match=rf"^{name}: expected .+, got "):
                     invoke(call, {**arguments, name: wrong})
                 tried += 1
         elif name.endswith("dtype"):
-            with pytest.raises(DTypeError, match=rf"^Expected a dtype of {name}, got "):
+            with pytest.raises(DTypeError, match=rf"^{name}: expected a dtype, got "):
                 invoke(call, {**arguments, name: "fp9"})
             tried += 1
     assert tried

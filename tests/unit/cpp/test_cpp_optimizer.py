@@ -145,14 +145,14 @@ X, Y, Z, W, V = ([torch.ones(4)] for _ in range(5))
 LISTS = [X, Y, Z, W, V]
 SCALE, NORM = cpp_extensions.multi_tensor_scale, cpp_extensions.multi_tensor_l2norm
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]] = {
-    "integers": (NORM, ([torch.ones(3).int()],), DTypeError, "of tensors, got int32"),
-    "one tensor": (NORM, (torch.ones(3),), DTypeError, "Expected a list of tensors of tensors"),
-    "an output too many": (SCALE, (X, [*Y, *Z], 2.0), ShapeError, "Expected 1 tensors of outputs, got 2"),
-    "another size": (SCALE, (X, [torch.ones(3)], 2.0), ShapeError, "Expected 4 elements of outputs, got 3"),
+    "integers": (NORM, ([torch.ones(3).int()],), DTypeError, "tensors: expected .*, got int32"),
+    "one tensor": (NORM, (torch.ones(3),), DTypeError, "tensors: expected a list of tensors"),
+    "an output too many": (SCALE, (X, [*Y, *Z], 2.0), ShapeError, "outputs: expected 1 tensors, got 2"),
+    "another size": (SCALE, (X, [torch.ones(3)], 2.0), ShapeError, "outputs: expected 4 elements, got 3"),
     "negative threads": (SCALE, (X, X, 2.0, None, -1), ArgumentError, "num_threads"),
-    "a missing moment": (step, ([*LISTS[:3], []],), ShapeError, "Expected 1 tensors of second, got 0"),
-    "another weight": (step, ([X, [torch.ones(5)], Z, W],), ShapeError, "Expected 4 elements of weights"),
-    "a master of integers": (step, ([X, Y, Z, W, [X[0].int()]],), DTypeError, "of masters, got int32"),
+    "a missing moment": (step, ([*LISTS[:3], []],), ShapeError, "second: expected 1 tensors, got 0"),
+    "another weight": (step, ([X, [torch.ones(5)], Z, W],), ShapeError, "weights: expected 4 elements"),
+    "a master of integers": (step, ([X, Y, Z, W, [X[0].int()]],), DTypeError, "masters: expected .*, got int32"),
 }
 
 
@@ -161,5 +161,5 @@ def test_a_bad_argument_is_one_sentence_and_nothing_is_written(case: str) -> Non
     function, arguments, error, message = CASES[case]
     with pytest.raises(error, match=message) as caught:
         function(*arguments)
-    assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value)), str(caught.value)
+    assert re.fullmatch(r".+: expected .+, got .+; .+\.", str(caught.value)), str(caught.value)
     assert all(torch.equal(each[0], torch.ones(4)) for each in LISTS)

@@ -135,21 +135,21 @@ def test_nothing_is_rotated_without_error(level: str, shape: tuple[int, ...]) ->
 X, FREQS = torch.ones(4, 2, 1, 8), torch.ones(4, 1, 1, 8)
 INT = torch.zeros(2, dtype=torch.int32)
 CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "a stride within the head": ({"x": torch.ones(4, 2, 1, 16)[..., ::2]}, ArgumentError, "Expected neighbouring elements .+ of src"),
-    "integers": ({"x": X.int()}, DTypeError, "of src, got int32"),
-    "a missing dimension": ({"x": X[0]}, ShapeError, re.escape("Expected 4 dimensions of src, got [2, 1, 8]")),
-    "one too many": ({"cu_seqlens": INT}, ShapeError, "Expected 3 dimensions of src"),
-    "wide angles": ({"freqs": torch.ones(4, 1, 1, 10)}, ShapeError, "an even width up to 8 of freqs"),
-    "angles in half precision": ({"freqs": FREQS.half()}, DTypeError, "Expected float32 of freqs"),
+    "a stride within the head": ({"x": torch.ones(4, 2, 1, 16)[..., ::2]}, ArgumentError, "src: expected neighbouring elements .+"),
+    "integers": ({"x": X.int()}, DTypeError, "src: expected .*, got int32"),
+    "a missing dimension": ({"x": X[0]}, ShapeError, re.escape("src: expected 4 dimensions, got [2, 1, 8]")),
+    "one too many": ({"cu_seqlens": INT}, ShapeError, "src: expected 3 dimensions"),
+    "wide angles": ({"freqs": torch.ones(4, 1, 1, 10)}, ShapeError, "freqs: expected an even width up to 8"),
+    "angles in half precision": ({"freqs": FREQS.half()}, DTypeError, "freqs: expected float32"),
     "too few angles": ({"freqs": FREQS[:3]}, ShapeError, "got 3 and a token at 3"),
     "a start too late": ({"start_positions": INT + 1}, ShapeError, "got 4 and a token at 4"),
     "a negative start": ({"start_positions": INT - 1}, ShapeError, "a token at -1"),
-    "a start too many": ({"start_positions": INT[:1]}, ShapeError, "Expected 2 elements of start_positions"),
-    "a start in floats": ({"start_positions": INT.float()}, DTypeError, "Expected int32 of start_positions"),
+    "a start too many": ({"start_positions": INT[:1]}, ShapeError, "start_positions: expected 2 elements"),
+    "a start in floats": ({"start_positions": INT.float()}, DTypeError, "start_positions: expected int32"),
     "a rank too high": ({"cp_size": 2, "cp_rank": 2}, ArgumentError, "0 <= cp_rank < cp_size"),
-    "no bounds": ({"x": X[0], "cu_seqlens": INT[:0], "out": torch.full((2, 1, 8), 7.0)}, ShapeError, "of cu_seqlens, got none"),
-    "a wrong destination": ({"out": torch.full((3,), 7.0)}, ShapeError, "Expected 64 elements of dst"),
-    "another destination": ({"out": torch.full(X.shape, 7.0, dtype=torch.half)}, DTypeError, "Expected float32 of dst"),
+    "no bounds": ({"x": X[0], "cu_seqlens": INT[:0], "out": torch.full((2, 1, 8), 7.0)}, ShapeError, "cu_seqlens: expected .*, got none"),
+    "a wrong destination": ({"out": torch.full((3,), 7.0)}, ShapeError, "dst: expected 64 elements"),
+    "another destination": ({"out": torch.full(X.shape, 7.0, dtype=torch.half)}, DTypeError, "dst: expected float32"),
 }
 
 
@@ -161,7 +161,7 @@ def test_a_bad_argument_is_one_sentence_and_nothing_is_written(case: str) -> Non
     x, out, freqs = (arguments.pop(name) for name in ("x", "out", "freqs"))
     with pytest.raises(error, match=message) as caught:
         cpp_extensions.rope(x, out, freqs, **arguments)
-    assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value)), str(caught.value)
+    assert re.fullmatch(r".+: expected .+, got .+; .+\.", str(caught.value)), str(caught.value)
     assert (out == 7.0).all()
 
 
@@ -172,5 +172,5 @@ def test_strides_are_those_of_the_tensor() -> None:
         def stride(self) -> tuple[int, ...]:
             return (2,)
 
-    with pytest.raises(ShapeError, match="Expected 2 strides of src, got 1"):
+    with pytest.raises(ShapeError, match="src: expected 2 strides, got 1"):
         cpp_extensions.rope(Short(), X, FREQS, True, False, False)  # pyright: ignore[reportArgumentType]

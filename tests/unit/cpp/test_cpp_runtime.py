@@ -94,4 +94,4 @@ print(hasattr(c, "unknown"))
 """
     lines = _run(code).stdout.splitlines()
     assert lines[0] == "False True False" and lines[2] == "False"
-    assert lines[1].startswith("Expected the compiled extension of fusible.cpp_extensions.quantize, got an installation that was made without")
+    assert lines[1].startswith("fusible.cpp_extensions.quantize: expected the compiled extension, got an installation that was made without")

@@ -129,13 +129,13 @@ X = torch.ones(2, 3, 4, 5)
 MASK = torch.zeros(2, 1, 4, 5, dtype=torch.uint8)
 FORWARD, BACKWARD = cpp_extensions.softmax_forward, cpp_extensions.softmax_backward
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], type[Exception], str]] = {
-    "a vector": (FORWARD, (X.flatten(), 1.0), ShapeError, re.escape("Expected [*, queries, keys] of src, got [120]")),
-    "integers": (FORWARD, (X.int(), 1.0), DTypeError, "of src, got int32"),
-    "a mask of floats": (FORWARD, (X, 1.0, MASK.float()), DTypeError, "Expected uint8 of mask, got float32"),
-    "a mask per head": (FORWARD, (X, 1.0, MASK.repeat(1, 3, 1, 1)), ShapeError, "Expected 40 elements of mask, got 120"),
-    "a mask for three dimensions": (FORWARD, (X[0], 1.0, MASK), ShapeError, "4 dimensions of src, with a mask"),
-    "another dtype": (BACKWARD, (X.half(), X, 1.0), DTypeError, "Expected float16 of results, got float32"),
-    "another size": (BACKWARD, (X, X[:1], 1.0), ShapeError, "Expected 120 elements of results"),
+    "a vector": (FORWARD, (X.flatten(), 1.0), ShapeError, re.escape("src: expected [*, queries, keys], got [120]")),
+    "integers": (FORWARD, (X.int(), 1.0), DTypeError, "src: expected .*, got int32"),
+    "a mask of floats": (FORWARD, (X, 1.0, MASK.float()), DTypeError, "mask: expected uint8, got float32"),
+    "a mask per head": (FORWARD, (X, 1.0, MASK.repeat(1, 3, 1, 1)), ShapeError, "mask: expected 40 elements, got 120"),
+    "a mask for three dimensions": (FORWARD, (X[0], 1.0, MASK), ShapeError, "src, with a mask: expected 4 dimensions"),
+    "another dtype": (BACKWARD, (X.half(), X, 1.0), DTypeError, "results: expected float16, got float32"),
+    "another size": (BACKWARD, (X, X[:1], 1.0), ShapeError, "results: expected 120 elements"),
     "negative threads": (BACKWARD, (X, X, 1.0, False, -1), ArgumentError, "num_threads"),
 }
 
@@ -147,13 +147,13 @@ def test_a_bad_argument_is_one_sentence_and_nothing_is_written(case: str) -> Non
     out = torch.full(arguments[0].shape, 7.0, dtype=torch.half if "another dtype" in case else torch.float32)
     with pytest.raises(error, match=message) as caught:
         function(*arguments[:at], out, *arguments[at:])
-    assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value)), str(caught.value)
+    assert re.fullmatch(r".+: expected .+, got .+; .+\.", str(caught.value)), str(caught.value)
     assert (out == 7.0).all()
 
 
 def test_the_destination_is_like_the_source() -> None:
     for out, error in ((torch.ones(3), ShapeError), (X.half(), DTypeError)):
-        with pytest.raises(error, match="of dst"):
+        with pytest.raises(error, match="dst: expected .*"):
             FORWARD(X, out, 1.0)
-        with pytest.raises(error, match="of dst"):
+        with pytest.raises(error, match="dst: expected .*"):
             BACKWARD(X, X, out, 1.0)

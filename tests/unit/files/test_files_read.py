@@ -84,7 +84,7 @@ def test_what_is_no_file_is_refused_at_once(folder: Path, monkeypatch: pytest.Mo
     before = sorted(folder.iterdir())
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest, **named: pytest.fail("opened") if not Path(path).is_file() else opened(path, *rest, **named))
-    with pytest.raises(ArgumentError if name == "text" else CheckpointError, match=rf"(?m)^Expected .*{name}.*, got .*: .*\.$") as error:
+    with pytest.raises(ArgumentError if name == "text" else CheckpointError, match=rf"(?m)^.*{name}.*: expected .*, got .*; .*\.$") as error:
         load(folder / name)
     assert ("\n" not in str(error.value) or name == "program") and sorted(folder.iterdir()) == before  # an executable's shows the user's line first
 
@@ -110,10 +110,10 @@ BAD_JSON = {
 
 @pytest.mark.parametrize("name", BAD_JSON)
 def test_json_of_more_than_one_meaning_is_refused(folder: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"^Expected JSON of some file, got [^\n]*: use an intact checkpoint\.$"):
+    with pytest.raises(CheckpointError, match=r"^some file: expected JSON, got [^\n]*; use an intact checkpoint\.$"):
         parse_json(BAD_JSON[name], of="some file")
     (folder / "state.json").write_bytes(BAD_JSON[name])
-    with pytest.raises(CheckpointError, match="state.json, got"):
+    with pytest.raises(CheckpointError, match="state.json: expected JSON, got"):
         load(folder / "state.json")
 
 
@@ -128,14 +128,14 @@ def test_a_manifest_is_as_long_as_its_losses_may_be(folder: Path) -> None:
     """Nothing is read of a longer one, so the limit costs no memory."""
     with open(folder / "state.json", "ab") as file:
         file.truncate(2**20 + 32 * 2**21 + 1)
-    with pytest.raises(CheckpointError, match=r"Expected at most 68157440 bytes of .*state.json, got 68157441"):
+    with pytest.raises(CheckpointError, match=r".*state.json: expected at most 68157440 bytes, got 68157441"):
         load(folder / "state.json")
 
 
 def test_tensors_are_as_large_as_the_options_need(folder: Path) -> None:
     with open(folder / "model.safetensors", "ab") as file:
         file.truncate(2**23)
-    with pytest.raises(CheckpointError, match=r"Expected at most \d+ bytes of .*model.safetensors, got 8388608"):
+    with pytest.raises(CheckpointError, match=r".*model.safetensors: expected at most \d+ bytes, got 8388608"):
         load(folder / "model.safetensors")
 
 
@@ -171,11 +171,11 @@ def archive(compression: int, **parts: bytes) -> bytes:
 def test_an_archive_that_grows_when_it_is_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, body: bytes, got: str) -> None:
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
     (folder / "program").write_bytes(b"fusible executable 1\n" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-    with pytest.raises(CheckpointError, match=f"program, got damaged contents .*{got}"):
+    with pytest.raises(CheckpointError, match=f"program: expected .*, got damaged contents .*{got}"):
         load(folder / "program")
 
 
 def test_every_error_is_of_this_package(folder: Path) -> None:
     for name in ("a\0b", ""):
-        with pytest.raises(FusibleError, match="^Expected "):
+        with pytest.raises(FusibleError, match=": expected "):
             read_file(folder / name if name == "" else name)

@@ -100,7 +100,7 @@ def test_every_call_of_the_system_may_be_refused(tmp_path: Path, monkeypatch: py
                 said = str(error).splitlines()[-1]
             else:
                 break
-        assert was_refused() and said.startswith("Expected room and permission to write of ") and said.count("Expected") == 1
+        assert was_refused() and said.count(": expected room and permission to write") == 1
         assert os.strerror(code) in said and str(tmp_path) in said, said
         assert any(file in said for file in files) or "the folder" in said, said
         assert ("make room" in said) == (code in (errno.ENOSPC, errno.EDQUOT))
@@ -153,7 +153,7 @@ def test_a_run_on_a_disk_that_is_full_says_so_and_keeps_what_was_saved(tmp_path:
     do = "make room there, or name another folder"
     assert (ended.returncode, ended.stderr) == (
         2,
-        f"Expected room and permission to write of model.safetensors in {tmp_path}, got File too large: {do}.\n",
+        f"model.safetensors in {tmp_path}: expected room and permission to write, got File too large; {do}.\n",
     )
     assert content(tmp_path) == before and len(load_runs(tmp_path)[1]["bf16"].record.loss) == 1
 
@@ -162,7 +162,7 @@ def test_a_run_on_a_disk_that_is_full_says_so_and_keeps_what_was_saved(tmp_path:
 def test_output_that_finds_no_room_is_told_of_once(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         ended = run(*words, stdout=full)
-    sentence = "Expected room and permission to write of the standard output, got No space left on device: name another place.\n"
+    sentence = "the standard output: expected room and permission to write, got No space left on device; name another place.\n"
     assert (ended.returncode, ended.stderr) == (2, sentence)
 
 

@@ -92,7 +92,7 @@ def test_overloads_of_arange() -> None:
     assert lazy.arange(3).tolist() == [0.0, 1.0, 2.0]
     assert lazy.arange(3, lazy.int32).tolist() == [0, 1, 2] and lazy.arange(3, dtype=lazy.int32).dtype is lazy.int32
     assert lazy.arange(4, 0, -2, lazy.int8).tolist() == [4, 2] and lazy.arange(1, 2, 0.25).tolist() == [1.0, 1.25, 1.5, 1.75]
-    with pytest.raises(DTypeError, match="an integer of a literal"):
+    with pytest.raises(DTypeError, match="a literal .*: expected an integer"):
         lazy.arange(0, 1, 0.5, lazy.int32)
 
 
@@ -114,7 +114,7 @@ def test_masked_fill_takes_the_dtype_of_its_input() -> None:
     x = lazy.Tensor([1, 2, 3], dtype=lazy.int8)
     assert x.masked_fill(lazy.Tensor([True, False, True]), -5).tolist() == [-5, 2, -5]
     assert lazy.ones((2, 1)).masked_fill(x > 1, float("-inf")).tolist() == [[1.0, -math.inf, -math.inf]] * 2
-    with pytest.raises(DTypeError, match="an integer of a literal"):
+    with pytest.raises(DTypeError, match="a literal .*: expected an integer"):
         x.masked_fill(x > 1, 0.5)
     with pytest.raises(ArgumentError, match="a number from -128 to 127"):
         x.masked_fill(x > 1, 200)
@@ -166,7 +166,7 @@ def test_operands_on_two_devices_meet_by_a_copy() -> None:
     assert (x + y.copy(_GPU)).tolist() == [3.0] and (x.copy(_CPU) + y).device is _CPU
     with pytest.raises(ArgumentError, match="one device"):
         x + lazy.ones(1).copy(_CPU)
-    with pytest.raises(DTypeError, match="a device of device of copy"):
+    with pytest.raises(DTypeError, match="device of copy: expected a device"):
         x.copy("cpu")
 
 
@@ -176,7 +176,7 @@ def test_a_tensor_is_not_iterable_and_is_true_or_false_with_one_element_only() -
         list(x)
     with pytest.raises(TypeError):
         1.0 in x  # noqa: B015 - membership would iterate
-    with pytest.raises(ArgumentError, match=r"exactly one element of bool\(\)"):
+    with pytest.raises(ArgumentError, match=r"bool\(\): expected exactly one element"):
         bool(x)
     assert bool(x[0, 0]) and not bool(lazy.zeros((1, 1)))
 
@@ -201,7 +201,7 @@ def test_errors_mark_the_argument(kind: type[FusibleError], argument: str, call)
         call()
     _, line, marks, sentence = str(caught.value).split("\n")
     marked = line[marks.index("^") : marks.rindex("^") + 1]
-    assert sentence.startswith("Expected ") and (marked == argument if argument else len(marked) > len("_M % "))
+    assert ": expected " in sentence and (marked == argument if argument else len(marked) > len("_M % "))
 
 
 def test_the_largest_float8_is_where_computed_values_saturate() -> None:

@@ -51,10 +51,10 @@ def test_the_longest_name_of_a_module_counts(log: Logger) -> None:
 def test_a_name_that_is_none_is_refused_and_changes_nothing(log: Logger) -> None:
     log.verbosity = "info"
     for wrong in ("loud", {"info", "stablehlo"}, {"engine": "loud"}, 3):
-        with pytest.raises(ArgumentError, match="Expected some of verbose, .* of logger.verbosity, got"):
+        with pytest.raises(ArgumentError, match="logger.verbosity: expected some of verbose, .*, got"):
             log.verbosity = wrong  # type: ignore[assignment]
     assert _shown(log) == {"info", "warning", "error"}
-    with pytest.raises(ArgumentError, match='Expected "always" or "once" of the mode of a message'):
+    with pytest.raises(ArgumentError, match='the mode of a message: expected "always" or "once"'):
         log.info("text", mode="twice")
 
 

@@ -89,12 +89,12 @@ def test_without_strict_names_that_do_not_match_are_returned() -> None:
 
 _GOOD = {"weight": np.ones((3, 2), np.float32), "bias": np.ones(3, np.float32)}
 _BAD: list[tuple[type[Exception], dict[str, Any], str]] = [
-    (CheckpointError, {"weight": _GOOD["weight"]}, "Expected every parameter and no other of a state dict for Linear, got missing: bias: "),
-    (CheckpointError, {**_GOOD, "gain": np.ones(1), "b": np.ones(1)}, "got unexpected: b, gain: load the state dict of the same architecture"),
-    (ShapeError, {**_GOOD, "bias": np.ones(2, np.float32)}, "Expected float32 [3] of the parameter 'bias' of Linear, got float32 [2]"),
-    (DTypeError, {**_GOOD, "bias": np.ones(3, np.int32)}, "Expected float32 [3] of the parameter 'bias' of Linear, got int32 [3]"),
-    (tp.UninitializedError, {**_GOOD, "bias": tp.DefaultParameter((3,), tp.float32)}, "Expected a value of a parameter, got none"),
-    (ArgumentError, {**_GOOD, "bias": "text"}, "Expected numbers, lists of numbers"),
+    (CheckpointError, {"weight": _GOOD["weight"]}, "a state dict for Linear: expected every parameter and no other, got missing: bias; "),
+    (CheckpointError, {**_GOOD, "gain": np.ones(1), "b": np.ones(1)}, "got unexpected: b, gain; load the state dict of the same architecture"),
+    (ShapeError, {**_GOOD, "bias": np.ones(2, np.float32)}, "the parameter 'bias' of Linear: expected float32 [3], got float32 [2]"),
+    (DTypeError, {**_GOOD, "bias": np.ones(3, np.int32)}, "the parameter 'bias' of Linear: expected float32 [3], got int32 [3]"),
+    (tp.UninitializedError, {**_GOOD, "bias": tp.DefaultParameter((3,), tp.float32)}, "a parameter: expected a value, got none"),
+    (ArgumentError, {**_GOOD, "bias": "text"}, "expected numbers, lists of numbers"),
     (ArgumentError, {**_GOOD, "bias": torch.nn.Parameter(torch.ones(3))}, "detach it or copy it to the host first"),
 ]
 
@@ -113,11 +113,11 @@ def test_a_state_dict_that_does_not_fit_changes_nothing(case: int) -> None:
 def test_a_parameter_keeps_its_shape_and_dtype() -> None:
     net = Net()
     linear = net.blocks[0]
-    with pytest.raises(ShapeError, match=r"Expected float32 \[3, 2\] of the parameter 'weight' of Linear, got float32 \[2, 3\]"):
+    with pytest.raises(ShapeError, match=r"the parameter 'weight' of Linear: expected float32 \[3, 2\], got float32 \[2, 3\]"):
         linear.weight = tp.ones((2, 3))
-    with pytest.raises(DTypeError, match=r"'weight' of Linear, got float16 \[3, 2\]"):
+    with pytest.raises(DTypeError, match=r"'weight' of Linear: expected .*, got float16 \[3, 2\]"):
         linear.weight = tp.ones((3, 2), tp.float16)
-    with pytest.raises(DTypeError, match=r"Expected a lazy tensor of the parameter 'weight' of Linear, got ndarray: wrap"):
+    with pytest.raises(DTypeError, match=r"the parameter 'weight' of Linear: expected a lazy tensor, got ndarray; wrap"):
         linear.weight = np.ones((3, 2), np.float32)  # pyright: ignore[reportAttributeAccessIssue]
     assert isinstance(linear.weight, tp.DefaultParameter)
     linear.weight = tp.ones((3, 2))
@@ -147,8 +147,8 @@ def test_using_a_parameter_without_a_value_names_it_as_the_state_dict_does() -> 
         net(x)
     lines = str(caught.value).split("\n")
     assert lines[0].startswith(f"{__file__}:") and lines[0].endswith("in Net.forward") and lines[1].strip() == "x = block(x)"
-    sentence = "got none, only its type float32 [3, 2]: load it by load_state_dict, or assign a tensor."
-    assert lines[3] == f"Expected a value of the parameter 'blocks.0.weight' of Net, {sentence}"
+    sentence = "got none, only its type float32 [3, 2]; load it by load_state_dict, or assign a tensor."
+    assert lines[3] == f"the parameter 'blocks.0.weight' of Net: expected a value, {sentence}"
     weight = net.blocks[0].weight
     uses: list[Callable[[], Any]] = [
         lambda: weight + 1.0,
@@ -161,7 +161,7 @@ def test_using_a_parameter_without_a_value_names_it_as_the_state_dict_does() -> 
         lambda: torch.from_dlpack(weight),
     ]
     for use in uses:
-        with pytest.raises(tp.UninitializedError, match=r"the parameter 'weight' of Linear, got none"):
+        with pytest.raises(tp.UninitializedError, match=r"the parameter 'weight' of Linear: expected .*, got none"):
             use()
 
 
@@ -208,7 +208,7 @@ def test_an_optional_parameter_is_not_missed_and_can_be_taken_back() -> None:
     assert linear(x).tolist() == [0.5]
     linear.input_scale = None
     assert linear(x).tolist() == x.tolist()
-    with pytest.raises(ShapeError, match=r"Expected float32 \[\] or float32 \[any, 1\] of the parameter 'weight_scale' of Linear"):
+    with pytest.raises(ShapeError, match=r"the parameter 'weight_scale' of Linear: expected float32 \[\] or float32 \[any, 1\]"):
         linear.weight_scale = tp.ones((1,))
     plain = tp.Linear(1, 1)
     assert plain.weight_scale is None and plain.input_scale is None and list(plain.state_dict()) == ["weight", "bias"]
@@ -233,28 +233,28 @@ def filled(module: tp.Module) -> tp.Module:
 
 
 REFUSED: list[tuple[type[Exception], Callable[[], Any], str]] = [
-    (ArgumentError, lambda: tp.Sequential(tp.tanh)[1], "Expected a position from -1 to 0 or one of 0 of a Sequential of 1 modules, got 1"),
+    (ArgumentError, lambda: tp.Sequential(tp.tanh)[1], "a Sequential of 1 modules: expected a position from -1 to 0 or one of 0, got 1"),
     (ArgumentError, lambda: tp.Sequential({"a": tp.tanh})["b"], "got 'b'"),
     (DTypeError, lambda: tp.Sequential(tp.tanh, 3), "got '1': int"),  # pyright: ignore[reportArgumentType]
-    (ShapeError, lambda: tp.Linear(2, 3)(tp.ones((2, 3))), "Expected shape [..., 2] of the input of Linear, got float32 [2, 3]"),
+    (ShapeError, lambda: tp.Linear(2, 3)(tp.ones((2, 3))), "the input of Linear: expected shape [..., 2], got float32 [2, 3]"),
     (ShapeError, lambda: tp.Linear(2, 3)(tp.ones(())), "the input of Linear"),
-    (DTypeError, lambda: tp.Linear(2, 3)(tp.ones((2, 2), tp.float16)), "Expected dtype float32 of the input of Linear, got float16"),
-    (DTypeError, lambda: tp.Linear(2, 3)(np.ones((2, 2))), "Expected a lazy tensor of the input of Linear, got ndarray"),
+    (DTypeError, lambda: tp.Linear(2, 3)(tp.ones((2, 2), tp.float16)), "the input of Linear: expected dtype float32, got float16"),
+    (DTypeError, lambda: tp.Linear(2, 3)(np.ones((2, 2))), "the input of Linear: expected a lazy tensor, got ndarray"),
     (DTypeError, lambda: tp.Linear(2, 3, dtype=tp.int8), "dtype of Linear, got int8"),
     (DTypeError, lambda: tp.Linear(2, 3, quant_dtype=tp.int32), "quant_dtype of Linear, got int32"),
-    (ArgumentError, lambda: tp.Linear(2, 3, weight_quant_dim=0), "Expected None of weight_quant_dim of Linear, got 0: pass a quant_dtype"),
-    (ArgumentError, lambda: tp.Linear(2, 3, quant_dtype=tp.int8, weight_quant_dim=2), "Expected 0, 1 or None of weight_quant_dim"),
-    (ShapeError, lambda: tp.LayerNorm((2, 3))(tp.ones((3, 2))), "Expected shape [..., 2, 3] of the input of LayerNorm"),
-    (ArgumentError, lambda: tp.GroupNorm(4, 6), "Expected a divisor of 6 of num_groups of GroupNorm, got 4"),
-    (ShapeError, lambda: tp.GroupNorm(2, 6)(tp.ones((1, 4, 2))), "Expected shape [N, 6, ...] of the input of GroupNorm"),
-    (ShapeError, lambda: tp.InstanceNorm(3)(tp.ones((2, 3))), "Expected at least 3 dimensions of the input of InstanceNorm"),
+    (ArgumentError, lambda: tp.Linear(2, 3, weight_quant_dim=0), "weight_quant_dim of Linear: expected None, got 0; pass a quant_dtype"),
+    (ArgumentError, lambda: tp.Linear(2, 3, quant_dtype=tp.int8, weight_quant_dim=2), "weight_quant_dim: expected 0, 1 or None"),
+    (ShapeError, lambda: tp.LayerNorm((2, 3))(tp.ones((3, 2))), "the input of LayerNorm: expected shape [..., 2, 3]"),
+    (ArgumentError, lambda: tp.GroupNorm(4, 6), "num_groups of GroupNorm: expected a divisor of 6, got 4"),
+    (ShapeError, lambda: tp.GroupNorm(2, 6)(tp.ones((1, 4, 2))), "the input of GroupNorm: expected shape [N, 6, ...]"),
+    (ShapeError, lambda: tp.InstanceNorm(3)(tp.ones((2, 3))), "the input of InstanceNorm: expected at least 3 dimensions"),
     (ShapeError, lambda: tp.BatchNorm(3)(tp.ones((3,))), "the input of BatchNorm"),
     (DTypeError, lambda: filled(tp.Embedding(3, 2))(tp.ones((3,))), "a dtype among int32, int64, uint32 of index of gather"),
-    (ShapeError, lambda: tp.Conv(3, 2, (1, 1))(tp.ones((1, 3, 4))), "Expected shape [N, 3, D0, D1] of the input of Conv"),
-    (ArgumentError, lambda: tp.Conv(3, 2, (1, 1), groups=2), "Expected a divisor of 3 and 2 of groups of Conv, got 2"),
+    (ShapeError, lambda: tp.Conv(3, 2, (1, 1))(tp.ones((1, 3, 4))), "the input of Conv: expected shape [N, 3, D0, D1]"),
+    (ArgumentError, lambda: tp.Conv(3, 2, (1, 1), groups=2), "groups of Conv: expected a divisor of 3 and 2, got 2"),
     (ArgumentError, lambda: tp.Conv(2, 2, (1, 1), stride=(1,)), "stride of Conv"),
     (ArgumentError, lambda: tp.ConvTranspose(2, 2, (1, 1), padding=(1, 1)), "padding of ConvTranspose"),  # pyright: ignore[reportArgumentType]
-    (NotImplementedError, lambda: tp.Module()(1), "Expected a method forward of the module Module"),
+    (NotImplementedError, lambda: tp.Module()(1), "the module Module: expected a method forward"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_a_wrong_argument_is_refused_and_marked(case: int) -> None:
         record()
     assert type(caught.value) is kind and CACHE.compiled == before
     place, code, carets, sentence = str(caught.value).split("\n")
-    assert place.startswith(__file__) and sentence.startswith("Expected ") and sentence.endswith(".")
+    assert place.startswith(__file__) and ": expected " in sentence and sentence.endswith(".")
     assert code[carets.index("^") : carets.rindex("^") + 1] == marked
 
 

@@ -66,11 +66,11 @@ def test_types_refuse_what_means_nothing() -> None:
         QuantizedType(DType.Float8E4M3, "delayed")
     with pytest.raises(DTypeError, match="fp32, fp16, bf16"):
         nvte.make_nvte_tensor(torch.zeros(1, dtype=torch.int16))
-    with pytest.raises(ArgumentError, match="a scale named '1.x' of the running pass of cast, got none"):
+    with pytest.raises(ArgumentError, match="the running pass of cast: expected a scale named '1.x', got none"):
         nvte.cast(nvte.make_nvte_tensor(X), QuantizedType(DType.Float8E4M3, "delayed", "1.x"))
     assert (nvte.dtype_name(DType.BFloat16), nvte.bit_width(DType.Float8E5M2), nvte.bit_width(DType.BFloat16)) == ("BFloat16", 8, 16)
     assert all(nvte.torch_to_te_dtype(nvte.te_to_torch_dtype(dtype)) is dtype for dtype in DType if dtype is not DType.Float4E2M1)
-    with pytest.raises(DTypeError, match="whole bytes of te_to_torch_dtype, got e2m1"):
+    with pytest.raises(DTypeError, match="te_to_torch_dtype: expected an element type of whole bytes, got e2m1"):
         nvte.te_to_torch_dtype(DType.Float4E2M1)
 
 
@@ -90,7 +90,9 @@ def test_interleaving_halves_by_blocks_and_back() -> None:
         for size in (1, 2, 3, 6):
             assert torch.equal(nvte.deinterleave(nvte.interleave(tensor, size), size).data, tensor.data)
     for word in (nvte.interleave, nvte.deinterleave):
-        with pytest.raises(ShapeError, match="a multiple of 10 columns of a tensor that is interleaved in blocks of 5 of (de)?interleave, got 12"):
+        with pytest.raises(
+            ShapeError, match="a tensor that is interleaved in blocks of 5 of (de)?interleave: expected a multiple of 10 columns, got 12"
+        ):
             word(x, 5)
 
 

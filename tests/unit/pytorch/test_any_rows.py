@@ -231,5 +231,5 @@ def test_a_result_in_8_bits_is_whole_blocks() -> None:
     model = ops.Sequential(ops.Linear(64, 64), ops.Quantize(forward=True))
     with autocast(recipe=MXFP8):
         assert model(given(32, 64)).shape == (32, 64)
-        with pytest.raises(ShapeError, match=r"^Expected whole blocks of a quantized output of Linear -> Quantize, got \[13, 64\]: .*\.$"):
+        with pytest.raises(ShapeError, match=r"^a quantized output of Linear -> Quantize: expected whole blocks, got \[13, 64\]; .*\.$"):
             model(given(13, 64))

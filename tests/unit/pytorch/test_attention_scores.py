@@ -179,7 +179,7 @@ def test_masks_of_every_shape_reach_sequences_of_unequal_length(executor: str, s
 def test_a_mask_too_small_for_its_sequences_is_refused(executor: str) -> None:
     model = Sequential(DotProductAttention(HEADS, WIDTH, groups=GROUPS, mask=True)).compile(executor)
     for shape, error in (((1, 1, 4, 5), "5 queries and keys"), ((1, 1, 5, 4), "5 queries and keys"), ((2, 1, 5, 5), r"shape \[3 or 1, ")):
-        with pytest.raises(FusibleError, match=rf"(^|\n)Expected {error}"):
+        with pytest.raises(FusibleError, match=f": expected {error}"):
             model(torch.zeros(10, COLUMNS), torch.tensor([5, 2, 3]), extra_inputs=[torch.zeros(shape)])
 
 
@@ -336,31 +336,35 @@ def test_explain_shows_the_options() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "no cap": (lambda: DotProductAttention(2, 4, soft_cap=0.0), ArgumentError, "Expected a number above 0, or None of soft_cap of"),
-    "slopes": (lambda: DotProductAttention(2, 4, alibi=[0.5]), ArgumentError, "Expected a bool, or 2 slopes of alibi of DotProductAttention"),
-    "dropout": (lambda: CrossAttention(2, 4, dropout=1.0), ArgumentError, r"Expected a probability in \[0, 1\) of dropout of CrossAttention"),
-    "no mask": (lambda: DotProductAttention(2, 4, mask=True)(torch.randn(3, 24)), ArgumentError, "Expected 1 extra inputs of a call"),
+    "no cap": (lambda: DotProductAttention(2, 4, soft_cap=0.0), ArgumentError, "soft_cap of .*: expected a number above 0, or None"),
+    "slopes": (lambda: DotProductAttention(2, 4, alibi=[0.5]), ArgumentError, "alibi of DotProductAttention: expected a bool, or 2 slopes"),
+    "dropout": (lambda: CrossAttention(2, 4, dropout=1.0), ArgumentError, r"dropout of CrossAttention: expected a probability in \[0, 1\)"),
+    "no mask": (
+        lambda: DotProductAttention(2, 4, mask=True)(torch.randn(3, 24)),
+        ArgumentError,
+        "a call of DotProductAttention: expected 1 extra inputs",
+    ),
     "mask": (
         lambda: DotProductAttention(2, 4, mask=True)(torch.randn(3, 24), extra_inputs=[torch.zeros(1, 3, 3, 3)]),
         ShapeError,
-        r"Expected shape \[1 or 1, 2 or 1, 3 or 1, 3 or 1\] of the mask of DotProductAttention.* got \[1, 3, 3, 3\]",
+        r"the mask of DotProductAttention.*: expected shape \[1 or 1, 2 or 1, 3 or 1, 3 or 1\], got \[1, 3, 3, 3\]",
     ),
     "a mask too small": (
         lambda: DotProductAttention(2, 4, mask=True)(torch.randn(4, 24), torch.tensor([3, 1]), extra_inputs=[torch.zeros(1, 1, 2, 2)]),
         ShapeError,
-        "Expected 3 queries and keys, or 1, of the mask of DotProductAttention, got ",
+        "the mask of DotProductAttention: expected 3 queries and keys, or 1,, got ",
     ),
     "keys": (
         lambda: CrossAttention(2, 4)(torch.randn(2, 3, 8), extra_inputs=[torch.zeros(3, 5, 16)]),
         ShapeError,
-        r"Expected \[2, keys, 16\] of the keys and values of CrossAttention.* got \[3, 5, 16\]",
+        r"the keys and values of CrossAttention.*: expected \[2, keys, 16\], got \[3, 5, 16\]",
     ),
     "a mask with a cache": (
         lambda: torch.no_grad()(DotProductAttention(2, 4, mask=True))(
             torch.randn(3, 24), cache=KVCache(1, 4, dtype=torch.float32), extra_inputs=[torch.zeros(1, 1, 3, 3)]
         ),
         ArgumentError,
-        "Expected attention without a mask of a call with a cache",
+        "a call with a cache: expected attention without a mask",
     ),
 }
 

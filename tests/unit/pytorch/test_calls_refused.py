@@ -62,7 +62,7 @@ def refused(call: Callable[[], Any], *, grad: bool = True) -> str:
 @pytest.mark.parametrize("broken", BROKEN)
 def test_an_input_that_is_wrong_is_named_with_the_modules_that_were_called(called: str, broken: str, grad: bool) -> None:
     (make, subject), (value, wanted, got, do) = CALLED[called], BROKEN[broken]
-    assert refused(lambda: make()(value()), grad=grad) == f"Expected {wanted} of {subject}, got {got}: {do}."
+    assert refused(lambda: make()(value()), grad=grad) == f"{subject}: expected {wanted}, got {got}; {do}."
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
@@ -75,7 +75,7 @@ def test_an_extra_input_that_is_wrong_is_named_by_its_place(broken: str, place: 
     extra[place] = value()
     model = ops.Sequential(ops.AddExtraInput(), ops.GELU(), ops.AddExtraInput())
     wanted = "fp64, fp32, fp16, bf16, int32 or int64" if wanted == FLOATS else wanted
-    sentence = f"Expected {wanted} of extra input {place} of AddExtraInput -> GELU -> AddExtraInput, got {got}: {do}."
+    sentence = f"extra input {place} of AddExtraInput -> GELU -> AddExtraInput: expected {wanted}, got {got}; {do}."
     assert refused(lambda: model(X, *extra), grad=grad) == sentence
 
 
@@ -83,13 +83,13 @@ def test_an_input_without_dimensions_and_tensors_without_data_are_named() -> Non
     for called in ("an operation", "operations", "modules among operations"):
         make, subject = CALLED[called]
         assert refused(lambda make=make: make()(torch.tensor(1.0))) == (
-            f"Expected at least one dimension of {subject}, got a number: pass rows of columns."
+            f"{subject}: expected at least one dimension, got a number; pass rows of columns."
         )
     model = ops.Sequential(ops.AddExtraInput(), ops.AddExtraInput())
     for place in range(2):
         extra = [X, X]
         extra[place] = X.to("meta")
-        sentence = f"Expected a tensor with data of extra input {place} of AddExtraInput -> AddExtraInput, got one on meta: "
+        sentence = f"extra input {place} of AddExtraInput -> AddExtraInput: expected a tensor with data, got one on meta; "
         assert refused(lambda extra=extra: model(X, *extra)).startswith(sentence)
 
 
@@ -97,18 +97,18 @@ def test_an_input_without_dimensions_and_tensors_without_data_are_named() -> Non
 def test_a_width_that_an_op_cannot_take_is_told_with_the_modules(called: str) -> None:
     """The sentence is of an op, which the caller may not know: MMT is a part of Linear."""
     make, subject = CALLED[called]
-    wanted = f"Expected 8 columns of the input of MMT(8 -> 8) of {subject.partition(' of ')[2]}, got 7: "
+    wanted = f"the input of MMT(8 -> 8) of {subject.partition(' of ')[2]}: expected 8 columns, got 7; "
     assert refused(lambda: make()(X[:, :7])).startswith(wanted)
 
 
 def test_a_call_with_another_number_of_extra_inputs_or_words_names_the_modules() -> None:
     fuser = ops.OperationFuser([fusible.Linear(WIDTH, WIDTH), ops.AddExtraInput()])
-    assert refused(lambda: fuser(X)).startswith("Expected 1 extra inputs of a call of Linear -> AddExtraInput, got 0: ")
+    assert refused(lambda: fuser(X)).startswith("a call of Linear -> AddExtraInput: expected 1 extra inputs, got 0; ")
     for place, name in enumerate(("Linear", "Linear", "AddExtraInput")):  # the first has two ops
         kwargs: list[dict[str, Any]] = [{}, {}, {}]
         kwargs[place] = {"scale": 2.0, "offset": 1.0}
         got = refused(lambda kwargs=kwargs: fuser(X, X, basic_op_kwargs=kwargs))
-        assert got == f"Expected no keyword arguments of {name}.op_forward, got scale, offset: leave them out."
+        assert got == f"{name}.op_forward: expected no keyword arguments, got scale, offset; leave them out."
 
 
 class Fails(BasicOperation):
@@ -119,7 +119,7 @@ class Fails(BasicOperation):
         self.subject = subject
 
     def op_forward(self, ctx: Any, input_: Any, **_: Any) -> Any:
-        raise ArgumentError(f"Expected something of {self.subject}, got another thing: give that.")
+        raise ArgumentError(f"{self.subject}: expected something, got another thing; give that.")
 
 
 class Together(FusedOperation):
@@ -153,7 +153,7 @@ def test_an_error_that_says_where_to_look_is_left_as_it_is(where: str, extra: bo
         added = "" if name in names or name in ("seq_lens", "cache", "KVCache") else f" of {title_}"
         for grad in (True, False):
             said = refused(lambda model=model: model(X, *[X] * extra), grad=grad)
-            assert said == f"Expected something of the {name} of it{added}, got another thing: give that."
+            assert said == f"the {name} of it{added}: expected something, got another thing; give that."
 
 
 class Watched(BasicOperation):

@@ -117,7 +117,7 @@ def test_it_is_traced_whole() -> None:
     ],
 )
 def test_what_it_cannot_take_is_said(call: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=f"^Expected .*{message}.*\\.$"):
+    with pytest.raises(kind, match=f"^.*{message}.*\\.$"):
         call()
 
 

@@ -123,7 +123,7 @@ def test_a_sequence_that_is_truncated_gives_its_pages_to_others() -> None:
     model, cache = model_of(), KVCache(2, 16, page_size=4, pages=5, dtype=torch.float32)
     first, second = tokens(12), tokens(8, seed=2)
     in_steps(model, [first, second[:4]], [[12, 4]], cache)
-    with torch.no_grad(), pytest.raises(ArgumentError, match="2 free pages of 4 tokens of a KVCache, got 1 of 5: truncate a sequence"):
+    with torch.no_grad(), pytest.raises(ArgumentError, match="a KVCache: expected 2 free pages of 4 tokens, got 1 of 5; truncate a sequence"):
         model(torch.cat([tokens(1), second[4:]]), torch.tensor([1, 4], dtype=torch.int32), cache=cache)
     cache.truncate(0)
     assert cache.lengths == (0, 4)
@@ -154,23 +154,23 @@ def test_memory_is_that_of_the_pages() -> None:
 def test_what_a_cache_refuses() -> None:
     model, cache = model_of(), KVCache(2, 8, dtype=torch.float32)
     lengths = torch.tensor([3, 2], dtype=torch.int32)
-    with pytest.raises(ArgumentError, match=r"torch.no_grad\(\) of a call with a cache, got a call that records gradients"):
+    with pytest.raises(ArgumentError, match=r"a call with a cache: expected torch.no_grad\(\), got a call that records gradients"):
         model(tokens(5), lengths, cache=cache)
     with torch.no_grad():
-        with pytest.raises(ArgumentError, match="at most 8 tokens of a KVCache, got 9 of sequence 1"):
+        with pytest.raises(ArgumentError, match="a KVCache: expected at most 8 tokens, got 9 of sequence 1"):
             model(tokens(10), torch.tensor([1, 9], dtype=torch.int32), cache=cache)
-        with pytest.raises(ShapeError, match="2 numbers of at least 0, one per sequence of seq_lens of a call with a cache, got 1 numbers"):
+        with pytest.raises(ShapeError, match="seq_lens of a call with a cache: expected 2 numbers of at least 0, one per sequence, got 1 numbers"):
             model(tokens(5), torch.tensor([5], dtype=torch.int32), cache=cache)
-        with pytest.raises(ArgumentError, match="causal attention of a call with a cache, got DotProductAttention"):
+        with pytest.raises(ArgumentError, match="a call with a cache: expected causal attention, got DotProductAttention"):
             Sequential(Linear(H, 3 * H), MultiHeadedSelfAttention(H, HEADS, causal=False))(tokens(5), lengths, cache=cache)
         assert cache.lengths == (0, 0)
-        with pytest.raises(ArgumentError, match="the seq_lens of the last call of advance, got 3, which no call computed"):
+        with pytest.raises(ArgumentError, match="advance: expected the seq_lens of the last call, got 3, which no call computed"):
             cache.advance(lengths)
         model(tokens(5), lengths, cache=cache)
         cache.advance(lengths)
-    with pytest.raises(ArgumentError, match="at most the 3 tokens of it of truncate, got 4"):
+    with pytest.raises(ArgumentError, match="truncate: expected at most the 3 tokens of it, got 4"):
         cache.truncate(0, 4)
-    with pytest.raises(ArgumentError, match="at least 1 of capacity of KVCache, got 0"):
+    with pytest.raises(ArgumentError, match="capacity of KVCache: expected .*at least 1.*, got 0"):
         KVCache(1, 0)
 
 
@@ -246,14 +246,14 @@ def test_a_cache_goes_on_with_the_model_that_filled_it(how: str) -> None:
     cache = KVCache(1, 16, dtype=torch.float32)
     _further(model, cache, tokens[:4])
     other, held = OTHERS[how](model, cache)
-    with pytest.raises(ArgumentError, match=r"^Expected the model that filled it of a KVCache with tokens, got [^\n]*\.$"):
+    with pytest.raises(ArgumentError, match=r"^a KVCache with tokens: expected the model that filled it, got [^\n]*\.$"):
         _further(other, held, tokens[4:])
     held.truncate(0)
     assert _further(other, held, tokens).shape == (9, 32)
 
 
 def test_a_cache_is_not_pickled() -> None:
-    with pytest.raises(CheckpointError, match=r"^Expected copies by copy.deepcopy alone of a KVCache, got [^\n]*\.$"):
+    with pytest.raises(CheckpointError, match=r"^a KVCache: expected copies by copy.deepcopy alone, got [^\n]*\.$"):
         pickle.dumps(KVCache(1, 16))
 
 
@@ -310,7 +310,7 @@ def test_a_cache_is_where_the_input_is(name: str, where: str) -> None:
         if where == "cpu":
             assert torch.equal(model(tokens(3), cache=cache), model(tokens(3)))
             return
-        with pytest.raises(ArgumentError, match=r"^Expected a KVCache on cpu, where x is, of a call with a cache, got one on meta: make it there\.$"):
+        with pytest.raises(ArgumentError, match=r"^a call with a cache: expected a KVCache on cpu, where x is,, got one on meta; make it there\.$"):
             model(tokens(3), cache=cache)
     assert cache.lengths == (0,) and cache._held == [[]]
 

@@ -117,6 +117,6 @@ def test_what_is_no_batch_is_refused_beside_attention_alone() -> None:
     assert ops.Sequential(ops.Linear(WIDTH, WIDTH))(x).shape == x.shape
     for model, lens in ((ops.Sequential(*modules()), None), (ops.Sequential(ops.Linear(WIDTH, WIDTH)), torch.tensor([2, 3]))):
         with pytest.raises(
-            ShapeError, match=r"^Expected a tensor \[tokens, hidden\] or \[batch, seq, hidden\] of x.*got shape \[2, 3, 4, 8\]: .*\.$"
+            ShapeError, match=r"^x.*: expected a tensor \[tokens, hidden\] or \[batch, seq, hidden\], got shape \[2, 3, 4, 8\]; .*\.$"
         ):
             model(x, seq_lens=lens)

@@ -85,7 +85,7 @@ def test_alone_an_operation_has_its_channels_still() -> None:
     torch.testing.assert_close(op(x, x), 2 * x)
     op.set_extra_input_channel(0, "a")
     torch.testing.assert_close(ops.Sequential(gives(), ops.ConstantScale(2.0), op)(x), 3 * x)
-    with pytest.raises(ArgumentError, match="an earlier operation that gives it of the channel 'a' that AddExtraInput reads, got none"):
+    with pytest.raises(ArgumentError, match="the channel 'a' that AddExtraInput reads: expected an earlier operation that gives it, got none"):
         op(x)
 
 
@@ -119,11 +119,11 @@ def turn() -> Turn:
 
 
 WRONG: list[tuple[Callable[[], list[BasicOperation]], str]] = [
-    (lambda: [takes()], "an earlier operation that gives it of the channel 'a' that AddExtraInput reads, got none"),
+    (lambda: [takes()], "the channel 'a' that AddExtraInput reads: expected an earlier operation that gives it, got none"),
     (lambda: [takes(), gives()], "of the channel 'a' that AddExtraInput reads, got a later one"),
     (lambda: [gives(), gives(), takes()], "one producer of the channel 'a', got several"),
     (lambda: [gives("b"), takes("a")], "of the channel 'a' that AddExtraInput reads, got none"),
-    (lambda: [turn()], "an earlier operation that gives it of the channel 'a' that Turn reads, got"),
+    (lambda: [turn()], "the channel 'a' that Turn reads: expected an earlier operation that gives it, got"),
 ]
 
 
@@ -137,7 +137,7 @@ def test_channels_that_do_not_match_are_refused(make: Callable[[], list[BasicOpe
 
 def test_a_channel_does_not_reach_another_fuser() -> None:
     model = ops.Sequential(gives(), torch.nn.ReLU(), takes())
-    with pytest.raises(ArgumentError, match="an earlier operation that gives it of the channel 'a'"):
+    with pytest.raises(ArgumentError, match="the channel 'a' that .*: expected an earlier operation that gives it"):
         model(leaf(2, 4))
 
 

@@ -78,14 +78,14 @@ def test_matching_puts_the_three_together(cls: Any, activation: Any, fuse: Any, 
 @needs_groups
 def test_sizes_that_do_not_fit_are_refused() -> None:
     _first, activation, second = _basics(ops.ScaledSwiGLU, 2)
-    wanted = r"^Expected 4 groups, out_features=128 of fc1 of GroupedMLP_CuTeGEMMGLU, got 4 groups, out_features=64: "
+    wanted = r"^fc1 of GroupedMLP_CuTeGEMMGLU: expected 4 groups, out_features=128, got 4 groups, out_features=64; "
     with pytest.raises(ArgumentError, match=wanted):
         fused.GroupedMLP_CuTeGEMMGLU(fc1=second, activation=activation, fc2=second)
 
 
 def test_other_operations_are_refused() -> None:
     linear: Any = ops.BasicLinear(WIDTH, WIDTH)
-    with pytest.raises(ArgumentError, match="^Expected GroupedLinear of fc1 of GroupedMLP_CuTeGEMMUnary, got BasicLinear: "):
+    with pytest.raises(ArgumentError, match="^fc1 of GroupedMLP_CuTeGEMMUnary: expected GroupedLinear, got BasicLinear; "):
         fused.GroupedMLP_CuTeGEMMUnary(fc1=linear, activation=ops.ScaledSReLU(), fc2=linear)
     chain = [linear, ops.ScaledSReLU(), linear]
     assert fuse_unary_activation_ops(chain) == chain

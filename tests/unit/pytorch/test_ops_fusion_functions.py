@@ -78,9 +78,9 @@ def test_a_function_that_returns_other_operations_is_refused(kind: str, name: st
             with pytest.raises(ArgumentError) as raised:
                 model(X)
             assert str(raised.value) == (
-                "Expected the basic operations that it was given, in their order of what the fusion "
-                "test_a_function_that_returns_other_operations_is_refused.<locals>.fuse returns of ConstantScale -> Identity -> ConstantScale, "
-                "got others: put operations together, and leave none out."
+                "what the fusion test_a_function_that_returns_other_operations_is_refused.<locals>.fuse returns of "
+                "ConstantScale -> Identity -> ConstantScale: expected the basic operations that it was given, in their order, "
+                "got others; put operations together, and leave none out."
             )
     assert all(torch.equal(a, b) for a, b in zip(step(model), wanted, strict=True))
 

@@ -57,12 +57,12 @@ def test_it_stands_in_a_mixture_of_experts_under_a_recipe() -> None:
 
 @pytest.mark.parametrize("clamp", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_clamp_that_is_none_is_refused(clamp: float) -> None:
-    with pytest.raises(ArgumentError, match=r"^Expected a finite positive number of tanh_clamp_scale, got "):
+    with pytest.raises(ArgumentError, match=r"^tanh_clamp_scale: expected a finite positive number, got "):
         ops.ScaledTanhSReLU(tanh_clamp_scale=clamp)
 
 
 def test_every_row_has_a_scale() -> None:
-    message = r"^Expected one number for each of 4 rows of the scales of ScaledTanhSReLU, got \[3\]: give every row one\.$"
+    message = r"^the scales of ScaledTanhSReLU: expected one number for each of 4 rows, got \[3\]; give every row one\.$"
     with pytest.raises(ShapeError, match=message):
         ops.ScaledTanhSReLU(tanh_clamp_scale=1.0)(torch.zeros(4, 2), torch.ones(3))
 

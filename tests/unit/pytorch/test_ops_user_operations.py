@@ -149,11 +149,11 @@ def test_keyword_arguments_reach_the_operation_that_they_are_for() -> None:
     torch.testing.assert_close(y, (2 * x + 1) * 2 + 3)
     torch.testing.assert_close(first(x, shift=1.0), 2 * x + 1)
     torch.testing.assert_close(model(x), 4 * x)
-    with pytest.raises(ArgumentError, match="no keyword arguments of Identity.op_forward, got shift"):
+    with pytest.raises(ArgumentError, match="Identity.op_forward: expected no keyword arguments, got shift"):
         model(x, op_kwargs={1: {"shift": 1.0}})
-    with pytest.raises(ArgumentError, match="a basic operation in the Sequential, or its index of a key of op_kwargs, got 3"):
+    with pytest.raises(ArgumentError, match="a key of op_kwargs: expected a basic operation in the Sequential, or its index, got 3"):
         model(x, op_kwargs={3: {}})
-    with pytest.raises(ArgumentError, match="of a key of op_kwargs, got Scale"):
+    with pytest.raises(ArgumentError, match="a key of op_kwargs: expected .*, got Scale"):
         model(x, op_kwargs={Scale(4): {}})
 
 
@@ -271,11 +271,11 @@ def test_an_operation_that_lacks_a_pass_says_so() -> None:
     with pytest.raises(NotImplementedError, match="Half overrides neither op_backward nor make_op"):
         Half()(x).sum().backward()
     for base in (BasicOperation, FusibleOperation):
-        with pytest.raises(TypeError, match=f"Expected a class derived from it of {base.__name__}, got the class itself"):
+        with pytest.raises(TypeError, match=f"{base.__name__}: expected a class derived from it, got the class itself"):
             base()
     with pytest.raises(NotImplementedError, match="1 extra inputs and 0 extra outputs, so it must override fuser_forward"):
         Extra()(x, x)
-    with pytest.raises(ArgumentError, match=r"an index below 0 of Square\.get_quantizer\('forward', index\), got 0"):
+    with pytest.raises(ArgumentError, match=r"Square\.get_quantizer\('forward', index\): expected an index below 0, got 0"):
         Square().get_quantizer("forward", 0)
 
 
@@ -284,7 +284,7 @@ def test_a_wrong_number_of_gradients_is_one_sentence() -> None:
         def op_backward(self, ctx: OperationContext, grad_output: Tensor) -> Any:
             return grad_output
 
-    with pytest.raises(ArgumentError, match="gradients of 1 parameters of what the backward of Forgets returns, got 0"):
+    with pytest.raises(ArgumentError, match="what the backward of Forgets returns: expected gradients of 1 parameters, got 0"):
         Forgets(2)(leaf(2, 2)).sum().backward()
 
 

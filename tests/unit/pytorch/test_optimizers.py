@@ -149,7 +149,7 @@ def test_quantized_parameters_are_stepped_by_their_master_weights() -> None:
 
 def test_illegal_options_and_gradients_are_refused_before_anything_is_written() -> None:
     p, q = (nn.Parameter(torch.ones(3)) for _ in range(2))
-    with pytest.raises(ArgumentError, match="Expected a finite number of at least 0 of lr of FusedAdam, got -1"):
+    with pytest.raises(ArgumentError, match="lr of FusedAdam: expected a finite number of at least 0, got -1"):
         fusible.FusedAdam([p], lr=-1)
     with pytest.raises(ArgumentError, match="betas of FusedAdam"):
         fusible.FusedAdam([p], betas=(0.9, 1.0))
@@ -157,6 +157,6 @@ def test_illegal_options_and_gradients_are_refused_before_anything_is_written() 
         fusible.FusedSGD([p], lr=0.1, nesterov=True)
     optimizer = fusible.FusedSGD([p, q], lr=0.1)
     p.grad, q.grad = torch.ones(3), torch.tensor([0.0, 1.0, 0.0]).to_sparse()
-    with pytest.raises(ArgumentError, match="Expected dense gradients of FusedSGD"):
+    with pytest.raises(ArgumentError, match="FusedSGD: expected dense gradients"):
         optimizer.step()
     assert torch.equal(p, torch.ones(3))

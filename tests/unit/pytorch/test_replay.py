@@ -298,7 +298,7 @@ def test_a_registered_executor_is_made_by_its_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(executors, "_EXECUTORS", dict(executors._EXECUTORS))
     executors.register_executor("plain", Plain)
     assert isinstance(executors.make_executor("plain"), Plain) and isinstance(executors.make_executor("eager"), EagerExecutor)
-    with pytest.raises(ArgumentError, match="^Expected one of eager, xla, plain of the executor, got 'another'"):
+    with pytest.raises(ArgumentError, match="^the executor: expected one of eager, xla, plain, got 'another'"):
         executors.make_executor("another")
 
 

@@ -64,7 +64,7 @@ def test_offsets_are_sums_of_elements() -> None:
     made = GroupedTensorStorage.make_grouped_tensor(3, dims, None, 8, 4, dtype=torch.bfloat16)
     assert made.tensor_offsets.tolist() == [0, 12, 12, 32] and [len(part) for part in made.split_into_quantized_tensors()] == [3, 0, 5]
     assert made.get_dtype() is torch.bfloat16 and made.rowwise_data.numel() == 32
-    with pytest.raises(ArgumentError, match=r"^Expected a dtype of an unquantized grouped tensor, got none: "):
+    with pytest.raises(ArgumentError, match=r"^an unquantized grouped tensor: expected a dtype, got none; "):
         GroupedTensorStorage.make_grouped_tensor(3, dims, None, 8, 4)
     with pytest.raises(ShapeError, match="members within"):
         GroupedTensorStorage.make_grouped_tensor(3, dims, None, 7, 4, dtype=torch.float32)
@@ -132,5 +132,5 @@ def test_damage_is_one_sentence(damage: Any, message: str) -> None:
 def test_a_group_of_no_quantizer_wants_the_room_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where ``fusible.tex`` alone was imported."""
     monkeypatch.setattr(grouped, "_FACTORIES", {})
-    with pytest.raises(DTypeError, match=r"of a grouped tensor of group_quantize, got NoneType: import fusible\.quantized"):
+    with pytest.raises(DTypeError, match=r"a grouped tensor of group_quantize: expected .*, got NoneType; import fusible\.quantized"):
         tex.group_quantize(torch.ones(4, 4), None, 2, None)

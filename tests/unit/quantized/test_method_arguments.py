@@ -43,16 +43,16 @@ class Methods:
 
 ONE = torch.zeros(1)
 CASES = [
-    (lambda x: x.source(3), DTypeError, "Expected a dense tensor of whatever of Methods.source, got 3: pass one."),
-    (lambda x: x.source(whatever="a"), DTypeError, "Expected a dense tensor of whatever of Methods.source, got 'a': pass one."),
-    (lambda x: x.named_like_another(3), DTypeError, "Expected a dense tensor of shape of Methods.named_like_another, got 3: pass one."),
-    (lambda x: x.named_like_another(ONE, 3), DTypeError, "Expected a bool or None of tensor of Methods.named_like_another, got 3: pass one."),
-    (lambda x: x.sizes([1, -1]), ShapeError, "Expected an integer of at least 0 of of[1] of Methods.sizes, got -1: pass one."),
-    (lambda x: x.sizes([1], []), DTypeError, "Expected a list of at least one size or None of some of Methods.sizes, got a list of 0: pass one."),
-    (lambda x: x.sizes([], flag=3), DTypeError, "Expected a tensor [1] or None of flag of Methods.sizes, got 3: pass one."),
-    (lambda x: x.of_class(3), DTypeError, "Expected a quantizer of quantizer of Methods.of_class, got 3: pass one."),
-    (lambda x: x.open(1, 3), DTypeError, "Expected a mapping of shape of Methods.open, got 3: pass one."),
-    (lambda x: x.of_nobody(3), DTypeError, "Expected a torch.dtype of x of Methods.of_nobody, got 3: pass one."),
+    (lambda x: x.source(3), DTypeError, "whatever of Methods.source: expected a dense tensor, got 3; pass one."),
+    (lambda x: x.source(whatever="a"), DTypeError, "whatever of Methods.source: expected a dense tensor, got 'a'; pass one."),
+    (lambda x: x.named_like_another(3), DTypeError, "shape of Methods.named_like_another: expected a dense tensor, got 3; pass one."),
+    (lambda x: x.named_like_another(ONE, 3), DTypeError, "tensor of Methods.named_like_another: expected a bool or None, got 3; pass one."),
+    (lambda x: x.sizes([1, -1]), ShapeError, "of[1] of Methods.sizes: expected an integer of at least 0, got -1; pass one."),
+    (lambda x: x.sizes([1], []), DTypeError, "some of Methods.sizes: expected a list of at least one size or None, got a list of 0; pass one."),
+    (lambda x: x.sizes([], flag=3), DTypeError, "flag of Methods.sizes: expected a tensor [1] or None, got 3; pass one."),
+    (lambda x: x.of_class(3), DTypeError, "quantizer of Methods.of_class: expected a quantizer, got 3; pass one."),
+    (lambda x: x.open(1, 3), DTypeError, "shape of Methods.open: expected a mapping, got 3; pass one."),
+    (lambda x: x.of_nobody(3), DTypeError, "x of Methods.of_nobody: expected a torch.dtype, got 3; pass one."),
 ]
 
 

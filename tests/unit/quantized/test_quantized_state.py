@@ -254,7 +254,7 @@ def test_what_save_did_not_give_is_refused_and_changes_nothing(change: str) -> N
     else:
         del tensors[change.removeprefix("without ")]
     before = owner.current
-    with pytest.raises(CheckpointError, match=r"^Expected the tensors of save of a saved scaling state, got otherwise: \w|got open of torch.float32"):
+    with pytest.raises(CheckpointError, match=r"^a saved scaling state: expected the tensors of save, got otherwise: \w|got open of torch.float32"):
         owner.load(torch.frombuffer(bytearray(save(tensors)), dtype=torch.uint8))
     assert owner.current is before
 

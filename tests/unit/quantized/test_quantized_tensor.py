@@ -104,7 +104,7 @@ def test_usages_can_be_exchanged(shape: tuple[int, ...]) -> None:
         assert torch.equal(tensor.dequantize(dtype=torch.float32), values) and tuple(tensor.shape) == shape
         tensor.update_usage(rowwise_usage=True, columnwise_usage=False)
         assert tensor.get_usages() == {"rowwise": True, "columnwise": False} and torch.equal(tensor.dequantize(dtype=torch.float32), values)
-        with pytest.raises(ArgumentError, match="Expected at least one usage of a Float8 tensor, got neither row-wise nor column-wise: keep one."):
+        with pytest.raises(ArgumentError, match="a Float8 tensor: expected at least one usage, got neither row-wise nor column-wise; keep one."):
             tensor.update_usage(rowwise_usage=False)
         assert torch.equal(tensor.dequantize(dtype=torch.float32), values)
 

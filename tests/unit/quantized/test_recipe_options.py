@@ -157,13 +157,13 @@ def test_every_variable_is_tested() -> None:
 
 def test_a_variable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTE_NVFP4_4OVER6", "some")
-    with pytest.raises(KnobError, match="Expected none, weights, activations or all of the environment variable NVTE_NVFP4_4OVER6, got 'some'"):
+    with pytest.raises(KnobError, match="the environment variable NVTE_NVFP4_4OVER6: expected none, weights, activations or all, got 'some'"):
         NVFP4BlockScaling()
 
 
 def test_delayed_scaling_refuses_a_backward_override_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTE_BACKWARD_OVERRIDE", "dequantized")
-    with pytest.raises(ArgumentError, match="got 'dequantized': give None, or unset NVTE_BACKWARD_OVERRIDE."):
+    with pytest.raises(ArgumentError, match="got 'dequantized'; give None, or unset NVTE_BACKWARD_OVERRIDE."):
         DelayedScaling()
     assert DelayedScaling(backward_override=None).backward_override is DelayedScalingRequest().recipe().backward_override is None
     assert HighPrecision().backward_override is None
@@ -175,149 +175,149 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: DelayedScaling(fp8_format="E4M3"),
         DTypeError,  # type: ignore[arg-type]
-        "Expected a Format of DelayedScaling.fp8_format, got 'E4M3': give one.",
+        "DelayedScaling.fp8_format: expected a Format, got 'E4M3'; give one.",
     ),
     (
         lambda: DelayedScaling(fp8_format=Format.E2M1),
         ArgumentError,
-        "Expected Format.E4M3, Format.E5M2 or Format.HYBRID of DelayedScaling.fp8_format, got Format.E2M1: give one of these.",
+        "DelayedScaling.fp8_format: expected Format.E4M3, Format.E5M2 or Format.HYBRID, got Format.E2M1; give one of these.",
     ),
     (
         lambda: DelayedScaling(margin="1"),
         DTypeError,  # type: ignore[arg-type]
-        "Expected a number of DelayedScaling.margin, got '1': give one.",
+        "DelayedScaling.margin: expected a number, got '1'; give one.",
     ),
     (
         lambda: DelayedScaling(scaling_factor_compute_algo="max"),
         ArgumentError,  # type: ignore[arg-type]
-        "Expected a function or None of DelayedScaling.scaling_factor_compute_algo, got 'max': give one of the two.",
+        "DelayedScaling.scaling_factor_compute_algo: expected a function or None, got 'max'; give one of the two.",
     ),
     (
         lambda: DelayedScaling(backward_override="dequantized"),
         ArgumentError,
-        "Expected None of DelayedScaling.backward_override, got 'dequantized': give None, or unset NVTE_BACKWARD_OVERRIDE.",
+        "DelayedScaling.backward_override: expected None, got 'dequantized'; give None, or unset NVTE_BACKWARD_OVERRIDE.",
     ),
     (
         lambda: DelayedScalingRequest(amax_history_len=0),
         ArgumentError,
-        "Expected at least 1 of DelayedScaling.amax_history_len, got 0: give the window's length.",
+        "DelayedScaling.amax_history_len: expected at least 1, got 0; give the window's length.",
     ),
-    (lambda: HighPrecision(fp8_dpa=True), ArgumentError, "Expected False of HighPrecision.fp8_dpa, got True: leave it at that."),
+    (lambda: HighPrecision(fp8_dpa=True), ArgumentError, "HighPrecision.fp8_dpa: expected False, got True; leave it at that."),
     (
         lambda: MXFP8BlockScaling(backward_override="bf16"),
         ArgumentError,
-        "Expected None, 'high_precision' or 'dequantized' of MXFP8BlockScaling.backward_override, got 'bf16': give one of these.",
+        "MXFP8BlockScaling.backward_override: expected None, 'high_precision' or 'dequantized', got 'bf16'; give one of these.",
     ),
     (
         lambda: MXFP8BlockScaling(enable_2d_quantization="0"),
         DTypeError,  # type: ignore[arg-type]
-        "Expected True or False of MXFP8BlockScaling.enable_2d_quantization, got '0': give one.",
+        "MXFP8BlockScaling.enable_2d_quantization: expected True or False, got '0'; give one.",
     ),
     (
         lambda: MXFP8BlockScaling(fp8_format=Format.E2M1),
         ArgumentError,
-        "Expected Format.E4M3, Format.E5M2 or Format.HYBRID of MXFP8BlockScaling.fp8_format, got Format.E2M1: give one of these.",
+        "MXFP8BlockScaling.fp8_format: expected Format.E4M3, Format.E5M2 or Format.HYBRID, got Format.E2M1; give one of these.",
     ),
     (
         lambda: Float8CurrentScaling(use_power_2_scales="0"),
         DTypeError,  # type: ignore[arg-type]
-        "Expected True or False of Float8CurrentScaling.use_power_2_scales, got '0': give one.",
+        "Float8CurrentScaling.use_power_2_scales: expected True or False, got '0'; give one.",
     ),
     (
         lambda: Float8CurrentScaling(fp8_quant_fwd_inp=0.5),
         DTypeError,  # type: ignore[arg-type]
-        "Expected QParams of Float8CurrentScaling.fp8_quant_fwd_inp, got 0.5: give one.",
+        "Float8CurrentScaling.fp8_quant_fwd_inp: expected QParams, got 0.5; give one.",
     ),
     (
         lambda: Float8CurrentScaling(fp8_quant_bwd_grad=QParams(stochastic_rounding=True)),
         ArgumentError,
-        f"Expected {TAKES_8} of Float8CurrentScaling.fp8_quant_bwd_grad, got QParams(stochastic_rounding=True): leave stochastic_rounding out.",
+        f"Float8CurrentScaling.fp8_quant_bwd_grad: expected {TAKES_8}, got QParams(stochastic_rounding=True); leave stochastic_rounding out.",
     ),
     (
         lambda: QParams(amax_epsilon=-1.0),
         ArgumentError,
-        "Expected a finite number of at least 0 of QParams.amax_epsilon, got -1.0: give the least amax.",
+        "QParams.amax_epsilon: expected a finite number of at least 0, got -1.0; give the least amax.",
     ),
     (
         lambda: QParams(amax_epsilon=float("nan")),
         ArgumentError,
-        "Expected a finite number of at least 0 of QParams.amax_epsilon, got nan: give the least amax.",
+        "QParams.amax_epsilon: expected a finite number of at least 0, got nan; give the least amax.",
     ),
-    (lambda: Float8BlockScaling(x_block_scaling_dim=3), ArgumentError, f"Expected 1 or 2 of {BLOCK}.x_block_scaling_dim, got 3: give one of these."),
+    (lambda: Float8BlockScaling(x_block_scaling_dim=3), ArgumentError, f"{BLOCK}.x_block_scaling_dim: expected 1 or 2, got 3; give one of these."),
     (
         lambda: Float8BlockScaling(x_block_scaling_dim=2),
         ArgumentError,
-        f"Expected 1 beside x_block_scaling_dim=2 of {BLOCK}.w_block_scaling_dim, got 2: let at most one operand of a product have tiles.",
+        f"{BLOCK}.w_block_scaling_dim: expected 1 beside x_block_scaling_dim=2, got 2; let at most one operand of a product have tiles.",
     ),
     (
         lambda: Float8BlockScaling(grad_block_scaling_dim=2),
         ArgumentError,
-        f"Expected 1 beside w_block_scaling_dim=2 of {BLOCK}.grad_block_scaling_dim, got 2: let at most one operand of a product have tiles.",
+        f"{BLOCK}.grad_block_scaling_dim: expected 1 beside w_block_scaling_dim=2, got 2; let at most one operand of a product have tiles.",
     ),
     (
         lambda: Float8BlockScaling(fp8_gemm_wgrad=MMParams(False)),
         ArgumentError,
-        f"Expected MMParams() of {BLOCK}.fp8_gemm_wgrad, got MMParams(use_split_accumulator=False): leave it at that.",
+        f"{BLOCK}.fp8_gemm_wgrad: expected MMParams(), got MMParams(use_split_accumulator=False); leave it at that.",
     ),
-    (lambda: Float8BlockScaling(fp8_mha=True), ArgumentError, f"Expected False of {BLOCK}.fp8_mha, got True: leave it at that."),
+    (lambda: Float8BlockScaling(fp8_mha=True), ArgumentError, f"{BLOCK}.fp8_mha: expected False, got True; leave it at that."),
     (
         lambda: NVFP4BlockScaling(fp4_format=Format.E4M3),
         ArgumentError,
-        f"Expected Format.E2M1 of {NVFP4}.fp4_format, got Format.E4M3: leave it at that.",
+        f"{NVFP4}.fp4_format: expected Format.E2M1, got Format.E4M3; leave it at that.",
     ),
     (
         lambda: NVFP4BlockScaling(fp8_format=Format.HYBRID),
         ArgumentError,
-        f"Expected Format.E4M3 of {NVFP4}.fp8_format, got Format.HYBRID: leave it at that.",
+        f"{NVFP4}.fp8_format: expected Format.E4M3, got Format.HYBRID; leave it at that.",
     ),
     (
         lambda: NVFP4BlockScaling(nvfp4_4over6="inputs"),
         ArgumentError,
-        f"Expected 'none', 'weights', 'activations' or 'all' of {NVFP4}.nvfp4_4over6, got 'inputs': give one of these.",
+        f"{NVFP4}.nvfp4_4over6: expected 'none', 'weights', 'activations' or 'all', got 'inputs'; give one of these.",
     ),
     (
         lambda: NVFP4BlockScaling(nvfp4_4over6_e4m3_use_256="yes"),
         ArgumentError,
-        f"Expected 'none', 'weights', 'activations' or 'all' of {NVFP4}.nvfp4_4over6_e4m3_use_256, got 'yes': give one of these.",
+        f"{NVFP4}.nvfp4_4over6_e4m3_use_256: expected 'none', 'weights', 'activations' or 'all', got 'yes'; give one of these.",
     ),
     (
         lambda: NVFP4BlockScaling(nvfp4_4over6_err_mode="mse"),
         ArgumentError,
-        f"Expected 'MAE' or 'MSE' of {NVFP4}.nvfp4_4over6_err_mode, got 'mse': give one of these.",
+        f"{NVFP4}.nvfp4_4over6_err_mode: expected 'MAE' or 'MSE', got 'mse'; give one of these.",
     ),
     (
         lambda: NVFP4BlockScaling(nvfp4_4over6="all"),
         ArgumentError,
-        f"Expected no random_hadamard_transform of the inputs of {NVFP4} with nvfp4_4over6, got nvfp4_4over6='all': "
+        f"{NVFP4} with nvfp4_4over6: expected no random_hadamard_transform of the inputs, got nvfp4_4over6='all'; "
         "switch one of the two off (disable_rht=True).",
     ),
     (
         lambda: NVFP4BlockScaling(nvfp4_4over6="weights", fp4_quant_fwd_weight=QParams(stochastic_rounding=True)),
         ArgumentError,
-        f"Expected no stochastic_rounding of the weights of {NVFP4} with nvfp4_4over6, got nvfp4_4over6='weights': "
+        f"{NVFP4} with nvfp4_4over6: expected no stochastic_rounding of the weights, got nvfp4_4over6='weights'; "
         "switch one of the two off (fp4_quant_*).",
     ),
     (
         lambda: NVFP4BlockScaling(row_scaled_activation=True, fp4_quant_fwd_inp=QParams(fp4_2d_quantization=True)),
         ArgumentError,
-        f"Expected no fp4_2d_quantization of the inputs of {NVFP4} with row_scaled_activation, got row_scaled_activation=True: "
+        f"{NVFP4} with row_scaled_activation: expected no fp4_2d_quantization of the inputs, got row_scaled_activation=True; "
         "switch one of the two off (fp4_quant_*).",
     ),
     (
         lambda: NVFP4BlockScaling(fp4_quant_fwd_inp=QParams(amax_epsilon=1.0)),
         ArgumentError,
-        f"Expected none but random_hadamard_transform and stochastic_rounding and fp4_2d_quantization of {NVFP4}.fp4_quant_fwd_inp, "
-        "got QParams(amax_epsilon=1.0): leave amax_epsilon out.",
+        f"{NVFP4}.fp4_quant_fwd_inp: expected none but random_hadamard_transform and stochastic_rounding and fp4_2d_quantization, "
+        "got QParams(amax_epsilon=1.0); leave amax_epsilon out.",
     ),
     (
         lambda: CustomRecipe("mxfp8"),
         ArgumentError,  # type: ignore[arg-type]
-        "Expected a hashable function of a QuantizerRole of CustomRecipe.qfactory, got 'mxfp8': give one.",
+        "CustomRecipe.qfactory: expected a hashable function of a QuantizerRole, got 'mxfp8'; give one.",
     ),
     (
         lambda: CustomRecipe(factory, quantization_alignment=0),
         ArgumentError,
-        "Expected at least 1 of CustomRecipe.quantization_alignment, got 0: give the number of rows.",
+        "CustomRecipe.quantization_alignment: expected at least 1, got 0; give the number of rows.",
     ),
 ]
 

@@ -143,7 +143,7 @@ def test_a_factory_that_gives_something_else_is_refused() -> None:
     with pytest.raises(DTypeError) as raised:
         quantizer_for_role(CustomRecipe(lambda role: "mxfp8"), QuantizerRole("linear", "weight"))
     assert str(raised.value) == (
-        "Expected a Quantizer, a DelayedScalingRequest or None of CustomRecipe.qfactory for module_type=linear|tensor_type=weight, got 'mxfp8': "
+        "CustomRecipe.qfactory for module_type=linear|tensor_type=weight: expected a Quantizer, a DelayedScalingRequest or None, got 'mxfp8'; "
         "return fusible's quantizers."
     )
 
@@ -153,7 +153,7 @@ def test_a_recipe_of_no_known_kind_is_refused() -> None:
     class Mine(Recipe):
         scaling: ClassVar[str] = "mine"
 
-    with pytest.raises(ArgumentError, match=r"Expected a recipe that quantizes of quantizer_for_role, got Mine\(\): take one of fusible's"):
+    with pytest.raises(ArgumentError, match=r"quantizer_for_role: expected a recipe that quantizes, got Mine\(\); take one of fusible's"):
         quantizer_for_role(Mine(), QuantizerRole("linear", "weight"))
 
 

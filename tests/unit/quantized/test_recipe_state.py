@@ -122,8 +122,8 @@ def test_requests_of_several_kinds_are_refused() -> None:
     with pytest.raises(ArgumentError) as raised:
         RecipeState.create(recipe, mode="forward", num_quantizers=2, roles=[QuantizerRole(name="a"), QuantizerRole(name="bc")])
     assert str(raised.value) == (
-        "Expected DelayedScalingRequest(amax_history_len=1) of every slot under delayed scaling of a layer, "
-        "got DelayedScalingRequest(amax_history_len=2): give the same to each of them."
+        "every slot under delayed scaling of a layer: expected DelayedScalingRequest(amax_history_len=1), "
+        "got DelayedScalingRequest(amax_history_len=2); give the same to each of them."
     )
 
 
@@ -131,13 +131,13 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: RecipeState.create("delayed", mode="forward"),
         DTypeError,  # type: ignore[arg-type]
-        "Expected a recipe of RecipeState, got 'delayed': give e.g. MXFP8BlockScaling().",
+        "RecipeState: expected a recipe, got 'delayed'; give e.g. MXFP8BlockScaling().",
     ),
-    (lambda: RecipeState.create(DELAYED, mode="fwd"), ArgumentError, "Expected 'forward' or 'backward' of RecipeState's mode, got 'fwd': name one."),
+    (lambda: RecipeState.create(DELAYED, mode="fwd"), ArgumentError, "RecipeState's mode: expected 'forward' or 'backward', got 'fwd'; name one."),
     (
         lambda: RecipeState.create(DELAYED, mode="forward", num_quantizers=2, roles=[None]),
         ArgumentError,
-        "Expected 2 roles of RecipeState, got 1: give one per quantizer, or none.",
+        "RecipeState: expected 2 roles, got 1; give one per quantizer, or none.",
     ),
 ]
 
@@ -185,23 +185,23 @@ def test_another_window_keeps_the_latest_entries() -> None:
 
 
 DAMAGED: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
-    (lambda s: s.pop("scale"), "Expected 2 backward scales of a saved scaling state, got none: load it into the model it was saved from."),
+    (lambda s: s.pop("scale"), "a saved scaling state: expected 2 backward scales, got none; load it into the model it was saved from."),
     (
         lambda s: s.update(scale=torch.ones(3)),
-        "Expected 2 backward scales of a saved scaling state, got 3: load it into the model it was saved from.",
+        "a saved scaling state: expected 2 backward scales, got 3; load it into the model it was saved from.",
     ),
     (
         lambda s: s.update(amax_history=torch.ones(3, 1)),
-        "Expected backward amaxes [window, 2] of a saved scaling state, got shape [3, 1]: use an intact checkpoint.",
+        "a saved scaling state: expected backward amaxes [window, 2], got shape [3, 1]; use an intact checkpoint.",
     ),
     (
         lambda s: s["scale"].fill_(torch.nan),
-        "Expected finite fp32 backward scales above 0 and amaxes of at least 0 of a saved scaling state, got values from nan to nan: "
+        "a saved scaling state: expected finite fp32 backward scales above 0 and amaxes of at least 0, got values from nan to nan; "
         "use an intact checkpoint.",
     ),
     (
         lambda s: s.update(fp8_dtype=torch.tensor([4])),
-        "Expected the code of an 8-bit format of a saved scaling state, got [4]: use an intact checkpoint.",
+        "a saved scaling state: expected the code of an 8-bit format, got [4]; use an intact checkpoint.",
     ),
 ]
 
@@ -224,4 +224,4 @@ def test_a_recipe_without_state_takes_none() -> None:
     state.load_state_dict({})
     with pytest.raises(CheckpointError) as raised:
         state.load_state_dict({"scale": torch.ones(1)})
-    assert str(raised.value) == ("Expected nothing of the saved state of MXFP8BlockScaling(), got scale: load it into the recipe it was saved from.")
+    assert str(raised.value) == ("the saved state of MXFP8BlockScaling(): expected nothing, got scale; load it into the recipe it was saved from.")

@@ -68,7 +68,7 @@ def test_a_plain_tensor_has_one_inner_tensor() -> None:
     assert spec.inner_names() == ("data",) and spec.create_metadata()["is_quantized"] is False
     made = spec.create_tensor()
     assert made.shape == (2, 3) and made.dtype is torch.float16 and made.requires_grad
-    with pytest.raises(ArgumentError, match=r"^Expected a quantized tensor's of TensorSpec.update_usage, got a plain one's: "):
+    with pytest.raises(ArgumentError, match=r"^TensorSpec.update_usage: expected a quantized tensor's, got a plain one's; "):
         spec.update_usage(rowwise_usage=False)
-    with pytest.raises(ArgumentError, match=r"^Expected one tensor each for data of TensorSpec.assemble, got 2 tensors: "):
+    with pytest.raises(ArgumentError, match=r"^TensorSpec.assemble: expected one tensor each for data, got 2 tensors; "):
         spec.assemble([torch.zeros(1)] * 2)

@@ -90,8 +90,8 @@ def test_every_function_has_a_row_and_those_of_several_processes_are_not_asked()
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="Expected functions of tex of coverage_of, got gelo"):
+    with pytest.raises(ArgumentError, match="coverage_of: expected functions of tex, got gelo"):
         list(coverage_of("torch", ["gelo"]))
     if registry.reason_unavailable(registry.find("nvidia")) is not None:
-        with pytest.raises(BackendError, match=r"Expected a backend that can run here of coverage_of, got nvidia \("):
+        with pytest.raises(BackendError, match=r"coverage_of: expected a backend that can run here, got nvidia \("):
             list(coverage_of("nvidia"))

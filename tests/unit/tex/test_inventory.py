@@ -39,7 +39,7 @@ def test_the_newest_is_read_unless_another_is_named() -> None:
     parameter = read_inventory().functions["clamped_swiglu"].parameters[2]
     assert (parameter.name, parameter.type, parameter.default) == ("limit", "float", 7.0)
     assert read_inventory().functions["gelu"].parameters[0].default is REQUIRED
-    with pytest.raises(ArgumentError, match="Expected 2.20.0 or 2.20.2 of the version of an inventory, got '1.0': name one of these"):
+    with pytest.raises(ArgumentError, match="the version of an inventory: expected 2.20.0 or 2.20.2, got '1.0'; name one of these"):
         read_inventory("1.0")
 
 
@@ -153,9 +153,9 @@ def test_the_command_fails_where_no_reason_is_known(capsys: pytest.CaptureFixtur
     ("words", "sentence"),
     [
         ("nobody --inventory", "Backend 'nobody' not found"),
-        ("cpu --inventory --only gelo", "Expected names of transformer_engine_torch 2.20.2 or of tex of --only, got gelo"),
-        ("cpu --inventory --te-version 3", "Expected 2.20.0 or 2.20.2 of the version of an inventory, got '3'"),
-        ("cpu --te-version 2.20.2", "Expected --inventory of --te-version, got none"),
+        ("cpu --inventory --only gelo", "--only: expected names of transformer_engine_torch 2.20.2 or of tex, got gelo"),
+        ("cpu --inventory --te-version 3", "the version of an inventory: expected 2.20.0 or 2.20.2, got '3'"),
+        ("cpu --te-version 2.20.2", "--te-version: expected --inventory, got none"),
     ],
 )
 def test_the_command_refuses_in_a_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,7 @@ _ASK = "import torch; from fusible import tex; x = torch.randn(2, 2); tex.relu(x
         ({"TE_PLUGIN": "Torch"}, "BACKEND torch"),
         ({"TE_BACKEND": "hygon"}, "Backend 'hygon' not found. Available backends: ["),
         ({"TE_FL_DEBUG": "1"}, f"relu(input=cpu:float32, quantizer=None) is served by {NATIVE}"),
-        ({"TE_FL_DEBUG": "perhaps"}, "Expected 1, true, yes, on, 0, false, no or off of the environment variable TE_FL_DEBUG, got 'perhaps'"),
+        ({"TE_FL_DEBUG": "perhaps"}, "the environment variable TE_FL_DEBUG: expected 1, true, yes, on, 0, false, no or off, got 'perhaps'"),
     ],
 )
 def test_environment(environment: dict[str, str], says: str) -> None:
@@ -250,5 +250,5 @@ def test_the_other_name_is_the_same_module() -> None:
 def test_a_function_that_tex_lacks_is_named_in_one_sentence(name: object) -> None:
     backend = registry.find("torch")
     for ask, of in ((lambda: tex.explain(name, X, None), "explain"), (lambda: tex.hand_over(backend, name, X, None), "hand_over")):
-        with pytest.raises(AttributeError, match=f"^Expected a function's name in tex of function of {of}, got .*: pass one of tex"):
+        with pytest.raises(AttributeError, match=f"^function of {of}: expected a function's name in tex, got .*; pass one of tex"):
             ask()

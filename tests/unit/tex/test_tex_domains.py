@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fusible import tex
-from fusible.errors import FusibleError
+from fusible.errors import FusibleError, subject
 from fusible.tex import enums
 from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import DECLARATIONS
@@ -126,10 +126,10 @@ def test_every_value_outside_its_domain_is_refused_in_one_sentence() -> None:
             of = f"{argument} of {function.removeprefix('prim_')}"
             text = str(refusal.value)
             if isinstance(domain, Integers) and DECLARATIONS[function].before:
-                of = text.partition(" of ")[2].partition(", got ")[0]  # what is looked at before is not there, and is told of first
+                of = subject(text)  # what is looked at before is not there, and is told of first
                 assert of.endswith(function), text
                 continue
-            assert text.startswith(f"Expected {domain.what} of {of}, got ") and text.endswith("."), (function, argument, value, text)
+            assert text.startswith(f"{of}: expected {domain.what}, got ") and text.endswith("."), (function, argument, value, text)
     assert calls > 2300, calls
 
 
@@ -189,7 +189,7 @@ def test_a_flag_of_none_is_false_to_the_backend_and_to_whoever_listens() -> None
                 assert heard.pop() == ((passed, None, passed), passed, result)
         assert flagged(x, True, None) == (True, None, True, True) == flagged(x, default=True, known=None, flag=True)
         for wrong in ("no", 2, 1.0, [True]):
-            with pytest.raises(FusibleError, match="Expected a bool of flag of flagged, got "):
+            with pytest.raises(FusibleError, match="flag of flagged: expected a bool, got "):
                 flagged(x, wrong, None)
     finally:
         tex.undeclare(flagged)

@@ -180,7 +180,7 @@ def test_an_index_outside_is_refused_in_the_same_words_by_every_backend(call: st
     for _, _, name, i, value in [case for case in CASES if case[:2] == (BACKENDS[0], call) and not _unread(*case[1:4])]:
         found = [_outcome(backend, call, name, i, value) for backend in BACKENDS]
         assert len(set(found)) == 1, found
-        assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", found[0]), (name, i, value, found)
+        assert re.fullmatch(r".+: expected .+, got .+; .+\.", found[0]), (name, i, value, found)
         assert function in found[0], found
 
 
@@ -189,7 +189,10 @@ def test_packed_sequences_that_share_tokens_are_refused(backend: str) -> None:
     for name in ("cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
         arguments = _packed(padded=True)
         arguments[name] = _ints(0, 1, 6)
-        with tex.set_backend(backend), pytest.raises(FusibleError, match=f"begin past the ones before of {name} of fused_attn_fwd, got 1 before"):
+        with (
+            tex.set_backend(backend),
+            pytest.raises(FusibleError, match=f"{name} of fused_attn_fwd: expected sequences that begin past the ones before, got 1 before"),
+        ):
             tex.fused_attn_fwd(**arguments)
 
 
@@ -203,7 +206,7 @@ def test_tokens_before_the_first_sequence_are_in_none(backend: str) -> None:
 def test_a_row_that_two_copies_went_to_has_no_gradient() -> None:
     x, prob = _x(4, 2), torch.ones(4, 1)
     tex.moe_unpermute_bwd(x, x, torch.float32, _ints(3, 1, -1, -1), prob)
-    with pytest.raises(FusibleError, match="each index at most once of row_id_map of moe_unpermute_bwd, got 3 twice"):
+    with pytest.raises(FusibleError, match="row_id_map of moe_unpermute_bwd: expected each index at most once, got 3 twice"):
         tex.moe_unpermute_bwd(x, x, torch.float32, _ints(3, 1, 3, -1), prob)
 
 
@@ -215,7 +218,7 @@ def test_members_of_a_group_lie_apart_and_within(wrong: dict[str, tuple[int, ...
         if named is given:
             tex.group_quantize(_x(4, 16), None, 2, first_dims, None, offsets)
             continue
-        with pytest.raises(FusibleError, match="of group_quantize, got"):
+        with pytest.raises(FusibleError, match="group_quantize: expected .*, got"):
             tex.group_quantize(_x(4, 16), None, 2, first_dims, None, offsets)
 
 
@@ -228,7 +231,10 @@ def test_int64_lengths_and_pages_are_refused(backend: str, form: str, paged: boo
         arguments = _cache(paged, form)
         before = arguments["k_cache"].clone()
         arguments[name] = arguments[name].long()
-        with tex.set_backend(backend), pytest.raises(FusibleError, match=rf"int32 tensor .*of {name} of copy_to_kv_cache, got torch.int64 "):
+        with (
+            tex.set_backend(backend),
+            pytest.raises(FusibleError, match=rf"{name} of copy_to_kv_cache: expected an int32 tensor.*, got torch.int64 "),
+        ):
             tex.copy_to_kv_cache(**arguments)
         assert torch.equal(arguments["k_cache"], before)
 

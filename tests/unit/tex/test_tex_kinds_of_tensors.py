@@ -110,4 +110,4 @@ def test_freed_memory_is_refused_by_the_native_backend(call: str) -> None:
         with pytest.raises((FusibleError, RuntimeError)) as caught:
             function(**{**arguments, name: _freed(x)})
         if isinstance(caught.value, FusibleError):
-            assert re.fullmatch(r"Expected .+ of .+, got .+: .+\.", str(caught.value))
+            assert re.fullmatch(r".+: expected .+, got .+; .+\.", str(caught.value))

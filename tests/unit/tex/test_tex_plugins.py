@@ -42,13 +42,13 @@ _BROKEN = {
     "SystemExit": ("raise SystemExit(3)", "SystemExit: 3"),
     "SyntaxError": ("def register(", "SyntaxError"),
     "AssertionError": ("assert False, 'no device'", "AssertionError: no device"),
-    "no function": ("x = 1", "Expected a function register(registry) of the plugin"),
-    "no callable": ("register = 3", "Expected a function register(registry) of the plugin"),
+    "no function": ("x = 1", ": expected a function register(registry)"),
+    "no callable": ("register = 3", ": expected a function register(registry)"),
     "in register": ("def register(registry):\n    raise RuntimeError('too old')", "RuntimeError: too old"),
     "wrong signature": ("def register():\n    pass", "TypeError: register() takes 0 positional arguments"),
     "halfway": (_GOOD.format(name="halfway") + "    raise RuntimeError('then it failed')", "RuntimeError: then it failed"),
     "misspelt": (_GOOD.format(name="misspelt").replace("def relu", "def rellu"), r"Vendor.rellu (do you mean relu?)"),
-    "taken": (_GOOD.format(name="torch"), "one backend of the name 'torch'"),
+    "taken": (_GOOD.format(name="torch"), "the name 'torch': expected one backend"),
 }
 
 
@@ -217,16 +217,19 @@ def test_an_implementation_that_says_it_is_not_available_is_not() -> None:
 
 
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "no list": (3, "a list of OpImpl of register_many"),
+    "no list": (3, "register_many: expected a list of OpImpl"),
     "no implementation": ([object()], "objects with op_name, impl_id, kind and fn"),
-    "a misspelt function": ([_implementation("rellu")], r"functions of tex of the implementation vendor.hygon, got rellu \(do you mean relu\?\)"),
-    "no function": ([_implementation(fn=3)], "a function of the implementation vendor.hygon, got 3"),  # type: ignore[arg-type]
+    "a misspelt function": (
+        [_implementation("rellu")],
+        r"the implementation vendor.hygon: expected functions of tex, got rellu \(do you mean relu\?\)",
+    ),
+    "no function": ([_implementation(fn=3)], "the implementation vendor.hygon: expected a function, got 3"),  # type: ignore[arg-type]
     "another signature": ([_implementation(fn=lambda input, quantizer, out: input)], "a parameter out, which the function lacks"),
-    "no vendor": ([_implementation(vendor=None)], "a vendor of the implementation vendor.hygon"),
+    "no vendor": ([_implementation(vendor=None)], "the implementation vendor.hygon: expected a vendor"),
     "another kind": ([_implementation(kind="native")], "a kind of flagos, vendor or reference"),
-    "two of a function": ([_implementation(), _implementation()], "one implementation of a function of the implementations vendor.hygon"),
-    "two vendors": ([_implementation(), _implementation("gelu", vendor="Other")], "one vendor of the implementations vendor.hygon"),
-    "a taken name": ([_implementation("gelu", impl_id="vendor.new"), _implementation(impl_id="vendor.cpu")], "one backend of the name 'cpu'"),
+    "two of a function": ([_implementation(), _implementation()], "the implementations vendor.hygon: expected one implementation of a function"),
+    "two vendors": ([_implementation(), _implementation("gelu", vendor="Other")], "the implementations vendor.hygon: expected one vendor"),
+    "a taken name": ([_implementation("gelu", impl_id="vendor.new"), _implementation(impl_id="vendor.cpu")], "the name 'cpu': expected one backend"),
 }
 
 

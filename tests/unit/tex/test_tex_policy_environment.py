@@ -169,21 +169,21 @@ _POLICIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("of", _POLICIES)
 def test_a_policy_refuses_what_none_has(of: str) -> None:
-    with pytest.raises(ArgumentError, match=rf"^Expected .* of {of} of a policy, got "):
+    with pytest.raises(ArgumentError, match=rf"^{of} of a policy: expected .*, got "):
         tex.Policy(**_POLICIES[of])
 
 
 def test_a_policy_of_a_program_is_refused_without_a_variables_name(monkeypatch: pytest.MonkeyPatch) -> None:
     before = tex.get_policy()
     for policy, error, says in (
-        (tex.Policy(deny_vendors=frozenset({"nobody"})), BackendError, "of deny_vendors of the policy, got 'nobody'"),
-        (tex.Policy(per_function={"rleu": "torch"}), ArgumentError, r"of per_function of the policy, got rleu \(do you mean relu\?\)"),
+        (tex.Policy(deny_vendors=frozenset({"nobody"})), BackendError, "deny_vendors of the policy: expected .*, got 'nobody'"),
+        (tex.Policy(per_function={"rleu": "torch"}), ArgumentError, r"per_function of the policy: expected .*, got rleu \(do you mean relu\?\)"),
         (tex.Policy(forced="cpu", deny_vendors=frozenset({"fusible"})), BackendError, "Backend 'cpu' is not available here: "),
     ):
         with pytest.raises(error, match=says) as refused:
             tex.set_policy(policy)
         assert "environment" not in str(refused.value)
-    with pytest.raises(ArgumentError, match="a tex.Policy or None of set_policy"):
+    with pytest.raises(ArgumentError, match="set_policy: expected a tex.Policy or None"):
         tex.set_policy("torch")  # type: ignore[arg-type]
     assert tex.get_policy() == before
     with tex.set_policy(relu=("torch", "cpu"), gelu="reference"):

@@ -55,7 +55,7 @@ def test_a_function_of_ones_own_raises_like_the_others() -> None:
     try:
         with pytest.raises(NotServedError, match="twice not implemented by the backend cpu"):
             registry.find("cpu").twice(X)  # type: ignore[attr-defined]
-        with pytest.raises(BackendError, match=r"the parameters of twice\(input\) of torch's method twice, got a parameter x, which"):
+        with pytest.raises(BackendError, match=r"torch's method twice: expected the parameters of twice\(input\), got a parameter x, which"):
             tex.implement(twice, backend="torch")(lambda backend, x: 2 * x)
         assert tex.coverage()["twice"]["torch"] is not None
         tex.implement(twice, backend="torch")(lambda backend, input: 2 * input)
@@ -74,7 +74,7 @@ def test_the_backends_of_the_package_may_be_registered() -> None:
 def test_a_name_that_is_taken_is_refused_and_replaced_on_demand() -> None:
     first, second = _backend(relu=lambda self, input, quantizer: input + 1), _backend(relu=lambda self, input, quantizer: input + 2, PRIORITY=90)
     tex.register_backend(first)
-    with pytest.raises(BackendError, match=r"one backend of the name 'hygon', got .*: choose another NAME, or pass replace=True"):
+    with pytest.raises(BackendError, match=r"the name 'hygon': expected one backend, got .*; choose another NAME, or pass replace=True"):
         tex.register_backend(type("Other", (second,), {"NAME": "HyGon"}))
     assert type(registry.find("hygon")) is first
     assert tex.register_backend(replace=True)(second) is second
@@ -84,9 +84,9 @@ def test_a_name_that_is_taken_is_refused_and_replaced_on_demand() -> None:
 @pytest.mark.parametrize("replace", [False, True])
 def test_the_reference_is_never_replaced_nor_forgotten(replace: bool) -> None:
     torch_ = registry.find("torch")
-    with pytest.raises(BackendError, match=r"one backend of the name 'torch', got .*: choose another NAME\.$"):
+    with pytest.raises(BackendError, match=r"the name 'torch': expected one backend, got .*; choose another NAME\.$"):
         tex.register_backend(_backend("Torch"), replace=replace)
-    with pytest.raises(BackendError, match="one reference of tex, got Hygon beside torch"):
+    with pytest.raises(BackendError, match="tex: expected one reference, got Hygon beside torch"):
         tex.register_backend(_backend(REFERENCE=True), replace=replace)
     with pytest.raises(BackendError, match="the reference 'torch'"):
         registry.unregister_backend("torch")
@@ -108,7 +108,7 @@ def test_a_misspelt_function_is_refused_with_the_nearest_name() -> None:
         words = _misspelt(function)
         assert words
         for word, value in zip(words, (method, staticmethod(method), classmethod(method)), strict=False):
-            with pytest.raises(BackendError, match=rf"got Hygon\.{word} \(do you mean \w+\?\): begin a helper's name with an underscore") as refused:
+            with pytest.raises(BackendError, match=rf"got Hygon\.{word} \(do you mean \w+\?\); begin a helper's name with an underscore") as refused:
                 tex.register_backend(_backend(**{word: value}))
             near = re.search(r"mean (\w+)\?", str(refused.value))
             assert near is not None and _likeness(near[1], word) >= _likeness(function, word)
@@ -158,13 +158,13 @@ _BAD_ATTRIBUTES = {
 
 @pytest.mark.parametrize(("attribute", "value"), [(name, value) for name, values in _BAD_ATTRIBUTES.items() for value in values])
 def test_attributes_of_the_wrong_type_are_refused(attribute: str, value: object) -> None:
-    with pytest.raises(BackendError, match=rf"^Expected .*{attribute}.*of the backend Hygon, got "):
+    with pytest.raises(BackendError, match=rf"^.*the backend Hygon: expected .*{attribute}.*, got "):
         tex.register_backend(type("Hygon", (tex.TEXBackendBase,), {"NAME": "hygon", attribute: value}))
 
 
 @pytest.mark.parametrize("value", [3, int, object(), "hygon", registry])
 def test_what_is_no_backend_is_refused(value: Any) -> None:
-    with pytest.raises(BackendError, match="a subclass of tex.TEXBackendBase of a backend"):
+    with pytest.raises(BackendError, match="a backend: expected a subclass of tex.TEXBackendBase"):
         tex.register_backend(value)
 
 
@@ -206,7 +206,7 @@ def _check_signatures(function: str) -> None:
             rest[first], rest[second] = rest[second], rest[first]
             wrong["swapped"] = rest
     for case, parameters in wrong.items():
-        with pytest.raises(BackendError, match=rf"^Expected the parameters of {function}\(.* of hygon's method {function}, got ") as refused:
+        with pytest.raises(BackendError, match=rf"^hygon's method {function}: expected the parameters of {function}\(.*, got ") as refused:
             tex.register_backend(_backend(**{function: _with_signature(declared.replace(parameters=parameters))}))
         if "added" in case or case == "renamed":
             assert "a parameter nonsense, which the function lacks" in str(refused.value), case
@@ -220,7 +220,7 @@ def _check_signatures(function: str) -> None:
 def test_methods_that_take_no_self_or_are_no_functions_are_refused() -> None:
     with pytest.raises(BackendError, match="got no parameter self"):
         tex.register_backend(_backend(get_cudnn_version=eval("lambda: 0")))
-    with pytest.raises(BackendError, match="hygon's method relu, got 3"):
+    with pytest.raises(BackendError, match="hygon's method relu: expected .*, got 3"):
         tex.register_backend(_backend(relu=3))
 
 

@@ -147,7 +147,7 @@ class TrainOptions:
         try:
             return cls(**{**saved, **{name: tuple(saved[name]) for name in _LISTS}})
         except ArgumentError as error:
-            raise CheckpointError(f"Expected legal options of a checkpoint, got others ({error}): use an intact checkpoint.") from None
+            raise CheckpointError(expected("legal options", of="a checkpoint", got=f"others ({error})", do="use an intact checkpoint")) from None
 
 
 def _flag(name: str) -> str:

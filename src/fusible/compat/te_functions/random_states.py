@@ -48,7 +48,7 @@ class CudaRNGStatesTracker:
         """Within the context random numbers are drawn from the state of ``name``, which goes on by them. Raises ``KeyError`` for a name that was not
         added."""
         if name not in self.states_:
-            raise KeyError(f"Expected one of {sorted(self.states_)} of CudaRNGStatesTracker.fork, got {name!r}: add it first.")
+            raise KeyError(expected(f"one of {sorted(self.states_)}", of="name of CudaRNGStatesTracker.fork", got=repr(name), do="add it first"))
         before = _state()
         _set(self.states_[name])
         try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fusible.errors import ArgumentError, DTypeError, FusibleError, expected
+from fusible.errors import ArgumentError, DTypeError, FusibleError, expected, subject, with_owner
 from fusible.lazy.printing import shown
 
 __all__ = ["OF_PYTHON", "Refusals"]
@@ -61,10 +61,9 @@ class Refusals:
         """Let a sentence that speaks of neither the function nor an argument of it do so. What a user's own function has raised is of that."""
         if self.calls and error.located:
             return
-        before, line, sentence = str(error).rpartition("\nExpected ")  # a function that was called within has put the user's line before it
-        subject = sentence.partition(" of ")[2].partition(", got ")[0]
-        if ", got " in sentence and "'" not in subject and self.names.isdisjoint(re.findall(r"\w+", subject)):
-            error.args = (before + line + sentence.replace(", got ", f" of {self.function}, got ", 1), *error.args[1:])
+        of = subject(str(error))
+        if of and "'" not in of and self.names.isdisjoint(re.findall(r"\w+", of)):
+            error.args = (with_owner(str(error), self.function), *error.args[1:])
 
     def flag(self, parameter: str, value: Any) -> None:
         """Raise ``DTypeError`` for what is neither True nor False: Python takes anything for one of them."""

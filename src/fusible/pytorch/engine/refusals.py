@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError, expected, subject, with_owner
 from fusible.nvte import nvte_dtype
 from fusible.quantized import GroupedTensorStorage, QuantizedTensor, QuantizedTensorStorage
 from fusible.tex.operands import not_dense
@@ -65,8 +65,8 @@ def refuse(error: Exception, known: Set[str], title: str, arguments: Mapping[str
     wrong = _wrong(arguments, title)
     if wrong is not None and not (isinstance(error, FusibleError) and _speaks_of(error, arguments)):
         raise wrong from error
-    if isinstance(error, FusibleError) and ", got " in str(error) and known.isdisjoint(_words(str(error))):
-        error.args = (str(error).replace(", got ", f" of {title}, got ", 1), *error.args[1:])
+    if isinstance(error, FusibleError) and subject(str(error)) and known.isdisjoint(_words(str(error))):
+        error.args = (with_owner(str(error), title), *error.args[1:])
 
 
 def _wrong(arguments: Mapping[str, Any], title: str) -> FusibleError | None:
@@ -100,8 +100,7 @@ def _of_devices(tensors: Sequence[tuple[str, torch.Tensor]]) -> FusibleError | N
 
 
 def _speaks_of(error: FusibleError, arguments: Mapping[str, Any]) -> bool:
-    subject = str(error).partition(" of ")[2].partition(", got ")[0]
-    return any(re.search(rf"\b{re.escape(name)}\b", subject) for name in arguments)
+    return any(re.search(rf"\b{re.escape(name)}\b", subject(str(error))) for name in arguments)
 
 
 def _words(text: str) -> set[str]:

@@ -68,10 +68,8 @@ class BaseModule(StatefulModule, ChainPart):
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         missing = [name for name, arg in zip(op.arg_names, op.args, strict=True) if id(arg.data) not in names]
         if missing:
-            raise ArgumentError(
-                f"Expected every tensor of {op!r} to be a parameter of {type(self).__name__}, got others for {', '.join(missing)}: "
-                "assign them as nn.Parameter before calling BaseModule.__init__."
-            )
+            what, got = f"parameters of {type(self).__name__} alone", f"others for {', '.join(missing)}"
+            raise ArgumentError(expected(what, of=repr(op), got=got, do="assign them as nn.Parameter before calling BaseModule.__init__"))
         return tuple(names[id(arg.data)] for arg in op.args)
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, FusibleError, NotServedError, ShapeError, expected, subject, with_owner
 from fusible.tex import enums
 from fusible.tex.calls.argument_kinds import kind_of, shown
 from fusible.tex.calls.argument_relations import unrelated
@@ -51,7 +51,7 @@ def blame(declaration: Declaration, error: Exception, arguments: Mapping[str, An
             raise found from error
     if ours:
         _name_function(error, name, named)
-    said = ours and not _words(_subject(str(error))).isdisjoint(named)
+    said = ours and not _words(subject(str(error))).isdisjoint(named)
     wrong = examine(declaration, named, classes_alone=said or isinstance(error, NotServedError))
     if wrong is None and not ours and "meta tensor" in str(error):
         wrong = _without_data(named, name)
@@ -146,7 +146,7 @@ def examine(declaration: Declaration, arguments: Mapping[str, Any], *, classes_a
     wrong = _examine(declaration, arguments, classes_alone)
     if wrong is not None:
         named = _named(declaration, arguments)
-        wrong.argument = next(word for word in re.findall(r"\w+", _subject(str(wrong))) if word in named)
+        wrong.argument = next(word for word in re.findall(r"\w+", subject(str(wrong))) if word in named)
     return wrong
 
 
@@ -176,11 +176,6 @@ def _named(declaration: Declaration, arguments: Mapping[str, Any]) -> dict[str, 
         elif kind is not inspect.Parameter.VAR_POSITIONAL:
             named[name] = value
     return named
-
-
-def _subject(text: str) -> str:
-    """Of what a sentence speaks."""
-    return text.partition(" of ")[2].partition(", got ")[0]
 
 
 def _too_large(named: Mapping[str, Any], of: str) -> FusibleError | None:
@@ -382,13 +377,13 @@ _OF_KERNELS = {
 def _name_function(error: FusibleError, name: str, parameters: Mapping[str, Any]) -> None:
     """Let the sentence of an error say of which function it speaks, and by its own name for the argument."""
     text = str(error)
-    if ", got " not in text:
+    if not subject(text):
         return
     if name not in _words(text):
-        text = text.replace(", got ", f" of {name}, got ", 1)
-    if _words(_subject(text)).isdisjoint(parameters):
+        text = with_owner(text, name)
+    if _words(subject(text)).isdisjoint(parameters):
         for general, own in _OF_KERNELS.items():
             known = next((argument for argument in own if argument in parameters), None)
             if known is not None:
-                text = re.sub(rf" of {general}(?=,| of )", f" of {known}", text, count=1)
+                text = re.sub(rf"\b{general}(?=: expected | of )", known, text, count=1)
     error.args = (text, *error.args[1:])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, TypeVar
 
-from fusible.errors import ArgumentError, FusibleError, NotServedError, expected
+from fusible.errors import ArgumentError, FusibleError, NotServedError, expected, subject, with_owner
 from fusible.tex.calls.argument_kinds import Kind, kind_of, shown
 from fusible.tex.calls.call_text import CallText, compiled, set_defaults
 
@@ -112,7 +112,7 @@ def _name(function: str, error: FusibleError) -> None:
     text = str(error)
     if re.search(rf"\b{function}\b", text):
         return
-    if ", got " in text:
-        error.args = (text.replace(", got ", f" of {function}, got ", 1), *error.args[1:])
+    if subject(text):
+        error.args = (with_owner(text, function), *error.args[1:])
     elif isinstance(error, NotServedError):
         error.args = (f"{function}: {text}", *error.args[1:])

@@ -112,7 +112,7 @@ def _refused(cls: type, what: str, got: str, do: str) -> BackendError:
 
 def _check_attributes(cls: type[TEXBackendBase]) -> None:
     if not isinstance(cls.NAME, str) or not cls.NAME:
-        raise BackendError(f"Expected a NAME of the backend {cls.__qualname__}, got none: set the class attribute NAME.")
+        raise BackendError(expected("a NAME", of=f"the backend {cls.__qualname__}", got="none", do="set the class attribute NAME"))
     if not _NAME.fullmatch(cls.NAME):
         raise _refused(cls, "a NAME of letters, digits, '_', '.' and '-'", repr(cls.NAME), "choose another name")
     if cls.KIND not in KINDS_OF_BACKENDS:

@@ -214,7 +214,7 @@ class Registry:
                 return self.find(policy.forced)
             best = self._best([backend for backend, _ in self._candidates(policy, None)], policy)
             if best is None:
-                raise BackendError("Expected an available backend, got none: register one by tex.register_backend.")
+                raise BackendError(expected("an available backend", of="tex", got="none", do="register one by tex.register_backend"))
             return self.find(best)
 
     def serving(self) -> list[TEXBackendBase]:
