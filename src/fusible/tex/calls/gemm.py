@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling
+from fusible.tex.interface.gemm import GEMM
 from fusible.tex.protocol import outer
 
-__all__ = ["GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input", "gemm_shape"]
+__all__ = ["GemmBySteps", "GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input", "gemm_shape"]
 
 T = TypeVar("T")
 
@@ -118,6 +119,58 @@ class GemmTypes(Generic[T]):
         if D.dtype not in self.floating:
             raise DTypeError(expected("float32, bfloat16 or float16", of="D of generic_gemm", got=D.dtype, do="pass such a tensor"))
         return D.dtype
+
+
+class GemmBySteps(GEMM):
+    """Checks a call and hands it to the one step that backends differ in."""
+
+    NAME: str
+    _gemm_types: ClassVar[GemmTypes[Any]]
+    _gemm_at_once: ClassVar[Callable[..., tuple[Any, Any, Any] | None] | None] = None
+    """``(A, transA, B, transB, output_dtype, bias, gelu, grad)``: what ``_gemm`` would give where that takes none of its steps, else None: asked
+    before anything is checked, with no D, quantizer, alpha or beta."""
+
+    def _gemm(
+        self, job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool,
+        gelu_in: Any, grad: bool,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        """``(D, bias_grad, pre_gelu_out)``."""
+        raise NotImplementedError
+
+    def generic_gemm(
+        self,
+        A: Any,
+        transA: bool,
+        B: Any,
+        transB: bool,
+        D: Any,
+        quantizer: Any,
+        output_dtype: Any,
+        bias: Any,
+        bias_type: Any,
+        gelu: bool,
+        gelu_in: Any,
+        grad: bool,
+        accumulate: bool,
+        use_split_accumulator: bool,
+        comm_overlap: Any = None,
+        comm_type: Any = None,
+        extra_output: Any = None,
+        bulk_overlap: bool = False,
+        alpha: float = 1.0,
+        beta: float | None = None,
+    ) -> list[Any]:
+        if self._gemm_at_once is not None and quantizer is None and D is None and alpha == 1.0 and not accumulate and not beta:
+            done = self._gemm_at_once(A, transA, B, transB, output_dtype, bias, gelu, grad)
+            if done is not None and comm_overlap is None:
+                return [*done, extra_output]
+        if comm_overlap is not None:
+            of = f"the {self.NAME} backend's generic_gemm"
+            raise NotServedError(expected("no comm_overlap", of=of, got=type(comm_overlap).__name__, do="pass None"))
+        job = self._gemm_types.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+        if quantizer is None and D is not None and is_quantized(D):
+            quantizer = D._quantizer
+        return [*self._gemm(job, A, transA, B, transB, D, quantizer, bias, bias_type, gelu, gelu_in, grad), extra_output]
 
 
 def check_bias(bias: Any, job: GemmJob[Any]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.calls.checks import adam_corrections, check_lists
@@ -16,10 +16,7 @@ __all__ = ["AdamRule", "check_float_lists", "check_typed_lists"]
 
 @dataclass(frozen=True)
 class AdamRule:
-    """The rule of a call of ``multi_tensor_adam`` or one of its kind; ``lr`` and the corrections are numbers, or tensors of one number.
-
-    A backend derives from it, and adds the step.
-    """
+    """The rule of a call of ``multi_tensor_adam`` or one of its kind; ``lr`` and the corrections are numbers, or tensors of one number."""
 
     lr: Any
     beta1: float
@@ -31,7 +28,7 @@ class AdamRule:
     decoupled: float
 
     @classmethod
-    def of(cls, call: Any, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> Self:
+    def of(cls, call: Any, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> AdamRule:
         """The rule of the arguments ``call``; ``lr`` and the ``corrections`` instead of its own where they are tensors.
 
         Raises ``ArgumentError`` for a mode that there is not.

@@ -31,6 +31,34 @@ class Arrays:
     """``(x, y, z)``: ``x + y z``, likewise."""
     product_minus: Function
     """``(x, y, z)``: ``y z - x``, likewise."""
+    minus: Function
+    """``(x, y)``: the difference, likewise."""
+    minus_product: Function
+    """``(x, y, z)``: ``x - y z``, likewise."""
+    over: Function
+    """``(x, y)``: the quotient, likewise."""
+    sqrt: Function
+    """``(x)``, likewise."""
+    exp: Function
+    """``(x)``, likewise."""
+    hidden: Function
+    """``(x, visible, value)``: ``value`` where not ``visible``, likewise; and ``visible`` is the formula's own too."""
+    plus_scaled_square: Function
+    """``(x, y, factor)``: ``x + factor y^2``, likewise."""
+    plus_scaled: Function
+    """``(x, y, factor)``: ``x + factor y``, a new tensor."""
+    minus_scaled: Function
+    """``(x, y, factor)``: ``x - factor y``, a new tensor."""
+    maximum: Function
+    bitcast: Function
+    """``(x, dtype)``: the same bits as elements of ``dtype``, which has the same width."""
+    shift_right: Function
+    """``(x, count)`` of integers; nothing is said of the bits that move in."""
+    all_finite: Function
+    arange: Function
+    """``(count, dtype, like)``: 0, 1, .. where ``like`` is."""
+    full: Function
+    """``(shape, value, dtype, like)``: a new tensor where ``like`` is."""
     reshape: Function
     """``(x, shape)``."""
     transpose: Function
@@ -47,8 +75,15 @@ class Arrays:
     """``(x, axis)``."""
     mean: Function
     """``(x)``: the mean of the last dimension, which stays as one of size 1."""
+    total: Function
+    """``(x)``: the sum of the last dimension, likewise."""
+    largest: Function
+    """``(x)``: the maximum of the last dimension, likewise."""
+    log: Function
     where: Function
     """``(condition, x, y)``."""
+    replaced: Function
+    """``(x, condition, value)``: a new tensor, a number in the place of ``x`` where ``condition``."""
     clip: Function
     """``(x, least, largest)``; None for a bound that there is not."""
     relu: Function
@@ -64,6 +99,8 @@ class Arrays:
     """``(x)``: a tensor of the same values without gaps that nobody else has."""
     unless: Function
     """``(noop, old, new)``: ``old`` where ``noop`` (one number) is 1, else ``new``."""
+    set_unless: Function
+    """``(flag, condition)``: make one number 1 unless ``condition``, a bool of one element."""
     put: Function
     """``(old, new)``: make ``new``, of its shape, rounded to its dtype, the value of the tensor ``old``, which is returned."""
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from fusible.tex.calls.gemm import GemmJob, check_bias, check_gelu_input
+from fusible.tex.calls.gemm import GemmBySteps, GemmJob, check_bias, check_gelu_input
 from fusible.tex.formats import is_quantized
 from fusible.tex.formulas.arrays import ArrayKernels, Function
 from fusible.tex.formulas.pointwise import Pointwise
-from fusible.tex.interface.gemm import GEMM
 
 __all__ = ["GemmFormulas", "copy_of"]
 
 _Job = GemmJob[Any]
 
 
-class GemmFormulas(ArrayKernels, GEMM):
+class GemmFormulas(ArrayKernels, GemmBySteps):
     """A backend has the product of the operands' numbers, and what is special to it."""
 
     _gelu: ClassVar[Pointwise]
@@ -34,6 +33,16 @@ class GemmFormulas(ArrayKernels, GEMM):
     def _product_of_nothing(self, job: _Job, A: Any, D: Any) -> Any:
         """The wide result of a product with an empty operand: D times beta, or zeros."""
         raise NotImplementedError
+
+    def _gemm(
+        self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,
+        grad: bool,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        if grad:
+            result, bias_grad, pre_gelu = self._backward_product(job, A, transA, B, transB, D, bias, gelu, gelu_in)
+        else:
+            result, bias_grad, pre_gelu = self._forward_product(job, A, transA, B, transB, D, bias, bias_type, gelu)
+        return self._store_product(job, result, D, quantizer), bias_grad, pre_gelu
 
     def _forward_product(
         self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, bias: Any, bias_type: Any, gelu: bool

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor
 
 from fusible import cpp_extensions as native
-from fusible.errors import NotServedError, expected
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
-from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias, check_gelu_input
+from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.formats import is_quantized, nominal, transposed
-from fusible.tex.interface.declare import Request, requires
-from fusible.tex.interface.gemm import GEMM
+from fusible.tex.interface.declare import DECLARATIONS, Request, binds_by_name, requires
 from fusible.tex.protocol import to_torch
 
 __all__ = ["GemmKernels", "products_gain"]
 
-_TYPES = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
 _BF16 = ("cpu", torch.bfloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
@@ -40,38 +37,16 @@ def _better_here(request: Request) -> str | None:
     return products_gain(request["A"], request["B"])
 
 
-class GemmKernels(GEMM):
-    @requires(_better_here)
-    def generic_gemm(
-        self,
-        A: Any,
-        transA: bool,
-        B: Any,
-        transB: bool,
-        D: Any,
-        quantizer: Any,
-        output_dtype: Any,
-        bias: Any,
-        bias_type: Any,
-        gelu: bool,
-        gelu_in: Any,
-        grad: bool,
-        accumulate: bool,
-        use_split_accumulator: bool,
-        comm_overlap: Any = None,
-        comm_type: Any = None,
-        extra_output: Any = None,
-        bulk_overlap: bool = False,
-        alpha: float = 1.0,
-        beta: float | None = None,
-    ) -> list[Any]:
-        if comm_overlap is not None:
-            raise NotServedError(expected("no comm_overlap", of="the cpu backend's generic_gemm", got=type(comm_overlap).__name__, do="pass None"))
-        job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
-        if quantizer is None and D is not None and is_quantized(D):
-            quantizer = D._quantizer
+class GemmKernels(GemmBySteps):
+    _gemm_types = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
+    generic_gemm = requires(_better_here)(binds_by_name(DECLARATIONS["generic_gemm"], GemmBySteps.generic_gemm))  # a method of its own
+
+    def _gemm(
+        self, job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool,
+        gelu_in: Any, grad: bool,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         if grad:
-            return [*_backward(job, A, transA, B, transB, D, quantizer, bias, gelu, gelu_in), extra_output]
+            return _backward(job, A, transA, B, transB, D, quantizer, bias, gelu, gelu_in)
         if bias is not None:
             check_bias(bias, job)
             bias = None if job.shape.empty else bias.contiguous()
@@ -82,7 +57,7 @@ class GemmKernels(GEMM):
         epilogue: dict[str, Any] = {} if bias is None else {"bias": bias}
         if gelu:
             epilogue |= {"gelu": _GELU, "pre_gelu": pre_gelu}
-        return [_product(job, A, transA, B, transB, D, quantizer, **epilogue), None, pre_gelu, extra_output]
+        return _product(job, A, transA, B, transB, D, quantizer, **epilogue), None, pre_gelu
 
 
 def _backward(

@@ -13,6 +13,7 @@ from fusible.tex.backends.torch_backend.attention_math import Scores
 from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, keys_and_values, pieces, row_blocks, take
 from fusible.tex.calls.attention_buffers import gradients, outputs
 from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.formulas.attention import Gradients
 from fusible.tex.protocol import accumulator
 
 __all__ = ["Backward", "attended"]
@@ -78,7 +79,7 @@ class Backward:
                 dk.copy_(sums[0])
                 dv.copy_(sums[1])
 
-    def block(self, block: Piece, k: Tensor, v: Tensor) -> attention_math.Gradients:
+    def block(self, block: Piece, k: Tensor, v: Tensor) -> Gradients:
         """The gradients of one block of queries; those of Q, the bias and the offset are put where they belong."""
         sc = self.scores
         q = take(self.call.Q, self.lay.q, block, kv=False)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fusible.tex.backends.torch_backend import block_fp8
 from fusible.tex.backends.torch_backend.arrays import TORCH
+from fusible.tex.backends.torch_backend.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.torch_backend.blocks import padded
 from fusible.tex.backends.torch_backend.nvfp4 import NVFP4_CODEC
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
@@ -20,7 +20,7 @@ from fusible.tex.formulas.block_formats import BlockTensors
 
 __all__ = ["block_dense", "block_values", "empty_blocks", "mixed_transform", "quantize_blocks"]
 
-for _form, _codec in {**block_fp8.CODECS, NVFP4: NVFP4_CODEC}.items():
+for _form, _codec in {**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC}.items():
     _form.codecs["torch"] = _codec
 
 _READER = BlockReader("torch", lambda shape, data: torch.zeros(shape, dtype=torch.float32, device=data.device), unswizzle)

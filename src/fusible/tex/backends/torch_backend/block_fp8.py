@@ -11,14 +11,14 @@ from fusible.tex.backends.torch_backend.fp8 import decode, encode
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0, encode_e8m0, factor_of_e8m0, scale_of_amax
 from fusible.tex.formulas.block_fp8 import BlockFp8
 
-__all__ = ["CODECS"]
+__all__ = ["BLOCK_FP8"]
 
 
 def _scaled(x: Tensor, factors: Tensor, block: Block) -> Tensor:
     return scale_blocks_(x.to(torch.float32, copy=True), factors, block)
 
 
-CODECS = BlockFp8(
+BLOCK_FP8 = BlockFp8(
     arrays=TORCH,
     amax=block_amax,
     scaled=_scaled,
@@ -31,4 +31,4 @@ CODECS = BlockFp8(
     reciprocal=Tensor.reciprocal_,
     largest=lambda dtype: torch.finfo(dtype).max,
     repeated=Tensor.repeat_interleave,
-).codecs()
+)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fusible.errors import NotServedError, expected
 from fusible.tex.backends.torch_backend.block_formats import block_values, mixed_transform
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
@@ -17,68 +16,62 @@ from fusible.tex.backends.torch_backend.pointwise import POINTWISE
 from fusible.tex.backends.torch_backend.quantizing import quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias
 from fusible.tex.calls.layout import check_apart
-from fusible.tex.formats import PLAIN, a_buffer, format_of, is_quantized, nominal, transposed
+from fusible.tex.formats import PLAIN, a_buffer, format_of, nominal, transposed
 from fusible.tex.formulas.gemm import GemmFormulas, copy_of
 from fusible.tex.protocol import accumulator, check_same_device, to_torch
 
 __all__ = ["GemmKernels"]
 
 _FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
-_TYPES = GemmTypes(_FLOATING, nominal, to_torch)
 _PLAIN = (Tensor, torch.nn.Parameter)
 _Job = GemmJob[torch.dtype]
 
 
+def _at_once(
+    A: Any, transA: bool, B: Any, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """The common case, unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
+    if type(A) not in _PLAIN or type(B) not in _PLAIN:
+        return None
+    dtype = A.dtype
+    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
+        return None
+    if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
+        return None
+    columns, depth = A.shape if transA else (A.size(1), A.size(0))
+    depth_of_b, rows = B.shape if transB else (B.size(1), B.size(0))
+    if depth_of_b != depth or not (depth and columns and rows):
+        return None
+    if grad:
+        return (_matrix_product(A, transA, B, transB, None), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
+    if bias is not None and (bias.dtype is not dtype or bias.dim() != 1 or bias.size(0) != columns):
+        return None
+    result = _matrix_product(A, transA, B, transB, bias)
+    if not gelu:
+        return result, None, None
+    return (POINTWISE["gelu"].f(result), None, result) if dtype is torch.float32 else None
+
+
 class GemmKernels(TorchKernels, GemmFormulas):
+    _gemm_types = GemmTypes(_FLOATING, nominal, to_torch)
+    _gemm_at_once = staticmethod(_at_once)
     _gelu = POINTWISE["gelu"]
     _quantize = staticmethod(quantize_tensor)
 
-    def generic_gemm(
-        self,
-        A: Any,
-        transA: bool,
-        B: Any,
-        transB: bool,
-        D: Any,
-        quantizer: Any,
-        output_dtype: Any,
-        bias: Any,
-        bias_type: Any,
-        gelu: bool,
-        gelu_in: Any,
+    def _gemm(
+        self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,
         grad: bool,
-        accumulate: bool,
-        use_split_accumulator: bool,
-        comm_overlap: Any = None,
-        comm_type: Any = None,
-        extra_output: Any = None,
-        bulk_overlap: bool = False,
-        alpha: float = 1.0,
-        beta: float | None = None,
-    ) -> list[Any]:
-        if quantizer is None and D is None and type(A) in _PLAIN and type(B) in _PLAIN and alpha == 1.0 and not accumulate:
-            done = _quick(A, transA, B, transB, output_dtype, bias, gelu, grad)
-            if done is not None and comm_overlap is None and not beta:
-                return [*done, extra_output]
-        if comm_overlap is not None:
-            raise NotServedError(expected("no comm_overlap", of="the torch backend's generic_gemm", got=type(comm_overlap).__name__, do="pass None"))
-        job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         _check_devices(A, B, D)
         if D is not None:
             check_apart(D, [x for x in (A, B) if type(x) in _PLAIN], "D of generic_gemm")
-        if quantizer is None and D is not None and is_quantized(D):
-            quantizer = D._quantizer
         if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
             result = _native(job, A, transA, B, transB, D, None if grad else bias)
             if result is not None:
-                return [result, self._row_sum(B).to(job.dtype) if grad and bias is not None else None, None, extra_output]
-        if grad:
-            result, bias_grad, pre_gelu = self._backward_product(job, A, transA, B, transB, D, bias, gelu, gelu_in)
-        else:
-            if bias is not None:
-                check_same_device(bias, a_buffer(A), "bias of generic_gemm")
-            result, bias_grad, pre_gelu = self._forward_product(job, A, transA, B, transB, D, bias, bias_type, gelu)
-        return [self._store_product(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
+                return result, self._row_sum(B).to(job.dtype) if grad and bias is not None else None, None
+        if bias is not None and not grad:
+            check_same_device(bias, a_buffer(A), "bias of generic_gemm")
+        return super()._gemm(job, A, transA, B, transB, D, quantizer, bias, bias_type, gelu, gelu_in, grad)
 
     def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         undo = mixed_transform(A, copy_of(transA), B, copy_of(not transB))
@@ -100,29 +93,6 @@ def _check_devices(A: Any, B: Any, D: Any) -> None:
         check_same_device(A, B, "A of generic_gemm")
     if D is not None:
         check_same_device(a_buffer(D), a_buffer(A), "D of generic_gemm")
-
-
-def _quick(
-    A: Tensor, transA: bool, B: Tensor, transB: bool, output_dtype: Any, bias: Tensor | None, gelu: bool, grad: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-    """The common case, unquantized matrices of one dtype, with as few Python steps as it takes; None where it is another case, or a mistake."""
-    dtype = A.dtype
-    if A.dim() != 2 or B.dim() != 2 or B.dtype is not dtype or dtype not in _FLOATING or not ((A.is_cpu and B.is_cpu) or A.device == B.device):
-        return None
-    if output_dtype is not dtype and output_dtype is not None and to_torch(output_dtype) is not dtype:
-        return None
-    columns, depth = A.shape if transA else (A.size(1), A.size(0))
-    depth_of_b, rows = B.shape if transB else (B.size(1), B.size(0))
-    if depth_of_b != depth or not (depth and columns and rows):
-        return None
-    if grad:
-        return (_matrix_product(A, transA, B, transB, None), None if bias is None else _row_sum_of(B, dtype), None) if not gelu else None
-    if bias is not None and (bias.dtype is not dtype or bias.dim() != 1 or bias.size(0) != columns):
-        return None
-    result = _matrix_product(A, transA, B, transB, bias)
-    if not gelu:
-        return result, None, None
-    return (POINTWISE["gelu"].f(result), None, result) if dtype is torch.float32 else None
 
 
 def _matrix_product(A: Tensor, transA: bool, B: Tensor, transB: bool, bias: Tensor | None) -> Tensor:

@@ -15,8 +15,7 @@ from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla import attention_bias, attention_math, kv_cache
-from fusible.tex.backends.xla.attention_bias import Tokens
-from fusible.tex.backends.xla.attention_math import Gradients, Scores
+from fusible.tex.backends.xla.attention_math import Scores
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
 from fusible.tex.backends.xla.token_layouts import TokenLayoutKernels
@@ -24,6 +23,7 @@ from fusible.tex.calls.attention import PADDING, Served, auxiliary, beyond_nvidi
 from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.calls.kv_cache import check_cache_call
+from fusible.tex.formulas.attention import Gradients, Tokens
 from fusible.tex.interface.declare import by_name
 
 __all__ = ["AttentionKernels"]

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible import lazy
 from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
+from fusible.tex.formulas.attention import Tokens
 
-__all__ = ["Tokens", "check_sequences", "gathered", "gathered_back"]
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of queries ``[.., s, 1]`` or of keys ``[.., 1, t]``: their sequence, their position in it, its length (an int32 tensor each).
-
-    ``apart``: several sequences lie side by side, and see nothing of one another. ``inside``: which tokens count, or None for all.
-    """
-
-    sequence: Tensor
-    position: Tensor
-    length: Tensor
-    inside: Tensor | None
-    apart: bool
+__all__ = ["check_sequences", "gathered", "gathered_back"]
 
 
 def _places(shape: Sequence[int], queries: Tokens, keys: Tokens) -> tuple[Tensor, Tensor]:

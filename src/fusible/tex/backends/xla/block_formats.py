@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla import block_fp8
 from fusible.tex.backends.xla.arrays import LAZY
+from fusible.tex.backends.xla.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.xla.blocks import padded
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.nvfp4 import NVFP4_CODEC
@@ -16,7 +16,7 @@ from fusible.tex.formulas.block_formats import BlockTensors
 
 __all__ = ["block_dense", "block_values", "mixed_transform", "quantize_blocks"]
 
-for _form, _codec in {**block_fp8.CODECS, NVFP4: NVFP4_CODEC}.items():
+for _form, _codec in {**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC}.items():
     _form.codecs["lazy"] = _codec
 
 

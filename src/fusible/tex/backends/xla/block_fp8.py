@@ -10,7 +10,7 @@ from fusible.tex.backends.xla.fp8 import decode, encode
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax, times_power_of_two
 from fusible.tex.formulas.block_fp8 import BlockFp8
 
-__all__ = ["CODECS"]
+__all__ = ["BLOCK_FP8"]
 
 
 def _exponent(code: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def _repeated(grid: Tensor, count: int, dim: int) -> Tensor:
     return lazy.reshape(lazy.broadcast_to(inserted, tuple(shape)), tuple(size * (count if d == dim else 1) for d, size in enumerate(grid.shape)))
 
 
-CODECS = BlockFp8(
+BLOCK_FP8 = BlockFp8(
     arrays=LAZY,
     amax=block_amax,
     scaled=lambda x, factors, block: scale_blocks(fp32(x), factors, block),
@@ -48,4 +48,4 @@ CODECS = BlockFp8(
     reciprocal=reciprocal,
     largest=lambda dtype: float(dtype.max),
     repeated=_repeated,
-).codecs()
+)

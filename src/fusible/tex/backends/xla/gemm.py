@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.activation import POINTWISE
 from fusible.tex.backends.xla.block_formats import block_values, mixed_transform
@@ -15,51 +14,16 @@ from fusible.tex.backends.xla.kernels import LazyKernels
 from fusible.tex.backends.xla.operands import flat, fp32, nominal
 from fusible.tex.backends.xla.quantizing import quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes
-from fusible.tex.formats import PLAIN, format_of, is_quantized, transposed
+from fusible.tex.formats import PLAIN, format_of, transposed
 from fusible.tex.formulas.gemm import GemmFormulas, copy_of
 
 __all__ = ["GemmKernels"]
 
-_TYPES = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
-
 
 class GemmKernels(LazyKernels, GemmFormulas):
+    _gemm_types = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
     _gelu = POINTWISE["gelu"]
     _quantize = staticmethod(quantize_tensor)
-
-    def generic_gemm(
-        self,
-        A: Any,
-        transA: bool,
-        B: Any,
-        transB: bool,
-        D: Any,
-        quantizer: Any,
-        output_dtype: Any,
-        bias: Any,
-        bias_type: Any,
-        gelu: bool,
-        gelu_in: Any,
-        grad: bool,
-        accumulate: bool,
-        use_split_accumulator: bool,
-        comm_overlap: Any = None,
-        comm_type: Any = None,
-        extra_output: Any = None,
-        bulk_overlap: bool = False,
-        alpha: float = 1.0,
-        beta: float | None = None,
-    ) -> list[Any]:
-        if comm_overlap is not None:
-            raise NotServedError(expected("no comm_overlap", of="generic_gemm of lazy tensors", got=type(comm_overlap).__name__, do="pass None"))
-        job = _TYPES.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
-        if quantizer is None and D is not None and is_quantized(D):
-            quantizer = D._quantizer
-        if grad:
-            result, bias_grad, pre_gelu = self._backward_product(job, A, transA, B, transB, D, bias, gelu, gelu_in)
-        else:
-            result, bias_grad, pre_gelu = self._forward_product(job, A, transA, B, transB, D, bias, bias_type, gelu)
-        return [self._store_product(job, result, D, quantizer), bias_grad, pre_gelu, extra_output]
 
     def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         undo = mixed_transform(A, copy_of(transA), B, copy_of(not transB))
