@@ -216,8 +216,8 @@ def adam_corrections(mode: int, bias_correction: int, step: int, beta1: float, b
     return (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
 
 
-def check_scale_update(buffer: Any, histories: Sequence[Any], scales: Sequence[Any], algorithm: str) -> None:
-    """Raise unless the arguments of ``fused_amax_and_scale_update_after_reduction`` add up."""
+def check_scale_update(buffer: Any, histories: Sequence[Any], scales: Sequence[Any], algorithm: str) -> list[int]:
+    """How many numbers each of the scales has. Raises unless the arguments of ``fused_amax_and_scale_update_after_reduction`` add up."""
     if algorithm not in ("max", "most_recent"):
         raise ArgumentError(expected("'max' or 'most_recent'", of="amax_compute_algo", got=repr(algorithm), do="pass one of the two"))
     if len(histories) != len(scales):
@@ -231,3 +231,4 @@ def check_scale_update(buffer: Any, histories: Sequence[Any], scales: Sequence[A
     if math.prod(buffer.shape) != sum(sizes):
         got = math.prod(buffer.shape)
         raise ShapeError(expected(f"{sum(sizes)} amaxes", of="amax_reduction_buffer", got=got, do="concatenate one amax per scale"))
+    return sizes

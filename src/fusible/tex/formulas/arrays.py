@@ -63,6 +63,8 @@ class Arrays:
     """``(x, shape)``."""
     transpose: Function
     """``(x)``: the transpose of a matrix."""
+    permute: Function
+    """``(x, dims)``, perhaps a view."""
     concatenate: Function
     """``(xs, axis)``."""
     stack: Function
@@ -82,8 +84,10 @@ class Arrays:
     log: Function
     where: Function
     """``(condition, x, y)``."""
-    replaced: Function
-    """``(x, condition, value)``: a new tensor, a number in the place of ``x`` where ``condition``."""
+    fill: Function
+    """``(x, condition, value)``: the number ``value`` where ``condition``, else ``x``, likewise."""
+    filled: Function
+    """The same, a new tensor."""
     clip: Function
     """``(x, least, largest)``; None for a bound that there is not."""
     relu: Function
@@ -91,6 +95,10 @@ class Arrays:
     tanh: Function
     sigmoid: Function
     rsqrt: Function
+    softmax: Function
+    """``(x)``: along the last dimension."""
+    masked: Function
+    """``(x, mask)``: ``x`` times bytes of 0 and 1, a new tensor."""
     sin: Function
     cos: Function
     contiguous: Function

@@ -110,13 +110,13 @@ class AttentionMath:
         largest = xp.largest(p)
         extra = self.extra_logit(part.rules)
         base = largest if extra is None else xp.maximum(largest, extra)
-        base = xp.replaced(base, base == -math.inf, 0.0)
+        base = xp.filled(base, base == -math.inf, 0.0)
         p = xp.exp(xp.minus(p, base))
         total = xp.total(p)
         if extra is not None:
             total = xp.plus(total, xp.exp(extra - base))
         stats = xp.plus(xp.log(total), base)
-        p = xp.over(p, xp.replaced(total, total == 0.0, 1.0))
+        p = xp.over(p, xp.fill(total, total == 0.0, 1.0))
         kept = self._kept(part, h, q)
         if kept is not None:
             p = xp.times(p, kept)
@@ -126,7 +126,7 @@ class AttentionMath:
     def backward(self, part: Part, q: Any, k: Any, v: Any, o: Any, do: Any, stats: Any, see: Callable[[Any], None] = _unseen) -> Gradients:
         """The gradients of what has queries and keys; ``see`` sees those of the scores."""
         xp, groups, h, scale = self.arrays, k.shape[1], q.shape[1], part.rules.scale
-        stats = xp.replaced(stats, stats == -math.inf, 0.0)
+        stats = xp.filled(stats, stats == -math.inf, 0.0)
         p, slope = self._scores(part, q, k)
         p = xp.exp(xp.minus(p, stats))
         kept = self._kept(part, h, q)

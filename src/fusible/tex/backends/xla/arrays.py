@@ -27,6 +27,10 @@ def _clip(x: Tensor, least: float | None, largest: float | None) -> Tensor:
     return x if least is None else lazy.maximum(x, least)
 
 
+def _filled(x: Tensor, condition: Tensor, value: float) -> Tensor:
+    return lazy.where(condition, value, x)
+
+
 def _put(old: Tensor, new: Tensor) -> Tensor:
     return old.assign_(new if new.dtype is old.dtype else lazy.cast(new, old.dtype))
 
@@ -61,6 +65,7 @@ LAZY = Arrays(
     full=lambda shape, value, dtype, like: lazy.full(tuple(shape), value, dtype),
     reshape=lambda x, shape: lazy.reshape(x, tuple(shape)),
     transpose=lambda x: lazy.transpose(x, 0, 1),
+    permute=lazy.permute,
     concatenate=lambda xs, axis: lazy.concatenate(list(xs), axis),
     stack=lambda xs, axis: lazy.stack(list(xs), axis),
     split=lambda x, sizes, axis: lazy.split(x, list(sizes), axis),
@@ -71,13 +76,16 @@ LAZY = Arrays(
     largest=lambda x: lazy.max(x, -1, keepdim=True),
     log=lazy.log,
     where=lazy.where,
-    replaced=lambda x, condition, value: lazy.where(condition, value, x),
+    fill=_filled,
+    filled=_filled,
     clip=_clip,
     relu=lambda x: lazy.maximum(x, 0.0),
     abs=lazy.abs,
     tanh=lazy.tanh,
     sigmoid=lazy.sigmoid,
     rsqrt=lazy.rsqrt,
+    softmax=lambda x: lazy.softmax(x, -1),
+    masked=lambda x, mask: x * fp32(mask),
     sin=lazy.sin,
     cos=lazy.cos,
     contiguous=_itself,
