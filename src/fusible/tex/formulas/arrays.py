@@ -19,6 +19,10 @@ class Arrays:
     float32: Any
     dtype: Function
     """``(dtype)``: the framework's own of any dtype that ``tex.protocol.to_torch`` takes."""
+    accumulator: Function
+    """``(dtype)``: the dtype that is computed in, of operands of ``dtype``."""
+    index: Any
+    """The integers that places are counted in."""
     cast: Function
     """``(x, dtype)``."""
     wide: Function
@@ -82,6 +86,8 @@ class Arrays:
     largest: Function
     """``(x)``: the maximum of the last dimension, likewise."""
     log: Function
+    take: Function
+    """``(x, places)``: the rows at ``places``, in the shape of these."""
     where: Function
     """``(condition, x, y)``."""
     fill: Function

@@ -117,7 +117,7 @@ class AttentionMath:
             total = xp.plus(total, xp.exp(extra - base))
         stats = xp.plus(xp.log(total), base)
         p = xp.over(p, xp.fill(total, total == 0.0, 1.0))
-        kept = self._kept(part, h, q)
+        kept = self._kept(part, h, q.dtype)
         if kept is not None:
             p = xp.times(p, kept)
         see(p)
@@ -129,7 +129,7 @@ class AttentionMath:
         stats = xp.filled(stats, stats == -math.inf, 0.0)
         p, slope = self._scores(part, q, k)
         p = xp.exp(xp.minus(p, stats))
-        kept = self._kept(part, h, q)
+        kept = self._kept(part, h, q.dtype)
         dropped = p if kept is None else p * kept
         do_grouped = self._grouped(do, groups)
         dv = self.product(self._grouped(dropped, groups), do_grouped, 2, 2)
@@ -170,7 +170,7 @@ class AttentionMath:
         n, h, s, d = x.shape
         return self.arrays.reshape(x, (n, groups, h // groups * s, d))
 
-    def _kept(self, part: Part, heads: int, like: Any) -> Any | None:
+    def _kept(self, part: Part, heads: int, dtype: Any) -> Any | None:
         """The dropout mask times ``1 / (1 - p)``, or None without dropout."""
         xp, rules = self.arrays, part.rules
         if not rules.dropout:
@@ -180,4 +180,4 @@ class AttentionMath:
         head = xp.reshape(xp.arange(heads, self.counter, state), (1, -1, 1, 1))
         element = ((batch * heads + head) * rules.max_sq + row) * rules.max_skv + column
         drawn = self.words(state[:1], xp.plus(element, xp.bitcast(state[1:], self.counter) << 40))
-        return xp.where(drawn >= self.drop_threshold(rules.dropout), 1 / (1 - rules.dropout), xp.full((), 0, xp.wide(like).dtype, state))
+        return xp.where(drawn >= self.drop_threshold(rules.dropout), 1 / (1 - rules.dropout), xp.full((), 0, xp.accumulator(dtype), state))

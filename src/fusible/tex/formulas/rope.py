@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.tex.calls.checks import check_rope
+from fusible.tex.calls.rope import starts_of
+from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.formulas.arrays import ArrayKernels
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.rope import Rope
@@ -12,10 +15,13 @@ __all__ = ["RopeFormulas"]
 
 
 class RopeFormulas(ArrayKernels, Rope):
-    """A backend looks up the angles, and says which tokens of packed sequences belong to one."""
+    """A backend says which tokens of packed sequences belong to one."""
 
-    def _rope_angles(self, x: Any, call: Any, function: str) -> tuple[Any, Any]:
-        """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
+    def _check_places(self, x: Any, call: Any, function: str) -> None:
+        """Raise for lengths and starts that reach beyond the angles, where they can be read."""
+
+    def _rank_segments(self, tokens: int, cu_seqlens: Any, cp_size: int) -> Any:
+        """Of each token of a rank its ``sequence``, its ``position`` in that, the ``length`` of the part here, and whether it is ``inside``."""
         raise NotImplementedError
 
     def _of_sequences(self, out: Any, inside: Any) -> Any:
@@ -37,6 +43,39 @@ class RopeFormulas(ArrayKernels, Rope):
         head = xp.wide(g[..., : angles.shape[-1]])
         rotated = self._rope_rotated(head * xp.sin(angles), call.interleaved)
         return self._rope_result(g, xp.product_minus(rotated, head, xp.cos(angles)), inside)
+
+    def _rope_angles(self, x: Any, call: Any, function: str) -> tuple[Any, Any]:
+        """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
+        xp, freqs, start, cu_seqlens = self._arrays, call.freqs, call.start_positions, call.cu_seqlens
+        qkv_format, cp_size, cp_rank = int(call.qkv_format), call.cp_size, call.cp_rank
+        check_rope(x, freqs, qkv_format, cu_seqlens, cp_size, cp_rank, function, xp.accumulator(x.dtype))
+        self._check_places(x, call, function)
+        table = xp.reshape(freqs, (freqs.shape[0], freqs.shape[3]))
+        if qkv_format == NVTE_QKV_Format.NVTE_THD:
+            found = self._rank_segments(x.shape[0], cu_seqlens, cp_size)
+            position = self._in_whole(found.position, found.length, cp_size, cp_rank)
+            if start is not None:
+                position = position + xp.take(xp.cast(start, xp.index), found.sequence)
+            return xp.take(table, xp.clip(xp.where(found.inside, position, 0), 0, table.shape[0] - 1))[:, None], found.inside
+        along = 0 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 1
+        length = x.shape[along]
+        if start is None and cp_size == 1:
+            angles = table[:length]
+        else:
+            position = self._in_whole(xp.arange(length, xp.index, x), xp.full((), length, xp.index, x), cp_size, cp_rank)
+            if start is not None:
+                first = xp.cast(starts_of(x, start, qkv_format, cu_seqlens), xp.index)
+                return xp.take(table, position[:, None] + first[None] if along == 0 else position[None] + first[:, None])[:, :, None], None
+            angles = xp.take(table, position)
+        return (angles[:, None, None] if along == 0 else angles[None, :, None]), None
+
+    def _in_whole(self, position: Any, length: Any, cp_size: int, cp_rank: int) -> Any:
+        """Where a rank's tokens stand in the whole sequence: it holds one chunk from the front and its mirror image from the back."""
+        if cp_size == 1:
+            return position
+        half = self._arrays.shift_right(length, 1)
+        front, back = half * cp_rank, length * cp_size - half * (cp_rank + 1) - half
+        return position + self._arrays.where(position < half, front, back)
 
     def _rope_rotated(self, x: Any, interleaved: bool) -> Any:
         """``R(x)``, a new tensor. R is antisymmetric: its transpose is ``-R``."""

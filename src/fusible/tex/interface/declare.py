@@ -6,12 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar
 
 from fusible.errors import NotServedError, check_callable
 
-__all__ = ["DECLARATIONS", "Declaration", "Request", "binds_by_name", "by_name", "function", "requires", "unserved_method"]
+__all__ = ["DECLARATIONS", "Declaration", "Request", "binds_by_name", "by_name", "function", "inherited", "requires", "unserved_method"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -150,6 +150,14 @@ def requires(supports: Callable[[Request], str | None]) -> Callable[[F], F]:
         return method
 
     return attach
+
+
+def inherited(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a base class's method, for ``requires`` to attach to what holds of one class alone."""
+    assert isinstance(method, FunctionType)
+    copy = FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, method.__closure__)
+    copy.__dict__.update(vars(method))
+    return copy
 
 
 def by_name(method: Callable[[Any, Any], Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from fusible.tex.backends.cpu.output import produce
 from fusible.tex.backends.cpu.quantize import dequantize, quantize_tensor
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, GemmTypes, check_bias, check_gelu_input
 from fusible.tex.formats import is_quantized, nominal, transposed
-from fusible.tex.interface.declare import DECLARATIONS, Request, binds_by_name, requires
+from fusible.tex.interface.declare import Request, inherited, requires
 from fusible.tex.protocol import to_torch
 
 __all__ = ["GemmKernels", "products_gain"]
@@ -39,7 +39,7 @@ def _better_here(request: Request) -> str | None:
 
 class GemmKernels(GemmBySteps):
     _gemm_types = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
-    generic_gemm = requires(_better_here)(binds_by_name(DECLARATIONS["generic_gemm"], GemmBySteps.generic_gemm))  # a method of its own
+    generic_gemm = requires(_better_here)(inherited(GemmBySteps.generic_gemm))
 
     def _gemm(
         self, job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formulas.arrays import Arrays
-from fusible.tex.protocol import to_torch
+from fusible.tex.protocol import accumulator, to_torch
 
 __all__ = ["TORCH", "wide"]
 
@@ -25,6 +25,8 @@ def _put(old: Tensor, new: Tensor) -> Tensor:
 TORCH = Arrays(
     float32=torch.float32,
     dtype=to_torch,
+    accumulator=accumulator,
+    index=torch.int64,
     cast=lambda x, dtype: x if x.dtype is dtype else x.to(dtype),
     wide=wide,
     times=Tensor.mul_,
@@ -58,6 +60,7 @@ TORCH = Arrays(
     total=lambda x: x.sum(-1, keepdim=True),
     largest=lambda x: x.amax(-1, keepdim=True),
     log=torch.log,
+    take=lambda x, places: x[places],
     where=torch.where,
     fill=Tensor.masked_fill_,
     filled=Tensor.masked_fill,

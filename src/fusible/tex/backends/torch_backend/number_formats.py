@@ -5,11 +5,15 @@ Plain functions on tensors of any shape and device; everything is exact to the b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
+from fusible.tex.backends.torch_backend.arrays import TORCH
+from fusible.tex.formulas.number_formats import E2M1, E2M1Codes
+
 __all__ = [
-    "E2M1_MAX",
     "decode_e2m1",
     "decode_e2m1_pairs",
     "decode_e8m0",
@@ -21,11 +25,6 @@ __all__ = [
     "scale_of_amax",
     "unpack_nibbles",
 ]
-
-E2M1_MAX = 6.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1_UP = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Halfway between neighbours: every second one rounds up, to the even code."""
 
 
 def scale_of_amax(amax: Tensor, largest: float, epsilon: float, power_of_two: bool, where_infinite: float) -> Tensor:
@@ -60,39 +59,25 @@ def factor_of_e8m0(code: Tensor) -> Tensor:
     return bits.to(torch.int32).view(torch.float32)
 
 
-def encode_e2m1(x: Tensor) -> Tensor:
-    """The E2M1 codes (uint8, bit 3 the sign) of fp32 values: rounded to the nearest, ties to the even code, saturating at 6; NaN becomes 6."""
-    size = x.abs()
-    code = torch.full_like(x, 7, dtype=torch.uint8)
-    for lower, threshold in enumerate(_E2M1_UP):
-        code -= (size < threshold if lower % 2 else size <= threshold).view(torch.uint8)
-    return code.bitwise_or_(_sign_bit(x))
-
-
-def encode_e2m1_stochastically(x: Tensor, random: Tensor) -> Tensor:
-    """The E2M1 codes of fp32 values rounded to one of their two neighbours: up in size with the probability that makes the mean ``|x|``.
-
-    ``random``: fp32 in [0, 1), of the shape of ``x``. What E2M1 holds stays as it is, what lies above 6 becomes 6, and NaN too.
-    """
-    size = x.abs()
-    code = torch.full_like(x, 7, dtype=torch.uint8)
-    for value in _E2M1[1:]:
-        code -= (size < value).view(torch.uint8)
-    lower = decode_e2m1(code)
-    # The distance to the next value is a power of two, and the difference is exact, so that the quotient is.
-    size.sub_(lower).div_(torch.where(lower < 4, 1.0, 2.0).masked_fill_(lower < 2, 0.5))
-    up = (random < size).logical_and_(code < 7)
-    return code.add_(up.view(torch.uint8)).bitwise_or_(_sign_bit(x))
-
-
 def _sign_bit(x: Tensor) -> Tensor:
     return torch.signbit(x).logical_and_(x == x).view(torch.uint8).bitwise_left_shift_(3)  # none of NaN, which differs from itself
 
 
 def decode_e2m1(code: Tensor) -> Tensor:
     """The fp32 values of E2M1 codes 0 to 15."""
-    table = torch.tensor([*_E2M1, *(-value for value in _E2M1)], dtype=torch.float32, device=code.device)
+    table = torch.tensor([*E2M1, *(-value for value in E2M1)], dtype=torch.float32, device=code.device)
     return table.index_select(0, code.reshape(-1).int()).view(code.shape)
+
+
+def _counted_down(below: Iterable[Tensor], like: Tensor) -> Tensor:
+    code = torch.full_like(like, 7, dtype=torch.uint8)
+    for each in below:
+        code -= each.view(torch.uint8)
+    return code
+
+
+_CODES = E2M1Codes(TORCH, _counted_down, _sign_bit, decode_e2m1)
+encode_e2m1, encode_e2m1_stochastically = _CODES.encode, _CODES.encode_stochastically
 
 
 def decode_e2m1_pairs(packed: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""NVFP4: E2M1 in blocks of 16 with E4M3 scales, and an fp32 amax for the tensor or for each of its lines (NVIDIA 2025, arXiv:2509.25149).
-
-A *line* is a row of the row-wise copy, a column of the column-wise one. The column-wise copy is that of the transposed tensor, or of its random
-Hadamard transform.
-"""
+"""NVFP4 in torch: the lines of a matrix, some at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +9,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.blocks import block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.fp8 import tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import (
-    E2M1_MAX,
     decode_e2m1,
     decode_e2m1_pairs,
     encode_e2m1,
@@ -26,19 +22,10 @@ from fusible.tex.backends.torch_backend.number_formats import (
 from fusible.tex.backends.torch_backend.nvfp4_scales import element_factor, global_scale
 from fusible.tex.backends.torch_backend.random import uniform
 from fusible.tex.calls.seeds import draw_seeds
-from fusible.tex.formats import BlockCodec, Copy
+from fusible.tex.formulas.number_formats import E2M1_MAX
+from fusible.tex.formulas.nvfp4 import E4M3_MAX, Nvfp4
 
 __all__ = ["NVFP4_CODEC"]
-
-_E4M3_MAX = 448.0
-
-
-def _encode(
-    x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Tensor] | None = None
-) -> tuple[dict[str, Tensor], Iterator[Copy]]:
-    """``amaxes``, where given, are taken in the place of the matrix's own."""
-    amaxes = _amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
-    return {f"amax_{way}": amax for way, amax in amaxes.items()}, _copies(x, quantizer, amaxes)
 
 
 def _amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
@@ -48,7 +35,7 @@ def _amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[
         amaxes["rowwise"] = _amax(x, 1, quantizer)
     if columnwise:
         if quantizer.with_rht:
-            amaxes["columnwise"] = _amax(_column_source(x, quantizer), 1, quantizer)
+            amaxes["columnwise"] = _amax(_NVFP4.column_source(x, quantizer), 1, quantizer)
         else:
             amaxes["columnwise"] = _amax(x, 0, quantizer) if quantizer.row_scaled_nvfp4 else amaxes["rowwise"].clone()
     asked = {way: amaxes[way] for way, wanted in (("rowwise", rowwise), ("columnwise", columnwise)) if wanted}
@@ -64,59 +51,25 @@ def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
     return x.abs().amax(across).float() if x.shape[across] else x.new_zeros(x.shape[1 - across], dtype=torch.float32)
 
 
-def _copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor]) -> Iterator[Copy]:
-    """Codes, two to a byte, and E4M3 scales of each copy that has an amax."""
-    for way, amax in amaxes.items():
-        source = x if way == "rowwise" else _column_source(x, quantizer)
-        packed, scales = _cast(source, amax, quantizer)
-        yield way, packed, scales.view(torch.uint8)
-
-
-def _column_source(x: Tensor, quantizer: Any) -> Tensor:
-    """``x`` transposed; where the quantizer asks for it, rounded to bfloat16 and transformed in groups of 16: a product in fp32, rounded again."""
-    if not quantizer.with_rht:
-        return x.t().contiguous()
-    return _transformed(x.t().to(torch.bfloat16).float().contiguous(), quantizer.rht_matrix).to(torch.bfloat16)
-
-
 def _transformed(x: Tensor, matrix: Tensor) -> Tensor:
-    return torch.mm(x.view(-1, 16), matrix.to(x.device, torch.float32)).view(x.shape)
+    return torch.mm(x.float().contiguous().view(-1, 16), matrix.to(x.device, torch.float32)).view(x.shape)
 
 
-def _transform(x: Any, way: str) -> Tensor | None:
-    """The matrix that the groups of 16 in a copy of the tensor ``x`` were multiplied by, or None."""
-    quantizer = x._quantizer
-    return quantizer.rht_matrix if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
-
-
-def _values(x: Any, way: str, scales: Tensor, shape: tuple[int, int], undo: bool) -> tuple[Tensor, Tensor]:
-    lines = shape if way == "rowwise" else (shape[1], shape[0])
-    values = decode_e2m1_pairs(getattr(x, f"_{way}_data").reshape(lines[0], lines[1] // 2))
-    scale_blocks_(values, scales.view(torch.float8_e4m3fn).float(), (1, 16))
-    matrix = _transform(x, way) if undo else None
-    if matrix is not None:
-        values = _transformed(values, matrix.t())
-    amax = getattr(x, f"_amax_{way}")
-    largest = E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else _E4M3_MAX)
-    return values if way == "rowwise" else values.t(), amax / torch.full_like(amax, largest)
-
-
-def _cast(x: Tensor, amax: Tensor, quantizer: Any) -> tuple[Tensor, Tensor]:
-    """The codes of the lines ``x``, two to a byte, and the E4M3 scales of their blocks."""
+def _cast(way: str, x: Tensor, amax: Tensor, quantizer: Any, random: None) -> tuple[Tensor, Tensor]:
     tiled, over6 = quantizer.with_2d_quantization, quantizer.nvfp4_use_4over6
     high = 16 if tiled else 1
     largest = block_amax(x, (high, 16))
-    scale = global_scale(amax, quantizer.nvfp4_e4m3_max if over6 else _E4M3_MAX).view(-1, 1)
+    scale = global_scale(amax, quantizer.nvfp4_e4m3_max if over6 else E4M3_MAX).view(-1, 1)
     if over6:
-        return _four_over_six(x, amax.view(-1, 1), scale, largest, high, quantizer)
+        return _four_over_six(x, amax.reshape(-1, 1), scale, largest, high, quantizer)
     scales = _e4m3(largest * (scale * (1 / E2M1_MAX)))
-    factors = element_factor(scales.float(), scale)
+    factors = element_factor(_of_e4m3(scales), scale)
     packed = torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8, device=x.device)
     seed = draw_seeds(1, x.device) if quantizer.stochastic_rounding else None
     for part in _parts(x):
         lines = x[part].to(torch.float32, copy=True)
-        random = uniform(seed, part.start * x.shape[1], lines.shape) if seed is not None else None
-        packed[part] = pack_nibbles(_codes(lines, _of_blocks(factors, part, high), high, random))
+        drawn = uniform(seed, part.start * x.shape[1], lines.shape) if seed is not None else None
+        packed[part] = pack_nibbles(_codes(lines, _of_blocks(factors, part, high), high, drawn))
     return packed, _lines(scales, high)
 
 
@@ -139,16 +92,18 @@ def _codes(x: Tensor, factors: Tensor, high: int, random: Tensor | None = None) 
 
 
 def _e4m3(x: Tensor) -> Tensor:
-    return x.clamp_max(_E4M3_MAX).to(torch.float8_e4m3fn)
+    return x.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def _lines(scales: Tensor, high: int) -> Tensor:
-    """One scale per line, of tiles that are ``high`` lines."""
-    return scales if high == 1 else scales.view(torch.uint8).repeat_interleave(high, 0).view(scales.dtype)
+def _of_e4m3(scales: Tensor) -> Tensor:
+    return scales.view(torch.float8_e4m3fn).float()
+
+
+def _lines(grid: Tensor, high: int) -> Tensor:
+    return grid if high == 1 else grid.repeat_interleave(high, 0)
 
 
 def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
-    """Each block with its amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025, arXiv:2512.02010)."""
     packed, scales = (torch.empty(x.shape[0], width, dtype=torch.uint8, device=x.device) for width in (x.shape[1] // 2, largest.shape[1]))
     for part in _parts(x):
         own, by = (value if value.shape[0] == 1 else value[part] for value in (amax, scale))
@@ -159,18 +114,16 @@ def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high
 
 def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
     """The codes and scales of the fp32 lines ``x``."""
-    base = largest / torch.full_like(largest, E2M1_MAX) * scale
-    candidates = []
-    for stretch in (1.0, 1.5):
-        scales = _e4m3(base * stretch)
-        codes = _codes(x.clone(), element_factor(scales.float(), scale), high)
-        scales = _lines(scales, high)
-        candidates.append((codes, scales, _error(x, codes, scales.float(), amax, high, quantizer)))
-    (six, scales_six, error_six), (four, scales_four, error_four) = candidates
-    better = _lines(error_four < error_six, high)
-    blocks = (*better.shape, 16)
-    codes = torch.where(better[..., None], four.view(blocks), six.view(blocks)).view(x.shape)
-    return codes, torch.where(better, scales_four.view(torch.uint8), scales_six.view(torch.uint8))
+    return _NVFP4.better(
+        _over(largest, E2M1_MAX) * scale,
+        lambda scales: _codes(x.clone(), element_factor(_of_e4m3(scales), scale), high),
+        lambda codes, scales: _error(x, codes, scales, amax, high, quantizer),
+        high,
+    )
+
+
+def _over(x: Tensor, divisor: float) -> Tensor:
+    return x / torch.full_like(x, divisor)
 
 
 def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, high: int, quantizer: Any) -> Tensor:
@@ -189,4 +142,17 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, high: int, qu
     return error
 
 
-NVFP4_CODEC = BlockCodec(_encode, _values, _transform)
+_NVFP4 = Nvfp4(
+    arrays=TORCH,
+    amaxes=_amaxes,
+    cast=_cast,
+    e4m3=_e4m3,
+    of_e4m3=_of_e4m3,
+    codes=decode_e2m1_pairs,
+    scaled=scale_blocks_,
+    over=_over,
+    hadamard=lambda quantizer: quantizer.rht_matrix,
+    transformed=_transformed,
+    lines=_lines,
+)
+NVFP4_CODEC = _NVFP4.codec()

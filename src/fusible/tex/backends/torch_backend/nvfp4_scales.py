@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.fp8 import encode
-from fusible.tex.backends.torch_backend.number_formats import E2M1_MAX
 from fusible.tex.enums import DType
+from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.protocol import FLT_MAX, FP8_MAX
 
 __all__ = ["block_scale", "element_factor", "global_scale", "rounded_block_scale"]

@@ -42,6 +42,8 @@ def _itself(x: Tensor) -> Tensor:
 LAZY = Arrays(
     float32=lazy.float32,
     dtype=to_lazy,
+    accumulator=lambda dtype: lazy.float32,
+    index=lazy.int32,
     cast=lazy.cast,
     wide=fp32,
     times=operator.mul,
@@ -75,6 +77,7 @@ LAZY = Arrays(
     total=lambda x: lazy.sum(x, -1, keepdim=True),
     largest=lambda x: lazy.max(x, -1, keepdim=True),
     log=lazy.log,
+    take=lambda x, places: lazy.gather(x, 0, places),
     where=lazy.where,
     fill=_filled,
     filled=_filled,

@@ -19,60 +19,12 @@ from fusible.tex.backends.xla.attention_math import Scores
 from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths, thd_segments
 from fusible.tex.backends.xla.token_layouts import TokenLayoutKernels
-from fusible.tex.calls.attention import PADDING, Served, auxiliary, beyond_nvidias, bounds, check_counts, check_stats, side_inputs
-from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
-from fusible.tex.calls.checks import check_probability
-from fusible.tex.calls.kv_cache import check_cache_call
+from fusible.tex.calls.attention import PADDING, Served, bounds, check_counts
+from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.formulas.attention import Gradients, Tokens
-from fusible.tex.interface.declare import by_name
 
 __all__ = ["AttentionKernels"]
-
-_SERVED = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), paged=True, alibi=True)
-
-
-class AttentionKernels(TokenLayoutKernels):
-    @by_name
-    def fused_attn_fwd(self, call: Any) -> list[Any]:
-        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
-        dropout = call.p_dropout if call.is_training else 0.0
-        check_probability(dropout, "fused_attn_fwd")
-        rng_state = _rng_state(dropout, call.rng_gen)
-        out, stats, largest = _attended(call, lay, call.SoftmaxOffset, dropout, rng_state)
-        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
-
-    @by_name
-    def fused_attn_bwd(self, call: Any) -> list[Any]:
-        lay = _SERVED.check(call, (call.s_quantizer, call.dp_quantizer, call.dqkv_quantizer))
-        to = gradient_layout(call.dqkv_layout, lay)
-        check_probability(call.p_dropout, "fused_attn_bwd")
-        stats, rng_state, bias, offset = auxiliary(call)
-        scores = _scores(call, lay, bias, offset, rng_state)
-        dqkv, g = _gradients(call, (lay, to), scores, stats)
-        extra = None if g.extra is None else lazy.sum(g.extra, (0, 2), keepdim=True)
-        return [*dqkv, _bias_gradient(scores, g), None if offset is None else extra]
-
-    @by_name
-    def prim_attention(self, call: Any) -> tuple[Any, Any]:
-        check_probability(call.probability, "prim.attention")
-        call = beyond_nvidias(call, _seeded)
-        lay = _SERVED.check(call)
-        return _attended(call, lay, None, call.p_dropout, call.rng_state)[:2]
-
-    @by_name
-    def prim_attention_backward(self, call: Any) -> tuple[Any, Any, Any, Any]:
-        check_probability(call.probability, "prim.attention_backward")
-        call = beyond_nvidias(call, _seeded)
-        lay = _SERVED.check(call)
-        check_stats(call.stats, call)
-        scores = _scores(call, lay, call.Bias, None, call.rng_state)
-        dqkv, g = _gradients(call, (lay, lay), scores, call.stats)
-        return (*dqkv, _bias_gradient(scores, g))
-
-    @by_name
-    def copy_to_kv_cache(self, call: Any) -> None:
-        check_cache_call(call)
-        kv_cache.put(call)
 
 
 @dataclass(frozen=True)
@@ -85,42 +37,6 @@ class _Operands:
     queries: Tokens
     keys: Tokens
     restore: Callable[[Tensor, str], Tensor]
-
-
-def _attended(call: Any, lay: Layout, offset: Any, dropout: float, rng_state: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """O, Stats and Max of a call."""
-    given = _paged(lay, call) if lay.paged else _together(lay, call)
-    scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=given.queries, keys=given.keys)
-    if scores.bias is not None and lay.q == "THD":
-        attention_bias.check_sequences(scores.bias, call.cu_seqlens_q.size - 1)
-    o, stats, largest = attention_math.forward(scores, given.q, given.k, given.v)
-    out = lazy.cast(given.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
-    if lay.q == "THD" and given.queries.inside is not None:
-        stats = lazy.where(given.queries.inside, stats, lazy.zeros((), stats.dtype))  # of tokens that are of no sequence, as O
-    stats, largest = (given.restore(x, lay.statistics) for x in (stats, largest))
-    return out, stats, largest
-
-
-def _scores(call: Any, lay: Layout, bias: Any, offset: Any, rng_state: Any) -> Scores:
-    """The rules of a backward call."""
-    queries, keys = _tokens(lay, call)
-    return Scores.of(call, bias, offset, call.p_dropout, rng_state, queries=queries, keys=keys)
-
-
-def _gradients(call: Any, layouts: tuple[Layout, Layout], scores: Scores, stats: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Gradients]:
-    """dQ, dK and dV in the second of the layouts, and what they follow from."""
-    (lay, to), q, k, v = layouts, call.Q, call.K, call.V
-    o = heads_first(call.O, format_name(call.o_format, lay.q))
-    do = heads_first(call.dO, format_name(call.do_format, lay.q))
-    g = attention_math.backward(scores, heads_first(q, lay.q), _keys(k, lay), _keys(v, lay), o, do, heads_first(stats, lay.statistics))
-    dq = lazy.cast(from_heads_first(g.q, to.q), q.dtype)
-    dk, dv = (lazy.cast(_unkeys(d, x, lay, to), x.dtype) for d, x in ((g.k, k), (g.v, v)))
-    return (dq, dk, dv), g
-
-
-def _seeded(seed: Tensor, offset: int) -> Tensor:
-    """The state of the draw of an int64 ``seed [1]``."""
-    return lazy.concatenate([seed, lazy.full((1,), offset, lazy.int64)], 0)
 
 
 def _together(lay: Layout, call: Any) -> _Operands:
@@ -145,17 +61,6 @@ def _paged(lay: Layout, call: Any) -> _Operands:
         # Past a sequence's end are pages of others: what is not finite there would come through a probability of 0.
         v = lazy.where(lazy.reshape(keys.inside, (b, 1, tokens, 1)), v, lazy.zeros((), v.dtype))
     return _Operands(q, k, v, queries, keys, from_heads_first if apart is None else apart.restore)
-
-
-def _rng_state(dropout: float, state: Any) -> Tensor:
-    """``(seed, offset)``: a program cannot draw, so dropout takes the state itself in the generator's place."""
-    if not dropout:
-        return lazy.zeros((2,), lazy.int64)
-    if not isinstance(state, Tensor) or state.shape != (2,) or state.dtype is not lazy.int64:
-        raise NotServedError(
-            expected("an int64 lazy tensor [2] as rng_gen", of="dropout in attention on lazy tensors", got=type(state).__name__, do="pass rng_state")
-        )
-    return state
 
 
 def _keys(x: Tensor, lay: Layout) -> Tensor:
@@ -231,3 +136,52 @@ def _bias_gradient(sc: Scores, g: Gradients) -> Tensor | None:
     if any(after for _, after in missing):
         ds = lazy.pad(ds, missing)
     return lazy.cast(ds, sc.bias.dtype)
+
+
+class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
+    _served = Served("xla", frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), paged=True, alibi=True)
+    _put_cache = staticmethod(kv_cache.put)
+
+    @staticmethod
+    def _seeded(seed: Tensor, offset: int) -> Tensor:
+        return lazy.concatenate([seed, lazy.full((1,), offset, lazy.int64)], 0)
+
+    def _attention_operands(self, call: Any) -> tuple[Layout, None]:
+        quantizers = (call.dp_quantizer, call.dqkv_quantizer) if hasattr(call, "dO") else (call.o_quantizer,)
+        return self._served.check(call, (call.s_quantizer, *quantizers)), None
+
+    def _draw_state(self, call: Any, dropout: float) -> Tensor:
+        """A program cannot draw, so dropout takes the state itself in the generator's place."""
+        state = call.rng_gen
+        if not dropout:
+            return lazy.zeros((2,), lazy.int64)
+        if not isinstance(state, Tensor) or state.shape != (2,) or state.dtype is not lazy.int64:
+            of, got = "dropout in attention on lazy tensors", type(state).__name__
+            raise NotServedError(expected("an int64 lazy tensor [2] as rng_gen", of=of, got=got, do="pass rng_state"))
+        return state
+
+    def _attended(self, call: Any, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: None = None) -> tuple[Tensor, Tensor, Tensor]:
+        given = _paged(lay, call) if lay.paged else _together(lay, call)
+        scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=given.queries, keys=given.keys)
+        if scores.bias is not None and lay.q == "THD":
+            attention_bias.check_sequences(scores.bias, call.cu_seqlens_q.size - 1)
+        o, stats, largest = attention_math.forward(scores, given.q, given.k, given.v)
+        out = lazy.cast(given.restore(o, format_name(call.o_format, lay.q)), call.Q.dtype)
+        if lay.q == "THD" and given.queries.inside is not None:
+            stats = lazy.where(given.queries.inside, stats, lazy.zeros((), stats.dtype))  # of tokens that are of no sequence, as O
+        stats, largest = (given.restore(x, lay.statistics) for x in (stats, largest))
+        return out, stats, largest
+
+    def _attention_gradients(
+        self, call: Any, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: None = None
+    ) -> tuple[Any, Any, Any, Any, Any]:
+        (lay, to), (bias, offset), q, k, v = layouts, sides, call.Q, call.K, call.V
+        queries, keys = _tokens(lay, call)
+        scores = Scores.of(call, bias, offset, call.p_dropout, rng_state, queries=queries, keys=keys)
+        o = heads_first(call.O, format_name(call.o_format, lay.q))
+        do = heads_first(call.dO, format_name(call.do_format, lay.q))
+        g = attention_math.backward(scores, heads_first(q, lay.q), _keys(k, lay), _keys(v, lay), o, do, heads_first(stats, lay.statistics))
+        dq = lazy.cast(from_heads_first(g.q, to.q), q.dtype)
+        dk, dv = (lazy.cast(_unkeys(d, x, lay, to), x.dtype) for d, x in ((g.k, k), (g.v, v)))
+        doffset = None if offset is None or g.extra is None else lazy.sum(g.extra, (0, 2), keepdim=True)
+        return dq, dk, dv, _bias_gradient(scores, g), doffset

@@ -17,11 +17,12 @@ from fusible.tex.backends.xla.block_formats import block_values, quantize_blocks
 from fusible.tex.backends.xla.fp8 import decode, encode, magnitude, scale_from_amax, transpose_bytes
 from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.number_formats import reciprocal
-from fusible.tex.backends.xla.nvfp4 import Random, column_source
+from fusible.tex.backends.xla.nvfp4 import column_source
 from fusible.tex.backends.xla.random import next_seed, uniform
 from fusible.tex.calls.grouped import build_grouped, member_fields
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, PLAIN, BlockFormat, block_format_of, scheme_of, usages
+from fusible.tex.formulas.nvfp4 import Random
 from fusible.tex.protocol import fp8_format, to_torch
 
 __all__ = ["group_values", "groups_of", "quantize_group"]

@@ -5,12 +5,15 @@ XLA takes subnormals for zero where it computes, even in a conversion of float64
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fusible import lazy
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla.arrays import LAZY
 from fusible.tex.backends.xla.fp8 import bits, magnitude, positive_and_finite
+from fusible.tex.formulas.number_formats import E2M1Codes
 
 __all__ = [
-    "E2M1_MAX",
     "decode_e2m1",
     "encode_e2m1",
     "encode_e2m1_stochastically",
@@ -22,11 +25,6 @@ __all__ = [
     "times_power_of_two",
     "unpack_nibbles",
 ]
-
-E2M1_MAX = 6.0
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1_UP = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Halfway between neighbours: every second one rounds up, to the even code."""
 
 _INFINITE, _BIAS = 0x7F800000, 127
 
@@ -81,35 +79,6 @@ def encode_e8m0(amax: Tensor, factor: float) -> Tensor:
     return lazy.cast(lazy.where(bits(amax) > _INFINITE, 0xFF, code), lazy.uint8)
 
 
-def encode_e2m1(x: Tensor) -> Tensor:
-    """The E2M1 codes (uint8, bit 3 the sign) of fp32 values: rounded to the nearest, ties to the even code, saturating at 6; NaN becomes 6."""
-    size = lazy.abs(x)
-    below = [size < threshold if lower % 2 else size <= threshold for lower, threshold in enumerate(_E2M1_UP)]
-    return _counted_down(below) | _sign_bit(x)
-
-
-def encode_e2m1_stochastically(x: Tensor, random: Tensor) -> Tensor:
-    """The E2M1 codes of fp32 values rounded to one of their two neighbours: up in size with the probability that makes the mean ``|x|``.
-
-    ``random``: fp32 in [0, 1), of the shape of ``x``. What E2M1 holds stays as it is, what lies above 6 becomes 6, and NaN too.
-    """
-    size = lazy.abs(x)
-    code = _counted_down([size < value for value in _E2M1[1:]])
-    lower = decode_e2m1(code)
-    # The distance to the next value is a power of two, and the difference is exact, so that the quotient is.
-    place = (size - lower) * lazy.where(lower < 2.0, 2.0, lazy.where(lower < 4.0, 1.0, 0.5))
-    up = (random < place) & (code < 7)
-    return (code + lazy.cast(up, lazy.uint8)) | _sign_bit(x)
-
-
-def _counted_down(below: list[Tensor]) -> Tensor:
-    """7 less the number of what is true."""
-    code = lazy.full(below[0].shape, 7, lazy.uint8)
-    for each in below:
-        code = code - lazy.cast(each, lazy.uint8)
-    return code
-
-
 def _sign_bit(x: Tensor) -> Tensor:
     sign = lazy.shift_right_logical(bits(x), 28) & 8
     return lazy.cast(lazy.where(magnitude(x) > _INFINITE, 0, sign), lazy.uint8)  # none of NaN
@@ -121,6 +90,17 @@ def decode_e2m1(code: Tensor) -> Tensor:
     size = wide & 7
     found = lazy.where(size < 2, size * 0x3F000000, (size + 252) << 22)  # 0 and 1/2; else exponent and mantissa, in fp32's place and bias
     return lazy.bitcast(found | ((wide & 8) << 28), lazy.float32)
+
+
+def _counted_down(below: Iterable[Tensor], like: Tensor) -> Tensor:
+    code = lazy.full(like.shape, 7, lazy.uint8)
+    for each in below:
+        code = code - lazy.cast(each, lazy.uint8)
+    return code
+
+
+_CODES = E2M1Codes(LAZY, _counted_down, _sign_bit, decode_e2m1)
+encode_e2m1, encode_e2m1_stochastically = _CODES.encode, _CODES.encode_stochastically
 
 
 def pack_nibbles(code: Tensor) -> Tensor:

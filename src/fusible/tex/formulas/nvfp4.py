@@ -1,0 +1,105 @@
+"""NVFP4: E2M1 in blocks of 16 with E4M3 scales, and an fp32 amax for the tensor or for each of its lines (NVIDIA 2025, arXiv:2509.25149).
+
+A *line* is a row of the row-wise copy, a column of the column-wise one. The column-wise copy is that of the transposed tensor, or of its random
+Hadamard transform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fusible.tex.enums import DType
+from fusible.tex.formats import BlockCodec, Copy
+from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.formulas.number_formats import E2M1_MAX
+from fusible.tex.protocol import FP8_MAX
+
+__all__ = ["E4M3_MAX", "Nvfp4", "Random"]
+
+E4M3_MAX = FP8_MAX[DType.kFloat8E4M3]
+
+Random = Callable[[str, Any], Any]
+"""Of a copy and its lines the numbers in [0, 1) by which they are rounded stochastically."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nvfp4:
+    """What a framework does with the lines of a matrix."""
+
+    arrays: Arrays
+    amaxes: Function
+    """``(x, quantizer, rowwise, columnwise)``: ``max |x|`` that each copy is scaled by, fp32 ``[1]`` or one per line."""
+    cast: Function
+    """``(way, lines, amax, quantizer, random)``: the codes of the lines, two to a byte, and the E4M3 bytes of their blocks' scales."""
+    e4m3: Function
+    """``(x)``: the bytes of numbers >= 0, which saturate; NaN stays."""
+    of_e4m3: Function
+    """``(scales)``: the fp32 values of E4M3 bytes."""
+    codes: Function
+    """``(packed)``: the fp32 values of E2M1 codes, two to a byte."""
+    scaled: Function
+    """``(x, factors, block)``: an fp32 matrix, perhaps in the memory of ``x``, each block times its factor."""
+    over: Function
+    """``(x, divisor)``: the quotient by a number, rounded once."""
+    hadamard: Function
+    """``(quantizer)``: its matrix."""
+    transformed: Function
+    """``(x, matrix)``: the groups of 16 in the lines ``x`` times a matrix, in fp32."""
+    lines: Function
+    """``(grid, high)``: one row per line, of tiles that are ``high`` lines."""
+
+    def codec(self) -> BlockCodec:
+        return BlockCodec(self._encode, self._values, self.transform)
+
+    def _encode(
+        self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Any] | None = None, random: Random | None = None
+    ) -> tuple[dict[str, Any], Iterator[Copy]]:
+        """``amaxes`` and ``random``, where given, are taken in the place of the matrix's own and of numbers that are drawn."""
+        amaxes = self.amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
+        flat = {f"amax_{way}": amax if amax.ndim == 1 else self.arrays.reshape(amax, (-1,)) for way, amax in amaxes.items()}
+        return flat, self._copies(x, quantizer, amaxes, random)
+
+    def _copies(self, x: Any, quantizer: Any, amaxes: dict[str, Any], random: Random | None) -> Iterator[Copy]:
+        """Of each copy that has an amax."""
+        for way, amax in amaxes.items():
+            lines = x if way == "rowwise" else self.column_source(x, quantizer)
+            yield way, *self.cast(way, lines, amax, quantizer, random)
+
+    def column_source(self, x: Any, quantizer: Any) -> Any:
+        """``x`` transposed; where the quantizer asks for it, rounded to bfloat16 and transformed in groups of 16, in fp32, and rounded again."""
+        xp, lines = self.arrays, self.arrays.transpose(x)
+        if not quantizer.with_rht:
+            return lines
+        bf16 = xp.dtype(DType.kBFloat16)
+        return xp.cast(self.transformed(xp.cast(lines, bf16), self.hadamard(quantizer)), bf16)
+
+    def transform(self, x: Any, way: str) -> Any | None:
+        """The matrix that the groups of 16 in a copy of the tensor ``x`` were multiplied by, or None."""
+        quantizer = x._quantizer
+        return self.hadamard(quantizer) if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
+
+    def _values(self, x: Any, way: str, scales: Any, shape: tuple[int, int], undo: bool) -> tuple[Any, Any]:
+        xp, count, width = self.arrays, *(shape if way == "rowwise" else (shape[1], shape[0]))
+        values = self.scaled(self.codes(xp.reshape(getattr(x, f"_{way}_data"), (count, width // 2))), self.of_e4m3(scales), (1, 16))
+        matrix = self.transform(x, way) if undo else None
+        if matrix is not None:
+            values = self.transformed(values, xp.permute(matrix, (1, 0)))
+        largest = E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else E4M3_MAX)
+        return values if way == "rowwise" else xp.permute(values, (1, 0)), self.over(getattr(x, f"_amax_{way}"), largest)
+
+    def better(self, base: Any, codes_by: Function, error_of: Function, high: int) -> tuple[Any, Any]:
+        """Codes, and scales of each block's lines, with the block's amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025,
+        arXiv:2512.02010). ``base``: scales for 6; ``codes_by(scales)``; ``error_of(codes, scales of lines)``, one number per block."""
+        xp, candidates = self.arrays, []
+        for stretch in (1.0, 1.5):
+            scales = self.e4m3(base * stretch)
+            codes = codes_by(scales)
+            scales = self.lines(scales, high)
+            candidates.append((codes, scales, error_of(codes, self.of_e4m3(scales))))
+        (six, scales_six, error_six), (four, scales_four, error_four) = candidates
+        better = self.lines(error_four < error_six, high)
+        blocks = (*better.shape, 16)
+        codes = xp.where(better[:, :, None], xp.reshape(four, blocks), xp.reshape(six, blocks))
+        return xp.reshape(codes, six.shape), xp.where(better, scales_four, scales_six)
