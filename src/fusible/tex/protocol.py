@@ -23,6 +23,7 @@ __all__ = [
     "accumulator",
     "check_amax_buffer",
     "check_bytes",
+    "check_given_output",
     "check_same_device",
     "check_shape",
     "fp8_format",
@@ -122,6 +123,14 @@ def check_shape(x: Any, shape: Sequence[int], of: str) -> None:
     """Raise ``ShapeError`` unless ``x`` has exactly ``shape``."""
     if tuple(x.shape) != tuple(shape):
         raise ShapeError(expected(f"shape {list(shape)}", of=of, got=list(x.shape), do="pass a tensor of that shape"))
+
+
+def check_given_output(out: Any, result: Any, dtype: Any) -> None:
+    """Raise ``ShapeError`` or ``DTypeError`` unless ``out`` has the shape of ``result``, and ``dtype``."""
+    if out.shape != result.shape:
+        raise ShapeError(expected(f"shape {list(result.shape)}", of="the given output", got=list(out.shape), do="pass a tensor of that shape"))
+    if out.dtype is not dtype:
+        raise DTypeError(expected(f"{dtype}", of="the given output", got=out.dtype, do="pass a tensor of that dtype"))
 
 
 def check_same_device(x: Any, like: Any, of: str) -> None:

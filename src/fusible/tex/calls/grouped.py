@@ -21,6 +21,7 @@ __all__ = [
     "GroupLayout",
     "build_grouped",
     "check_list_lengths",
+    "check_quantized_group",
     "is_grouped",
     "layout_of",
     "layout_of_grouped",
@@ -197,3 +198,10 @@ def _attach(member: Any, x: Any, fields: Mapping[str, str], used: dict[str, int]
             start = used[field]
             used[field] += size
         setattr(member, attribute, buffer.view(-1)[start : start + size].view(part.shape))
+
+
+def check_quantized_group(x: Any, function: str, do: str) -> None:
+    """Raise ``DTypeError`` unless ``x`` is a grouped tensor that is quantized."""
+    if not is_grouped(x) or x.quantizer is None:
+        got = type(x).__qualname__ if not is_grouped(x) else "an unquantized one"
+        raise DTypeError(expected("a quantized grouped tensor", of=function, got=got, do=do))

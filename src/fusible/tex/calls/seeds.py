@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["draw_seeds", "supplied_seed", "supplying"]
+__all__ = ["draw_seeds", "drop_threshold", "supplied_seed", "supplying"]
 
 
 class _Local(threading.local):
@@ -42,3 +42,8 @@ def supplying(supply: Callable[[], Any]) -> Iterator[None]:
         yield
     finally:
         _local.supply = former
+
+
+def drop_threshold(probability: float) -> int:
+    """Words below this are dropped: exactly ``probability`` of them, to 2^-32."""
+    return int(probability * (1 << 32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,11 @@ class BlockReader:
     def codec(self, form: BlockFormat) -> BlockCodec:
         """What encodes and decodes ``form`` here."""
         return form.codecs[self.framework]
+
+    def register(self, codecs: Mapping[BlockFormat, BlockCodec]) -> None:
+        """Let the formats be encoded and decoded here by ``codecs``."""
+        for form, codec in codecs.items():
+            form.codecs[self.framework] = codec
 
     def values(self, x: Any, way: str, undo: bool = True) -> tuple[Any, Any]:
         """The fp32 matrix ``[M, K]`` that a copy of ``x`` stands for, but for a factor, which is the second: None, fp32 ``[1]``, or one per line.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-__all__ = ["ArrayKernels", "Arrays", "Function"]
+__all__ = ["ArrayKernels", "Arrays", "Fp8", "Function"]
 
 Function = Callable[..., Any]
 """Its arguments are said where it is named."""
@@ -117,6 +117,25 @@ class Arrays:
     """``(flag, condition)``: make one number 1 unless ``condition``, a bool of one element."""
     put: Function
     """``(old, new)``: make ``new``, of its shape, rounded to its dtype, the value of the tensor ``old``, which is returned."""
+
+
+class Fp8(Protocol):
+    """A framework's module of FP8 bytes: what it has for the formulas."""
+
+    def encode(self, x: Any, dtype: Any) -> Any:
+        """fp32 -> uint8, to nearest even, saturating, NaN kept; perhaps in the memory of ``x``."""
+
+    def decode(self, data: Any, fp8_dtype: Any) -> Any:
+        """uint8 -> fp32, exactly; a new tensor."""
+
+    def tensor_amax(self, x: Any) -> Any:
+        """``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
+
+    def scale_from_amax(self, amax: Any, dtype: Any, power_of_two: bool, epsilon: float) -> Any:
+        """The fp32 scale that takes ``amax`` to the largest number of the format."""
+
+    def transpose_bytes(self, data: Any) -> Any:
+        """``[*leading, last] -> [last, *leading]``."""
 
 
 class ArrayKernels:

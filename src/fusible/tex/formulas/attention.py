@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, ScoreRules
+from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.enums import NVTE_Softmax_Type
 from fusible.tex.formulas.arrays import Arrays, Function
 
@@ -93,8 +94,6 @@ class AttentionMath:
     """The dtype of a random word's counter."""
     words: Function
     """``(seed, counter)``: the random words."""
-    drop_threshold: Function
-    """``(probability)``: words below are dropped."""
 
     def extra_logit(self, rules: ScoreRules[Any]) -> Any | None:
         """The logit of the denominator's extra term, broadcastable to ``[n, h, s, 1]``."""
@@ -180,4 +179,4 @@ class AttentionMath:
         head = xp.reshape(xp.arange(heads, self.counter, state), (1, -1, 1, 1))
         element = ((batch * heads + head) * rules.max_sq + row) * rules.max_skv + column
         drawn = self.words(state[:1], xp.plus(element, xp.bitcast(state[1:], self.counter) << 40))
-        return xp.where(drawn >= self.drop_threshold(rules.dropout), 1 / (1 - rules.dropout), xp.full((), 0, xp.accumulator(dtype), state))
+        return xp.where(drawn >= drop_threshold(rules.dropout), 1 / (1 - rules.dropout), xp.full((), 0, xp.accumulator(dtype), state))

@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fusible.errors import ArgumentError, expected
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import WAYS, block_format_of, check_block_output, checked_format, logical_shape, usages
+from fusible.tex.formats import (
+    FLOAT8,
+    WAYS,
+    block_format_of,
+    check_block_output,
+    checked_format,
+    format_of,
+    logical_shape,
+    transposed,
+    usages,
+)
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.arrays import Arrays, Function
 from fusible.tex.protocol import outer, to_torch
@@ -19,6 +30,8 @@ class BlockTensors:
     """A framework's own part: how scales are padded and put in the order of NVIDIA's products, and what is drawn for a tensor without elements."""
 
     arrays: Arrays
+    decode: Function
+    """``(data, fp8)``: FP8 bytes as fp32, a new tensor."""
     reader: BlockReader
     zeros: Function
     """``(shape, dtype, like)``: zeros of one of torch's dtypes, where ``like`` is."""
@@ -49,12 +62,24 @@ class BlockTensors:
         return build_quantized(quantizer, shape=tuple(x.shape), dtype=to_torch(dtype), **fields, **options)
 
     def dense(self, x: Any) -> Any:
-        """The value of ``x`` in fp32, from its row-wise copy where it has one, else from the column-wise one."""
+        """The value of a quantized tensor of any format in fp32, from its row-wise copy where it has one, else from the column-wise one."""
+        if format_of(x) is FLOAT8:
+            return self._of_one_scale(x)
         xp, way = self.arrays, WAYS[x._rowwise_data is None]
         values, factor = self.reader.values(x, way)
         if factor is not None:
             values = xp.times(values, xp.reshape(factor, (-1, 1) if way == "rowwise" else (1, -1)))
         return xp.reshape(values, logical_shape(x))
+
+    def _of_one_scale(self, x: Any) -> Any:
+        xp = self.arrays
+        scale_inv = x._scale_inv if len(logical_shape(x)) else xp.reshape(x._scale_inv, ())
+        if x._data is not None:
+            return xp.times(self.decode(x._data, x._fp8_dtype), scale_inv)
+        data = transposed(x)
+        if data is None:
+            raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
+        return xp.permute(xp.times(self.decode(data, x._fp8_dtype), scale_inv), (*range(1, data.ndim), 0))
 
     def _encoded(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Any]:
         """The buffers of ``x``, by name."""

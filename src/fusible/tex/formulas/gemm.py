@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, check_bias, check_gelu_input
-from fusible.tex.formats import is_quantized
+from fusible.tex.formats import a_buffer, is_quantized
 from fusible.tex.formulas.arrays import ArrayKernels, Function
 from fusible.tex.formulas.pointwise import Pointwise
+from fusible.tex.formulas.quantize import Quantizing
 
 __all__ = ["GemmFormulas", "copy_of"]
 
@@ -18,10 +19,11 @@ class GemmFormulas(ArrayKernels, GemmBySteps):
     """A backend has the product of the operands' numbers, and what is special to it."""
 
     _gelu: ClassVar[Pointwise]
-    _quantize: ClassVar[Function]
-    """``(result, quantizer, dtype, output)``: ``result`` quantized into ``output`` or a new tensor."""
+    _quantizing: ClassVar[Quantizing]
+    _mixed_transform: ClassVar[Function]
+    """``(A, copy, B, copy)``: whether the Hadamard transforms of two copies fail to cancel, so that each is taken back."""
 
-    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool) -> tuple[Any, Any, Any]:
+    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Any, Any, Any]:
         """``op(B) @ op(A)`` of what the operands hold, a wide matrix, and the factors that are still to be applied for A and for B: None, fp32
         ``[1]``, or one per line that is not contracted."""
         raise NotImplementedError
@@ -32,7 +34,8 @@ class GemmFormulas(ArrayKernels, GemmBySteps):
 
     def _product_of_nothing(self, job: _Job, A: Any, D: Any) -> Any:
         """The wide result of a product with an empty operand: D times beta, or zeros."""
-        raise NotImplementedError
+        xp, shape = self._arrays, (job.shape.rows, job.shape.columns)
+        return xp.wide(xp.reshape(D, shape)) if job.beta else xp.full(shape, 0, xp.accumulator(job.dtype), a_buffer(A))
 
     def _gemm(
         self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,
@@ -76,7 +79,7 @@ class GemmFormulas(ArrayKernels, GemmBySteps):
     def _whole_product(self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> Any:
         """``alpha * op(B) @ op(A) + beta * D`` before it is rounded, a matrix."""
         xp = self._arrays
-        result, scale_a, scale_b = self._bare_product(A, transA, B, transB)
+        result, scale_a, scale_b = self._bare_product(A, transA, B, transB, self._mixed_transform(A, copy_of(transA), B, copy_of(not transB)))
         if scale_a is not None and scale_b is not None and len(scale_a) == len(scale_b) == 1:
             result = xp.times(result, scale_a * scale_b)
         else:
@@ -94,7 +97,7 @@ class GemmFormulas(ArrayKernels, GemmBySteps):
             return xp.cast(result, job.dtype) if D is None else xp.put(D, result)
         if job.per_tensor:
             return self._emit(result, quantizer, job.dtype, D)
-        return self._quantize(xp.cast(result, job.dtype), quantizer, job.dtype, D)
+        return self._quantizing.tensor(xp.cast(result, job.dtype), quantizer, job.dtype, D)
 
 
 def copy_of(along_rows: bool) -> str:

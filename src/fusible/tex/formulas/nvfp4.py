@@ -91,15 +91,23 @@ class Nvfp4:
 
     def better(self, base: Any, codes_by: Function, error_of: Function, high: int) -> tuple[Any, Any]:
         """Codes, and scales of each block's lines, with the block's amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025,
-        arXiv:2512.02010). ``base``: scales for 6; ``codes_by(scales)``; ``error_of(codes, scales of lines)``, one number per block."""
+        arXiv:2512.02010). ``base``: scales for 6; ``codes_by(scales)``; ``error_of(codes, scales of lines)``: of the blocks of each line."""
         xp, candidates = self.arrays, []
         for stretch in (1.0, 1.5):
             scales = self.e4m3(base * stretch)
             codes = codes_by(scales)
             scales = self.lines(scales, high)
-            candidates.append((codes, scales, error_of(codes, self.of_e4m3(scales))))
+            candidates.append((codes, scales, self._of_tiles(error_of(codes, self.of_e4m3(scales)), high)))
         (six, scales_six, error_six), (four, scales_four, error_four) = candidates
         better = self.lines(error_four < error_six, high)
         blocks = (*better.shape, 16)
         codes = xp.where(better[:, :, None], xp.reshape(four, blocks), xp.reshape(six, blocks))
         return xp.reshape(codes, six.shape), xp.where(better, scales_four, scales_six)
+
+    def _of_tiles(self, error: Any, high: int) -> Any:
+        """The sums of numbers per block over the lines of a tile, pairwise."""
+        while high > 1:
+            high //= 2
+            halves = self.arrays.reshape(error, (-1, 2, high, error.shape[1]))
+            error = self.arrays.reshape(halves[:, 0] + halves[:, 1], (-1, error.shape[1]))
+        return error

@@ -10,7 +10,7 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
-from fusible.tex.formulas.arrays import ArrayKernels, Arrays, Function
+from fusible.tex.formulas.arrays import ArrayKernels, Arrays, Fp8, Function
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import check_shape, fp8_format, to_torch
 
@@ -22,21 +22,16 @@ class Quantizing:
     """How a framework quantizes its tensors."""
 
     arrays: Arrays
+    fp8: Fp8
     blocks: Function
     """``(x, quantizer, dtype, output=None, noop=None, **given)``: ``x`` quantized in blocks; ``given`` is what is known to the format's codec."""
-    amax: Function
-    """``(x)``: ``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
     reduced: Function
     """``(amax, quantizer)``: the amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
-    scale: Function
-    """``(amax, fp8, power_of_two, epsilon)``: the fp32 scale that takes ``amax`` to the largest number of the format."""
     encode: Function
     """``(x, scale, fp8)``: the bytes of ``cast(x * scale)``, of the shape of ``x``."""
     reciprocal: Function
-    transpose: Function
-    """``(data)``: ``[*leading, last] -> [last, *leading]``."""
     raise_amax: Function
-    """``(quantizer, amax, noop)``: let the quantizer's amax be at least ``amax``, or that, where it has none."""
+    """``(quantizer, amax, noop)``: let the amax that the quantizer has be at least ``amax``."""
     check_same_device: Function
     """``(x, like, of)``: raise where the two do not lie on one device."""
 
@@ -55,10 +50,10 @@ class Quantizing:
         fp8 = fp8_format(quantizer.dtype)
         if scheme.delayed:
             scale = self.arrays.reshape(quantizer.scale, (1,))
-            self.raise_amax(quantizer, self.amax(x), noop)
+            self._observe(quantizer, self.fp8.tensor_amax(x), noop)
         else:
-            amax = self.reduced(self.amax(x), quantizer) if amax is None else amax
-            scale = self.scale(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+            amax = self.reduced(self.fp8.tensor_amax(x), quantizer) if amax is None else amax
+            scale = self.fp8.scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
         data = self.encode(x, scale, fp8)
         if output is not None:
             return self._fill(output, quantizer, data, self.reciprocal(scale), noop)
@@ -68,7 +63,7 @@ class Quantizing:
             shape=x.shape,
             dtype=to_torch(dtype),
             data=self.arrays.contiguous(data) if rowwise else None,
-            data_transpose=self.transpose(data) if columnwise else None,
+            data_transpose=self.fp8.transpose_bytes(data) if columnwise else None,
             scale_inv=self.reciprocal(scale),
             fp8_dtype=fp8,
         )
@@ -78,6 +73,12 @@ class Quantizing:
         if not scheme_of(quantizer).delayed:
             result = self.arrays.cast(result, dtype)
         return self.tensor(result, quantizer, dtype, output)
+
+    def _observe(self, quantizer: Any, amax: Any, noop: Any) -> None:
+        if quantizer.amax is None:
+            quantizer.amax = amax
+        else:
+            self.raise_amax(quantizer, amax, noop)
 
     def _check_output(self, output: Any, x: Any) -> None:
         if format_of(output) is not FLOAT8:
@@ -94,13 +95,14 @@ class Quantizing:
         def put(old: Any, new: Any) -> Any:
             return new if old is None else xp.put(old, new if noop is None else xp.unless(noop, old, new))
 
-        update_buffers(output, quantizer, data, self.transpose, put)
+        update_buffers(output, quantizer, data, self.fp8.transpose_bytes, put)
         put(output._scale_inv, xp.reshape(scale_inv, output._scale_inv.shape))
         return output
 
 
 class QuantizeFormulas(ArrayKernels, Quantize):
     _quantizing: ClassVar[Quantizing]
+    """As of every class of kernels."""
 
     def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
         x = self._plain(tensor)

@@ -26,7 +26,7 @@ class RecipeFormulas(ArrayKernels, Recipe):
     def compute_amax(self, input: Any, amax: Any) -> None:
         xp = self._arrays
         check_amax_buffer(amax, "amax of compute_amax", xp.float32)
-        xp.put(amax, xp.reshape(self._quantizing.amax(self._plain(input)), amax.shape))
+        xp.put(amax, xp.reshape(self._quantizing.fp8.tensor_amax(self._plain(input)), amax.shape))
 
     @by_name
     def fused_amax_and_scale_update_after_reduction(self, call: Any) -> None:

@@ -12,7 +12,7 @@ from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.attention_fp8 import Amax
 from fusible.tex.backends.torch_backend.attention_pieces import Piece
 from fusible.tex.backends.torch_backend.operands import wide
-from fusible.tex.backends.torch_backend.random import drop_threshold, words
+from fusible.tex.backends.torch_backend.random import words
 from fusible.tex.calls.attention import ScoreRules
 from fusible.tex.formulas.attention import AttentionMath, Gradients, Part, Tokens
 
@@ -29,7 +29,6 @@ _MATH = AttentionMath(
     constant=lambda numbers, shape, like: torch.tensor(numbers, dtype=like.dtype, device=like.device).view(shape),
     counter=torch.int64,
     words=words,
-    drop_threshold=drop_threshold,
 )
 
 

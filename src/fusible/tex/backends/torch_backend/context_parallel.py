@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend.segments import Segments, segments
+from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.calls.context_parallel import check_halves, check_lse, check_moved, check_partition, out_correction, per_step_tokens
 from fusible.tex.calls.index_checks import check_cumulative, check_lengths
+from fusible.tex.formulas.segments import Segments
 from fusible.tex.interface.context_parallel import ContextParallel
 from fusible.tex.interface.declare import by_name
 

@@ -13,7 +13,6 @@ from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import flat, wide
 from fusible.tex.backends.torch_backend.pointwise import POINTWISE
-from fusible.tex.backends.torch_backend.quantizing import quantize_tensor
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias
 from fusible.tex.calls.layout import check_apart
 from fusible.tex.formats import PLAIN, a_buffer, format_of, nominal, transposed
@@ -55,8 +54,7 @@ def _at_once(
 class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_types = GemmTypes(_FLOATING, nominal, to_torch)
     _gemm_at_once = staticmethod(_at_once)
-    _gelu = POINTWISE["gelu"]
-    _quantize = staticmethod(quantize_tensor)
+    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(mixed_transform)
 
     def _gemm(
         self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,
@@ -73,19 +71,12 @@ class GemmKernels(TorchKernels, GemmFormulas):
             check_same_device(bias, a_buffer(A), "bias of generic_gemm")
         return super()._gemm(job, A, transA, B, transB, D, quantizer, bias, bias_type, gelu, gelu_in, grad)
 
-    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        undo = mixed_transform(A, copy_of(transA), B, copy_of(not transB))
+    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         (a, scale_a), (b, scale_b) = _operand(A, transA, transA, undo), _operand(B, transB, not transB, undo)
         return torch.mm(b, a), scale_a, scale_b
 
     def _accumulated_product(self, result: Tensor, D: Tensor, beta: float) -> Tensor:
         return result.add_(D, alpha=beta)
-
-    def _product_of_nothing(self, job: _Job, A: Any, D: Any) -> Tensor:
-        shape = (job.shape.rows, job.shape.columns)
-        if job.beta:
-            return wide(D.reshape(shape))
-        return torch.zeros(shape, dtype=accumulator(job.dtype), device=a_buffer(A).device)
 
 
 def _check_devices(A: Any, B: Any, D: Any) -> None:

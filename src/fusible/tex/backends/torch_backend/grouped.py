@@ -20,17 +20,17 @@ from fusible.tex.backends.torch_backend.group_quantize import (
 from fusible.tex.backends.torch_backend.grouped_gemm import as_one_batch, multiply
 from fusible.tex.backends.torch_backend.operands import flat, plain, wide
 from fusible.tex.calls.gemm import GemmShape
-from fusible.tex.calls.grouped import build_grouped, is_grouped, layout_of, layout_of_grouped, members
+from fusible.tex.calls.grouped import check_quantized_group, is_grouped, layout_of, layout_of_grouped, members
 from fusible.tex.calls.grouped_products import Problem, check_problems, problems_of, solve
 from fusible.tex.formats import BlockFormat, scheme_of
+from fusible.tex.formulas.grouped import GroupedFormulas
 from fusible.tex.interface.declare import by_name
-from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import accumulator, check_shape, to_torch
 
 __all__ = ["GroupedKernels"]
 
 
-class GroupedKernels(Grouped):
+class GroupedKernels(GroupedFormulas):
     @by_name
     def te_general_grouped_gemm(self, call: Any) -> Any:
         problems, shapes = problems_of(call)
@@ -68,22 +68,6 @@ class GroupedKernels(Grouped):
         described = (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets)
         return quantize_group(flat(plain(call.tensor)), call.quantizer, described, call.noop_flag, call.output)
 
-    def group_dequantize(self, input: Any, otype: Any) -> Any:
-        if not is_grouped(input) or input.quantizer is None:
-            got = type(input).__qualname__ if not is_grouped(input) else "an unquantized one"
-            raise DTypeError(expected("a quantized grouped tensor", of="group_dequantize", got=got, do="quantize it by group_quantize"))
-        return build_grouped(
-            input.quantizer,
-            shape=tuple(input.logical_shape),
-            dtype=to_torch(otype),
-            num_tensors=input.num_tensors,
-            quantizer=None,
-            data=self._dequantized(input, to_torch(otype)).view(-1),
-            first_dims=input.first_dims,
-            last_dims=input.last_dims,
-            tensor_offsets=offsets_of(layout_of_grouped(input), input.first_dims, input.last_dims, input.tensor_offsets, _held(input).device),
-        )
-
     @by_name
     def bgrad_group_quantize(self, call: Any) -> Any:
         x = flat(plain(call.tensor))
@@ -98,9 +82,7 @@ class GroupedKernels(Grouped):
     def group_requantize_inplace(self, call: Any) -> Any:
         grouped_x, quantizer, num_tensors, first_dims = call.grouped_x, call.quantizer, call.num_tensors, call.first_dims
         tensor_offsets, return_dequantized, otype = call.tensor_offsets, call.return_dequantized, call.otype
-        if not is_grouped(grouped_x) or grouped_x.quantizer is None:
-            got = type(grouped_x).__qualname__ if not is_grouped(grouped_x) else "an unquantized one"
-            raise DTypeError(expected("a quantized grouped tensor", of="group_requantize_inplace", got=got, do="use group_quantize"))
+        check_quantized_group(grouped_x, "group_requantize_inplace", "use group_quantize")
         layout = layout_of(grouped_x.logical_shape, num_tensors, first_dims, None, tensor_offsets)
         lacking = quantizer.columnwise_usage and grouped_x.columnwise_data is None
         one_scale_each = scheme_of(quantizer).per_tensor
@@ -154,6 +136,12 @@ class GroupedKernels(Grouped):
         x = flat(plain(call.input_2h))
         values = self._gate_by_rows("clamped_swiglu", "group_scaled_clamped_swiglu", x, call.prob, *options)  # type: ignore[attr-defined]
         return quantize_group_columnwise(values.to(x.dtype), call.quantizer, (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets))
+
+    def _group_values(self, x: Any, otype: Any) -> Tensor:
+        return self._dequantized(x, to_torch(otype)).view(-1)
+
+    def _group_offsets(self, x: Any) -> Tensor | None:
+        return offsets_of(layout_of_grouped(x), x.first_dims, x.last_dims, x.tensor_offsets, _held(x).device)
 
     def _solve(self, problems: list[Problem], shapes: list[GemmShape], transa: bool, transb: bool, grad: bool, bias_type: Any) -> None:
         if not as_one_batch(problems, shapes, transa, transb):

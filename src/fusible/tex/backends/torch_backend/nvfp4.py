@@ -117,7 +117,7 @@ def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, 
     return _NVFP4.better(
         _over(largest, E2M1_MAX) * scale,
         lambda scales: _codes(x.clone(), element_factor(_of_e4m3(scales), scale), high),
-        lambda codes, scales: _error(x, codes, scales, amax, high, quantizer),
+        lambda codes, scales: _error(x, codes, scales, amax, quantizer),
         high,
     )
 
@@ -126,8 +126,8 @@ def _over(x: Tensor, divisor: float) -> Tensor:
     return x / torch.full_like(x, divisor)
 
 
-def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, high: int, quantizer: Any) -> Tensor:
-    """The absolute or squared errors of each block, summed in the order of its elements, and of a tile's lines pairwise."""
+def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, quantizer: Any) -> Tensor:
+    """The absolute or squared errors of each block, summed in the order of its elements."""
     largest = torch.full_like(amax, E2M1_MAX * quantizer.nvfp4_e4m3_max)
     squared = quantizer.nvfp4_4over6_err_mode == "MSE"
     error = torch.zeros_like(scales)
@@ -135,10 +135,6 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, high: int, qu
         value = (decode_e2m1(codes[:, place::16]) * scales).mul_(amax).div_(largest)
         difference = value.sub_(x[:, place::16])
         error += difference.square_() if squared else difference.abs_()
-    while high > 1:
-        high //= 2
-        first, second = error.view(-1, 2, high, error.shape[1]).unbind(1)
-        error = (first + second).view(-1, error.shape[1])
     return error
 
 

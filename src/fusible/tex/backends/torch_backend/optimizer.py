@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
-from fusible.tex.backends.torch_backend.quantizing import QUANTIZING
 from fusible.tex.calls.transaction import commit
 from fusible.tex.formulas.optimizer import OptimizerFormulas
 
@@ -19,7 +18,7 @@ __all__ = ["OptimizerKernels"]
 
 
 class OptimizerKernels(TorchKernels, OptimizerFormulas):
-    _quantizing, _blocks, _alike = QUANTIZING, BLOCK_FP8, staticmethod(Tensor.numel)
+    _blocks, _alike = BLOCK_FP8, staticmethod(Tensor.numel)
     _floats = torch.float32, torch.bfloat16, torch.float16
     _bytes = torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2
     _exponents = torch.uint8, torch.float8_e8m0fnu

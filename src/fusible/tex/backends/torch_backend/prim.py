@@ -11,7 +11,8 @@ from torch import Tensor
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import wide
-from fusible.tex.backends.torch_backend.random import drop_threshold, words
+from fusible.tex.backends.torch_backend.random import words
+from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
 from fusible.tex.protocol import accumulator, to_torch
 

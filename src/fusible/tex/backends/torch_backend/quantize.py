@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.block_formats import empty_blocks
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
-from fusible.tex.backends.torch_backend.quantizing import QUANTIZING
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import PLAIN, scheme_of, usages
 from fusible.tex.formulas.quantize import QuantizeFormulas
@@ -20,8 +19,6 @@ __all__ = ["QuantizeKernels"]
 
 
 class QuantizeKernels(TorchKernels, QuantizeFormulas):
-    _quantizing = QUANTIZING
-
     def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
         form = scheme_of(quantizer).format
         if form is PLAIN:

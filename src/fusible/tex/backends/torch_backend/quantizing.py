@@ -8,9 +8,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from fusible.tex.backends.torch_backend import fp8
 from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.block_formats import quantize_blocks
-from fusible.tex.backends.torch_backend.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.torch_backend.fp8 import encode
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formulas.quantize import Quantizing
 from fusible.tex.protocol import check_same_device
@@ -25,16 +26,13 @@ def reduced(amax: Tensor, quantizer: Any) -> Tensor:
     return amax
 
 
-def _encoded(x: Tensor, scale: Tensor, fp8: Any) -> Tensor:
+def _encoded(x: Tensor, scale: Tensor, dtype: Any) -> Tensor:
     scaled = x * scale if x.dtype is torch.float32 or not x.dim() else x.float().mul_(scale)
-    return encode(scaled.float(), fp8).view(x.shape)  # a scale has a dimension, and x may have none
+    return encode(scaled.float(), dtype).view(x.shape)  # a scale has a dimension, and x may have none
 
 
 def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
     former = quantizer.amax
-    if former is None:
-        quantizer.amax = amax
-        return
     if not former.numel():  # of a quantizer that nobody asks for it
         return
     with writing(former):
@@ -46,13 +44,11 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
 
 QUANTIZING = Quantizing(
     arrays=TORCH,
+    fp8=fp8,
     blocks=quantize_blocks,
-    amax=tensor_amax,
     reduced=reduced,
-    scale=scale_from_amax,
     encode=_encoded,
     reciprocal=torch.reciprocal,
-    transpose=transpose_bytes,
     raise_amax=_raise_amax,
     check_same_device=check_same_device,
 )

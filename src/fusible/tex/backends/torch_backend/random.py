@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["drop_threshold", "keys", "uniform", "words"]
+__all__ = ["keys", "uniform", "words"]
 
 
 def _signed(value: int) -> int:
@@ -54,11 +54,6 @@ def words(seed: Tensor, counter: Tensor) -> Tensor:
 
 def _rotate(x: Tensor) -> Tensor:
     return _shift(x, 32).bitwise_or_(x << 32)
-
-
-def drop_threshold(probability: float) -> int:
-    """Words below this are dropped: exactly ``probability`` of them, to 2^-32."""
-    return int(probability * (1 << 32))
 
 
 def uniform(seed: Tensor, first: int, shape: torch.Size) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
-from fusible.tex.backends.torch_backend.quantizing import QUANTIZING
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formulas.recipe import RecipeFormulas
 from fusible.tex.protocol import FLT_MAX
@@ -17,8 +16,6 @@ __all__ = ["RecipeKernels"]
 
 
 class RecipeKernels(TorchKernels, RecipeFormulas):
-    _quantizing = QUANTIZING
-
     def _update_scales(self, updates: Iterable[tuple[Tensor, Tensor, Tensor]], largest: float, of_window: bool) -> None:
         of = torch.tensor(largest, dtype=torch.float32)
         for buffer, history, scale in updates:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import plain
-from fusible.tex.backends.torch_backend.segments import Segments, segments
+from fusible.tex.backends.torch_backend.segments import segments
 from fusible.tex.calls.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.calls.rope import check_qkv_rope, check_qkv_rope_gradients
 from fusible.tex.formulas.rope import RopeFormulas
+from fusible.tex.formulas.segments import Segments
 from fusible.tex.interface.declare import by_name
 
 __all__ = ["RopeKernels"]

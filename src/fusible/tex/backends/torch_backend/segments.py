@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from fusible.errors import ShapeError, expected
 from fusible.tex.calls.index_checks import check_sequences
+from fusible.tex.formulas.segments import Segments
 
-__all__ = ["Segments", "segments"]
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Per token (int32 ``[t]``): its sequence, where that begins, the token's position there, the sequence's length; and whether it is in one."""
-
-    sequence: Tensor
-    start: Tensor
-    position: Tensor
-    length: Tensor
-    inside: Tensor
+__all__ = ["segments"]
 
 
 def segments(tokens: int, ends: Tensor, of_lengths: Tensor | None = None) -> Segments:
@@ -44,4 +32,4 @@ def segments(tokens: int, ends: Tensor, of_lengths: Tensor | None = None) -> Seg
     sequence.clamp_(0)
     start, length = starts.index_select(0, sequence), lengths.index_select(0, sequence)
     position = token.sub_(start)
-    return Segments(sequence, start, position, length, inside.logical_and_(position < length))
+    return Segments(sequence, position, length, inside.logical_and_(position < length), start)

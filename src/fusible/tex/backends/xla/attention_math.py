@@ -10,7 +10,7 @@ from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla import attention_bias
 from fusible.tex.backends.xla.arrays import LAZY, fp32
-from fusible.tex.backends.xla.random import drop_threshold, words
+from fusible.tex.backends.xla.random import words
 from fusible.tex.calls.attention import ScoreRules
 from fusible.tex.formulas.attention import AttentionMath, Gradients, Part, Tokens
 
@@ -22,7 +22,6 @@ _MATH = AttentionMath(
     constant=lambda numbers, shape, like: Tensor(np.array(numbers, dtype=np.float32).reshape(shape)),
     counter=lazy.uint64,
     words=words,
-    drop_threshold=drop_threshold,
 )
 
 

@@ -8,16 +8,14 @@ from fusible.tex.backends.xla.arrays import LAZY
 from fusible.tex.backends.xla.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.xla.blocks import padded
 from fusible.tex.backends.xla.dtypes import to_lazy
+from fusible.tex.backends.xla.fp8 import decode
 from fusible.tex.backends.xla.nvfp4 import NVFP4_CODEC
 from fusible.tex.backends.xla.random import next_seed
 from fusible.tex.formats import NVFP4
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.block_formats import BlockTensors
 
-__all__ = ["block_dense", "block_values", "mixed_transform", "quantize_blocks"]
-
-for _form, _codec in {**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC}.items():
-    _form.codecs["lazy"] = _codec
+__all__ = ["block_values", "dense", "mixed_transform", "quantize_blocks"]
 
 
 def _swizzled(scales: Tensor, columnwise: bool) -> Tensor:
@@ -42,13 +40,15 @@ def _drawn(count: int, like: Tensor) -> None:
 
 
 _READER = BlockReader("lazy", lambda shape, data: lazy.zeros(shape), _unswizzled)
+_READER.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
 _TENSORS = BlockTensors(
     arrays=LAZY,
+    decode=decode,
     reader=_READER,
     zeros=lambda shape, dtype, like: lazy.zeros(shape, to_lazy(dtype)),
     padded=padded,
     swizzle=_swizzled,
     draw=_drawn,
 )
-quantize_blocks, block_dense = _TENSORS.quantize, _TENSORS.dense
+quantize_blocks, dense = _TENSORS.quantize, _TENSORS.dense
 block_values, mixed_transform = _READER.values, _READER.mixed_transform

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fusible import lazy
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla import fp8
 from fusible.tex.backends.xla.arrays import LAZY, fp32
 from fusible.tex.backends.xla.blocks import block_amax, scale_blocks
-from fusible.tex.backends.xla.fp8 import decode, encode
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax, times_power_of_two
 from fusible.tex.formulas.block_fp8 import BlockFp8
 
@@ -37,12 +37,11 @@ def _repeated(grid: Tensor, count: int, dim: int) -> Tensor:
 
 BLOCK_FP8 = BlockFp8(
     arrays=LAZY,
+    fp8=fp8,
     amax=block_amax,
     scaled=lambda x, factors, block: scale_blocks(fp32(x), factors, block),
     divided=lambda x, exponents, block: scale_blocks(fp32(x), exponents, block, _divided),
     multiplied=lambda x, exponents, block: scale_blocks(x, exponents, block, _multiplied),
-    encode=encode,
-    decode=decode,
     scale_of_amax=scale_of_amax,
     exponent=encode_e8m0,
     reciprocal=reciprocal,

@@ -12,8 +12,7 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.kernels import LazyKernels
 from fusible.tex.backends.xla.operands import flat, fp32, nominal
-from fusible.tex.backends.xla.quantizing import quantize_tensor
-from fusible.tex.calls.gemm import GemmJob, GemmTypes
+from fusible.tex.calls.gemm import GemmTypes
 from fusible.tex.formats import PLAIN, format_of, transposed
 from fusible.tex.formulas.gemm import GemmFormulas, copy_of
 
@@ -22,11 +21,9 @@ __all__ = ["GemmKernels"]
 
 class GemmKernels(LazyKernels, GemmFormulas):
     _gemm_types = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
-    _gelu = POINTWISE["gelu"]
-    _quantize = staticmethod(quantize_tensor)
+    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(mixed_transform)
 
-    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        undo = mixed_transform(A, copy_of(transA), B, copy_of(not transB))
+    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(A, transA, undo), _operand(B, not transB, undo)
         if a.dtype is not b.dtype and not (a.dtype.is_float8 and b.dtype.is_float8):
             a, b = fp32(a), fp32(b)
@@ -35,10 +32,6 @@ class GemmKernels(LazyKernels, GemmFormulas):
 
     def _accumulated_product(self, result: Tensor, D: Tensor, beta: float) -> Tensor:
         return result + fp32(D) * beta
-
-    def _product_of_nothing(self, job: GemmJob[lazy.dtype], A: Any, D: Any) -> Tensor:
-        shape = (job.shape.rows, job.shape.columns)
-        return fp32(lazy.reshape(D, shape)) if job.beta else lazy.zeros(shape)
 
 
 def _operand(x: Any, along_rows: bool, undo: bool) -> tuple[Tensor, bool, Tensor | None]:

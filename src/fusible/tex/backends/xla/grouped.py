@@ -14,16 +14,16 @@ from fusible.tex.backends.xla.group_formats import group_values, groups_of, quan
 from fusible.tex.backends.xla.grouped_list import listed_products
 from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
-from fusible.tex.calls.grouped import build_grouped, is_grouped
+from fusible.tex.calls.grouped import is_grouped
 from fusible.tex.formats import PLAIN, format_of, logical_shape
+from fusible.tex.formulas.grouped import GroupedFormulas
 from fusible.tex.interface.declare import by_name
-from fusible.tex.interface.grouped import Grouped
-from fusible.tex.protocol import check_shape, outer, to_torch
+from fusible.tex.protocol import check_shape, outer
 
 __all__ = ["GroupedKernels"]
 
 
-class GroupedKernels(Grouped):
+class GroupedKernels(GroupedFormulas):
     @by_name
     def group_quantize(self, call: Any) -> Any:
         for name in ("last_dims", "noop_flag", "output"):
@@ -40,22 +40,10 @@ class GroupedKernels(Grouped):
         tiles = of.tiles()
         return [grouped, lazy.cast(tiles.sums(lazy.sum(tiles.put(fp32(x)), 1)), x.dtype)]
 
-    def group_dequantize(self, input: Any, otype: Any) -> Any:
-        if not is_grouped(input) or input.quantizer is None:
-            got = type(input).__qualname__ if not is_grouped(input) else "an unquantized one"
-            raise DTypeError(expected("a quantized grouped tensor", of="group_dequantize", got=got, do="quantize it by group_quantize"))
-        of = groups_of(input)
-        values = lazy.where(of.inside[:, None], group_values(input, "rowwise" if input.rowwise_data is not None else "columnwise", of), 0.0)
-        return build_grouped(
-            input.quantizer,
-            shape=tuple(input.logical_shape),
-            dtype=to_torch(otype),
-            num_tensors=input.num_tensors,
-            quantizer=None,
-            data=lazy.reshape(lazy.cast(values, to_lazy(otype)), (-1,)),
-            first_dims=input.first_dims,
-            tensor_offsets=input.tensor_offsets,
-        )
+    def _group_values(self, x: Any, otype: Any) -> Tensor:
+        of = groups_of(x)
+        values = lazy.where(of.inside[:, None], group_values(x, "rowwise" if x.rowwise_data is not None else "columnwise", of), 0.0)
+        return lazy.reshape(lazy.cast(values, to_lazy(otype)), (-1,))
 
     @by_name
     def te_general_grouped_gemm(self, call: Any) -> Any:

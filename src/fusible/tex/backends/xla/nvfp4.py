@@ -130,13 +130,13 @@ def _four_over_six(x: Tensor, amax: Tensor, lifted: _Lifted, largest: Tensor, hi
     return _NVFP4.better(
         _over(largest, E2M1_MAX) * lifted.scale,
         lambda scales: _codes(lifted, scales, high),
-        lambda codes, scales: _error(*measured, codes, scales, high, quantizer.nvfp4_e4m3_max, squared),
+        lambda codes, scales: _error(*measured, codes, scales, quantizer.nvfp4_e4m3_max, squared),
         high,
     )
 
 
-def _error(x: Tensor, amax: Tensor, codes: Tensor, scales: Tensor, high: int, e4m3_max: int, squared: bool) -> Tensor:
-    """The absolute or squared errors of each block, summed in the order of its elements, and of a tile's lines pairwise."""
+def _error(x: Tensor, amax: Tensor, codes: Tensor, scales: Tensor, e4m3_max: int, squared: bool) -> Tensor:
+    """The absolute or squared errors of each block, summed in the order of its elements."""
     blocks = (*scales.shape, 16)
     amax = amax[:, :, None]
     value = settled(lazy.reshape(decode_e2m1(codes), blocks) * scales[:, :, None], amax)
@@ -146,10 +146,6 @@ def _error(x: Tensor, amax: Tensor, codes: Tensor, scales: Tensor, high: int, e4
     error = errors[:, :, 0]
     for place in range(1, 16):
         error = error + errors[:, :, place]
-    while high > 1:
-        high //= 2
-        halves = lazy.reshape(error, (-1, 2, high, error.shape[1]))
-        error = lazy.reshape(halves[:, 0] + halves[:, 1], (-1, error.shape[1]))
     return error
 
 

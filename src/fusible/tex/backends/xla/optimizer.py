@@ -10,14 +10,13 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.arrays import fp32
 from fusible.tex.backends.xla.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.xla.kernels import LazyKernels
-from fusible.tex.backends.xla.quantizing import QUANTIZING
 from fusible.tex.formulas.optimizer import OptimizerFormulas
 
 __all__ = ["OptimizerKernels"]
 
 
 class OptimizerKernels(LazyKernels, OptimizerFormulas):
-    _quantizing, _blocks, _alike = QUANTIZING, BLOCK_FP8, staticmethod(lambda x: x.shape)
+    _blocks, _alike = BLOCK_FP8, staticmethod(lambda x: x.shape)
     _floats = lazy.float32, lazy.bfloat16, lazy.float16
     _bytes = lazy.uint8, lazy.float8, lazy.float8e5m2
     _exponents = (lazy.uint8,)

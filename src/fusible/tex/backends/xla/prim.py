@@ -13,7 +13,8 @@ from fusible.tex.backends.xla.arrays import fp32
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.groups import pad_groups, unpad_groups
 from fusible.tex.backends.xla.kernels import LazyKernels
-from fusible.tex.backends.xla.random import drop_threshold, words
+from fusible.tex.backends.xla.random import words
+from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
 
 __all__ = ["PrimKernels"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from fusible.tex.backends.xla.kernels import LazyKernels
-from fusible.tex.backends.xla.quantizing import QUANTIZING
 from fusible.tex.formulas.quantize import QuantizeFormulas
 
 __all__ = ["QuantizeKernels"]
 
 
 class QuantizeKernels(LazyKernels, QuantizeFormulas):
-    _quantizing = QUANTIZING
+    pass

@@ -7,9 +7,10 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla import fp8
 from fusible.tex.backends.xla.arrays import LAZY, fp32
 from fusible.tex.backends.xla.block_formats import quantize_blocks
-from fusible.tex.backends.xla.fp8 import encode, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.xla.fp8 import encode
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.formulas.quantize import Quantizing
 
@@ -25,22 +26,17 @@ def _reduced(amax: Tensor, quantizer: Any) -> Tensor:
 
 def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
     former = quantizer.amax
-    if former is None:
-        quantizer.amax = amax
-        return
     amax = lazy.maximum(former, lazy.reshape(amax, former.shape))
     quantizer.amax = amax if noop is None else LAZY.unless(noop, former, amax)
 
 
 QUANTIZING = Quantizing(
     arrays=LAZY,
+    fp8=fp8,
     blocks=quantize_blocks,
-    amax=tensor_amax,
     reduced=_reduced,
-    scale=scale_from_amax,
-    encode=lambda x, scale, fp8: encode(fp32(x) * scale, fp8),
+    encode=lambda x, scale, dtype: encode(fp32(x) * scale, dtype),
     reciprocal=reciprocal,
-    transpose=transpose_bytes,
     raise_amax=_raise_amax,
     check_same_device=lambda x, like, of: None,  # a program runs on one
 )

@@ -7,17 +7,12 @@ from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.calls.seeds import draw_seeds, supplied_seed
 
-__all__ = ["drop_threshold", "next_seed", "uniform", "words"]
+__all__ = ["next_seed", "uniform", "words"]
 
 
 def words(seed: Tensor, counter: Tensor) -> Tensor:
     """The random word of each counter (uint64) under ``seed`` (int64 ``[1]``, or what broadcasts): uint64 values in [0, 2^32)."""
     return lazy.random_words(lazy.bitcast(seed, lazy.uint64), counter)
-
-
-def drop_threshold(probability: float) -> int:
-    """Words below this are dropped: exactly ``probability`` of them, to 2^-32."""
-    return int(probability * (1 << 32))
 
 
 def next_seed(like: Tensor, function: str) -> Tensor:

@@ -8,7 +8,6 @@ from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.fp8 import bits, positive_and_finite
 from fusible.tex.backends.xla.kernels import LazyKernels
-from fusible.tex.backends.xla.quantizing import QUANTIZING
 from fusible.tex.formulas.recipe import RecipeFormulas
 from fusible.tex.protocol import FLT_MAX
 
@@ -16,8 +15,6 @@ __all__ = ["RecipeKernels"]
 
 
 class RecipeKernels(LazyKernels, RecipeFormulas):
-    _quantizing = QUANTIZING
-
     def _update_scales(self, updates: Iterable[tuple[Tensor, Tensor, Tensor]], largest: float, of_window: bool) -> None:
         """On the bits of the amaxes, so that a subnormal one is seen."""
         for buffer, history, scale in updates:

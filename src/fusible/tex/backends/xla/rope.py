@@ -5,8 +5,9 @@ from __future__ import annotations
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.kernels import LazyKernels
-from fusible.tex.backends.xla.segments import Segments, thd_segments
+from fusible.tex.backends.xla.segments import thd_segments
 from fusible.tex.formulas.rope import RopeFormulas
+from fusible.tex.formulas.segments import Segments
 
 __all__ = ["RopeKernels"]
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusible import lazy
 from fusible.lazy import Tensor
+from fusible.tex.formulas.segments import Segments
 
-__all__ = ["Segments", "lengths", "thd_segments"]
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Per token (int32 ``[t]``, ``inside`` bool): its sequence, its position there, that sequence's length, and whether it is in a sequence."""
-
-    sequence: Tensor
-    position: Tensor
-    length: Tensor
-    inside: Tensor
+__all__ = ["lengths", "thd_segments"]
 
 
 def lengths(cu_seqlens: Tensor) -> Tensor:

@@ -1,0 +1,35 @@
+"""Tensors that are many in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusible.tex.calls.grouped import build_grouped, check_quantized_group
+from fusible.tex.interface.grouped import Grouped
+from fusible.tex.protocol import to_torch
+
+__all__ = ["GroupedFormulas"]
+
+
+class GroupedFormulas(Grouped):
+    def _group_values(self, x: Any, otype: Any) -> Any:
+        """The values of a quantized grouped tensor in the order of its buffer, and 0 where no member lies."""
+        raise NotImplementedError
+
+    def _group_offsets(self, x: Any) -> Any:
+        """Where the members of ``x`` begin, or None."""
+        return x.tensor_offsets
+
+    def group_dequantize(self, input: Any, otype: Any) -> Any:
+        check_quantized_group(input, "group_dequantize", "quantize it by group_quantize")
+        return build_grouped(
+            input.quantizer,
+            shape=tuple(input.logical_shape),
+            dtype=to_torch(otype),
+            num_tensors=input.num_tensors,
+            quantizer=None,
+            data=self._group_values(input, otype),
+            first_dims=input.first_dims,
+            last_dims=input.last_dims,
+            tensor_offsets=self._group_offsets(input),
+        )
