@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fusible.tex.calls.attention import Served, auxiliary, beyond_nvidias, check_stats, side_inputs
-from fusible.tex.calls.attention_layout import Layout, gradient_layout
+from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.calls.kv_cache import check_cache_call
 from fusible.tex.interface.attention import Attention
@@ -19,8 +19,8 @@ class AttentionBySteps(Attention):
     _served: ClassVar[Served]
     _seeded: ClassVar[Callable[[Any, int], Any]]
     """``(seed, offset)``: the state of the draw of an int64 ``seed [1]``."""
-    _put_cache: ClassVar[Callable[[Any], None]]
-    """``(call)``: what ``copy_to_kv_cache`` writes."""
+    _put_cache: ClassVar[Callable[[Any, str], None]]
+    """``(call, name)``: what ``copy_to_kv_cache`` writes, of tokens in the format ``name``."""
 
     def _attention_operands(self, call: Any) -> tuple[Layout, Any]:
         """The layout of a call of ``fused_attn_*`` that is served, and what later steps need to know of the operands' number formats.
@@ -77,4 +77,4 @@ class AttentionBySteps(Attention):
     @by_name
     def copy_to_kv_cache(self, call: Any) -> None:
         check_cache_call(call)
-        self._put_cache(call)
+        self._put_cache(call, format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD"))

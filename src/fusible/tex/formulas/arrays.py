@@ -12,10 +12,33 @@ Function = Callable[..., Any]
 """Its arguments are said where it is named."""
 
 
+class Fp8(Protocol):
+    """A framework's module of FP8 bytes: what it has for the formulas."""
+
+    def encode(self, x: Any, dtype: Any) -> Any:
+        """fp32 -> uint8, to nearest even, saturating, NaN kept; perhaps in the memory of ``x``."""
+
+    def decode(self, data: Any, fp8_dtype: Any) -> Any:
+        """uint8 -> fp32, exactly; a new tensor."""
+
+    def tensor_amax(self, x: Any) -> Any:
+        """``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
+
+    def scale_from_amax(self, amax: Any, dtype: Any, power_of_two: bool, epsilon: float) -> Any:
+        """The fp32 scale that takes ``amax`` to the largest number of the format."""
+
+    def reduced(self, amax: Any, quantizer: Any) -> Any:
+        """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
+
+    def transpose_bytes(self, data: Any) -> Any:
+        """``[*leading, last] -> [last, *leading]``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arrays:
     """A framework's functions of its own tensors, which have operators, slices, ``shape`` and ``dtype``. There is one value of each framework."""
 
+    fp8: Fp8
     float32: Any
     dtype: Function
     """``(dtype)``: the framework's own of any dtype that ``tex.protocol.to_torch`` takes."""
@@ -115,27 +138,10 @@ class Arrays:
     """``(noop, old, new)``: ``old`` where ``noop`` (one number) is 1, else ``new``."""
     set_unless: Function
     """``(flag, condition)``: make one number 1 unless ``condition``, a bool of one element."""
+    repeated: Function
+    """``(grid, count, axis)``: each row or column ``count`` times."""
     put: Function
     """``(old, new)``: make ``new``, of its shape, rounded to its dtype, the value of the tensor ``old``, which is returned."""
-
-
-class Fp8(Protocol):
-    """A framework's module of FP8 bytes: what it has for the formulas."""
-
-    def encode(self, x: Any, dtype: Any) -> Any:
-        """fp32 -> uint8, to nearest even, saturating, NaN kept; perhaps in the memory of ``x``."""
-
-    def decode(self, data: Any, fp8_dtype: Any) -> Any:
-        """uint8 -> fp32, exactly; a new tensor."""
-
-    def tensor_amax(self, x: Any) -> Any:
-        """``max |x|``, fp32 ``[1]``; NaN where an element is NaN, 0 for an empty tensor."""
-
-    def scale_from_amax(self, amax: Any, dtype: Any, power_of_two: bool, epsilon: float) -> Any:
-        """The fp32 scale that takes ``amax`` to the largest number of the format."""
-
-    def transpose_bytes(self, data: Any) -> Any:
-        """``[*leading, last] -> [last, *leading]``."""
 
 
 class ArrayKernels:

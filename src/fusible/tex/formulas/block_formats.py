@@ -30,11 +30,7 @@ class BlockTensors:
     """A framework's own part: how scales are padded and put in the order of NVIDIA's products, and what is drawn for a tensor without elements."""
 
     arrays: Arrays
-    decode: Function
-    """``(data, fp8)``: FP8 bytes as fp32, a new tensor."""
     reader: BlockReader
-    zeros: Function
-    """``(shape, dtype, like)``: zeros of one of torch's dtypes, where ``like`` is."""
     padded: Function
     """``(matrix, shape)``: the matrix in the upper left of zeros of ``shape``."""
     swizzle: Function
@@ -75,11 +71,11 @@ class BlockTensors:
         xp = self.arrays
         scale_inv = x._scale_inv if len(logical_shape(x)) else xp.reshape(x._scale_inv, ())
         if x._data is not None:
-            return xp.times(self.decode(x._data, x._fp8_dtype), scale_inv)
+            return xp.times(self.arrays.fp8.decode(x._data, x._fp8_dtype), scale_inv)
         data = transposed(x)
         if data is None:
             raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
-        return xp.permute(xp.times(self.decode(data, x._fp8_dtype), scale_inv), (*range(1, data.ndim), 0))
+        return xp.permute(xp.times(self.arrays.fp8.decode(data, x._fp8_dtype), scale_inv), (*range(1, data.ndim), 0))
 
     def _encoded(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Any]:
         """The buffers of ``x``, by name."""
@@ -88,7 +84,7 @@ class BlockTensors:
         if 0 in x.shape:
             if getattr(quantizer, "stochastic_rounding", False):
                 self.draw(rowwise + columnwise, x)
-            return {buffer: self.zeros(size, stored, x) for buffer, (size, stored) in specs.items()}
+            return {buffer: self.arrays.full(size, 0, self.arrays.dtype(stored), x) for buffer, (size, stored) in specs.items()}
         matrix = xp.reshape(x, (outer(x.shape), x.shape[-1]))
         buffers, copies = self.reader.codec(form).encode(matrix, quantizer, rowwise, columnwise, **given)
         for way, data, scales in copies:

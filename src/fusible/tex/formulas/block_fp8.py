@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, BlockCodec, BlockFormat, Copy
-from fusible.tex.formulas.arrays import Arrays, Fp8, Function
+from fusible.tex.formulas.arrays import Arrays, Function
 from fusible.tex.protocol import FP8_MAX, fp8_format
 
 __all__ = ["BlockFp8"]
@@ -21,7 +21,6 @@ class BlockFp8:
     """What a framework does with blocks of a matrix. ``block`` is their rows and columns."""
 
     arrays: Arrays
-    fp8: Fp8
     amax: Function
     """``(x, block)``: ``max |x|`` of every block, fp32; NaN where an element is NaN."""
     scaled: Function
@@ -37,8 +36,6 @@ class BlockFp8:
     reciprocal: Function
     largest: Function
     """``(dtype)``: its largest finite number."""
-    repeated: Function
-    """``(grid, count, axis)``: each row or column ``count`` times."""
 
     def codecs(self) -> dict[BlockFormat, BlockCodec]:
         """The codecs of both formats."""
@@ -53,7 +50,7 @@ class BlockFp8:
 
         def cast(block: Block) -> tuple[Any, Any]:
             scale = self.scale_of_amax(self.amax(x, block), FP8_MAX[fp8], quantizer.amax_epsilon, quantizer.force_pow_2_scales, overflow)
-            return self.fp8.encode(self.scaled(x, scale, block), fp8), self.reciprocal(scale)
+            return self.arrays.fp8.encode(self.scaled(x, scale, block), fp8), self.reciprocal(scale)
 
         for way, data, grid in self._cast(cast, FLOAT8_BLOCKS, tiled, rowwise, columnwise):
             yield way, data if way == "rowwise" else self.arrays.transpose(data), self._turned(grid, way, tiled)
@@ -62,7 +59,7 @@ class BlockFp8:
         xp, data = self.arrays, getattr(x, f"_{way}_data")
         data = xp.reshape(data, shape) if way == "rowwise" else xp.transpose(xp.reshape(data, (shape[1], shape[0])))
         block = FLOAT8_BLOCKS.block(way, x._is_2D_scaled)
-        return self.scaled(self.fp8.decode(data, x._fp8_dtype), self._turned(scales, way, x._is_2D_scaled), block), None
+        return self.scaled(self.arrays.fp8.decode(data, x._fp8_dtype), self._turned(scales, way, x._is_2D_scaled), block), None
 
     def _turned(self, grid: Any, way: str, tiled: bool) -> Any:
         """Scales by their block's place in the matrix as they are stored, and the other way round."""
@@ -74,14 +71,14 @@ class BlockFp8:
 
         def cast(block: Block) -> tuple[Any, Any]:
             exponent = self.exponent(self.amax(x, block), 1 / FP8_MAX[fp8])
-            return self.fp8.encode(self.divided(x, exponent, block), fp8), exponent
+            return self.arrays.fp8.encode(self.divided(x, exponent, block), fp8), exponent
 
         for way, data, grid in self._cast(cast, MXFP8, tiled, rowwise, columnwise):
-            yield way, data, self.repeated(grid, MXFP8.length, 0 if way == "rowwise" else 1) if tiled else grid
+            yield way, data, self.arrays.repeated(grid, MXFP8.length, 0 if way == "rowwise" else 1) if tiled else grid
 
     def _mxfp8_values(self, x: Any, way: str, scales: Any, shape: tuple[int, int], undo: bool) -> tuple[Any, None]:
         data = self.arrays.reshape(getattr(x, f"_{way}_data"), shape)
-        return self.multiplied(self.fp8.decode(data, x._fp8_dtype), scales, MXFP8.block(way, False)), None
+        return self.multiplied(self.arrays.fp8.decode(data, x._fp8_dtype), scales, MXFP8.block(way, False)), None
 
     def _cast(
         self, cast: Callable[[Block], tuple[Any, Any]], form: BlockFormat, tiled: bool, rowwise: bool, columnwise: bool

@@ -29,12 +29,10 @@ class Nvfp4:
     """What a framework does with the lines of a matrix."""
 
     arrays: Arrays
-    amaxes: Function
-    """``(x, quantizer, rowwise, columnwise)``: ``max |x|`` that each copy is scaled by, fp32 ``[1]`` or one per line."""
+    amax: Function
+    """``(x, across, quantizer)``: ``max |x|``, fp32: ``[1]``, or where the quantizer scales by lines of each, over the dimension ``across``."""
     cast: Function
-    """``(way, lines, amax, quantizer, random)``: the codes of the lines, two to a byte, and the E4M3 bytes of their blocks' scales."""
-    e4m3: Function
-    """``(x)``: the bytes of numbers >= 0, which saturate; NaN stays."""
+    """``(way, lines, amax, quantizer, random)``: the codes of the lines, two to a byte, and E4M3 bytes, the scales of their blocks or tiles."""
     of_e4m3: Function
     """``(scales)``: the fp32 values of E4M3 bytes."""
     codes: Function
@@ -47,8 +45,6 @@ class Nvfp4:
     """``(quantizer)``: its matrix."""
     transformed: Function
     """``(x, matrix)``: the groups of 16 in the lines ``x`` times a matrix, in fp32."""
-    lines: Function
-    """``(grid, high)``: one row per line, of tiles that are ``high`` lines."""
 
     def codec(self) -> BlockCodec:
         return BlockCodec(self._encode, self._values, self.transform)
@@ -57,15 +53,27 @@ class Nvfp4:
         self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Any] | None = None, random: Random | None = None
     ) -> tuple[dict[str, Any], Iterator[Copy]]:
         """``amaxes`` and ``random``, where given, are taken in the place of the matrix's own and of numbers that are drawn."""
-        amaxes = self.amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
+        amaxes = self._amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
         flat = {f"amax_{way}": amax if amax.ndim == 1 else self.arrays.reshape(amax, (-1,)) for way, amax in amaxes.items()}
         return flat, self._copies(x, quantizer, amaxes, random)
+
+    def _amaxes(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Any]:
+        """``max |x|`` that each copy is scaled by."""
+        amaxes = {"rowwise": self.amax(x, 1, quantizer)} if rowwise else {}
+        if columnwise and quantizer.with_rht:
+            amaxes["columnwise"] = self.amax(self.column_source(x, quantizer), 1, quantizer)
+        elif columnwise:
+            alike = rowwise and not quantizer.row_scaled_nvfp4
+            amaxes["columnwise"] = self.arrays.copy(amaxes["rowwise"]) if alike else self.amax(x, 0, quantizer)
+        return {way: self.arrays.fp8.reduced(amax, quantizer) for way, amax in amaxes.items()}
 
     def _copies(self, x: Any, quantizer: Any, amaxes: dict[str, Any], random: Random | None) -> Iterator[Copy]:
         """Of each copy that has an amax."""
         for way, amax in amaxes.items():
             lines = x if way == "rowwise" else self.column_source(x, quantizer)
-            yield way, *self.cast(way, lines, amax, quantizer, random)
+            codes, scales = self.cast(way, lines, amax, quantizer, random)
+            tiled = quantizer.with_2d_quantization and not quantizer.nvfp4_use_4over6
+            yield way, codes, self._lines(scales, 16 if tiled else 1)
 
     def column_source(self, x: Any, quantizer: Any) -> Any:
         """``x`` transposed; where the quantizer asks for it, rounded to bfloat16 and transformed in groups of 16, in fp32, and rounded again."""
@@ -74,6 +82,10 @@ class Nvfp4:
             return lines
         bf16 = xp.dtype(DType.kBFloat16)
         return xp.cast(self.transformed(xp.cast(lines, bf16), self.hadamard(quantizer)), bf16)
+
+    def e4m3(self, x: Any) -> Any:
+        """The bytes of numbers >= 0, which saturate; NaN stays. Perhaps in the memory of ``x``."""
+        return self.arrays.fp8.encode(x, DType.kFloat8E4M3)
 
     def transform(self, x: Any, way: str) -> Any | None:
         """The matrix that the groups of 16 in a copy of the tensor ``x`` were multiplied by, or None."""
@@ -96,13 +108,17 @@ class Nvfp4:
         for stretch in (1.0, 1.5):
             scales = self.e4m3(base * stretch)
             codes = codes_by(scales)
-            scales = self.lines(scales, high)
+            scales = self._lines(scales, high)
             candidates.append((codes, scales, self._of_tiles(error_of(codes, self.of_e4m3(scales)), high)))
         (six, scales_six, error_six), (four, scales_four, error_four) = candidates
-        better = self.lines(error_four < error_six, high)
+        better = self._lines(error_four < error_six, high)
         blocks = (*better.shape, 16)
         codes = xp.where(better[:, :, None], xp.reshape(four, blocks), xp.reshape(six, blocks))
         return xp.reshape(codes, six.shape), xp.where(better, scales_four, scales_six)
+
+    def _lines(self, grid: Any, high: int) -> Any:
+        """One row per line, of tiles that are ``high`` lines."""
+        return grid if high == 1 else self.arrays.repeated(grid, high, 0)
 
     def _of_tiles(self, error: Any, high: int) -> Any:
         """The sums of numbers per block over the lines of a tile, pairwise."""

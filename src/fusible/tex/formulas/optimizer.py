@@ -92,7 +92,7 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
         rule = AdamRule.of(call)
         for g, p, m, v, master, scale, amax, scale_inv in zip(*call.tensor_lists, strict=True):
             new, *moments = self._adam_step(rule, xp.wide(g), master, m, v)
-            numbers = xp.maximum(amax, xp.reshape(to.fp8.tensor_amax(new), amax.shape)), xp.reshape(to.reciprocal(scale), scale_inv.shape)
+            numbers = xp.maximum(amax, xp.reshape(xp.fp8.tensor_amax(new), amax.shape)), xp.reshape(to.reciprocal(scale), scale_inv.shape)
             data = xp.bitcast(to.encode(new, xp.reshape(scale, ()), fp8), p.dtype)
             self._write_together((m, v, master, amax, scale_inv, p), (*moments, new, *numbers, data))
 

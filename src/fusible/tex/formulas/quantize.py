@@ -10,7 +10,8 @@ from fusible.errors import DTypeError, expected
 from fusible.tex.calls.quantize import check_sections, given_amaxes, quantize_each
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import FLOAT8, PLAIN, format_of, is_quantized, logical_shape, scheme_of, update_buffers, usages
-from fusible.tex.formulas.arrays import ArrayKernels, Arrays, Fp8, Function
+from fusible.tex.formulas.arrays import ArrayKernels, Arrays, Function
+from fusible.tex.formulas.block_formats import BlockTensors
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.protocol import check_shape, fp8_format, to_torch
 
@@ -22,16 +23,12 @@ class Quantizing:
     """How a framework quantizes its tensors."""
 
     arrays: Arrays
-    fp8: Fp8
-    blocks: Function
-    """``(x, quantizer, dtype, output=None, noop=None, **given)``: ``x`` quantized in blocks; ``given`` is what is known to the format's codec."""
-    reduced: Function
-    """``(amax, quantizer)``: the amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
+    blocks: BlockTensors
     encode: Function
     """``(x, scale, fp8)``: the bytes of ``cast(x * scale)``, of the shape of ``x``."""
     reciprocal: Function
     raise_amax: Function
-    """``(quantizer, amax, noop)``: let the amax that the quantizer has be at least ``amax``."""
+    """``(quantizer, former, amax, noop)``: let the amax that the quantizer has, ``former``, be at least ``amax``."""
     check_same_device: Function
     """``(x, like, of)``: raise where the two do not lie on one device."""
 
@@ -44,16 +41,16 @@ class Quantizing:
         if scheme.format is PLAIN:
             raise DTypeError(expected("a quantizer", of="quantize", got="None", do="pass a Float8 quantizer"))
         if not scheme.per_tensor:
-            return self.blocks(x, quantizer, dtype, output, noop)
+            return self.blocks.quantize(x, quantizer, dtype, output, noop)
         if output is not None:
             self._check_output(output, x)
         fp8 = fp8_format(quantizer.dtype)
         if scheme.delayed:
             scale = self.arrays.reshape(quantizer.scale, (1,))
-            self._observe(quantizer, self.fp8.tensor_amax(x), noop)
+            self._observe(quantizer, self.arrays.fp8.tensor_amax(x), noop)
         else:
-            amax = self.reduced(self.fp8.tensor_amax(x), quantizer) if amax is None else amax
-            scale = self.fp8.scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+            amax = self.arrays.fp8.reduced(self.arrays.fp8.tensor_amax(x), quantizer) if amax is None else amax
+            scale = self.arrays.fp8.scale_from_amax(amax, fp8, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
         data = self.encode(x, scale, fp8)
         if output is not None:
             return self._fill(output, quantizer, data, self.reciprocal(scale), noop)
@@ -63,7 +60,7 @@ class Quantizing:
             shape=x.shape,
             dtype=to_torch(dtype),
             data=self.arrays.contiguous(data) if rowwise else None,
-            data_transpose=self.fp8.transpose_bytes(data) if columnwise else None,
+            data_transpose=self.arrays.fp8.transpose_bytes(data) if columnwise else None,
             scale_inv=self.reciprocal(scale),
             fp8_dtype=fp8,
         )
@@ -75,10 +72,11 @@ class Quantizing:
         return self.tensor(result, quantizer, dtype, output)
 
     def _observe(self, quantizer: Any, amax: Any, noop: Any) -> None:
-        if quantizer.amax is None:
+        former = quantizer.amax
+        if former is None:
             quantizer.amax = amax
         else:
-            self.raise_amax(quantizer, amax, noop)
+            self.raise_amax(quantizer, former, amax, noop)
 
     def _check_output(self, output: Any, x: Any) -> None:
         if format_of(output) is not FLOAT8:
@@ -95,7 +93,7 @@ class Quantizing:
         def put(old: Any, new: Any) -> Any:
             return new if old is None else xp.put(old, new if noop is None else xp.unless(noop, old, new))
 
-        update_buffers(output, quantizer, data, self.fp8.transpose_bytes, put)
+        update_buffers(output, quantizer, data, self.arrays.fp8.transpose_bytes, put)
         put(output._scale_inv, xp.reshape(scale_inv, output._scale_inv.shape))
         return output
 
@@ -130,4 +128,4 @@ class QuantizeFormulas(ArrayKernels, Quantize):
         x, xp = self._plain(tensor), self._arrays
         given = given_amaxes(x, quantizer, rowwise_amax, columnwise_amax, xp.float32)
         amaxes = {way: xp.copy(xp.reshape(amax, shape)) for way, (amax, shape) in given.items()}
-        return self._quantizing.blocks(x, quantizer, x.dtype, amaxes=amaxes)
+        return self._quantizing.blocks.quantize(x, quantizer, x.dtype, amaxes=amaxes)

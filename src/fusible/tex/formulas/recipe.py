@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from fusible.tex.calls.checks import check_scale_update
 from fusible.tex.formulas.arrays import ArrayKernels
-from fusible.tex.formulas.quantize import Quantizing
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FP8_MAX, check_amax_buffer, fp8_format
@@ -16,8 +15,6 @@ __all__ = ["RecipeFormulas"]
 
 
 class RecipeFormulas(ArrayKernels, Recipe):
-    _quantizing: ClassVar[Quantizing]
-
     def _update_scales(self, updates: Iterable[tuple[Any, Any, Any]], largest: float, of_window: bool) -> None:
         """Of each ``(buffer, history, scale)``: move the history on by the amaxes of the buffer, and let the scale follow, from the largest of the
         window or the latest."""
@@ -26,7 +23,7 @@ class RecipeFormulas(ArrayKernels, Recipe):
     def compute_amax(self, input: Any, amax: Any) -> None:
         xp = self._arrays
         check_amax_buffer(amax, "amax of compute_amax", xp.float32)
-        xp.put(amax, xp.reshape(self._quantizing.fp8.tensor_amax(self._plain(input)), amax.shape))
+        xp.put(amax, xp.reshape(xp.fp8.tensor_amax(self._plain(input)), amax.shape))
 
     @by_name
     def fused_amax_and_scale_update_after_reduction(self, call: Any) -> None:

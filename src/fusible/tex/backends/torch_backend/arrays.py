@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusible.tex.backends.torch_backend import fp8
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formulas.arrays import Arrays
 from fusible.tex.protocol import accumulator, to_torch
@@ -23,6 +24,7 @@ def _put(old: Tensor, new: Tensor) -> Tensor:
 
 
 TORCH = Arrays(
+    fp8=fp8,
     float32=torch.float32,
     dtype=to_torch,
     accumulator=accumulator,
@@ -78,5 +80,6 @@ TORCH = Arrays(
     copy=lambda x: x.clone(memory_format=torch.contiguous_format),
     unless=lambda noop, old, new: torch.where(noop == 1, old, new),
     set_unless=lambda flag, condition: flag.masked_fill_(~condition, 1),
+    repeated=Tensor.repeat_interleave,
     put=_put,
 )

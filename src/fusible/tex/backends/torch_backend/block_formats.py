@@ -10,7 +10,6 @@ import torch
 from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.torch_backend.blocks import padded
-from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.nvfp4 import NVFP4_CODEC
 from fusible.tex.backends.torch_backend.scale_order import swizzle, unswizzle
 from fusible.tex.calls.seeds import draw_seeds
@@ -19,21 +18,16 @@ from fusible.tex.formats import NVFP4, checked_format, usages
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.block_formats import BlockTensors
 
-__all__ = ["block_values", "dense", "empty_blocks", "mixed_transform", "quantize_blocks"]
+__all__ = ["BLOCKS", "empty_blocks"]
 
-_READER = BlockReader("torch", lambda shape, data: torch.zeros(shape, dtype=torch.float32, device=data.device), unswizzle)
-_READER.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
-_TENSORS = BlockTensors(
+BLOCKS = BlockTensors(
     arrays=TORCH,
-    decode=decode,
-    reader=_READER,
-    zeros=lambda shape, dtype, like: torch.zeros(shape, dtype=dtype, device=like.device),
+    reader=BlockReader("torch", lambda shape, data: torch.zeros(shape, dtype=torch.float32, device=data.device), unswizzle),
     padded=padded,
     swizzle=swizzle,
     draw=lambda count, like: draw_seeds(count, like.device),
 )
-quantize_blocks, dense = _TENSORS.quantize, _TENSORS.dense
-block_values, mixed_transform = _READER.values, _READER.mixed_transform
+BLOCKS.reader.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
 
 
 def empty_blocks(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:

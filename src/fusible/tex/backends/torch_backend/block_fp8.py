@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend import fp8
 from fusible.tex.backends.torch_backend.arrays import TORCH
 from fusible.tex.backends.torch_backend.blocks import Block, block_amax, scale_blocks_
 from fusible.tex.backends.torch_backend.number_formats import decode_e8m0, encode_e8m0, factor_of_e8m0, scale_of_amax
@@ -20,7 +19,6 @@ def _scaled(x: Tensor, factors: Tensor, block: Block) -> Tensor:
 
 BLOCK_FP8 = BlockFp8(
     arrays=TORCH,
-    fp8=fp8,
     amax=block_amax,
     scaled=_scaled,
     divided=lambda x, exponents, block: _scaled(x, factor_of_e8m0(exponents), block),
@@ -29,5 +27,4 @@ BLOCK_FP8 = BlockFp8(
     exponent=lambda amax, factor: encode_e8m0(amax.mul_(factor)),
     reciprocal=Tensor.reciprocal_,
     largest=lambda dtype: torch.finfo(dtype).max,
-    repeated=Tensor.repeat_interleave,
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 from fusible.tex.enums import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
 
-__all__ = ["decode", "encode", "scale_from_amax", "tensor_amax", "transpose_bytes"]
+__all__ = ["decode", "encode", "reduced", "scale_from_amax", "tensor_amax", "transpose_bytes"]
 
 _TORCH = {DType.kFloat8E4M3: torch.float8_e4m3fn, DType.kFloat8E5M2: torch.float8_e5m2}
 _LARGEST = {dtype: torch.tensor(largest, dtype=torch.float32) for dtype, largest in FP8_MAX.items()}
@@ -61,6 +62,13 @@ def scale_from_amax(amax: Tensor, dtype: DType, power_of_two: bool, epsilon: flo
     if power_of_two:
         return scale.view(torch.int32).bitwise_and_(-0x800000).view(torch.float32)
     return scale
+
+
+def reduced(amax: Tensor, quantizer: Any) -> Tensor:
+    """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
+    if quantizer.with_amax_reduction:
+        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=getattr(quantizer, "amax_reduction_group", None))
+    return amax
 
 
 def transpose_bytes(data: Tensor) -> Tensor:

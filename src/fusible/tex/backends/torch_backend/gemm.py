@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fusible.tex.backends.torch_backend.block_formats import block_values, mixed_transform
+from fusible.tex.backends.torch_backend.block_formats import BLOCKS
 from fusible.tex.backends.torch_backend.fp8 import decode
 from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import flat, wide
@@ -54,7 +54,7 @@ def _at_once(
 class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_types = GemmTypes(_FLOATING, nominal, to_torch)
     _gemm_at_once = staticmethod(_at_once)
-    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(mixed_transform)
+    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(BLOCKS.reader.mixed_transform)
 
     def _gemm(
         self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,
@@ -134,7 +134,7 @@ def _operand(x: Any, transpose: bool, along_rows: bool, undo: bool) -> tuple[Ten
     if form is PLAIN:
         matrix, factor = wide(flat(x)), None
     elif not form.per_tensor:
-        matrix, factor = block_values(x, copy_of(along_rows), undo)
+        matrix, factor = BLOCKS.reader.values(x, copy_of(along_rows), undo)
     elif x._data is not None:
         matrix, factor = flat(decode(x._data, x._fp8_dtype)), x._scale_inv
     else:

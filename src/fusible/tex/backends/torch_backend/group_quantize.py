@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fusible.errors import DTypeError, ShapeError, expected
-from fusible.tex.backends.torch_backend.fp8 import scale_from_amax, tensor_amax, transpose_bytes
-from fusible.tex.backends.torch_backend.quantizing import quantize_tensor, reduced
+from fusible.tex.backends.torch_backend.fp8 import reduced, scale_from_amax, tensor_amax, transpose_bytes
+from fusible.tex.backends.torch_backend.quantizing import quantize_tensor
 from fusible.tex.calls.grouped import GroupLayout, build_grouped, is_grouped, layout_of, member_fields
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, scheme_of, usages

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.tex.calls.attention_layout import format_name
 from fusible.tex.calls.kv_cache import check_cache_indices
 
 __all__ = ["gathered", "put"]
@@ -23,9 +22,8 @@ def gathered(pages: Tensor, table: Tensor, name: str, tokens: int) -> Tensor:
     return pages[wanted].flatten(1, 2)[:, :tokens].transpose(1, 2)
 
 
-def put(call: Any) -> None:
+def put(call: Any, name: str) -> None:
     """Write the new tokens of ``copy_to_kv_cache`` to its caches, ``[pages, page_size, g, d]``."""
-    name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
     check_cache_indices(call, name)
     starts, cached = (x.tolist() for x in (call.cu_new_lens, call.cu_cached_lens))
     for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache)):

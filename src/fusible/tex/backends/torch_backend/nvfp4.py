@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from fusible.tex.backends.torch_backend.arrays import TORCH
@@ -28,23 +27,6 @@ from fusible.tex.formulas.nvfp4 import E4M3_MAX, Nvfp4
 __all__ = ["NVFP4_CODEC"]
 
 
-def _amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
-    """``max |x|`` that each copy is scaled by, fp32 ``[1]`` or one per line; the largest of the reduction group where the quantizer asks for it."""
-    amaxes = {}
-    if rowwise or not quantizer.with_rht:
-        amaxes["rowwise"] = _amax(x, 1, quantizer)
-    if columnwise:
-        if quantizer.with_rht:
-            amaxes["columnwise"] = _amax(_NVFP4.column_source(x, quantizer), 1, quantizer)
-        else:
-            amaxes["columnwise"] = _amax(x, 0, quantizer) if quantizer.row_scaled_nvfp4 else amaxes["rowwise"].clone()
-    asked = {way: amaxes[way] for way, wanted in (("rowwise", rowwise), ("columnwise", columnwise)) if wanted}
-    if quantizer.with_amax_reduction:
-        for amax in asked.values():
-            torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=getattr(quantizer, "amax_reduction_group", None))
-    return asked
-
-
 def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
     if not quantizer.row_scaled_nvfp4:
         return tensor_amax(x)
@@ -62,7 +44,7 @@ def _cast(way: str, x: Tensor, amax: Tensor, quantizer: Any, random: None) -> tu
     scale = global_scale(amax, quantizer.nvfp4_e4m3_max if over6 else E4M3_MAX).view(-1, 1)
     if over6:
         return _four_over_six(x, amax.reshape(-1, 1), scale, largest, high, quantizer)
-    scales = _e4m3(largest * (scale * (1 / E2M1_MAX)))
+    scales = _NVFP4.e4m3(largest * (scale * (1 / E2M1_MAX)))
     factors = element_factor(_of_e4m3(scales), scale)
     packed = torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8, device=x.device)
     seed = draw_seeds(1, x.device) if quantizer.stochastic_rounding else None
@@ -70,7 +52,7 @@ def _cast(way: str, x: Tensor, amax: Tensor, quantizer: Any, random: None) -> tu
         lines = x[part].to(torch.float32, copy=True)
         drawn = uniform(seed, part.start * x.shape[1], lines.shape) if seed is not None else None
         packed[part] = pack_nibbles(_codes(lines, _of_blocks(factors, part, high), high, drawn))
-    return packed, _lines(scales, high)
+    return packed, scales
 
 
 def _parts(x: Tensor) -> Iterator[slice]:
@@ -91,16 +73,8 @@ def _codes(x: Tensor, factors: Tensor, high: int, random: Tensor | None = None) 
     return encode_e2m1(x) if random is None else encode_e2m1_stochastically(x, random)
 
 
-def _e4m3(x: Tensor) -> Tensor:
-    return x.clamp_max(E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-
-
 def _of_e4m3(scales: Tensor) -> Tensor:
     return scales.view(torch.float8_e4m3fn).float()
-
-
-def _lines(grid: Tensor, high: int) -> Tensor:
-    return grid if high == 1 else grid.repeat_interleave(high, 0)
 
 
 def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
@@ -140,15 +114,13 @@ def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, quantizer: An
 
 _NVFP4 = Nvfp4(
     arrays=TORCH,
-    amaxes=_amaxes,
+    amax=_amax,
     cast=_cast,
-    e4m3=_e4m3,
     of_e4m3=_of_e4m3,
     codes=decode_e2m1_pairs,
     scaled=scale_blocks_,
     over=_over,
     hadamard=lambda quantizer: quantizer.rht_matrix,
     transformed=_transformed,
-    lines=_lines,
 )
 NVFP4_CODEC = _NVFP4.codec()

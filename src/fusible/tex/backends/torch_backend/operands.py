@@ -9,13 +9,16 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, expected
 from fusible.tex.backends.torch_backend.arrays import wide
-from fusible.tex.backends.torch_backend.block_formats import dense
+from fusible.tex.backends.torch_backend.block_formats import BLOCKS
 from fusible.tex.formats import is_quantized, nominal
 from fusible.tex.protocol import accumulator, check_given_output
 
 __all__ = ["dense", "flat", "plain", "row_sum", "wide", "write"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+dense = BLOCKS.dense
 
 
 def plain(x: Any) -> Tensor:

@@ -5,25 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
-from fusible.tex.backends.torch_backend import fp8
 from fusible.tex.backends.torch_backend.arrays import TORCH
-from fusible.tex.backends.torch_backend.block_formats import quantize_blocks
+from fusible.tex.backends.torch_backend.block_formats import BLOCKS
 from fusible.tex.backends.torch_backend.fp8 import encode
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formulas.quantize import Quantizing
 from fusible.tex.protocol import check_same_device
 
-__all__ = ["QUANTIZING", "emit", "quantize_tensor", "reduced"]
-
-
-def reduced(amax: Tensor, quantizer: Any) -> Tensor:
-    """The amaxes of current scaling, the largest of all processes where ``quantizer`` asks for it."""
-    if quantizer.with_amax_reduction:
-        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
-    return amax
+__all__ = ["QUANTIZING", "emit", "quantize_tensor"]
 
 
 def _encoded(x: Tensor, scale: Tensor, dtype: Any) -> Tensor:
@@ -31,8 +22,7 @@ def _encoded(x: Tensor, scale: Tensor, dtype: Any) -> Tensor:
     return encode(scaled.float(), dtype).view(x.shape)  # a scale has a dimension, and x may have none
 
 
-def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
-    former = quantizer.amax
+def _raise_amax(quantizer: Any, former: Tensor, amax: Tensor, noop: Tensor | None) -> None:
     if not former.numel():  # of a quantizer that nobody asks for it
         return
     with writing(former):
@@ -44,9 +34,7 @@ def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
 
 QUANTIZING = Quantizing(
     arrays=TORCH,
-    fp8=fp8,
-    blocks=quantize_blocks,
-    reduced=reduced,
+    blocks=BLOCKS,
     encode=_encoded,
     reciprocal=torch.reciprocal,
     raise_amax=_raise_amax,

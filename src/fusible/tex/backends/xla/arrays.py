@@ -6,6 +6,7 @@ import operator
 
 from fusible import lazy
 from fusible.lazy import Tensor
+from fusible.tex.backends.xla import fp8
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.formulas.arrays import Arrays
 
@@ -35,11 +36,15 @@ def _put(old: Tensor, new: Tensor) -> Tensor:
     return old.assign_(new if new.dtype is old.dtype else lazy.cast(new, old.dtype))
 
 
-def _itself(x: Tensor) -> Tensor:
-    return x
+def _repeated(grid: Tensor, count: int, dim: int) -> Tensor:
+    inserted = lazy.unsqueeze(grid, dim + 1)
+    shape = list(inserted.shape)
+    shape[dim + 1] = count
+    return lazy.reshape(lazy.broadcast_to(inserted, tuple(shape)), tuple(size * (count if d == dim else 1) for d, size in enumerate(grid.shape)))
 
 
 LAZY = Arrays(
+    fp8=fp8,
     float32=lazy.float32,
     dtype=to_lazy,
     accumulator=lambda dtype: lazy.float32,
@@ -91,9 +96,10 @@ LAZY = Arrays(
     masked=lambda x, mask: x * fp32(mask),
     sin=lazy.sin,
     cos=lazy.cos,
-    contiguous=_itself,
-    copy=_itself,
+    contiguous=lambda x: x,
+    copy=lambda x: Tensor.from_trace_tensor(x.trace_tensor),  # which may be made to stand for another value by itself
     unless=lambda noop, old, new: lazy.where(lazy.reshape(noop, ()) == 1, old, new),
     set_unless=lambda flag, condition: flag.assign_(lazy.where(condition, flag, lazy.ones(flag.shape, flag.dtype))),
+    repeated=_repeated,
     put=_put,
 )

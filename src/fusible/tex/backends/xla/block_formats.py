@@ -7,15 +7,13 @@ from fusible.lazy import Tensor
 from fusible.tex.backends.xla.arrays import LAZY
 from fusible.tex.backends.xla.block_fp8 import BLOCK_FP8
 from fusible.tex.backends.xla.blocks import padded
-from fusible.tex.backends.xla.dtypes import to_lazy
-from fusible.tex.backends.xla.fp8 import decode
 from fusible.tex.backends.xla.nvfp4 import NVFP4_CODEC
 from fusible.tex.backends.xla.random import next_seed
 from fusible.tex.formats import NVFP4
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.block_formats import BlockTensors
 
-__all__ = ["block_values", "dense", "mixed_transform", "quantize_blocks"]
+__all__ = ["BLOCKS"]
 
 
 def _swizzled(scales: Tensor, columnwise: bool) -> Tensor:
@@ -39,16 +37,11 @@ def _drawn(count: int, like: Tensor) -> None:
         next_seed(like, "stochastic rounding")
 
 
-_READER = BlockReader("lazy", lambda shape, data: lazy.zeros(shape), _unswizzled)
-_READER.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
-_TENSORS = BlockTensors(
+BLOCKS = BlockTensors(
     arrays=LAZY,
-    decode=decode,
-    reader=_READER,
-    zeros=lambda shape, dtype, like: lazy.zeros(shape, to_lazy(dtype)),
+    reader=BlockReader("lazy", lambda shape, data: lazy.zeros(shape), _unswizzled),
     padded=padded,
     swizzle=_swizzled,
     draw=_drawn,
 )
-quantize_blocks, dense = _TENSORS.quantize, _TENSORS.dense
-block_values, mixed_transform = _READER.values, _READER.mixed_transform
+BLOCKS.reader.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})

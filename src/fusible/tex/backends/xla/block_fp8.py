@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fusible import lazy
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla import fp8
 from fusible.tex.backends.xla.arrays import LAZY, fp32
 from fusible.tex.backends.xla.blocks import block_amax, scale_blocks
 from fusible.tex.backends.xla.number_formats import encode_e8m0, reciprocal, scale_of_amax, times_power_of_two
@@ -27,17 +26,8 @@ def _divided(x: Tensor, code: Tensor) -> Tensor:
     return lazy.where(code == 0xFF, float("nan"), times_power_of_two(x, 0 - _exponent(code)))
 
 
-def _repeated(grid: Tensor, count: int, dim: int) -> Tensor:
-    """Each row or column ``count`` times."""
-    inserted = lazy.unsqueeze(grid, dim + 1)
-    shape = list(inserted.shape)
-    shape[dim + 1] = count
-    return lazy.reshape(lazy.broadcast_to(inserted, tuple(shape)), tuple(size * (count if d == dim else 1) for d, size in enumerate(grid.shape)))
-
-
 BLOCK_FP8 = BlockFp8(
     arrays=LAZY,
-    fp8=fp8,
     amax=block_amax,
     scaled=lambda x, factors, block: scale_blocks(fp32(x), factors, block),
     divided=lambda x, exponents, block: scale_blocks(fp32(x), exponents, block, _divided),
@@ -46,5 +36,4 @@ BLOCK_FP8 = BlockFp8(
     exponent=encode_e8m0,
     reciprocal=reciprocal,
     largest=lambda dtype: float(dtype.max),
-    repeated=_repeated,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible import lazy
+from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.enums import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, fp8_format
@@ -16,6 +17,7 @@ __all__ = [
     "encode",
     "magnitude",
     "positive_and_finite",
+    "reduced",
     "scale_from_amax",
     "tensor_amax",
     "transpose_bytes",
@@ -82,6 +84,14 @@ def scale_from_amax(amax: Tensor, dtype: DType, power_of_two: bool, epsilon: flo
     if power_of_two:
         return lazy.bitcast(bits(scale) & _EXPONENT_BITS, lazy.float32)
     return scale
+
+
+def reduced(amax: Tensor, quantizer: Any) -> Tensor:
+    """A program reduces nothing over processes."""
+    if quantizer.with_amax_reduction:
+        do = "reduce amaxes outside of the program"
+        raise NotServedError(expected("no amax reduction", of="quantizing a lazy tensor", got="with_amax_reduction", do=do))
+    return amax
 
 
 def transpose_bytes(data: Tensor) -> Tensor:

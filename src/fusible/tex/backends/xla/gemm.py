@@ -7,7 +7,7 @@ from typing import Any
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.activation import POINTWISE
-from fusible.tex.backends.xla.block_formats import block_values, mixed_transform
+from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.kernels import LazyKernels
@@ -21,7 +21,7 @@ __all__ = ["GemmKernels"]
 
 class GemmKernels(LazyKernels, GemmFormulas):
     _gemm_types = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
-    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(mixed_transform)
+    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(BLOCKS.reader.mixed_transform)
 
     def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(A, transA, undo), _operand(B, not transB, undo)
@@ -45,7 +45,7 @@ def _operand(x: Any, along_rows: bool, undo: bool) -> tuple[Tensor, bool, Tensor
     if form is PLAIN:
         return flat(x), False, None
     if not form.per_tensor:
-        matrix, factor = block_values(x, copy_of(along_rows), undo)
+        matrix, factor = BLOCKS.reader.values(x, copy_of(along_rows), undo)
         return matrix, False, factor
     if x._data is not None:
         return flat(as_float8(x._data, x._fp8_dtype)), False, x._scale_inv

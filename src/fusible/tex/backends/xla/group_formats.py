@@ -13,7 +13,7 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.block_formats import block_values, quantize_blocks
+from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.fp8 import decode, encode, magnitude, scale_from_amax, transpose_bytes
 from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.number_formats import reciprocal
@@ -104,7 +104,7 @@ def _blocks(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
             amaxes["columnwise"] = lazy.reshape(lazy.gather(per_group["columnwise"], 0, tiles.group), (1, -1))
     if getattr(quantizer, "stochastic_rounding", False):
         given["random"] = _random(matrix, quantizer, of, tiles)
-    whole = quantize_blocks(matrix, plain, x.dtype, **given)
+    whole = BLOCKS.quantize(matrix, plain, x.dtype, **given)
     fields = {}
     for field, attribute in member_fields(quantizer).items():
         held = per_group.get("columnwise" if "columnwise" in field else "rowwise") if "amax" in field else getattr(whole, attribute)
@@ -172,7 +172,7 @@ def group_values(x: Any, way: str, of: Groups) -> Tensor:
         raise ArgumentError(expected(f"a {way} copy", of="a grouped tensor in a product", got="none", do=do))
     assert isinstance(form, BlockFormat)
     tiles = of.tiles(form.length)
-    values, factor = block_values(_member(x, way, (tiles.rows, columns), tiles), way)
+    values, factor = BLOCKS.reader.values(_member(x, way, (tiles.rows, columns), tiles), way)
     if factor is not None:
         values = values * lazy.reshape(factor, (-1, 1))
     return tiles.take(values)

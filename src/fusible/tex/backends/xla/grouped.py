@@ -8,7 +8,7 @@ from typing import Any
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla.block_formats import block_values
+from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.group_formats import group_values, groups_of, quantize_group
 from fusible.tex.backends.xla.grouped_list import listed_products
@@ -97,7 +97,7 @@ def _values(x: Any, along_rows: bool) -> Tensor:
     if not form.block_scaled:
         return fp32(x) if form is PLAIN else dense(x)
     way = "rowwise" if along_rows else "columnwise"
-    values, factor = block_values(x, way)
+    values, factor = BLOCKS.reader.values(x, way)
     return values if factor is None else values * lazy.reshape(factor, (-1, 1) if along_rows else (1, -1))
 
 

@@ -16,7 +16,7 @@ from fusible.tex.backends.xla.heads_first import from_heads_first, heads_first
 from fusible.tex.backends.xla.segments import lengths
 from fusible.tex.backends.xla.token_layouts import in_rows, in_sequence
 from fusible.tex.calls.attention import bounds, check_counts
-from fusible.tex.calls.attention_layout import Layout, format_name
+from fusible.tex.calls.attention_layout import Layout
 
 __all__ = ["Apart", "gathered", "put"]
 
@@ -68,7 +68,7 @@ def gathered(pages: Tensor, table: Tensor, name: str, longest: int) -> Tensor:
     return lazy.permute(found[:, :tokens], (0, 2, 1, 3))
 
 
-def put(call: Any) -> None:
+def put(call: Any, name: str) -> None:
     """``copy_to_kv_cache``: each place of the caches takes the new token that belongs there, or keeps what it has."""
     b, size = call.b, call.k_cache.shape[1]
     starts, cached = (lazy.cast(x, lazy.int32)[: b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
@@ -77,7 +77,6 @@ def put(call: Any) -> None:
     position = begins[:, None] + lazy.iota((1, size), 1, lazy.int32)
     of = lazy.gather(end - count, 0, sequence)[:, None]
     written: Any = owned[:, None] & (position >= of) & (position < lazy.gather(end, 0, sequence)[:, None])
-    name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
     if name == "THD":
         source = lazy.gather(first, 0, sequence)[:, None] + position - of
     elif name == "SBHD":

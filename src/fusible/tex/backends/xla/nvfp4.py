@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fusible import lazy
-from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.arrays import LAZY, fp32
 from fusible.tex.backends.xla.blocks import block_amax, scale_blocks
@@ -28,19 +27,6 @@ __all__ = ["NVFP4_CODEC", "column_source"]
 
 _LIFTED = 2.0**64
 """The unit in which small tensors are scaled, as the inverse of their scale is subnormal: a whole number of 2^-149."""
-
-
-def _amaxes(x: Tensor, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Tensor]:
-    if quantizer.with_amax_reduction:
-        do = "reduce amaxes outside of the program"
-        raise NotServedError(expected("no amax reduction", of="quantizing a lazy tensor", got="with_amax_reduction", do=do))
-    amaxes = {}
-    if rowwise:
-        amaxes["rowwise"] = _amax(x, 1, quantizer)
-    if columnwise:
-        transformed = _NVFP4.column_source(x, quantizer) if quantizer.with_rht else None
-        amaxes["columnwise"] = _amax(x, 0, quantizer) if transformed is None else _amax(transformed, 1, quantizer)
-    return amaxes
 
 
 def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
@@ -86,8 +72,8 @@ def _cast(way: str, source: Tensor, amax: Tensor, quantizer: Any, random: Random
     if over6:
         codes, scales = _four_over_six(x, amax, lifted, largest, high, quantizer)
         return pack_nibbles(codes), scales
-    scales = _e4m3(largest * (lifted.scale * (1 / E2M1_MAX)))
-    return pack_nibbles(_codes(lifted, scales, high, numbers)), _lines(scales, high)
+    scales = _NVFP4.e4m3(largest * (lifted.scale * (1 / E2M1_MAX)))
+    return pack_nibbles(_codes(lifted, scales, high, numbers)), scales
 
 
 class _Lifted(NamedTuple):
@@ -111,17 +97,6 @@ def _codes(lifted: _Lifted, scales: Tensor, high: int, random: Tensor | None = N
     factors = lazy.minimum(1.0 / (_decoded(scales) * lifted.inverse), lifted.largest)
     scaled = scale_blocks(lifted.x, factors, (high, 16))
     return encode_e2m1(scaled) if random is None else encode_e2m1_stochastically(scaled, random)
-
-
-def _e4m3(x: Tensor) -> Tensor:
-    return lazy.bitcast(lazy.cast(x, lazy.float8), lazy.uint8)
-
-
-def _lines(grid: Tensor, high: int) -> Tensor:
-    if high == 1:
-        return grid
-    rows, blocks = grid.shape
-    return lazy.reshape(lazy.broadcast_to(grid[:, None, :], (rows, high, blocks)), (rows * high, blocks))
 
 
 def _four_over_six(x: Tensor, amax: Tensor, lifted: _Lifted, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
@@ -151,15 +126,13 @@ def _error(x: Tensor, amax: Tensor, codes: Tensor, scales: Tensor, e4m3_max: int
 
 _NVFP4 = Nvfp4(
     arrays=LAZY,
-    amaxes=_amaxes,
+    amax=_amax,
     cast=_cast,
-    e4m3=_e4m3,
     of_e4m3=_decoded,
     codes=lambda packed: decode_e2m1(unpack_nibbles(packed)),
     scaled=scale_blocks,
     over=_over,
     hadamard=_matrix,
     transformed=_transformed,
-    lines=_lines,
 )
 NVFP4_CODEC, column_source = _NVFP4.codec(), _NVFP4.column_source

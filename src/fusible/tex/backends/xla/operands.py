@@ -8,12 +8,15 @@ from typing import Any
 from fusible import lazy
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.arrays import fp32
-from fusible.tex.backends.xla.block_formats import dense
+from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.formats import is_quantized
 from fusible.tex.protocol import check_given_output
 
 __all__ = ["dense", "flat", "fp32", "nominal", "plain", "row_sum", "write"]
+
+
+dense = BLOCKS.dense
 
 
 def plain(x: Any) -> Tensor:

@@ -27,9 +27,6 @@ class PrimKernels(LazyKernels, PrimFormulas):
             return a + b
         return lazy.cast(fp32(a) + fp32(b), target)
 
-    def prim_copy(self, x: Any) -> Any:
-        return Tensor.from_trace_tensor(x.trace_tensor)
-
     def prim_empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
         return lazy.zeros(tuple(shape), to_lazy(dtype))
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import NotServedError, expected
 from fusible.lazy import Tensor
-from fusible.tex.backends.xla import fp8
 from fusible.tex.backends.xla.arrays import LAZY, fp32
-from fusible.tex.backends.xla.block_formats import quantize_blocks
+from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.fp8 import encode
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.formulas.quantize import Quantizing
@@ -17,24 +15,14 @@ from fusible.tex.formulas.quantize import Quantizing
 __all__ = ["QUANTIZING", "emit", "quantize_tensor"]
 
 
-def _reduced(amax: Tensor, quantizer: Any) -> Tensor:
-    if quantizer.with_amax_reduction:
-        do = "reduce amaxes outside of the program"
-        raise NotServedError(expected("no amax reduction", of="quantizing a lazy tensor", got="with_amax_reduction", do=do))
-    return amax
-
-
-def _raise_amax(quantizer: Any, amax: Tensor, noop: Tensor | None) -> None:
-    former = quantizer.amax
+def _raise_amax(quantizer: Any, former: Tensor, amax: Tensor, noop: Tensor | None) -> None:
     amax = lazy.maximum(former, lazy.reshape(amax, former.shape))
     quantizer.amax = amax if noop is None else LAZY.unless(noop, former, amax)
 
 
 QUANTIZING = Quantizing(
     arrays=LAZY,
-    fp8=fp8,
-    blocks=quantize_blocks,
-    reduced=_reduced,
+    blocks=BLOCKS,
     encode=lambda x, scale, dtype: encode(fp32(x) * scale, dtype),
     reciprocal=reciprocal,
     raise_amax=_raise_amax,
