@@ -51,12 +51,15 @@ def test_twins_have_next_to_nothing_in_common() -> None:
     assert shared < 0.1 * lines, found
 
 
-def test_no_twin_repeats_a_fifth_of_the_other() -> None:
-    alike = {name: counts for name, counts in twins().items() if counts[1] >= LEAST and counts[0] > 0.2 * counts[1]}
+def test_no_twin_repeats_a_quarter_of_the_other() -> None:
+    alike = {name: counts for name, counts in twins().items() if counts[1] >= LEAST and counts[0] > 0.25 * counts[1]}
     assert alike == {}
 
 
 def test_a_formula_that_is_copied_is_seen(tmp_path: Path) -> None:
     source = (BACKENDS / "torch_backend" / "attention_walk.py").read_text()
     assert in_common(formulas(source), formulas(source)) == len(formulas(source)) > 40
-    assert formulas('"""A file."""\n\nimport torch\n\n\ndef f(x: int) -> int:\n    """Of x."""\n    return (\n        x\n    )\n') == ["return (", "x"]
+    assert formulas('"""A file."""\n\nimport torch\n\n\ndef f(x: int) -> int:\n    """Of x."""\n    return (\n        x\n    )\n') == [
+        "return (",
+        "x",
+    ]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from fusible.tex.calls.gemm import GemmBySteps, GemmJob, check_bias, check_gelu_input
 from fusible.tex.formats import a_buffer, is_quantized
-from fusible.tex.formulas.arrays import ArrayKernels, Function
+from fusible.tex.formulas.arrays import ArrayKernels
 from fusible.tex.formulas.pointwise import Pointwise
 from fusible.tex.formulas.quantize import Quantizing
 
@@ -20,12 +20,10 @@ class GemmFormulas(ArrayKernels, GemmBySteps):
 
     _gelu: ClassVar[Pointwise]
     _quantizing: ClassVar[Quantizing]
-    _mixed_transform: ClassVar[Function]
-    """``(A, copy, B, copy)``: whether the Hadamard transforms of two copies fail to cancel, so that each is taken back."""
 
     def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Any, Any, Any]:
         """``op(B) @ op(A)`` of what the operands hold, a wide matrix, and the factors that are still to be applied for A and for B: None, fp32
-        ``[1]``, or one per line that is not contracted."""
+        ``[1]``, or one per line that is not contracted. ``undo``: Hadamard transforms are taken back."""
         raise NotImplementedError
 
     def _accumulated_product(self, result: Any, D: Any, beta: float) -> Any:
@@ -79,7 +77,8 @@ class GemmFormulas(ArrayKernels, GemmBySteps):
     def _whole_product(self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any) -> Any:
         """``alpha * op(B) @ op(A) + beta * D`` before it is rounded, a matrix."""
         xp = self._arrays
-        result, scale_a, scale_b = self._bare_product(A, transA, B, transB, self._mixed_transform(A, copy_of(transA), B, copy_of(not transB)))
+        undo = self._quantizing.blocks.reader.mixed_transform(A, copy_of(transA), B, copy_of(not transB))
+        result, scale_a, scale_b = self._bare_product(A, transA, B, transB, undo)
         if scale_a is not None and scale_b is not None and len(scale_a) == len(scale_b) == 1:
             result = xp.times(result, scale_a * scale_b)
         else:

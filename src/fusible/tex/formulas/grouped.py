@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fusible.errors import DTypeError, expected
 from fusible.tex.calls.grouped import build_grouped, check_quantized_group
+from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.grouped import Grouped
 from fusible.tex.protocol import to_torch
 
@@ -33,3 +35,17 @@ class GroupedFormulas(Grouped):
             last_dims=input.last_dims,
             tensor_offsets=self._group_offsets(input),
         )
+
+    def _multiply_groups(self, call: Any) -> None:
+        """Write to D, which is not quantized, the products of a call of ``te_general_grouped_gemm_for_grouped_tensor``."""
+        raise NotImplementedError
+
+    @by_name
+    def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
+        if getattr(call.D, "quantizer", None) is not None:
+            raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
+        self._multiply_groups(call)
+        return call.D
+
+    te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
+    te_general_grouped_gemm_for_discrete_out = te_general_grouped_gemm_for_grouped_tensor

@@ -54,7 +54,7 @@ def _at_once(
 class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_types = GemmTypes(_FLOATING, nominal, to_torch)
     _gemm_at_once = staticmethod(_at_once)
-    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(BLOCKS.reader.mixed_transform)
+    _gelu = POINTWISE["gelu"]
 
     def _gemm(
         self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,

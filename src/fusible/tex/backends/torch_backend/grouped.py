@@ -37,12 +37,9 @@ class GroupedKernels(GroupedFormulas):
         self._solve(problems, shapes, call.transa, call.transb, call.grad, call.bias_type)
         return call.bias
 
-    @by_name
-    def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
+    def _multiply_groups(self, call: Any) -> None:
         """Any of A, B and D may be a list of tensors instead."""
         D = call.D
-        if getattr(D, "quantizer", None) is not None:
-            raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
         a, b, d = self._members(call.A, "A"), self._members(call.B, "B"), self._members(D, "D")
         if not len(a) == len(b) == len(d):
             got = f"{len(a)}, {len(b)} and {len(d)}"
@@ -55,10 +52,6 @@ class GroupedKernels(GroupedFormulas):
         for place, shape, row, factor in zip(d, shapes, rows, factors, strict=True):
             if row is not None and not shape.empty:
                 _add_bias(place, row, factor)
-        return D
-
-    te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
-    te_general_grouped_gemm_for_discrete_out = te_general_grouped_gemm_for_grouped_tensor
 
     def get_grouped_gemm_setup_workspace_size(self, num_tensors: int) -> int:
         return 0

@@ -41,11 +41,10 @@ class Scores(ScoreRules[Tensor]):
 
 def forward(sc: Scores, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``(o [n, h, s, e], stats [n, h, s, 1], largest [n, h, s, 1])``."""
-    n, h, s, _ = q.shape
-    if k.shape[2] and s:
-        return _MATH.forward(sc.part(s, k.shape[2]), q, k, fp32(v))
-    nothing = lazy.full((n, h, s, 1), -float("inf"))
-    return lazy.zeros((n, h, s, v.shape[3])), nothing, nothing
+    if q.shape[2] and k.shape[2]:
+        return _MATH.forward(sc.part(q.shape[2], k.shape[2]), q, k, fp32(v))
+    nothing = lazy.full((*q.shape[:3], 1), -float("inf"))
+    return lazy.zeros((*q.shape[:3], v.shape[3])), nothing, nothing
 
 
 def backward(sc: Scores, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor, stats: Tensor) -> Gradients:

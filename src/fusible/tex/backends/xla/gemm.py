@@ -21,7 +21,7 @@ __all__ = ["GemmKernels"]
 
 class GemmKernels(LazyKernels, GemmFormulas):
     _gemm_types = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
-    _gelu, _mixed_transform = POINTWISE["gelu"], staticmethod(BLOCKS.reader.mixed_transform)
+    _gelu = POINTWISE["gelu"]
 
     def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
         (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(A, transA, undo), _operand(B, not transB, undo)

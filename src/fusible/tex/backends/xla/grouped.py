@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible import lazy
-from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.block_formats import BLOCKS
 from fusible.tex.backends.xla.dtypes import to_lazy
@@ -49,15 +49,12 @@ class GroupedKernels(GroupedFormulas):
     def te_general_grouped_gemm(self, call: Any) -> Any:
         return listed_products(self.generic_gemm, call)  # type: ignore[attr-defined]
 
-    @by_name
-    def te_general_grouped_gemm_for_grouped_tensor(self, call: Any) -> Any:
+    def _multiply_groups(self, call: Any) -> None:
         """Two kinds of products: of each group's rows with a matrix of its own, and of two groups' rows over those rows."""
         A, B, D = call.A, call.B, call.D
         if not is_grouped(B) or (call.transb and call.transa):
             do = "group the rows of B, and transpose one of the two at most"
             raise NotServedError(expected("products of groups of rows", of="a grouped GEMM of lazy tensors", got="others", do=do))
-        if getattr(D, "quantizer", None) is not None:
-            raise DTypeError(expected("an unquantized D", of="a grouped GEMM", got="a quantized one", do="quantize the result by group_quantize"))
         if call.bias_scale is not None and call.bias is None:
             raise ArgumentError(expected("a bias", of="a grouped GEMM with bias_scale", got="None", do="pass one, or no bias_scale"))
         of = groups_of(B)
@@ -68,10 +65,6 @@ class GroupedKernels(GroupedFormulas):
         else:
             do = "add it elsewhere"
             raise NotServedError(expected("no bias", of="a grouped GEMM over the rows of lazy tensors", got="one", do=do))
-        return D
-
-    te_general_grouped_gemm_for_discrete_in = te_general_grouped_gemm_for_grouped_tensor
-    te_general_grouped_gemm_for_discrete_out = te_general_grouped_gemm_for_grouped_tensor
 
 
 def _matrices(A: Any, along_rows: bool, of: Groups, height: int) -> Tensor:

@@ -12,7 +12,7 @@ from fusible.tex.backends.xla.fp8 import encode
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.formulas.quantize import Quantizing
 
-__all__ = ["QUANTIZING", "emit", "quantize_tensor"]
+__all__ = ["QUANTIZING", "emit"]
 
 
 def _raise_amax(quantizer: Any, former: Tensor, amax: Tensor, noop: Tensor | None) -> None:
@@ -28,4 +28,4 @@ QUANTIZING = Quantizing(
     raise_amax=_raise_amax,
     check_same_device=lambda x, like, of: None,  # a program runs on one
 )
-quantize_tensor, emit = QUANTIZING.tensor, QUANTIZING.emit
+emit = QUANTIZING.emit
