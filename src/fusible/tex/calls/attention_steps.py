@@ -17,9 +17,9 @@ __all__ = ["AttentionBySteps"]
 
 class AttentionBySteps(Attention):
     _served: ClassVar[Served]
-    _seeded: ClassVar[Callable[[Any, int], Any]]
+    _seeded: ClassVar[Callable[..., Any]]
     """``(seed, offset)``: the state of the draw of an int64 ``seed [1]``."""
-    _put_cache: ClassVar[Callable[[Any, str], None]]
+    _put_cache: ClassVar[Callable[..., None]]
     """``(call, name)``: what ``copy_to_kv_cache`` writes, of tokens in the format ``name``."""
 
     def _attention_operands(self, call: Any) -> tuple[Layout, Any]:
