@@ -96,7 +96,7 @@ def test_choices_among_the_likeliest() -> None:
         (("--top-k", "0"), "--top-k: expected at least 1, got 0"),
         (("--prompt", ""), "--prompt: expected at least one byte, got none"),
         (("--recipe", "current"), "--recipe: expected one of bf16, delayed, got current"),
-        (("--page-size", "0"), "at least 1 or None of page_size of KVCache: expected an integer, got 0"),
+        (("--page-size", "0"), "page_size of KVCache: expected an integer of at least 1 or None, got 0"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Path, options: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

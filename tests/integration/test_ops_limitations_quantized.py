@@ -92,7 +92,7 @@ def test_11_a_quantizer_class_of_ones_own_says_what_it_lacks() -> None:
     model = ops.Sequential(ops.LayerNorm(WIDTH), linear(), ops.GELU(), linear())
     before = [value.clone() for value in model.state_dict().values()]
     custom = r"the custom quantizer Halves of cast of LayerNorm -> Linear -> GELU -> \.\.\."
-    with pytest.raises(NotServedError, match=rf"^its own of {custom}: expected a quantize_impl, got none; override it\.$"):
+    with pytest.raises(NotServedError, match=rf"^{custom}: expected a quantize_impl of its own, got none; override it\.$"):
         step(model, batch(), fusible.CustomRecipe(forward_only(Halves)))
     assert same(before, list(model.state_dict().values()))
 

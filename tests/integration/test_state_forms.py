@@ -166,7 +166,7 @@ def test_a_pickle_of_transformer_engines_is_not_read(tmp_path: Path, monkeypatch
     ours, theirs = fusible.Linear(6, 4), nn.Linear(6, 4)
     state = te_shaped(theirs, torch.frombuffer(bytearray(bytes_), dtype=torch.uint8))
     before = ours.weight.detach().clone()
-    with pytest.raises(CheckpointError, match=r"^Linear: expected an empty _extra_state, .* a checkpoint, got another for '_extra_state'; .*\.$"):
+    with pytest.raises(CheckpointError, match=r"^a checkpoint of Linear: expected an empty _extra_state, .*, got another for '_extra_state'; .*\.$"):
         ours.load_state_dict(state)
     with pytest.raises(RuntimeError, match="_extra_state"):
         nn.ModuleDict({"x": ours}).load_state_dict({f"x.{name}": value for name, value in state.items()})

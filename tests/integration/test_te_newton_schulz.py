@@ -102,7 +102,7 @@ def of_two(rank: int) -> dict[str, torch.Tensor]:
     te_functions.newton_schulz(plain, context, 5, triples)
     results["plain"] = plain
     uneven = torch.zeros(3, 5)
-    with pytest.raises(ShapeError, match="a multiple of 2 processes of the larger dimension of x of newton_schulz_tp, got 5"):
+    with pytest.raises(ShapeError, match="the larger dimension of x of newton_schulz_tp: expected a multiple of 2 processes, got 5"):
         te_functions.newton_schulz_tp(uneven, context)
     return results
 
@@ -167,17 +167,17 @@ def test_two_processes_compute_the_formula_in_every_layout_of_nvidias(tmp_path: 
 
 
 REFUSED = {
-    "tall": (lambda c: te_functions.newton_schulz(torch.zeros(3, 2), c), ShapeError, "at most as many rows as columns of x of newton_schulz, got"),
-    "three dimensions": (lambda c: te_functions.newton_schulz(torch.zeros(1, 2, 2), c), ShapeError, "a contiguous matrix of x of newton_schulz"),
-    "strides": (lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 4).mT, c), ShapeError, "a contiguous matrix of x of newton_schulz_tp"),
-    "half": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2).half(), c), DTypeError, "torch.float32 or torch.bfloat16 of x of newton_schulz"),
-    "triples": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2), c, 2, [(1.0, 2.0, 3.0)]), ArgumentError, "2 triples (a, b, c) of"),
+    "tall": (lambda c: te_functions.newton_schulz(torch.zeros(3, 2), c), ShapeError, "expected at most as many rows as columns, got"),
+    "three dimensions": (lambda c: te_functions.newton_schulz(torch.zeros(1, 2, 2), c), ShapeError, "newton_schulz: expected a contiguous matrix"),
+    "strides": (lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 4).mT, c), ShapeError, "x of newton_schulz_tp: expected a contiguous matrix"),
+    "half": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2).half(), c), DTypeError, "x of newton_schulz: expected torch.float32"),
+    "triples": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2), c, 2, [(1.0, 2.0, 3.0)]), ArgumentError, ": expected 2 triples (a, b, c), got"),
     "pairs": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2), c, 1, [(1.0, 2.0)]), ArgumentError, "1 triples (a, b, c)"),
     "a set": (lambda c: te_functions.get_coefficients(3, "septic"), ArgumentError, "one of simple, quintic, polar_express, cans, aol"),
     "a mode": (lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 2), c, tp_mode="shared"), ArgumentError, "'duplicated' or 'distributed'"),
     "no triples": (lambda c: te_functions.get_coefficient_iterator(3, []), ArgumentError, "at least one triple"),
     "the smaller side": (
-        lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 4), c, partition_dim=0, tp_mode="distributed"), ShapeError, "the larger of partition"
+        lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 4), c, partition_dim=0, tp_mode="distributed"), ShapeError, "expected the larger"
     ),
 }  # fmt: skip
 
@@ -195,12 +195,12 @@ def test_a_context_is_of_a_group_that_is_there(alone_in_a_group: None) -> None:
     assert (context.nranks, context.rank, context.group) == (1, 0, dist.group.WORLD)
     context.destroy()
     x = torch.eye(2)
-    with pytest.raises(ArgumentError, match="a context in use of CusolverMpCtx of newton_schulz, got one that is destroyed"):
+    with pytest.raises(ArgumentError, match="CusolverMpCtx of newton_schulz: expected a context in use, got one that is destroyed"):
         te_functions.newton_schulz(x, context)
     assert torch.equal(x, torch.eye(2))
     dist.destroy_process_group()
     try:
-        with pytest.raises(ArgumentError, match=r"torch\.distributed with a process group of CusolverMpCtx"):
+        with pytest.raises(ArgumentError, match=r"CusolverMpCtx: expected torch\.distributed with a process group"):
             te_functions.CusolverMpCtx(None)
     finally:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

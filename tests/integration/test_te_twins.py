@@ -91,15 +91,19 @@ def test_parameters_and_input_are_of_one_type_or_torchs_autocast_is_open() -> No
 @pytest.mark.parametrize(
     ("make", "kind", "sentence"),
     [
-        (lambda: te_modules.Linear(8, 8, delay_wgrad_compute=True), NotServedError, "delay_wgrad_compute=False of Linear, got True"),
-        (lambda: te_modules.Linear(8, 8, parallel_mode="both"), ArgumentError, "None, 'column' or 'row' of parallel_mode of Linear, got 'both'"),
-        (lambda: te_modules.Linear(8, 8, parameters_split={"a": 3}), ArgumentError, "sizes that add up to 8 of parameters_split of Linear"),
+        (lambda: te_modules.Linear(8, 8, delay_wgrad_compute=True), NotServedError, "Linear: expected delay_wgrad_compute=False, got True"),
+        (
+            lambda: te_modules.Linear(8, 8, parallel_mode="both"),
+            ArgumentError,
+            "parallel_mode of Linear: expected None, 'column' or 'row', got 'both'",
+        ),
+        (lambda: te_modules.Linear(8, 8, parameters_split={"a": 3}), ArgumentError, "parameters_split of Linear: expected sizes that add up to 8"),
         (lambda: te_modules.Linear(8, 8, tp_size=2, parallel_mode="row")(torch.ones(1, 4)), ArgumentError, "a group of 2 processes"),
-        (lambda: te_modules.LayerNormMLP(8, 8, activation="tanh"), ArgumentError, "activation of LayerNormMLP, got 'tanh'"),
+        (lambda: te_modules.LayerNormMLP(8, 8, activation="tanh"), ArgumentError, "activation of LayerNormMLP: expected "),
         (lambda: te_modules.LayerNormMLP(8, 8, activation_params={"limit": 1.0}), ArgumentError, "no activation_params"),
-        (lambda: te_modules.LayerNormLinear(8, 8, normalization="BatchNorm"), ArgumentError, "'LayerNorm' or 'RMSNorm' of normalization"),
-        (lambda: te_modules.LayerNorm(), ArgumentError, "normalized_shape, or hidden_size as it was called, of LayerNorm, got neither"),
-        (lambda: te_modules.Linear(8, 8)(torch.ones(1, 8), fp8_output=True), NotServedError, "fp8_output=False of Linear, got True"),
+        (lambda: te_modules.LayerNormLinear(8, 8, normalization="BatchNorm"), ArgumentError, "expected 'LayerNorm' or 'RMSNorm'"),
+        (lambda: te_modules.LayerNorm(), ArgumentError, "LayerNorm: expected normalized_shape, or hidden_size as it was called, got neither"),
+        (lambda: te_modules.Linear(8, 8)(torch.ones(1, 8), fp8_output=True), NotServedError, "Linear: expected fp8_output=False, got True"),
     ],
 )
 def test_what_is_refused_is_one_sentence(make: Any, kind: type[Exception], sentence: str) -> None:

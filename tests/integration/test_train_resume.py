@@ -115,8 +115,8 @@ def test_a_finished_run_is_reported_again(finished: Path) -> None:
     ("words", "sentence"),
     [
         (["--steps", "1"], "--steps: expected at least the 2 steps that are done, got 1; give a larger number."),
-        (["--recipe", "delayed"], "--recipe: expected bf16, as the resumed run has it,, got delayed; leave it out."),
-        (["--hidden", "32"], "--hidden: expected 16, as the resumed run has it,, got 32; leave it out."),
+        (["--recipe", "delayed"], "--recipe: expected bf16, as the resumed run has it, got delayed; leave it out."),
+        (["--hidden", "32"], "--hidden: expected 16, as the resumed run has it, got 32; leave it out."),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -63,20 +63,20 @@ CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = 
      "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor [tokens, hidden] or [batch, seq, hidden], "
      "got shape [1, 2, 3, 8]; reshape it."),
     ("lengths beyond the rows", lambda m: m(torch.zeros(2, 3, 8), lengths(3, 4)), ShapeError,
-     "seq_lens: expected lengths of at most 3, the rows of a sequence of x,, got 4; check the lengths."),
+     "seq_lens: expected lengths of at most 3, the rows of a sequence of x, got 4; check the lengths."),
     ("lengths of other sequences", lambda m: m(torch.zeros(2, 3, 8), lengths(3)), ShapeError,
      "seq_lens: expected one length for each of the 2 sequences of x, got 1; check the lengths."),
     ("negative lengths of padded sequences", lambda m: m(torch.zeros(2, 3, 8), lengths(3, -1)), ArgumentError,
      "seq_lens: expected lengths of at least 0, got -1; give one length per sequence."),
     ("a mask of concatenated tokens", lambda m: m(torch.zeros(4, 8), mask("111", "100")), ShapeError,
-     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor [batch, seq, hidden], as a mask is given,, got shape [4, 8]; reshape it."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor [batch, seq, hidden], as a mask is given, got shape [4, 8]; reshape it."),
     ("a mask of another shape", lambda m: m(torch.zeros(2, 3, 8), mask("11", "10")), ShapeError,
-     "seq_lens: expected a mask [2, 3], of x's tokens,, got bool [2, 2]; give one bool per token."),
+     "seq_lens: expected a mask [2, 3], of x's tokens, got bool [2, 2]; give one bool per token."),
     ("a mask that is padded on the left", lambda m: m(torch.zeros(2, 3, 8), mask("111", "011")), ArgumentError,
-     "a mask as seq_lens: expected True for tokens and False for the padding behind them, in each row,, got row 1 with 2 otherwise placed; "
+     "a mask as seq_lens: expected True for tokens and False for the padding behind them, in each row, got row 1 with 2 otherwise placed; "
      "pad at the end, and turn a mask around that says True for padding."),
     ("a mask of padding", lambda m: m(torch.zeros(2, 3, 8), mask("000", "000")), ArgumentError,
-     "a mask as seq_lens: expected True for tokens and False for the padding behind them, in each row,, got row 0 without one; "
+     "a mask as seq_lens: expected True for tokens and False for the padding behind them, in each row, got row 0 without one; "
      "pad at the end, and turn a mask around that says True for padding."),
     ("width", lambda m: m(torch.zeros(4, 7)), ShapeError,
      "the input of LayerNorm(8): expected 8 columns, got 7; give a tensor whose last dimension is that wide."),
@@ -89,7 +89,7 @@ CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = 
     ("no tensor", lambda m: m([[0.0] * 8]), DTypeError,
      "x of Residual -> LayerNorm -> Linear -> ...: expected a torch.Tensor, got list; convert it."),
     ("device", lambda m: m(torch.zeros(4, 8, device="meta")), ArgumentError,
-     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor on cpu, where the parameters are,, got meta; move one of them."),
+     "x of Residual -> LayerNorm -> Linear -> ...: expected a tensor on cpu, where the parameters are, got meta; move one of them."),
     ("lengths that are too short", lambda m: m(torch.zeros(4, 8), lengths(1, 2)), ShapeError,
      "seq_lens: expected lengths that add up to the 4 tokens of x, got a sum of 3; check the lengths."),
     ("lengths that are too long", lambda m: m(torch.zeros(4, 8), lengths(4, 1)), ShapeError,
@@ -97,11 +97,11 @@ CALLS: list[tuple[str, Callable[[Sequential], Any], type[FusibleError], str]] = 
     ("negative lengths", lambda m: m(torch.zeros(4, 8), lengths(6, -2)), ArgumentError,
      "seq_lens: expected lengths of at least 0, got -2; give one length per sequence."),
     ("lengths that are no integers", lambda m: m(torch.zeros(4, 8), lengths(4, dtype=torch.float32)), DTypeError,
-     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq],, got torch.float32 [1]; give one length per sequence."),
+     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq], got torch.float32 [1]; give one length per sequence."),
     ("lengths of rank 2", lambda m: m(torch.zeros(4, 8), lengths(4)[None]), DTypeError,
-     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq],, got torch.int32 [1, 1]; give one length per sequence."),
+     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq], got torch.int32 [1, 1]; give one length per sequence."),
     ("a list of lengths", lambda m: m(torch.zeros(4, 8), [4]), DTypeError,
-     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq],, got list; give one length per sequence."),
+     "seq_lens: expected an integer tensor [sequences], or a bool mask [batch, seq], got list; give one length per sequence."),
     ("executor", lambda m: m.compile(executor="tensorrt"), ArgumentError,
      "got 'tensorrt'; name one of these."),
     ("recipe", lambda m: autocast(recipe="delayed"), DTypeError,  # type: ignore[arg-type]
@@ -202,7 +202,7 @@ def test_parameters_on_two_devices() -> None:
     net = Sequential(Linear(4, 4), Linear(4, 4, device="meta"))
     with pytest.raises(ArgumentError) as raised:
         net(torch.zeros(2, 4))
-    assert str(raised.value) == "x of Linear -> Linear: expected a tensor on meta, where the parameters are,, got cpu; move one of them."
+    assert str(raised.value) == "x of Linear -> Linear: expected a tensor on meta, where the parameters are, got cpu; move one of them."
 
 
 def test_nvte_tensors_are_immutable() -> None:

@@ -11,5 +11,5 @@ def names_in(text: str, option: str) -> tuple[str, ...]:
     """The names in the value of an option. Raises ``ArgumentError`` where one is empty: a comma too many is a name that was forgotten."""
     names = tuple(name.strip() for name in text.split(","))
     if "" in names:
-        raise ArgumentError(expected("names, comma-separated,", of=option, got=repr(text[:100]), do="put a name on both sides of each comma"))
+        raise ArgumentError(expected("names, comma-separated", of=option, got=repr(text[:100]), do="put a name on both sides of each comma"))
     return names

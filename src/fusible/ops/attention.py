@@ -291,7 +291,7 @@ class CrossAttention(_Attention):
         assert kv is not None
         double = DType.Float64 in (kv.type, x.type)
         if kv.type is not x.type and (double or nvte.element(kv.type) not in _FLOATS):
-            raise DTypeError(expected(f"{x.type}, as x is,", of=f"the keys and values of {self!r}", got=str(kv.type), do="cast them"))
+            raise DTypeError(expected(f"{x.type}, as x is", of=f"the keys and values of {self!r}", got=str(kv.type), do="cast them"))
         keys = self._keys(kv.shape, kv, sequences)
         rows = nvte.cast_checked(nvte.reshape(kv, (-1, kv.shape[-1])) if len(kv.shape) == 3 else kv, nvte.element(x.type))
         (q,), (k, v) = self._split(x, (self.heads,)), self._split(rows, (self.groups, self.groups))

@@ -142,7 +142,7 @@ def _check(logits: Tensor, target: Tensor) -> None:
             raise DTypeError(expected("a torch.Tensor", of=f"{name} of CrossEntropyLoss", got=type(value).__qualname__, do="convert it"))
         check_dense(value, f"{name} of CrossEntropyLoss")
     if target.device != logits.device:
-        wanted = f"a tensor on {logits.device}, where the logits are,"
+        wanted = f"a tensor on {logits.device}, where the logits are"
         raise ArgumentError(expected(wanted, of="target of CrossEntropyLoss", got=str(target.device), do="move one of them"))
     if logits.dtype not in _FLOATING:
         got = str(logits.dtype).removeprefix("torch.")

@@ -135,7 +135,7 @@ class GroupedTensorStorage:
             wanted, got = f"{elements} elements, of {num_tensors} members {list(member)},", rowwise_data.numel()
             raise ShapeError(expected(wanted, of=f"rowwise_data {of}", got=got, do="pass their buffer"))
         if dtype is not None and dtype is not rowwise_data.dtype:
-            raise DTypeError(expected(f"{dtype}, which dtype says,", of=f"rowwise_data {of}", got=rowwise_data.dtype, do="cast it"))
+            raise DTypeError(expected(f"{dtype}, which dtype says", of=f"rowwise_data {of}", got=rowwise_data.dtype, do="cast it"))
         rows, columns = member if len(member) == 2 else (*member, 1)
         made, data = GroupedTensorStorage if internal else cls, rowwise_data.contiguous().view(-1)
         return made((num_tensors * rows, columns), data.dtype, num_tensors=num_tensors, shapes=[member] * num_tensors, data=data)
@@ -190,7 +190,7 @@ class GroupedTensorStorage:
         """``make_grouped_tensor`` of members of these shapes. Raises ``ShapeError`` unless there are ``num_tensors`` of them."""
         if len(shapes) != num_tensors:
             of = f"shapes of {cls.__name__}.make_grouped_tensor_with_shapes"
-            raise ShapeError(expected(f"{num_tensors}, which num_tensors says,", of=of, got=len(shapes), do="pass one for each member"))
+            raise ShapeError(expected(f"{num_tensors}, which num_tensors says", of=of, got=len(shapes), do="pass one for each member"))
         rows, columns = ([shape[i] for shape in shapes] for i in (0, 1))
         first, last = (None if len(set(dims)) == 1 else torch.tensor(dims, device=device) for dims in (rows, columns))
         if first is not None and last is not None:

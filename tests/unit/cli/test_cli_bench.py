@@ -105,7 +105,7 @@ def test_json_on_standard_output_is_all_that_is_there(capsys: pytest.CaptureFixt
 NAMES = "casts, gemm, matvec, producers, training or generation, comma-separated,"
 WRONG = {
     "--only casts,nosuch": f"--only: expected {NAMES}, got 'nosuch'; name one of these.\n",
-    "--only ,": "--only: expected names, comma-separated,, got ','; put a name on both sides of each comma.\n",
+    "--only ,": "--only: expected names, comma-separated, got ','; put a name on both sides of each comma.\n",
     "--rounds 0": "--rounds: expected at least 1, got 0; give a larger number.\n",
     "--threads 0": "--threads: expected at least 1, got 0; give a larger number.\n",
     "--json nosuch/file": "--json: expected a file that can be written, got nosuch/file; name another.\n",

@@ -42,8 +42,8 @@ def test_a_checkpoint_of_before_an_option_was_there_ran_without_it() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"bf16_layers": "head,middle"}, "--bf16-layers: expected first, last or head, comma-separated,, got 'middle'; name each once."),
-        ({"bf16_layers": "head,head"}, "--bf16-layers: expected first, last or head, comma-separated,, got head,head; name each once."),
+        ({"bf16_layers": "head,middle"}, "--bf16-layers: expected first, last or head, comma-separated, got 'middle'; name each once."),
+        ({"bf16_layers": "head,head"}, "--bf16-layers: expected first, last or head, comma-separated, got head,head; name each once."),
         (
             {"bf16_layers": "first,last,head", "layers": 2},
             "--bf16-layers: expected something left to quantize, got first,last,head of --layers 2; give more layers, or name fewer.",
@@ -79,11 +79,11 @@ def test_a_resumed_run_keeps_its_options_but_for_steps_and_the_place_of_the_text
     saved = TrainOptions(recipes=("delayed",), hidden=64)
     assert saved.continued({}) == saved
     assert saved.continued({"steps": 900, "hidden": 64, "recipe": "delayed"}) == TrainOptions(recipes=("delayed",), hidden=64, steps=900)
-    with pytest.raises(ArgumentError, match="--hidden: expected 64, as the resumed run has it,, got 128; leave it out."):
+    with pytest.raises(ArgumentError, match="--hidden: expected 64, as the resumed run has it, got 128; leave it out."):
         saved.continued({"hidden": 128})
-    with pytest.raises(ArgumentError, match="--bf16-layers: expected none, as the resumed run has it,, got head; leave it out."):
+    with pytest.raises(ArgumentError, match="--bf16-layers: expected none, as the resumed run has it, got head; leave it out."):
         saved.continued({"bf16_layers": "head"})
-    with pytest.raises(ArgumentError, match="--seed: expected 0, as the resumed run has it,, got 1; leave it out."):
+    with pytest.raises(ArgumentError, match="--seed: expected 0, as the resumed run has it, got 1; leave it out."):
         saved.continued({"seed": 1})
-    with pytest.raises(ArgumentError, match="--recipe: expected delayed, as the resumed run has it,, got bf16; leave it out."):
+    with pytest.raises(ArgumentError, match="--recipe: expected delayed, as the resumed run has it, got bf16; leave it out."):
         saved.continued({"recipe": "bf16"})

@@ -352,7 +352,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a mask too small": (
         lambda: DotProductAttention(2, 4, mask=True)(torch.randn(4, 24), torch.tensor([3, 1]), extra_inputs=[torch.zeros(1, 1, 2, 2)]),
         ShapeError,
-        "the mask of DotProductAttention: expected 3 queries and keys, or 1,, got ",
+        "the mask of DotProductAttention: expected 3 queries and keys, or 1, got ",
     ),
     "keys": (
         lambda: CrossAttention(2, 4)(torch.randn(2, 3, 8), extra_inputs=[torch.zeros(3, 5, 16)]),

@@ -117,7 +117,7 @@ def test_other_dtypes_beside_it_are_refused() -> None:
     x = _x(3, 4)
     with pytest.raises(DTypeError, match=r"^the parameters of Linear: expected fp64, got float32; cast x, or call "):
         fusible.Linear(4, 4)(x)
-    with pytest.raises(DTypeError, match=r"^the parameters of LayerNorm: expected no fp64 beside float32, that of x,, got fp64; cast x"):
+    with pytest.raises(DTypeError, match=r"^the parameters of LayerNorm: expected no fp64 beside float32, that of x, got fp64; cast x"):
         fusible.LayerNorm(4).double()(x.float())
 
 

@@ -310,7 +310,7 @@ def test_a_cache_is_where_the_input_is(name: str, where: str) -> None:
         if where == "cpu":
             assert torch.equal(model(tokens(3), cache=cache), model(tokens(3)))
             return
-        with pytest.raises(ArgumentError, match=r"^a call with a cache: expected a KVCache on cpu, where x is,, got one on meta; make it there\.$"):
+        with pytest.raises(ArgumentError, match=r"^a call with a cache: expected a KVCache on cpu, where x is, got one on meta; make it there\.$"):
             model(tokens(3), cache=cache)
     assert cache.lengths == (0,) and cache._held == [[]]
 

@@ -170,7 +170,7 @@ def test_rowwise_data_is_wrapped_as_it_lies(internal: bool, cls: type[Any]) -> N
     made = cls.make_grouped_tensor_from_rowwise_data(num_tensors=2, tensor_shape=(3, 4), rowwise_data=data, dtype=torch.float64, internal=internal)
     assert type(made) is (GroupedTensorStorage if internal else cls) and made.get_dtype() is torch.float64
     assert made.rowwise_data.data_ptr() == data.data_ptr() and all(map(torch.equal, made.split_into_quantized_tensors(), data))
-    with pytest.raises(DTypeError, match="rowwise_data: expected torch.float32, which dtype says,"):
+    with pytest.raises(DTypeError, match="rowwise_data: expected torch.float32, which dtype says"):
         cls.make_grouped_tensor_from_rowwise_data(num_tensors=2, tensor_shape=(3, 4), rowwise_data=data, dtype=torch.float32)
 
 

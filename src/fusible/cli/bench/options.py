@@ -39,7 +39,7 @@ class BenchOptions:
         if unknown or not self.tables:
             got = repr(unknown[0]) if unknown else "none"
             *names, last = TABLES
-            raise ArgumentError(expected(f"{', '.join(names)} or {last}, comma-separated,", of="--only", got=got, do="name one of these"))
+            raise ArgumentError(expected(f"{', '.join(names)} or {last}, comma-separated", of="--only", got=got, do="name one of these"))
         for flag, value in {"--rounds": self.rounds, "--threads": self.threads}.items():
             if value is not None and value < 1:
                 raise ArgumentError(expected("at least 1", of=flag, got=value, do="give a larger number"))

@@ -81,7 +81,7 @@ class TrainOptions:
         for recipe in self.recipes:
             for of, size in (("--hidden", self.hidden), ("--batch times --seq-len", self.batch * self.seq_len)):
                 if size % _BLOCKS.get(recipe, 1):
-                    wanted = f"a multiple of {_BLOCKS[recipe]}, the block of {recipe},"
+                    wanted = f"a multiple of {_BLOCKS[recipe]}, the block of {recipe}"
                     raise ArgumentError(expected(wanted, of=of, got=size, do="give another size, or leave that recipe out"))
 
     def _check_names(self) -> None:
@@ -89,7 +89,7 @@ class TrainOptions:
         if unknown or not self.recipes:
             got = repr(unknown[0]) if unknown else "none"
             raise ArgumentError(
-                expected(f"{', '.join(RECIPES[:-1])} or {RECIPES[-1]}, comma-separated,", of="--recipe", got=got, do="name one of these")
+                expected(f"{', '.join(RECIPES[:-1])} or {RECIPES[-1]}, comma-separated", of="--recipe", got=got, do="name one of these")
             )
         if len(set(self.recipes)) != len(self.recipes):
             raise ArgumentError(expected("different recipes", of="--recipe", got=",".join(self.recipes), do="name each once"))
@@ -101,7 +101,7 @@ class TrainOptions:
         if unknown or len(set(self.bf16_layers)) != len(self.bf16_layers):
             got = repr(unknown[0]) if unknown else ",".join(self.bf16_layers)
             raise ArgumentError(
-                expected(f"{', '.join(BF16_LAYERS[:-1])} or {BF16_LAYERS[-1]}, comma-separated,", of="--bf16-layers", got=got, do="name each once")
+                expected(f"{', '.join(BF16_LAYERS[:-1])} or {BF16_LAYERS[-1]}, comma-separated", of="--bf16-layers", got=got, do="name each once")
             )
         if "head" in self.bf16_layers and all(map(self.in_bf16, range(self.layers))):
             wanted, got = "something left to quantize", f"{','.join(self.bf16_layers)} of --layers {self.layers}"
@@ -126,7 +126,7 @@ class TrainOptions:
             if name not in ("steps", "text") and value != getattr(self, name):
                 own, got = getattr(self, name), given.get(name, given.get("recipe"))
                 own = ",".join(own) if isinstance(own, tuple) else own
-                wanted = f"{'none' if own in ('', None) else own}, as the resumed run has it,"
+                wanted = f"{'none' if own in ('', None) else own}, as the resumed run has it"
                 raise ArgumentError(expected(wanted, of=_flag(name), got=got, do="leave it out"))
         return replace(self, **changes)
 

@@ -67,7 +67,7 @@ def parallel_cross_entropy(
 def _check(inp: Tensor, target: Tensor, smoothing: float, overwrite: bool) -> None:
     of = "of parallel_cross_entropy"
     if inp.ndim != 3 or not inp.numel():
-        raise ShapeError(expected("logits [b, s, v], none of them 0,", of=f"inp {of}", got=list(inp.shape), do="reshape them"))
+        raise ShapeError(expected("logits [b, s, v], none of them 0", of=f"inp {of}", got=list(inp.shape), do="reshape them"))
     if inp.dtype not in (torch.bfloat16, torch.float32):
         raise DTypeError(expected("bfloat16 or float32", of=f"inp {of}", got=inp.dtype, do="cast it"))
     if target.dtype != torch.int64:
@@ -77,7 +77,7 @@ def _check(inp: Tensor, target: Tensor, smoothing: float, overwrite: bool) -> No
         raise ArgumentError(expected("logits and targets with data on one device", of="parallel_cross_entropy", got=got, do="move one of them"))
     rows = inp.shape[0] * inp.shape[1]
     if target.numel() != rows:
-        raise ShapeError(expected(f"{rows} targets, one for each row,", of=f"target {of}", got=target.numel(), do="give one for each"))
+        raise ShapeError(expected(f"{rows} targets, one for each row", of=f"target {of}", got=target.numel(), do="give one for each"))
     if not 0 <= smoothing <= 1:
         raise ArgumentError(expected("a number from 0 to 1", of=f"label_smoothing {of}", got=smoothing, do="choose another"))
     if overwrite and not inp.is_contiguous():

@@ -174,7 +174,7 @@ def moe_unpermute(
     ``[tokens, k]``) where given. ``restore_shape``: ``[tokens, hidden]``, by a mask. ``probs`` is the former name of ``merging_probs``."""
     if probs is not None:
         if merging_probs is not None:
-            raise ArgumentError(expected("merging_probs, or probs as it was called,", of="moe_unpermute", got="both", do="pass merging_probs"))
+            raise ArgumentError(expected("merging_probs, or probs as it was called", of="moe_unpermute", got="both", do="pass merging_probs"))
         warnings.warn("probs of moe_unpermute is called merging_probs now", stacklevel=2)
         merging_probs = probs
     if map_type not in ("mask", "index"):

@@ -230,7 +230,7 @@ def _mask_of_cache(mask: str, bias: torch.Tensor | None) -> str:
     """The mask's kind between new tokens and those of a cache: a causal one ends with the last token of each."""
     if bias is not None:
         of, do = "the biases of DotProductAttention with inference_params", "leave them out, or attend to the whole sequence"
-        raise NotServedError(expected("none, or 'alibi' without slopes,", of=of, got=f"a tensor {list(bias.shape)}", do=do))
+        raise NotServedError(expected("none, or 'alibi' without slopes", of=of, got=f"a tensor {list(bias.shape)}", do=do))
     if "padding" not in mask:
         of, do = "attn_mask_type of DotProductAttention with inference_params", "pass 'padding_causal': sequences have lengths of their own"
         raise ArgumentError(expected("a kind with padding", of=of, got=repr(mask), do=do))
@@ -254,5 +254,5 @@ def _unpacked(q: Any, k: Any, v: Any, qkv: torch.Tensor | None, kv: torch.Tensor
         given = (q, k, v)
     if any(x is None for x in given[:3]) or any(x is not None for x in given[3:]):
         do = "give query_layer, key_layer and value_layer, or query_layer and kv_layer, or qkv_layer"
-        raise ArgumentError(expected("q, k and v, each once,", of="a call of DotProductAttention", got="another choice", do=do))
+        raise ArgumentError(expected("q, k and v, each once", of="a call of DotProductAttention", got="another choice", do=do))
     return given[:3]  # type: ignore[return-value]  # pyright: ignore[reportReturnType]

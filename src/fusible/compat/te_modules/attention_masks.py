@@ -68,7 +68,7 @@ def mask_bias(attention_mask: Any, bias_type: str, bias: torch.Tensor | None, dt
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dtype is not torch.bool or bias_type not in ("no_bias", "post_scale_bias"):
         got = bias_type if bias_type not in ("no_bias", "post_scale_bias") else type(attention_mask).__name__
         do = "give a mask that is True for what is hidden"
-        raise ArgumentError(expected("a bool attention_mask, and no bias before scaling,", of="attention with arbitrary", got=got, do=do))
+        raise ArgumentError(expected("a bool attention_mask, and no bias before scaling", of="attention with arbitrary", got=got, do=do))
     hidden = torch.zeros(attention_mask.shape, dtype=dtype, device=attention_mask.device).masked_fill(attention_mask, _HIDDEN)
     return hidden if bias is None else torch.where(attention_mask, hidden, bias.to(dtype))
 

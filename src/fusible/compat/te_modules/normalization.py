@@ -33,10 +33,10 @@ class _Normalization(FastSetattr):
         of = type(self).__name__
         if (normalized_shape is None) == (hidden_size is None):
             got = "both" if normalized_shape is not None else "neither"
-            raise ArgumentError(expected("normalized_shape, or hidden_size as it was called,", of=of, got=got, do="pass normalized_shape"))
+            raise ArgumentError(expected("normalized_shape, or hidden_size as it was called", of=of, got=got, do="pass normalized_shape"))
         if params_dtype is not None:
             if "dtype" in kwargs:
-                raise ArgumentError(expected("dtype, or params_dtype as it was called,", of=of, got="both", do="pass dtype"))
+                raise ArgumentError(expected("dtype, or params_dtype as it was called", of=of, got="both", do="pass dtype"))
             kwargs["dtype"] = params_dtype
         kwargs["device"] = device_of(kwargs.get("device"))
         shape: Any = hidden_size if normalized_shape is None else normalized_shape

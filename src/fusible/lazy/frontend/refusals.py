@@ -82,7 +82,7 @@ class Refusals:
             return None
         got = ", ".join(f"{name} {shown(value)}" for name, value in arguments.items())
         of, do = self.function, f"see help(fusible.lazy.{self.function})"
-        return ArgumentError(expected("arguments that fit one another, as documented,", of=of, got=got, do=do))
+        return ArgumentError(expected("arguments that fit one another, as documented", of=of, got=got, do=do))
 
     def _refused(self, parameter: str, value: Any) -> DTypeError:
         error = DTypeError(expected(self.kinds[parameter][0], of=f"{parameter} of {self.function}", got=shown(value), do="pass one"))

@@ -38,7 +38,7 @@ class Convolution(TraceOp):
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         x, weight = inputs[:2]
         if not _pairs(x.shape[1], weight.shape[1] * self.groups, "convolution") or not _divides(self.groups, weight.shape[0], "convolution"):
-            wanted = f"[O, {x.shape[1]} / groups, *kernel], with O a multiple of groups={self.groups},"
+            wanted = f"[O, {x.shape[1]} / groups, *kernel], with O a multiple of groups={self.groups}"
             raise _misfit(wanted, "the weight of convolution", f"{weight} for {x}", "weight")
         _check_bias(inputs, weight.shape[0])
         spatial = []
@@ -70,7 +70,7 @@ class ConvolutionTranspose(TraceOp):
         x, weight = inputs[:2]
         what = "convolution_transpose"
         if not _pairs(x.shape[1], weight.shape[0], what) or not _divides(self.groups, weight.shape[0], what):
-            wanted = f"[{x.shape[1]}, O / groups, *kernel], with {x.shape[1]} a multiple of groups={self.groups},"
+            wanted = f"[{x.shape[1]}, O / groups, *kernel], with {x.shape[1]} a multiple of groups={self.groups}"
             raise _misfit(wanted, "the weight of convolution_transpose", f"{weight} for {x}", "weight")
         _check_bias(inputs, weight.shape[1] * self.groups)
         spatial = []

@@ -72,7 +72,7 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = Fal
     if len(shape) == 3:
         return _padded(x, seq_lens)
     if seq_lens.dtype == torch.bool:
-        raise ShapeError(expected("a tensor [batch, seq, hidden], as a mask is given,", of="x", got=f"shape {list(shape)}", do="reshape it"))
+        raise ShapeError(expected("a tensor [batch, seq, hidden], as a mask is given", of="x", got=f"shape {list(shape)}", do="reshape it"))
     lengths = seq_lens.tolist()
     _check_least(lengths)
     if sum(lengths) != shape[0]:
@@ -102,7 +102,7 @@ def _padded(x: torch.Tensor, seq_lens: torch.Tensor) -> Batch:
     values = lengths.tolist()
     _check_least(values)
     if max(values, default=0) > longest:
-        what = f"lengths of at most {longest}, the rows of a sequence of x,"
+        what = f"lengths of at most {longest}, the rows of a sequence of x"
         raise ShapeError(expected(what, of="seq_lens", got=max(values), do="check the lengths"))
     rows, lengths = x.reshape(count * longest, hidden), lengths.to(torch.int32)
     if sum(values) == count * longest:
@@ -115,12 +115,12 @@ def _padded(x: torch.Tensor, seq_lens: torch.Tensor) -> Batch:
 def _lengths_of_mask(mask: torch.Tensor, count: int, longest: int) -> torch.Tensor:
     if tuple(mask.shape) != (count, longest):
         got = f"bool {list(mask.shape)}"
-        raise ShapeError(expected(f"a mask [{count}, {longest}], of x's tokens,", of="seq_lens", got=got, do="give one bool per token"))
+        raise ShapeError(expected(f"a mask [{count}, {longest}], of x's tokens", of="seq_lens", got=got, do="give one bool per token"))
     lengths = mask.sum(1)
     wrong = (mask != (torch.arange(longest, device=mask.device) < lengths.unsqueeze(1))).any(1) | (lengths == 0)
     if longest and wrong.any():
         row = int(wrong.nonzero()[0])
-        what = "True for tokens and False for the padding behind them, in each row,"
+        what = "True for tokens and False for the padding behind them, in each row"
         do = "pad at the end, and turn a mask around that says True for padding"
         raise ArgumentError(expected(what, of="a mask as seq_lens", got=f"row {row} {_said_of(int(lengths[row]))}", do=do))
     return lengths
@@ -138,7 +138,7 @@ def _check_integers(seq_lens: torch.Tensor) -> None:
     if not isinstance(seq_lens, torch.Tensor) or (seq_lens.dtype, seq_lens.ndim) not in _LENGTHS:
         got = f"{seq_lens.dtype} {list(seq_lens.shape)}" if isinstance(seq_lens, torch.Tensor) else type(seq_lens).__qualname__
         do = "give one length per sequence"
-        raise DTypeError(expected("an integer tensor [sequences], or a bool mask [batch, seq],", of="seq_lens", got=got, do=do))
+        raise DTypeError(expected("an integer tensor [sequences], or a bool mask [batch, seq]", of="seq_lens", got=got, do=do))
 
 
 _LENGTHS = frozenset({(torch.bool, 2), *((dtype, 1) for dtype in (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8))})

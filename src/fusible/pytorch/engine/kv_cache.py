@@ -91,7 +91,7 @@ class KVCache:
         for kept in plan.caches.values():
             if kept.type is not None and nvte.te_to_torch_dtype(nvte.element(kept.type)) is not self.dtype:
                 held, do = str(self.dtype).removeprefix("torch."), "cast x, or make a KVCache of the type that attention computes in"
-                raise DTypeError(expected(f"{held}, as the KVCache is,", of="x of a call with a cache", got=str(nvte.element(kept.type)), do=do))
+                raise DTypeError(expected(f"{held}, as the KVCache is", of="x of a call with a cache", got=str(nvte.element(kept.type)), do=do))
         if any(self._lengths) and any((owner, position) not in self._layers for position in plan.caches):
             got, do = "another, a copy, or one that was rebuilt", "go on with that model as it was, or begin with a cache of its own"
             raise ArgumentError(expected("the model that filled it", of="a KVCache with tokens", got=got, do=do))

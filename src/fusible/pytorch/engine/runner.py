@@ -290,7 +290,7 @@ class PipelineRunner(ChainPart):
             raise ArgumentError(expected(wanted, of="a call with a cache", got=repr(plan.uncached), do=do))
         if batch is not None and batch.x.device != cache.device:
             got = f"one on {cache.device}"
-            raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is,", of="a call with a cache", got=got, do="make it there"))
+            raise ArgumentError(expected(f"a KVCache on {batch.x.device}, where x is", of="a call with a cache", got=got, do="make it there"))
         return cache.layers(self, plan, batch.seq_lens) if plan.caches and batch is not None and batch.seq_lens is not None else None
 
     def _context_of_call(self, repeated: bool) -> autocast:

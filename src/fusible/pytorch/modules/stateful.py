@@ -211,7 +211,7 @@ class StatefulModule(nn.Module):
             raise CheckpointError(expected("its scaling state", of=of, got=f"one without {prefix + missing[0]!r}", do=do))
         extra = state_dict.get(f"{prefix}{_EXTRA}")
         if not is_empty(extra):
-            wanted, got = f"an empty {_EXTRA}, as Transformer Engine's others are pickles, which are not read,", f"another for {prefix + _EXTRA!r}"
+            wanted, got = f"an empty {_EXTRA}, as Transformer Engine's others are pickles, which are not read", f"another for {prefix + _EXTRA!r}"
             do = "load it with strict=False, and scales begin anew"
             raise CheckpointError(expected(wanted, of=f"a checkpoint of {type(self).__name__}", got=got, do=do))
 

@@ -34,7 +34,7 @@ def _reshaped(named: Named, of: str) -> FusibleError | None:
     count = math.prod(x.shape)
     if math.prod(shape) == count or (shape.count(-1) == 1 and math.prod(shape) and count % math.prod(shape) == 0):
         return None
-    return ShapeError(expected(f"{count} elements, those of x {list(x.shape)},", of=f"shape of {of}", got=shape, do="pass a shape of as many"))
+    return ShapeError(expected(f"{count} elements, those of x {list(x.shape)}", of=f"shape of {of}", got=shape, do="pass a shape of as many"))
 
 
 def _dim(dim: int, rank: int, of: str) -> FusibleError | None:
@@ -80,7 +80,7 @@ def _groups_within(named: Named, of: str) -> FusibleError | None:
     if rows is not None:
         padded = sum(-(-int(size) // multiple) * multiple for size in sizes)
         if padded > x.shape[0]:
-            return ShapeError(expected(f"{padded} rows, those of the padded groups,", of=f"x of {of}", got=x.shape[0], do="pass what was padded so"))
+            return ShapeError(expected(f"{padded} rows, those of the padded groups", of=f"x of {of}", got=x.shape[0], do="pass what was padded so"))
     return None
 
 
@@ -90,7 +90,7 @@ def _mapped(rows: str) -> Callable[[Named, str], FusibleError | None]:
         if not isinstance(row_id_map, torch.Tensor) or not row_id_map.numel() or int(row_id_map.max()) < x.shape[0]:
             return None
         got = int(row_id_map.max())
-        return ShapeError(expected(f"rows below {x.shape[0]}, those of {rows},", of=f"row_id_map of {of}", got=got, do="pass the map of these rows"))
+        return ShapeError(expected(f"rows below {x.shape[0]}, those of {rows}", of=f"row_id_map of {of}", got=got, do="pass the map of these rows"))
 
     return check
 
@@ -116,7 +116,7 @@ def _attention_backward(named: Named, of: str) -> FusibleError | None:
     rank = len(named["Q"].shape)
     for name in ("O", "dO"):
         if len(named[name].shape) != rank:
-            return ShapeError(expected(f"{rank} dimensions, as Q has,", of=f"{name} of {of}", got=list(named[name].shape), do="reshape it"))
+            return ShapeError(expected(f"{rank} dimensions, as Q has", of=f"{name} of {of}", got=list(named[name].shape), do="reshape it"))
     stats = named["Aux_CTX_Tensors"][0] if named["Aux_CTX_Tensors"] else None
     if stats is not None and (len(stats.shape) != rank or stats.dtype is not torch.float32):
         wanted, got = f"float32 Stats of {rank} dimensions", f"{stats.dtype} {list(stats.shape)}"

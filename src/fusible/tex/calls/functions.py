@@ -88,7 +88,7 @@ def _tell(function: str, module: str, error: Exception, arguments: Mapping[str, 
         _name(function, error)
     elif isinstance(error, _OF_PYTHON) and _raised_in(error).startswith(module):
         got = ", ".join(f"{name} {_shown(value)}" for name, value in arguments.items())
-        wanted = "arguments that fit one another, as documented,"
+        wanted = "arguments that fit one another, as documented"
         raise ArgumentError(expected(wanted, of=function, got=got, do=f"see help({module}.{function})")) from error
 
 

@@ -133,7 +133,7 @@ def check_rope_indices(call: RopeIndices, function: str) -> None:
         lengths = [call.x.shape[along]] * (call.x.shape[1 - along] if start is not None else 1)
     if start is not None and start.numel() < len(lengths):
         of, got = f"start_positions of {function}", list(start.shape)
-        raise ShapeError(expected(f"[{len(lengths)}], or more that are not read,", of=of, got=got, do="pass one a sequence"))
+        raise ShapeError(expected(f"[{len(lengths)}], or more that are not read", of=of, got=got, do="pass one a sequence"))
     if start is not None and not start.is_cpu:
         return
     first = [0] * len(lengths) if start is None else start.flatten().tolist()[: len(lengths)]
