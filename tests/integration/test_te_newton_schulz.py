@@ -171,7 +171,7 @@ REFUSED = {
     "three dimensions": (lambda c: te_functions.newton_schulz(torch.zeros(1, 2, 2), c), ShapeError, "newton_schulz: expected a contiguous matrix"),
     "strides": (lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 4).mT, c), ShapeError, "x of newton_schulz_tp: expected a contiguous matrix"),
     "half": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2).half(), c), DTypeError, "x of newton_schulz: expected torch.float32"),
-    "triples": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2), c, 2, [(1.0, 2.0, 3.0)]), ArgumentError, ": expected 2 triples (a, b, c), got"),
+    "triples": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2), c, 2, [(1.0, 2.0, 3.0)]), ArgumentError, "expected 2 triples (a, b, c)"),
     "pairs": (lambda c: te_functions.newton_schulz(torch.zeros(2, 2), c, 1, [(1.0, 2.0)]), ArgumentError, "1 triples (a, b, c)"),
     "a set": (lambda c: te_functions.get_coefficients(3, "septic"), ArgumentError, "one of simple, quintic, polar_express, cans, aol"),
     "a mode": (lambda c: te_functions.newton_schulz_tp(torch.zeros(2, 2), c, tp_mode="shared"), ArgumentError, "'duplicated' or 'distributed'"),
