@@ -1,28 +1,32 @@
-"""The gated activations, for backends that have one function for all gates: which name, and which options, each passes on."""
+"""The activations, for backends that have one function for all of a kind: which name, and which options, each passes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from fusible.tex.activations import ELEMENTWISE, GATES
 from fusible.tex.interface.activation import Activation
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import handing_on
 
-__all__ = ["GatedActivations", "ScaledActivations"]
+__all__ = ["GatedActivations", "ScaledActivations", "elementwise"]
 
-
-def _forward(name: str) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
-        return self.gate(name, input, quantizer)
-
-    return forward
+C = TypeVar("C", bound=type)
+Made = Callable[[str], Callable[..., Any]]
+"""A method for the activation of a name."""
 
 
-def _backward(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
-        return self.gate_gradient(name, f"d{name}", grad, fwd_input, quantizer)
+def elementwise(forward: Made, backward: Made, backward_with_bias: Made) -> Callable[[C], C]:
+    """Give a backend's class the methods of every elementwise activation: they are made anew for each, as a call through a common one costs more."""
 
-    return backward
+    def give(cls: C) -> C:
+        for row in ELEMENTWISE:
+            setattr(cls, row.name, forward(row.name))
+            setattr(cls, row.gradient, backward(row.name))
+            setattr(cls, f"dbias_{row.gradient}", backward_with_bias(row.name))
+        return cls
+
+    return give
 
 
 class GatedActivations(Activation):
@@ -37,28 +41,6 @@ class GatedActivations(Activation):
     def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
         """The gradient of ``gate``."""
         raise NotImplementedError
-
-    glu, dglu = _forward("glu"), _backward("glu")
-    geglu, dgeglu = _forward("geglu"), _backward("geglu")
-    qgeglu, dqgeglu = _forward("qgeglu"), _backward("qgeglu")
-    reglu, dreglu = _forward("reglu"), _backward("reglu")
-    sreglu, dsreglu = _forward("sreglu"), _backward("sreglu")
-    swiglu, dswiglu = _forward("swiglu"), _backward("swiglu")
-
-    def situglu(self, input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        return self.gate("situglu", input, quantizer, beta1, beta2)
-
-    def dsituglu(self, grad: Any, fwd_input: Any, quantizer: Any, beta1: float = 4.0, beta2: float = 25.0) -> Any:
-        return self.gate_gradient("situglu", "dsituglu", grad, fwd_input, quantizer, beta1, beta2)
-
-    def clamped_swiglu(self, input: Any, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0) -> Any:
-        return self.gate("clamped_swiglu", input, quantizer, limit, alpha, glu_linear_offset)
-
-    @by_name
-    def clamped_dswiglu(self, call: Any) -> Any:
-        return self.gate_gradient(
-            "clamped_swiglu", "clamped_dswiglu", call.grad, call.fwd_input, call.quantizer, call.limit, call.alpha, call.glu_linear_offset
-        )
 
 
 class ScaledActivations(GatedActivations):
@@ -76,30 +58,17 @@ class ScaledActivations(GatedActivations):
         """The gradient of ``scaled_gate``, and where ``compute`` that of the numbers."""
         raise NotImplementedError
 
-    def scaled_swiglu(self, input: Any, act_scales: Any, quantizer: Any, glu_interleave_size: int = 0) -> Any:
-        return self.scaled_gate("swiglu", input, act_scales, quantizer, glu_interleave_size)
 
-    @by_name
-    def scaled_dswiglu(self, call: Any) -> Any:
-        given = (call.grad, call.fwd_input, call.act_scales, call.quantizer, call.glu_interleave_size, call.compute_scale_grad)
-        return self.scaled_gate_gradient("swiglu", "scaled_dswiglu", *given)
+def _hand_on(cls: type, function: str, call: str) -> None:
+    setattr(cls, function, handing_on(function, call))
 
-    @by_name
-    def scaled_situglu(self, call: Any) -> Any:
-        return self.scaled_gate("situglu", call.input, call.act_scales, call.quantizer, call.glu_interleave_size, call.beta1, call.beta2)
 
-    @by_name
-    def scaled_dsituglu(self, call: Any) -> Any:
-        given = (call.grad, call.fwd_input, call.act_scales, call.quantizer, call.glu_interleave_size, call.compute_scale_grad)
-        return self.scaled_gate_gradient("situglu", "scaled_dsituglu", *given, call.beta1, call.beta2)
-
-    @by_name
-    def scaled_clamped_swiglu(self, call: Any) -> Any:
-        return self.scaled_gate(
-            "clamped_swiglu", call.input, call.act_scales, call.quantizer, call.glu_interleave_size, call.limit, call.alpha, call.glu_linear_offset
-        )
-
-    @by_name
-    def scaled_clamped_dswiglu(self, call: Any) -> Any:
-        given = (call.grad, call.fwd_input, call.act_scales, call.quantizer, call.glu_interleave_size, call.compute_scale_grad)
-        return self.scaled_gate_gradient("clamped_swiglu", "scaled_clamped_dswiglu", *given, call.limit, call.alpha, call.glu_linear_offset)
+for _row in GATES:
+    _gate, _options = repr(_row.name), "".join(f", {option.name}" for option in _row.options)
+    _hand_on(GatedActivations, _row.name, f"self.gate({_gate}, input, quantizer{_options})")
+    _hand_on(GatedActivations, _row.gradient, f"self.gate_gradient({_gate}, {_row.gradient!r}, grad, fwd_input, quantizer{_options})")
+    if _row.scaled:
+        _function, _tensors = f"scaled_{_row.gradient}", "act_scales, quantizer, glu_interleave_size"
+        _hand_on(ScaledActivations, f"scaled_{_row.name}", f"self.scaled_gate({_gate}, input, {_tensors}{_options})")
+        _tensors = f"grad, fwd_input, {_tensors}, compute_scale_grad"
+        _hand_on(ScaledActivations, _function, f"self.scaled_gate_gradient({_gate}, {_function!r}, {_tensors}{_options})")

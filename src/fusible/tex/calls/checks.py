@@ -16,7 +16,6 @@ from fusible.tex.interface.declare import Request
 from fusible.tex.protocol import check_shape, outer
 
 __all__ = [
-    "GATED",
     "adam_corrections",
     "check_gradient",
     "check_lists",
@@ -35,9 +34,6 @@ __all__ = [
     "refused_kind",
     "tensor_kinds",
 ]
-
-GATED = {"glu": "sigmoid", "geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
-"""The activation of the first half in each gated one."""
 
 _FLOATING_ARGUMENTS = frozenset(
     (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from fusible.tex.calls.activation import ScaledActivations
+from fusible.tex.activations import ELEMENTWISE
+from fusible.tex.calls.activation import ScaledActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
 from fusible.tex.formulas.arrays import ArrayKernels
 from fusible.tex.formulas.pointwise import Gate, Pointwise
@@ -39,17 +40,32 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     return backward
 
 
+def _scaled(name: str) -> Callable[..., Any]:
+    def forward(self: Any, input: Any, act_scales: Any, quantizer: Any) -> Any:
+        x, xp = self._plain(input), self._arrays
+        scales = self._row_scales(act_scales, x, f"scaled_{name}")
+        return self._finish(xp.times(self._pointwise[name].f(xp.wide(x)), scales), quantizer, x.dtype)
+
+    return forward
+
+
+def _scaled_backward(name: str) -> Callable[..., Any]:
+    def backward(self: Any, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
+        g, x, xp = self._plain(grad), self._plain(fwd_input), self._arrays
+        check_gradient(g, x.shape, f"scaled_d{name}")
+        scales, activation, point, g = self._row_scales(act_scales, x, f"scaled_d{name}"), self._pointwise[name], xp.wide(x), xp.wide(g)
+        for_scales = self._scales_gradient(g, activation.f(point), act_scales) if compute_scale_grad else None
+        return self._finish(activation.gradient(g * scales, point), quantizer, x.dtype), for_scales
+
+    return backward
+
+
+@elementwise(_forward, _backward, _backward_with_bias)
 class ActivationFormulas(ArrayKernels, ScaledActivations):
     """A backend states its functions: ``_pointwise`` and ``_gates``."""
 
     _pointwise: ClassVar[Mapping[str, Pointwise]]
     _gates: ClassVar[Mapping[str, Gate]]
-
-    gelu, dgelu, dbias_dgelu = _forward("gelu"), _backward("gelu"), _backward_with_bias("gelu")
-    silu, dsilu, dbias_dsilu = _forward("silu"), _backward("silu"), _backward_with_bias("silu")
-    relu, drelu, dbias_drelu = _forward("relu"), _backward("relu"), _backward_with_bias("relu")
-    qgelu, dqgelu, dbias_dqgelu = _forward("qgelu"), _backward("qgelu"), _backward_with_bias("qgelu")
-    srelu, dsrelu, dbias_dsrelu = _forward("srelu"), _backward("srelu"), _backward_with_bias("srelu")
 
     def _activated(self, name: str, x: Any, quantizer: Any) -> Any:
         return self._finish(self._pointwise[name].f(self._arrays.wide(x)), quantizer, x.dtype)
@@ -83,18 +99,6 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
         dx = self._side_by_side(*gate.gradient(g * scales, a, b, *options), interleave)
         return self._finish(dx, quantizer, x.dtype), for_scales
 
-    def scaled_srelu(self, input: Any, act_scales: Any, quantizer: Any) -> Any:
-        x, xp = self._plain(input), self._arrays
-        scales = self._row_scales(act_scales, x, "scaled_srelu")
-        return self._finish(xp.times(self._pointwise["srelu"].f(xp.wide(x)), scales), quantizer, x.dtype)
-
-    def scaled_dsrelu(self, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
-        g, x, xp = self._plain(grad), self._plain(fwd_input), self._arrays
-        check_gradient(g, x.shape, "scaled_dsrelu")
-        scales, srelu, point, g = self._row_scales(act_scales, x, "scaled_dsrelu"), self._pointwise["srelu"], xp.wide(x), xp.wide(g)
-        for_scales = self._scales_gradient(g, srelu.f(point), act_scales) if compute_scale_grad else None
-        return self._finish(srelu.gradient(g * scales, point), quantizer, x.dtype), for_scales
-
     def _gate_by_rows(self, name: str, function: str, x: Any, act_scales: Any, *options: float, interleave: int = 0) -> Any:
         """A gate of ``x`` times each row's scale, not rounded yet."""
         scales = self._row_scales(act_scales, x, function)
@@ -127,3 +131,9 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
         lead, half = da.shape[:-1], da.shape[-1]
         blocks = [xp.reshape(d, (*lead, half // interleave, interleave)) for d in (da, db)]
         return xp.reshape(xp.concatenate(blocks, -1), (*lead, 2 * half))
+
+
+for _row in ELEMENTWISE:
+    if _row.scaled:
+        setattr(ActivationFormulas, f"scaled_{_row.name}", _scaled(_row.name))
+        setattr(ActivationFormulas, f"scaled_{_row.gradient}", _scaled_backward(_row.name))

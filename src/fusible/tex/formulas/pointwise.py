@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fusible.tex.calls.checks import GATED
+from fusible.tex.activations import ELEMENTWISE, GATES, Activation
 from fusible.tex.formulas.arrays import Arrays
 
-__all__ = ["Gate", "Pointwise", "gates", "pointwise"]
+__all__ = ["Functions", "Gate", "Pointwise"]
 
 _BETA = math.sqrt(2 / math.pi)
 _KAPPA = 0.044715
@@ -34,77 +34,97 @@ class Gate:
     gradient: Callable[..., tuple[Any, Any]]
 
 
-def pointwise(xp: Arrays) -> dict[str, Pointwise]:
-    """Every elementwise activation by its name in tex, and the logistic function, whose gate is GLU."""
+class Functions:
+    """A method for each activation and one for its gradient, by their names in tex, in the functions of ``xp``.
 
-    def tanh_of_gelu(x: Any) -> Any:
-        return xp.tanh((x * (x * x * _KAPPA + 1.0)) * _BETA)
+    Elementwise, ``name(x)`` and ``dname(g, x)``; of a gate with a formula of its own, ``name(a, b, *options)`` and the gradients for ``a`` and for
+    ``b`` of ``dname(g, a, b, *options)``, where the options come in the order of its row. ``kernels``: what stands in the place of the formulas.
+    """
 
-    def gelu(x: Any) -> Any:
-        return x * 0.5 * (tanh_of_gelu(x) + 1.0)
+    def __init__(self, xp: Arrays, kernels: Mapping[str, Pointwise] | None = None) -> None:
+        self.xp = xp
+        names = {row.name: row.gradient for row in ELEMENTWISE} | {"sigmoid": "dsigmoid"}
+        self.pointwise = {name: Pointwise(getattr(self, name), getattr(self, gradient)) for name, gradient in names.items()} | dict(kernels or {})
+        """Every elementwise activation by its name, and the logistic function, whose gate is GLU."""
+        self.gates = {row.name: self._gate(row) for row in GATES}
+        """Every gated activation by its name."""
 
-    def dgelu(g: Any, x: Any) -> Any:
-        t = tanh_of_gelu(x)
-        inner = (x * x * (3 * _KAPPA) + 1.0) * _BETA
-        return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner)
+    def _gate(self, row: Activation) -> Gate:
+        if not row.of:
+            return Gate(getattr(self, row.name), getattr(self, row.gradient))
+        times, activation = self.xp.times, self.pointwise[row.of]
 
-    def dsilu(g: Any, x: Any) -> Any:
-        s = xp.sigmoid(x)
-        return g * s * (x * (1.0 - s) + 1.0)
-
-    def dsigmoid(g: Any, x: Any) -> Any:
-        s = xp.sigmoid(x)
-        return g * (1.0 - s) * s
-
-    def srelu(x: Any) -> Any:
-        y = xp.relu(x)
-        return xp.times(y, y)
-
-    return {
-        "gelu": Pointwise(gelu, dgelu),
-        "silu": Pointwise(lambda x: x * xp.sigmoid(x), dsilu),
-        "relu": Pointwise(xp.relu, lambda g, x: xp.where(x <= 0.0, 0.0, g)),
-        # With u = 1.702 x, qgelu(x) = silu(u) / 1.702: its derivative is that of silu at u.
-        "qgelu": Pointwise(lambda x: x * xp.sigmoid(x * 1.702), lambda g, x: dsilu(g, x * 1.702)),
-        "srelu": Pointwise(srelu, lambda g, x: g * xp.times(xp.relu(x), 2.0)),
-        "sigmoid": Pointwise(xp.sigmoid, dsigmoid),
-    }
-
-
-def gates(xp: Arrays, pointwise: Mapping[str, Pointwise]) -> dict[str, Gate]:
-    """``act(a) * b`` of every gated activation, the last two with options (``beta1``, ``beta2``; ``limit``, ``alpha``, the offset of ``b``)."""
-
-    def gate_of(activation: Pointwise) -> Gate:
         def f(a: Any, b: Any) -> Any:
-            return xp.times(activation.f(a), b)
+            return times(activation.f(a), b)
 
         def gradient(g: Any, a: Any, b: Any) -> tuple[Any, Any]:
-            return activation.gradient(g * b, a), xp.times(activation.f(a), g)
+            return activation.gradient(g * b, a), times(activation.f(a), g)
 
         return Gate(f, gradient)
 
-    def situglu(a: Any, b: Any, beta1: float, beta2: float) -> Any:
+    def _tanh_of_gelu(self, x: Any) -> Any:
+        return self.xp.tanh((x * (x * x * _KAPPA + 1.0)) * _BETA)
+
+    def gelu(self, x: Any) -> Any:
+        return x * 0.5 * (self._tanh_of_gelu(x) + 1.0)
+
+    def dgelu(self, g: Any, x: Any) -> Any:
+        t = self._tanh_of_gelu(x)
+        inner = (x * x * (3 * _KAPPA) + 1.0) * _BETA
+        return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner)
+
+    def sigmoid(self, x: Any) -> Any:
+        return self.xp.sigmoid(x)
+
+    def dsigmoid(self, g: Any, x: Any) -> Any:
+        s = self.xp.sigmoid(x)
+        return g * (1.0 - s) * s
+
+    def silu(self, x: Any) -> Any:
+        return x * self.xp.sigmoid(x)
+
+    def dsilu(self, g: Any, x: Any) -> Any:
+        s = self.xp.sigmoid(x)
+        return g * s * (x * (1.0 - s) + 1.0)
+
+    def qgelu(self, x: Any) -> Any:
+        return self.xp.times(self.xp.sigmoid(x * 1.702), x)
+
+    def dqgelu(self, g: Any, x: Any) -> Any:
+        # With u = 1.702 x, qgelu(x) = silu(u) / 1.702: its derivative is that of silu at u.
+        return self.pointwise["silu"].gradient(g, x * 1.702)
+
+    def relu(self, x: Any) -> Any:
+        return self.xp.relu(x)
+
+    def drelu(self, g: Any, x: Any) -> Any:
+        return self.xp.where(x <= 0.0, 0.0, g)
+
+    def srelu(self, x: Any) -> Any:
+        y = self.xp.relu(x)
+        return self.xp.times(y, y)
+
+    def dsrelu(self, g: Any, x: Any) -> Any:
+        return self.xp.times(self.xp.times(self.xp.relu(x), 2.0), g)
+
+    def situglu(self, a: Any, b: Any, beta1: float, beta2: float) -> Any:
+        xp = self.xp
         gate = xp.times(xp.times(xp.tanh(a / beta1), beta1), xp.sigmoid(a))
         return xp.times(gate, xp.times(xp.tanh(b / beta2), beta2))
 
-    def dsituglu(g: Any, a: Any, b: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
+    def dsituglu(self, g: Any, a: Any, b: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
+        xp = self.xp
         t, s, u = xp.tanh(a / beta1), xp.sigmoid(a), xp.tanh(b / beta2)
         da = g * ((1.0 - t * t) * s + t * beta1 * s * (1.0 - s)) * (u * beta2)
         return da, g * (1.0 - u * u) * (t * beta1 * s)
 
-    def clamped_swiglu(a: Any, b: Any, limit: float, alpha: float, offset: float) -> Any:
-        c = xp.clip(a, None, limit)
+    def clamped_swiglu(self, a: Any, b: Any, limit: float, alpha: float, offset: float) -> Any:
+        xp, c = self.xp, self.xp.clip(a, None, limit)
         return xp.times(xp.times(xp.sigmoid(c * alpha), c), xp.plus(xp.clip(b, -limit, limit), offset))
 
-    def clamped_dswiglu(g: Any, a: Any, b: Any, limit: float, alpha: float, offset: float) -> tuple[Any, Any]:
-        c = xp.clip(a, None, limit)
+    def clamped_dswiglu(self, g: Any, a: Any, b: Any, limit: float, alpha: float, offset: float) -> tuple[Any, Any]:
+        xp, c = self.xp, self.xp.clip(a, None, limit)
         s = xp.sigmoid(c * alpha)
         up = xp.plus(xp.clip(b, -limit, limit), offset)
         da = xp.where(a <= limit, g * up * (s + c * alpha * s * (1.0 - s)), 0.0)
         return da, xp.where(xp.abs(b) <= limit, g * c * s, 0.0)
-
-    return {
-        **{name: gate_of(pointwise[activation]) for name, activation in GATED.items()},
-        "situglu": Gate(situglu, dsituglu),
-        "clamped_swiglu": Gate(clamped_swiglu, clamped_dswiglu),
-    }

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fusible.errors import NotServedError, check_callable
 
-__all__ = ["DECLARATIONS", "Declaration", "Request", "binds_by_name", "by_name", "function", "inherited", "requires", "unserved_method"]
+__all__ = ["DECLARATIONS", "Declaration", "Request", "binds_by_name", "by_name", "function", "handing_on", "inherited", "requires", "unserved_method"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -170,6 +170,12 @@ def by_name(method: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     gathering = [p.name for p in parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     assert not gathering, f"{declaration.name} has {gathering}, which no single name stands for"
     return _adapted(declaration, method, f"method(self, call({', '.join(f'{name}={name}' for name in parameters)}))")
+
+
+def handing_on(name: str, call: str) -> Callable[..., Any]:
+    """A backend's method of the declared function ``name`` that returns the expression ``call``, of ``self`` and the function's parameters: it costs
+    what the same method costs that is written out."""
+    return _adapted(DECLARATIONS[name], unserved_method(DECLARATIONS[name]), call)
 
 
 def binds_by_name(declaration: Declaration, method: Callable[..., Any]) -> Callable[..., Any]:

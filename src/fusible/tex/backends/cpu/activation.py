@@ -11,7 +11,7 @@ import torch
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
-from fusible.tex.calls.activation import GatedActivations
+from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even
 
 __all__ = ["ActivationKernels"]
@@ -59,13 +59,8 @@ def _dgated(grad: Any, x: Any, quantizer: Any, name: str, function: str, **param
     return produce(partial(native.gated_activation_backward, **parameters), (name, g, x), x.shape, x.dtype, quantizer)
 
 
+@elementwise(_forward, _backward, _backward_with_bias)
 class ActivationKernels(GatedActivations):
-    gelu, dgelu, dbias_dgelu = _forward("gelu"), _backward("gelu"), _backward_with_bias("gelu")
-    silu, dsilu, dbias_dsilu = _forward("silu"), _backward("silu"), _backward_with_bias("silu")
-    relu, drelu, dbias_drelu = _forward("relu"), _backward("relu"), _backward_with_bias("relu")
-    qgelu, dqgelu, dbias_dqgelu = _forward("qgelu"), _backward("qgelu"), _backward_with_bias("qgelu")
-    srelu, dsrelu, dbias_dsrelu = _forward("srelu"), _backward("srelu"), _backward_with_bias("srelu")
-
     def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
         return _gated(input, quantizer, name, **_named(name, options))
 

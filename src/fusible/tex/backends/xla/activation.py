@@ -5,12 +5,13 @@ from __future__ import annotations
 from fusible.tex.backends.xla.arrays import LAZY
 from fusible.tex.backends.xla.kernels import LazyKernels
 from fusible.tex.formulas.activation import ActivationFormulas
-from fusible.tex.formulas.pointwise import gates, pointwise
+from fusible.tex.formulas.pointwise import Functions
 
 __all__ = ["ActivationKernels", "POINTWISE"]
 
-POINTWISE = pointwise(LAZY)
+_functions = Functions(LAZY)
+POINTWISE = _functions.pointwise
 
 
 class ActivationKernels(LazyKernels, ActivationFormulas):
-    _pointwise, _gates = POINTWISE, gates(LAZY, POINTWISE)
+    _pointwise, _gates = POINTWISE, _functions.gates
