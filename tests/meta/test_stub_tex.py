@@ -1,17 +1,23 @@
-"""The typed stubs of tex are those that its declarations give."""
+"""The typed stubs are those that tex's declarations, and the modules that make names of a table, give."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+from pathlib import Path
 
+import fusible
 from fusible import tex
 from fusible.tex import prim
 from fusible.tex.interface.declare import DECLARATIONS
-from fusible.tex.selection.stub import stubs
+from fusible.tex.selection.stub import stubs, stubs_beside
+
+PACKAGE = Path(fusible.__file__).parent
 
 
 def test_the_stubs_are_current() -> None:
-    for path, text in stubs().items():
+    assert len(stubs_beside()) == 5
+    for path, text in (stubs() | stubs_beside()).items():
         assert path.read_text() == text, f"{path} is out of date: make stub"
 
 
@@ -32,3 +38,11 @@ def test_whatever_tex_exports_is_in_the_stubs() -> None:
     text = texts["__init__.pyi"]
     assert not [name for name in tex.__all__ if name not in stars and f"def {name}(" not in text and f" as {name}" not in text]
     assert all(f"def {name}(" in texts["prim.pyi"] for name in prim.__all__)
+
+
+def test_the_stub_beside_a_module_has_all_that_it_exports() -> None:
+    for path, text in stubs_beside().items():
+        module = importlib.import_module(".".join(path.with_suffix("").relative_to(PACKAGE.parent).parts))
+        names = {node.name for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        names |= {alias.asname for node in ast.parse(text).body if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname}
+        assert names >= {*module.__all__}, path

@@ -94,7 +94,7 @@ def activation(
     """``dst = f(src)``, in float32 and rounded once to ``dtype``, or quantized as by ``quantize``; one read serves every output that is given.
 
     Args:
-        name: ``f``: gelu, qgelu, relu, sigmoid, silu or srelu, as ``tex`` defines them.
+        name: ``f``: sigmoid, or an elementwise activation of ``tex`` by its name.
         src: float32, float16 or bfloat16.
         dst: as many elements of ``dtype`` (uint8 too, for FP8); None where only the transposed copy is wanted.
         dtype: a wide float or an FP8 format; what follows is for the latter.

@@ -8,14 +8,14 @@ from fusible import nvte
 from fusible.nvte import DType
 from fusible.nvte.activation import ScaledActivation as ScaledWord
 from fusible.nvte.activation import ScaledActivationBackward as ScaledBackward
-from fusible.ops.activation import half_width
+from fusible.ops.activation_base import half_width
 from fusible.ops.op import Context, Op, OpTypes
 from fusible.ops.swiglu import check_interleave, check_positive
 
-__all__ = ["ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU"]
+__all__ = ["ScaledClampedQGeGLU", "ScaledSiTUGLU", "ScaledSwiGLU"]
 
 
-class _Scaled(Op):
+class ScaledActivation(Op):
     """``y = activation(x) * s`` with ``s [rows]``, the side input named ``scales``; one rounding, after the product.
 
     ``ds`` is each row's sum of ``dy * activation(x)``, in the type of ``s``.
@@ -59,14 +59,7 @@ class _Scaled(Op):
         return self.scales
 
 
-class ScaledSReLU(_Scaled):
-    """``max(x, 0)^2 * s``."""
-
-    word = staticmethod(nvte.scaled_srelu)
-    dword = staticmethod(nvte.scaled_dsrelu)
-
-
-class _ScaledGate(_Scaled):
+class _ScaledGate(ScaledActivation):
     """``glu_interleave_size``: as in ``SwiGLU``."""
 
     def __init__(self, scales: str, *, glu_interleave_size: int | None = None, **types: Unpack[OpTypes]) -> None:

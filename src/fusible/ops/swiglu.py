@@ -7,7 +7,7 @@ from typing import Unpack
 
 from fusible import nvte
 from fusible.errors import ArgumentError, check_number, expected
-from fusible.ops.activation import Activation, half_width
+from fusible.ops.activation_base import Activation, half_width
 from fusible.ops.op import Op, OpTypes
 
 __all__ = ["ClampedSwiGLU", "SiTUGLU", "SwiGLU"]

@@ -10,32 +10,22 @@ from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.sequence_parallel import reduce_sequence_parallel_gradients
 from fusible.pytorch.held import *
 from fusible.pytorch.modules import (
-    GELU,
-    GLU,
-    QGELU,
     BaseModule,
     CrossAttention,
     DotProductAttention,
     Dropout,
-    GeGLU,
     GroupedQuerySelfAttention,
     LayerNorm,
     Linear,
     MultiHeadedSelfAttention,
     MultiQuerySelfAttention,
     ParameterInitMethod,
-    QGeGLU,
     QKNorm,
-    ReGLU,
-    ReLU,
     Residual,
     RMSNorm,
     Sequential,
-    SiLU,
-    SReGLU,
-    SReLU,
-    SwiGLU,
 )
+from fusible.pytorch.modules.activation import *
 from fusible.pytorch.optimizers import *
 from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.quantized import (

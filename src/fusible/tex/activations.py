@@ -39,6 +39,16 @@ class Activation:
     scaled: str = ""
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether its operands may alternate in blocks, which its operation then has an option for."""
+        return self.gated and bool(self.scaled)
+
+    @property
+    def nvidias_title(self) -> str:
+        """NVIDIA's class of the operation."""
+        return self.title.replace("GeGLU", "GEGLU")
+
+    @property
     def gradient(self) -> str:
         """The function of tex that is its gradient: NVIDIA's name of it."""
         lead, underscore, last = self.name.rpartition("_")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusible.pytorch.ops.basic import GELU, QGELU, Bias, ReLU, SiLU, SReLU
+from fusible.pytorch.ops import basic
+from fusible.pytorch.ops.basic import Bias
 from fusible.pytorch.ops.fused.base import AdaptedBackward, Part, replaced
-from fusible.pytorch.ops.op import FusibleOperation
+from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.tex.activations import ELEMENTWISE
 
 __all__ = ["BackwardActivationBias"]
 
@@ -14,13 +16,13 @@ __all__ = ["BackwardActivationBias"]
 class BackwardActivationBias(AdaptedBackward):
     """Backward of a bias and an activation: ``dx = dy * activation'(x + bias)``, and ``dbias`` = the sum of ``dx`` over all rows, from one read.
 
-    ``dx`` is written in the quantized type that the operation before asks for, and summed before it is quantized. GELU, QGELU, ReLU, SiLU and SReLU.
-    ``dy`` and ``dx [*, size]``, ``dbias [size]``.
+    ``dx`` is written in the quantized type that the operation before asks for, and summed before it is quantized. The activation is an elementwise
+    one. ``dy`` and ``dx [*, size]``, ``dbias [size]``.
     """
 
-    parts = (Part("bias", (Bias,)), Part("activation", (GELU, QGELU, ReLU, SiLU, SReLU)))
+    parts = (Part("bias", (Bias,)), Part("activation", tuple(getattr(basic, row.nvidias_title) for row in ELEMENTWISE)))
 
-    def __init__(self, *, bias: Bias, activation: GELU | QGELU | ReLU | SiLU | SReLU) -> None:
+    def __init__(self, *, bias: Bias, activation: BasicOperation) -> None:
         super().__init__(bias=bias, activation=activation)
 
     @staticmethod

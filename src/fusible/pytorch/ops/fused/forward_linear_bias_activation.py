@@ -8,24 +8,11 @@ from fusible.pytorch.ops import basic
 from fusible.pytorch.ops.basic import BasicLinear, Bias
 from fusible.pytorch.ops.fused.base import AdaptedForward, Part, replaced
 from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.tex.activations import ACTIVATIONS
 
 __all__ = ["ForwardLinearBiasActivation"]
 
-_ACTIVATIONS = (
-    basic.GELU,
-    basic.QGELU,
-    basic.ReLU,
-    basic.SiLU,
-    basic.SReLU,
-    basic.GLU,
-    basic.GEGLU,
-    basic.QGEGLU,
-    basic.ReGLU,
-    basic.SReGLU,
-    basic.SwiGLU,
-    basic.SiTUGLU,
-    basic.ClampedSwiGLU,
-)
+_ACTIVATIONS = tuple(getattr(basic, row.nvidias_title) for row in ACTIVATIONS)
 
 
 class ForwardLinearBiasActivation(AdaptedForward):

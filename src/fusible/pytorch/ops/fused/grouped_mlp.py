@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.ops.basic import ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSReLU, ScaledSwiGLU, ScaledTanhSReLU
+from fusible.pytorch.ops import basic
+from fusible.pytorch.ops.basic import ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSwiGLU, ScaledTanhSReLU
 from fusible.pytorch.ops.fused.base import AdaptedBackward, AdaptedForward, Part, replaced
 from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.tex.activations import ELEMENTWISE
 
 __all__ = ["GroupedMLP_CuTeGEMMGLU", "GroupedMLP_CuTeGEMMUnary", "fuse_glu_ops", "fuse_unary_activation_ops"]
 
@@ -21,7 +23,7 @@ class GroupedLinear(Protocol):
     out_features: int
 
 
-_UNARY = (ScaledSReLU, ScaledTanhSReLU)
+_UNARY = (*(getattr(basic, row.scaled) for row in ELEMENTWISE if row.scaled), ScaledTanhSReLU)
 
 
 class _GroupedMLP(AdaptedForward, AdaptedBackward):
@@ -49,7 +51,7 @@ class GroupedMLP_CuTeGEMMGLU(_GroupedMLP):
 
 
 class GroupedMLP_CuTeGEMMUnary(_GroupedMLP):
-    """``GroupedLinear``, ``ScaledSReLU`` or ``ScaledTanhSReLU``, ``GroupedLinear``, in both passes; extra inputs: sizes, scales, sizes."""
+    """``GroupedLinear``, an elementwise activation scaled per row, ``GroupedLinear``, in both passes; extra inputs: sizes, scales, sizes."""
 
     parts = (Part("fc1", (GroupedLinear,)), Part("activation", _UNARY), Part("fc2", (GroupedLinear,)))
 
