@@ -4,43 +4,7 @@ from __future__ import annotations
 
 from fusible.facade import public_names as _public_names
 from fusible.pytorch.ops import fused
-from fusible.pytorch.ops.basic import (
-    GEGLU,
-    GELU,
-    GLU,
-    QGEGLU,
-    QGELU,
-    AddExtraInput,
-    AllGather,
-    AllReduce,
-    BasicLinear,
-    Bias,
-    ClampedSwiGLU,
-    ConstantScale,
-    Dropout,
-    GroupedLinear,
-    Identity,
-    L2Normalization,
-    LayerNorm,
-    MakeExtraOutput,
-    Quantize,
-    ReduceScatter,
-    ReGLU,
-    ReLU,
-    Reshape,
-    RMSNorm,
-    ScaledClampedQGeGLU,
-    ScaledSiTUGLU,
-    ScaledSReLU,
-    ScaledSwiGLU,
-    ScaledTanhSReLU,
-    SiLU,
-    SiTUGLU,
-    SReGLU,
-    SReLU,
-    SwiGLU,
-    is_op_fuser_grouped_tensor_path_supported,
-)
+from fusible.pytorch.ops.basic import *
 from fusible.pytorch.ops.fuser import *
 from fusible.pytorch.ops.glu_layout import *
 from fusible.pytorch.ops.linear import *
