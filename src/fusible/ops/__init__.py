@@ -17,7 +17,5 @@ from fusible.ops.op import *
 from fusible.ops.parallel_mmt import *
 from fusible.ops.qk_norm import *
 from fusible.ops.residual import *
-from fusible.ops.scaled_activation import *
-from fusible.ops.swiglu import *
 
 __all__ = _public_names(globals())

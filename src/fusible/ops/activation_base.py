@@ -1,17 +1,20 @@
-"""What an activation is as an op: it keeps its input."""
+"""What an activation is as an op: it keeps its input, and may have options."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from fusible import nvte
-from fusible.errors import ShapeError, expected
+from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.nvte import DType
 from fusible.nvte.activation import Activation as ActivationWord
 from fusible.nvte.activation import ActivationBackward
 from fusible.ops.op import Context, Op, OpTypes
+from fusible.tex.activations import Option
+from fusible.tex.interface.domains import domain_of
 
-__all__ = ["Activation", "half_width"]
+__all__ = ["Activation", "BlockGate", "check_interleave", "half_width", "take_options"]
 
 
 class Activation(Op):
@@ -75,3 +78,53 @@ def half_width(op: Op, width: int | None, block: int = 1) -> int | None:
         number = "an even number of" if block == 1 else f"a multiple of {2 * block}"
         raise ShapeError(expected(f"{number} columns", of=f"the input of {op!r}", got=f"{width}", do="give two halves, the gate first"))
     return width // 2
+
+
+class BlockGate(Activation):
+    """``glu_interleave_size`` n: the halves alternate in blocks of n columns, ``[a0 b0 a1 b1 ..]``, in x and in dx. None: they lie side by side."""
+
+    gated = True
+    takes: ClassVar[tuple[Option, ...]] = ()
+    numbers: tuple[float, ...] = ()
+    """What the words take beside tensors and the type: the values of ``takes``."""
+
+    def __init__(self, *, glu_interleave_size: int | None = None, cache_quantized_input: bool = False, **types: Any) -> None:
+        types = take_options(self, self.takes, types)
+        super().__init__(cache_quantized_input=cache_quantized_input, **types)
+        self.glu_interleave_size = check_interleave(self, glu_interleave_size)
+
+    def activate(self, x: nvte.Tensor) -> nvte.Tensor:
+        size = self.glu_interleave_size
+        return self.word(x if size is None else nvte.deinterleave(x, size), self.y_dtype, *self.numbers)
+
+    def differentiate(self, dy: nvte.Tensor, x: nvte.Tensor) -> nvte.Tensor:
+        size = self.glu_interleave_size
+        if size is None:
+            return self.dword(dy, x, self.dx_dtype, *self.numbers)
+        dx = self.dword(dy, nvte.deinterleave(x, size), x.dtype, *self.numbers)
+        return nvte.cast_checked(nvte.interleave(dx, size), self.dx_dtype)
+
+    def width(self, width: int | None) -> int | None:
+        return half_width(self, width, self.glu_interleave_size or 1)
+
+    def extra_repr(self) -> str:
+        return "" if self.glu_interleave_size is None else f"glu_interleave_size={self.glu_interleave_size}"
+
+
+def take_options(op: Op, options: tuple[Option, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give ``op`` the values of ``options`` among the arguments ``given``, or their defaults, and return the other arguments. Raises
+    ``ArgumentError`` for a value that tex would refuse."""
+    for option in options:
+        value, (domain, _) = given.get(option.name, option.default), domain_of(option.domain)
+        if domain is not None:
+            domain.check(value, option.name, type(op).__name__)
+        setattr(op, option.name, float(value))
+    return {name: value for name, value in given.items() if name not in {option.name for option in options}}
+
+
+def check_interleave(op: Op, size: int | None) -> int | None:
+    """``size``. Raises ``ArgumentError`` unless it is None or a number of columns."""
+    if size is not None and size < 1:
+        of = f"glu_interleave_size of {type(op).__name__}"
+        raise ArgumentError(expected("a positive number of columns, or None", of=of, got=size, do="give the length of a block"))
+    return size

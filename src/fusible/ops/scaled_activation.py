@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from fusible import nvte
 from fusible.nvte import DType
 from fusible.nvte.activation import ScaledActivation as ScaledWord
 from fusible.nvte.activation import ScaledActivationBackward as ScaledBackward
-from fusible.ops.activation_base import half_width
+from fusible.ops.activation_base import check_interleave, half_width, take_options
 from fusible.ops.op import Context, Op, OpTypes
-from fusible.ops.swiglu import check_interleave, check_positive
+from fusible.tex.activations import Option
 
-__all__ = ["ScaledClampedQGeGLU", "ScaledSiTUGLU", "ScaledSwiGLU"]
+__all__ = ["ScaledActivation", "ScaledGate"]
 
 
 class ScaledActivation(Op):
@@ -59,64 +59,21 @@ class ScaledActivation(Op):
         return self.scales
 
 
-class _ScaledGate(ScaledActivation):
+class ScaledGate(ScaledActivation):
     """``glu_interleave_size``: as in ``SwiGLU``."""
 
-    def __init__(self, scales: str, *, glu_interleave_size: int | None = None, **types: Unpack[OpTypes]) -> None:
+    takes: ClassVar[tuple[Option, ...]] = ()
+    numbers: tuple[float, ...] = ()
+    """The values of ``takes``."""
+
+    def __init__(self, scales: str, *, glu_interleave_size: int | None = None, **types: Any) -> None:
+        types = take_options(self, self.takes, types)
         super().__init__(scales, **types)
         self.glu_interleave_size = check_interleave(self, glu_interleave_size)
 
     @property
     def options(self) -> tuple[float, ...]:
-        return (self.glu_interleave_size or 0,)
+        return *self.numbers, self.glu_interleave_size or 0
 
     def width(self, width: int | None) -> int | None:
         return half_width(self, width, self.glu_interleave_size or 1)
-
-
-class ScaledSwiGLU(_ScaledGate):
-    """``swiglu(x) * s``."""
-
-    word = staticmethod(nvte.scaled_swiglu)
-    dword = staticmethod(nvte.scaled_dswiglu)
-
-
-class ScaledSiTUGLU(_ScaledGate):
-    """``situglu(x) * s``, of ``SiTUGLU``."""
-
-    word = staticmethod(nvte.scaled_situglu)
-    dword = staticmethod(nvte.scaled_dsituglu)
-
-    def __init__(
-        self, scales: str, *, beta1: float = 4.0, beta2: float = 25.0, glu_interleave_size: int | None = None, **types: Unpack[OpTypes]
-    ) -> None:
-        super().__init__(scales, glu_interleave_size=glu_interleave_size, **types)
-        self.beta1, self.beta2 = check_positive(self, "beta1", beta1), check_positive(self, "beta2", beta2)
-
-    @property
-    def options(self) -> tuple[float, ...]:
-        return self.beta1, self.beta2, *super().options
-
-
-class ScaledClampedQGeGLU(_ScaledGate):
-    """``clamped_swiglu(x) * s``, of ``ClampedSwiGLU``."""
-
-    word = staticmethod(nvte.scaled_clamped_swiglu)
-    dword = staticmethod(nvte.scaled_clamped_dswiglu)
-
-    def __init__(
-        self,
-        scales: str,
-        *,
-        limit: float = 7.0,
-        alpha: float = 1.702,
-        glu_linear_offset: float = 1.0,
-        glu_interleave_size: int | None = None,
-        **types: Unpack[OpTypes],
-    ) -> None:
-        super().__init__(scales, glu_interleave_size=glu_interleave_size, **types)
-        self.limit, self.alpha, self.glu_linear_offset = limit, alpha, glu_linear_offset
-
-    @property
-    def options(self) -> tuple[float, ...]:
-        return self.limit, self.alpha, self.glu_linear_offset, *super().options

@@ -155,9 +155,9 @@ def test_an_extra_has_the_shape_of_x_and_may_be_8_bit() -> None:
     [
         (lambda: SwiGLU(glu_interleave_size=0), "glu_interleave_size of SwiGLU: expected a positive number of columns, or None, got 0"),
         (lambda: ScaledSwiGLU("s", glu_interleave_size=-2), "glu_interleave_size of ScaledSwiGLU: expected .*, got -2"),
-        (lambda: SiTUGLU(beta1=0.0), "beta1 of SiTUGLU: expected a positive number, got 0"),
-        (lambda: SiTUGLU(beta2=math.inf), "beta2 of SiTUGLU: expected a positive number, got inf"),
-        (lambda: SiTUGLU(beta2=math.nan), "beta2 of SiTUGLU: expected a positive number, got nan"),
+        (lambda: SiTUGLU(beta1=0.0), "beta1 of SiTUGLU: expected a finite number above 0, got 0"),
+        (lambda: SiTUGLU(beta2=math.inf), "beta2 of SiTUGLU: expected a finite number above 0, got inf"),
+        (lambda: SiTUGLU(beta2=math.nan), "beta2 of SiTUGLU: expected a finite number above 0, got nan"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(make: Any, message: str) -> None:

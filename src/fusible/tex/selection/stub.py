@@ -90,6 +90,11 @@ def stubs() -> dict[Path, str]:
 class _WithoutBodies(ast.NodeTransformer):
     """What a module's source says of its functions and classes: no bodies, and of variables those with an annotation, without their values."""
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.generic_visit(node)
+        node.body = node.body or [ast.Expr(ast.Constant(...))]
+        return node
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.body = node.body[:1] if ast.get_docstring(node) else [ast.Expr(ast.Constant(...))]
         return node
@@ -107,9 +112,12 @@ def _made(name: str, value: Any) -> str:
     doc = indent(f'"""{inspect.getdoc(value)}"""', "    ")
     if not inspect.isclass(value):
         return f"{_definition(name, inspect.signature(value))}\n{doc}"
-    own = vars(value).get("__init__")
-    constructor = f"\n    {_definition('__init__', inspect.signature(own))} ..." if own else ""
-    return f"class {name}({', '.join(base.__name__ for base in value.__bases__)}):\n{doc}{constructor}"
+    lines, own = [f"class {name}({', '.join(base.__name__ for base in value.__bases__)}):", doc], vars(value).get("__init__")
+    if own:  # what made the class keeps the options as attributes
+        signature = inspect.signature(own)
+        lines += [f"    {p.name}: {_annotation(p.annotation)}" for p in signature.parameters.values() if p.default is not p.empty]
+        lines.append(indent(f"{_definition('__init__', signature)} ...", "    "))
+    return "\n".join(lines)
 
 
 def _beside(path: Path, module: ModuleType) -> str:

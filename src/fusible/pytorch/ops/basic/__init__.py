@@ -11,6 +11,5 @@ from fusible.pytorch.ops.basic.grouped_linear import GroupedLinear, is_op_fuser_
 from fusible.pytorch.ops.basic.linear import *
 from fusible.pytorch.ops.basic.normalization import *
 from fusible.pytorch.ops.basic.scaled_tanh_srelu import *
-from fusible.pytorch.ops.basic.swiglu import *
 
 __all__ = _public_names(globals())

@@ -6,10 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.ops import basic
-from fusible.pytorch.ops.basic import ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSwiGLU, ScaledTanhSReLU
+from fusible.pytorch.ops.basic import ScaledTanhSReLU
 from fusible.pytorch.ops.fused.base import AdaptedBackward, AdaptedForward, Part, replaced
 from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
-from fusible.tex.activations import ELEMENTWISE
+from fusible.tex.activations import ELEMENTWISE, GATES
 
 __all__ = ["GroupedMLP_CuTeGEMMGLU", "GroupedMLP_CuTeGEMMUnary", "fuse_glu_ops", "fuse_unary_activation_ops"]
 
@@ -23,6 +23,7 @@ class GroupedLinear(Protocol):
     out_features: int
 
 
+_GATED = tuple(getattr(basic, row.scaled) for row in GATES if row.scaled)
 _UNARY = (*(getattr(basic, row.scaled) for row in ELEMENTWISE if row.scaled), ScaledTanhSReLU)
 
 
@@ -45,7 +46,7 @@ class GroupedMLP_CuTeGEMMGLU(_GroupedMLP):
 
     parts = (
         Part("fc1", (GroupedLinear,)),
-        Part("activation", (ScaledSwiGLU, ScaledSiTUGLU, ScaledClampedQGeGLU)),
+        Part("activation", _GATED),
         Part("fc2", (GroupedLinear,)),
     )
 
