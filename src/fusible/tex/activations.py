@@ -26,7 +26,7 @@ class Activation:
     compute.
 
     A gate takes ``[*, 2 H]`` and gives ``[*, H]``: of the halves ``a`` and ``b``, the activation named ``of`` of ``a``, times ``b``, or a formula of
-    its own. ``scaled``: the class of the operation with a scale per row, where there is one; the operands of such a gate may alternate in blocks.
+    its own, which may have ``options``. ``scaled``: the class of the operation with a scale per row, where there is one.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Activation:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether its operands may alternate in blocks, which its operation then has an option for."""
-        return self.gated and bool(self.scaled)
+        """Whether its operation has an option for operands that alternate in blocks."""
+        return self.gated and bool(self.scaled or self.options)
 
     @property
     def nvidias_title(self) -> str:

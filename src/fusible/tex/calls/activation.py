@@ -9,7 +9,7 @@ from fusible.tex.activations import ELEMENTWISE, GATES
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.declare import handing_on
 
-__all__ = ["GatedActivations", "ScaledActivations", "elementwise"]
+__all__ = ["GatedActivations", "ScaledActivations", "elementwise", "give_method"]
 
 C = TypeVar("C", bound=type)
 Made = Callable[[str], Callable[..., Any]]
@@ -21,12 +21,17 @@ def elementwise(forward: Made, backward: Made, backward_with_bias: Made) -> Call
 
     def give(cls: C) -> C:
         for row in ELEMENTWISE:
-            setattr(cls, row.name, forward(row.name))
-            setattr(cls, row.gradient, backward(row.name))
-            setattr(cls, f"dbias_{row.gradient}", backward_with_bias(row.name))
+            for function, made in ((row.name, forward), (row.gradient, backward), (f"dbias_{row.gradient}", backward_with_bias)):
+                give_method(cls, function, made(row.name))
         return cls
 
     return give
+
+
+def give_method(cls: type, function: str, method: Callable[..., Any]) -> None:
+    """Let ``method`` be that of ``cls`` for the function of tex, with its name."""
+    method.__name__ = method.__qualname__ = function
+    setattr(cls, function, method)
 
 
 class GatedActivations(Activation):
@@ -60,7 +65,7 @@ class ScaledActivations(GatedActivations):
 
 
 def _hand_on(cls: type, function: str, call: str) -> None:
-    setattr(cls, function, handing_on(function, call))
+    give_method(cls, function, handing_on(function, call))
 
 
 for _row in GATES:

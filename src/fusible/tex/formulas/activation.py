@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from fusible.tex.activations import ELEMENTWISE
-from fusible.tex.calls.activation import ScaledActivations, elementwise
+from fusible.tex.calls.activation import ScaledActivations, elementwise, give_method
 from fusible.tex.calls.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
 from fusible.tex.formulas.arrays import ArrayKernels
 from fusible.tex.formulas.pointwise import Gate, Pointwise
@@ -135,5 +135,5 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
 
 for _row in ELEMENTWISE:
     if _row.scaled:
-        setattr(ActivationFormulas, f"scaled_{_row.name}", _scaled(_row.name))
-        setattr(ActivationFormulas, f"scaled_{_row.gradient}", _scaled_backward(_row.name))
+        give_method(ActivationFormulas, f"scaled_{_row.name}", _scaled(_row.name))
+        give_method(ActivationFormulas, f"scaled_{_row.gradient}", _scaled_backward(_row.name))

@@ -66,17 +66,18 @@ _BLOCKS = Parameter("glu_interleave_size", Parameter.POSITIONAL_OR_KEYWORD, defa
 
 def _made(title: str, base: type[_Activation], doc: str, op: str, parameters: Sequence[Parameter]) -> tuple[str, type[BasicOperation]]:
     """The class of an operation whose constructor has ``parameters``."""
-    signature = Signature([Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *parameters], return_annotation="None")
+    taken = Signature(parameters)
 
     def __init__(self: _Activation, *args: Any, **options: Any) -> None:
         try:
-            given = signature.bind(self, *args, **options)
+            given = taken.bind(*args, **options)
         except TypeError as error:
             raise TypeError(f"{title}.__init__(): {error}") from None
         given.apply_defaults()
-        base.__init__(**given.arguments)
+        base.__init__(self, **given.arguments)
 
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    __init__.__signature__ = Signature([own, *parameters], return_annotation="None")  # type: ignore[attr-defined]
     hands_on = [p.name for p in parameters if p is not _RECOMPUTE]
     declared = {"__module__": __name__, "__doc__": doc, "__init__": __init__, "op": getattr(ops, op), "hands_on": hands_on}
     return title, type(title, (base,), declared)
