@@ -6,14 +6,22 @@ it in 8 bits, the ops run one by one. The operands of products are another matte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
+from fusible import nvte
 from fusible.fusions.registry import register_fusion_backward, register_fusion_forward, register_fusion_inference
 from fusible.nvte import is_quantized_type
-from fusible.ops import MMT, Add, Op
+from fusible.ops import MMT, Add, Context, Op
 
-__all__ = ["fused_backward", "fused_forward", "fused_inference"]
+__all__ = ["Fused", "fused_backward", "fused_forward", "inference_of"]
+
+P = ParamSpec("P")
+
+Fused = tuple[nvte.Tensor, Callable[[], tuple[Context, ...]]]
+"""What a fused forward is written to give: y, and a function that makes the ops' contexts, which inference does without."""
 
 
 def _forward(ops: Sequence[Op]) -> bool:
@@ -25,6 +33,28 @@ def _backward(ops: Sequence[Op]) -> bool:
     return not any(is_quantized_type(op.dy_dtype) for op in ops[:-1] if not isinstance(op, MMT))
 
 
-fused_inference = partial(register_fusion_inference, when=_forward)
-fused_forward = partial(register_fusion_forward, when=_forward)
 fused_backward = partial(register_fusion_backward, when=_backward)
+
+
+def fused_forward(function: Callable[P, Fused]) -> Callable[P, tuple[nvte.Tensor, tuple[Context, ...]]]:
+    """``function`` as a forward, which makes the contexts; it is registered."""
+
+    @wraps(function)
+    def forward(*args: P.args, **kwargs: P.kwargs) -> tuple[nvte.Tensor, tuple[Context, ...]]:
+        y, contexts = function(*args, **kwargs)
+        return y, contexts()
+
+    return register_fusion_forward(forward, when=_forward)
+
+
+def inference_of(forward: Callable[P, Any]) -> Callable[P, nvte.Tensor]:
+    """The inference that computes as a ``fused_forward`` does and makes no contexts, of its name with ``inf`` for ``fwd``; it is registered."""
+    function: Callable[P, Fused] = inspect.unwrap(forward)
+
+    @wraps(function)
+    def inference(*args: P.args, **kwargs: P.kwargs) -> nvte.Tensor:
+        return function(*args, **kwargs)[0]
+
+    inference.__name__ = inference.__qualname__ = forward.__name__.replace("_fwd_", "_inf_")
+    inference.__doc__ = f"y of ``{forward.__name__}``."
+    return register_fusion_inference(inference, when=_forward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusible import nvte
-from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
+from fusible.fusions.high_precision import Fused, fused_backward, fused_forward, inference_of
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, Context, ResidualEnd
 
@@ -32,17 +32,14 @@ def extra_of(end: AddExtra, sides: Mapping[str, nvte.Tensor], mmt: MMT, x: nvte.
     return end.extra(sides, (*x.shape[:-1], mmt.weight.shape[0]))
 
 
-@fused_inference
-def mmt_add_inf_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> nvte.Tensor:
-    """``x @ weight.T + bias``, rounded once."""
-    return nvte.matmul_transpose_add(*mmt.operands(x), bias_of(add), add.y_dtype)
-
-
 @fused_forward
-def mmt_add_fwd_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+def mmt_add_fwd_fused(mmt: MMT, add: Add, x: nvte.Tensor) -> Fused:
     """``x @ weight.T + bias``, rounded once."""
     x, weight = mmt.operands(x)
-    return nvte.matmul_transpose_add(x, weight, bias_of(add), add.y_dtype), (mmt.context(x, weight), {})
+    return nvte.matmul_transpose_add(x, weight, bias_of(add), add.y_dtype), lambda: (mmt.context(x, weight), {})
+
+
+mmt_add_inf_fused = inference_of(mmt_add_fwd_fused)
 
 
 @fused_backward
@@ -65,48 +62,35 @@ def mmt_add_backward(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy:
     return mmt.dx(mmt_ctx, dy, addend), ([dweight], [dbias])
 
 
-@fused_inference
-def mmt_add_residual_inf_fused(mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
-    """``x @ weight.T + bias + extra``, summed in fp32 and rounded once."""
-    return nvte.matmul_transpose_add_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype)
-
-
 @fused_forward
-def mmt_add_residual_fwd_fused(
-    mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+def mmt_add_residual_fwd_fused(mmt: MMT, add: Add, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> Fused:
     """``x @ weight.T + bias + extra``, summed in fp32 and rounded once."""
     x, weight = mmt.operands(x)
     y = nvte.matmul_transpose_add_add(x, weight, bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype)
-    return y, (mmt.context(x, weight), {}, {})
+    return y, lambda: (mmt.context(x, weight), {}, {})
 
 
-@fused_inference
-def mmt_residual_inf_fused(mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
-    """``x @ weight.T + extra``, summed in fp32 and rounded once."""
-    return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype)
+mmt_add_residual_inf_fused = inference_of(mmt_add_residual_fwd_fused)
 
 
 @fused_forward
-def mmt_residual_fwd_fused(
-    mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+def mmt_residual_fwd_fused(mmt: MMT, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> Fused:
     """``x @ weight.T + extra``, summed in fp32 and rounded once."""
     x, weight = mmt.operands(x)
-    return nvte.matmul_transpose_add_add(x, weight, None, extra_of(end, sides, mmt, x), end.y_dtype), (mmt.context(x, weight), {})
+    return nvte.matmul_transpose_add_add(x, weight, None, extra_of(end, sides, mmt, x), end.y_dtype), lambda: (mmt.context(x, weight), {})
 
 
-@fused_inference
-def mmt_add_add_inf_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> nvte.Tensor:
-    """``x @ weight.T + (bias1 + bias2)``: the biases are added to each other first."""
-    return nvte.matmul_transpose_add(*mmt.operands(x), _sum(add1, add2), add2.y_dtype)
+mmt_residual_inf_fused = inference_of(mmt_residual_fwd_fused)
 
 
 @fused_forward
-def mmt_add_add_fwd_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+def mmt_add_add_fwd_fused(mmt: MMT, add1: Add, add2: Add, x: nvte.Tensor) -> Fused:
     """``x @ weight.T + (bias1 + bias2)``: the biases are added to each other first."""
     x, weight = mmt.operands(x)
-    return nvte.matmul_transpose_add(x, weight, _sum(add1, add2), add2.y_dtype), (mmt.context(x, weight), {}, {})
+    return nvte.matmul_transpose_add(x, weight, _sum(add1, add2), add2.y_dtype), lambda: (mmt.context(x, weight), {}, {})
+
+
+mmt_add_add_inf_fused = inference_of(mmt_add_add_fwd_fused)
 
 
 def _sum(add1: Add, add2: Add) -> nvte.Tensor:

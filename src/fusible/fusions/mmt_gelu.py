@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
-from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
+from fusible.fusions.high_precision import Fused, fused_backward, fused_forward, inference_of
 from fusible.fusions.mmt_add import bias_of, extra_of
 from fusible.nvte import DType, element
 from fusible.ops import GELU, MMT, Add, AddExtra, Context, GeGLU, ResidualEnd
@@ -32,32 +32,26 @@ def _pre_type(gelu: GELU, producer: MMT | Add) -> DType:
     return element(gelu.x_dtype if gelu.x_dtype is not None else producer.y_dtype)
 
 
-@fused_inference
-def mmt_gelu_inf_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T)``: the product applies the GELU."""
-    return nvte.matmul_transpose_gelu(*mmt.operands(x), gelu.y_dtype, _pre_type(gelu, mmt))[0]
-
-
 @fused_forward
-def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context]]:
+def mmt_gelu_fwd_fused(mmt: MMT, gelu: GELU, x: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_gelu(x, weight, gelu.y_dtype, _pre_type(gelu, mmt))
-    return y, (mmt.context(x, weight), gelu.context(pre))
+    return y, lambda: (mmt.context(x, weight), gelu.context(pre))
 
 
-@fused_inference
-def mmt_add_gelu_inf_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T + bias)``: the product applies the GELU."""
-    return nvte.matmul_transpose_add_gelu(*mmt.operands(x), bias_of(add), gelu.y_dtype, _pre_type(gelu, add))[0]
+mmt_gelu_inf_fused = inference_of(mmt_gelu_fwd_fused)
 
 
 @fused_forward
-def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+def mmt_add_gelu_fwd_fused(mmt: MMT, add: Add, gelu: GELU, x: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T + bias)``: the product applies the GELU; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_add_gelu(x, weight, bias_of(add), gelu.y_dtype, _pre_type(gelu, add))
-    return y, (mmt.context(x, weight), {}, gelu.context(pre))
+    return y, lambda: (mmt.context(x, weight), {}, gelu.context(pre))
+
+
+mmt_add_gelu_inf_fused = inference_of(mmt_add_gelu_fwd_fused)
 
 
 @fused_backward
@@ -69,66 +63,48 @@ def mmt_add_gelu_bwd_fused(mmt: MMT, add: Add, gelu: GELU, mmt_ctx: Context, add
     return dx, (mmt_grads, add_grads, gelu_grads)
 
 
-@fused_inference
-def mmt_gelu_add_inf_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T) + bias``."""
-    return nvte.matmul_transpose_gelu_add(*mmt.operands(x), bias_of(add), add.y_dtype, _pre_type(gelu, mmt))[0]
-
-
 @fused_forward
-def mmt_gelu_add_fwd_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+def mmt_gelu_add_fwd_fused(mmt: MMT, gelu: GELU, add: Add, x: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T) + bias``; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_gelu_add(x, weight, bias_of(add), add.y_dtype, _pre_type(gelu, mmt))
-    return y, (mmt.context(x, weight), gelu.context(pre), {})
+    return y, lambda: (mmt.context(x, weight), gelu.context(pre), {})
 
 
-@fused_inference
-def mmt_gelu_residual_inf_fused(mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T) + extra``."""
-    return nvte.matmul_transpose_gelu_add(*mmt.operands(x), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, mmt))[0]
+mmt_gelu_add_inf_fused = inference_of(mmt_gelu_add_fwd_fused)
 
 
 @fused_forward
-def mmt_gelu_residual_fwd_fused(
-    mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+def mmt_gelu_residual_fwd_fused(mmt: MMT, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T) + extra``; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_gelu_add(x, weight, extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, mmt))
-    return y, (mmt.context(x, weight), gelu.context(pre), {})
+    return y, lambda: (mmt.context(x, weight), gelu.context(pre), {})
 
 
-@fused_inference
-def mmt_add_gelu_add_inf_fused(mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T + bias1) + bias2``."""
-    return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add1), bias_of(add2), add2.y_dtype, _pre_type(gelu, add1))[0]
+mmt_gelu_residual_inf_fused = inference_of(mmt_gelu_residual_fwd_fused)
 
 
 @fused_forward
-def mmt_add_gelu_add_fwd_fused(
-    mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
+def mmt_add_gelu_add_fwd_fused(mmt: MMT, add1: Add, gelu: GELU, add2: Add, x: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T + bias1) + bias2``; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add1), bias_of(add2), add2.y_dtype, _pre_type(gelu, add1))
-    return y, (mmt.context(x, weight), {}, gelu.context(pre), {})
+    return y, lambda: (mmt.context(x, weight), {}, gelu.context(pre), {})
 
 
-@fused_inference
-def mmt_add_gelu_residual_inf_fused(mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
-    """``gelu(x @ weight.T + bias) + extra``."""
-    return nvte.matmul_transpose_add_gelu_add(*mmt.operands(x), bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, add))[0]
+mmt_add_gelu_add_inf_fused = inference_of(mmt_add_gelu_add_fwd_fused)
 
 
 @fused_forward
-def mmt_add_gelu_residual_fwd_fused(
-    mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
+def mmt_add_gelu_residual_fwd_fused(mmt: MMT, add: Add, gelu: GELU, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> Fused:
     """``gelu(x @ weight.T + bias) + extra``; its input is kept."""
     x, weight = mmt.operands(x)
     y, pre = nvte.matmul_transpose_add_gelu_add(x, weight, bias_of(add), extra_of(end, sides, mmt, x), end.y_dtype, _pre_type(gelu, add))
-    return y, (mmt.context(x, weight), {}, gelu.context(pre), {})
+    return y, lambda: (mmt.context(x, weight), {}, gelu.context(pre), {})
+
+
+mmt_add_gelu_residual_inf_fused = inference_of(mmt_add_gelu_residual_fwd_fused)
 
 
 @fused_backward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible import nvte
-from fusible.fusions.high_precision import fused_backward, fused_forward, fused_inference
+from fusible.fusions.high_precision import Fused, fused_backward, fused_forward, inference_of
 from fusible.fusions.mmt_add import bias_of, extra_of
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, ConstantScale, Context, ResidualEnd
@@ -17,38 +17,28 @@ __all__ = [
 ]
 
 
-@fused_inference
-def mmt_scale_extra_inf_fused(mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> nvte.Tensor:
-    """``scale * x @ weight.T + extra``, summed in fp32 and rounded once."""
-    return nvte.matmul_transpose_add_add(*mmt.operands(x), None, extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
-
-
 @fused_forward
-def mmt_scale_extra_fwd_fused(
-    mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context, Context]]:
+def mmt_scale_extra_fwd_fused(mmt: MMT, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor) -> Fused:
     """``scale * x @ weight.T + extra``, summed in fp32 and rounded once."""
     x, weight = mmt.operands(x)
     y = nvte.matmul_transpose_add_add(x, weight, None, extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
-    return y, (mmt.context(x, weight), {}, {})
+    return y, lambda: (mmt.context(x, weight), {}, {})
 
 
-@fused_inference
-def mmt_add_scale_extra_inf_fused(
-    mmt: MMT, add: Add, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> nvte.Tensor:
-    """``scale * x @ weight.T + scale * bias + extra``, summed in fp32 and rounded once."""
-    return nvte.matmul_transpose_add_add(*mmt.operands(x), _scaled_bias(add, scale), extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
+mmt_scale_extra_inf_fused = inference_of(mmt_scale_extra_fwd_fused)
 
 
 @fused_forward
 def mmt_add_scale_extra_fwd_fused(
     mmt: MMT, add: Add, scale: ConstantScale, end: AddExtra | ResidualEnd, x: nvte.Tensor, **sides: nvte.Tensor
-) -> tuple[nvte.Tensor, tuple[Context, Context, Context, Context]]:
+) -> Fused:
     """``scale * x @ weight.T + scale * bias + extra``, summed in fp32 and rounded once."""
     x, weight = mmt.operands(x)
     y = nvte.matmul_transpose_add_add(x, weight, _scaled_bias(add, scale), extra_of(end, sides, mmt, x), end.y_dtype, scale.scale)
-    return y, (mmt.context(x, weight), {}, {}, {})
+    return y, lambda: (mmt.context(x, weight), {}, {}, {})
+
+
+mmt_add_scale_extra_inf_fused = inference_of(mmt_add_scale_extra_fwd_fused)
 
 
 def _scaled_bias(add: Add, scale: ConstantScale) -> nvte.Tensor:
