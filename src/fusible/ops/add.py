@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from fusible import nvte
 from fusible.nvte import DType
-from fusible.ops.op import Context, Op, check_width
+from fusible.ops.op import Context, Op, OpTypes, check_width
 
 __all__ = ["Add"]
 
@@ -13,25 +15,12 @@ class Add(Op):
     """``y = x + bias`` with ``x [tokens, N]``, ``bias [N]``; ``dx = dy``, ``dbias`` = the sum of ``dy`` over rows."""
 
     quantizes_dx = True
+    bias_dtype: nvte.Type | None = None
+    dbias_dtype: nvte.DType = DType.BFloat16
 
-    def __init__(
-        self,
-        bias: nvte.Tensor,
-        *,
-        x_dtype: nvte.Type | None = None,
-        bias_dtype: nvte.Type | None = None,
-        dy_dtype: nvte.Type | None = None,
-        y_dtype: nvte.Type = DType.BFloat16,
-        dx_dtype: nvte.Type = DType.BFloat16,
-        dbias_dtype: nvte.DType = DType.BFloat16,
-    ) -> None:
+    def __init__(self, bias: nvte.Tensor, **types: Unpack[OpTypes]) -> None:
+        super().__init__(**types)
         self.bias = bias
-        self.x_dtype = x_dtype
-        self.bias_dtype = bias_dtype
-        self.dy_dtype = dy_dtype
-        self.y_dtype = y_dtype
-        self.dx_dtype = dx_dtype
-        self.dbias_dtype = dbias_dtype
 
     @property
     def args(self) -> list[nvte.Tensor]:

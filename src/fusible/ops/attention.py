@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from fusible import nvte
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_number, expected
 from fusible.nvte import DType
-from fusible.ops.op import Context, Op, check_width
+from fusible.ops.op import Context, Op, OpTypes, check_width
 from fusible.ops.protocols import AttentionOperands, CachedKeys, Incremental
 from fusible.tex.calls.attention import alibi_slopes
 
@@ -34,6 +34,8 @@ class _Attention(Incremental, AttentionOperands, Op):
     causal: bool = False
     window_size: tuple[int, int] = nvte.EVERYWHERE
     rows_apart = True
+    x_dtype = DType.BFloat16
+    dy_dtype = DType.BFloat16
 
     def _take(self, heads: int, head_width: int, groups: int | None, scale: float | None, scores: nvte.ScoreOptions, sides: tuple[str, ...]) -> None:
         title = type(self).__name__
@@ -179,11 +181,9 @@ class DotProductAttention(_Attention):
         alibi: bool | Sequence[float] = False,
         mask: bool = False,
         dropout: float = 0.0,
-        x_dtype: nvte.Type | None = DType.BFloat16,
-        dy_dtype: nvte.Type | None = DType.BFloat16,
-        y_dtype: nvte.Type = DType.BFloat16,
-        dx_dtype: nvte.Type = DType.BFloat16,
+        **types: Unpack[OpTypes],
     ) -> None:
+        super().__init__(**types)
         check_groups(heads, heads if groups is None else groups)
         slopes = _slopes(alibi, heads, type(self).__name__)
         self._take(heads, head_width, groups, scale, nvte.ScoreOptions(soft_cap, slopes, dropout), ("mask",) if mask else ())
@@ -195,10 +195,6 @@ class DotProductAttention(_Attention):
         self.causal = causal
         self.rope_base = rope_base
         self.window_size = (window_size[0], window_size[1])
-        self.x_dtype = x_dtype
-        self.dy_dtype = dy_dtype
-        self.y_dtype = y_dtype
-        self.dx_dtype = dx_dtype
 
     def forward(self, x: nvte.Tensor, *, sequences: nvte.Sequences, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         return self._attend(x, sequences, True, sides)
@@ -265,16 +261,10 @@ class CrossAttention(_Attention):
         soft_cap: float | None = None,
         mask: bool = False,
         dropout: float = 0.0,
-        x_dtype: nvte.Type | None = DType.BFloat16,
-        dy_dtype: nvte.Type | None = DType.BFloat16,
-        y_dtype: nvte.Type = DType.BFloat16,
-        dx_dtype: nvte.Type = DType.BFloat16,
+        **types: Unpack[OpTypes],
     ) -> None:
+        super().__init__(**types)
         self._take(heads, head_width, groups, scale, nvte.ScoreOptions(soft_cap, None, dropout), ("kv", "mask") if mask else ("kv",))
-        self.x_dtype = x_dtype
-        self.dy_dtype = dy_dtype
-        self.y_dtype = y_dtype
-        self.dx_dtype = dx_dtype
 
     @property
     def goes_on(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from fusible import nvte
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import DType
-from fusible.ops.op import Context, Op
+from fusible.ops.op import Context, Op, OpTypes
 
 __all__ = ["Dropout"]
 
@@ -16,22 +18,14 @@ class Dropout(Op):
     The draw follows from the call's ``seed`` and the op's position alone, so every executor draws the same.
     """
 
-    def __init__(
-        self,
-        p: float,
-        *,
-        x_dtype: nvte.Type | None = DType.BFloat16,
-        dy_dtype: nvte.Type | None = DType.BFloat16,
-        y_dtype: nvte.Type = DType.BFloat16,
-        dx_dtype: nvte.Type = DType.BFloat16,
-    ) -> None:
+    x_dtype = DType.BFloat16
+    dy_dtype = DType.BFloat16
+
+    def __init__(self, p: float, **types: Unpack[OpTypes]) -> None:
+        super().__init__(**types)
         if not 0 <= p < 1:
             raise ArgumentError(expected("a probability in [0, 1)", of="p of Dropout", got=p, do="give the share of elements to drop"))
         self.p = p
-        self.x_dtype = x_dtype
-        self.dy_dtype = dy_dtype
-        self.y_dtype = y_dtype
-        self.dx_dtype = dx_dtype
 
     @property
     def drops(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from fusible import nvte
 from fusible.nvte import DType, QuantizedType
-from fusible.ops.op import Context, Op, check_width
+from fusible.ops.op import Context, Op, OpTypes, check_width
 from fusible.ops.types_by_name import Reads
 
 __all__ = ["MMT"]
@@ -16,25 +18,14 @@ class MMT(Op):
     quantizes_y = True
     quantizes_dx = True
     overridable = True
+    x_dtype = DType.Float8E4M3
+    weight_dtype: nvte.Type | None = DType.Float8E4M3
+    dy_dtype = DType.Float8E5M2
+    dweight_dtype: nvte.DType = DType.BFloat16
 
-    def __init__(
-        self,
-        weight: nvte.Tensor,
-        *,
-        x_dtype: nvte.Type | None = DType.Float8E4M3,
-        weight_dtype: nvte.Type | None = DType.Float8E4M3,
-        dy_dtype: nvte.Type | None = DType.Float8E5M2,
-        y_dtype: nvte.Type = DType.BFloat16,
-        dx_dtype: nvte.Type = DType.BFloat16,
-        dweight_dtype: nvte.DType = DType.BFloat16,
-    ) -> None:
+    def __init__(self, weight: nvte.Tensor, **types: Unpack[OpTypes]) -> None:
+        super().__init__(**types)
         self.weight = weight
-        self.x_dtype = x_dtype
-        self.weight_dtype = weight_dtype
-        self.dy_dtype = dy_dtype
-        self.y_dtype = y_dtype
-        self.dx_dtype = dx_dtype
-        self.dweight_dtype = dweight_dtype
 
     @property
     def args(self) -> list[nvte.Tensor]:

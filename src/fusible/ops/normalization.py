@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Unpack
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from fusible import nvte
 from fusible.errors import ShapeError, check_number, expected
@@ -15,28 +16,17 @@ __all__ = ["L2Normalization", "LayerNorm", "RMSNorm"]
 
 class _Norm(Op):
     quantizes_y = True
+    x_dtype = DType.BFloat16
+    weight_dtype: nvte.Type | None = None
+    dy_dtype = DType.BFloat16
+    y_dtype = DType.Float8E4M3
 
-    def __init__(
-        self,
-        weight: nvte.Tensor,
-        *,
-        eps: float,
-        zero_centered_gamma: bool,
-        x_dtype: nvte.Type | None,
-        weight_dtype: nvte.Type | None,
-        dy_dtype: nvte.Type | None,
-        y_dtype: nvte.Type,
-        dx_dtype: nvte.Type,
-    ) -> None:
+    def __init__(self, weight: nvte.Tensor, *, eps: float = 1e-5, zero_centered_gamma: bool = False, **types: Unpack[OpTypes]) -> None:
+        super().__init__(**types)
         check_number(eps, f"eps of {type(self).__name__}", least=0)
         self.weight = weight
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
-        self.x_dtype = x_dtype
-        self.weight_dtype = weight_dtype
-        self.dy_dtype = dy_dtype
-        self.y_dtype = y_dtype
-        self.dx_dtype = dx_dtype
 
     def width(self, width: int | None) -> int | None:
         check_width(self, self.weight.shape[-1], width)
@@ -70,6 +60,15 @@ class _Norm(Op):
         """What was computed of rows, in the shape of x."""
         return y if len(self.over) == 1 else nvte.cast_checked(nvte.reshape(y, x.shape), self.y_dtype)
 
+    def _gradients(
+        self, word: Callable[..., Any], word_add: Callable[..., Any], dy: nvte.Tensor, saved: tuple[nvte.Tensor, ...], addend: nvte.Tensor | None
+    ) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
+        """dx and those of the parameters, by one of the backward's words."""
+        dy = nvte.cast_checked(dy, self.dy_dtype)
+        given = self.rows(dy), *saved, self.zero_centered_gamma
+        dx, *grads = word(*given, self.dx_dtype) if addend is None else word_add(*given, self.rows(addend), self.dx_dtype)
+        return (dx, grads) if len(self.over) == 1 else (nvte.reshape(dx, dy.shape), [nvte.reshape(grad, self.over) for grad in grads])
+
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}" if len(self.over) == 1 else f"{self.over}"
 
@@ -81,32 +80,13 @@ class LayerNorm(_Norm):
     ``rsigma = 1 / sqrt(var + eps)``; ``weight + 1`` stands for ``weight`` where ``zero_centered_gamma``.
     """
 
+    bias_dtype: nvte.Type | None = None
+
     def __init__(
-        self,
-        weight: nvte.Tensor,
-        bias: nvte.Tensor,
-        *,
-        eps: float = 1e-5,
-        zero_centered_gamma: bool = False,
-        x_dtype: nvte.Type | None = DType.BFloat16,
-        weight_dtype: nvte.Type | None = None,
-        bias_dtype: nvte.Type | None = None,
-        dy_dtype: nvte.Type | None = DType.BFloat16,
-        y_dtype: nvte.Type = DType.Float8E4M3,
-        dx_dtype: nvte.Type = DType.BFloat16,
+        self, weight: nvte.Tensor, bias: nvte.Tensor, *, eps: float = 1e-5, zero_centered_gamma: bool = False, **types: Unpack[OpTypes]
     ) -> None:
-        super().__init__(
-            weight,
-            eps=eps,
-            zero_centered_gamma=zero_centered_gamma,
-            x_dtype=x_dtype,
-            weight_dtype=weight_dtype,
-            dy_dtype=dy_dtype,
-            y_dtype=y_dtype,
-            dx_dtype=dx_dtype,
-        )
+        super().__init__(weight, eps=eps, zero_centered_gamma=zero_centered_gamma, **types)
         self.bias = bias
-        self.bias_dtype = bias_dtype
 
     @property
     def args(self) -> list[nvte.Tensor]:
@@ -125,15 +105,8 @@ class LayerNorm(_Norm):
 
     def backward(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         """``addend``: what is added to dx before it is rounded."""
-        dy = nvte.cast_checked(dy, self.dy_dtype)
-        saved = self.rows(dy), ctx["x"], ctx["mu"], ctx["rsigma"], ctx["weight"], self.zero_centered_gamma
-        if addend is None:
-            dx, dweight, dbias = nvte.dlayernorm(*saved, self.dx_dtype)
-        else:
-            dx, dweight, dbias = nvte.dlayernorm_add(*saved, self.rows(addend), self.dx_dtype)
-        if len(self.over) == 1:
-            return dx, [dweight, dbias]
-        return nvte.reshape(dx, dy.shape), [nvte.reshape(grad, self.over) for grad in (dweight, dbias)]
+        saved = ctx["x"], ctx["mu"], ctx["rsigma"], ctx["weight"]
+        return self._gradients(nvte.dlayernorm, nvte.dlayernorm_add, dy, saved, addend)
 
 
 class RMSNorm(_Norm):
@@ -142,29 +115,6 @@ class RMSNorm(_Norm):
 
     ``weight + 1`` stands for ``weight`` where ``zero_centered_gamma``.
     """
-
-    def __init__(
-        self,
-        weight: nvte.Tensor,
-        *,
-        eps: float = 1e-5,
-        zero_centered_gamma: bool = False,
-        x_dtype: nvte.Type | None = DType.BFloat16,
-        weight_dtype: nvte.Type | None = None,
-        dy_dtype: nvte.Type | None = DType.BFloat16,
-        y_dtype: nvte.Type = DType.Float8E4M3,
-        dx_dtype: nvte.Type = DType.BFloat16,
-    ) -> None:
-        super().__init__(
-            weight,
-            eps=eps,
-            zero_centered_gamma=zero_centered_gamma,
-            x_dtype=x_dtype,
-            weight_dtype=weight_dtype,
-            dy_dtype=dy_dtype,
-            y_dtype=y_dtype,
-            dx_dtype=dx_dtype,
-        )
 
     @property
     def args(self) -> list[nvte.Tensor]:
@@ -182,15 +132,7 @@ class RMSNorm(_Norm):
 
     def backward(self, ctx: Context, dy: nvte.Tensor, addend: nvte.Tensor | None = None) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
         """``addend``: what is added to dx before it is rounded."""
-        dy = nvte.cast_checked(dy, self.dy_dtype)
-        saved = self.rows(dy), ctx["x"], ctx["rsigma"], ctx["weight"], self.zero_centered_gamma
-        if addend is None:
-            dx, dweight = nvte.drmsnorm(*saved, self.dx_dtype)
-        else:
-            dx, dweight = nvte.drmsnorm_add(*saved, self.rows(addend), self.dx_dtype)
-        if len(self.over) == 1:
-            return dx, [dweight]
-        return nvte.reshape(dx, dy.shape), [nvte.reshape(dweight, self.over)]
+        return self._gradients(nvte.drmsnorm, nvte.drmsnorm_add, dy, (ctx["x"], ctx["rsigma"], ctx["weight"]), addend)
 
 
 class L2Normalization(Op):

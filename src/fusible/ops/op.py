@@ -24,12 +24,16 @@ _NVTE = SimpleNamespace(Tensor=Kind("an nvte.Tensor", lambda x: isinstance(x, nv
 
 
 class OpTypes(TypedDict, total=False):
-    """The types of an op without parameters, as keywords of its constructor."""
+    """The types of an op in the place of those of its class, as keywords of its constructor; of parameters those that it has."""
 
     x_dtype: nvte.Type | None
     dy_dtype: nvte.Type | None
     y_dtype: nvte.Type
     dx_dtype: nvte.Type
+    weight_dtype: nvte.Type | None
+    dweight_dtype: nvte.DType
+    bias_dtype: nvte.Type | None
+    dbias_dtype: nvte.DType
 
 
 class Op(OpTraits, PlanBinding, OpTypesByName, ABC):
@@ -45,8 +49,7 @@ class Op(OpTraits, PlanBinding, OpTypesByName, ABC):
         check_constructor(cls, {"nvte": _NVTE})
 
     def __init__(self, **types: Unpack[OpTypes]) -> None:
-        """An op without parameters: ``types`` in the place of those of its class."""
-        unknown = types.keys() - OpTypes.__annotations__.keys()
+        unknown = [name for name in types if name not in OpTypes.__annotations__ or not hasattr(type(self), name)]
         if unknown:
             raise TypeError(f"{type(self).__name__} takes no argument {min(unknown)!r}")
         vars(self).update(types)
