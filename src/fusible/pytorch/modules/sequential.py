@@ -18,7 +18,7 @@ from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks, hooks_of
 from fusible.pytorch.modules.editing import ModuleListMethods, check_module
 
-__all__ = ["Arrangement", "Container", "Residual", "Sequential", "bound_at", "is_open"]
+__all__ = ["Chain", "Container", "Residual", "Sequential", "bound_at", "is_open"]
 
 
 class Container(BaseModule):
@@ -104,14 +104,43 @@ class Arrangement:
         return not any(self.hooks) and all(tuple(now.values()) == then for now, then in self.children)
 
 
-class Sequential(ModuleListMethods, Container):
+class Chain(ModuleListMethods, Container):
+    """What both ``Sequential``s are: a list of modules, those that a call goes through kept until one of them is another."""
+
+    _arrangement: Arrangement | None = None
+
+    def _parts(self) -> list[Any]:
+        """Runs of modules whose ops join one pipeline, and other modules as themselves."""
+        raise NotImplementedError
+
+    def _called(self, part: Any) -> Any:
+        """One of ``_parts`` as a call goes through it."""
+        raise NotImplementedError
+
+    def _arranged(self) -> list[Any]:
+        arrangement = self._arrangement
+        if arrangement is None or not arrangement.holds():
+            arrangement = Arrangement.of(self, [self._called(part) for part in self._parts()])
+            self._arrangement = arrangement if arrangement.holds() else None
+        return arrangement.parts
+
+    def pipeline(self, part: int) -> PipelineRunner:
+        return self._arranged()[part]
+
+    def forget_plans(self) -> None:
+        super().forget_plans()
+        self._arrangement = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_arrangement": None}
+
+
+class Sequential(Chain):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: one fused pipeline of all its modules' ops, nested ones included.
 
     A module that is none of Fusible's, or that has hooks, is called between two pipelines. Scaling state of nested modules lives here, with the
     outermost Sequential that is called. It has the methods of a list, as ``torch.nn.Sequential`` has them.
     """
-
-    _arrangement: Arrangement | None = None
 
     def forward(
         self, x: torch.Tensor, seq_lens: torch.Tensor | None = None, cache: KVCache | None = None, *, extra_inputs: Sequence[torch.Tensor] = ()
@@ -122,26 +151,11 @@ class Sequential(ModuleListMethods, Container):
         passage = Passage(type(self).__name__, parts, x, extra_inputs, ChainCall(seq_lens, cache))
         return go_through(passage, parts)
 
-    def _arranged(self) -> list[Any]:
-        arrangement = self._arrangement
-        if arrangement is None or not arrangement.holds():
-            runners = [self._runner(part) if isinstance(part, tuple) else part for part in self._parts()]
-            arrangement = Arrangement.of(self, runners)
-            self._arrangement = arrangement if arrangement.holds() else None
-        return arrangement.parts
-
-    def pipeline(self, part: int) -> PipelineRunner:
-        return self._arranged()[part]
+    def _called(self, part: Any) -> Any:
+        return self._runner(part) if isinstance(part, tuple) else part
 
     def _traced(self) -> list[Any]:
         return [TracedRun(self, i, part) if isinstance(part, tuple) else part for i, part in enumerate(self._parts(_alone))]
-
-    def forget_plans(self) -> None:
-        super().forget_plans()
-        self._arrangement = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_arrangement": None}
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         texts = []

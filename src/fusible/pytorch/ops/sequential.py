@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,7 @@ from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.tracing import TracedRun
 from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.modules.editing import ModuleListMethods
-from fusible.pytorch.modules.sequential import Arrangement, Container, bound_at, is_open
+from fusible.pytorch.modules.sequential import Chain, Container, is_open
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.op import BasicOperation
 from fusible.quantized import Recipe
@@ -26,7 +25,7 @@ __all__ = ["Sequential"]
 _Member = tuple[BaseModule, tuple[int, ...]]
 
 
-class Sequential(ModuleListMethods, Container):
+class Sequential(Chain):
     """``Sequential(*modules)`` or ``Sequential({name: module})``: as ``nn.Sequential``, with operations fused and extra tensors passed along.
 
     ``forward(x, *extra_inputs, op_kwargs=None, seq_lens=None, cache=None)``: the extra inputs of its operations, in order; ``op_kwargs[operation or
@@ -36,8 +35,6 @@ class Sequential(ModuleListMethods, Container):
     ``seq_lens`` and ``cache`` are those of ``fusible.Sequential``. Where operations stand beside attention, or with either, ``x`` is a batch in one
     of the forms that ``fusible.Sequential`` takes, and so are extra tensors that have a row for each of its rows; else ``x`` may have any dimensions.
     """
-
-    _arrangement: Arrangement | None = None
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -66,16 +63,8 @@ class Sequential(ModuleListMethods, Container):
         """The fusers and other modules that a call goes through, by the name that NVIDIA's examples look at."""
         return self._arranged()
 
-    def pipeline(self, part: int) -> OperationFuser:
-        return self._arranged()[part]
-
-    def _arranged(self) -> list[Any]:
-        arrangement = self._arrangement
-        if arrangement is None or not arrangement.holds():
-            parts = [self._fuser_of(part) if isinstance(part, list) else part for part in self._parts()]
-            arrangement = Arrangement.of(self, parts)
-            self._arrangement = arrangement if arrangement.holds() else None
-        return arrangement.parts
+    def _called(self, part: Any) -> Any:
+        return self._runner(_bound(part)) if isinstance(part, list) else part
 
     def _parts(self) -> list[Any]:
         """Runs of modules whose ops join one pipeline, as lists of each with the containers in which it stands; other modules as themselves."""
@@ -94,33 +83,12 @@ class Sequential(ModuleListMethods, Container):
                     parts.append(part)
         return parts
 
-    @property
-    def open(self) -> bool:
-        return all(is_open(child) for child in self._chain())
-
-    def bound_ops(self) -> Iterator[BoundOp]:
-        for place, child in enumerate(self._chain()):
-            assert isinstance(child, BaseModule)
-            yield from bound_at(child, (), place)
-
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return [_bound(part) for part in self._parts() if isinstance(part, list)]
-
-    def _fuser_of(self, modules: Sequence[_Member]) -> OperationFuser:
-        runner = self._runner(_bound(modules))
-        assert isinstance(runner, OperationFuser)
-        return runner
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> OperationFuser:
         modules = next(part for part in self._parts() if isinstance(part, list) and _bound(part) == bound)
         return OperationFuser([module for module, _ in modules], executor=self._executor, blocks=[block for _, block in modules])
-
-    def forget_plans(self) -> None:
-        super().forget_plans()
-        self._arrangement = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_arrangement": None}
 
     def _kwargs_by_operation(self, op_kwargs: Mapping[Any, dict[str, Any]]) -> dict[int, dict[str, Any]]:
         children = list(self._chain())
