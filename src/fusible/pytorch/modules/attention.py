@@ -19,9 +19,12 @@ from fusible.pytorch.modules.normalization import new_gamma
 __all__ = ["CrossAttention", "DotProductAttention", "GroupedQuerySelfAttention", "MultiHeadedSelfAttention", "MultiQuerySelfAttention", "QKNorm"]
 
 
-class ScoreArguments(TypedDict, total=False):
-    """What becomes of scores, as keywords of the self-attentions (see ``DotProductAttention``)."""
+class SelfAttentionArguments(TypedDict, total=False):
+    """Keywords of the self-attentions (see ``DotProductAttention``)."""
 
+    causal: bool
+    rope_base: float | None
+    window_size: tuple[int, int]
     soft_cap: float | None
     alibi: bool | Sequence[float] | torch.Tensor
     mask: bool
@@ -92,56 +95,28 @@ class DotProductAttention(_Attention):
 class GroupedQuerySelfAttention(DotProductAttention):
     """Self-attention of ``features = heads * head_width`` columns in which ``heads / groups`` query heads share a key and value head.
 
-    ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``. ``scores``: ``soft_cap``, ``alibi``, ``mask`` and ``dropout`` of
-    ``DotProductAttention``.
+    ``[tokens, features + 2 * features * groups / heads] -> [tokens, features]``. ``options``: ``causal``, ``rope_base``, ``window_size``,
+    ``soft_cap``, ``alibi``, ``mask`` and ``dropout`` of ``DotProductAttention``.
     """
 
-    def __init__(
-        self,
-        features: int,
-        heads: int,
-        groups: int,
-        *,
-        causal: bool = True,
-        rope_base: float | None = None,
-        window_size: tuple[int, int] = EVERYWHERE,
-        **scores: Unpack[ScoreArguments],
-    ) -> None:
+    def __init__(self, features: int, heads: int, groups: int, **options: Unpack[SelfAttentionArguments]) -> None:
         if heads < 1 or features % heads:
             raise ArgumentError(expected(f"a divisor of the {features} features", of="the number of heads", got=heads, do="choose another number"))
-        super().__init__(heads, features // heads, groups=groups, causal=causal, rope_base=rope_base, window_size=window_size, **scores)
+        super().__init__(heads, features // heads, groups=groups, **options)
 
 
 class MultiQuerySelfAttention(GroupedQuerySelfAttention):
     """Self-attention in which all query heads share one key and value head (Shazeer 2019, arXiv:1911.02150)."""
 
-    def __init__(
-        self,
-        features: int,
-        heads: int,
-        *,
-        causal: bool = True,
-        rope_base: float | None = None,
-        window_size: tuple[int, int] = EVERYWHERE,
-        **scores: Unpack[ScoreArguments],
-    ) -> None:
-        super().__init__(features, heads, 1, causal=causal, rope_base=rope_base, window_size=window_size, **scores)
+    def __init__(self, features: int, heads: int, **options: Unpack[SelfAttentionArguments]) -> None:
+        super().__init__(features, heads, 1, **options)
 
 
 class MultiHeadedSelfAttention(GroupedQuerySelfAttention):
     """Self-attention in which every query head has its own key and value: ``[tokens, 3 * features] -> [tokens, features]``."""
 
-    def __init__(
-        self,
-        features: int,
-        heads: int,
-        *,
-        causal: bool = True,
-        rope_base: float | None = None,
-        window_size: tuple[int, int] = EVERYWHERE,
-        **scores: Unpack[ScoreArguments],
-    ) -> None:
-        super().__init__(features, heads, heads, causal=causal, rope_base=rope_base, window_size=window_size, **scores)
+    def __init__(self, features: int, heads: int, **options: Unpack[SelfAttentionArguments]) -> None:
+        super().__init__(features, heads, heads, **options)
 
 
 class CrossAttention(_Attention):

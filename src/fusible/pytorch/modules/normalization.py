@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from fusible import ops
-from fusible.nvte import make_nvte_tensor
+from fusible.nvte import Tensor, make_nvte_tensor
+from fusible.ops import Op
 from fusible.pytorch.modules.base import BaseModule
 
 __all__ = ["LayerNorm", "RMSNorm", "new_gamma"]
@@ -17,42 +20,37 @@ def new_gamma(features: int, zero_centered_gamma: bool, dtype: torch.dtype | Non
     return nn.Parameter(torch.full((features,), 0.0 if zero_centered_gamma else 1.0, dtype=dtype, device=device))
 
 
-class LayerNorm(BaseModule):
+class _Norm(BaseModule):
+    def __init__(
+        self,
+        features: int,
+        eps: float = 1e-5,
+        zero_centered_gamma: bool = False,
+        param_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
+        self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
+        super().__init__(self._op(make_nvte_tensor(self.weight), eps=eps, zero_centered_gamma=zero_centered_gamma))
+
+    def _op(self, weight: Tensor, **options: Any) -> Op:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"features={self.features}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+
+
+class LayerNorm(_Norm):
     """Layer normalization over the last dimension: ``weight [features]``, ``bias [features]`` (see ``ops.LayerNorm``)."""
 
-    def __init__(
-        self,
-        features: int,
-        eps: float = 1e-5,
-        zero_centered_gamma: bool = False,
-        param_dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        nn.Module.__init__(self)
-        self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
-        self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
-        self.bias = nn.Parameter(torch.zeros(features, dtype=param_dtype, device=device))
-        super().__init__(ops.LayerNorm(make_nvte_tensor(self.weight), make_nvte_tensor(self.bias), eps=eps, zero_centered_gamma=zero_centered_gamma))
-
-    def extra_repr(self) -> str:
-        return f"features={self.features}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+    def _op(self, weight: Tensor, **options: Any) -> Op:
+        self.bias = nn.Parameter(torch.zeros_like(weight.data))
+        return ops.LayerNorm(weight, make_nvte_tensor(self.bias), **options)
 
 
-class RMSNorm(BaseModule):
+class RMSNorm(_Norm):
     """Root-mean-square normalization over the last dimension: ``weight [features]`` (see ``ops.RMSNorm``)."""
 
-    def __init__(
-        self,
-        features: int,
-        eps: float = 1e-5,
-        zero_centered_gamma: bool = False,
-        param_dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
-        nn.Module.__init__(self)
-        self.features, self.eps, self.zero_centered_gamma = features, eps, zero_centered_gamma
-        self.weight = new_gamma(features, zero_centered_gamma, param_dtype, device)
-        super().__init__(ops.RMSNorm(make_nvte_tensor(self.weight), eps=eps, zero_centered_gamma=zero_centered_gamma))
-
-    def extra_repr(self) -> str:
-        return f"features={self.features}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+    def _op(self, weight: Tensor, **options: Any) -> Op:
+        return ops.RMSNorm(weight, **options)
