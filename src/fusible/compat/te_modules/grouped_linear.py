@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
-from fusible import ops as plain_ops
 from fusible.compat.te_modules.base import default_init, device_of, forked
 from fusible.compat.te_modules.extra_state import DelayedExtraState
 from fusible.compat.te_modules.parallel import Sharding, check_mode, mark_shared, refuse
 from fusible.errors import ArgumentError, ShapeError, expected
-from fusible.nvte import make_nvte_tensor
-from fusible.ops import Op
 from fusible.pytorch import ops
-from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.ops.buffers import gradient_into, into
 from fusible.tex.calls.constructors import check_forward
 
@@ -95,35 +91,17 @@ class GroupedLinear(DelayedExtraState, ops.GroupedLinear):
     def parameter_names(self) -> tuple[str, ...]:
         return (*self._weight_names, *(() if self.return_bias else self._bias_names))
 
-    def make_op(self) -> Op:
-        weights, biases = ([make_nvte_tensor(getattr(self, name)) for name in names] for names in (self._weight_names, self._bias_names))
-        deferred = self._defer if self.delay_wgrad_compute else None
-        return plain_ops.GroupedMMT(self.num_groups, weights, [] if self.return_bias else biases, deferred=deferred)
-
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Fill the weights, group after group; biases are 0. What is on the meta device is made first. ``defer_init``: do nothing."""
-        if defer_init:
-            return
-        for name, parameter in list(self._parameters.items()):
-            if parameter is not None and parameter.is_meta:
-                self._parameters[name] = materialized(parameter)
-        init, tracker = self._draw
-        with torch.no_grad():
+        if not defer_init:
+            super().reset_parameters()
             for name in self._weight_names:
-                for part in self._parts(name):
-                    if tracker is None:
-                        init(part)
-                    else:
-                        with tracker():
-                            init(part)
                 mark_shared(self._parameters[name], dim=1 if self.parallel_mode == "row" else 0)
-            for name in self._bias_names:
-                nn.init.zeros_(getattr(self, name))
-        self._mark_weights()
 
-    def _parts(self, name: str) -> Sequence[torch.Tensor]:
-        weight = getattr(self, name)
-        return list(weight) if weight.ndim == 3 else [weight]
+    def _draw_weight(self, weight: torch.Tensor) -> None:
+        init, tracker = self._draw
+        with tracker() if tracker is not None else nullcontext():
+            init(weight)
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The processes that share the weights out: nothing passes between them here."""

@@ -144,23 +144,28 @@ class GroupedLinear(BasicOperation):
         for name, parameter in list(self._parameters.items()):
             if parameter is not None and parameter.is_meta:
                 self._parameters[name] = materialized(parameter)
-        tracker = self._rng_state_tracker_function
         with torch.no_grad():
             for name in self._weight_names:
                 weight = getattr(self, name)
                 for part in weight if weight.dim() == 3 else (weight,):
-                    with tracker().fork() if tracker is not None else nullcontext():
-                        nn.init.kaiming_uniform_(part, a=math.sqrt(5.0))
+                    self._draw_weight(part)
             for name in self._bias_names:
                 nn.init.zeros_(getattr(self, name))
         self._mark_weights()
+
+    def _draw_weight(self, weight: torch.Tensor) -> None:
+        """Fill a group's weight."""
+        tracker = self._rng_state_tracker_function
+        with tracker().fork() if tracker is not None else nullcontext():
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5.0))
 
     def pre_first_fuser_forward(self) -> None:
         if self._on_meta():
             self.reset_parameters()
 
     def make_op(self) -> Op:
-        weights, biases = ([make_nvte_tensor(getattr(self, name)) for name in names] for names in (self._weight_names, self._bias_names))
+        added = [name for name in self._bias_names if name in self.parameter_names]
+        weights, biases = ([make_nvte_tensor(getattr(self, name)) for name in names] for names in (self._weight_names, added))
         deferred = self._defer if self.delay_wgrad_compute else None
         return ops.GroupedMMT(self.num_groups, weights, biases, scale_bias=self.scale_bias, deferred=deferred)
 
@@ -170,9 +175,9 @@ class GroupedLinear(BasicOperation):
         input_: torch.Tensor,
         *,
         basic_op_extra_inputs: list[tuple[torch.Tensor, ...]],
-        prev_op_grad_output_quantizer: Quantizer | None,
         next_op_input_quantizer: Quantizer | None,
         basic_op_kwargs: list[dict[str, Any]],
+        **others: Any,
     ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor]]]:
         ctx, keywords = basic_op_ctxs[0], basic_op_kwargs[0]
         shapes = {OUTPUT_BUFFER_KEY: (*input_.shape[:-1], self.out_features), GRAD_INPUT_BUFFER_KEY: tuple(input_.shape)}
@@ -181,25 +186,13 @@ class GroupedLinear(BasicOperation):
             dtype = input_.dtype if ctx._op is None else te_to_torch_dtype(ctx._op.activation)
             check_buffer(buffer, shapes[name], dtype, input_.device, f"{name} of {type(self).__name__}")
         into = given.get(OUTPUT_BUFFER_KEY)
-        y, extra = super().fuser_forward(
-            basic_op_ctxs,
-            input_,
-            basic_op_extra_inputs=basic_op_extra_inputs,
-            prev_op_grad_output_quantizer=prev_op_grad_output_quantizer,
-            next_op_input_quantizer=next_op_input_quantizer if into is None else None,
-            basic_op_kwargs=basic_op_kwargs,
-        )
+        others.update(basic_op_kwargs=basic_op_kwargs, next_op_input_quantizer=next_op_input_quantizer if into is None else None)
+        y, extra = super().fuser_forward(basic_op_ctxs, input_, basic_op_extra_inputs=basic_op_extra_inputs, **others)
         ctx.dgrad_out = given.get(GRAD_INPUT_BUFFER_KEY)  # type: ignore[attr-defined]
         return y if into is None else write_rows(y, into, basic_op_extra_inputs[0][0]), extra
 
-    def fuser_backward(
-        self,
-        basic_op_ctxs: list[OperationContext],
-        grad_output: torch.Tensor,
-        *,
-        basic_op_grad_extra_outputs: list[tuple[torch.Tensor | None, ...]],
-    ) -> tuple[torch.Tensor, Iterable[Iterable[torch.Tensor | None]], Iterable[Iterable[torch.Tensor | None]]]:
-        dx, *rest = super().fuser_backward(basic_op_ctxs, grad_output, basic_op_grad_extra_outputs=basic_op_grad_extra_outputs)
+    def fuser_backward(self, basic_op_ctxs: list[OperationContext], grad_output: torch.Tensor, **extra: Any) -> tuple[torch.Tensor, Any, Any]:
+        dx, *rest = super().fuser_backward(basic_op_ctxs, grad_output, **extra)
         buffer = getattr(basic_op_ctxs[0], "dgrad_out", None)
         if buffer is not None and dx is not None:
             dx = buffer.copy_(maybe_dequantize(dx, buffer.dtype))
