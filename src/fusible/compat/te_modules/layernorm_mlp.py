@@ -75,8 +75,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
         checkpoint: bool = False,
     ) -> None:
         self._begin(name, device, params_dtype, Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__))
-        overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
-        refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        refuse_delay(self, locals())
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
         self.activation, self.set_parallel_mode = activation, set_parallel_mode

@@ -104,6 +104,13 @@ class _Product(TransformerEngineBaseModule):
     def accumulating_parameters(self) -> tuple[str, ...]:
         return ("weight",) if self.fuse_wgrad_accumulation else ()
 
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, inp: torch.Tensor, is_first_microbatch: bool | None = None, fp8_output: bool | None = False, fp8_grad: bool | None = False
+    ) -> Any:
+        """``inp [*, in_features] -> [*, out_features]``; then the bias where ``return_bias``, and the normalized input where it was asked for."""
+        refuse(type(self).__name__, "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
+        return self._with_bias(self._run(inp))
+
     def _with_bias(self, outputs: list[torch.Tensor]) -> Any:
         """``out``, then the bias that was not added, then what the normalization gave; without a tuple where it is one."""
         if not self.return_bias:
@@ -166,18 +173,10 @@ class Linear(_Product):
         name: str | None = None,
     ) -> None:
         sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
-        overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
         self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
-        refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        refuse_delay(self, locals())
         self._add_product(init_method, get_rng_state_tracker, rng_tracker_name, parameters_split, fuse_wgrad_accumulation)
         self._finish()
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, inp: torch.Tensor, is_first_microbatch: bool | None = None, fp8_output: bool | None = False, fp8_grad: bool | None = False
-    ) -> Any:
-        """``inp [*, in_features] -> [*, out_features]``, with the bias after it where ``return_bias``."""
-        refuse("Linear", "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
-        return self._with_bias(self._run(inp))
 
 
 class LayerNormLinear(_Product):
@@ -219,20 +218,12 @@ class LayerNormLinear(_Product):
         name: str | None = None,
     ) -> None:
         sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
-        overlap = {"ub_overlap_ag": ub_overlap_ag, "ub_overlap_rs": ub_overlap_rs, "ub_overlap_rs_dgrad": ub_overlap_rs_dgrad}
         self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
-        refuse_delay(self, delay_wgrad_compute, {**overlap, "ub_bulk_dgrad": ub_bulk_dgrad, "ub_bulk_wgrad": ub_bulk_wgrad})
+        refuse_delay(self, locals())
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self._add_norm(self.in_features)
         self._add_product(init_method, get_rng_state_tracker, None, parameters_split, fuse_wgrad_accumulation)
         self._finish(*self._norm())
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, inp: torch.Tensor, is_first_microbatch: bool | None = None, fp8_output: bool | None = False, fp8_grad: bool | None = False
-    ) -> Any:
-        """``inp [*, in_features] -> [*, out_features]``; then the bias where ``return_bias``, and the normalized input where it was asked for."""
-        refuse("LayerNormLinear", "take the output as it is", fp8_output=fp8_output, fp8_grad=fp8_grad)
-        return self._with_bias(self._run(inp))
 
     def _without_bias(self, empty: torch.Tensor) -> torch.Tensor:
         return empty  # where Linear gives None, as NVIDIA's do

@@ -20,6 +20,10 @@ __all__ = ["GatedDeltaNet2Attention", "GatedDeltaNetAttention", "GatedDeltaProdu
 
 _TOKENS = {"sbhd": 2, "bshd": 2, "thd": 1}
 """By layout: the dimensions that count tokens."""
+_OPTIONS = (
+    "output_final_state", "use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval", "beta_guard", "safe_gate", "gate_domain"
+)  # fmt: skip
+"""Arguments of a call that its rule takes as they come, where it has them."""
 
 
 class _LinearAttention(FastSetattr, nn.Module):
@@ -52,31 +56,24 @@ class _LinearAttention(FastSetattr, nn.Module):
         """The processes that share out the heads: nothing passes between them here."""
         self.tp_group = tp_group
 
-    def _attend(
-        self,
-        q: torch.Tensor,
-        more: Mapping[str, tuple[Any, tuple[int, ...]]],
-        qkv_format: str | None,
-        cu_seqlens: torch.Tensor | None,
-        states: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-        options: dict[str, Any],
-        checkpointed: bool,
-    ) -> Any:
-        """``more``: what the rule takes beside q, in its order, by name, each with its dimensions behind those of the tokens. ``states``: the first
-        state, and parameters of heads."""
-        name = type(self).__name__
-        format_ = self.qkv_format if qkv_format is None else _format(qkv_format, name)
+    def _attend(self, call: Mapping[str, Any], more: Mapping[str, tuple[int, ...]]) -> Any:
+        """``call``: the arguments by name. ``more``: what the rule takes beside q, in its order, each with its dimensions behind those of the
+        tokens."""
+        name, q = type(self).__name__, call["query_layer"]
+        format_ = self.qkv_format if call["qkv_format"] is None else _format(call["qkv_format"], name)
         heads = self.num_attention_heads_per_partition
         leading = tuple(q.shape[: _TOKENS[format_]])
-        given = {"query_layer": (q, (heads, self.qk_head_dim)), **more}
-        for argument, (x, trailing) in given.items():
-            _check(x, (*leading, *trailing), f"{argument} of {name}")
-        ends = _ends(q, format_, cu_seqlens, name)
+        shapes = {"query_layer": (heads, self.qk_head_dim), **more}
+        for argument, trailing in shapes.items():
+            _check(call[argument], (*leading, *trailing), f"{argument} of {name}")
+        ends = _ends(q, format_, call["cu_seqlens"], name)
+        states: list[Any] = [call.get(argument) for argument in ("initial_state", "a_log", "dt_bias")]
         if states[0] is not None:
             _check(states[0], (len(ends) - 1, heads, self.v_head_dim, self.qk_head_dim), f"initial_state of {name}")
         for argument, x in zip(("a_log", "dt_bias"), states[1:], strict=True):
             if x is not None:
                 _check(x, (heads,), f"{argument} of {name}")
+        options = {option: call[option] for option in _OPTIONS if option in call}
 
         def run(initial_state: Any, a_log: Any, dt_bias: Any, *tensors: torch.Tensor) -> Any:
             of_heads = {key: x for key, x in (("a_log", a_log), ("dt_bias", dt_bias)) if x is not None}
@@ -86,8 +83,8 @@ class _LinearAttention(FastSetattr, nn.Module):
             o = o.transpose(0, 1).contiguous() if format_ == "sbhd" else o
             return (o, state) if options["output_final_state"] else o
 
-        arguments = (*states, *(x for x, _ in given.values()))
-        return checkpoint(run, *arguments, use_reentrant=False) if checkpointed else run(*arguments)
+        arguments = (*states, *(call[argument] for argument in shapes))
+        return checkpoint(run, *arguments, use_reentrant=False) if call["checkpoint_core_attention"] else run(*arguments)
 
     def _of_rows(self, rows: list[torch.Tensor], ends: torch.Tensor, options: dict[str, Any]) -> Any:
         return type(self)._op(*rows, ends, scale=self.scale, **options)
@@ -120,11 +117,8 @@ class GatedDeltaNetAttention(_LinearAttention):
         """``query_layer, key_layer [s, b, h, d]``, ``value_layer [s, b, h, e]``, the log decay ``g`` and the strength ``beta [s, b, h]``; or the
         layout of ``qkv_format``. Gives ``[s, b, h * e]``, with ``output_final_state`` and the last state ``[b, h, e, d]``, like ``initial_state``.
         ``"thd"`` wants ``cu_seqlens``, int32 ``[b + 1]``. ``checkpoint_core_attention``: backward computes the forward again."""
-        h = self.num_attention_heads_per_partition
-        qkv = {"key_layer": (key_layer, (h, self.qk_head_dim)), "value_layer": (value_layer, (h, self.v_head_dim))}
-        more = {**qkv, "g": (g, (h,)), "beta": (beta, (h,))}
-        options = {"output_final_state": output_final_state, "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel}
-        return self._attend(query_layer, more, qkv_format, cu_seqlens, (initial_state, None, None), options, checkpoint_core_attention)
+        call, h = dict(locals()), self.num_attention_heads_per_partition
+        return self._attend(call, {"key_layer": (h, self.qk_head_dim), "value_layer": (h, self.v_head_dim), "g": (h,), "beta": (h,)})
 
 
 class GatedDeltaNet2Attention(_LinearAttention):
@@ -154,18 +148,10 @@ class GatedDeltaNet2Attention(_LinearAttention):
     ) -> Any:
         """As of ``GatedDeltaNetAttention``, with ``g, beta [s, b, h, d]`` and ``w [s, b, h, e]``. ``use_beta_sigmoid_in_kernel``: beta is the
         sigmoid of what is given, twice that with ``allow_neg_eigval``. ``NotServedError``: ``beta_guard``."""
+        call = dict(locals())
         _check_sigmoid(allow_neg_eigval, use_beta_sigmoid_in_kernel, "GatedDeltaNet2Attention")
         of_key, of_value = ((self.num_attention_heads_per_partition, width) for width in (self.qk_head_dim, self.v_head_dim))
-        gates = {"g": (g, of_key), "beta": (beta, of_key), "w": (w, of_value)}
-        more = {"key_layer": (key_layer, of_key), "value_layer": (value_layer, of_value), **gates}
-        options = {
-            "output_final_state": output_final_state,
-            "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
-            "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
-            "allow_neg_eigval": allow_neg_eigval,
-            "beta_guard": beta_guard,
-        }
-        return self._attend(query_layer, more, qkv_format, cu_seqlens, (initial_state, None, None), options, checkpoint_core_attention)
+        return self._attend(call, {"key_layer": of_key, "value_layer": of_value, "g": of_key, "beta": of_key, "w": of_value})
 
 
 class GatedDeltaProductAttention(_LinearAttention):
@@ -215,7 +201,7 @@ class GatedDeltaProductAttention(_LinearAttention):
         """As of ``GatedDeltaNetAttention``; ``key_layer``, ``value_layer`` and ``beta`` have a dimension of ``num_householder`` behind those of the
         tokens: ``[s, b, n, h, d]``, ``[s, b, n, h, e]``, ``[s, b, n, h]``. ``gate_domain="linear"``: ``g`` is the decay itself. ``safe_gate``: the
         log decay is ``-exp(a_log) softplus(g + dt_bias)``, of parameters ``[h]``."""
-        name = "GatedDeltaProductAttention"
+        call, name = dict(locals()), "GatedDeltaProductAttention"
         _check_sigmoid(allow_neg_eigval, use_beta_sigmoid_in_kernel, name)
         if gate_domain not in ("log", "linear") or (safe_gate and gate_domain != "log"):
             wanted = "'log'" if safe_gate else "'log' or 'linear'"
@@ -223,21 +209,8 @@ class GatedDeltaProductAttention(_LinearAttention):
         if not safe_gate and (a_log is not None or dt_bias is not None):
             raise ArgumentError(expected("no a_log and dt_bias", of=f"{name} without safe_gate", got="some", do="pass safe_gate=True"))
         n, h = self.num_householder, self.num_attention_heads_per_partition
-        more = {
-            "key_layer": (key_layer, (n, h, self.qk_head_dim)),
-            "value_layer": (value_layer, (n, h, self.v_head_dim)),
-            "g": (g, (h,)),
-            "beta": (beta, (n, h)),
-        }
-        options = {
-            "output_final_state": output_final_state,
-            "use_qk_l2norm_in_kernel": use_qk_l2norm_in_kernel,
-            "use_beta_sigmoid_in_kernel": use_beta_sigmoid_in_kernel,
-            "allow_neg_eigval": allow_neg_eigval,
-            "safe_gate": safe_gate,
-            "gate_domain": gate_domain,
-        }
-        return self._attend(query_layer, more, qkv_format, cu_seqlens, (initial_state, a_log, dt_bias), options, checkpoint_core_attention)
+        more = {"key_layer": (n, h, self.qk_head_dim), "value_layer": (n, h, self.v_head_dim), "g": (h,), "beta": (n, h)}
+        return self._attend(call, more)
 
     def _of_rows(self, rows: list[torch.Tensor], ends: torch.Tensor, options: dict[str, Any]) -> Any:
         q, k, v, g, beta = rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fusible import ops
@@ -11,7 +12,11 @@ from fusible.nvte import Tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import group_size, share
 
-__all__ = ["Sharding", "check_mode", "mark_shared", "refuse", "refuse_delay"]
+__all__ = ["OVERLAP", "Sharding", "check_mode", "mark_shared", "refuse", "refuse_delay"]
+
+
+OVERLAP = ("ub_bulk_wgrad", "ub_bulk_dgrad", "ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad")
+"""The arguments by which a layer is asked to overlap its products with communication."""
 
 
 class Sharding(NamedTuple):
@@ -66,9 +71,10 @@ def mark_shared(parameter: Any, dim: int) -> None:
     parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, dim, 1
 
 
-def refuse_delay(module: Any, delay_wgrad_compute: bool, overlap: dict[str, bool]) -> None:
-    """Raise ``NotServedError`` for delayed gradients of weights; warn of overlap that is asked of a layer which communicates."""
-    layer = type(module).__name__
-    refuse(layer, "leave it out: the gradients are there after backward", delay_wgrad_compute=delay_wgrad_compute)
-    if module.sequence_parallel and any(overlap.values()):
+def refuse_delay(module: Any, given: Mapping[str, Any]) -> None:
+    """Of a constructor's arguments, raise ``NotServedError`` for delayed gradients of weights; warn of overlap that is asked of a layer which
+    communicates."""
+    do = "leave it out: the gradients are there after backward"
+    refuse(type(module).__name__, do, delay_wgrad_compute=given["delay_wgrad_compute"])
+    if module.sequence_parallel and any(given[name] for name in OVERLAP):
         warn_of_no_overlap()

@@ -12,14 +12,13 @@ from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
-from fusible.compat.te_modules.parallel import Sharding
+from fusible.compat.te_modules.parallel import OVERLAP, Sharding
 from fusible.errors import ArgumentError, expected
 from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["TransformerLayer"]
 
 
-_OVERLAP = ("ub_bulk_wgrad", "ub_bulk_dgrad", "ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad")
 _SHARED = (
     "tp_group",
     "tp_size",
@@ -163,7 +162,7 @@ class TransformerLayer(FastSetattr, nn.Module):
         self.apply_residual_connection_post_layernorm, self.parallel_attention_mlp = apply_residual_connection_post_layernorm, parallel_attention_mlp
         self.tp_size, self.sequence_parallel, self.seq_length = sharding.size, sharding.sequence, seq_length
         self.hidden_dropout = hidden_dropout
-        overlap = {name: ub_tp_comm_overlap and given[name] for name in _OVERLAP}
+        overlap = {name: ub_tp_comm_overlap and given[name] for name in OVERLAP}
         shared: dict[str, Any] = {name: given[name] for name in _SHARED} | overlap
         shared.update(return_layernorm_output=apply_residual_connection_post_layernorm, return_bias=not parallel_attention_mlp)
         attention = {name: given[name] for name in _ATTENTION} | {"qkv_format": attn_input_format}
