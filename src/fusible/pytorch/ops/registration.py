@@ -78,7 +78,7 @@ def unregister_fusion(fn: Callable[..., Any]) -> None:
     """Take a fusion back. Raises ``ArgumentError`` for one that is not registered."""
     global _epoch
     with _lock:
-        kept = [entry for entry in _entries if entry.function is not fn]
+        kept = [entry for entry in _entries if entry.function != fn]  # a class's method is another object each time
         if len(kept) == len(_entries):
             raise ArgumentError(expected("a registered fusion", of="unregister_fusion", got=_name(fn), do="give the function that was registered"))
         _entries[:] = kept
@@ -103,7 +103,7 @@ def _register(kind: Kind, fn: Callable[..., Any], prepend: bool, priority: int) 
     if not callable(fn):
         raise ArgumentError(expected("a function of a list of operations", of=f"register_{kind}_fusion", got=repr(fn), do="give fn(ops, *, recipe)"))
     with _lock:
-        if any(entry.function is fn for entry in _entries):
+        if any(entry.function == fn for entry in _entries):
             raise ArgumentError(expected("a new function", of=f"register_{kind}_fusion", got=f"{_name(fn)} again", do="unregister it first"))
         _entries.insert(0 if prepend else len(_entries), _Entry(kind, fn, priority))
         _epoch += 1

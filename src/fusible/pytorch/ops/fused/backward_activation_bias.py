@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops import basic
 from fusible.pytorch.ops.basic import Bias
-from fusible.pytorch.ops.fused.base import AdaptedBackward, Part, replaced
-from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedBackward, Part
+from fusible.pytorch.ops.op import BasicOperation
 from fusible.tex.activations import ELEMENTWISE
 
 __all__ = ["BackwardActivationBias"]
@@ -24,8 +22,3 @@ class BackwardActivationBias(AdaptedBackward):
 
     def __init__(self, *, bias: Bias, activation: BasicOperation) -> None:
         super().__init__(bias=bias, activation=activation)
-
-    @staticmethod
-    def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``Bias + activation`` put together, under any recipe and without one."""
-        return replaced(BackwardActivationBias, ops)

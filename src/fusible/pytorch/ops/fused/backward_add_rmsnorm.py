@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops.basic import LayerNorm, MakeExtraOutput, RMSNorm
-from fusible.pytorch.ops.fused.base import AdaptedBackward, Part, replaced
-from fusible.pytorch.ops.op import FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedBackward, Part
 
 __all__ = ["BackwardAddLayerNorm", "BackwardAddRMSNorm"]
 
@@ -22,11 +19,6 @@ class BackwardAddRMSNorm(AdaptedBackward):
     def __init__(self, *, add: MakeExtraOutput, rmsnorm: RMSNorm) -> None:
         super().__init__(add=add, rmsnorm=rmsnorm)
 
-    @staticmethod
-    def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``MakeExtraOutput + RMSNorm`` put together."""
-        return replaced(BackwardAddRMSNorm, ops)
-
 
 class BackwardAddLayerNorm(AdaptedBackward):
     """As ``BackwardAddRMSNorm``, of a ``LayerNorm``; ``dbias [hidden]`` as ever."""
@@ -35,8 +27,3 @@ class BackwardAddLayerNorm(AdaptedBackward):
 
     def __init__(self, *, add: MakeExtraOutput, layernorm: LayerNorm) -> None:
         super().__init__(add=add, layernorm=layernorm)
-
-    @staticmethod
-    def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``MakeExtraOutput + LayerNorm`` put together."""
-        return replaced(BackwardAddLayerNorm, ops)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops.basic import BasicLinear, MakeExtraOutput
-from fusible.pytorch.ops.fused.base import AdaptedBackward, Part, replaced
-from fusible.pytorch.ops.op import FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedBackward, Part
 
 __all__ = ["BackwardLinearAdd"]
 
@@ -21,8 +18,3 @@ class BackwardLinearAdd(AdaptedBackward):
 
     def __init__(self, *, backward_add: MakeExtraOutput, linear: BasicLinear) -> None:
         super().__init__(backward_add=backward_add, linear=linear)
-
-    @staticmethod
-    def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``MakeExtraOutput + BasicLinear`` put together."""
-        return replaced(BackwardLinearAdd, ops)

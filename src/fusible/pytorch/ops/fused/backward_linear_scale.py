@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops.basic import BasicLinear, ConstantScale
-from fusible.pytorch.ops.fused.base import AdaptedBackward, Part, replaced
-from fusible.pytorch.ops.op import FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedBackward, Part
 
 __all__ = ["BackwardLinearScale"]
 
@@ -22,8 +19,3 @@ class BackwardLinearScale(AdaptedBackward):
 
     def __init__(self, *, linear: BasicLinear, scale: ConstantScale) -> None:
         super().__init__(linear=linear, scale=scale)
-
-    @staticmethod
-    def fuse_backward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``BasicLinear + ConstantScale`` put together."""
-        return replaced(BackwardLinearScale, ops)

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from fusible.compute_pipeline import group_ops
-from fusible.errors import ArgumentError, expected
+from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.fusions import registered
 from fusible.ops import MMT
 from fusible.pytorch.ops import op_passes
 from fusible.pytorch.ops.basic import BasicLinear
 from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
 
-__all__ = ["Adapted", "AdaptedBackward", "AdaptedForward", "Part", "replaced"]
+__all__ = ["Adapted", "AdaptedBackward", "AdaptedForward", "Overlapping", "Part", "replaced"]
 
 
 class Part(NamedTuple):
@@ -61,11 +61,34 @@ class AdaptedForward(Adapted):
 
     fuser_forward = op_passes.fuser_forward  # pyright: ignore[reportAssignmentType] - whose first parameter is a module
 
+    @classmethod
+    def fuse_forward_ops(cls, ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
+        """``ops`` with each sequence of the parts put together, under any recipe and without one, where the engine has a fused forward of some."""
+        return replaced(cls, ops)
+
 
 class AdaptedBackward(Adapted):
     """A fused backward; the forward is that of the basic operations."""
 
     fuser_backward = op_passes.fuser_backward  # pyright: ignore[reportAssignmentType]
+
+    @classmethod
+    def fuse_backward_ops(cls, ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
+        """As ``fuse_forward_ops``, of a fused backward."""
+        return replaced(cls, ops)
+
+
+class Overlapping(FusedOperation):
+    """A tensor-parallel linear layer that overlaps its products with their communication, piece by piece.
+
+    That takes communication buffers which several GPUs map (``CommOverlap`` of tex), and products that start on a piece as it arrives. No backend has
+    them, so that none can be made, and nothing is put together. The basic operations compute the same, one after another.
+    """
+
+    def __init__(self, *, linear: Any, bias: Any, reduce_scatter: Any) -> None:
+        """Raises ``NotServedError``."""
+        of, do = type(self).__name__, "leave BasicLinear, Bias and ReduceScatter as they are"
+        raise NotServedError(expected("a backend that overlaps communication buffers with products", of=of, got="none", do=do))
 
 
 def replaced(fused: type[Adapted], ops: Sequence[FusibleOperation], *, always: bool = False) -> list[FusibleOperation]:

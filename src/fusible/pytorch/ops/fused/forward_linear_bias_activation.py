@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops import basic
 from fusible.pytorch.ops.basic import BasicLinear, Bias
-from fusible.pytorch.ops.fused.base import AdaptedForward, Part, replaced
-from fusible.pytorch.ops.op import BasicOperation, FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedForward, Part
+from fusible.pytorch.ops.op import BasicOperation
 from fusible.tex.activations import ACTIVATIONS
 
 __all__ = ["ForwardLinearBiasActivation"]
@@ -27,8 +25,3 @@ class ForwardLinearBiasActivation(AdaptedForward):
 
     def __init__(self, *, linear: BasicLinear, bias: Bias | None, activation: BasicOperation | None = None) -> None:
         super().__init__(linear=linear, bias=bias, activation=activation)
-
-    @staticmethod
-    def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``BasicLinear + Bias [+ activation]`` and ``BasicLinear + GELU`` put together."""
-        return replaced(ForwardLinearBiasActivation, ops)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops.basic import AddExtraInput, BasicLinear, Bias
-from fusible.pytorch.ops.fused.base import AdaptedForward, Part, replaced
-from fusible.pytorch.ops.op import FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedForward, Part
 
 __all__ = ["ForwardLinearBiasAdd"]
 
@@ -21,8 +18,3 @@ class ForwardLinearBiasAdd(AdaptedForward):
 
     def __init__(self, *, linear: BasicLinear, bias: Bias | None, add: AddExtraInput) -> None:
         super().__init__(linear=linear, bias=bias, add=add)
-
-    @staticmethod
-    def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``BasicLinear [+ Bias] + AddExtraInput`` put together."""
-        return replaced(ForwardLinearBiasAdd, ops)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fusible.pytorch.ops.basic import AddExtraInput, BasicLinear, ConstantScale
-from fusible.pytorch.ops.fused.base import AdaptedForward, Part, replaced
-from fusible.pytorch.ops.op import FusibleOperation
+from fusible.pytorch.ops.fused.base import AdaptedForward, Part
 
 __all__ = ["ForwardLinearScaleAdd"]
 
@@ -21,8 +18,3 @@ class ForwardLinearScaleAdd(AdaptedForward):
 
     def __init__(self, *, linear: BasicLinear, scale: ConstantScale, add: AddExtraInput) -> None:
         super().__init__(linear=linear, scale=scale, add=add)
-
-    @staticmethod
-    def fuse_forward_ops(ops: list[FusibleOperation], **unused: Any) -> list[FusibleOperation]:
-        """``ops`` with each ``BasicLinear + ConstantScale + AddExtraInput`` put together."""
-        return replaced(ForwardLinearScaleAdd, ops)
