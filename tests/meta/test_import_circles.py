@@ -87,8 +87,9 @@ def circles(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
 
 
 def test_no_files_import_one_another_in_a_circle(imported: dict[str, list[Import]]) -> None:
+    """Nor dodges a circle by an import within a function: what is imported at first need is so for what it costs."""
     assert len(imported) > 500
-    assert circles(graph(imported, "run")) == []
+    assert circles(graph(imported, "run", "call")) == []
 
 
 def test_types_close_small_circles_alone(imported: dict[str, list[Import]]) -> None:

@@ -75,7 +75,7 @@ def crossing_for(backend: str, device: str | None = None) -> Callable[[], Crossi
     """How calls get into a backend: by ``device``, or by the device that it serves; onto tensors that record for one that serves only those."""
     devices = registry.find(backend).DEVICES
     if device is None and devices == frozenset({"lazy"}):
-        from fusible.conformance.recording import RecordingCrossing  # noqa: PLC0415 - it brings jaxlib
+        from fusible.conformance.recording import RecordingCrossing  # noqa: PLC0415 - for what it costs: it brings jaxlib
 
         return RecordingCrossing
     chosen = device or ("cpu" if devices is None or "cpu" in devices else min(devices))

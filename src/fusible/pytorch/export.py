@@ -11,7 +11,7 @@ import torch
 from fusible import lazy
 from fusible.errors import ArgumentError, expected
 from fusible.pytorch.engine.autocast import current_autocast
-from fusible.pytorch.engine.executors import Program
+from fusible.pytorch.engine.program import Program
 from fusible.pytorch.engine.xla_executor import read_tensor
 from fusible.pytorch.modules.base import BaseModule
 

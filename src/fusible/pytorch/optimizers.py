@@ -14,7 +14,8 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, CheckpointError, FusibleError, check_number, expected
-from fusible.pytorch.engine.executors import Executor, make_executor
+from fusible.pytorch.engine.executors import make_executor
+from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.uninterrupted import uninterrupted
 from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, is_held_quantized, local, placed_as, requantized
 from fusible.pytorch.optimizer_checks import check_floats, check_masters, check_steppable, listed, listed_group, no_state

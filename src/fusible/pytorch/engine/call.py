@@ -26,8 +26,9 @@ from fusible.nvte import (
 )
 from fusible.pytorch.engine.borders import Border, OnTheWay, leaf_count, packed, spec_key
 from fusible.pytorch.engine.call_values import Given, put_together
-from fusible.pytorch.engine.executors import DIRECT, Executor
+from fusible.pytorch.engine.executors import DIRECT
 from fusible.pytorch.engine.pass_tensors import Places, pack, places_of, unpack
+from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.torch_autocast import is_in_force_on, without_torch_autocast
 from fusible.pytorch.engine.weights import DelayedWeights

@@ -5,37 +5,20 @@ from __future__ import annotations
 import importlib.util
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, BackendError, check_callable, check_switch, check_text, expected
+from fusible.pytorch.engine.program import Executor, Program
 from fusible.pytorch.engine.replay import Listing, Replay, apart
 from fusible.tex.selection.scope import current_scope
 
-__all__ = ["DIRECT", "EagerExecutor", "Executor", "Program", "make_executor", "register_executor"]
-
-Program = Callable[[list[Any]], tuple[list[Any], Any]]
-"""A pass as a function of a list of framework tensors, which it may empty: the resulting tensors, and what is known of them without running it."""
-
+__all__ = ["DIRECT", "EagerExecutor", "make_executor", "register_executor"]
 
 _KEPT = 1024
 """Listed programs per executor; one is a few kilobytes."""
-
-
-class Executor(Protocol):
-    """Runs programs. ``whole``: wants each pass as one program, not cut into segments. ``in_place``: runs a program on the very tensors that it is
-    given, so that what the program uses up is written to."""
-
-    name: str
-    whole: bool
-    in_place: bool
-
-    def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
-        """The program's results on ``inputs``, a list that is used up. Two programs of one ``key`` are the same function on inputs of the same shapes
-        and dtypes."""
-        ...
 
 
 class EagerExecutor:
@@ -100,7 +83,7 @@ DIRECT = _Direct()
 def _xla() -> Executor:
     if importlib.util.find_spec("jaxlib") is None:
         raise BackendError(expected("jaxlib", of="the executor 'xla'", got="no such package", do="install fusible[xla], or use executor='eager'"))
-    from fusible.pytorch.engine.xla_executor import XlaExecutor  # noqa: PLC0415 - it brings jaxlib, which eager users need not have
+    from fusible.pytorch.engine.xla_executor import XlaExecutor  # noqa: PLC0415 - for what it costs: it brings jaxlib, which eager users need not have
 
     return XlaExecutor()
 

@@ -12,7 +12,7 @@ import torch
 
 from fusible.compute_pipeline import Plan, Region, run_backward, run_forward, run_inference
 from fusible.nvte import Leaf, Tensor, flatten, nvte_dtype, unflatten
-from fusible.pytorch.engine.executors import Executor
+from fusible.pytorch.engine.program import Executor
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["FastPathCall", "infer_fast_path"]

@@ -18,11 +18,12 @@ from fusible.pytorch.engine.bound import BoundOp, changes
 from fusible.pytorch.engine.call import Call, PipelineFunction, infer
 from fusible.pytorch.engine.call_values import NOTHING_GIVEN, Given, given_values, of_mask, of_tokens
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
-from fusible.pytorch.engine.executors import Executor, make_executor
+from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
 from fusible.pytorch.engine.kv_cache import KVCache, check_cache
 from fusible.pytorch.engine.parametrized import originals, parameter_of
 from fusible.pytorch.engine.plan_key import PlanKey
+from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.refusals import check_dense, check_transforms, refuse, title_of, transforms_active
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark

@@ -34,7 +34,7 @@ class TracedRun(ChainPart):
             do = "leave them out, or the operation out of the compiled part"
             raise ArgumentError(expected("no keyword arguments of operations", of="a call that torch.compile traces", got="some", do=do))
         if breaks_graph(self._owner._handle, self._part, current_autocast().key):
-            from fusible.pytorch.engine.untraced import call_as_it_is  # noqa: PLC0415 - it brings the compiler, which is there by now
+            from fusible.pytorch.engine.untraced import call_as_it_is  # noqa: PLC0415 - for what it costs: it brings the compiler, which is there by now
 
             return call_as_it_is(self._owner, self._part, x, extra, call)
         holders = [holder for module in self._modules for holder in module.holders()]

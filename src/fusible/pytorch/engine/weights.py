@@ -10,7 +10,7 @@ import torch
 
 from fusible.compute_pipeline import Plan, QuantizedArg, quantize_args
 from fusible.nvte import DType, QuantizedType, Tensor, Type, flatten, make_nvte_tensor, nvte_dtype, unflatten
-from fusible.pytorch.engine.executors import Executor
+from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
 from fusible.tex.backends.cpu import fingerprints

@@ -13,7 +13,7 @@ import torch
 from fusible import lazy
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.locks import Lock
-from fusible.pytorch.engine.executors import Program
+from fusible.pytorch.engine.program import Program
 from fusible.tex.calls.seeds import draw_seeds, supplying
 from fusible.tex.selection.dispatch import recording_whole
 

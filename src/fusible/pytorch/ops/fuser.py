@@ -22,7 +22,7 @@ from fusible.pytorch.engine.runner import NOT_CALLED, PipelineRunner
 from fusible.pytorch.modules.base import BaseModule
 from fusible.pytorch.ops.fused_names import by_name
 from fusible.pytorch.ops.keywords import Passes, called_apart, check_keywords
-from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation
+from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation, runs_operations
 from fusible.pytorch.ops.ran_in import RanIn
 from fusible.pytorch.ops.registration import Kind, fusions, registration_epoch
 from fusible.pytorch.ops.torch_operation import pass_of
@@ -35,6 +35,7 @@ _MULTIPLES = 128
 """Of a width that are tried: two interleaved blocks of a gated activation have 64 columns."""
 
 
+@runs_operations
 class OperationFuser(PipelineRunner):
     """Runs operations as one pipeline: the plans, the autograd node and the scaling state are those of ``fusible.Sequential``.
 

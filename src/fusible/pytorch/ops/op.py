@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 from torch import nn
@@ -32,9 +32,10 @@ from fusible.pytorch.ops.saved_context import SavedContext
 from fusible.pytorch.ops.torch_operation import TorchOperation, pass_of
 from fusible.quantized import Quantizer, QuantizerRole, Recipe, RecipeState
 
-__all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext"]
+__all__ = ["BasicOperation", "FusedOperation", "FusibleOperation", "OperationContext", "runs_operations"]
 
 Mode = Literal["forward", "backward"]
+Pipeline = TypeVar("Pipeline", bound=type[Any])
 
 
 class FusibleOperation(BaseModule):
@@ -42,6 +43,8 @@ class FusibleOperation(BaseModule):
 
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """The options by which its parameters were made: another value is refused (``ArgumentError``)."""
+    _alone: ClassVar[type[Any]]
+    """What runs one that stands alone (``runs_operations``)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_derived(cls, FusibleOperation, BasicOperation)
@@ -122,9 +125,13 @@ class FusibleOperation(BaseModule):
         return self._runner()
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> Any:
-        from fusible.pytorch.ops.fuser import OperationFuser  # noqa: PLC0415 - it is built upon operations, and an operation runs alone by it
+        return self._alone([self], executor=self._executor)
 
-        return OperationFuser([self], executor=self._executor)
+
+def runs_operations(pipeline: Pipeline) -> Pipeline:
+    """Let a class of pipelines, which is built upon operations, run each that stands alone."""
+    FusibleOperation._alone = pipeline
+    return pipeline
 
 
 class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
