@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fusible.compat import te_functions, te_modules, te_overlap
-from fusible.compat.te_modules.parallel import refuse_delay
+from fusible.compat.te_modules.parallel import OVERLAP, refuse_delay
 from fusible.errors import ArgumentError, DTypeError, NotServedError
 
 
@@ -28,7 +28,7 @@ def told() -> list[str]:
         te_functions.initialize_ub([32, 32], 1, ub_cfgs={"qkv_fprop": {"method": "pipeline"}})
         layers = [SimpleNamespace(sequence_parallel=parallel) for parallel in (False, True)]
         for layer in layers:
-            refuse_delay(layer, False, {"ub_overlap_ag": True})
+            refuse_delay(layer, {"delay_wgrad_compute": False, **dict.fromkeys(OVERLAP, True)})
         te_functions.destroy_ub()
     return [str(warning.message) for warning in caught]
 

@@ -23,42 +23,34 @@ __all__ = ["LayerNormLinear", "Linear"]
 class _Product(TransformerEngineBaseModule):
     """What a linear layer is with and without a normalization before it: its weight and bias, in parts where it was asked for."""
 
-    def _begin_product(
-        self,
-        name: str | None,
-        device: Any,
-        dtype: torch.dtype | None,
-        sharding: Sharding,
-        mode: str | None,
-        in_features: int,
-        out_features: int,
-        bias: bool,
-        return_bias: bool,
-    ) -> None:
-        layer = type(self).__name__
+    def _begin_product(self, given: Mapping[str, Any]) -> None:
+        """Take the options of the product from a constructor's arguments."""
+        layer, mode = type(self).__name__, given["parallel_mode"]
+        sharding = Sharding.of(given["tp_group"], given["tp_size"], given["sequence_parallel"], layer)
         check_mode(mode, layer)
-        self._begin(name, device, dtype, sharding)
-        self.parallel_mode = mode
-        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self._rows = out_features
-        self.in_features = sharding.share(in_features, mode, "row", f"{layer}'s in_features")
-        self.out_features = sharding.share(out_features, mode, "column", f"{layer}'s out_features")
+        self._begin(given["name"], given["device"], given["params_dtype"], sharding)
+        self.parallel_mode, self.use_bias, self.return_bias = mode, given["bias"], given["return_bias"]
+        self.apply_bias = self.use_bias and not self.return_bias
+        self.in_features = sharding.share(given["in_features"], mode, "row", f"{layer}'s in_features")
+        self.out_features = sharding.share(given["out_features"], mode, "column", f"{layer}'s out_features")
 
-    def _add_product(self, init: Any, tracker: Callable[[], Any] | None, tracker_name: str | None, split: Any, accumulates: bool) -> None:
+    def _add_product(self, given: Mapping[str, Any]) -> None:
+        """Its weights and biases."""
         layer = type(self).__name__
-        self.weight_names, self.bias_names, self.parameter_split_sizes = _parts(split, self._rows, layer)
-        self.fuse_wgrad_accumulation = accumulates
+        self.weight_names, self.bias_names, self.parameter_split_sizes = _parts(given["parameters_split"], given["out_features"], layer)
+        self.fuse_wgrad_accumulation = given["fuse_wgrad_accumulation"]
         if len(self.weight_names) > 1:
             do = "leave parameters_split out"
             opened = current_model_init()
-            if accumulates:
+            if self.fuse_wgrad_accumulation:
                 raise ArgumentError(expected("one weight", of=f"{layer} with fuse_wgrad_accumulation", got=self.weight_names, do=do))
             if opened is not None and opened.recipe is not None:
                 raise NotServedError(expected("one weight", of=f"{layer} within quantized_model_init", got=self.weight_names, do=do))
         sizes = [self.sharding.share(size, self.parallel_mode, "column", f"a part of {layer}'s weight") for size in self.parameter_split_sizes]
         self.parameter_split_sizes = sizes
         for name, size in zip(self.weight_names, sizes, strict=True):
-            self._add(name, (size, self.in_features), init or default_init, forked(tracker, tracker_name), weight=True)
+            tracker = forked(given["get_rng_state_tracker"], given.get("rng_tracker_name"))
+            self._add(name, (size, self.in_features), given["init_method"] or default_init, tracker, weight=True)
         for name, size in zip(self.bias_names, sizes, strict=True):
             self._add_bias(name, size, use=self.use_bias)
 
@@ -172,10 +164,10 @@ class Linear(_Product):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
-        self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
-        refuse_delay(self, locals())
-        self._add_product(init_method, get_rng_state_tracker, rng_tracker_name, parameters_split, fuse_wgrad_accumulation)
+        given = locals()
+        self._begin_product(given)
+        refuse_delay(self, given)
+        self._add_product(given)
         self._finish()
 
 
@@ -217,12 +209,12 @@ class LayerNormLinear(_Product):
         symmetric_ar_type: str | None = None,
         name: str | None = None,
     ) -> None:
-        sharding = Sharding.of(tp_group, tp_size, sequence_parallel, type(self).__name__)
-        self._begin_product(name, device, params_dtype, sharding, parallel_mode, in_features, out_features, bias, return_bias)
-        refuse_delay(self, locals())
+        given = locals()
+        self._begin_product(given)
+        refuse_delay(self, given)
         self._begin_norm(normalization, eps, zero_centered_gamma, return_layernorm_output, return_layernorm_output_gathered)
         self._add_norm(self.in_features)
-        self._add_product(init_method, get_rng_state_tracker, None, parameters_split, fuse_wgrad_accumulation)
+        self._add_product(given)
         self._finish(*self._norm())
 
     def _without_bias(self, empty: torch.Tensor) -> torch.Tensor:
