@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,9 +13,9 @@ from fusible import ops
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.nvte import Tensor, make_nvte_tensor, te_to_torch_dtype
 from fusible.ops import Op
-from fusible.pytorch.engine.sequence_parallel import materialized
+from fusible.pytorch.ops.basic.parameters import WithParameters
 from fusible.pytorch.ops.buffers import check_buffer, write_rows
-from fusible.pytorch.ops.op import BasicOperation, Mode, OperationContext
+from fusible.pytorch.ops.op import Mode, OperationContext
 from fusible.pytorch.ops.tensors import maybe_dequantize
 from fusible.quantized import Quantizer, QuantizerRole, Recipe
 
@@ -37,7 +35,7 @@ def is_op_fuser_grouped_tensor_path_supported(recipe: Recipe | None, dtype: torc
     return dtype in _DTYPES and (recipe is None or (recipe.backward_override is None and dtype is not torch.float64))
 
 
-class GroupedLinear(BasicOperation):
+class GroupedLinear(WithParameters):
     """``y_i = x_i @ weight_i.T + bias_i`` for each of ``num_groups`` groups of rows of ``x [*, in_features]``.
 
     Extra inputs: ``split_sizes``, int32 or int64 ``[num_groups]``, the rows of each group, one group after the other, any of them 0; and with
@@ -111,8 +109,7 @@ class GroupedLinear(BasicOperation):
         self._deferred: deque[tuple[ops.GroupedMMT, Tensor, Tensor]] = deque()
         self._weight_names = self._register("weight", single_grouped_weight, (out_features, in_features), device, dtype)
         self._bias_names = self._register("bias", single_grouped_bias, (out_features,), device, dtype) if bias else ()
-        if not self._on_meta():
-            self.reset_parameters()
+        self._fill()
         self._mark_weights()
 
     def _register(self, name: str, single: bool, shape: tuple[int, ...], device: Any, dtype: torch.dtype) -> tuple[str, ...]:
@@ -120,9 +117,6 @@ class GroupedLinear(BasicOperation):
         for own, size in sizes.items():
             self.register_parameter(own, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))
         return tuple(sizes)
-
-    def _on_meta(self) -> bool:
-        return any(parameter.is_meta for parameter in self.parameters())
 
     def _mark_weights(self) -> None:
         """Delayed gradients are no business of what is hooked to backward."""
@@ -141,9 +135,7 @@ class GroupedLinear(BasicOperation):
 
     def reset_parameters(self) -> None:
         """Draw the weights, group after group, uniform in ``+-1/sqrt(in_features)``; biases are 0. What is on the meta device is made first."""
-        for name, parameter in list(self._parameters.items()):
-            if parameter is not None and parameter.is_meta:
-                self._parameters[name] = materialized(parameter)
+        self._materialize()
         with torch.no_grad():
             for name in self._weight_names:
                 weight = getattr(self, name)
@@ -152,16 +144,6 @@ class GroupedLinear(BasicOperation):
             for name in self._bias_names:
                 nn.init.zeros_(getattr(self, name))
         self._mark_weights()
-
-    def _draw_weight(self, weight: torch.Tensor) -> None:
-        """Fill a group's weight."""
-        tracker = self._rng_state_tracker_function
-        with tracker().fork() if tracker is not None else nullcontext():
-            nn.init.kaiming_uniform_(weight, a=math.sqrt(5.0))
-
-    def pre_first_fuser_forward(self) -> None:
-        if self._on_meta():
-            self.reset_parameters()
 
     def make_op(self) -> Op:
         added = [name for name in self._bias_names if name in self.parameter_names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,16 +12,15 @@ from fusible import ops
 from fusible.errors import NotServedError, expected
 from fusible.nvte import is_quantized_type, make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.engine.sequence_parallel import materialized
 from fusible.pytorch.ops.basic.parallel import TensorParallel, share
-from fusible.pytorch.ops.op import BasicOperation
+from fusible.pytorch.ops.basic.parameters import WithParameters
 from fusible.pytorch.quantized_init import as_parameter
 from fusible.quantized import QuantizerRole
 
 __all__ = ["BasicLinear", "Bias"]
 
 
-class BasicLinear(BasicOperation):
+class BasicLinear(WithParameters):
     """``y = x @ weight.T`` with ``x [*, in_features]``, ``weight [out_features, in_features]``; ``dx = dy @ weight``, ``dweight = dy.T @ x``.
 
     ``tensor_parallel_mode``: each of the ``P`` processes of ``tensor_parallel_group`` (None: all) has a part of the weight.
@@ -76,8 +74,7 @@ class BasicLinear(BasicOperation):
         self.accumulating_parameters = ("weight",) if accumulate_into_main_grad else ()
         self._rng_state_tracker_function = rng_state_tracker_function
         self.weight = nn.Parameter(torch.empty(self.local_out_features, self.local_in_features, device=device, dtype=dtype))
-        if not self.weight.is_meta:
-            self.reset_parameters()
+        self._fill()
 
     def kept_names(self, op: Op) -> tuple[str, ...]:
         return "x", "weight"
@@ -94,20 +91,10 @@ class BasicLinear(BasicOperation):
     def reset_parameters(self) -> None:
         """Draw the weight: uniform in ``+-1/sqrt(in_features)``. One on the meta device is made first, on the default device. Within
         ``quantized_model_init`` it is quantized then."""
-        if self.weight.is_meta:
-            self.weight = materialized(self.weight)
-        tracker = self._rng_state_tracker_function
+        self._materialize()
         with torch.no_grad():
-            if tracker is None:
-                nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
-            else:
-                with tracker().fork():
-                    nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5.0))
+            self._draw_weight(self.weight)
         self.weight = as_parameter(self.weight)
-
-    def pre_first_fuser_forward(self) -> None:
-        if self.weight.is_meta:
-            self.reset_parameters()
 
     def make_op(self) -> Op:
         weight = make_nvte_tensor(self.weight)
@@ -127,7 +114,7 @@ class BasicLinear(BasicOperation):
         return f"in_features={self.in_features}, out_features={self.out_features}{shared}"
 
 
-class Bias(BasicOperation):
+class Bias(WithParameters):
     """``y = x + bias`` with ``x [*, size]``, ``bias [size]``; ``dx = dy``, ``dbias`` = the sum of ``dy`` over all rows.
 
     ``tensor_parallel``: each of the ``P`` processes of ``tensor_parallel_group`` (None: all) has ``size / P`` columns of ``x`` and of ``bias``.
@@ -151,18 +138,12 @@ class Bias(BasicOperation):
         self.tensor_parallel, self.tensor_parallel_group, self.tensor_parallel_size = parallel.size > 1, parallel.group, parallel.size
         self.local_size = share(size, parallel.size, "Bias' size")
         self.bias = nn.Parameter(torch.empty(self.local_size, device=device, dtype=dtype))
-        if not self.bias.is_meta:
-            self.reset_parameters()
+        self._fill()
 
     def reset_parameters(self) -> None:
         """Zeros. A bias on the meta device is made first, on the default device."""
-        if self.bias.is_meta:
-            self.bias = materialized(self.bias)
+        self._materialize()
         nn.init.zeros_(self.bias)
-
-    def pre_first_fuser_forward(self) -> None:
-        if self.bias.is_meta:
-            self.reset_parameters()
 
     def make_op(self) -> Op:
         return ops.Add(make_nvte_tensor(self.bias))

@@ -12,13 +12,12 @@ from fusible import ops
 from fusible.errors import check_number
 from fusible.nvte import make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.engine.sequence_parallel import materialized
-from fusible.pytorch.ops.op import BasicOperation
+from fusible.pytorch.ops.basic.parameters import WithParameters
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
 
-class _Normalization(BasicOperation):
+class _Normalization(WithParameters):
     """``sm_margin`` is taken for compatibility: it reserves multiprocessors of a GPU, and changes no number.
 
     ``sequence_parallel``: whether each process has other rows of x, so that the gradients of the parameters are partial sums. It becomes an attribute
@@ -50,20 +49,13 @@ class _Normalization(BasicOperation):
             if sequence_parallel is not None:
                 parameter.sequence_parallel = sequence_parallel
             self.register_parameter(name, parameter)
-        if not self.weight.is_meta:
-            self.reset_parameters()
+        self._fill()
 
     def reset_parameters(self) -> None:
         """A scale of 1 and a shift of 0. What is on the meta device is made first, on the default device."""
+        self._materialize()
         for name in self._names:
-            parameter: Any = self._parameters[name]
-            if parameter.is_meta:
-                parameter = self._parameters[name] = materialized(parameter)
-            nn.init.constant_(parameter, 1.0 if name == "weight" and not self.zero_centered_gamma else 0.0)
-
-    def pre_first_fuser_forward(self) -> None:
-        if self.weight.is_meta:
-            self.reset_parameters()
+            nn.init.constant_(getattr(self, name), 1.0 if name == "weight" and not self.zero_centered_gamma else 0.0)
 
     def extra_repr(self) -> str:
         return f"{tuple(self.weight.shape)}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
