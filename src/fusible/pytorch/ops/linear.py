@@ -17,6 +17,15 @@ _PARTS = {"weight": 0, "bias": 1}
 """Which part has the parameter of a name."""
 
 
+def _of_part(name: str) -> Any:
+    """The property of a ``Linear`` that is its part's parameter of the name; None without one."""
+
+    def get(self: Linear) -> torch.nn.Parameter | None:
+        return getattr(self.basic_ops[_PARTS[name]], name) if name == "weight" or self._has_bias else None
+
+    return property(get, lambda self, value: self.register_parameter(name, value), lambda self: self.register_parameter(name, None))
+
+
 class Linear(FusedOperation):
     """``y = x @ weight.T + bias``: ``BasicLinear`` and ``Bias``. ``weight`` and ``bias`` are theirs; a state dict has ``basic_ops.0.weight`` and
     ``basic_ops.1.bias``, and one with ``weight`` and ``bias`` is loaded too.
@@ -80,26 +89,4 @@ class Linear(FusedOperation):
             if f"{prefix}{name}" in state_dict and own not in state_dict:
                 state_dict[own] = state_dict.pop(f"{prefix}{name}")
 
-    @property
-    def weight(self) -> torch.nn.Parameter:
-        return self.basic_ops[0].weight  # pyright: ignore[reportReturnType]
-
-    @weight.setter
-    def weight(self, value: torch.nn.Parameter | None) -> None:
-        self.register_parameter("weight", value)
-
-    @weight.deleter
-    def weight(self) -> None:
-        self.register_parameter("weight", None)
-
-    @property
-    def bias(self) -> torch.nn.Parameter | None:
-        return self.basic_ops[1].bias if self._has_bias else None  # pyright: ignore[reportReturnType]
-
-    @bias.setter
-    def bias(self, value: torch.nn.Parameter | None) -> None:
-        self.register_parameter("bias", value)
-
-    @bias.deleter
-    def bias(self) -> None:
-        self.register_parameter("bias", None)
+    weight, bias = _of_part("weight"), _of_part("bias")
