@@ -25,7 +25,7 @@ ROOMS = {
     "compute_pipeline": "type inference, fusion, plans, execution",
     "fusions": "fused passes",
     "ops": "operations",
-    "nvte": "Tensor, types, words",
+    "nvte": "Tensor, types, functions",
     "conformance": "what every backend must agree with",
     "quantized": "quantizers, tensors, recipes, state",
     "tex.backends": "torch, cpu, xla, nvidia, flaggems",

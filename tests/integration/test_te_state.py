@@ -18,7 +18,7 @@ import pytest
 import torch
 from te_client import RECIPES_OF_CLIENT, package, recipe_for
 
-from fusible.compat.nvidia_state import read_foreign_state, read_state
+from fusible.compat.nvidia_state import read_pickled_state, read_state
 from fusible.errors import CheckpointError
 
 SIZE = 32
@@ -129,12 +129,12 @@ PASSED_OVER = {"old instance", "number", "persistent"}
 SENTENCE = r"^the extra state of a module: expected tensors, plain values and recipes .*, got .*; .*\.$"
 
 
-@pytest.mark.parametrize("read", [read_state, read_foreign_state], ids=["with the package's classes", "without"])
+@pytest.mark.parametrize("read", [read_state, read_pickled_state], ids=["with the package's classes", "without"])
 @pytest.mark.parametrize("name", payloads())
 def test_a_payload_is_refused_by_the_reader(name: str, read: Any) -> None:
     """But that classes of the package are changed, which has no meaning where there are none."""
     TRACES.clear()
-    if read is read_foreign_state and name in ("attribute of a class",):
+    if read is read_pickled_state and name in ("attribute of a class",):
         read(payloads()[name])
     else:
         with pytest.raises(CheckpointError, match=SENTENCE):

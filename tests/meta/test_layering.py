@@ -75,7 +75,7 @@ VIOLATIONS = {
         ("lazy/compilation/compile.py", "from fusible.lazy.ops.cast import cast"),
         ("lazy/frontend/convert.py", "from fusible.lazy.compilation.executable import Executable"),
         ("lazy/evaluation/compiler.py", "from fusible.lazy.frontend.tensor import Tensor"),
-        ("lazy/trace/trace.py", "from fusible.lazy.evaluation.executor import settle"),
+        ("lazy/trace/trace.py", "from fusible.lazy.evaluation.executor import materialize"),
         ("lazy/flat_ir/literals.py", "from fusible.lazy.trace.op import TraceOp"),
         ("lazy/stablehlo/module.py", "from fusible.lazy.flat_ir.flat_ir import FlatIR"),
         ("lazy/engine/host.py", "from fusible.lazy.stablehlo import mlir"),

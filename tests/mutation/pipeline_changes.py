@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 FILES = (
     # plans
     *(f"compute_pipeline/{name}.py" for name in ("execution", "explain", "inference", "matching", "pipeline", "plan", "regions", "request", "results",
-      "sharded_rows", "sides", "stretch")),
-    *(f"pytorch/engine/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_values", "chain", "channels", "fast_path")),
+      "sharded_rows", "sides", "partial_pass")),
+    *(f"pytorch/engine/{name}.py" for name in ("runner", "bound", "batch", "borders", "call", "call_inputs", "chain", "channels", "fast_path")),
     "pytorch/ops/fuser.py",
     # fusions
     *(f"fusions/{name}.py" for name in ("add_activation", "gelu_mmt", "high_precision", "make_extra", "mmt_add", "mmt_gelu", "mmt_scale",
@@ -34,7 +34,7 @@ FILES = (
     # scaling state, and how checkpoints hold it
     "quantized/state.py", "pytorch/engine/scaling.py", "pytorch/checkpoint.py",
     # weights in 8 bits: copies, fingerprints, and those that are held so alone
-    "pytorch/engine/weights.py", "pytorch/held.py", "tex/backends/cpu/fingerprint.py",
+    "pytorch/engine/weights.py", "pytorch/quantized_parameters.py", "tex/backends/cpu/fingerprint.py",
     # replay
     "pytorch/engine/replay.py", "pytorch/engine/executors.py",
 )  # fmt: skip

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from fusible.compat.device_map.mode import CPU, is_in_force
-from fusible.compat.finder import Around
+from fusible.compat.finder import Patch
 
 __all__ = ["CLIENTS"]
 
 
 @contextmanager
-def _around_lightning(module: ModuleType) -> Iterator[None]:
+def _patch_lightning(module: ModuleType) -> Iterator[None]:
     """Lightning's accelerator for CUDA refuses a device whose type is another; within the map every device is the host."""
     yield
     accelerator: Any = vars(module)["CUDAAccelerator"]
@@ -33,7 +33,7 @@ def _around_lightning(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def _around_sharding(module: ModuleType) -> Iterator[None]:
+def _patch_sharding(module: ModuleType) -> Iterator[None]:
     """The first FSDP of torch looks for a device that is not the CPU, unless it is told of one. Its module is slow to import: not unasked."""
     yield
     sharded: Any = vars(module)["FullyShardedDataParallel"]
@@ -50,11 +50,11 @@ def _around_sharding(module: ModuleType) -> Iterator[None]:
     sharded.__init__ = make
 
 
-CLIENTS: dict[str, Around] = {
-    "lightning.fabric.accelerators.cuda": _around_lightning,
-    "lightning.pytorch.accelerators.cuda": _around_lightning,
-    "lightning_fabric.accelerators.cuda": _around_lightning,
-    "pytorch_lightning.accelerators.cuda": _around_lightning,
-    "torch.distributed.fsdp.fully_sharded_data_parallel": _around_sharding,
+CLIENTS: dict[str, Patch] = {
+    "lightning.fabric.accelerators.cuda": _patch_lightning,
+    "lightning.pytorch.accelerators.cuda": _patch_lightning,
+    "lightning_fabric.accelerators.cuda": _patch_lightning,
+    "pytorch_lightning.accelerators.cuda": _patch_lightning,
+    "torch.distributed.fsdp.fully_sharded_data_parallel": _patch_sharding,
 }
 """By the module's name, under each name of its package: what is done around its code."""

@@ -21,14 +21,14 @@ from typing import Any
 
 from fusible.errors import MissingModuleError, MissingNameError, expected
 
-__all__ = ["Around", "Names", "Shown", "adapt_loaded", "alias_submodules", "found_elsewhere"]
+__all__ = ["Names", "Patch", "VirtualPackage", "adapt_loaded", "alias_submodules", "found_elsewhere"]
 
-Around = Callable[[ModuleType], AbstractContextManager[None]]
+Patch = Callable[[ModuleType], AbstractContextManager[None]]
 """A context that a module's code runs in; what it does after its ``yield`` sees the finished module."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class VirtualPackage:
     """What a package that is made here shows, looked up when it is asked for: ``names`` (None: all public ones) of the modules ``of``, each of the
     first that has it, and the packages and modules below it.
 
@@ -72,8 +72,8 @@ class Names(importlib.abc.MetaPathFinder):
     """
 
     aliases: dict[str, str] = field(default_factory=dict)
-    packages: Mapping[str, Shown] = field(default_factory=dict)
-    around: Mapping[str, Around] = field(default_factory=dict)
+    packages: Mapping[str, VirtualPackage] = field(default_factory=dict)
+    around: Mapping[str, Patch] = field(default_factory=dict)
     forced: frozenset[str] = frozenset()
     made: list[str] = field(default_factory=list)
 
@@ -94,10 +94,10 @@ class Names(importlib.abc.MetaPathFinder):
 
     def find_distributions(self, context: importlib.metadata.DistributionFinder.Context) -> Iterator[importlib.metadata.Distribution]:
         """The distributions that made packages stand for, by ``importlib.metadata``."""
-        for name, shown in self.packages.items():
+        for name, virtual in self.packages.items():
             asked = context.name is None or context.name.replace("-", "_") == name
-            if shown.version and asked and (name in self.forced or found_elsewhere(name) is None):
-                yield _Distribution(name, shown.version)
+            if virtual.version and asked and (name in self.forced or found_elsewhere(name) is None):
+                yield _Distribution(name, virtual.version)
 
     def _may_make(self, fullname: str) -> bool:
         parent = fullname.rpartition(".")[0]
@@ -120,10 +120,10 @@ class Names(importlib.abc.MetaPathFinder):
         return getattr(source, name)
 
     def _missing(self, package: str, name: str) -> str:
-        shown = self.packages[package]
-        there = shown.about or ", ".join([*shown.public(), *self.below(package)])
+        virtual = self.packages[package]
+        there = virtual.about or ", ".join([*virtual.public(), *self.below(package)])
         do = "use one, or install NVIDIA's Python package for the rest"
-        got = f"{name}, which {shown.lacking[name]}" if name in shown.lacking else name
+        got = f"{name}, which {virtual.lacking[name]}" if name in virtual.lacking else name
         return expected(f"one of {there}", of=f"{package} as Fusible has it", got=got, do=do)
 
     def forget(self) -> None:
@@ -163,7 +163,7 @@ def alias_submodules(alias: str, target: str) -> list[str]:
     return made
 
 
-def adapt_loaded(around: Mapping[str, Around]) -> None:
+def adapt_loaded(around: Mapping[str, Patch]) -> None:
     """Do what is done around a module's loading for those that are loaded."""
     for name, adapt in around.items():
         if name in sys.modules:
@@ -201,33 +201,33 @@ class _Distribution(importlib.metadata.Distribution):
 class _Package(importlib.abc.Loader):
     """A package without a file. Its names are looked up when they are asked for, so that making it imports nothing."""
 
-    def __init__(self, names: Names, shown: Shown) -> None:
-        self._names, self._shown = names, shown
+    def __init__(self, names: Names, virtual: VirtualPackage) -> None:
+        self._names, self._virtual = names, virtual
 
     def exec_module(self, module: ModuleType) -> None:
-        names, shown, package = self._names, self._shown, module.__name__
+        names, virtual, package = self._names, self._virtual, module.__name__
         names.made.append(package)
 
         def look_up(name: str) -> Any:
             if name == "__all__":
-                return shown.public()
+                return virtual.public()
             value = names.look_up(package, name)
             setattr(module, name, value)
             return value
 
-        about = f": {shown.about}" if shown.about else ""
+        about = f": {virtual.about}" if virtual.about else ""
         vars(module).update(
             __doc__=f"Names of Transformer Engine that lead to Fusible{about}.",
             __getattr__=look_up,
-            __dir__=lambda: sorted({*vars(module), *shown.public(), *names.below(package)}),
-            **({"__version__": shown.version} if shown.version else {}),
+            __dir__=lambda: sorted({*vars(module), *virtual.public(), *names.below(package)}),
+            **({"__version__": virtual.version} if virtual.version else {}),
         )
 
 
 class _Within(importlib.abc.Loader):
     """The loader that was found, with something around the module's code; everything else is asked of it."""
 
-    def __init__(self, loader: importlib.abc.Loader, around: Around) -> None:
+    def __init__(self, loader: importlib.abc.Loader, around: Patch) -> None:
         self._loader, self._around = loader, around
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fusible.compat import te_names
 from fusible.compat.clients import CLIENTS
-from fusible.compat.finder import Names, Shown, adapt_loaded, found_elsewhere
-from fusible.compat.nvidia_package import AROUND
+from fusible.compat.finder import Names, VirtualPackage, adapt_loaded, found_elsewhere
+from fusible.compat.nvidia_package import PATCHES
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["install", "installed", "uninstall"]
@@ -26,8 +26,8 @@ _ALIASES = {
 }
 _PACKAGES = {
     **te_names.PACKAGES,
-    "transformer_engine.plugins": Shown(apart=True),
-    "transformer_engine.plugins.tex_interface": Shown((_TEX,), None, "the public names of fusible.tex", apart=True),
+    "transformer_engine.plugins": VirtualPackage(apart=True),
+    "transformer_engine.plugins.tex_interface": VirtualPackage((_TEX,), None, "the public names of fusible.tex", apart=True),
 }
 
 _TRIPY = {"tripy": "fusible.lazy", "nvtripy": "fusible.lazy"}
@@ -65,7 +65,7 @@ def _made(replace: bool, replace_package: bool) -> Names:
             do = "call fusible.compat.install() before importing it"
             raise ArgumentError(expected(f"no {name}", of="the modules imported so far", got="one", do=do))
     forced = frozenset(name for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)) if taken)
-    names = Names({**_ALIASES, **({_NATIVE: _TEX} if ours else {})}, _PACKAGES, {**CLIENTS, **(AROUND if ours else {})}, forced)
+    names = Names({**_ALIASES, **({_NATIVE: _TEX} if ours else {})}, _PACKAGES, {**CLIENTS, **(PATCHES if ours else {})}, forced)
     sys.meta_path.insert(0, names)
     adapt_loaded(names.around)
     return names

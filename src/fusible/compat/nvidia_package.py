@@ -21,17 +21,17 @@ import torch
 from fusible import knobs, tex
 from fusible.compat import linear_attention
 from fusible.compat.device_map.mode import is_in_force
-from fusible.compat.finder import Around
-from fusible.compat.nvidia_state import around_pickle, around_state
+from fusible.compat.finder import Patch
+from fusible.compat.nvidia_state import patch_pickle, patch_state
 from fusible.compat.nvidia_tensors import register_classes
-from fusible.compat.triton_functions import AROUND_TRITON
+from fusible.compat.triton_functions import TRITON_PATCHES
 from fusible.compat.uncaptured import run_uncaptured
 
-__all__ = ["AROUND", "AROUND_TENSORS", "SUPPORT", "support"]
+__all__ = ["PATCHES", "SUPPORT", "TENSOR_PATCHES", "support"]
 
 
 @contextmanager
-def _around_common(module: ModuleType) -> Iterator[None]:
+def _patch_common(module: ModuleType) -> Iterator[None]:
     """No native library is loaded, and the extension is there already: under its name, put there by the finder."""
     with knobs.setting(NVTE_PROJECT_BUILDING="1"):
         yield
@@ -63,19 +63,19 @@ def _load_plugin(name: str | None) -> None:
 
 
 @contextmanager
-def _around_jit(module: ModuleType) -> Iterator[None]:
+def _patch_jit(module: ModuleType) -> Iterator[None]:
     """Its small fused functions run as they are: compiling each of them costs more than it gains on a host."""
     with knobs.setting(NVTE_TORCH_COMPILE="0"):
         yield
 
 
 @contextmanager
-def _around_tensor(module: ModuleType) -> Iterator[None]:
+def _patch_tensor(module: ModuleType) -> Iterator[None]:
     yield
     register_classes(module)
 
 
-def _around_storage(function: str) -> Around:
+def _patch_storage(function: str) -> Patch:
     """A format's values are computed where its data lies; the package would move the data to a GPU, which bare storages cannot."""
 
     @contextmanager
@@ -87,7 +87,7 @@ def _around_storage(function: str) -> Around:
 
 
 @contextmanager
-def _around_quantization(module: ModuleType) -> Iterator[None]:
+def _patch_quantization(module: ModuleType) -> Iterator[None]:
     """A format is supported where a tex backend quantizes to it, whatever the device. The default recipe is the one of the device all the same."""
     yield
     for name, quantizer in SUPPORT.items():
@@ -129,17 +129,17 @@ SUPPORT = {
 }
 """By the format in the names of NVIDIA's functions: the quantizer that is asked about."""
 
-AROUND_TENSORS: dict[str, Around] = {
-    "transformer_engine.pytorch.tensor": _around_tensor,
-    "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _around_storage("_FromFloat8Func"),
-    "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _around_storage("_FromMXFP8Func"),
-    "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _around_storage("_FromNVFP4Func"),
+TENSOR_PATCHES: dict[str, Patch] = {
+    "transformer_engine.pytorch.tensor": _patch_tensor,
+    "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _patch_storage("_FromFloat8Func"),
+    "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _patch_storage("_FromMXFP8Func"),
+    "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _patch_storage("_FromNVFP4Func"),
 }
 """What lets every backend make and read the package's quantized tensors, by the module that it is done around."""
 
 
 @contextmanager
-def _around_linear_attention(module: ModuleType) -> Iterator[None]:
+def _patch_linear_attention(module: ModuleType) -> Iterator[None]:
     """Its delta rules, which are cuDNN's, are ours for tensors of the host."""
     yield
     theirs: Callable[[str, str], Callable[..., Any]] = vars(module)["_import_linear_attention_op"]
@@ -160,7 +160,7 @@ class _OfTheDevice(torch.Tensor):
 
 
 @contextmanager
-def _around_grouped_linear(module: ModuleType) -> Iterator[None]:
+def _patch_grouped_linear(module: ModuleType) -> Iterator[None]:
     """Its products of grouped tensors refuse splits that are not on a GPU; beside an input of the host, the host is the device."""
     yield
     autograd: Any = vars(module)["_GroupedLinear"]
@@ -177,7 +177,7 @@ def _around_grouped_linear(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def _around_graph(module: ModuleType) -> Iterator[None]:
+def _patch_graph(module: ModuleType) -> Iterator[None]:
     """Where there are no CUDA graphs, the modules that it would capture run eagerly."""
     yield
     theirs: Callable[..., Any] = vars(module)["make_graphed_callables"]
@@ -194,16 +194,16 @@ def _around_graph(module: ModuleType) -> Iterator[None]:
     vars(module)["make_graphed_callables"] = make_graphed_callables
 
 
-AROUND: dict[str, Around] = {
-    "megatron.core.extensions.transformer_engine": around_pickle,
-    "transformer_engine.common": _around_common,
-    "transformer_engine.pytorch.attention.linear_attention.base": _around_linear_attention,
-    "transformer_engine.pytorch.graph": _around_graph,
-    "transformer_engine.pytorch.jit": _around_jit,
-    "transformer_engine.pytorch.module.base": around_state,
-    "transformer_engine.pytorch.module.grouped_linear": _around_grouped_linear,
-    "transformer_engine.pytorch.ops.op": around_state,
-    "transformer_engine.pytorch.quantization": _around_quantization,
-    **AROUND_TENSORS,
-    **AROUND_TRITON,
+PATCHES: dict[str, Patch] = {
+    "megatron.core.extensions.transformer_engine": patch_pickle,
+    "transformer_engine.common": _patch_common,
+    "transformer_engine.pytorch.attention.linear_attention.base": _patch_linear_attention,
+    "transformer_engine.pytorch.graph": _patch_graph,
+    "transformer_engine.pytorch.jit": _patch_jit,
+    "transformer_engine.pytorch.module.base": patch_state,
+    "transformer_engine.pytorch.module.grouped_linear": _patch_grouped_linear,
+    "transformer_engine.pytorch.ops.op": patch_state,
+    "transformer_engine.pytorch.quantization": _patch_quantization,
+    **TENSOR_PATCHES,
+    **TRITON_PATCHES,
 }

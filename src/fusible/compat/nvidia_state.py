@@ -25,7 +25,7 @@ import torch
 from fusible.errors import CheckpointError, expected
 from fusible.quantized import DelayedScaling
 
-__all__ = ["Recipe", "around_pickle", "around_state", "read_foreign_state", "read_state", "write_state"]
+__all__ = ["Recipe", "patch_pickle", "patch_state", "read_pickled_state", "read_state", "write_state"]
 
 _RECIPES = "transformer_engine.common.recipe"
 _RECORDS = (
@@ -106,36 +106,36 @@ class _Reader(_Unpickler):
     dispatch[pickle.EXT1[0]] = dispatch[pickle.EXT2[0]] = dispatch[pickle.EXT4[0]] = load_extension
 
 
-class _Foreign:
+class _UnknownClass:
     """Stands for a recipe or a format of the package, of which nothing is taken."""
 
-    def __new__(cls, *arguments: Any) -> _Foreign:
+    def __new__(cls, *arguments: Any) -> _UnknownClass:
         return super().__new__(cls)
 
 
-def _foreign_member(of: Any, name: Any) -> _Foreign:
+def _unknown_member(of: Any, name: Any) -> _UnknownClass:
     """``_member`` where the enumeration need not be there."""
-    if of is not _Foreign or not isinstance(name, str):
+    if of is not _UnknownClass or not isinstance(name, str):
         raise _refused("builtins.getattr")
-    return _Foreign()
+    return _UnknownClass()
 
 
-class _ForeignReader(_Reader):
+class _PickleReader(_Reader):
     """A reader that needs none of the package's classes: of recipes it makes what stands for them."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Reader.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _RECIPES and name in _RECORDS:
-            self._given.append(_Foreign)
-            return _Foreign
+            self._given.append(_UnknownClass)
+            return _UnknownClass
         if (module, name) == ("builtins", "getattr"):
-            self._given.append(_foreign_member)
-            return _foreign_member
+            self._given.append(_unknown_member)
+            return _unknown_member
         return super().find_class(module, name)
 
     def load_build(self) -> None:
-        if isinstance(self.stack[-2], _Foreign):
+        if isinstance(self.stack[-2], _UnknownClass):
             self.stack.pop()
         else:
             super().load_build()
@@ -143,10 +143,10 @@ class _ForeignReader(_Reader):
     dispatch[pickle.BUILD[0]] = load_build
 
 
-def read_foreign_state(data: bytes) -> Any:
+def read_pickled_state(data: bytes) -> Any:
     """``read_state`` where the package need not be there, without the recipes."""
     try:
-        return _ForeignReader(io.BytesIO(data)).load()
+        return _PickleReader(io.BytesIO(data)).load()
     except CheckpointError:
         raise
     except Exception as error:  # as in read_state
@@ -271,15 +271,15 @@ _PICKLE = SimpleNamespace(dumps=pickle.dumps, loads=read_state)
 
 
 @contextmanager
-def around_pickle(module: ModuleType) -> Iterator[None]:
-    """Around a module of a framework that takes the package's extra state apart by itself, as Megatron-core does with that of grouped layers."""
+def patch_pickle(module: ModuleType) -> Iterator[None]:
+    """Patch a module of a framework that takes the package's extra state apart by itself, as Megatron-core does with that of grouped layers."""
     yield
     vars(module)["pickle"] = _PICKLE
 
 
 @contextmanager
-def around_state(module: ModuleType) -> Iterator[None]:
-    """Around a module of the package that reads extra state: it reads by ``read_state``, and whether or not pickles are trusted."""
+def patch_state(module: ModuleType) -> Iterator[None]:
+    """Patch a module of the package that reads extra state: it reads by ``read_state``, and whether or not pickles are trusted."""
     yield
     names = vars(module)
     if names["pickle"] is _PICKLE:

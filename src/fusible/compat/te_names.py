@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusible.compat.finder import Shown
+from fusible.compat.finder import VirtualPackage
 from fusible.compat.te_gaps import UNSERVED
 
 __all__ = ["PACKAGES"]
@@ -21,8 +21,8 @@ _TE_FUNCTIONS = "fusible.compat.te_functions"
 _OPEN = "fusible.compat.te_recipes"
 
 
-def _shown(of: str | tuple[str, ...], names: str, about: str = "") -> Shown:
-    return Shown((of,) if isinstance(of, str) else of, tuple(names.split()), about)
+def _package(of: str | tuple[str, ...], names: str, about: str = "") -> VirtualPackage:
+    return VirtualPackage((of,) if isinstance(of, str) else of, tuple(names.split()), about)
 
 
 def _all(of: dict[str, str], *but: str) -> str:
@@ -67,17 +67,17 @@ _REGISTER = "register_backward_fusion register_forward_backward_fusion register_
 _CLASSES = "BasicOperation FusedOperation FusibleOperation"
 
 _OPERATIONS = {
-    "": _shown(_OPS, f"{_all(_BASIC)} {_REGISTER} {_CLASSES} Linear Sequential", "operations, fusions, Linear and Sequential"),
-    ".op": _shown(_OPS, f"{_CLASSES} OperationContext"),
-    ".fuser": _shown(_OPS, f"{_REGISTER} OperationFuser"),
-    ".linear": _shown(_OPS, "Linear"),
-    ".sequential": _shown(_OPS, "Sequential"),
-    "._common": _shown((_OPS, _QUANTIZED), "is_quantized_tensor maybe_dequantize"),
-    ".basic": _shown(_OPS, _all(_BASIC), "operations on one tensor"),
-    **{f".basic.{file}": _shown(_OPS, names) for file, names in _BASIC.items()},
-    ".basic.grouped_linear": _shown((_OPS, f"{_OPS}.basic.grouped_linear"), f"{_BASIC['grouped_linear']} GRAD_INPUT_BUFFER_KEY OUTPUT_BUFFER_KEY"),
-    ".fused": _shown(f"{_OPS}.fused", _all(_FUSED)),
-    **{f".fused.{file}": _shown(f"{_OPS}.fused", names) for file, names in _FUSED.items()},
+    "": _package(_OPS, f"{_all(_BASIC)} {_REGISTER} {_CLASSES} Linear Sequential", "operations, fusions, Linear and Sequential"),
+    ".op": _package(_OPS, f"{_CLASSES} OperationContext"),
+    ".fuser": _package(_OPS, f"{_REGISTER} OperationFuser"),
+    ".linear": _package(_OPS, "Linear"),
+    ".sequential": _package(_OPS, "Sequential"),
+    "._common": _package((_OPS, _QUANTIZED), "is_quantized_tensor maybe_dequantize"),
+    ".basic": _package(_OPS, _all(_BASIC), "operations on one tensor"),
+    **{f".basic.{file}": _package(_OPS, names) for file, names in _BASIC.items()},
+    ".basic.grouped_linear": _package((_OPS, f"{_OPS}.basic.grouped_linear"), f"{_BASIC['grouped_linear']} GRAD_INPUT_BUFFER_KEY OUTPUT_BUFFER_KEY"),
+    ".fused": _package(f"{_OPS}.fused", _all(_FUSED)),
+    **{f".fused.{file}": _package(f"{_OPS}.fused", names) for file, names in _FUSED.items()},
 }
 
 _SAVING = "prepare_for_saving restore_from_func_ctx restore_from_saved"
@@ -95,10 +95,10 @@ _STORAGES = {file: f"{names.split()[0]}Storage" for file, names in _TENSORS.item
 """By the part of NVIDIA's files' names before ``_tensor`` and ``_tensor_storage``."""
 
 _QUANTIZED_TENSORS = {
-    "": _shown(_QUANTIZED, f"{_BASES} {_SAVING} {_all(_TENSORS)} {_all(_STORAGES)}", "quantizers, quantized tensors and their storages"),
-    ".storage": _shown(_QUANTIZED, _all(_STORAGES, "hybrid", "identity")),
-    **{f".{file}_tensor": _shown(_QUANTIZED, names) for file, names in _TENSORS.items()},
-    **{f".storage.{file}_tensor_storage": _shown(_QUANTIZED, name) for file, name in _STORAGES.items()},
+    "": _package(_QUANTIZED, f"{_BASES} {_SAVING} {_all(_TENSORS)} {_all(_STORAGES)}", "quantizers, quantized tensors and their storages"),
+    ".storage": _package(_QUANTIZED, _all(_STORAGES, "hybrid", "identity")),
+    **{f".{file}_tensor": _package(_QUANTIZED, names) for file, names in _TENSORS.items()},
+    **{f".storage.{file}_tensor_storage": _package(_QUANTIZED, name) for file, name in _STORAGES.items()},
 }
 
 _LAYERS = {
@@ -125,15 +125,15 @@ _ATTENTIONS = f"DotProductAttention InferenceParams MultiheadAttention RotaryPos
 _BUFFERS = "UserBufferQuantizationMode destroy_ub initialize_ub"
 
 _LAYER_MODULES = {
-    ".module": _shown((_TE_MODULES, _TE_FUNCTIONS), f"{_all(_LAYERS)} Fp8Padding Fp8Unpadding {_BUFFERS}", "layers"),
-    ".module.base": _shown((_TE_MODULES, _TE_FUNCTIONS), f"TransformerEngineBaseModule {_BUFFERS}"),
-    **{f".module.{file}": _shown(_TE_MODULES, names) for file, names in _LAYERS.items()},
-    ".attention": _shown(_TE_MODULES, _ATTENTIONS, "attention and rotary positions"),
-    **{f".attention.{file}": _shown(_TE_MODULES, names) for file, names in _ATTENTION.items()},
-    ".attention.linear_attention": _shown(_TE_MODULES, _all(_DELTA)),
-    **{f".attention.linear_attention.{file}": _shown(_TE_MODULES, name) for file, name in _DELTA.items()},
-    ".transformer": _shown(_TE_MODULES, "TransformerLayer"),
-    ".distributed": _shown((_TE_MODULES, _TE_FUNCTIONS), "CudaRNGStatesTracker checkpoint"),
+    ".module": _package((_TE_MODULES, _TE_FUNCTIONS), f"{_all(_LAYERS)} Fp8Padding Fp8Unpadding {_BUFFERS}", "layers"),
+    ".module.base": _package((_TE_MODULES, _TE_FUNCTIONS), f"TransformerEngineBaseModule {_BUFFERS}"),
+    **{f".module.{file}": _package(_TE_MODULES, names) for file, names in _LAYERS.items()},
+    ".attention": _package(_TE_MODULES, _ATTENTIONS, "attention and rotary positions"),
+    **{f".attention.{file}": _package(_TE_MODULES, names) for file, names in _ATTENTION.items()},
+    ".attention.linear_attention": _package(_TE_MODULES, _all(_DELTA)),
+    **{f".attention.linear_attention.{file}": _package(_TE_MODULES, name) for file, name in _DELTA.items()},
+    ".transformer": _package(_TE_MODULES, "TransformerLayer"),
+    ".distributed": _package((_TE_MODULES, _TE_FUNCTIONS), "CudaRNGStatesTracker checkpoint"),
 }
 
 _PERMUTATION = (
@@ -161,10 +161,12 @@ _OF_FUNCTIONS = (
 )
 
 _FUNCTION_MODULES = {
-    **{f".{file}": _shown(_TE_FUNCTIONS, names) for file, names in _FUNCTIONS.items() if file != "torch_version"},  # there the function has the name
-    **{f".module.{file}": _shown(_TE_FUNCTIONS, name) for file, name in _PADDING.items()},
-    ".optimizers": _shown((_TE_FUNCTIONS, "fusible.tex"), f"{_all(_OPTIMIZERS)} {_MULTI_TENSOR}", "optimizers and functions of many tensors"),
-    **{f".optimizers.{file}": _shown(_TE_FUNCTIONS, names) for file, names in {**_OPTIMIZERS, "newton_schulz": _SCHULZ}.items()},
+    **{
+        f".{file}": _package(_TE_FUNCTIONS, names) for file, names in _FUNCTIONS.items() if file != "torch_version"
+    },  # there the function has the name
+    **{f".module.{file}": _package(_TE_FUNCTIONS, name) for file, name in _PADDING.items()},
+    ".optimizers": _package((_TE_FUNCTIONS, "fusible.tex"), f"{_all(_OPTIMIZERS)} {_MULTI_TENSOR}", "optimizers and functions of many tensors"),
+    **{f".optimizers.{file}": _package(_TE_FUNCTIONS, names) for file, names in {**_OPTIMIZERS, "newton_schulz": _SCHULZ}.items()},
 }
 
 _RECIPES = "CustomRecipe DelayedScaling Float8BlockScaling Float8CurrentScaling Format MXFP8BlockScaling NVFP4BlockScaling Recipe"
@@ -183,28 +185,28 @@ _TOP = (
 )
 
 _MODULES = {
-    "": Shown(version=_VERSION),
-    ".common": Shown(),
-    ".common.recipe": _shown((_OPEN, _QUANTIZED), f"{_RECIPES} MMParams QParams"),
-    ".pytorch": _shown(
+    "": VirtualPackage(version=_VERSION),
+    ".common": VirtualPackage(),
+    ".common.recipe": _package((_OPEN, _QUANTIZED), f"{_RECIPES} MMParams QParams"),
+    ".pytorch": _package(
         (_TE_MODULES, _TE_FUNCTIONS, _STATE, _QUANTIZED, _OPS, "fusible.tex.enums"),
         _TOP,
         "modules, ops, optimizers, autocast, quantized_model_init, permutations, losses, quantizers and quantized tensors",
     ),
-    **{f".pytorch{name}": shown for name, shown in _FUNCTION_MODULES.items()},
-    **{f".pytorch{name}": shown for name, shown in _LAYER_MODULES.items()},
-    **{f".pytorch.ops{name}": shown for name, shown in _OPERATIONS.items()},
-    ".pytorch.quantization": _shown((_STATE, _OPEN, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
-    ".pytorch.fp8": _shown((_STATE, _OPEN, _QUANTIZED), _FP8),
-    ".pytorch.quantized_tensor": _shown(_QUANTIZED, f"{_BASES} {_SAVING}"),
-    **{f".pytorch.tensor{name}": shown for name, shown in _QUANTIZED_TENSORS.items()},
-    ".pytorch.dynamo": _shown(_QUANTIZED, _SPEC),
-    ".pytorch.dynamo.tensor_spec": _shown(_QUANTIZED, _SPEC),
-    ".pytorch.float8_tensor": _shown(_QUANTIZED, "Float8Tensor"),
-    ".pytorch.constants": _shown(("fusible.compat.te_constants", _TE_FUNCTIONS), f"{_CONSTANTS} CPLoadBalancingStrategy"),
-    ".pytorch.utils": _shown((_OPS, _TE_FUNCTIONS), f"{_GLU} {_DEVICE}"),
+    **{f".pytorch{name}": package for name, package in _FUNCTION_MODULES.items()},
+    **{f".pytorch{name}": package for name, package in _LAYER_MODULES.items()},
+    **{f".pytorch.ops{name}": package for name, package in _OPERATIONS.items()},
+    ".pytorch.quantization": _package((_STATE, _OPEN, _QUANTIZED), _QUANTIZATION, "autocast, quantized_model_init, recipes, roles and recipe state"),
+    ".pytorch.fp8": _package((_STATE, _OPEN, _QUANTIZED), _FP8),
+    ".pytorch.quantized_tensor": _package(_QUANTIZED, f"{_BASES} {_SAVING}"),
+    **{f".pytorch.tensor{name}": package for name, package in _QUANTIZED_TENSORS.items()},
+    ".pytorch.dynamo": _package(_QUANTIZED, _SPEC),
+    ".pytorch.dynamo.tensor_spec": _package(_QUANTIZED, _SPEC),
+    ".pytorch.float8_tensor": _package(_QUANTIZED, "Float8Tensor"),
+    ".pytorch.constants": _package(("fusible.compat.te_constants", _TE_FUNCTIONS), f"{_CONSTANTS} CPLoadBalancingStrategy"),
+    ".pytorch.utils": _package((_OPS, _TE_FUNCTIONS), f"{_GLU} {_DEVICE}"),
 }
 
-PACKAGES = {_TE + name: replace(shown, lacking=UNSERVED) for name, shown in _MODULES.items()}
+PACKAGES = {_TE + name: replace(package, lacking=UNSERVED) for name, package in _MODULES.items()}
 """By name: the module's names, and where they are looked up. NVIDIA's names are all listed of what Fusible has a counterpart of; those that it lacks
 are missing with a sentence."""

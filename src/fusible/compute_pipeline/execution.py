@@ -53,7 +53,7 @@ def run_forward(
     region: Region,
     x: Tensor,
     args: Sequence[Tensor],
-    given: Mapping[str, Any],
+    call_inputs: Mapping[str, Any],
     scales: Mapping[str, Any],
     taken: Sequence[Any] = (),
     call: dict[Any, Any] | None = None,
@@ -69,7 +69,7 @@ def run_forward(
     def body() -> Tensor:
         y = x
         for group in region.groups:
-            y, ctxs = forward_group(group, ops[group.start - start : group.stop - start], y, sides, given)
+            y, ctxs = forward_group(group, ops[group.start - start : group.stop - start], y, sides, call_inputs)
             for i, ctx in enumerate(ctxs, group.start):
                 if i >= first:
                     contexts[i - start] = ctx
@@ -83,7 +83,7 @@ def run_inference(
     region: Region,
     x: Tensor,
     args: Sequence[Tensor],
-    given: Mapping[str, Any],
+    call_inputs: Mapping[str, Any],
     scales: Mapping[str, Any],
     caches: Mapping[int, KVCache] | None = None,
     taken: Sequence[Any] = (),
@@ -97,7 +97,7 @@ def run_inference(
     def body() -> Tensor:
         y = x
         for group in region.groups:
-            y = infer_group(group, ops[group.start - region.start : group.stop - region.start], y, sides, given)
+            y = infer_group(group, ops[group.start - region.start : group.stop - region.start], y, sides, call_inputs)
         return y
 
     return Pass("inference", scales, caches, call=call).run(body), sides
@@ -108,7 +108,7 @@ def run_backward(
     region: Region,
     contexts: list[Context],
     dy: Tensor,
-    given: Mapping[str, Any],
+    call_inputs: Mapping[str, Any],
     scales: Mapping[str, Any],
     sums: Mapping[str, Tensor] | None = None,
     taken: Sequence[Any] = (),
@@ -132,7 +132,7 @@ def run_backward(
             ctxs = contexts[group.start - start :]
             del contexts[group.start - start :]
             members = plan.ops[group.start : group.stop]
-            d, grads[group.start - start : group.stop - start] = backward_group(group, members, ctxs, d, sides, given, slots)
+            d, grads[group.start - start : group.stop - start] = backward_group(group, members, ctxs, d, sides, call_inputs, slots)
         return d
 
     return BackwardResult(state.run(body), grads, state.amaxes, sides)
@@ -150,9 +150,9 @@ def _with_args(plan: Plan, region: Region, args: Sequence[Tensor]) -> list[Op]:
     return ops
 
 
-def forward_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any]) -> tuple[Tensor, Sequence[Context]]:
+def forward_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, call_inputs: Mapping[str, Any]) -> tuple[Tensor, Sequence[Context]]:
     """y and the contexts of a group's forward; side values are taken from ``sides``, and put there."""
-    values = _values(group.side_inputs, group.given, sides, given)
+    values = _values(group.side_inputs, group.call_inputs, sides, call_inputs)
     if group.fusion is not None:
         result = group.fusion.function(*members, x, **values)
     else:
@@ -170,11 +170,11 @@ def backward_group(
     ctxs: Sequence[Context],
     dy: Tensor,
     sides: Sides,
-    given: Mapping[str, Any],
+    call_inputs: Mapping[str, Any],
     sums: Collection[str] = (),
 ) -> tuple[Tensor | None, Sequence[Any]]:
     """dx and, per op, the gradients of its parameters. ``sums``: the names of those to which a pass may add gradients itself."""
-    values = _values(group.side_outputs, group.given, sides, given)
+    values = _values(group.side_outputs, group.call_inputs, sides, call_inputs)
     if group.fusion is not None:
         result = group.fusion.function(*members, *ctxs, dy, **values)
     else:
@@ -186,11 +186,11 @@ def backward_group(
     return result[0], result[1] if group.fusion is not None else (result[1],)
 
 
-def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any]) -> Tensor:
+def infer_group(group: Group, members: Sequence[Op], x: Tensor, sides: Sides, call_inputs: Mapping[str, Any]) -> Tensor:
     """y of a group's inference."""
     if group.side_outputs:
-        return forward_group(group, members, x, sides, given)[0]
-    values = _values(group.side_inputs, group.given, sides, given)
+        return forward_group(group, members, x, sides, call_inputs)[0]
+    values = _values(group.side_inputs, group.call_inputs, sides, call_inputs)
     y = group.fusion.function(*members, x, **values) if group.fusion else members[0].inference(x, **values)
     if not group.opaque:
         check_inference(members, y)
@@ -207,11 +207,11 @@ def _sides_of(region: Region, taken: Sequence[Any]) -> Sides:
 _NOTHING: dict[str, Any] = {}
 
 
-def _values(names: Sequence[str], given_names: Sequence[str], sides: Sides, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _values(names: Sequence[str], call_input_names: Sequence[str], sides: Sides, call_inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The side values that a group takes (the latest of each name; None for a gradient that nobody gave), and the values of the whole call."""
-    if not names and not given_names:
+    if not names and not call_input_names:
         return _NOTHING
-    return {**{name: sides[name].pop() if sides.get(name) else None for name in names}, **{name: given[name] for name in given_names}}
+    return {**{name: sides[name].pop() if sides.get(name) else None for name in names}, **{name: call_inputs[name] for name in call_input_names}}
 
 
 def _put(values: Mapping[str, Any], sides: Sides) -> None:

@@ -26,7 +26,7 @@ class Group:
     fusion: Fusion | None
     side_inputs: tuple[str, ...]
     side_outputs: tuple[str, ...]
-    given: tuple[str, ...]
+    call_inputs: tuple[str, ...]
     opaque: bool
     """Whether its passes are code for torch tensors, whose results are looked at where they become ours."""
 
@@ -39,9 +39,9 @@ class Group:
             if len(set(names)) < len(names):
                 of = f"the side values of {' + '.join(type(op).__name__ for op in members)} as one operation"
                 raise ArgumentError(expected("different names", of=of, got=", ".join(names), do="put fewer of them together"))
-        given = tuple(dict.fromkeys(name for op in members for name in op.given))
-        opaque = isinstance(members[0], OpaqueCode) or (fusion is not None and fusion.foreign)
-        return cls(start, stop, fusion, *sides, given=given, opaque=opaque)
+        call_inputs = tuple(dict.fromkeys(name for op in members for name in op.call_inputs))
+        opaque = isinstance(members[0], OpaqueCode) or (fusion is not None and fusion.opaque)
+        return cls(start, stop, fusion, *sides, call_inputs=call_inputs, opaque=opaque)
 
 
 def outer_sides(ops: Sequence[Op]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
@@ -59,12 +59,12 @@ def needs_backward(op: Op) -> bool:
     return any(op.wants(name) for name in ("x", *op.arg_names, *op.side_inputs))
 
 
-def group_ops(ops: Sequence[Op], fusions: Iterable[Fusion], start: int = 0, given: Iterable[tuple[int, int, Fusion]] = ()) -> tuple[Group, ...]:
-    """Cover ``ops[start:]``: the ``given`` groups, then the longest patterns first, each at its leftmost places, exact op types; what is left stands
-    alone. A given group that begins before ``start`` is kept whole."""
+def group_ops(ops: Sequence[Op], fusions: Iterable[Fusion], start: int = 0, fixed: Iterable[tuple[int, int, Fusion]] = ()) -> tuple[Group, ...]:
+    """Cover ``ops[start:]``: the ``fixed`` groups, then the longest patterns first, each at its leftmost places, exact op types; what is left stands
+    alone. A fixed group that begins before ``start`` is kept whole."""
     taken: dict[int, Group] = {}
     free = [i >= start for i in range(len(ops))]
-    for first, stop, fusion in given:
+    for first, stop, fusion in fixed:
         if stop > start:
             taken[first] = Group.of(ops, first, stop, fusion)
             free[first:stop] = [False] * (stop - first)

@@ -76,7 +76,7 @@ class Plan:
     segments: tuple[Segment, ...]
     inferred: tuple[Region, ...]
     """The regions of the inference."""
-    given: tuple[str, ...]
+    call_inputs: tuple[str, ...]
     state: StateLayout
     delayed: DelayedScaling | None
     """The options of the delayed scaling that the state belongs to."""
@@ -86,8 +86,8 @@ class Plan:
     """The first op that looks at whole sequences and cannot, if there is one."""
     out_width: int | None
     """The columns of y; None where they are not known before the call."""
-    foreign: bool
-    """Whether some of it computes elsewhere than by nvte's words, or has effects: that cannot be replayed or compiled."""
+    opaque: bool
+    """Whether some of it computes elsewhere than by nvte's functions, or has effects: that cannot be replayed or compiled."""
     fast_path: bool
     """Whether it hangs on x and the parameters alone, one in high precision as the other: each pass of a segment is one region, which nothing else
     goes into or comes out of."""
@@ -113,10 +113,10 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         for kind in ("forward", "backward", "inference")
     )
     arg_types, quantized_args = _arg_types(bound, request)
-    foreign = any(fusion.foreign for _, _, fusion in request.fused) or any(op.direct_only for op in bound)
-    given = _given(bound)
+    opaque = any(fusion.opaque for _, _, fusion in request.fused) or any(op.direct_only for op in bound)
+    call_inputs = _call_inputs(bound)
     held = (value for op in bound for value in vars(op).values())
-    alone = not (foreign or given or state.forward or state.backward or request.sides or request.outputs)
+    alone = not (opaque or call_inputs or state.forward or state.backward or request.sides or request.outputs)
     counts = [0, *accumulate(len(op.arg_names) for op in ops)]
     return Plan(
         request=request,
@@ -132,13 +132,13 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
         inference=inference,
         segments=_segments(bound, forward, backward, state, counts, request),
         inferred=regions_of("inference", bound, 0, len(bound), inference, state, counts, request.whole),
-        given=given,
+        call_inputs=call_inputs,
         state=state,
         delayed=delayed,
         caches={op.position: op.cached for op in bound if isinstance(op, Incremental) and op.cached},
         uncached=next((op for op in bound if not _goes_on(op)), None),
         out_width=widths[-1],
-        foreign=foreign,
+        opaque=opaque,
         fast_path=alone and not any(isinstance(type, QuantizedType) for type in (*arg_types, *held)),
     )
 
@@ -191,11 +191,11 @@ def _check_sides(ops: Sequence[Op], request: PlanRequest) -> None:
 
 def _goes_on(op: Op) -> bool:
     """Whether the op's inference on the further tokens of sequences is what it is on whole ones."""
-    return op.goes_on if isinstance(op, Incremental) else "sequences" not in op.given
+    return op.goes_on if isinstance(op, Incremental) else "sequences" not in op.call_inputs
 
 
-def _given(ops: Sequence[Op]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for op in ops for name in op.given))
+def _call_inputs(ops: Sequence[Op]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for op in ops for name in op.call_inputs))
 
 
 def _segments(

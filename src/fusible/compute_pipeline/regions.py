@@ -31,7 +31,7 @@ class Region:
     """Why it is called as it stands, each time, and is neither replayed nor compiled; None for one that can be."""
     takes: tuple[str, ...]
     """The side values that come from regions before it, in the order in which they are taken."""
-    given: tuple[str, ...]
+    call_inputs: tuple[str, ...]
     """The values of the whole call that its ops take."""
     scales: tuple[str, ...]
     """The slots of the scales that it reads."""
@@ -54,15 +54,15 @@ def regions_of(
     for run, first, last in zip(runs, starts, [*starts[1:], stop], strict=True):
         called = "; ".join(dict.fromkeys(reason for _, reason in run if reason)) or None
         of_run = tuple(group for group, _ in run)
-        given = tuple(dict.fromkeys(name for op in ops[first:last] for name in op.given))
+        call_inputs = tuple(dict.fromkeys(name for op in ops[first:last] for name in op.call_inputs))
         scales = _scales(kind, ops[first:last], state, called is not None, len(runs) > 1, first, last)
-        found.append(Region(first, last, of_run, called, _taken(kind, of_run), given, scales, slice(counts[first], counts[last])))
+        found.append(Region(first, last, of_run, called, _taken(kind, of_run), call_inputs, scales, slice(counts[first], counts[last])))
     return tuple(found)
 
 
 def _why_called(members: Sequence[Op], group: Group) -> str:
     """Why a group must be called as it stands; empty where it need not."""
-    if group.fusion is not None and group.fusion.foreign:
+    if group.fusion is not None and group.fusion.opaque:
         return f"{group.fusion.name} is the caller's own code"
     op = next((op for op in members if op.direct_only), None)
     if op is None:

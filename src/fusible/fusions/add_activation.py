@@ -13,7 +13,7 @@ from fusible.tex.activations import Activation as Row
 
 
 def _fused(row: Row) -> Callable[..., Any]:
-    word = getattr(nvte, f"dbias_{row.gradient}")
+    function = getattr(nvte, f"dbias_{row.gradient}")
 
     def fused(add: Add, act: Activation, add_ctx: Context, act_ctx: Context, dy: nvte.Tensor) -> Any:
         dy = nvte.cast_checked(dy, act.dy_dtype)
@@ -21,7 +21,7 @@ def _fused(row: Row) -> Callable[..., Any]:
             d, _ = act.backward(act_ctx, dy)
             dx, add_grads = add.backward(add_ctx, d)
             return dx, (add_grads, [])
-        dx, dbias = word(dy, act.saved(act_ctx), add.dx_dtype, add.dbias_dtype)
+        dx, dbias = function(dy, act.saved(act_ctx), add.dx_dtype, add.dbias_dtype)
         return dx, ([dbias], [])
 
     fused.__name__ = fused.__qualname__ = f"add_{row.name}_bwd_fused"

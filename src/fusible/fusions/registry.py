@@ -50,8 +50,8 @@ class Fusion:
         return self.function.__module__.partition(".")[0] == "fusible"
 
     @property
-    def foreign(self) -> bool:
-        """Whether it is a caller's own code for one stretch of ops, not registered, which may compute elsewhere than by nvte's words."""
+    def opaque(self) -> bool:
+        """Whether it is a caller's own code for one stretch of ops, not registered, which may compute elsewhere than by nvte's functions."""
         return not self.pattern
 
     def matches(self, ops: typing.Sequence[Op]) -> bool:

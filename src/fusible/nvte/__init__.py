@@ -1,4 +1,4 @@
-"""The framework-oblivious vocabulary: ``Tensor``, types, and the words that ops are written in."""
+"""The framework-oblivious vocabulary: ``Tensor``, types, and the functions that ops are written in."""
 
 from __future__ import annotations
 

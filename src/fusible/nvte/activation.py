@@ -1,4 +1,4 @@
-"""Words for the activations: ``y = f(x)``, gated ones ``[.., 2 H] -> [.., H]`` with ``y = f(first half) * second half``.
+"""Functions for the activations: ``y = f(x)``, gated ones ``[.., 2 H] -> [.., H]`` with ``y = f(first half) * second half``.
 
 Each can write an 8-bit result directly. ``d*`` is the backward; ``dbias_d*`` gives the bias gradient, the sum of ``dx`` over rows, with it.
 """
@@ -37,58 +37,58 @@ class ScaledActivationBackward(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
-def _given(x: Tensor, narrower: int) -> tuple[int, ...]:
+def _shape_of_result(x: Tensor, narrower: int) -> tuple[int, ...]:
     """The shape of what an activation gives for ``x``."""
     return (*x.shape[:-1], x.shape[-1] // narrower)
 
 
-def _pair(name: str, gradient: str, narrower: int) -> tuple[Activation, ActivationBackward]:
-    forward, backward = getattr(tex, name), getattr(tex, gradient)
+def _pair(name: str, gradient_name: str, narrower: int) -> tuple[Activation, ActivationBackward]:
+    kernel, gradient_kernel = getattr(tex, name), getattr(tex, gradient_name)
 
-    def word(x: Tensor, type: Type, *options: float) -> Tensor:
-        quantizer = emitter(type, _given(x, narrower))
-        return emit(forward(x.data, quantizer, *options), type, quantizer)
+    def function(x: Tensor, type: Type, *options: float) -> Tensor:
+        quantizer = emitter(type, _shape_of_result(x, narrower))
+        return emit(kernel(x.data, quantizer, *options), type, quantizer)
 
-    def dword(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
+    def gradient(dy: Tensor, x: Tensor, type: Type, *options: float) -> Tensor:
         quantizer = emitter(type, x.shape)
-        return emit(backward(dy.data, x.data, quantizer, *options), type, quantizer)
+        return emit(gradient_kernel(dy.data, x.data, quantizer, *options), type, quantizer)
 
-    word.__doc__ = f"``y = {name}(x)`` in ``type``, with the further options of ``tex.{name}``."
-    dword.__doc__ = f"``dx`` of ``{name}`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.{gradient}``)."
-    return word, dword
+    function.__doc__ = f"``y = {name}(x)`` in ``type``, with the further options of ``tex.{name}``."
+    gradient.__doc__ = f"``dx`` of ``{name}`` from ``dy`` and its input ``x``, in ``type`` (see ``tex.{gradient_name}``)."
+    return function, gradient
 
 
-def _scaled_pair(name: str, gradient: str, narrower: int) -> tuple[ScaledActivation, ScaledActivationBackward]:
-    forward, backward = getattr(tex, name), getattr(tex, gradient)
+def _scaled_pair(name: str, gradient_name: str, narrower: int) -> tuple[ScaledActivation, ScaledActivationBackward]:
+    kernel, gradient_kernel = getattr(tex, name), getattr(tex, gradient_name)
 
-    def word(x: Tensor, scales: Tensor, type: Type, *options: float) -> Tensor:
-        quantizer = emitter(type, _given(x, narrower))
-        return emit(forward(x.data, scales.data, quantizer, *options), type, quantizer)
+    def function(x: Tensor, scales: Tensor, type: Type, *options: float) -> Tensor:
+        quantizer = emitter(type, _shape_of_result(x, narrower))
+        return emit(kernel(x.data, scales.data, quantizer, *options), type, quantizer)
 
-    def dword(dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True) -> tuple[Tensor, Tensor | None]:
+    def gradient(dy: Tensor, x: Tensor, scales: Tensor, type: Type, *options: float, scales_gradient: bool = True) -> tuple[Tensor, Tensor | None]:
         quantizer = emitter(type, x.shape)
-        dx, dscales = backward(dy.data, x.data, scales.data, quantizer, *options, compute_scale_grad=scales_gradient)
+        dx, dscales = gradient_kernel(dy.data, x.data, scales.data, quantizer, *options, compute_scale_grad=scales_gradient)
         return emit(dx, type, quantizer), Tensor(dscales, scales.type) if scales_gradient else None
 
-    word.__doc__ = f"``y = {name}(x) * scales`` in ``type``, a scale per row, with the further options of ``tex.{name}``."
-    dword.__doc__ = f"``(dx, dscales)`` of ``{name}`` (see ``tex.{gradient}``); None for the latter without ``scales_gradient``."
-    return word, dword
+    function.__doc__ = f"``y = {name}(x) * scales`` in ``type``, a scale per row, with the further options of ``tex.{name}``."
+    gradient.__doc__ = f"``(dx, dscales)`` of ``{name}`` (see ``tex.{gradient_name}``); None for the latter without ``scales_gradient``."
+    return function, gradient
 
 
-def _with_dbias(gradient: str) -> ActivationBiasBackward:
-    backward = getattr(tex, f"dbias_{gradient}")
+def _with_dbias(gradient_name: str) -> ActivationBiasBackward:
+    kernel = getattr(tex, f"dbias_{gradient_name}")
 
-    def word(dy: Tensor, x: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
+    def function(dy: Tensor, x: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
         quantizer = emitter(type, x.shape)
-        sums, data = backward(dy.data, x.data, quantizer)
+        sums, data = kernel(dy.data, x.data, quantizer)
         return emit(data, type, quantizer), plain(sums, dbias_type)
 
-    word.__doc__ = f"``(dx, dbias)``: ``{gradient}`` and the sum of its result over rows (see ``tex.dbias_{gradient}``)."
-    return word
+    function.__doc__ = f"``(dx, dbias)``: ``{gradient_name}`` and the sum of its result over rows (see ``tex.dbias_{gradient_name}``)."
+    return function
 
 
-def _words() -> Iterator[tuple[str, Any]]:
-    """The words of every activation by their names, which are those of tex."""
+def _functions() -> Iterator[tuple[str, Any]]:
+    """The functions of every activation by their names, which are those of tex."""
     for row in ACTIVATIONS:
         names, narrower = (row.name, row.gradient), 2 if row.gated else 1
         yield from zip(names, _pair(*names, narrower), strict=True)
@@ -99,7 +99,7 @@ def _words() -> Iterator[tuple[str, Any]]:
             yield f"dbias_{row.gradient}", _with_dbias(row.gradient)
 
 
-_made = dict(_words())
+_made = dict(_functions())
 for _name, _word in _made.items():
     _word.__name__ = _word.__qualname__ = _name
 globals().update(_made)

@@ -1,4 +1,4 @@
-"""Words for attention over a batch of sequences, and for rotary position embedding."""
+"""Functions for attention over a batch of sequences, and for rotary position embedding."""
 
 from __future__ import annotations
 

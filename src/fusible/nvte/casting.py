@@ -1,6 +1,6 @@
-"""Words that change a tensor's type: quantize, dequantize, and the casts made of them.
+"""Functions that change a tensor's type: quantize, dequantize, and the casts made of them.
 
-"checked" words return their argument where it has the wanted type already. ``cast_transpose*`` give (cast, cast transposed) from one read.
+"checked" functions return their argument where it has the wanted type already. ``cast_transpose*`` give (cast, cast transposed) from one read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Words between the processes of a group. Each is called by every process of it; ``group`` is opaque and hashable, None: all processes.
+"""Functions between the processes of a group. Each is called by every process of it; ``group`` is opaque and hashable, None: all processes.
 
 Of a tensor that processes share by rows, rank r has the r-th part. One with a single scale is gathered in 8 bits: every process quantizes its rows by
 the same scale, so that the bytes of all are those of the whole. Current scaling takes the group's largest amax for it (``over``); under delayed

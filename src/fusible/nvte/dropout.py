@@ -1,4 +1,4 @@
-"""Words for dropout, drawn from an explicit seed."""
+"""Functions for dropout, drawn from an explicit seed."""
 
 from __future__ import annotations
 

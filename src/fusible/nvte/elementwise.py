@@ -1,4 +1,4 @@
-"""Words for sums, products with a number, copies, the order of columns, and allocation."""
+"""Functions for sums, products with a number, copies, the order of columns, and allocation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The running pass: what words may know of it, and where quantization reads its scales and leaves its amaxes.
+"""The running pass: what functions may know of it, and where quantization reads its scales and leaves its amaxes.
 
-A pass is per thread and per call. Words outside of any pass see ``Pass("inference")`` without scales.
+A pass is per thread and per call. Functions outside of any pass see ``Pass("inference")`` without scales.
 """
 
 from __future__ import annotations

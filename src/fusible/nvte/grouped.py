@@ -1,8 +1,8 @@
-"""Words for many products at once: the experts of a mixture, each with rows of its own.
+"""Functions for many products at once: the experts of a mixture, each with rows of its own.
 
 A *grouped* tensor is a matrix whose rows are divided: group ``i`` has the ``sizes[i]`` rows after those of the groups before it; rows beyond the last
 group belong to nobody. It has the type of its first group; under delayed scaling each has a slot, and so a scale, of its own. The sizes stay where
-they are: no word reads them, so a pass is the same for all.
+they are: no function reads them, so a pass is the same for all.
 """
 
 from __future__ import annotations

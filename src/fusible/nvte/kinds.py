@@ -1,4 +1,4 @@
-"""What the annotations of nvte's words stand for: of each, which values it allows."""
+"""What the annotations of nvte's functions stand for: of each, which values it allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over what came before: keys and values in pages, and the words that add to them and read them."""
+"""Attention over what came before: keys and values in pages, and the functions that add to them and read them."""
 
 from __future__ import annotations
 

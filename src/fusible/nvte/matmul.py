@@ -1,4 +1,4 @@
-"""Words for matrix products. ``matmul_transpose`` is fprop (TN), ``matmul`` dgrad (NN), ``transpose_matmul`` wgrad (NT).
+"""Functions for matrix products. ``matmul_transpose`` is fprop (TN), ``matmul`` dgrad (NN), ``transpose_matmul`` wgrad (NT).
 
 Operands may be 8-bit; products accumulate in fp32, are scaled there, and are rounded once to ``type``.
 """

@@ -1,4 +1,4 @@
-"""Words for the norms. ``gamma + 1`` stands for ``gamma`` where ``zero_centered_gamma``. Statistics are fp32, one per row; fp64 of fp64."""
+"""Functions for the norms. ``gamma + 1`` stands for ``gamma`` where ``zero_centered_gamma``. Statistics are fp32, one per row; fp64 of fp64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations, each with its backward, written in nvte words alone."""
+"""The operations, each with its backward, written in nvte functions alone."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def _constructor(base: type[Op], options: tuple[Option, ...]) -> Callable[..., N
 
 
 def _made(title: str, base: type[Op], doc: str, name: str, gradient: str, options: tuple[Option, ...], **declared: Any) -> tuple[str, type[Op]]:
-    """The class of an op of two words."""
-    declared |= {"word": staticmethod(getattr(nvte, name)), "dword": staticmethod(getattr(nvte, gradient))}
+    """The class of an op of two functions."""
+    declared |= {"function": staticmethod(getattr(nvte, name)), "gradient": staticmethod(getattr(nvte, gradient))}
     if options:
         numbers: Any = attrgetter(*(option.name for option in options))
         declared |= {"takes": options, "numbers": property(numbers if len(options) > 1 else lambda op: (numbers(op),))}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Unpack
 from fusible import nvte
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.nvte import DType
-from fusible.nvte.activation import Activation as ActivationWord
+from fusible.nvte.activation import Activation as ActivationForward
 from fusible.nvte.activation import ActivationBackward
 from fusible.ops.op import Context, Op, OpTypes
 from fusible.tex.activations import Option
@@ -18,13 +18,13 @@ __all__ = ["Activation", "BlockGate", "check_interleave", "half_width", "take_op
 
 
 class Activation(Op):
-    """An activation: a subclass names its word and the word's backward (wrapped in ``staticmethod``).
+    """An activation: a subclass names its function and the function's backward (wrapped in ``staticmethod``).
 
     ``cache_quantized_input``: what backward needs of x is kept in E4M3, scaled by its own amax: a byte per element, and a less exact gradient.
     """
 
-    word: ClassVar[ActivationWord]
-    dword: ClassVar[ActivationBackward]
+    function: ClassVar[ActivationForward]
+    gradient: ClassVar[ActivationBackward]
     gated: ClassVar[bool] = False
     quantizes_y = True
     quantizes_dx = True
@@ -50,11 +50,11 @@ class Activation(Op):
 
     def activate(self, x: nvte.Tensor) -> nvte.Tensor:
         """``y``, of an x in its type."""
-        return self.word(x, self.y_dtype)
+        return self.function(x, self.y_dtype)
 
     def differentiate(self, dy: nvte.Tensor, x: nvte.Tensor) -> nvte.Tensor:
         """``dx``, of dy and x in their types."""
-        return self.dword(dy, x, self.dx_dtype)
+        return self.gradient(dy, x, self.dx_dtype)
 
     def context(self, x: nvte.Tensor) -> Context:
         """What backward needs of x."""
@@ -86,7 +86,7 @@ class BlockGate(Activation):
     gated = True
     takes: ClassVar[tuple[Option, ...]] = ()
     numbers: tuple[float, ...] = ()
-    """What the words take beside tensors and the type: the values of ``takes``."""
+    """What the functions take beside tensors and the type: the values of ``takes``."""
 
     def __init__(self, *, glu_interleave_size: int | None = None, cache_quantized_input: bool = False, **types: Any) -> None:
         types = take_options(self, self.takes, types)
@@ -95,13 +95,13 @@ class BlockGate(Activation):
 
     def activate(self, x: nvte.Tensor) -> nvte.Tensor:
         size = self.glu_interleave_size
-        return self.word(x if size is None else nvte.deinterleave(x, size), self.y_dtype, *self.numbers)
+        return self.function(x if size is None else nvte.deinterleave(x, size), self.y_dtype, *self.numbers)
 
     def differentiate(self, dy: nvte.Tensor, x: nvte.Tensor) -> nvte.Tensor:
         size = self.glu_interleave_size
         if size is None:
-            return self.dword(dy, x, self.dx_dtype, *self.numbers)
-        dx = self.dword(dy, nvte.deinterleave(x, size), x.dtype, *self.numbers)
+            return self.gradient(dy, x, self.dx_dtype, *self.numbers)
+        dx = self.gradient(dy, nvte.deinterleave(x, size), x.dtype, *self.numbers)
         return nvte.cast_checked(nvte.interleave(dx, size), self.dx_dtype)
 
     def width(self, width: int | None) -> int | None:

@@ -56,7 +56,7 @@ class _Attention(Incremental, AttentionOperands, Op):
         return self.training and self.scores.dropout > 0
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def call_inputs(self) -> tuple[str, ...]:
         return ("sequences", "seed") if self.drops else ("sequences",)
 
     @property

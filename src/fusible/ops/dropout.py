@@ -36,7 +36,7 @@ class Dropout(Op):
         return not self.drops
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def call_inputs(self) -> tuple[str, ...]:
         return ("seed",) if self.drops else ()
 
     def forward(self, x: nvte.Tensor, *, seed: nvte.Tensor | None = None) -> tuple[nvte.Tensor, Context]:

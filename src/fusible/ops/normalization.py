@@ -61,12 +61,17 @@ class _Norm(Op):
         return y if len(self.over) == 1 else nvte.cast_checked(nvte.reshape(y, x.shape), self.y_dtype)
 
     def _gradients(
-        self, word: Callable[..., Any], word_add: Callable[..., Any], dy: nvte.Tensor, saved: tuple[nvte.Tensor, ...], addend: nvte.Tensor | None
+        self,
+        gradient: Callable[..., Any],
+        gradient_add: Callable[..., Any],
+        dy: nvte.Tensor,
+        saved: tuple[nvte.Tensor, ...],
+        addend: nvte.Tensor | None,
     ) -> tuple[nvte.Tensor, list[nvte.Tensor]]:
-        """dx and those of the parameters, by one of the backward's words."""
+        """dx and those of the parameters, by one of the backward's functions."""
         dy = nvte.cast_checked(dy, self.dy_dtype)
         given = self.rows(dy), *saved, self.zero_centered_gamma
-        dx, *grads = word(*given, self.dx_dtype) if addend is None else word_add(*given, self.rows(addend), self.dx_dtype)
+        dx, *grads = gradient(*given, self.dx_dtype) if addend is None else gradient_add(*given, self.rows(addend), self.dx_dtype)
         return (dx, grads) if len(self.over) == 1 else (nvte.reshape(dx, dy.shape), [nvte.reshape(grad, self.over) for grad in grads])
 
     def extra_repr(self) -> str:

@@ -13,7 +13,7 @@ __all__ = ["AttentionOperands", "CachedKeys", "Incremental", "OpaqueCode", "Shar
 
 
 class OpaqueCode:
-    """An op whose passes compute elsewhere than by nvte's words, as a user's operation in plain torch does: they can be neither replayed nor
+    """An op whose passes compute elsewhere than by nvte's functions, as a user's operation in plain torch does: they can be neither replayed nor
     compiled, and what they return is looked at where it becomes ours."""
 
     @property
@@ -30,7 +30,7 @@ class CachedKeys(NamedTuple):
 
 
 class Incremental:
-    """An op that looks at whole sequences (``sequences`` is ``given``) and whose inference can all the same go on with the further tokens of them.
+    """An op that looks at whole sequences (``sequences`` is of its ``call_inputs``) and whose inference goes on with the further tokens of them.
 
     Any other op that is given ``sequences`` refuses a call with a cache; one that is not given them takes tokens one by one, and needs none.
     """

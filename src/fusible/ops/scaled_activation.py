@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 
 from fusible import nvte
 from fusible.nvte import DType
-from fusible.nvte.activation import ScaledActivation as ScaledWord
+from fusible.nvte.activation import ScaledActivation as ScaledForward
 from fusible.nvte.activation import ScaledActivationBackward as ScaledBackward
 from fusible.ops.activation_base import check_interleave, half_width, take_options
 from fusible.ops.op import Context, Op, OpTypes
@@ -21,8 +21,8 @@ class ScaledActivation(Op):
     ``ds`` is each row's sum of ``dy * activation(x)``, in the type of ``s``.
     """
 
-    word: ClassVar[ScaledWord]
-    dword: ClassVar[ScaledBackward]
+    function: ClassVar[ScaledForward]
+    gradient: ClassVar[ScaledBackward]
     quantizes_y = True
     quantizes_dx = True
     x_dtype = DType.BFloat16
@@ -40,19 +40,19 @@ class ScaledActivation(Op):
 
     @property
     def options(self) -> tuple[float, ...]:
-        """What the words take beside tensors and the type."""
+        """What the functions take beside tensors and the type."""
         return ()
 
     def forward(self, x: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:
         x, scales = nvte.cast_checked(x, self.x_dtype), sides[self.scales]
-        return self.word(x, scales, self.y_dtype, *self.options), self.context(x, scales)
+        return self.function(x, scales, self.y_dtype, *self.options), self.context(x, scales)
 
     def context(self, x: nvte.Tensor, scales: nvte.Tensor) -> Context:
         return {"x": x, "scales": scales}
 
     def backward(self, ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, list[nvte.Tensor], dict[str, nvte.Tensor | None]]:
         dy, wanted = nvte.cast_checked(dy, self.dy_dtype), self.wants(self.scales)
-        dx, dscales = self.dword(dy, ctx["x"], ctx["scales"], self.dx_dtype, *self.options, scales_gradient=wanted)
+        dx, dscales = self.gradient(dy, ctx["x"], ctx["scales"], self.dx_dtype, *self.options, scales_gradient=wanted)
         return dx, [], {self.scales: dscales}
 
     def extra_repr(self) -> str:

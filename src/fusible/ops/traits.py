@@ -18,14 +18,14 @@ class OpTraits:
     backward; one with side inputs gets them as keywords of forward and inference, and returns ``(dx, grads, {name: gradient})`` from backward.
     An op that may stand in a pipeline several times is told the names when it is made, and takes the keywords as ``**sides``. None stands for the
     gradient of a side output that nobody took, and of a side input that is ``unwanted``.
-    ``given`` names values of the whole call (``sequences``, ``seed``), keywords of all three passes.
+    ``call_inputs`` names values of the whole call (``sequences``, ``seed``), keywords of all three passes.
     """
 
     side_inputs: tuple[str, ...] = ()
     side_outputs: tuple[str, ...] = ()
 
     @property
-    def given(self) -> tuple[str, ...]:
+    def call_inputs(self) -> tuple[str, ...]:
         return ()
 
     rows_apart: ClassVar[bool] = False

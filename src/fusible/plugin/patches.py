@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fusible.compat.finder import Names, adapt_loaded
-from fusible.compat.nvidia_package import AROUND, AROUND_TENSORS
+from fusible.compat.nvidia_package import PATCHES, TENSOR_PATCHES
 from fusible.tex.selection.registry import registry
 
 __all__ = ["apply_patches"]
@@ -19,9 +19,9 @@ def apply_patches() -> None:
 
     Where the nvidia backend can run, what the package asks of the device it goes on asking of NVIDIA's library.
     """
-    if any(isinstance(finder, Names) and AROUND_TENSORS.keys() <= finder.around.keys() for finder in sys.meta_path):
+    if any(isinstance(finder, Names) and TENSOR_PATCHES.keys() <= finder.around.keys() for finder in sys.meta_path):
         return
     native = registry.reason_unavailable(registry.find("nvidia")) is None
-    around = AROUND_TENSORS if native else {name: adapt for name, adapt in AROUND.items() if name != _LOADER}
+    around = TENSOR_PATCHES if native else {name: adapt for name, adapt in PATCHES.items() if name != _LOADER}
     sys.meta_path.insert(0, Names(around=around))
     adapt_loaded(around)

@@ -8,7 +8,6 @@ from fusible.pytorch.engine.autocast import autocast
 from fusible.pytorch.engine.executors import register_executor
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.sequence_parallel import reduce_sequence_parallel_gradients
-from fusible.pytorch.held import *
 from fusible.pytorch.modules import (
     BaseModule,
     CrossAttention,
@@ -28,6 +27,7 @@ from fusible.pytorch.modules import (
 from fusible.pytorch.modules.activation import *
 from fusible.pytorch.optimizers import *
 from fusible.pytorch.quantized_init import quantized_model_init
+from fusible.pytorch.quantized_parameters import *
 from fusible.quantized import (
     CustomRecipe,
     DelayedScaling,

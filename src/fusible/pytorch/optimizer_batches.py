@@ -14,7 +14,7 @@ from fusible.quantized import QuantizedTensor
 from fusible.tex.calls.transaction import Write
 from fusible.tex.formats import is_quantized
 
-__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "is_held_quantized", "local", "placed_as", "requantized"]
+__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "needs_own_step", "local", "placed_as", "requantized"]
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 STRIDED = {torch.strided}
@@ -49,7 +49,7 @@ class Batch:
             of_kind.append(tensor)
 
 
-def is_held_quantized(x: Any) -> bool:
+def needs_own_step(x: Any) -> bool:
     """Whether kernels cannot step a parameter as it is: it has a format of tex, or is another quantized tensor, as a hybrid one."""
     return isinstance(x, QuantizedTensor) or is_quantized(x)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, expected
-from fusible.pytorch.optimizer_batches import is_held_quantized, local
+from fusible.pytorch.optimizer_batches import local, needs_own_step
 
 __all__ = ["check_floats", "check_masters", "check_steppable", "listed", "listed_group", "no_state"]
 
@@ -111,7 +111,7 @@ def _check_tensors(p: Any, state: Any, slots: Sequence[str], title: str) -> None
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(expected("a tensor", of=of, got=f"a {type(x).__name__}", do=do))
         own = local(x)
-        if not is_held_quantized(own) and (own.layout is not torch.strided or own.dtype not in _FLOATS or own.device != p.device):
+        if not needs_own_step(own) and (own.layout is not torch.strided or own.dtype not in _FLOATS or own.device != p.device):
             got = f"one of {own.dtype}, {own.layout}, on {own.device}"
             raise ArgumentError(expected(f"a dense tensor of fp32, bf16 or fp16 on {p.device}", of=of, got=got, do=do))
         if tuple(x.shape) != tuple(p.grad.shape):

@@ -17,7 +17,7 @@ from fusible.errors import ArgumentError, CheckpointError, FusibleError, check_n
 from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.uninterrupted import uninterrupted
-from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, is_held_quantized, local, placed_as, requantized
+from fusible.pytorch.optimizer_batches import PLAIN, STRIDED, SURELY_MEMORY, Batch, local, needs_own_step, placed_as, requantized
 from fusible.pytorch.optimizer_checks import check_floats, check_masters, check_steppable, listed, listed_group, no_state
 from fusible.tex.calls.constructors import check_constructor
 from fusible.tex.calls.transaction import Write, gathered, run
@@ -148,7 +148,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
             if known is not None and not isinstance(known, dict):
                 raise no_state(known, type(self).__name__)
             state = known or self._new_state(p)
-            key = p.device, begins, not plain and is_held_quantized(local(p)), "master_param" in state
+            key = p.device, begins, not plain and needs_own_step(local(p)), "master_param" in state
             batch = batches.get(key)
             if batch is None:
                 batch = batches[key] = Batch(group, *key[1:], lists=[[] for _ in range(2 + len(self._slots))])
@@ -192,7 +192,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         check_floats(p.dtype, type(self).__name__)
         own = local(p)
         state: dict[str, Any] = {}
-        if is_held_quantized(own):
+        if needs_own_step(own):
             state["master_param"] = placed_as(p, own.dequantize().detach().float().clone())
         elif self.master_weights and p.dtype is not torch.float32:
             state["master_param"] = p.detach().float().clone()

@@ -23,7 +23,7 @@ from fusible.tex.selection.extend import declare, implement, undeclare
 from fusible.tex.selection.implementations import BackendImplKind, BackendPriority, OpImpl
 from fusible.tex.selection.management import coverage, get_backend, get_policy, list_backends, register_backend, set_backend, set_policy
 from fusible.tex.selection.policy import Policy
-from fusible.tex.selection.taping import Heard, listening
+from fusible.tex.selection.taping import RecordedCall, listening
 
 if TYPE_CHECKING:
 
@@ -43,7 +43,7 @@ __all__ = [
     "BackendPriority",
     "Call",
     "Decision",
-    "Heard",
+    "RecordedCall",
     "OpImpl",
     "Policy",
     "Request",

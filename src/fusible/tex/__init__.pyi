@@ -20,7 +20,7 @@ from fusible.tex.selection.extend import declare as declare, implement as implem
 from fusible.tex.selection.implementations import BackendImplKind as BackendImplKind, BackendPriority as BackendPriority, OpImpl as OpImpl
 from fusible.tex.selection.management import coverage as coverage, get_backend as get_backend, get_policy as get_policy, list_backends as list_backends, register_backend as register_backend, set_backend as set_backend, set_policy as set_policy
 from fusible.tex.selection.policy import Policy as Policy
-from fusible.tex.selection.taping import Heard as Heard, listening as listening
+from fusible.tex.selection.taping import RecordedCall as RecordedCall, listening as listening
 from fusible import tex as tex
 
 def bgrad_group_quantize(

@@ -1,7 +1,8 @@
 """Every activation of the package, a row each: its names, its options and its documentation.
 
-tex's declarations and backends' methods, nvte's words, the operations, the modules and the fusions with a bias are made of the rows. What computes
-one are the methods of its names in ``formulas.pointwise``, for torch and lazy tensors, and the native kernels of ``cppsrc/activation/list.hpp``.
+tex's declarations and backends' methods, nvte's functions, the operations, the modules and the fusions with a bias are made of the rows. What
+computes one are the methods of its names in ``formulas.pointwise``, for torch and lazy tensors, and the native kernels of
+``cppsrc/activation/list.hpp``.
 """
 
 from __future__ import annotations

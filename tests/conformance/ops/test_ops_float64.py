@@ -58,7 +58,7 @@ def _as_used(ops_: Sequence[Op], parameters: Mapping[str, TorchTensor], activati
 
 
 def _given(ops_: Sequence[Op], lengths: Sequence[int]) -> dict[str, Any]:
-    if not any("sequences" in op.given for op in ops_):
+    if not any("sequences" in op.call_inputs for op in ops_):
         return {}
     starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
     return {"sequences": Sequences(Tensor(starts, DType.Int32), len(lengths), max(lengths, default=0), False)}

@@ -14,7 +14,7 @@ from te_names_hidden import restored
 from fusible import compat, plugin, tex
 from fusible.compat import nvidia_package
 from fusible.compat.finder import Names
-from fusible.compat.nvidia_package import AROUND, AROUND_TENSORS
+from fusible.compat.nvidia_package import PATCHES, TENSOR_PATCHES
 from fusible.errors import ArgumentError, NotServedError
 from fusible.plugin import hooks, patches
 from fusible.tex.selection.registry import registry
@@ -79,7 +79,7 @@ def test_what_is_asked_of_the_device_is_answered_where_no_native_library_is(avai
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Names)]
     patches.apply_patches()
     (names,) = added()
-    assert names.around.keys() == (AROUND_TENSORS.keys() if available else AROUND.keys() - {"transformer_engine.common"})
+    assert names.around.keys() == (TENSOR_PATCHES.keys() if available else PATCHES.keys() - {"transformer_engine.common"})
     assert not names.aliases and not names.packages
 
 

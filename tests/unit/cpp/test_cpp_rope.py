@@ -84,7 +84,7 @@ def test_threads_change_no_bit(level: str, dtype: torch.dtype) -> None:
 
 
 def test_sine_and_cosine_are_those_of_the_angle_at_every_level_alike(level: str) -> None:
-    """Heads (1, 0) turn into (cos, sin). Around multiples of pi / 2, whose sine is what a reduction loses first, and far beyond them."""
+    """Heads (1, 0) turn into (cos, sin). Patch multiples of pi / 2, whose sine is what a reduction loses first, and far beyond them."""
     generator = np.random.default_rng(3)
     quarters = (np.arange(4000) * np.pi / 2).astype(np.float32)
     spread = (generator.uniform(-1, 1, 40_000) * np.exp2(generator.uniform(-30, 30, 40_000))).astype(np.float32)

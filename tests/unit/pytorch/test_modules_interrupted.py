@@ -84,7 +84,7 @@ def _quantize() -> Made:
         with torch.no_grad():
             held = [type(parameter).__name__ for parameter in model.parameters()]
             bound = [type(arg.data).__name__ for module in model.modules() if isinstance(module, fusible.pytorch.BaseModule)
-                     for b in module.own_ops() for arg in b.op.args]  # fmt: skip
+                     for b in module.local_ops() for arg in b.op.args]  # fmt: skip
             return [held, bound, model(_x())]
 
     return lambda: quantize_parameters(model), state

@@ -14,7 +14,7 @@ from fusible import nvte
 from fusible.fusions import register_fusion_inference, unregister_fusion
 from fusible.ops import GELU, ReLU
 from fusible.pytorch import ops
-from fusible.pytorch.engine.call_values import draw_seed
+from fusible.pytorch.engine.call_inputs import draw_seed
 
 WIDTH = 32
 

@@ -273,7 +273,7 @@ def test_a_parameter_of_a_class_of_the_users_is_held_in_its_dtype() -> None:
 
     for dtype in (torch.float32, torch.bfloat16):
         for parameter in (torch.ones(2, dtype=dtype), nn.Parameter(torch.ones(2, dtype=dtype)), torch.ones(2, dtype=dtype).as_subclass(Mine)):
-            assert weights.held_type(parameter) is nvte_dtype(dtype)
+            assert weights.stored_type(parameter) is nvte_dtype(dtype)
 
 
 def test_fields_are_the_same_objects_and_nothing_else() -> None:

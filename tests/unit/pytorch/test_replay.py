@@ -218,7 +218,7 @@ def test_of_more_programs_than_are_kept_the_latest_stay(monkeypatch: pytest.Monk
 def heard(listing: Listing, method, *args, **kwargs):
     """A call as ``listing`` hears of it."""
     result = method(*args, **kwargs)
-    listing.note(tex.Heard(method, args, kwargs, result))
+    listing.note(tex.RecordedCall(method, args, kwargs, result))
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as save_tensors
 
-from fusible.compat.nvidia_state import Recipe, read_foreign_state, write_state
+from fusible.compat.nvidia_state import Recipe, read_pickled_state, write_state
 from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
 from fusible.pytorch.engine.scaling import ScalingOwner
@@ -121,7 +121,7 @@ def _checked(extra: Any, module: str) -> Any:
     if not isinstance(extra, torch.Tensor) or extra.dtype != torch.uint8:
         do = "load it by NVIDIA's package and save it anew, or with strict=False"
         raise CheckpointError(expected("a uint8 tensor", of=f"the _extra_state of {module}", got=type(extra).__name__, do=do))
-    return read_foreign_state(extra.cpu().numpy().tobytes())
+    return read_pickled_state(extra.cpu().numpy().tobytes())
 
 
 def _format(largest: float) -> int:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from fusible.compat.finder import Around
+from fusible.compat.finder import Patch
 
-__all__ = ["AROUND_TRITON"]
+__all__ = ["TRITON_PATCHES"]
 
 _PACKAGE = "transformer_engine.pytorch.triton"
 
@@ -35,7 +35,7 @@ def _on_host(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
     return served
 
 
-def _around(name: str) -> Around:
+def _patch(name: str) -> Patch:
     @contextmanager
     def around(module: ModuleType) -> Iterator[None]:
         yield
@@ -46,5 +46,5 @@ def _around(name: str) -> Around:
     return around
 
 
-AROUND_TRITON: dict[str, Around] = {f"{_PACKAGE}.{name}": _around(name) for name in ("cross_entropy", "grouped_dbias_dscales", "pad", "permutation")}
+TRITON_PATCHES: dict[str, Patch] = {f"{_PACKAGE}.{name}": _patch(name) for name in ("cross_entropy", "grouped_dbias_dscales", "pad", "permutation")}
 """By module of the package: what is done around it."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.assumptions import collected
-from fusible.lazy.compilation.admission import Admission, SizeAdmission, admissions_of
+from fusible.lazy.compilation.argument_checks import ArgumentCheck, SizeCheck, checks_of
 from fusible.lazy.compilation.buckets import BucketSource, check_conditions, checked_buckets
 from fusible.lazy.compilation.executable import Executable
 from fusible.lazy.compilation.input_info import InputInfo
@@ -62,8 +62,8 @@ def compile(
     if isinstance(owner, Parametrized):
         owner._name_parameters()
     signature = _donating(Signature.of(bound, name), donate)
-    admissions = admissions_of(signature)
-    tracers = [_tracer(admission, i, leaf.name) for i, (admission, leaf) in enumerate(zip(admissions, signature.leaves, strict=True))]
+    checks = checks_of(signature)
+    tracers = [_tracer(check, i, leaf.name) for i, (check, leaf) in enumerate(zip(checks, signature.leaves, strict=True))]
     made = {leaf.name: tracer for leaf, (tracer, _) in zip(signature.leaves, tracers, strict=True)}
     given = filled(bound, made)
     with collected() as conditions:
@@ -76,22 +76,22 @@ def compile(
     aliases = _aliases(signature, trace)
     results = [(t.shape, t.dtype, t.device) for t in trace.outputs]
     level = min(optimization_level, 3)
-    chosen = checked_buckets(buckets, [found for a in admissions for found, _ in a.origins], bool(aliases))
+    chosen = checked_buckets(buckets, [found for a in checks for found, _ in a.origins], bool(aliases))
     check_conditions(list(conditions), chosen)
     source = BucketSource(trace, level, chosen) if chosen else TraceSource(trace, level, aliases)
-    return Executable(name, signature, admissions, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
+    return Executable(name, signature, checks, results, source, single=isinstance(returned, Tensor), conditions=list(conditions))
 
 
-def _tracer(admission: Admission, index: int, name: str) -> tuple[Any, TraceTensor]:
+def _tracer(check: ArgumentCheck, index: int, name: str) -> tuple[Any, TraceTensor]:
     """What stands for a runtime input while the function runs, and its recorded value, which errors call ``name``."""
-    if isinstance(admission, SizeAdmission):
-        op: Input = DimensionInput(index, (), admission.dtype, admission.size)
+    if isinstance(check, SizeCheck):
+        op: Input = DimensionInput(index, (), check.dtype, check.size)
     else:
-        op = Input(index, admission.shape, admission.dtype)  # type: ignore[arg-type] - see Shape
+        op = Input(index, check.shape, check.dtype)  # type: ignore[arg-type] - see Shape
     tensor = TraceTensor(op.shape, op.dtype, DEFAULT, op, user_line())
     tensor.name = name
     op.bind((), (tensor,))
-    return wrapped(admission.size) if isinstance(admission, SizeAdmission) else Tensor.from_trace_tensor(tensor), tensor
+    return wrapped(check.size) if isinstance(check, SizeCheck) else Tensor.from_trace_tensor(tensor), tensor
 
 
 def _donating(signature: Signature, names: Sequence[str]) -> Signature:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fusible.errors import ArgumentError, FusibleError, ShapeError, check_path, check_switch, expected
 from fusible.lazy.assumptions import Condition
 from fusible.lazy.compilation import saving
-from fusible.lazy.compilation.admission import Admission
+from fusible.lazy.compilation.argument_checks import ArgumentCheck
 from fusible.lazy.compilation.input_info import Bounds, InputInfo, Runtime
 from fusible.lazy.compilation.signature import Leaf, Signature, Template
 from fusible.lazy.compilation.source import Source
@@ -73,7 +73,7 @@ class Executable:
         self,
         name: str,
         signature: Signature,
-        admissions: Sequence[Admission],
+        checks: Sequence[ArgumentCheck],
         results: Sequence[ResultType],
         source: Source,
         *,
@@ -84,13 +84,13 @@ class Executable:
         self.stream = default_stream()
         self._signature = signature
         self._plain_count = signature.plain_count
-        self._admissions = list(admissions)
+        self._checks = list(checks)
         self._results = list(results)
         self._source = source
         self._single = single
         self._conditions = list(conditions)
-        self._origins = [origin for a in admissions for origin in a.origins]
-        self._donated = [i for i, a in enumerate(admissions) if a.donate]
+        self._origins = [origin for a in checks for origin in a.origins]
+        self._donated = [i for i, a in enumerate(checks) if a.donate]
         self._lock = Lock()
         self._programs: OrderedDict[tuple[int, ...], tuple[Program, list[ResultType]]] = OrderedDict()
         self._constants = [op.placed() for op in source.storages]
@@ -151,7 +151,7 @@ class Executable:
         return f"Executable({', '.join(inputs)}) -> {result}"
 
     def __repr__(self) -> str:
-        return f"Executable({self.name}, inputs={len(self._admissions)}, outputs={len(self._results)})"
+        return f"Executable({self.name}, inputs={len(self._checks)}, outputs={len(self._results)})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the runtime inputs. See the class."""
@@ -159,15 +159,15 @@ class Executable:
             leaves: Sequence[Any] = args if len(args) == self._plain_count and not kwargs else self._signature.bind(args, kwargs)
             buffers: list[Any] = []
             sizes: list[int] = []
-            for admission, given in zip(self._admissions, leaves, strict=True):
-                if type(given) is Tensor and not admission.donate:
+            for check, given in zip(self._checks, leaves, strict=True):
+                if type(given) is Tensor and not check.donate:
                     # The common case without a call: a stored tensor of the one right type.
                     tensor = given.trace_tensor
                     stored = tensor.producer
-                    if type(stored) is Storage and tensor.shape == admission.shape and tensor.dtype is admission.dtype and tensor.device is DEFAULT:
+                    if type(stored) is Storage and tensor.shape == check.shape and tensor.dtype is check.dtype and tensor.device is DEFAULT:
                         buffers.append(stored.buffer if stored.buffer is not None else stored.placed())
                         continue
-                buffers.append(admission.admit(given, sizes))
+                buffers.append(check.admit(given, sizes))
             program, results = self._fixed or self._at(sizes)
             if self._donated:
                 self._donate(buffers)
@@ -190,11 +190,11 @@ class Executable:
         Strided memory is copied. Raises as a call does; donation takes nothing from the caller here.
         """
         try:
-            if len(inputs) != len(self._admissions):
-                wanted = f"{len(self._admissions)} inputs"
+            if len(inputs) != len(self._checks):
+                wanted = f"{len(self._checks)} inputs"
                 raise ArgumentError(expected(wanted, of=f"the executable {self.name}", got=len(inputs), do="pass one per InputInfo"))
             sizes: list[int] = []
-            arrays = [admission.read(given, sizes) for admission, given in zip(self._admissions, inputs, strict=True)]
+            arrays = [check.read(given, sizes) for check, given in zip(self._checks, inputs, strict=True)]
             program, _ = self._fixed or self._at(sizes)
         except FusibleError as error:
             locate(error, ())

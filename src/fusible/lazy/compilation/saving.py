@@ -28,7 +28,7 @@ import safetensors.numpy
 from fusible.errors import ArgumentError, CheckpointError, CompileError, expected
 from fusible.files import parse_json, read_file, replace_file
 from fusible.lazy.assumptions import Condition
-from fusible.lazy.compilation.admission import Admission, SizeAdmission, admissions_of
+from fusible.lazy.compilation.argument_checks import ArgumentCheck, SizeCheck, checks_of
 from fusible.lazy.compilation.signature import Signature
 from fusible.lazy.compilation.signature_json import parameters_from_json, parameters_to_json
 from fusible.lazy.compilation.source import ModuleSource
@@ -152,22 +152,22 @@ def _made(cls: type[Executable], manifest: Any, parts: dict[str, bytes], trust_b
     if type(manifest["name"]) is not str:
         raise TypeError(f"the name {manifest['name']!r}")
     signature = Signature(manifest["name"], parameters_from_json(manifest["parameters"]))
-    admissions = admissions_of(signature)
-    known = {symbol.name: symbol for a in admissions for symbol, _ in a.origins}
+    checks = checks_of(signature)
+    known = {symbol.name: symbol for a in checks for symbol, _ in a.origins}
     results = [(tuple([from_json(n, known) for n in shape]), _dtype(of), device(place)) for shape, of, place in manifest["results"]]
     storages = _storages(parts[_CONSTANTS], manifest["constants"])
-    inputs = [(a.shape, a.dtype) for a in admissions] + [(op.shape, op.dtype) for op in storages]
+    inputs = [(a.shape, a.dtype) for a in checks] + [(op.shape, op.dtype) for op in storages]
     outputs = [(shape, of) for shape, of, _ in results]
     level = int(manifest["level"])
-    source = ModuleSource(parts[_MODULE], inputs, outputs, _sizes(admissions), storages, level)  # type: ignore[arg-type] - see Shape
+    source = ModuleSource(parts[_MODULE], inputs, outputs, _sizes(checks), storages, level)  # type: ignore[arg-type] - see Shape
     if trust_binary and _BINARY in parts and manifest["engine"] == current_engine().tag():
         source.binary = {symbol: symbol.opt for symbol in known.values()}, parts[_BINARY]
     conditions = [Condition.from_json(data, known) for data in manifest["conditions"]]
-    return cls(manifest["name"], signature, admissions, results, source, single=bool(manifest["single"]), conditions=conditions)
+    return cls(manifest["name"], signature, checks, results, source, single=bool(manifest["single"]), conditions=conditions)
 
 
-def _sizes(admissions: list[Admission]) -> dict[int, Symbol]:
-    return {i: a.origins[0][0] for i, a in enumerate(admissions) if isinstance(a, SizeAdmission) and isinstance(a.size, Size)}
+def _sizes(checks: list[ArgumentCheck]) -> dict[int, Symbol]:
+    return {i: a.origins[0][0] for i, a in enumerate(checks) if isinstance(a, SizeCheck) and isinstance(a.size, Size)}
 
 
 def _dtype(name: str) -> dtype:

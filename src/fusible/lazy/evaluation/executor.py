@@ -17,7 +17,7 @@ from fusible.lazy.trace.storage import Storage
 from fusible.lazy.trace.tensor import TraceTensor
 from fusible.lazy.trace.trace import Trace
 
-__all__ = ["CACHE", "awaits_call", "evaluate", "program_of", "settle"]
+__all__ = ["CACHE", "awaits_call", "evaluate", "materialize", "program_of"]
 
 _NONE: Mapping[int, int] = MappingProxyType({})
 
@@ -45,7 +45,7 @@ def awaits_call(tensor: TraceTensor) -> bool:
     return not isinstance(tensor.producer, Storage) and bool(Trace([tensor]).tracers)
 
 
-def settle(tensor: TraceTensor) -> Storage:
+def materialize(tensor: TraceTensor) -> Storage:
     """Compute a recorded tensor, which becomes a stored one, as do the other outputs of its operation.
 
     Together, so that no program finds some outputs of an operation stored and others to be computed. The cache of programs is left alone where
@@ -72,4 +72,4 @@ def settle(tensor: TraceTensor) -> Storage:
 
 def evaluate(tensor: TraceTensor) -> Array:
     """The value of a recorded tensor, which becomes a stored one."""
-    return settle(tensor).data
+    return materialize(tensor).data

@@ -165,7 +165,7 @@ class Tensor(metaclass=TensorMeta):
 
         Raises ``CompileError`` where the value depends on an argument of a function that is being compiled.
         """
-        executor.settle(self.trace_tensor)
+        executor.materialize(self.trace_tensor)
         return self
 
     @shows_user

@@ -25,7 +25,7 @@ from fusible.nvte import (
     unflatten,
 )
 from fusible.pytorch.engine.borders import Border, OnTheWay, leaf_count, packed, spec_key
-from fusible.pytorch.engine.call_values import Given, put_together
+from fusible.pytorch.engine.call_inputs import CallInputs, put_together
 from fusible.pytorch.engine.executors import DIRECT
 from fusible.pytorch.engine.pass_tensors import Places, pack, places_of, unpack
 from fusible.pytorch.engine.program import Executor
@@ -102,7 +102,7 @@ class Call:
     plan: Plan
     args: Sequence[Any]
     executor: Executor
-    given: Given
+    call_inputs: CallInputs
     owner: ScalingOwner
     snapshot: Snapshot | None
     main_grads: Mapping[int, torch.Tensor] = field(default_factory=dict)
@@ -136,15 +136,15 @@ class Call:
         """Run the forward of a region: per op the names of what it leaves for backward, how that was taken apart, and the tensors."""
         plan = self.plan
         scales = _read(self.snapshot, region.scales)
-        names, key, slots = region.given, self.given.key(region.given), tuple(scales)
+        names, key, slots = region.call_inputs, self.call_inputs.key(region.call_inputs), tuple(scales)
         args, arg_spec = _flat(plan, self.args, region.args)
         taken, border = way.into(region)
         notes = self.notes
-        inputs, sizes = pack(taken, args=args, given=self.given.leaves(names), scaling=[*scales.values()])
+        inputs, sizes = pack(taken, args=args, call_inputs=self.call_inputs.leaves(names), scaling=[*scales.values()])
 
         def program(leaves: list[Any]) -> tuple[list[Any], _ForwardStatic]:
             came = unpack(leaves, sizes)
-            values = put_together(names, key, came.given)
+            values = put_together(names, key, came.call_inputs)
             held = dict(zip(slots, came.scaling, strict=True))
             x, *sides = border.opened(came.passing)
             assert x is not None
@@ -197,18 +197,18 @@ class Call:
         ``last``: whether what comes out is the gradient of the segment's x, which leaves it in high precision."""
         plan, executor = self.plan, _for(region, self.executor)
         scales = _read(self.snapshot, region.scales)
-        names, given_key, slots = region.given, self.given.key(region.given), tuple(scales)
+        names, call_inputs_key, slots = region.call_inputs, self.call_inputs.key(region.call_inputs), tuple(scales)
         places = [place for place in self.main_grads if region.args.start <= place < region.args.stop]
         taken, border = way.into(region)
         notes, in_place = self.notes, executor.in_place
         own = _taken_from_end(saved, len(saved) if last else sum(map(leaf_count, spec)))
         main_grads = [self.main_grads[place] for place in places]
-        inputs, sizes = pack(taken, saved=own, given=self.given.leaves(names), grads=main_grads, scaling=[*scales.values()])
+        inputs, sizes = pack(taken, saved=own, call_inputs=self.call_inputs.leaves(names), grads=main_grads, scaling=[*scales.values()])
 
         def program(leaves: list[Any]) -> tuple[list[Any], _BackwardStatic]:
             came = unpack(leaves, sizes)
             leaves.clear()
-            values = put_together(names, given_key, came.given)
+            values = put_together(names, call_inputs_key, came.call_inputs)
             so_far = [make_nvte_tensor(leaf) for leaf in came.grads]
             sums = {plan.arg_slots[place]: x if in_place else copy(x) for place, x in zip(places, so_far, strict=True)}
             held = dict(zip(slots, came.scaling, strict=True))
@@ -227,7 +227,7 @@ class Call:
             results, sizes_out = pack(passed, grads=present, scaling=[*result.amaxes.values()])
             return results, _BackwardStatic(places_of(sizes_out), sent, tuple(result.amaxes), tuple(grad is not None for grad in grads))
 
-        program_key = (region, "backward", given_key, tuple(places), border.key(taken), self._left_by(context_keys, spec))
+        program_key = (region, "backward", call_inputs_key, tuple(places), border.key(taken), self._left_by(context_keys, spec))
         del own, taken
         outputs, known = executor(program_key, program, inputs)
         if known.observed:
@@ -244,7 +244,7 @@ class Call:
 
     def _left_by(self, context_keys: Sequence[tuple[str, ...]], spec: Sequence[Leaf]) -> Any:
         """What a program of backward depends on of what forward left: nothing beside the plan, unless code of the caller's left it."""
-        return (tuple(context_keys), spec_key(spec)) if self.plan.foreign else ()
+        return (tuple(context_keys), spec_key(spec)) if self.plan.opaque else ()
 
 
 _AS_IT_IS = nullcontext()
@@ -283,7 +283,7 @@ def infer(
     executor: Executor,
     x: torch.Tensor,
     params: Sequence[Any],
-    given: Given,
+    call_inputs: CallInputs,
     snapshot: Snapshot | None,
     caches: Mapping[int, KVCache] | None = None,
     extra: Sequence[torch.Tensor] = (),
@@ -296,7 +296,7 @@ def infer(
     grown: list[torch.Tensor] = []
     for region in plan.inferred:
         own = {position: cache for position, cache in caches.items() if region.start <= position < region.stop} if caches else {}
-        grown += _infer(plan, region, _for(region, executor), way, params, given, snapshot, own, notes)
+        grown += _infer(plan, region, _for(region, executor), way, params, call_inputs, snapshot, own, notes)
     return [_result(way, plan), *_outputs(way, plan)], [] if executor.in_place else grown
 
 
@@ -306,7 +306,7 @@ def _infer(
     executor: Executor,
     way: OnTheWay,
     params: Sequence[Any],
-    given: Given,
+    call_inputs: CallInputs,
     snapshot: Snapshot | None,
     caches: Mapping[int, KVCache],
     notes: dict[Any, Any] | None,
@@ -315,13 +315,13 @@ def _infer(
     args, arg_spec = _flat(plan, params, region.args)
     cached, cache_key = _take_apart(caches) if caches else ([], ())
     scales = _read(snapshot, region.scales)
-    names, key, slots, in_place = region.given, given.key(region.given), tuple(scales), executor.in_place
+    names, key, slots, in_place = region.call_inputs, call_inputs.key(region.call_inputs), tuple(scales), executor.in_place
     taken, border = way.into(region)
-    inputs, sizes = pack(taken, args=args, given=given.leaves(names), caches=cached, scaling=[*scales.values()])
+    inputs, sizes = pack(taken, args=args, call_inputs=call_inputs.leaves(names), caches=cached, scaling=[*scales.values()])
 
     def program(leaves: list[Any]) -> tuple[list[Any], tuple[Places, Border]]:
         came = unpack(leaves, sizes)
-        values = put_together(names, key, came.given)
+        values = put_together(names, key, came.call_inputs)
         cache = _cache_of(cache_key, came.caches)
         held = dict(zip(slots, came.scaling, strict=True))
         x, *sides = border.opened(came.passing)

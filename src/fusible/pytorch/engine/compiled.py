@@ -27,7 +27,7 @@ from fusible.pytorch.engine.autocast import autocast_of, current_autocast, trace
 from fusible.pytorch.engine.batch import Batch, read_batch
 from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.call import Call
-from fusible.pytorch.engine.call_values import draw_seed
+from fusible.pytorch.engine.call_inputs import draw_seed
 from fusible.pytorch.engine.fast_path import FastPathCall
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.parametrized import parameter_of
@@ -82,7 +82,7 @@ def breaks_graph(handle: str, part: int, context: str) -> bool:
 def _draws_seed(name: str, training: Sequence[bool]) -> bool:
     """Whether the call draws a random seed."""
     bound = _runner_of(name).bound
-    return any("seed" in b.op.with_(training=mode).given for b, mode in zip(bound, training, strict=True))
+    return any("seed" in b.op.with_(training=mode).call_inputs for b, mode in zip(bound, training, strict=True))
 
 
 def traced_call(
@@ -205,7 +205,7 @@ def _forward(
         extra = runner.rows_of(extra, batch, x.shape)
     if not wanted:
         y = runner.infer(plan, autocast_of(context), rows, params, batch, seed, extra, {})[0]
-        return _apart([y if batch is None else batch.restore(y)], (x, *args, *extra))
+        return _deduplicate([y if batch is None else batch.restore(y)], (x, *args, *extra))
     call = runner.begin(plan, autocast_of(context), rows, params, batch, seed, {})
     kept = _Kept(8)
     kept.call, kept.batch, kept.saved = call, batch, []
@@ -215,7 +215,7 @@ def _forward(
         y, _, saved = call.forward(index, y, extra)
         kept.saved.append(saved)
     runner.commit(call)
-    result = _apart([y if batch is None else batch.restore(y)], (x, *args, *extra))
+    result = _deduplicate([y if batch is None else batch.restore(y)], (x, *args, *extra))
     _protect(kept, params, (x, *args, *extra, *result))
     return [*result, _ticket(kept)]
 
@@ -228,7 +228,7 @@ def _own(own: torch.Tensor | None, arg: torch.Tensor) -> torch.Tensor:
     return own if same else arg
 
 
-def _apart(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _deduplicate(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results, contiguous and with memory of their own: an operator may not give back an input, nor one tensor twice."""
     taken = {value.untyped_storage().data_ptr() for value in inputs}
     apart = []
@@ -334,7 +334,7 @@ def _backward(ticket: torch.Tensor, dy: torch.Tensor, wanted: list[bool], sizes:
         d = kept.batch.restore(d)
     results = [d, *(grad for grad, passed in zip(grads, kept.passed, strict=True) if passed)]
     asked = zip([result for result, there in zip(results, wanted, strict=True) if there], _layouts(sizes, dtypes), strict=True)
-    return _apart([dy.new_zeros(shape, dtype=dtype) if g is None else g.to(dtype).view(shape) for g, (shape, dtype) in asked], (dy, ticket))
+    return _deduplicate([dy.new_zeros(shape, dtype=dtype) if g is None else g.to(dtype).view(shape) for g, (shape, dtype) in asked], (dy, ticket))
 
 
 @_backward.register_fake

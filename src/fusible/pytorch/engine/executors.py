@@ -12,7 +12,7 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, BackendError, check_callable, check_switch, check_text, expected
 from fusible.pytorch.engine.program import Executor, Program
-from fusible.pytorch.engine.replay import Listing, Replay, apart
+from fusible.pytorch.engine.replay import Listing, Replay, deduplicate
 from fusible.tex.selection.scope import current_scope
 
 __all__ = ["DIRECT", "EagerExecutor", "make_executor", "register_executor"]
@@ -47,7 +47,7 @@ class EagerExecutor:
         if shaped not in self._replays:
             self._keep(shaped, None)
             return program(inputs)
-        epoch, own = tex.registry.epoch, apart(inputs)
+        epoch, own = tex.registry.epoch, deduplicate(inputs)
         inputs.clear()
         listing = Listing(own)
         with tex.listening(listing.note):

@@ -24,7 +24,7 @@ class PassTensors(NamedTuple):
     """The parameters."""
     saved: list[Any]
     """What forward leaves for backward."""
-    given: list[Any]
+    call_inputs: list[Any]
     """The values of the whole call (sequences, a seed)."""
     grads: list[Any]
     """The gradients of parameters: those that come out, and going in what they are added to."""
@@ -40,7 +40,7 @@ class Places(NamedTuple):
     passing: slice
     args: slice
     saved: slice
-    given: slice
+    call_inputs: slice
     grads: slice
     caches: slice
     scaling: slice
@@ -50,14 +50,14 @@ def pack(
     passing: Sequence[Any] = (),
     args: Sequence[Any] = (),
     saved: Sequence[Any] = (),
-    given: Sequence[Any] = (),
+    call_inputs: Sequence[Any] = (),
     grads: Sequence[Any] = (),
     caches: Sequence[Any] = (),
     scaling: Sequence[Any] = (),
 ) -> tuple[list[Any], Sizes]:
     """The groups of ``PassTensors`` as one list. It is called in every pass, and so takes them as they are: a record would cost as much again."""
-    sizes = len(passing), len(args), len(saved), len(given), len(grads), len(caches), len(scaling)
-    return [*passing, *args, *saved, *given, *grads, *caches, *scaling], sizes
+    sizes = len(passing), len(args), len(saved), len(call_inputs), len(grads), len(caches), len(scaling)
+    return [*passing, *args, *saved, *call_inputs, *grads, *caches, *scaling], sizes
 
 
 def places_of(sizes: Sizes) -> Places:

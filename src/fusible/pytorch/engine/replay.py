@@ -1,7 +1,7 @@
 """Replaying a pass: the tex calls that a program made once, called again on other tensors of the same shapes and types.
 
 A program is a pure function of its inputs, and all that it computes it computes by tex. So the calls it made, with the flow of tensors between
-them, are the program; what ops, words and dispatch did around them in Python need not be done again. The listing also knows where each value is
+them, are the program; what ops, nvte and dispatch did around them in Python need not be done again. The listing also knows where each value is
 last used, and lets it go there. Listing keeps no value alive either: it knows them by weak references.
 """
 
@@ -19,7 +19,7 @@ import torch
 from fusible import nvte, tex
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, Quantizer
 
-__all__ = ["Listing", "Replay", "apart"]
+__all__ = ["Listing", "Replay", "deduplicate"]
 
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, Enum, getattr(torch.distributed, "ProcessGroup", Enum))
 
@@ -70,7 +70,7 @@ def _getter(places: tuple[int, ...]) -> Callable[[list[Any]], tuple[Any, ...]]:
     return itemgetter(*places) if places else lambda _: ()
 
 
-def apart(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def deduplicate(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs as objects of their own: where one came twice, by chance perhaps, its places must not be taken for one."""
     seen: set[int] = set()
     distinct = []
@@ -98,7 +98,7 @@ class Listing:
             self._new(value)
         self._inputs = self._count
 
-    def note(self, call: tex.Heard) -> None:
+    def note(self, call: tex.RecordedCall) -> None:
         """List one call."""
         try:
             if self._replayable:
@@ -146,7 +146,7 @@ class Listing:
         self._constants[place] = value
         return place
 
-    def _add(self, call: tex.Heard) -> None:
+    def _add(self, call: tex.RecordedCall) -> None:
         """List one call, and register what can be reached from its result and from the quantizers it was given."""
         if not all(_is_constant(value) for value in call.kwargs.values()):
             raise _Unreplayable

@@ -16,7 +16,7 @@ from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
 from fusible.pytorch.engine.bound import BoundOp, changes
 from fusible.pytorch.engine.call import Call, PipelineFunction, infer
-from fusible.pytorch.engine.call_values import NOTHING_GIVEN, Given, given_values, of_mask, of_tokens
+from fusible.pytorch.engine.call_inputs import NO_CALL_INPUTS, CallInputs, call_input_values, of_mask, of_tokens
 from fusible.pytorch.engine.chain import ChainCall, ChainPart, check_extra_inputs
 from fusible.pytorch.engine.executors import make_executor
 from fusible.pytorch.engine.fast_path import FastPathCall, infer_fast_path
@@ -28,7 +28,7 @@ from fusible.pytorch.engine.refusals import check_dense, check_transforms, refus
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
 from fusible.pytorch.engine.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
-from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, held_type
+from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, stored_type
 from fusible.quantized import QuantizedTensor
 
 __all__ = ["NOT_CALLED", "PipelineRunner"]
@@ -79,7 +79,7 @@ class PipelineRunner(ChainPart):
         self._masks = {names["mask"]: "kv" not in names for names in named if "mask" in names}
         """By the name of a mask that comes from the caller: whether its keys are those of x."""
         self._plans: dict[PlanKey, Plan] = {}
-        self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.own_passes(i))
+        self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.local_passes(i))
 
     def look_again(self) -> None:
         """Take the ops that modules have made anew, if any has. The scaling state stays, unless they quantize other tensors."""
@@ -227,14 +227,14 @@ class PipelineRunner(ChainPart):
         cache: KVCache | None = None,
     ) -> Sequence[torch.Tensor]:
         """``run`` without gradients. ``seed``: what was drawn for the call, if it has been."""
-        given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        call_inputs = CallInputs.of(call_input_values(plan, x, batch, seed)) if plan.call_inputs else NO_CALL_INPUTS
         self.before_forward(plan, False)
         if plan.fast_path and cache is None:
             return [infer_fast_path(plan, self.executor, x, args)]
         snapshot = self._snapshot(plan, context, x.device, inference=True)
         caches = self._caches(plan, batch, cache) if cache is not None else None
         params, _ = self._weights.prepare(plan, args, snapshot, self.executor)
-        outputs, grown = infer(plan, self.executor, x, params, given, snapshot, caches, extra, notes)
+        outputs, grown = infer(plan, self.executor, x, params, call_inputs, snapshot, caches, extra, notes)
         if cache is not None and caches and grown:
             cache.replace(self, caches, grown)
         return outputs
@@ -250,7 +250,7 @@ class PipelineRunner(ChainPart):
         notes: dict[Any, Any],
     ) -> Call | FastPathCall:
         """A call with gradients, whose segments are yet to be run. ``seed``: of ``infer``."""
-        given = Given.of(given_values(plan, x, batch, seed)) if plan.given else NOTHING_GIVEN
+        call_inputs = CallInputs.of(call_input_values(plan, x, batch, seed)) if plan.call_inputs else NO_CALL_INPUTS
         self.before_forward(plan, True)
         for module, name, group in self._partial:  # each time: a module may have another parameter by now
             for parameter in originals(module, name):
@@ -263,14 +263,14 @@ class PipelineRunner(ChainPart):
         delayed = DelayedWeights.of(plan, args, x.device, context.amax_reduction_group) if snapshot is not None else None
         if delayed is not None:
             amaxes |= delayed.amaxes()
-        return Call(plan, params, self.executor, given, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
+        return Call(plan, params, self.executor, call_inputs, self.scaling, snapshot, main_grads, amaxes, notes=notes, delayed_weights=delayed)
 
     def commit(self, call: Call | FastPathCall) -> None:
         """All segments of a call have been run: what they saw is observed."""
         if isinstance(call, Call) and call.snapshot is not None:
             self.scaling.commit_forward(call.snapshot, call.amaxes)
             if call.delayed_weights is not None:
-                call.delayed_weights.settle(self.scaling)
+                call.delayed_weights.rescale(self.scaling)
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         """Called when a plan is about to run."""
@@ -282,7 +282,7 @@ class PipelineRunner(ChainPart):
     def uncompilable(self, recipe: Any) -> str:
         """What of its ops no compiler sees through, in words: the caller's code in plain torch, and what has effects. Empty where there is none."""
         called = [repr(b.op) for b in self.bound if b.op.direct_only]
-        return ", ".join(dict.fromkeys([*called, *(fusion.name for _, _, fusion in self.fused(recipe) if fusion.foreign)]))
+        return ", ".join(dict.fromkeys([*called, *(fusion.name for _, _, fusion in self.fused(recipe) if fusion.opaque)]))
 
     def _caches(self, plan: Plan, batch: Batch | None, cache: KVCache) -> dict[int, nvte.KVCache] | None:
         """The caches of the plan's ops, with room for the batch. Raises ``ArgumentError`` for attention that cannot go on from one."""
@@ -320,7 +320,7 @@ class PipelineRunner(ChainPart):
                 x.shape[-1],
                 x.device,
                 with_grad and x.requires_grad,
-                tuple([(arg.dtype if arg.__class__ in PLAIN else held_type(arg), with_grad and arg.requires_grad) for arg in args]),
+                tuple([(arg.dtype if arg.__class__ in PLAIN else stored_type(arg), with_grad and arg.requires_grad) for arg in args]),
                 args[0].device if args else None,
                 tuple([module.training for module in self._modules]),
                 self.executor.whole,
@@ -344,7 +344,7 @@ class PipelineRunner(ChainPart):
                 wanted, of = f"a tensor on {arg.device}, where the parameters are,", f"{self.argument} of {self.title}"
                 raise ArgumentError(expected(wanted, of=of, got=str(key.x_device), do="move one of them"))
         self._check_double(key.x_dtype, args)
-        types = iter([(held_type(arg), grad) for arg, (_, grad) in zip(args, key.args, strict=True)])
+        types = iter([(stored_type(arg), grad) for arg, (_, grad) in zip(args, key.args, strict=True)])
         return key.request(tuple(tuple(next(types) for _ in b.parameters) for b in self.bound), self.sides, self.outputs)
 
     def _check_double(self, dtype: torch.dtype, args: Sequence[torch.Tensor]) -> None:

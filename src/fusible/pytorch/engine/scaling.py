@@ -46,7 +46,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _State:
     """What an owner has: one value, so that neither an interrupt nor a fork finds a part of it."""
 
     current: Snapshot | None = None
@@ -63,7 +63,7 @@ class ScalingOwner:
 
     def __init__(self, layout: StateLayout) -> None:
         self.layout = layout
-        self._held = _Held()
+        self._state = _State()
         self._next: tuple[Snapshot | None, DelayedScaling, torch.device, Snapshot] | None = None
         self.unread = False
         """Whether the parameters were loaded in a way that passes a saved state by where there is none to write into."""
@@ -72,7 +72,7 @@ class ScalingOwner:
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None, "_next": None, "recipe": None, "_held": replace(self._held, inferred=None)}
+        return {**self.__dict__, "_lock": None, "_next": None, "recipe": None, "_held": replace(self._state, inferred=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
@@ -80,12 +80,12 @@ class ScalingOwner:
     @property
     def current(self) -> Snapshot | None:
         """The committed state, or None before the first call under delayed scaling."""
-        return self._held.current
+        return self._state.current
 
     @property
     def open(self) -> bool:
         """Whether something was observed in the running iteration."""
-        return self._held.open
+        return self._state.open
 
     def snapshot(
         self, recipe: DelayedScaling, device: torch.device, group: Any = None, *, repeated: bool = False, inference: bool = False
@@ -99,11 +99,11 @@ class ScalingOwner:
             current = self._fitting(recipe, device)
             self.recipe = recipe
             if repeated:
-                former = self._held.inferred
+                former = self._state.inferred
                 return former if former is not None and former.version == current.version else current
-            snapshot = self._advanced(current, recipe, device, group) if self._held.open else current
-            if inference and not self._held.awaited:
-                self._held = replace(self._held, inferred=snapshot)
+            snapshot = self._advanced(current, recipe, device, group) if self._state.open else current
+            if inference and not self._state.awaited:
+                self._state = replace(self._state, inferred=snapshot)
             return snapshot
 
     def upcoming(self, recipe: DelayedScaling) -> Snapshot | None:
@@ -111,7 +111,7 @@ class ScalingOwner:
         other processes: where that forward is still to reduce the amaxes over several, with those of this one."""
         with self._lock:
             current, known = self.current, self._next
-            if current is None or not self._held.open:
+            if current is None or not self._state.open:
                 return current
             return known[3] if known is not None and known[0] is current and known[1] == recipe else _advance(current, recipe, None)
 
@@ -132,7 +132,7 @@ class ScalingOwner:
             current = self.current
             if current is None or (snapshot is not current and snapshot.version == current.version):
                 current = self._closed(snapshot)
-            self._held = _Held(replace(current, forward=current.forward.observe(amaxes)), open=True, awaited=True)
+            self._state = _State(replace(current, forward=current.forward.observe(amaxes)), open=True, awaited=True)
 
     def _closed(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as the committed state, with what other threads observed after it was made."""
@@ -147,7 +147,7 @@ class ScalingOwner:
         with self._lock:
             current = self.current
             assert current is not None
-            self._held = replace(self._held, current=replace(current, backward=current.backward.observe(amaxes)), open=True, awaited=False)
+            self._state = replace(self._state, current=replace(current, backward=current.backward.observe(amaxes)), open=True, awaited=False)
 
     def _fitting(self, recipe: DelayedScaling, device: torch.device) -> Snapshot:
         """The committed state, or a new one, adapted to the recipe's formats and window and to the device."""
@@ -177,7 +177,7 @@ class ScalingOwner:
             for name in ("forward", "backward"):
                 state: ScalingState = getattr(self.current, name)
                 tensors |= {f"{name}.{field}": tensor for field, tensor in state.tensors().items()}
-            tensors["open"] = torch.tensor([self._held.open])
+            tensors["open"] = torch.tensor([self._state.open])
             return torch.frombuffer(bytearray(save_tensors(tensors)), dtype=torch.uint8)
 
     def load(self, saved: torch.Tensor) -> None:
@@ -190,19 +190,19 @@ class ScalingOwner:
             current = self.current
             device = current.forward.scale.device if current is not None else torch.device("cpu")
             version = current.version + 1 if current is not None else 0
-            self._held = _Held(Snapshot(read["forward"].to(device), read["backward"].to(device), version), open=read["open"])
+            self._state = _State(Snapshot(read["forward"].to(device), read["backward"].to(device), version), open=read["open"])
             self._next, self.unread = None, False
 
     def adopt(self, read: dict[str, Any] | None, unread: bool) -> None:
         """Go on from a state in the form of ``read``'s, whatever has been before; from none be as new, with ``unread``."""
         with self._lock:
-            self._held = _Held() if read is None else _Held(Snapshot(read["forward"], read["backward"], version=0), open=read["open"])
+            self._state = _State() if read is None else _State(Snapshot(read["forward"], read["backward"], version=0), open=read["open"])
             self._next, self.unread = None, unread and read is None
 
     def reset(self) -> None:
         """Be as before the first call under delayed scaling."""
         with self._lock:
-            self._held = _Held()
+            self._state = _State()
             self._next, self.unread = None, False
 
     def read(self, saved: torch.Tensor) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
 from fusible.tex.backends.cpu import fingerprints
 
-__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "held_type"]
+__all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "stored_type"]
 
 PLAIN = (torch.nn.Parameter, torch.Tensor)
 """Classes of parameters that are held as they are."""
@@ -23,7 +23,7 @@ PLAIN = (torch.nn.Parameter, torch.Tensor)
 Fingerprint = tuple[int, int]
 
 
-def held_type(parameter: torch.Tensor) -> Type:
+def stored_type(parameter: torch.Tensor) -> Type:
     """The type that a parameter is held in."""
     if type(parameter) in PLAIN or not isinstance(parameter, QuantizedTensor):
         return nvte_dtype(parameter.dtype)
@@ -118,7 +118,7 @@ class DelayedWeights:
         """The largest magnitudes that were written since the last iteration; 0 where nothing was."""
         return {slot: quantizer.amax.detach().to(self.device, torch.float32).view(1).clone() for slot, quantizer in self.quantizers.items()}
 
-    def settle(self, owner: ScalingOwner) -> None:
+    def rescale(self, owner: ScalingOwner) -> None:
         """The call has succeeded, and its amaxes are observed: scale what comes next by what follows from them."""
         scales = owner.snapshot(self.recipe, self.device, self.group).scales
         for slot, quantizer in self.quantizers.items():
@@ -178,10 +178,10 @@ def _take(
 def _as_it_is(parameter: QuantizedTensor) -> Tensor:
     """Its copies; of one scaled as a whole its rows, as a transposed copy may come and go, and the passes' programs are made for one or the other."""
     if not isinstance(parameter, Float8Tensor):
-        return Tensor(parameter.storage_without_autograd(), held_type(parameter))
+        return Tensor(parameter.storage_without_autograd(), stored_type(parameter))
     parameter.update_usage(rowwise_usage=True)
     fields = {**parameter.get_metadata(), "data_transpose": None}
-    return Tensor(Float8TensorStorage(**fields), held_type(parameter))
+    return Tensor(Float8TensorStorage(**fields), stored_type(parameter))
 
 
 def _quantize(

@@ -45,7 +45,7 @@ class _Attention(ExtraTensors, BaseModule):
     def bound_ops(self):
         yield self._entry
 
-    def own_ops(self) -> tuple[BoundOp, ...]:
+    def local_ops(self) -> tuple[BoundOp, ...]:
         return (self._entry,)
 
     def current(self, bound: BoundOp) -> BoundOp:

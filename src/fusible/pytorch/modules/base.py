@@ -81,7 +81,7 @@ class BaseModule(StatefulModule, ChainPart):
         """The module's ops, in order, with the parameters behind them."""
         yield from self._bound
 
-    def own_ops(self) -> tuple[BoundOp, ...]:
+    def local_ops(self) -> tuple[BoundOp, ...]:
         """The ops that are the module's own, without those of modules inside."""
         return self._bound
 
@@ -93,7 +93,7 @@ class BaseModule(StatefulModule, ChainPart):
         """What an op of the module is now."""
         return bound
 
-    def own_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
+    def local_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
         """The passes of its op, at a position in a pipeline, that are code of the caller's, as of ``PlanRequest.fused``."""
         return ()
 

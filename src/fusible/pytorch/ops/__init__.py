@@ -8,7 +8,7 @@ from fusible.pytorch.ops.basic import *
 from fusible.pytorch.ops.fuser import *
 from fusible.pytorch.ops.glu_layout import *
 from fusible.pytorch.ops.linear import *
-from fusible.pytorch.ops.op import *
+from fusible.pytorch.ops.op import BasicOperation, FusedOperation, FusibleOperation, OperationContext
 from fusible.pytorch.ops.registration import (
     register_backward_fusion,
     register_forward_backward_fusion,

@@ -29,7 +29,7 @@ class OperationContext:
 
     def __post_init__(self) -> None:
         self._op: Op | None = None  # an operation of ours, as the plan resolved it,
-        self._given: dict[str, Any] = {}  # the values of the whole call that it takes,
+        self._call_inputs: dict[str, Any] = {}  # the values of the whole call that it takes,
         self._tensors: Context | None = None  # and what it saves, by name; None before it has
         self._spec: list[nvte.StorageSpec | nvte.Shell | str] | None = None
 

@@ -55,7 +55,7 @@ class OperationFuser(PipelineRunner):
         self.operations = tuple(part for part, _ in parts)
         self._called = tuple(_as_called(op) for op in self.operations)
         self.basic_ops = tuple(basic for op in self.operations for basic in op.basic_operations())
-        super().__init__([basic.entry.within(block) for part, block in parts for basic in part.basic_operations()], executor)
+        super().__init__([basic.bound_op.within(block) for part, block in parts for basic in part.basic_operations()], executor)
         own = FusibleOperation.pre_fuser_forward
         self._prepared = [(i, op) for i, op in enumerate(self.basic_ops) if type(op).pre_fuser_forward is not own]
         self._first = True
@@ -63,7 +63,7 @@ class OperationFuser(PipelineRunner):
 
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
         super()._take(entries)
-        self.sequenced = any("sequences" in b.op.given for b in self.bound)
+        self.sequenced = any("sequences" in b.op.call_inputs for b in self.bound)
         self._fused: tuple[tuple[Any, ...], dict[frozenset[int], Passes]] | None = None
 
     @property
@@ -185,25 +185,25 @@ class OperationFuser(PipelineRunner):
 class _OpOf(BasicOperation):
     """One op of a module that is no operation itself, so that it can stand among operations."""
 
-    def __init__(self, entry: BoundOp) -> None:
+    def __init__(self, bound_op: BoundOp) -> None:
         super().__init__()
-        self._given = entry
+        self._of = bound_op
 
     @property
-    def entry(self) -> BoundOp:
-        return self._given
+    def bound_op(self) -> BoundOp:
+        return self._of
 
     def _get_name(self) -> str:
-        return type(self._given.op).__name__
+        return type(self._of.op).__name__
 
 
 def _as_called(operation: FusibleOperation) -> BaseModule:
     """The module that a caller knows an operation as."""
-    return operation.entry.module if isinstance(operation, _OpOf) else operation
+    return operation.bound_op.module if isinstance(operation, _OpOf) else operation
 
 
 def _operations(module: BaseModule) -> list[FusibleOperation]:
-    return [module] if isinstance(module, FusibleOperation) else [_OpOf(entry) for entry in module.bound_ops()]
+    return [module] if isinstance(module, FusibleOperation) else [_OpOf(bound_op) for bound_op in module.bound_ops()]
 
 
 def _fuse(

@@ -32,7 +32,7 @@ def check_keywords(each: Sequence[Mapping[str, Any]], ops: Sequence[BasicOperati
         if not isinstance(keywords, Mapping):
             got = f"a {type(keywords).__name__}"
             raise DTypeError(expected("a mapping of names to values", of=f"the keyword arguments of {title}", got=got, do="pass a dict"))
-        if not keywords or isinstance(op.entry.op, OpaqueCode) or op.fuses[0] or _covered(position, "forward", passes):
+        if not keywords or isinstance(op.bound_op.op, OpaqueCode) or op.fuses[0] or _covered(position, "forward", passes):
             continue  # the caller's own code knows what it takes
         unknown = [name for name in keywords if name not in op.keywords]
         if unknown:
@@ -46,12 +46,12 @@ def called_apart(positions: Collection[int], ops: Sequence[BasicOperation], pass
     found = list(passes)
     for position in positions:
         for kind in _KINDS:
-            if isinstance(ops[position].entry.op, OpaqueCode) or _covered(position, kind, found):
+            if isinstance(ops[position].bound_op.op, OpaqueCode) or _covered(position, kind, found):
                 continue
-            found = [entry for entry in found if entry[2].kind != kind or not entry[0] <= position < entry[1]]
+            found = [bound_op for bound_op in found if bound_op[2].kind != kind or not bound_op[0] <= position < bound_op[1]]
             found.append((position, position + 1, Fusion(kind, pass_of(ops[position], kind, 1), ())))
     return tuple(found)
 
 
 def _covered(position: int, kind: PassKind, passes: Collection[tuple[int, int, Fusion]]) -> bool:
-    return any(fusion.kind == kind and fusion.foreign and start <= position < stop for start, stop, fusion in passes)
+    return any(fusion.kind == kind and fusion.opaque and start <= position < stop for start, stop, fusion in passes)

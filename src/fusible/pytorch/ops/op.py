@@ -148,7 +148,7 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
     remakes_op = True
     keywords: ClassVar[frozenset[str]] = frozenset()
     """The keyword arguments of a call that an operation of ours takes; the caller's own takes those of its ``op_forward``."""
-    _entry: BoundOp | None = None
+    _bound_op: BoundOp | None = None
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -174,10 +174,10 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
         return TorchOperation(self)
 
     def bound_ops(self) -> Iterator[BoundOp]:
-        yield self.entry
+        yield self.bound_op
 
-    def own_ops(self) -> tuple[BoundOp, ...]:
-        return (self.entry,)
+    def local_ops(self) -> tuple[BoundOp, ...]:
+        return (self.bound_op,)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -185,14 +185,14 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
         return tuple(name for name, parameter in self._parameters.items() if parameter is not None)
 
     @property
-    def entry(self) -> BoundOp:
+    def bound_op(self) -> BoundOp:
         """The operation as a pipeline takes it. Made anew when an attribute or a parameter that it depends on has changed."""
-        if self._entry is None:
-            self._entry = BoundOp(self.make_op(), self, self.parameter_names, self.extras)
-        return self._entry
+        if self._bound_op is None:
+            self._bound_op = BoundOp(self.make_op(), self, self.parameter_names, self.extras)
+        return self._bound_op
 
     def current(self, bound: BoundOp) -> BoundOp:
-        return self.entry
+        return self.bound_op
 
     def __setattr__(self, name: str, value: Any) -> None:
         """An option that is set after the first call takes effect at the next. A value that the operation cannot have raises, and is not set."""
@@ -208,20 +208,20 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
             super().register_parameter(name, param)
 
     def _noticed(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._entry is None or name.startswith("_") or name == "training" else made_anew(self)
+        return nullcontext() if self._bound_op is None or name.startswith("_") or name == "training" else made_anew(self)
 
     @property
     def fuses(self) -> tuple[bool, bool]:
         return (False, False) if type(self).make_op is BasicOperation.make_op else rewritten(type(self))
 
-    def own_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
+    def local_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
         forward, backward = self.fuses
         kinds: dict[PassKind, bool] = {"forward": forward, "inference": forward, "backward": backward}
         return tuple((position, position + 1, Fusion(kind, pass_of(self, kind, 1), ())) for kind, own in kinds.items() if own)
 
     def quantized_names(self, mode: Mode) -> tuple[str, ...]:
         """By what names a plan knows the tensors that the operation quantizes in a pass, in the order of its quantizers."""
-        return self.entry.op.forward_names if mode == "forward" else self.entry.op.backward_names
+        return self.bound_op.op.forward_names if mode == "forward" else self.bound_op.op.backward_names
 
     def num_quantizers(self, mode: Mode) -> int:
         """How many tensors the operation quantizes in a pass; in forward the first is its input, in backward the gradient of its output."""
@@ -343,9 +343,9 @@ class FusedOperation(FusibleOperation):
 
     def bound_ops(self) -> Iterator[BoundOp]:
         for op in self.basic_operations():
-            yield op.entry
+            yield op.bound_op
 
-    def own_ops(self) -> tuple[BoundOp, ...]:
+    def local_ops(self) -> tuple[BoundOp, ...]:
         return ()
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fusible import nvte
-from fusible.compute_pipeline import outer_sides, routes_of, run_stretch, run_stretch_backward
+from fusible.compute_pipeline import outer_sides, routes_of, run_ops, run_ops_backward
 from fusible.errors import ArgumentError, expected
 from fusible.nvte import QuantizedType, Tensor, make_nvte_tensor, pass_
 from fusible.ops import Op
@@ -40,7 +40,7 @@ def fuser_forward(
         ops[-1] = ops[-1].with_(y_dtype=ops[-1].activation)
     inference = pass_() == "inference" and not any(ctx.requires_grad for ctx in ctxs)
     sides = [_named(module, op, outer, values) for op, outer, values in zip(ops, outer_sides(ops)[0], extra, strict=True)]
-    y, contexts, outputs = run_stretch(ops, wrapped(input_, ops[0].x_dtype), sides, _given(ctxs), inference=inference)
+    y, contexts, outputs = run_ops(ops, wrapped(input_, ops[0].x_dtype), sides, _call_inputs(ctxs), inference=inference)
     for ctx, tensors in zip(ctxs, contexts, strict=True):
         ctx._tensors = tensors
     found = zip(ops, outputs, strict=True)
@@ -62,7 +62,7 @@ def fuser_backward(
     for op, outer, values in zip(ops, outer_sides(ops)[1], basic_op_grad_extra_outputs, strict=True):
         names = [next((name for name in route if name in outer), "") for route in routes_of(op)]
         sides.append({name: make_nvte_tensor(grad) for name, grad in zip(names, values, strict=False) if name and grad is not None})
-    dx, grads, found = run_stretch_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _given(basic_op_ctxs))
+    dx, grads, found = run_ops_backward(ops, contexts, wrapped(grad_output, ops[-1].dy_dtype), sides, _call_inputs(basic_op_ctxs))
     extra = [tuple(_data(values.get(name)) for name in op.side_inputs) for op, values in zip(ops, found, strict=True)]
     return _data(dx), [[_data(grad) for grad in of_op] for of_op in grads], extra
 
@@ -73,8 +73,8 @@ def _resolved(module: FusibleOperationLike, ctxs: Sequence[OperationContext], x:
             ctx._op = op
     ops = [ctx._op for ctx in ctxs if ctx._op is not None]
     for op, ctx in zip(ops, ctxs, strict=True):
-        if op.given and not ctx._given:
-            of, wanted = f"{op!r} outside of a pipeline", f"nothing but its input (it takes {', '.join(op.given)})"
+        if op.call_inputs and not ctx._call_inputs:
+            of, wanted = f"{op!r} outside of a pipeline", f"nothing but its input (it takes {', '.join(op.call_inputs)})"
             raise ArgumentError(expected(wanted, of=of, got="a call of its own", do="call it in a Sequential, or by a fused operation in one"))
     return ops
 
@@ -87,8 +87,8 @@ def _named(module: FusibleOperationLike, op: Op, outer: Sequence[str], values: t
     return {name: make_nvte_tensor(there[name]) for name in outer}
 
 
-def _given(ctxs: Sequence[OperationContext]) -> dict[str, Any]:
-    return {name: value for ctx in ctxs for name, value in ctx._given.items()}
+def _call_inputs(ctxs: Sequence[OperationContext]) -> dict[str, Any]:
+    return {name: value for ctx in ctxs for name, value in ctx._call_inputs.items()}
 
 
 def _first(values: dict[str, Tensor], route: Sequence[str]) -> Any:

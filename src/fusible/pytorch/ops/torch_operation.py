@@ -95,7 +95,7 @@ def fused_forward(module: FusibleOperationLike, members: Sequence[Op], x: Tensor
     inputs, outputs = outer_sides(members)
     contexts = [_context(member, state.kind) for member in members]
     for member, context in zip(members, contexts, strict=True):
-        context._given = {name: sides[name] for name in member.given}
+        context._call_inputs = {name: sides[name] for name in member.call_inputs}
         state.call[member.position] = context
     following, y_slot = _descriptor(members[-1].y_dtype)
     before, dx_slot = _descriptor(members[0].dx_dtype)
@@ -167,7 +167,7 @@ def fused_backward(module: FusibleOperationLike, members: Sequence[Op], ctxs: Se
     for member, ctx in zip(members, ctxs, strict=True):
         context = state.call.get(member.position) or OperationContext()
         context._op = None if isinstance(member, OpaqueCode) else member
-        context._given = {name: sides[name] for name in member.given}
+        context._call_inputs = {name: sides[name] for name in member.call_inputs}
         context._put_together(ctx)
         contexts.append(context)
     extra = [

@@ -91,11 +91,11 @@ def _check_side(call: Any, side: str, batch: int, dims: str, limit: int, functio
         starts = padded.tolist()[: len(lengths)]
     if dims == "THD":
         check_within([start + length for start, length in zip(starts, lengths, strict=True)], limit, side)
-        _check_apart(starts, lengths, f"{name}_padded of {function}")
+        _check_disjoint(starts, lengths, f"{name}_padded of {function}")
     return lengths
 
 
-def _check_apart(starts: Sequence[int], lengths: Sequence[int], of: str) -> None:
+def _check_disjoint(starts: Sequence[int], lengths: Sequence[int], of: str) -> None:
     end = 0
     for start, length in zip(starts, lengths, strict=True):
         if length and start < end:

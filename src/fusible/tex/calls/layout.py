@@ -10,10 +10,10 @@ import torch
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.protocol import check_same_device
 
-__all__ = ["check_apart", "check_each", "check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
+__all__ = ["check_disjoint", "check_each", "check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
 
 
-def check_apart(out: Any, others: Sequence[Any], of: str) -> None:
+def check_disjoint(out: Any, others: Sequence[Any], of: str) -> None:
     """Raise ``ArgumentError`` where ``out``, which a movement writes, shares memory with a tensor that it still reads, or writes too.
 
     Told by the first and the last byte of each, so that tensors which lie within one another without an element in common are refused as well. Lazy

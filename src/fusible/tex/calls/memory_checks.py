@@ -20,7 +20,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.tex.interface.declare import DECLARATIONS, Declaration
 from fusible.tex.operands import not_dense
 
-__all__ = ["check_apart_of", "check_own", "overlaps_itself", "surely_apart", "writing_apart"]
+__all__ = ["check_no_inner_overlap", "check_outputs_disjoint", "overlaps_itself", "surely_disjoint", "writing_without_overlap"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -40,18 +40,18 @@ class _Span(NamedTuple):
         return self.argument + "".join(f"[{place}]" for place in self.places)
 
 
-def writing_apart(method: Callable[..., Any], declaration: Declaration) -> Callable[..., Any]:
+def writing_without_overlap(method: Callable[..., Any], declaration: Declaration) -> Callable[..., Any]:
     """``method`` of the function, which raises ``ArgumentError`` where a tensor that it writes shares memory as the declaration forbids."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_apart_of(declaration.name, declaration.signature.bind(*args, **kwargs).arguments)
+        check_outputs_disjoint(declaration.name, declaration.signature.bind(*args, **kwargs).arguments)
         return method(self, *args, **kwargs)
 
     return call
 
 
-def surely_apart(lists: Iterable[Sequence[Any]]) -> bool:
+def surely_disjoint(lists: Iterable[Sequence[Any]]) -> bool:
     """Whether all tensors of these lists are plain ones without gaps, and no two share memory: told in a fraction of the time of a full check."""
     places: list[tuple[int, int]] = []
     for tensors in lists:
@@ -63,7 +63,7 @@ def surely_apart(lists: Iterable[Sequence[Any]]) -> bool:
     return all(begin + size <= after for (begin, size), (after, _) in pairwise(places) if size)
 
 
-def check_apart_of(function: str, arguments: Mapping[str, Any]) -> None:
+def check_outputs_disjoint(function: str, arguments: Mapping[str, Any]) -> None:
     """Raise ``ArgumentError`` where a written tensor of a call shares memory as the declaration of ``function`` forbids."""
     declaration = DECLARATIONS[function]
     spans: list[_Span] = []
@@ -74,7 +74,7 @@ def check_apart_of(function: str, arguments: Mapping[str, Any]) -> None:
             _collect(spans, value, name, (), name in declaration.apart, name in declaration.alone, declaration.apart)
     for span in spans:
         if span.x.layout is not torch.strided or (span.written and not span.x.is_contiguous()):
-            check_own(span.x, f"{span} of {function}")
+            check_no_inner_overlap(span.x, f"{span} of {function}")
     spans.sort(key=_begin)
     for i, one in enumerate(spans):
         end, written, alone = one[1:4]
@@ -104,7 +104,7 @@ def _collect(spans: list[_Span], value: Any, name: str, places: tuple[int, ...],
         spans.append(_Span(begin, begin + size, apart or alone, alone, name, places, value))
 
 
-def check_own(x: Tensor, of: str) -> None:
+def check_no_inner_overlap(x: Tensor, of: str) -> None:
     """Raise ``ArgumentError`` unless ``x``, which is written, is dense, and each of its elements has memory of its own."""
     if x.layout is not torch.strided:
         raise not_dense(x, of)

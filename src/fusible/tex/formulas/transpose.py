@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.errors import ShapeError, expected
-from fusible.tex.calls.layout import check_apart, check_same_dtype
+from fusible.tex.calls.layout import check_disjoint, check_same_dtype
 from fusible.tex.calls.transpose import check_codes, check_scales, checked_weights
 from fusible.tex.formulas.arrays import ArrayKernels
 from fusible.tex.interface.declare import by_name
@@ -40,7 +40,7 @@ class TransposeFormulas(ArrayKernels, Transpose):
             return self._arrays.copy(self._bytes_transposed(input))
         check_bytes(out, "out of fp8_transpose")
         check_shape(out, transposed_shape(input.shape), "out of fp8_transpose")
-        check_apart(out, [input], "out of fp8_transpose")
+        check_disjoint(out, [input], "out of fp8_transpose")
         return self._arrays.put(out, self._bytes_transposed(input))
 
     def nvfp4_data_transpose(self, input: Any, *, out: Any) -> Any:
@@ -50,7 +50,7 @@ class TransposeFormulas(ArrayKernels, Transpose):
 
     def nvfp4_2d_scale_transpose(self, input: Any, output: Any, M_tiles: int, K_tiles: int) -> None:
         check_scales(input, output, M_tiles, K_tiles, "nvfp4_2d_scale_transpose")
-        check_apart(output, [input], "output of nvfp4_2d_scale_transpose")
+        check_disjoint(output, [input], "output of nvfp4_2d_scale_transpose")
         self._transpose_scales(input, output, M_tiles, K_tiles)
 
     @by_name
@@ -67,5 +67,5 @@ class TransposeFormulas(ArrayKernels, Transpose):
             return self._arrays.contiguous(swapped)
         check_shape(out, swapped.shape, "out of swap_first_dims")
         check_same_dtype(out, tensor, "out of swap_first_dims")
-        check_apart(out, [tensor], "out of swap_first_dims")
+        check_disjoint(out, [tensor], "out of swap_first_dims")
         return self._arrays.put(out, swapped)

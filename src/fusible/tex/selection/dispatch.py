@@ -25,11 +25,11 @@ from fusible.tex.interface.declare import DECLARATIONS, Declaration, Request
 from fusible.tex.interface.domains import Integers, Number, domain_of
 from fusible.tex.interface.layouts import layout_of_text
 from fusible.tex.operands import kind
-from fusible.tex.selection.admission import nearest
+from fusible.tex.selection.backend_checks import nearest
 from fusible.tex.selection.call_keys import arguments_of, check_integers, check_layouts, key_maker, kinds_in
 from fusible.tex.selection.registry import Decision, registry
 from fusible.tex.selection.scope import current_scope, here
-from fusible.tex.selection.taping import Heard
+from fusible.tex.selection.taping import RecordedCall
 
 __all__ = ["Call", "dispatcher", "explain", "hand_over", "inner", "record", "recording_whole"]
 
@@ -189,7 +189,7 @@ def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., An
     make = compiled(source, f"{__file__}: the dispatcher of {declaration.name}", "_make", names)
     asked = partial(blame, declaration), partial(check_before, declaration), partial(check_length, declaration)
     choose = partial(_chosen, declaration)
-    call: Any = make(partial(key_maker, declaration), choose, here.get, current_scope, Heard, registry.on_change, *asked)
+    call: Any = make(partial(key_maker, declaration), choose, here.get, current_scope, RecordedCall, registry.on_change, *asked)
     set_defaults(call, declaration.signature)
     call.__qualname__ = name
     call.__doc__ = declaration.doc

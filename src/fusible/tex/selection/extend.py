@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from fusible.errors import ArgumentError, DTypeError, check_callable, expected
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Declaration, unserved_method
-from fusible.tex.selection.admission import check_method, nearest
+from fusible.tex.selection.backend_checks import check_method, nearest
 from fusible.tex.selection.dispatch import dispatcher
 from fusible.tex.selection.registry import registry
 

@@ -16,7 +16,7 @@ import torch
 from fusible.errors import BackendError, expected
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request, requires
-from fusible.tex.selection.admission import nearest
+from fusible.tex.selection.backend_checks import nearest
 
 __all__ = ["BackendImplKind", "BackendPriority", "OpImpl", "by_backend"]
 

@@ -43,7 +43,7 @@ class _Change:
             self._scopes = former, registry.scope_of(make(former.policy))
             update_here(entered=(*now.entered[:-1], (owner, self._scopes[1])))
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Put the change in force for the process, unless it was entered or settled before."""
         if self._waits:
             self._waits = False
@@ -54,7 +54,7 @@ class _Change:
             now = here.get()
             if now is not None and now.pending is not None and now.pending() in (None, self):
                 update_here(pending=None)
-            self.settle()
+            self.commit()
 
     def _undo(self) -> None:
         """Put back what a plain call changed, if nothing else was put in force since."""
@@ -88,7 +88,7 @@ class _Change:
             del entered[own[-1]]
             update_here(entered=tuple(entered))
         else:
-            self.settle()
+            self.commit()
             self._undo()
 
 

@@ -15,7 +15,7 @@ from fusible.errors import ArgumentError, BackendError, NotServedError, check_sw
 from fusible.locks import Lock
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS, Request
-from fusible.tex.selection.admission import admitted, nearest
+from fusible.tex.selection.backend_checks import admitted, nearest
 from fusible.tex.selection.decision import Decision, refusal
 from fusible.tex.selection.implementations import by_backend
 from fusible.tex.selection.plugins import Plugins

@@ -28,7 +28,7 @@ class Scope:
 
 
 class _Pending(Protocol):
-    def settle(self) -> None: ...
+    def commit(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def current_scope() -> Scope | None:
         change = now.pending()
         update_here(pending=None)
         if change is not None:
-            change.settle()
+            change.commit()
         return current_scope()
     return now.scope
 

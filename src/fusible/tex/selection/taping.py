@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from fusible.errors import check_callable
 from fusible.tex.selection.scope import here, update_here
 
-__all__ = ["Heard", "listening"]
+__all__ = ["RecordedCall", "listening"]
 
 
-class Heard(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call: the chosen backend's method, its arguments, and its result."""
 
     method: Callable[..., Any]
@@ -22,7 +22,7 @@ class Heard(NamedTuple):
 
 
 @contextmanager
-def listening(note: Callable[[Heard], None]) -> Iterator[None]:
+def listening(note: Callable[[RecordedCall], None]) -> Iterator[None]:
     """Tell ``note`` of every tex call that this thread makes in the body, once it is done. Its tensors live no longer for it."""
     check_callable(note, "note of listening")
     now = here.get()

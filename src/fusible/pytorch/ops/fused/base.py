@@ -27,7 +27,7 @@ class Part(NamedTuple):
         """Whether the operation may stand there: one without code of the caller's; a linear layer only where its product is all that it does."""
         if not isinstance(op, self.classes) or (isinstance(op, FusibleOperation) and any(op.fuses)):
             return False
-        return not isinstance(op, BasicLinear) or type(op.entry.op) is MMT
+        return not isinstance(op, BasicLinear) or type(op.bound_op.op) is MMT
 
 
 class Adapted(FusedOperation):
@@ -125,4 +125,4 @@ def _readings(parts: Sequence[Part], ops: Sequence[FusibleOperation]) -> Iterabl
 
 def _gains(fused: type[Adapted], ops: Sequence[BasicOperation]) -> bool:
     kind = "forward" if issubclass(fused, AdaptedForward) else "backward"
-    return any(group.fusion is not None for group in group_ops([op.entry.op for op in ops], registered(kind)))
+    return any(group.fusion is not None for group in group_ops([op.bound_op.op for op in ops], registered(kind)))

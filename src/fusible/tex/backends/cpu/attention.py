@@ -29,7 +29,7 @@ from fusible.tex.calls.attention_layout import Layout, format_name, gradient_lay
 from fusible.tex.calls.attention_query import support_query
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.calls.kv_cache import check_cache_call
-from fusible.tex.calls.memory_checks import check_own
+from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
 from fusible.tex.interface.declare import Request, by_name, requires
@@ -147,7 +147,7 @@ class AttentionKernels(Attention):
             int32(getattr(call, of)[: call.b + 1], f"{of} of copy_to_kv_cache") for of in ("cu_new_lens", "cu_cached_lens")
         )
         for of in ("k_cache", "v_cache"):
-            check_own(getattr(call, of), f"{of} of copy_to_kv_cache")
+            check_no_inner_overlap(getattr(call, of), f"{of} of copy_to_kv_cache")
         caches = [_readable(cache) for cache in (call.k_cache, call.v_cache)]
         tokens = [_readable(_tokens(new.to(cache.dtype), name)) for new, cache in ((call.new_k, call.k_cache), (call.new_v, call.v_cache))]
         native.copy_to_cache(tokens[0], caches[0], tokens[1], caches[1], table, new_lengths, cached_lengths, not call.is_non_paged)

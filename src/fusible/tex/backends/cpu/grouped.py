@@ -7,7 +7,7 @@ from typing import Any
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.gemm import products_gain
 from fusible.tex.calls.grouped_products import Problem, problems_of, solve
-from fusible.tex.calls.memory_checks import check_apart_of, surely_apart
+from fusible.tex.calls.memory_checks import check_outputs_disjoint, surely_disjoint
 from fusible.tex.interface.declare import Request, by_name, requires
 from fusible.tex.interface.grouped import Grouped
 
@@ -28,8 +28,8 @@ class GroupedKernels(Grouped):
     @by_name
     @requires(_better_here)
     def te_general_grouped_gemm(self, call: Any) -> Any:
-        if not surely_apart((call.A, call.B, call.D or ())):
-            check_apart_of("te_general_grouped_gemm", vars(call))
+        if not surely_disjoint((call.A, call.B, call.D or ())):
+            check_outputs_disjoint("te_general_grouped_gemm", vars(call))
         problems, shapes = problems_of(call)
         gemm = self.generic_gemm  # type: ignore[attr-defined]
         solve(problems, shapes, call.transa, call.transb, call.grad, call.bias_type, gemm=gemm, multiply=_multiply)

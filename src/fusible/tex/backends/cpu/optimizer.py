@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.calls.checks import adam_corrections
-from fusible.tex.calls.memory_checks import check_own
+from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.calls.optimizer import check_float_lists
 from fusible.tex.calls.transaction import Write, commit, run
 from fusible.tex.interface.declare import by_name
@@ -83,7 +83,7 @@ class _Written:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         for x in tensors:
             if not x.is_contiguous():
-                check_own(x, "tensor_lists")
+                check_no_inner_overlap(x, "tensor_lists")
         self._given = tensors
         self.tensors = _contiguous(tensors)
 

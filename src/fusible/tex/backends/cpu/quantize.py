@@ -13,7 +13,7 @@ from torch import Tensor
 from fusible import cpp_extensions as native
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.calls.inference_tensors import writing
-from fusible.tex.calls.layout import check_apart
+from fusible.tex.calls.layout import check_disjoint
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import is_quantized, logical_shape, nominal, scheme_of, transposed, usages
 from fusible.tex.interface.declare import Request, requires
@@ -55,7 +55,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         else:
             check_bytes(out, "out of fp8_transpose")
             check_shape(out, shape, "out of fp8_transpose")
-            check_apart(out, [input], "out of fp8_transpose")
+            check_disjoint(out, [input], "out of fp8_transpose")
         compact = out if out.is_contiguous() else torch.empty(shape, dtype=torch.uint8)
         native.transpose_bytes(input.contiguous().view(torch.uint8), compact.view(torch.uint8))
         return out if compact is out else out.copy_(compact.view(out.dtype))

@@ -28,7 +28,7 @@ from fusible.tex.backends.torch_backend.softmax import SoftmaxKernels
 from fusible.tex.backends.torch_backend.swizzle import SwizzleKernels
 from fusible.tex.backends.torch_backend.transpose import TransposeKernels
 from fusible.tex.calls.checks import refused_kind, tensor_kinds
-from fusible.tex.calls.memory_checks import writing_apart
+from fusible.tex.calls.memory_checks import writing_without_overlap
 from fusible.tex.formats import format_named
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.base import TEXBackendBase
@@ -56,7 +56,7 @@ def _without_graphs(cls: type[TEXBackendBase]) -> type[TEXBackendBase]:
         if method is not getattr(TEXBackendBase, name):
             declaration = DECLARATIONS[name]
             if declaration.apart or declaration.alone:
-                method = writing_apart(method, declaration)
+                method = writing_without_overlap(method, declaration)
             setattr(cls, name, as_kernel(method))
     return cls
 

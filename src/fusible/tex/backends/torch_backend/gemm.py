@@ -14,7 +14,7 @@ from fusible.tex.backends.torch_backend.kernels import TorchKernels
 from fusible.tex.backends.torch_backend.operands import flat, wide
 from fusible.tex.backends.torch_backend.pointwise import POINTWISE
 from fusible.tex.calls.gemm import GemmJob, GemmTypes, check_bias
-from fusible.tex.calls.layout import check_apart
+from fusible.tex.calls.layout import check_disjoint
 from fusible.tex.formats import PLAIN, a_buffer, format_of, nominal, transposed
 from fusible.tex.formulas.gemm import GemmFormulas, copy_of
 from fusible.tex.protocol import accumulator, check_same_device, to_torch
@@ -62,7 +62,7 @@ class GemmKernels(TorchKernels, GemmFormulas):
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         _check_devices(A, B, D)
         if D is not None:
-            check_apart(D, [x for x in (A, B) if type(x) in _PLAIN], "D of generic_gemm")
+            check_disjoint(D, [x for x in (A, B) if type(x) in _PLAIN], "D of generic_gemm")
         if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
             result = _native(job, A, transA, B, transB, D, None if grad else bias)
             if result is not None:

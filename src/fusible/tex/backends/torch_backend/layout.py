@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.calls.index_checks import check_counts_fit
-from fusible.tex.calls.layout import check_apart, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
+from fusible.tex.calls.layout import check_disjoint, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
 from fusible.tex.interface.declare import by_name
 from fusible.tex.interface.domains import is_flag
 from fusible.tex.interface.layout import Layout
@@ -28,7 +28,7 @@ class LayoutKernels(Layout):
     def fused_multi_row_padding(self, input: Any, output: Any, input_row_list: Sequence[int], padded_input_row_list: Sequence[int]) -> None:
         check_segments(input, output, input_row_list, padded_input_row_list, "fused_multi_row_padding")
         check_same_dtype(output, input, "output of fused_multi_row_padding")
-        check_apart(output, [input], "output of fused_multi_row_padding")
+        check_disjoint(output, [input], "output of fused_multi_row_padding")
         for rows, padded in zip(input.split(list(input_row_list)), output.split(list(padded_input_row_list)), strict=True):
             if rows.shape[0]:
                 padded[: rows.shape[0]].copy_(rows)
@@ -37,7 +37,7 @@ class LayoutKernels(Layout):
     def fused_multi_row_unpadding(self, input: Any, output: Any, input_row_list: Sequence[int], unpadded_input_row_list: Sequence[int]) -> None:
         check_segments(output, input, unpadded_input_row_list, input_row_list, "fused_multi_row_unpadding")
         check_same_dtype(output, input, "output of fused_multi_row_unpadding")
-        check_apart(output, [input], "output of fused_multi_row_unpadding")
+        check_disjoint(output, [input], "output of fused_multi_row_unpadding")
         for padded, rows in zip(input.split(list(input_row_list)), output.split(list(unpadded_input_row_list)), strict=True):
             rows.copy_(padded[: rows.shape[0]])
 

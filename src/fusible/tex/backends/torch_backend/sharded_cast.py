@@ -13,8 +13,8 @@ from fusible.tex.backends.torch_backend import nvfp4_scales as nvfp4
 from fusible.tex.backends.torch_backend.fp8 import decode, encode, tensor_amax
 from fusible.tex.backends.torch_backend.number_formats import encode_e2m1, factor_of_e8m0, pack_nibbles
 from fusible.tex.backends.torch_backend.tiles import cast_by_tiles, tile_amaxes
-from fusible.tex.calls.layout import check_apart, check_equal_lengths, check_same_dtype
-from fusible.tex.calls.memory_checks import check_own
+from fusible.tex.calls.layout import check_disjoint, check_equal_lengths, check_same_dtype
+from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.calls.sharded_cast import (
     Block,
     MatrixSlice,
@@ -63,7 +63,7 @@ class ShardedCastKernels(ShardedCast):
     @by_name
     def mxfp8_scaling_partial_cast(self, call: Any) -> None:
         function = "mxfp8_scaling_partial_cast"
-        check_apart(call.output_rowwise, [call.output_colwise], f"output_rowwise of {function}")
+        check_disjoint(call.output_rowwise, [call.output_colwise], f"output_rowwise of {function}")
         part = check_slice(call.input, call.rows, call.cols, call.start_offset, function, _FLOATING)
         jobs = {"rowwise": (call.output_rowwise, call.scale_inv_rowwise), "colwise": (call.output_colwise, call.scale_inv_colwise)}
         for name, (out, scale) in jobs.items():
@@ -173,7 +173,7 @@ def _cast_job(
     check_amax_buffer(global_scale, f"global_scale of {function}")
     packed = getattr(out, "_rowwise_data", out)
     check_fragment(packed, (start + part.length + 1) // 2 - start // 2, f"out of {function}")
-    check_own(packed, f"out of {function}")
+    check_no_inner_overlap(packed, f"out of {function}")
     return x, packed, scale, global_scale, part, block
 
 

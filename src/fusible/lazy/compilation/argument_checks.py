@@ -21,10 +21,10 @@ from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.storage import Storage
 
-__all__ = ["Admission", "SizeAdmission", "TensorAdmission", "admissions_of"]
+__all__ = ["ArgumentCheck", "SizeCheck", "TensorCheck", "checks_of"]
 
 
-class TensorAdmission:
+class TensorCheck:
     """The check of one tensor input. ``shape`` holds the sizes; ``dynamic`` the dimensions whose size a call determines."""
 
     def __init__(self, name: str, function: str, shape: tuple[SizeLike, ...], of: dtype, donate: bool = False) -> None:
@@ -44,7 +44,7 @@ class TensorAdmission:
                 do = f'pass copy(tensor, device("{DEFAULT}"))'
                 raise ArgumentError(expected(f"a tensor on {DEFAULT}", of=self.of, got=f"one on {tensor.device}", do=do))
             self.check(tensor.dtype, tensor.shape, sizes)
-            storage = executor.settle(tensor)
+            storage = executor.materialize(tensor)
             return storage if self.donate else storage.placed()
         array = self.read(given, sizes, strided=False)
         return Storage(array.shape, self.dtype, array) if self.donate else pjrt.place(array, self.dtype)
@@ -72,7 +72,7 @@ class TensorAdmission:
             sizes.append(n)
 
 
-class SizeAdmission:
+class SizeCheck:
     """The check of one input that is a size."""
 
     donate = False
@@ -101,7 +101,7 @@ class SizeAdmission:
         return np.array(value, np.int32)
 
 
-Admission = TensorAdmission | SizeAdmission
+ArgumentCheck = TensorCheck | SizeCheck
 
 
 def symbol_of(size: Size) -> Symbol:
@@ -111,14 +111,14 @@ def symbol_of(size: Size) -> Symbol:
     return found
 
 
-def admissions_of(signature: Signature) -> list[Admission]:
+def checks_of(signature: Signature) -> list[ArgumentCheck]:
     """The check of each runtime input in order; raises ``ArgumentError`` where dimensions of one name have other bounds."""
     named: dict[str, NamedDimension] = {}
-    made: list[Admission] = []
+    made: list[ArgumentCheck] = []
     for leaf in signature.leaves:
         if isinstance(leaf.info, DimensionInputInfo):
-            made.append(SizeAdmission(leaf.name, signature.function, symbol(leaf.name, *leaf.info.span)))
+            made.append(SizeCheck(leaf.name, signature.function, symbol(leaf.name, *leaf.info.span)))
         else:
             shape = leaf.info.sizes(leaf.name, named)
-            made.append(TensorAdmission(leaf.name, signature.function, shape, leaf.info.dtype, leaf.info.donate))
+            made.append(TensorCheck(leaf.name, signature.function, shape, leaf.info.dtype, leaf.info.donate))
     return made

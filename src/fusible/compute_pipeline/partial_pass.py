@@ -11,13 +11,13 @@ from fusible.fusions import registered
 from fusible.nvte import Tensor
 from fusible.ops import Context, Op
 
-__all__ = ["run_stretch", "run_stretch_backward"]
+__all__ = ["run_ops", "run_ops_backward"]
 
 Sides = Sequence[Mapping[str, Tensor | None]]
 
 
-def run_stretch(
-    ops: Sequence[Op], x: Tensor, sides: Sides, given: Mapping[str, Any], *, inference: bool = False
+def run_ops(
+    ops: Sequence[Op], x: Tensor, sides: Sides, call_inputs: Mapping[str, Any], *, inference: bool = False
 ) -> tuple[Tensor, list[Context], list[dict[str, Tensor]]]:
     """``(y, contexts, side outputs)`` of the forward, or the inference, of bound ops, by the registered fusions.
 
@@ -28,14 +28,14 @@ def run_stretch(
     for group in group_ops(ops, registered("inference" if inference else "forward")):
         members = ops[group.start : group.stop]
         if inference:
-            x = infer_group(group, members, x, stacks, given)
+            x = infer_group(group, members, x, stacks, call_inputs)
         else:
-            x, contexts[group.start : group.stop] = forward_group(group, members, x, stacks, given)
+            x, contexts[group.start : group.stop] = forward_group(group, members, x, stacks, call_inputs)
     return x, contexts, _left(outer_sides(ops)[1], stacks)
 
 
-def run_stretch_backward(
-    ops: Sequence[Op], contexts: Sequence[Context], dy: Tensor, sides: Sides, given: Mapping[str, Any]
+def run_ops_backward(
+    ops: Sequence[Op], contexts: Sequence[Context], dy: Tensor, sides: Sides, call_inputs: Mapping[str, Any]
 ) -> tuple[Tensor | None, list[Sequence[Tensor | None]], list[dict[str, Tensor | None]]]:
     """``(dx, gradients of parameters, gradients of side inputs)`` of bound ops, by the registered fusions.
 
@@ -48,7 +48,7 @@ def run_stretch_backward(
     for group in reversed(group_ops(ops, registered("backward"), first)):
         assert d is not None
         stretch = slice(group.start, group.stop)
-        d, grads[stretch] = backward_group(group, ops[stretch], contexts[stretch], d, stacks, given)
+        d, grads[stretch] = backward_group(group, ops[stretch], contexts[stretch], d, stacks, call_inputs)
     return d if first == 0 else None, grads, _left(outer_sides(ops)[0], stacks)
 
 

@@ -12,18 +12,18 @@ from fusible.compute_pipeline import Plan
 from fusible.nvte import DType, Sequences, Tensor, make_nvte_tensor
 from fusible.pytorch.engine.batch import Batch, read_batch
 
-__all__ = ["Given", "NOTHING_GIVEN", "draw_seed", "given_values", "of_mask", "of_tokens", "put_together"]
+__all__ = ["CallInputs", "NO_CALL_INPUTS", "call_input_values", "draw_seed", "of_mask", "of_tokens", "put_together"]
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class CallInputs:
     """The values of a whole call, apart: the tensors by name, and how they are put together (hashable)."""
 
     tensors: dict[str, list[torch.Tensor]]
     static: dict[str, Any]
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Given:
+    def of(cls, values: dict[str, Any]) -> CallInputs:
         tensors: dict[str, list[torch.Tensor]] = {}
         static: dict[str, Any] = {}
         for name, value in values.items():
@@ -42,11 +42,11 @@ class Given:
         return tuple([self.static[name] for name in names]) if names else ()
 
 
-NOTHING_GIVEN = Given({}, {})
+NO_CALL_INPUTS = CallInputs({}, {})
 
 
 def put_together(names: Sequence[str], key: Sequence[Any], leaves: Sequence[Any]) -> dict[str, Any]:
-    """The inverse of ``Given``, of tensors that may be another framework's, for values of these names."""
+    """The inverse of ``CallInputs``, of tensors that may be another framework's, for values of these names."""
     values: dict[str, Any] = {}
     for name, static, leaf in zip(names, key, leaves, strict=True):
         tensor = make_nvte_tensor(leaf)
@@ -59,14 +59,14 @@ def draw_seed(device: torch.device) -> torch.Tensor:
     return torch.randint(2**62, (1,)).to(device)
 
 
-def given_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: torch.Tensor | None) -> dict[str, Any]:
+def call_input_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: torch.Tensor | None) -> dict[str, Any]:
     """The values of the whole call that the plan's ops take. ``seed``: None where it is yet to be drawn."""
-    given: dict[str, Any] = {}
-    if "sequences" in plan.given:
-        given["sequences"] = (batch or read_batch(x.reshape(-1, x.shape[-1]), None)).sequences()
-    if "seed" in plan.given:
-        given["seed"] = Tensor(draw_seed(x.device) if seed is None else seed, DType.Int64)
-    return given
+    call_inputs: dict[str, Any] = {}
+    if "sequences" in plan.call_inputs:
+        call_inputs["sequences"] = (batch or read_batch(x.reshape(-1, x.shape[-1]), None)).sequences()
+    if "seed" in plan.call_inputs:
+        call_inputs["seed"] = Tensor(draw_seed(x.device) if seed is None else seed, DType.Int64)
+    return call_inputs
 
 
 def of_tokens(value: torch.Tensor, apart: bool, batch: Batch, shape: torch.Size) -> torch.Tensor:
