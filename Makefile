@@ -118,6 +118,7 @@ lint: setup
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright -p pyright.strict.json
 	$(VENV)/bin/lint-imports
 
 diagram: setup

@@ -35,7 +35,7 @@ def describe(plan: Plan) -> str:
 
 def describe_quantizers(plan: Plan) -> str:
     """What is quantized, and how: a line for each input, weight and gradient that a quantizer makes."""
-    rows = []
+    rows: list[str] = []
     for op in plan.ops:
         for name in (*op.forward_names, *op.backward_names):
             type = op.type_of(name)
@@ -54,7 +54,7 @@ def _passed_on(plan: Plan, op: Op, name: str) -> bool:
 
 def describe_misses(plan: Plan) -> str:
     """Which fusions matched all but the last of their ops, and what stood there; and which matched where another one is."""
-    lines = []
+    lines: list[str] = []
     passes: tuple[tuple[PassKind, tuple[Group, ...]], ...] = (("forward", plan.forward), ("backward", plan.backward))
     for kind, groups in passes:
         fused = {i: group for group in groups if group.fusion is not None for i in range(group.start, group.stop)}

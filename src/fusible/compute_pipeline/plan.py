@@ -145,7 +145,7 @@ def build_plan(ops: Sequence[Op], request: PlanRequest) -> Plan:
 
 def _bind(ops: Sequence[Op], request: PlanRequest, widths: Sequence[int | None]) -> tuple[Op, ...]:
     needed, sides = request.x_grad, OpenSides(request.sides)
-    marked = []
+    marked: list[Op] = []
     for i, op in enumerate(ops):
         unwanted = {name for name, (_, grad) in zip(op.arg_names, request.args[i], strict=True) if not grad}
         taken = {name: sides.take(name, needed) for name in op.side_inputs}
@@ -212,7 +212,7 @@ def _segments(
         long_enough = min(i - cuts[-1], len(ops) - i) >= _SHORTEST_SEGMENT
         if long_enough and not (whole or live or quantized or i in inside):
             cuts.append(i)
-    segments = []
+    segments: list[Segment] = []
     for start, stop in zip(cuts, [*cuts[1:], len(ops)], strict=True):
         own = state.between(start, stop)
         of_forward, of_backward = ([group for group in groups if start <= group.start < stop] for groups in (forward, backward))

@@ -50,7 +50,7 @@ def regions_of(
     why = [_why_called(ops[group.start : group.stop], group) for group in groups]
     runs = [list(run) for _, run in groupby(zip(groups, why, strict=True), key=lambda pair: apart and bool(pair[1]))] or [[]]
     starts = [start, *(run[0][0].start for run in runs[1:])]
-    found = []
+    found: list[Region] = []
     for run, first, last in zip(runs, starts, [*starts[1:], stop], strict=True):
         called = "; ".join(dict.fromkeys(reason for _, reason in run if reason)) or None
         of_run = tuple(group for group, _ in run)

@@ -2,6 +2,9 @@
 
 A pass that is replayed does not come by here; what it makes has been looked at."""
 
+# What is looked at here is what code of anybody has returned, of which types say nothing.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

@@ -75,7 +75,7 @@ def route(ops: Sequence[tuple[Op, Extras | None, Block]]) -> Routing:
         if extras is None:
             routed.append(op)
             continue
-        routes = []
+        routes: list[tuple[str, ...]] = []
         for index, (channel, to_caller) in enumerate(zip(extras.outputs, extras.to_caller, strict=True)):
             names = [] if channel is None else consumers[block, channel]
             if to_caller:

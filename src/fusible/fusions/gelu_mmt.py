@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusible import nvte
 from fusible.fusions.add_activation import add_gelu_bwd_fused
-from fusible.fusions.high_precision import fused_backward
+from fusible.fusions.high_precision import Gradients, fused_backward
 from fusible.fusions.mmt_add import mmt_add_bwd_fused
 from fusible.nvte import is_quantized_type
 from fusible.ops import GELU, MMT, Add, Context
@@ -25,7 +25,7 @@ def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:
 
 
 @fused_backward
-def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor):
+def gelu_mmt_bwd_fused(gelu: GELU, mmt: MMT, gelu_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """``(dy @ weight) * gelu'(x)``, rounded once: the gradient between the two is never written."""
     if not (mmt.wants("x") and _in_one(gelu, mmt)):
         d, mmt_grads = mmt.backward(mmt_ctx, dy)
@@ -48,7 +48,7 @@ def add_gelu_mmt_add_bwd_fused(
     mmt_ctx: Context,
     add2_ctx: Context,
     dy: nvte.Tensor,
-):
+) -> Gradients:
     """The product multiplies by the derivative of the GELU and sums the first bias gradient; the gradient between the two is never written."""
     if not (add1.wants("bias") and add1.wants("x") and _in_one(gelu, mmt)):
         d, (mmt_grads, add2_grads) = mmt_add_bwd_fused(mmt, add2, mmt_ctx, add2_ctx, dy)

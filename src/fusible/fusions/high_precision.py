@@ -16,12 +16,15 @@ from fusible.fusions.registry import register_fusion_backward, register_fusion_f
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, Context, Op
 
-__all__ = ["Fused", "fused_backward", "fused_forward", "inference_of"]
+__all__ = ["Fused", "Gradients", "fused_backward", "fused_forward", "inference_of"]
 
 P = ParamSpec("P")
 
 Fused = tuple[nvte.Tensor, Callable[[], tuple[Context, ...]]]
 """What a fused forward is written to give: y, and a function that makes the ops' contexts, which inference does without."""
+
+Gradients = tuple[nvte.Tensor | None, Sequence[Sequence[nvte.Tensor | None]]]
+"""What a fused backward gives: dx, and the gradients of each op's parameters."""
 
 
 def _forward(ops: Sequence[Op]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fusible import nvte
-from fusible.fusions.high_precision import fused_backward
+from fusible.fusions.high_precision import Gradients, fused_backward
 from fusible.fusions.mmt_add import mmt_add_backward
 from fusible.ops import MMT, Add, Context, LayerNorm, MakeExtra, Op, ResidualBegin, RMSNorm
 
@@ -34,7 +34,7 @@ def _with_extra(
 @fused_backward
 def make_extra_mmt_bwd_fused(
     begin: MakeExtra | ResidualBegin, mmt: MMT, begin_ctx: Context, mmt_ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor | None
-):
+) -> Gradients:
     """``dy @ weight + dextra``, summed in fp32 and rounded once."""
     dx, mmt_grads = _with_extra(begin, begin_ctx, sides, mmt, lambda mmt, addend: mmt.backward(mmt_ctx, dy, addend))
     return dx, ([], mmt_grads)
@@ -50,7 +50,7 @@ def make_extra_mmt_add_bwd_fused(
     add_ctx: Context,
     dy: nvte.Tensor,
     **sides: nvte.Tensor | None,
-):
+) -> Gradients:
     """``dy @ weight + dextra``, summed in fp32 and rounded once; the gradients of weight and bias as in ``mmt_add_bwd_fused``."""
     dx, grads = _with_extra(begin, begin_ctx, sides, mmt, lambda mmt, addend: mmt_add_backward(mmt, add, mmt_ctx, add_ctx, dy, addend))
     return dx, ([], *grads)
@@ -59,7 +59,7 @@ def make_extra_mmt_add_bwd_fused(
 @fused_backward
 def make_extra_rmsnorm_bwd_fused(
     begin: MakeExtra | ResidualBegin, norm: RMSNorm, begin_ctx: Context, norm_ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor | None
-):
+) -> Gradients:
     """The norm's backward adds ``dextra`` before it rounds."""
     dx, norm_grads = _with_extra(begin, begin_ctx, sides, norm, lambda norm, addend: norm.backward(norm_ctx, dy, addend))
     return dx, ([], norm_grads)
@@ -68,7 +68,7 @@ def make_extra_rmsnorm_bwd_fused(
 @fused_backward
 def make_extra_layernorm_bwd_fused(
     begin: MakeExtra | ResidualBegin, norm: LayerNorm, begin_ctx: Context, norm_ctx: Context, dy: nvte.Tensor, **sides: nvte.Tensor | None
-):
+) -> Gradients:
     """The norm's backward adds ``dextra`` before it rounds."""
     dx, norm_grads = _with_extra(begin, begin_ctx, sides, norm, lambda norm, addend: norm.backward(norm_ctx, dy, addend))
     return dx, ([], norm_grads)

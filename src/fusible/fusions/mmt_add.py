@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusible import nvte
-from fusible.fusions.high_precision import Fused, fused_backward, fused_forward, inference_of
+from fusible.fusions.high_precision import Fused, Gradients, fused_backward, fused_forward, inference_of
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, Context, ResidualEnd
 
@@ -43,7 +43,7 @@ mmt_add_inf_fused = inference_of(mmt_add_fwd_fused)
 
 
 @fused_backward
-def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor):
+def mmt_add_bwd_fused(mmt: MMT, add: Add, mmt_ctx: Context, add_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """The weight's product sums the bias gradient too; an 8-bit gradient is summed while it is quantized, before it loses precision."""
     return mmt_add_backward(mmt, add, mmt_ctx, add_ctx, dy)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusible import nvte
-from fusible.fusions.high_precision import Fused, fused_backward, fused_forward, inference_of
+from fusible.fusions.high_precision import Fused, Gradients, fused_backward, fused_forward, inference_of
 from fusible.fusions.mmt_add import bias_of, extra_of
 from fusible.nvte import is_quantized_type
 from fusible.ops import MMT, Add, AddExtra, ConstantScale, Context, ResidualEnd
@@ -48,7 +48,7 @@ def _scaled_bias(add: Add, scale: ConstantScale) -> nvte.Tensor:
 
 
 @fused_backward
-def mmt_scale_bwd_fused(mmt: MMT, scale: ConstantScale, mmt_ctx: Context, scale_ctx: Context, dy: nvte.Tensor):
+def mmt_scale_bwd_fused(mmt: MMT, scale: ConstantScale, mmt_ctx: Context, scale_ctx: Context, dy: nvte.Tensor) -> Gradients:
     """Both products take the factor, and the scaled gradient is never written.
 
     A gradient that is to be 8-bit is scaled first: the amax that its scaling observes is that of the scaled one.

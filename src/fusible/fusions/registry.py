@@ -137,7 +137,7 @@ def _pattern(kind: Literal["forward", "backward", "inference"], function: Callab
     hints = typing.get_type_hints(function)
     keywords = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
     positional = [p.name for p in inspect.signature(function).parameters.values() if p.kind not in keywords]
-    pattern = []
+    pattern: list[frozenset[type[Op]]] = []
     for name in positional:
         allowed = _op_types(hints.get(name))
         if not allowed:

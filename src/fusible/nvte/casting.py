@@ -141,12 +141,12 @@ def by_columns(x: Tensor) -> Tensor:
     type = x.type
     if not isinstance(type, QuantizedType) or not (type.rowwise and type.columnwise):
         return x
-    rows = _GROUPED_ROWS if isinstance(x.data, GroupedTensorStorage) else frozenset()
+    rows: frozenset[str] = _GROUPED_ROWS if isinstance(x.data, GroupedTensorStorage) else frozenset()
     fields: dict[str, Any] = {name: None if "rowwise" in name or name in rows else value for name, value in x.data.get_metadata().items()}
     return Tensor(x.data.__class__(**fields), type.read(rowwise=False, columnwise=True))
 
 
-_GROUPED_ROWS = frozenset({"data", "scale_inv", "amax"})
+_GROUPED_ROWS: frozenset[str] = frozenset({"data", "scale_inv", "amax"})
 """The fields of a grouped tensor's row-wise copy."""
 
 

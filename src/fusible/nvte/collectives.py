@@ -38,7 +38,7 @@ def all_gather(x: Tensor, group: Group, *, rowwise: bool = True, columnwise: boo
     if format_of(held).gathers:
         return _gathered_blocks(x, group, {"rowwise": rowwise and x.type.rowwise, "columnwise": columnwise and x.type.columnwise})
     assert isinstance(held, Float8TensorStorage), "what has blocks in several processes is gathered before it is quantized"
-    fields = {**held.get_metadata(), "data": tex.prim.all_gather(held._data, group), "data_transpose": None}
+    fields: dict[str, Any] = {**held.get_metadata(), "data": tex.prim.all_gather(held._data, group), "data_transpose": None}
     return Tensor(Float8TensorStorage(**fields), x.type)
 
 

@@ -92,7 +92,7 @@ class QuantizedType:
     @classmethod
     def of(cls, quantizer: Any) -> QuantizedType:
         """The type of what a quantizer without a state of its own gives, with the copies that it makes."""
-        applied = "custom" if quantizer.custom else _APPLIED.get(type(quantizer))
+        applied = "custom" if quantizer.custom else _APPLIED.get(quantizer.__class__)
         if applied is not None:
             return cls(DType.Byte, applied, quantizer=quantizer)
         made = cls(DType(int(quantizer.dtype)), scaling(quantizer), quantizer=quantizer)

@@ -5,7 +5,7 @@ A pass is per thread and per call. Functions outside of any pass see ``Pass("inf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, Literal, TypeVar
@@ -37,9 +37,9 @@ class Pass:
         call: dict[Any, Any] | None = None,
     ) -> None:
         self.kind: PassKind = kind
-        self.scales = scales if scales is not None else {}
-        self.caches = caches if caches is not None else {}
-        self.sums = sums if sums is not None else {}
+        self.scales: Mapping[str, Any] = scales if scales is not None else {}
+        self.caches: Mapping[int, Any] = caches if caches is not None else {}
+        self.sums: Mapping[str, Any] = sums if sums is not None else {}
         self.amaxes: dict[str, Any] = {}
         self.memo: dict[Any, Any] | None = {}
         self.call: dict[Any, Any] = call if call is not None else {}
@@ -88,7 +88,7 @@ def set_execution_state(state: Pass | None) -> Pass | None:
 
 
 @contextmanager
-def running(state: Pass) -> Iterator[Pass]:
+def running(state: Pass) -> Generator[Pass]:
     """Run the body as ``state``."""
     former = set_execution_state(state)
     try:

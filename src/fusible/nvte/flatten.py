@@ -43,7 +43,8 @@ def take_apart(storage: QuantizedTensorStorage | GroupedTensorStorage) -> tuple[
         leaves = [storage._data, storage._scale_inv] if storage._transpose is None else [storage._data, storage._scale_inv, storage._transpose]
         return leaves, StorageSpec(Float8TensorStorage, names, {"fp8_dtype": storage._fp8_dtype, "fake_dtype": storage._dtype})
     if not isinstance(storage, (FieldStorage, GroupedTensorStorage)):
-        tensors, shell = copy(storage).prepare_for_saving()  # pyright: ignore[reportAttributeAccessIssue]
+        copied: Any = copy(storage)
+        tensors, shell = copied.prepare_for_saving()
         return list(tensors), Shell(shell, len(tensors))
     leaves: list[Any] = []
     parts: list[tuple[str, StorageSpec | Shell | None]] = []
