@@ -263,7 +263,7 @@ def _bind(case: Case, mode: Mode, between: bool, tokens: int, frozen: Sequence[s
     for op, columns in zip(bound, widths, strict=True):
         for name in op.side_inputs:
             values_[name] = Tensor(random(tokens, columns, dtype=activation), plan.activation)
-        for name in op.given:
+        for name in op.call_inputs:
             values_[name] = _given(name, tokens)
     residual_grads = {name: Tensor(random(tokens, width, dtype=activation), plan.activation) for op in bound for name in op.side_outputs}
     needed = bound[0].wants("x") or any(grad for _, grad in args[start])
@@ -314,7 +314,7 @@ def _given(name: str, tokens: int) -> Any:
 
 
 def _keywords(op: Op, values_: dict[str, Any], *names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: values_[name] for group in (op.given, *names) for name in group}
+    return {name: values_[name] for group in (op.call_inputs, *names) for name in group}
 
 
 def _sequence_forward(bound: Bound) -> tuple[Tensor, list[Context], dict[str, Any], dict[str, Any]]:
@@ -350,7 +350,7 @@ def _sequence_backward(bound: Bound, contexts: Sequence[Context]) -> tuple[Tenso
 
 def _fused_keywords(bound: Bound, fusion: Fusion) -> dict[str, Any]:
     backward = fusion.kind == "backward"
-    names = {name for op in bound.ops for name in (*op.given, *(op.side_outputs if backward else op.side_inputs))}
+    names = {name for op in bound.ops for name in (*op.call_inputs, *(op.side_outputs if backward else op.side_inputs))}
     available = {**bound.values, **(bound.residual_grads if backward else {})}
     return {name: available[name] for name in names}
 
