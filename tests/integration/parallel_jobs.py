@@ -104,7 +104,7 @@ def a_group_of_one_is_no_group(rank: int) -> None:
     alone = [dist.new_group([r]) for r in range(2)]
     options: dict[str, Any] = {"tensor_parallel_mode": "row", "tensor_parallel_group": alone[rank], "sequence_parallel": True}
     layer = te_ops.Linear(4, 5, **options)
-    assert [type(op.entry.op) for op in layer.basic_operations()] == [MMT, Add]
+    assert [type(op.bound_op.op) for op in layer.basic_operations()] == [MMT, Add]
     te_ops.BasicLinear(4, 5, **options, userbuffers_options={"comm_name": "fc2"})
     x, dy = mine(rank, 3, 4), mine(rank, 3, 4)
     for op in (te_ops.AllGather(alone[rank]), te_ops.ReduceScatter(alone[rank]), te_ops.AllReduce(alone[rank])):

@@ -94,10 +94,10 @@ def test_what_an_operation_does_not_read_changes_no_plan() -> None:
     op = ops.ConstantScale(2.0)
     model = ops.Sequential(op)
     model(batch())
-    entry = op.entry
+    entry = op.bound_op
     op.label, op.scale = "scaled", 2.0
     op.train()
-    assert op.entry is entry
+    assert op.bound_op is entry
     model(batch())
     (fuser,) = model._arranged()
     assert fuser.pipeline.plans_built == 1
