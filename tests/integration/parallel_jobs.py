@@ -82,14 +82,14 @@ def primitives_take_any_dtype_and_memory_order(rank: int) -> None:
 @job
 def wrong_calls_are_refused_before_anything_is_sent(rank: int) -> None:
     for call, error, message in (
-        (lambda: tex.prim.reduce_scatter(torch.zeros(3, 2)), ShapeError, "a first dimension that 2 divides of x of prim.reduce_scatter"),
+        (lambda: tex.prim.reduce_scatter(torch.zeros(3, 2)), ShapeError, "x of prim.reduce_scatter: expected a first dimension that 2 divides"),
         (lambda: tex.prim.all_gather(torch.zeros(())), ShapeError, "at least 1 dimension"),
         (lambda: tex.prim.all_reduce(torch.zeros(2), None, "product"), ArgumentError, "one of sum, max, mean"),
         (lambda: te_ops.ReduceScatter()(torch.zeros(3, 2)), ShapeError, "a first dimension that 2 divides"),
-        (lambda: te_ops.BasicLinear(4, 5, tensor_parallel_mode="column"), ShapeError, "a multiple of 2.*BasicLinear's out_features, got 5"),
-        (lambda: te_ops.BasicLinear(5, 4, tensor_parallel_mode="row"), ShapeError, "BasicLinear's in_features, got 5"),
-        (lambda: te_ops.Linear(5, 4, tensor_parallel_mode="row"), ShapeError, "Linear's in_features, got 5"),
-        (lambda: te_ops.Bias(5, tensor_parallel=True), ShapeError, "Bias' size, got 5"),
+        (lambda: te_ops.BasicLinear(4, 5, tensor_parallel_mode="column"), ShapeError, "BasicLinear's out_features: expected a multiple of 2.*, got 5"),
+        (lambda: te_ops.BasicLinear(5, 4, tensor_parallel_mode="row"), ShapeError, "BasicLinear's in_features: expected .*, got 5"),
+        (lambda: te_ops.Linear(5, 4, tensor_parallel_mode="row"), ShapeError, "Linear's in_features: expected .*, got 5"),
+        (lambda: te_ops.Bias(5, tensor_parallel=True), ShapeError, "Bias' size: expected .*, got 5"),
         (lambda: te_ops.BasicLinear(4, 4, tensor_parallel_mode="both"), ArgumentError, "None, 'column' or 'row'"),
         (lambda: te_ops.BasicLinear(4, 4, tensor_parallel_mode="row", userbuffers_options={"comm_name": "fc2"}), NotServedError, "no overlap"),
         (lambda: te_ops.BasicLinear(4, 4, tensor_parallel_mode="row", sequence_parallel=True)(torch.zeros(3, 2)), ShapeError, "that 2 divides"),

@@ -132,7 +132,7 @@ class GroupedTensorStorage:
             raise ShapeError(expected("[rows, columns] or [n]", of=f"tensor_shape {of}", got=[*member], do="pass the shape of one member"))
         elements = num_tensors * math.prod(member)
         if rowwise_data.numel() != elements:
-            wanted, got = f"{elements} elements, of {num_tensors} members {list(member)},", rowwise_data.numel()
+            wanted, got = f"{elements} elements, of {num_tensors} members {list(member)}", rowwise_data.numel()
             raise ShapeError(expected(wanted, of=f"rowwise_data {of}", got=got, do="pass their buffer"))
         if dtype is not None and dtype is not rowwise_data.dtype:
             raise DTypeError(expected(f"{dtype}, which dtype says", of=f"rowwise_data {of}", got=rowwise_data.dtype, do="cast it"))

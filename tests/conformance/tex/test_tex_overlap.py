@@ -18,7 +18,7 @@ from torch import Tensor
 from fusible import cpp_extensions, tex
 from fusible.conformance.table import Record, Sample, load
 from fusible.errors import FusibleError
-from fusible.tex.calls.memory_checks import surely_apart
+from fusible.tex.calls.memory_checks import surely_disjoint
 from fusible.tex.interface.declare import DECLARATIONS
 
 TABLE = load()
@@ -160,9 +160,9 @@ def test_parts_of_a_packed_tensor_lie_apart() -> None:
             options = (tex.NVTE_QKV_Format.NVTE_THD, 1, 2, 2, 1, False)
             tex.copy_to_kv_cache(new, 2 * new, k_cache, v_cache, ints[2], ints[0], ints[1], *options)
             assert torch.equal(k_cache[1], new) and torch.equal(v_cache[1], 2 * new)
-            with pytest.raises(FusibleError, match="memory of its own of [kv]_cache of copy_to_kv_cache"):
+            with pytest.raises(FusibleError, match="[kv]_cache of copy_to_kv_cache: expected memory of its own"):
                 tex.copy_to_kv_cache(new, new, k_cache, k_cache, ints[2], ints[0], ints[1], *options)
-    assert not surely_apart([packed.unbind(1)]) and surely_apart([list(packed)])
+    assert not surely_disjoint([packed.unbind(1)]) and surely_disjoint([list(packed)])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

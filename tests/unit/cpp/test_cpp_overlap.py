@@ -43,7 +43,7 @@ def outcome(call: str, places: tuple[str, str], shift: int) -> str:
         invoke(call, with_argument(with_argument(arguments, places[0], laid[0]), places[1], laid[1]))
     except FusibleError as error:
         names = [place.split("/")[0] for place in places]
-        told = any(f"memory of its own of {a}, got that of {b}: " in str(error) for a, b in (names, names[::-1]))
+        told = any(f"{a}: expected memory of its own, got that of {b}; " in str(error) for a, b in (names, names[::-1]))
         return "refused" if told and torch.equal(before, buffer) else f"{call} {places} {shift}: {error}"
     read = places[1].split("/")[0] not in WRITTEN[call]
     right = torch.equal(raw(laid[0]), raw(apart[0])) and (read or torch.equal(raw(laid[1]), raw(apart[1])))

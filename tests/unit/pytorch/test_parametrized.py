@@ -109,14 +109,18 @@ def _grad(model: nn.Module, x: Tensor) -> Any:
 
 
 TRANSFORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], type[FusibleError], str]] = {
-    "grad": (_grad, NotServedError, "functional_call alone of torch.func around Linear -> GELU"),
-    "vjp": (lambda m, x: torch.func.vjp(m, x), NotServedError, "functional_call alone of torch.func"),
-    "jvp": (lambda m, x: torch.func.jvp(m, (x,), (x,)), NotServedError, "functional_call alone of torch.func"),
-    "vmap": (lambda m, x: torch.func.vmap(m)(x[None]), NotServedError, "functional_call alone of torch.func"),
-    "vmap without gradients": (lambda m, x: torch.no_grad()(torch.func.vmap(m))(x[None]), NotServedError, "functional_call alone of torch.func"),
-    "jacrev": (lambda m, x: torch.func.jacrev(m)(x), NotServedError, "functional_call alone of torch.func"),
-    "dual tensors": (_dual, NotServedError, "tensors without tangents of a call of Linear -> GELU"),
-    "dual tensors without gradients": (torch.no_grad()(_dual), NotServedError, "tensors without tangents of a call of"),
+    "grad": (_grad, NotServedError, "torch.func around Linear -> GELU: expected functional_call alone"),
+    "vjp": (lambda m, x: torch.func.vjp(m, x), NotServedError, "torch.func .*: expected functional_call alone"),
+    "jvp": (lambda m, x: torch.func.jvp(m, (x,), (x,)), NotServedError, "torch.func .*: expected functional_call alone"),
+    "vmap": (lambda m, x: torch.func.vmap(m)(x[None]), NotServedError, "torch.func .*: expected functional_call alone"),
+    "vmap without gradients": (
+        lambda m, x: torch.no_grad()(torch.func.vmap(m))(x[None]),
+        NotServedError,
+        "torch.func .*: expected functional_call alone",
+    ),
+    "jacrev": (lambda m, x: torch.func.jacrev(m)(x), NotServedError, "torch.func around .*: expected functional_call alone"),
+    "dual tensors": (_dual, NotServedError, "a call of Linear -> GELU: expected tensors without tangents"),
+    "dual tensors without gradients": (torch.no_grad()(_dual), NotServedError, "a call of .*: expected tensors without tangents"),
 }
 
 

@@ -266,7 +266,7 @@ def test_gradients_pass_straight_through(name: str) -> None:
     leaf.grad = None
     (leaf.float() * leaf).sum().backward()
     assert leaf.grad is not None and torch.allclose(leaf.grad, 2 * leaf.dequantize(), rtol=2.0**-7)
-    with pytest.raises(ArgumentError, match="a leaf of deepcopy"):
+    with pytest.raises(ArgumentError, match="deepcopy .*: expected a leaf"):
         copy.deepcopy(q)
 
 

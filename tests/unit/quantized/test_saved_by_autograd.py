@@ -51,7 +51,7 @@ def test_what_is_left_is_handed_back() -> None:
 
 
 def test_too_few_tensors_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="a plain tensor for each object of restore_from_saved, got 1"):
+    with pytest.raises(ArgumentError, match="restore_from_saved: expected a plain tensor for each object, got 1"):
         restore_from_saved([None, None], [torch.zeros(1)])
 
 
@@ -79,7 +79,7 @@ def test_an_autograd_function_saves_and_finds_it() -> None:
 
 @pytest.mark.parametrize("context", [SimpleNamespace(saved_tensors=()), SimpleNamespace(saved_tensors=(), tensor_objects=None)])
 def test_a_context_without_objects_is_refused(context: Any) -> None:
-    with pytest.raises(ArgumentError, match="tensor_objects of the context of restore_from_func_ctx, got none"):
+    with pytest.raises(ArgumentError, match="the context of restore_from_func_ctx: expected tensor_objects, got none"):
         restore_from_func_ctx(context)
 
 

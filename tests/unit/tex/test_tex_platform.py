@@ -47,7 +47,7 @@ def test_queries_are_answered_everywhere() -> None:
 
 @pytest.mark.parametrize("name", COMMUNICATORS)
 def test_a_communicator_says_in_one_sentence_why_it_cannot_be_made(name: str) -> None:
-    with pytest.raises(NotServedError, match=f"NVIDIA's native library of tex.{name}, got none") as caught:
+    with pytest.raises(NotServedError, match=f"tex.{name}: expected NVIDIA's native library, got none") as caught:
         getattr(tex, name)([4, 4], torch.bfloat16, None, 2)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 

@@ -26,7 +26,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         if ctx.done:
-            of, do = "a loss of parallel_cross_entropy, which overwrites what it keeps,", "compute the loss again"
+            of, do = "a loss of parallel_cross_entropy, which overwrites what it keeps", "compute the loss again"
             raise ArgumentError(expected("one backward", of=of, got="another", do=do))
         ctx.done = True
         saved, stats, target, count = ctx.saved_tensors

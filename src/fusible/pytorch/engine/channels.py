@@ -16,7 +16,7 @@ class ExtraTensors:
 
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0
-    _entry: BoundOp | None
+    _bound_op: BoundOp | None
     _changes: int
 
     def _begin_channels(self) -> None:
@@ -61,8 +61,8 @@ class ExtraTensors:
 
     def _rerouted(self) -> None:
         """Its channels have changed: pipelines that run it look at them before the next call."""
-        if self._entry is not None:
-            self._entry = self._entry._replace(extras=self.extras)
+        if self._bound_op is not None:
+            self._bound_op = self._bound_op._replace(extras=self.extras)
         self._changes += 1
         note_change()
 

@@ -152,7 +152,7 @@ class PipelineRunner(ChainPart):
             of_own = self._masks.get(name)
             sizes = () if of_own is None or value.ndim != 4 else value.shape[2:] if of_own else value.shape[2:3]
             if any(1 < size < batch.max_seqlen for size in sizes):
-                wanted, do = f"{batch.max_seqlen} queries{' and keys' if of_own else ''}, or 1,", "pass one for the longest sequence"
+                wanted, do = f"{batch.max_seqlen} queries{' and keys' if of_own else ''}, or 1", "pass one for the longest sequence"
                 raise ShapeError(expected(wanted, of=f"the mask of {self.title}", got=list(value.shape), do=do))
 
     def run(
@@ -341,7 +341,7 @@ class PipelineRunner(ChainPart):
             raise DTypeError(expected("fp32, fp16, bf16 or fp64", of=f"{self.argument} of {self.title}", got=got, do="cast it"))
         for arg in args:
             if arg.device != key.x_device:
-                wanted, of = f"a tensor on {arg.device}, where the parameters are,", f"{self.argument} of {self.title}"
+                wanted, of = f"a tensor on {arg.device}, where the parameters are", f"{self.argument} of {self.title}"
                 raise ArgumentError(expected(wanted, of=of, got=str(key.x_device), do="move one of them"))
         self._check_double(key.x_dtype, args)
         types = iter([(stored_type(arg), grad) for arg, (_, grad) in zip(args, key.args, strict=True)])
@@ -352,7 +352,7 @@ class PipelineRunner(ChainPart):
         double = dtype is torch.float64
         odd = next((arg.dtype for arg in args if (arg.dtype is torch.float64) is not double), None)
         if odd is not None:
-            beside = f"no fp64 beside {str(dtype).removeprefix('torch.')}, that of {self.argument},"
+            beside = f"no fp64 beside {str(dtype).removeprefix('torch.')}, that of {self.argument}"
             got, do = str(odd).removeprefix("torch."), f"cast {self.argument}, or call .double() or .float() of the modules"
             raise DTypeError(expected("fp64" if double else beside, of=f"the parameters of {self.title}", got=got if double else "fp64", do=do))
 

@@ -34,25 +34,25 @@ class SelfAttentionArguments(TypedDict, total=False):
 class _Attention(ExtraTensors, BaseModule):
     """A module of one attention op, whose extra inputs are the op's side inputs."""
 
-    _entry: BoundOp  # pyright: ignore[reportIncompatibleVariableOverride]
+    _bound_op: BoundOp  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _hold(self, op: ops.DotProductAttention | ops.CrossAttention) -> None:
         BaseModule.__init__(self, op)
         self.num_extra_inputs = len(op.side_names)
         self._begin_channels()
-        self._entry = self._bound[0]._replace(extras=self.extras)
+        self._bound_op = self._bound[0]._replace(extras=self.extras)
 
     def bound_ops(self):
-        yield self._entry
+        yield self._bound_op
 
     def local_ops(self) -> tuple[BoundOp, ...]:
-        return (self._entry,)
+        return (self._bound_op,)
 
     def current(self, bound: BoundOp) -> BoundOp:
-        return self._entry
+        return self._bound_op
 
     def extra_repr(self) -> str:
-        return self._entry.op.extra_repr()
+        return self._bound_op.op.extra_repr()
 
 
 class DotProductAttention(_Attention):

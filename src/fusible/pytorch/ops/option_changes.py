@@ -19,7 +19,7 @@ __all__ = ["check_fixed", "made_anew"]
 def made_anew(module: BasicOperationLike) -> Iterator[None]:
     """The body changes attributes of ``module``. Then its entry is made anew, if they matter to it; if none can be made, they are as before."""
     own, parameters = vars(module).copy(), module._parameters.copy()
-    entry = module._entry
+    entry = module._bound_op
     assert entry is not None
     former = _options(entry)
     try:
@@ -36,7 +36,7 @@ def made_anew(module: BasicOperationLike) -> Iterator[None]:
         module._parameters.update(parameters)
         raise
     if _options(made) != former:
-        module._entry = made
+        module._bound_op = made
         module._changes += 1
         note_change()
 

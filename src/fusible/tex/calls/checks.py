@@ -201,7 +201,7 @@ def check_lists(tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], 
         raise ArgumentError(expected("lists of equal length", of=f"tensor_lists of {function}", got=lengths, do="pass one of each per parameter"))
     for tensors in zip(*tensor_lists, strict=True):
         if len({alike(x) for x in tensors}) > 1:
-            of, shapes = f"tensor_lists of {function}, of tensors that belong together,", [tuple(x.shape) for x in tensors]
+            of, shapes = f"tensor_lists of {function}, of tensors that belong together", [tuple(x.shape) for x in tensors]
             raise ShapeError(expected("equal shapes", of=of, got=shapes, do="order the lists alike"))
 
 

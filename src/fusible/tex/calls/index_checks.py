@@ -108,5 +108,5 @@ def check_counts_fit(sizes: Any, factors: Sequence[int], bounds: Sequence[int], 
     total = sum(sizes.flatten().tolist())
     for factor, bound in zip(factors, bounds, strict=True):
         if not 0 <= total * factor <= bound:
-            of, got = f"{of}, which add up to {total},", f"{factor} times as many"
+            of, got = f"{of}, which add up to {total}", f"{factor} times as many"
             raise ArgumentError(expected(f"offsets from 0 to {bound}", of=of, got=got, do="pass smaller sizes, or offsets of a wider type"))

@@ -43,7 +43,7 @@ class E2M1Codes:
         code = self.counted_down((size < value for value in E2M1[1:]), x)
         lower = self.decode(code)
         # The distance to the next value is a power of two, and the difference is exact, so that the quotient is.
-        place = xp.times(xp.minus(size, lower), xp.where(lower < 2.0, 2.0, xp.where(lower < 4.0, 1.0, 0.5)))
+        place = xp.times(xp.minus(size, lower), xp.hidden(xp.where(lower < 4.0, 1.0, 0.5), lower >= 2.0, 2.0))
         up = (random < place) & (code < 7)
         return (code + xp.cast(up, code.dtype)) | self.sign_bit(x)
 

@@ -100,7 +100,7 @@ def _wrong(what: str, name: str, got: object) -> ArgumentError:
 def _frozen(function: str, wanted: Any) -> str | tuple[str, ...]:
     tokens = wanted.split("|") if isinstance(wanted, str) else wanted
     if not isinstance(tokens, list | tuple) or not tokens or not all(isinstance(token, str) and token.strip() for token in tokens):
-        raise _wrong("a backend's name, or several, best first,", f"{function} in per_function", wanted)
+        raise _wrong("a backend's name, or several, best first", f"{function} in per_function", wanted)
     return "|".join(token.strip() for token in tokens) if isinstance(wanted, str) else tuple(token.strip() for token in tokens)
 
 
