@@ -102,7 +102,7 @@ def test_json_on_standard_output_is_all_that_is_there(capsys: pytest.CaptureFixt
     assert list(json.loads(captured.out)["tables"]) == ["matvec"] and "matvec" in captured.err
 
 
-NAMES = "casts, gemm, matvec, producers, training or generation, comma-separated,"
+NAMES = "casts, gemm, matvec, producers, training or generation, comma-separated"
 WRONG = {
     "--only casts,nosuch": f"--only: expected {NAMES}, got 'nosuch'; name one of these.\n",
     "--only ,": "--only: expected names, comma-separated, got ','; put a name on both sides of each comma.\n",
