@@ -86,7 +86,11 @@ def wrong_calls_are_refused_before_anything_is_sent(rank: int) -> None:
         (lambda: tex.prim.all_gather(torch.zeros(())), ShapeError, "at least 1 dimension"),
         (lambda: tex.prim.all_reduce(torch.zeros(2), None, "product"), ArgumentError, "one of sum, max, mean"),
         (lambda: te_ops.ReduceScatter()(torch.zeros(3, 2)), ShapeError, "a first dimension that 2 divides"),
-        (lambda: te_ops.BasicLinear(4, 5, tensor_parallel_mode="column"), ShapeError, "BasicLinear's out_features: expected a multiple of 2.*, got 5"),
+        (
+            lambda: te_ops.BasicLinear(4, 5, tensor_parallel_mode="column"),
+            ShapeError,
+            "out_features: expected a multiple of 2.*, got 5",
+        ),
         (lambda: te_ops.BasicLinear(5, 4, tensor_parallel_mode="row"), ShapeError, "BasicLinear's in_features: expected .*, got 5"),
         (lambda: te_ops.Linear(5, 4, tensor_parallel_mode="row"), ShapeError, "Linear's in_features: expected .*, got 5"),
         (lambda: te_ops.Bias(5, tensor_parallel=True), ShapeError, "Bias' size: expected .*, got 5"),

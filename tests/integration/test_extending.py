@@ -202,7 +202,7 @@ def test_8_bit_output_is_the_output_quantized(awesome: SimpleNamespace, backend:
     x, dy = (make_nvte_tensor(tensor) for tensor in inputs(dtype))
     scale = torch.tensor([1.75])
     oracle = ml_dtypes.float8_e4m3fn if nvte.element(type) is DType.Float8E4M3 else ml_dtypes.float8_e5m2
-    for word, *operands in ((awesome.words.awesomelu, x), (awesome.words.dawesomelu, dy, x)):
+    for word, *operands in ((awesome.functions.awesomelu, x), (awesome.functions.dawesomelu, dy, x)):
         plain = word(*operands, x.type)
         with running(Pass("forward", {"0.x": scale})) as state:
             quantized = word(*operands, type)
@@ -382,6 +382,6 @@ def test_a_module_with_parameters_of_its_own(awesome: SimpleNamespace) -> None:
 
 def test_no_file_of_the_source_changes(awesome: SimpleNamespace) -> None:
     assert not awesome.directory.is_relative_to(ROOT)
-    assert {path.name for path in Path(awesome.directory, "awesome").glob("*.*")} >= {"awesomelu.cpp", "kernels.py", "words.py", "ops.py"}
+    assert {path.name for path in Path(awesome.directory, "awesome").glob("*.*")} >= {"awesomelu.cpp", "kernels.py", "functions.py", "ops.py"}
     before, after = awesome.source
     assert before == after

@@ -14,7 +14,7 @@ from fusible.quantized import QuantizedTensor
 from fusible.tex.calls.transaction import Write
 from fusible.tex.formats import is_quantized
 
-__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "needs_own_step", "local", "placed_as", "requantized"]
+__all__ = ["Batch", "PLAIN", "STRIDED", "SURELY_MEMORY", "local", "needs_own_step", "placed_as", "requantized"]
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 STRIDED = {torch.strided}

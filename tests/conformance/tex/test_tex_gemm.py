@@ -156,7 +156,7 @@ REFUSED = [
     ),
     (call(A, True, B, True), ShapeError, "layout TT"),
     (call(A, True, B, False, D=torch.zeros(4, 2)), ShapeError, r"D .*: expected shape \[2, 4\]"),
-    (call(A, True, B, False, D=torch.zeros(2, 4, device="meta")), ArgumentError, "D|tensors on meta: expected with data"),
+    (call(A, True, B, False, D=torch.zeros(2, 4, device="meta")), ArgumentError, "D of generic_gemm: expected a tensor with data|tensors on meta"),
     (call(A, True, B, False, D=torch.zeros(2, 4), output_dtype=torch.bfloat16), DTypeError, "that of D"),
     (call(A, True, B, False, D=torch.zeros(2, 4), beta=0.5), ArgumentError, "beta 0 or None without accumulate"),
     (call(A, True, B, False, beta=1.0), ArgumentError, "beta 0 or None without accumulate"),

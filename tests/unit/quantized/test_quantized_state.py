@@ -233,7 +233,7 @@ def test_copies_have_a_lock_of_their_own_and_no_inference_to_repeat() -> None:
     owner.load(_saved(recipe))
     inferred = owner.snapshot(recipe, CPU, inference=True)
     for twin in (copy.deepcopy(owner), pickle.loads(pickle.dumps(owner))):
-        assert isinstance(twin._lock, Lock) and twin._lock is not owner._lock and twin._held.inferred is None and owner._held.inferred is inferred
+        assert isinstance(twin._lock, Lock) and twin._lock is not owner._lock and twin._state.inferred is None and owner._state.inferred is inferred
         assert torch.equal(twin.save(), owner.save()) and twin.layout == owner.layout and not twin.unread
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from fusible.tex.selection.check import admitted
 
 from fusible import tex
 from fusible.errors import BackendError, NotServedError
 from fusible.tex.interface.declare import DECLARATIONS
+from fusible.tex.selection.backend_checks import admitted
 from fusible.tex.selection.registry import registry
 
 X = torch.randn(4, 6)

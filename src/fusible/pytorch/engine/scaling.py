@@ -72,7 +72,7 @@ class ScalingOwner:
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None, "_next": None, "recipe": None, "_held": replace(self._state, inferred=None)}
+        return {**self.__dict__, "_lock": None, "_next": None, "recipe": None, "_state": replace(self._state, inferred=None)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=Lock())
