@@ -37,7 +37,7 @@ class BasicOperationLike(FusibleOperationLike, Protocol):
 
     num_extra_inputs: int
     num_extra_outputs: int
-    _entry: Any
+    _bound_op: Any
     _changes: int
 
     @property
