@@ -173,7 +173,7 @@ def test_an_unregistered_name_shows_the_users_line() -> None:
     line = test_an_unregistered_name_shows_the_users_line.__code__.co_firstlineno + 3
     place, code, carets, sentence = str(caught.value).split("\n")
     assert place.startswith(f"{__file__}:{line}") and code[carets.index("^") : carets.rindex("^") + 1] == '"no::such"'
-    assert sentence.startswith("a call of plugin: expected a registered plugin, got 'no::such' version '1' (registered: none); ")
+    assert sentence.startswith("a call of plugin: expected a registered plugin, got 'no::such' version '1' (registered: ")
 
 
 def test_what_is_no_handler_is_refused(library: Path) -> None:
