@@ -32,10 +32,10 @@ from fusible.lazy.modules import (
     Sequential,
     UninitializedError,
 )
-from fusible.lazy.ops import comparison as _comparison
-from fusible.lazy.ops import convolution as _convolution
-from fusible.lazy.ops import indexing as _indexing
-from fusible.lazy.ops import padding as _padding
+from fusible.lazy.ops import comparison as _comparison  # the operators of Tensor
+from fusible.lazy.ops import convolution as _convolution  # declared, for modules to call
+from fusible.lazy.ops import indexing as _indexing  # x[...]
+from fusible.lazy.ops import padding as _padding  # what operations do on padded tensors
 from fusible.lazy.ops.agreement import *
 from fusible.lazy.ops.arange import *
 from fusible.lazy.ops.argreduce import argmax, argmin

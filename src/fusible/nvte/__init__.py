@@ -45,6 +45,6 @@ from fusible.tex.calls.functions import checked as _checked
 
 __all__ = _public_names(globals())
 
-for _word in __all__:
-    if inspect.isfunction(globals()[_word]):
-        globals()[_word] = _checked(globals()[_word], known=_KINDS, exact=_EXACT, module=__name__)
+for _name in __all__:
+    if inspect.isfunction(globals()[_name]):
+        globals()[_name] = _checked(globals()[_name], known=_KINDS, exact=_EXACT, module=__name__)

@@ -270,7 +270,7 @@ class PipelineRunner(ChainPart):
         if isinstance(call, Call) and call.snapshot is not None:
             self.scaling.commit_forward(call.snapshot, call.amaxes)
             if call.delayed_weights is not None:
-                call.delayed_weights.rescale(self.scaling)
+                call.delayed_weights.update_scales(self.scaling)
 
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         """Called when a plan is about to run."""

@@ -118,7 +118,7 @@ class DelayedWeights:
         """The largest magnitudes that were written since the last iteration; 0 where nothing was."""
         return {slot: quantizer.amax.detach().to(self.device, torch.float32).view(1).clone() for slot, quantizer in self.quantizers.items()}
 
-    def rescale(self, owner: ScalingOwner) -> None:
+    def update_scales(self, owner: ScalingOwner) -> None:
         """The call has succeeded, and its amaxes are observed: scale what comes next by what follows from them."""
         scales = owner.snapshot(self.recipe, self.device, self.group).scales
         for slot, quantizer in self.quantizers.items():

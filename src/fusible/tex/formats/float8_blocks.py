@@ -12,7 +12,7 @@ from fusible.tex.formats.blocks import BlockFormat
 from fusible.tex.formats.format import Marks, Scheme
 from fusible.tex.protocol import fp8_format, outer
 
-__all__ = ["FLOAT8_BLOCKS", "Float8Blocks"]
+__all__ = ["FLOAT8_BLOCKS", "FLOAT8_BLOCKS_SCHEME", "Float8Blocks"]
 
 
 class Float8Blocks(BlockFormat):

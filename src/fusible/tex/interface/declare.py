@@ -156,6 +156,7 @@ def inherited(method: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a base class's method, for ``requires`` to attach to what holds of one class alone."""
     assert isinstance(method, FunctionType)
     copy = FunctionType(method.__code__, method.__globals__, method.__name__, method.__defaults__, method.__closure__)
+    copy.__kwdefaults__ = method.__kwdefaults__
     copy.__dict__.update(vars(method))
     return copy
 
