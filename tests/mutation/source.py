@@ -25,7 +25,7 @@ from score import REFERENCE, caught, kept
 
 __all__ = ["Change", "Changed", "Changer", "changed", "changes"]
 
-_ROOMS = ("fusible/tex/backends/torch_backend/",)
+_ROOMS = ("fusible/tex/backends/torch_backend/", "fusible/tex/formulas/", "fusible/tex/formats/", "fusible/tex/activations.py")
 _PLUMBING = "operands.py"
 _OPERATORS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift,

@@ -162,13 +162,19 @@ def given(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> G
     return Given(problem, q, k, v, bias, offset, arguments)
 
 
+def log_sum_exp(scores: Tensor) -> Tensor:
+    """``log(sum(exp(scores)))`` over the last dimension; NaN, which is left open, where a score is infinite: a formula that takes the largest score
+    away first has NaN there, another one infinity."""
+    stats = torch.logsumexp(scores, -1)
+    return torch.where(stats == torch.inf, torch.nan, stats)
+
+
 def forward(x: Given) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """``(O [s, h, d], Stats [h, s], largest score [h, s])`` of each sequence."""
     for q, k, v in zip(x.q, x.k, x.v, strict=True):
         s = x.scores(q, k)
         logits = s if x.logits is None else torch.cat([s, x.logits.expand(-1, s.shape[1], 1)], -1)
-        stats = torch.logsumexp(logits, -1)
-        stats = torch.where(stats == torch.inf, torch.nan, stats)  # which an infinite score less itself makes of it, or not
+        stats = log_sum_exp(logits)
         values = v.double().repeat_interleave(_HEADS // x.problem.groups, 1)
         yield torch.einsum("hij,jhe->ihe", torch.exp(s - stats[..., None]), values), stats, s.amax(-1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, rounding
+from fusible.conformance.cases.attention import Given, Problem, given, hidden, largest_of, log_sum_exp, rounding
 from fusible.conformance.cases.dropout import drawn
 from fusible.conformance.table import Output, Sample, record
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_QKV_Layout
@@ -107,7 +107,7 @@ def prim_attention(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     for case in _CASES:
         x = given(case.problem, generator, dtype)
         found, problem = worked(case, x), case.problem
-        stats = [torch.logsumexp(each.scores, -1) for each in found]
+        stats = [log_sum_exp(each.scores) for each in found]
         o = [torch.einsum("hij,jhe->ihe", torch.exp(e.scores - s[..., None]) * e.kept, e.v) for e, s in zip(found, stats, strict=True)]
         length, size = problem.width + max(problem.of_keys), steepness(found)
         outputs = (
@@ -122,7 +122,7 @@ def prim_attention_backward(generator: torch.Generator, dtype: torch.dtype) -> I
     for case in _CASES:
         x = given(case.problem, generator, dtype)
         found, problem = worked(case, x), case.problem
-        stats = [torch.logsumexp(each.scores, -1).float() for each in found]
+        stats = [log_sum_exp(each.scores).float() for each in found]
         p = [torch.exp(each.scores - s.double()[..., None]) for each, s in zip(found, stats, strict=True)]
         o = [torch.einsum("hij,jhe->ihe", share * each.kept, each.v).to(dtype) for share, each in zip(p, found, strict=True)]
         do = [torch.randn(t.shape, generator=generator).to(dtype) for t in o]

@@ -309,8 +309,10 @@ def on_grouped(form: str) -> Sampler:
             for biased, scaled in ((False, False), (True, False), (True, True)):
                 wanted = []
                 for i, (x, factor) in enumerate(zip(exact("TN", A, B), factors.double().split(_ROWS), strict=True)):
-                    addition = rows[i].double() * (factor[:, None] if scaled else 1.0) if biased else 0.0
-                    wanted.append(alpha[i % count].double() * x + 7 * beta[i % count].double() + addition)
+                    value = alpha[i % count].double() * x + 7 * beta[i % count].double()
+                    if biased:  # it is added to what was rounded
+                        value = value.to(dtype).double() + rows[i].double() * (factor[:, None] if scaled else 1.0)
+                    wanted.append(value)
                 D, outputs = target(form, "TN", wanted, dtype)
                 bias = GroupedTensorStorage((4, _N), dtype, num_tensors=4, data=rows.view(-1).clone()) if biased else None
                 more = {"alpha": alpha.clone(), "beta": beta.clone(), "bias": bias, "bias_scale": factors.clone() if scaled else None}
