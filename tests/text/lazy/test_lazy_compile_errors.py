@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ _BEFORE = [(table, dict(table)) for table in (FLAT_OPS, TRACE_OPS)]
 Lower = Callable[[Sequence[FlatIRTensor], Sequence[FlatIRTensor]], None]
 
 
-@dataclass(eq=False)
 class CustomCallToNothing(FlatIROp):
     """A call to a target that no engine has."""
 
@@ -34,7 +32,6 @@ class CustomCallToNothing(FlatIROp):
         return mlir.hlo.custom_call([mlir.type(self.outputs[0])], list(operands), "no_such_target")
 
 
-@dataclass(eq=False)
 class UnboundedOp(FlatIROp):
     """A result of another type than was recorded."""
 
@@ -42,7 +39,6 @@ class UnboundedOp(FlatIROp):
         return mlir.hlo.convert(mlir.ir.Type.parse("tensor<?xf32>"), operands[0])
 
 
-@dataclass(eq=False)
 class OddSliceOp(FlatIROp):
     """A slice beyond its operand, which the bindings build and verification refuses."""
 
@@ -50,7 +46,6 @@ class OddSliceOp(FlatIROp):
         return mlir.hlo.SliceOp(operands[0], mlir.ints([0]), mlir.ints([9]), mlir.ints([1]), results=[mlir.type(self.outputs[0])]).result
 
 
-@dataclass(eq=False)
 class Planted(TraceOp):
     """An operation whose lowering is given."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 
 import numpy as np
 import pytest
@@ -78,7 +78,6 @@ def test_printing_is_deterministic() -> None:
     assert _program().to_stablehlo().text == _program().to_stablehlo().text
 
 
-@dataclass(eq=False)
 class Broken(TraceOp):
     """Adds tensors of different dtypes in FlatIR."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -90,7 +90,6 @@ def test_attributes_are_frozen_by_value() -> None:
     assert frozen(first) == frozen(first) != frozen(second)
 
 
-@dataclass(eq=False)
 class ImpureOp(FlatIROp):
     """Something that happens, besides giving a result."""
 
@@ -190,7 +189,6 @@ def test_the_report_names_what_dead_code_drops() -> None:
     assert str(cut.report[0]) == "dead-code: 2 -> 1 operations\n    t2 dropped"
 
 
-@dataclass(eq=False)
 class PairOp(FlatIROp):
     """Two results of one operation."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
 from typing import Any
 
 from fusible.errors import CompileError, expected
@@ -18,6 +17,7 @@ from fusible.lazy import dtypes
 from fusible.lazy.device import DEFAULT
 from fusible.lazy.dims import Atom, SizeLike, Symbol, assembled, evaluate, symbols
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.operation import attribute_names
 from fusible.lazy.source import describe
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.storage import Input
@@ -80,7 +80,7 @@ class Masking:
             self.now[op.outputs[0]] = Tensor.from_trace_tensor(op.outputs[0])
             return
         inputs = [self.now[t] for t in op.inputs]
-        touched = self.pads([t.shape for t in (*op.inputs, *op.outputs)]) or self.pads([getattr(op, f.name) for f in fields(op)])  # type: ignore[arg-type]
+        touched = self.pads([t.shape for t in (*op.inputs, *op.outputs)]) or self.pads([getattr(op, name) for name in attribute_names(type(op))])
         if not touched:
             self.now.update(zip(op.outputs, again(op, inputs), strict=True))
             return

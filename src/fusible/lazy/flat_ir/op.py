@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.printing import Shape, print_attributes, printed_fields
+from fusible.lazy.operation import Operation, attribute_names
+from fusible.lazy.printing import Shape
 
 if TYPE_CHECKING:
     from fusible.lazy.stablehlo.mlir import Mlir
@@ -22,11 +23,10 @@ FLAT_OPS: dict[str, type[FlatIROp]] = {}
 """Every concrete FlatIR operation by its printed name."""
 
 
-@dataclass(eq=False)
-class FlatIROp:
+class FlatIROp(Operation):
     """One StableHLO operation. Constructing it binds it: it becomes the producer of its outputs.
 
-    A subclass is a dataclass whose further fields are its attributes, and defines ``to_mlir``, always one StableHLO operation.
+    A subclass is a dataclass of its attributes, and defines ``to_mlir``, always one StableHLO operation.
     ``label`` names the trace operation that it came from, and ``origin`` counts these; both are set when it is inlined.
     """
 
@@ -41,6 +41,7 @@ class FlatIROp:
     origin: int = field(default=-1, init=False)
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         FLAT_OPS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -55,14 +56,11 @@ class FlatIROp:
 
     def key(self) -> tuple[object, ...]:
         """The attributes by value: operations of one class with equal keys on the same operands compute the same."""
-        return tuple([frozen(getattr(self, name)) for name in printed_fields(type(self), self.HIDDEN)])
+        return tuple([frozen(getattr(self, name)) for name in attribute_names(type(self))])
 
     def check(self) -> str | None:
         """What is wrong with the operand and output types, or nothing."""
         return None
-
-    def attributes(self) -> list[str]:
-        return print_attributes(self, self.HIDDEN)
 
     def __str__(self) -> str:
         left = ", ".join(map(str, self.outputs))

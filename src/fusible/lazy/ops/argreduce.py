@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
@@ -27,7 +26,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["ArgReduce", "argmax", "argmin"]
 
 
-@dataclass(eq=False)
 class ArgReduce(TraceOp):
     """The first index of the extreme element along ``dim``; a NaN is the most extreme."""
 

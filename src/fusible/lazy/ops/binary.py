@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, COMPUTED, INTEGERS, NUMBERS, dtype
@@ -44,7 +43,6 @@ __all__ = [
 ]
 
 
-@dataclass(eq=False)
 class BinaryElementwise(TraceOp):
     """One function on every pair of elements."""
 

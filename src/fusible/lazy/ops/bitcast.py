@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL
@@ -24,7 +23,6 @@ _WHOLE = ALL - {dtypes.bool, dtypes.int4}
 _ONE_WIDTH = Rule("dtypes of one width", lambda T1, T2: T1.itemsize == T2.itemsize, "use cast to convert the values")
 
 
-@dataclass(eq=False)
 class Bitcast(TraceOp):
     """Elements of another dtype of the same width, bit for bit."""
 

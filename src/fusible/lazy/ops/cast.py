@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL
@@ -21,7 +20,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Cast", "cast"]
 
 
-@dataclass(eq=False)
 class Cast(TraceOp):
     """Every element converted to ``dtype``."""
 

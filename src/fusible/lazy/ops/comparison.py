@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Comparison", "eq", "ge", "gt", "le", "lt", "ne"]
 
 
-@dataclass(eq=False)
 class Comparison(TraceOp):
     """One comparison of every pair of elements, with numpy's broadcasting; false with NaN, except ``!=``."""
 

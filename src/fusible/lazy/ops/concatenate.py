@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy.assumptions import holds
@@ -22,7 +21,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Concatenate", "concatenate"]
 
 
-@dataclass(eq=False)
 class Concatenate(TraceOp):
     """Operands joined along ``dim``; their other sizes are equal."""
 

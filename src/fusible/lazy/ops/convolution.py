@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ArgumentError, ShapeError, expected
@@ -26,7 +25,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Convolution", "ConvolutionTranspose", "convolution", "convolution_transpose"]
 
 
-@dataclass(eq=False)
 class Convolution(TraceOp):
     """``[N, C, *spatial]`` with a kernel ``[O, C / groups, *kernel]``, and a bias ``[O]`` where there is a third operand."""
 
@@ -57,7 +55,6 @@ class Convolution(TraceOp):
         _convolve(x, weight, bias, outputs[0], {**attributes, "groups": self.groups})
 
 
-@dataclass(eq=False)
 class ConvolutionTranspose(TraceOp):
     """The transpose of a convolution: ``[N, C, *spatial]`` with a kernel ``[C, O / groups, *kernel]``, and a bias ``[O]``."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fusible.errors import DTypeError, expected
@@ -26,7 +25,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Copy", "copy"]
 
 
-@dataclass(eq=False)
 class Copy(TraceOp):
     """The same values on ``device``. Within one program, which runs on one engine, it is the identity."""
 

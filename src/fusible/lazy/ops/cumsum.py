@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy import dtypes
 from fusible.lazy.dims import bounds
@@ -24,7 +23,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["CumSum", "cumsum"]
 
 
-@dataclass(eq=False)
 class CumSum(TraceOp):
     """The sum of all elements up to and including each, along ``dim``."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ShapeError, expected
@@ -24,7 +23,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Expand", "broadcast_to", "expand"]
 
 
-@dataclass(eq=False)
 class Expand(TraceOp):
     """The operand repeated to ``shape`` by numpy's rules."""
 

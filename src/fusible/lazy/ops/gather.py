@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
@@ -29,7 +28,6 @@ INDICES = frozenset({dtypes.int32, dtypes.int64, dtypes.uint32})
 """What an index may be of."""
 
 
-@dataclass(eq=False)
 class Gather(TraceOp):
     """Slices of the first operand along ``dim``, chosen by the second."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, NUMBERS
@@ -22,7 +21,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Iota", "iota", "iota_like"]
 
 
-@dataclass(eq=False)
 class Iota(TraceOp):
     """0, 1, 2, ... along ``dim``, the same along every other dimension."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.lazy import dtypes
@@ -58,7 +57,6 @@ def _dot(a: FlatIRTensor, b: FlatIRTensor, out: FlatIRTensor, contracting: tuple
         flat.ConvertOp([wide], [out])
 
 
-@dataclass(eq=False)
 class MatrixMultiplication(TraceOp):
     """``[..., m, k] @ [..., k, n]`` where the leading dimensions broadcast."""
 
@@ -87,7 +85,6 @@ class MatrixMultiplication(TraceOp):
         _dot(a, b, outputs[0], ((rank - 1,), (rank - 2,)), (batch, batch))
 
 
-@dataclass(eq=False)
 class DotGeneral(TraceOp):
     """A contraction over named dimensions."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Pad", "pad"]
 
 
-@dataclass(eq=False)
 class Pad(TraceOp):
     """``low[d]`` elements before and ``high[d]`` after the operand in every dimension: ``value``, or its own elements mirrored at the edge."""
 

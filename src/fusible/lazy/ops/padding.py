@@ -7,7 +7,6 @@ beyond the true sizes; one that counts from the end picks its elements by the tr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from fusible.lazy import dtypes
@@ -15,6 +14,7 @@ from fusible.lazy.compilation.masking import Masking, again, padding_rule
 from fusible.lazy.dims import Atom, Call, Size, SizeLike, assembled, product
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.operation import attribute_names
 from fusible.lazy.ops import binary
 from fusible.lazy.ops.argreduce import ArgReduce
 from fusible.lazy.ops.binary import BinaryElementwise
@@ -101,7 +101,7 @@ def _padded_size(n: SizeLike) -> Tensor:
 
 @padding_rule(*_BY_PLACE)
 def _by_place(to: Masking, op: TraceOp, inputs: list[Tensor]) -> Tensor:
-    if to.pads([getattr(op, f.name) for f in fields(op) if f.name != "shape"]):  # type: ignore[arg-type] - every operation is a dataclass
+    if to.pads([getattr(op, name) for name in attribute_names(type(op)) if name != "shape"]):
         raise to.refusal(op, "one whose attributes depend on it")
     return again(op, inputs)[0]
 
@@ -136,7 +136,7 @@ def _dot(to: Masking, op: DotGeneral, inputs: list[Tensor]) -> Tensor:
 @padding_rule(Convolution)
 def _convolution(to: Masking, op: Convolution, inputs: list[Tensor]) -> Tensor:
     x, *rest = inputs
-    if to.pads([t.trace_tensor.shape for t in rest]) or to.pads([getattr(op, f.name) for f in fields(op)]):
+    if to.pads([t.trace_tensor.shape for t in rest]) or to.pads([getattr(op, name) for name in attribute_names(type(op))]):
         raise to.refusal(op, "a kernel or a window that depends on it")
     return again(op, [_kept(to, x, range(1, x.ndim), 0), *rest])[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.dtypes import ALL, dtype
@@ -22,7 +21,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Permute", "permute", "transpose"]
 
 
-@dataclass(eq=False)
 class Permute(TraceOp):
     """Output dimension ``i`` is input dimension ``perm[i]``."""
 

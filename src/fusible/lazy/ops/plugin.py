@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ __all__ = ["Plugin", "attribute_text", "plugin"]
 Types = tuple[tuple[Shape, dtype], ...]
 
 
-@dataclass(eq=False)
 class Plugin(TraceOp):
     """A call of the handler registered as ``target``. ``attributes`` are pairs of a name and an MLIR attribute as text."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
@@ -28,7 +27,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Pooling", "avgpool", "maxpool"]
 
 
-@dataclass(eq=False)
 class Pooling(TraceOp):
     """One value per window of ``[N, C, *spatial]``. ``count_include_pad`` says whether a mean counts padding among its elements."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import DTypeError, ShapeError, expected
@@ -30,7 +29,6 @@ __all__ = ["Dequantize", "Quantize", "dequantize", "quantize"]
 _QUANTIZED = FLOAT8S | {dtypes.int8, dtypes.int4}
 
 
-@dataclass(eq=False)
 class Quantize(TraceOp):
     """``input / scale`` rounded to ``dtype``, saturating; ``dim`` is that of a 1-dimensional scale."""
 
@@ -56,7 +54,6 @@ class Quantize(TraceOp):
         lower_cast(quotient, out)
 
 
-@dataclass(eq=False)
 class Dequantize(TraceOp):
     """``input * scale`` in ``dtype``; ``dim`` is that of a 1-dimensional scale."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -27,7 +26,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["RandomNormal", "RandomUniform", "RandomWords", "random_words"]
 
 
-@dataclass(eq=False)
 class RandomUniform(TraceOp):
     """``low + (high - low) * u`` below ``high``, under the seed that is the operand. ``u`` has as many binary digits as ``dtype``."""
 
@@ -60,7 +58,6 @@ class RandomUniform(TraceOp):
         return max(float(below), self.low)
 
 
-@dataclass(eq=False)
 class RandomNormal(TraceOp):
     """``mean + std * z`` under the seed that is the operand, ``z`` by Box and Muller (1958): ``sqrt(-2 log u1) * cos(2 pi u2)``, ``0 < u1 <= 1``."""
 
@@ -89,7 +86,6 @@ class RandomNormal(TraceOp):
         lower_cast(scaled, outputs[0]) if wide is not self.dtype else flat.ReshapeOp([scaled], list(outputs))
 
 
-@dataclass(eq=False)
 class RandomWords(TraceOp):
     """The word of each counter (the second operand) under its seed (the first), with numpy's broadcasting."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ShapeError, expected
@@ -28,7 +27,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Reduce", "all", "any", "max", "min", "neutral", "prod", "reduced", "sum"]
 
 
-@dataclass(eq=False)
 class Reduce(TraceOp):
     """One reduction over ``dims``, which stay as size 1 with ``keepdim``."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusible.errors import ShapeError, expected
@@ -26,7 +25,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Reshape", "reshape"]
 
 
-@dataclass(eq=False)
 class Reshape(TraceOp):
     """The elements in row-major order."""
 

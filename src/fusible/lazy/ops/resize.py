@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import numbers
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -37,7 +36,6 @@ _A = -0.75
 _RESIZED = FLOATS | {dtypes.int8, dtypes.uint8}
 
 
-@dataclass(eq=False)
 class Resize(TraceOp):
     """``[*n]`` sampled at ``shape``. ``scales`` are the factors that the user gave; without them a dimension's factor is ``shape[d] / n[d]``."""
 

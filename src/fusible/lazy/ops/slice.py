@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusible.lazy.dtypes import ALL, dtype, int32
@@ -23,7 +22,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Flip", "Slice", "flip"]
 
 
-@dataclass(eq=False)
 class Slice(TraceOp):
     """Elements ``start, start + stride, ...`` below ``limit`` of every dimension; the frontend keeps them within bounds.
 
@@ -71,7 +69,6 @@ class Slice(TraceOp):
         flat.SliceOp([block], list(outputs), start=[0] * len(sizes), limit=sizes, stride=list(self.stride))
 
 
-@dataclass(eq=False)
 class Flip(TraceOp):
     """Elements in reverse order along ``dims``."""
 

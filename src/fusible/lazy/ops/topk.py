@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ArgumentError, expected
 from fusible.lazy import dtypes
@@ -26,7 +25,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["TopK", "topk"]
 
 
-@dataclass(eq=False)
 class TopK(TraceOp):
     """The ``k`` largest elements along ``dim`` in descending order, and their indices; equal ones in their order, a NaN before all."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
@@ -25,7 +24,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Triangle", "tril", "triu"]
 
 
-@dataclass(eq=False)
 class Triangle(TraceOp):
     """The matrices of the last two dimensions, zero beyond the diagonal that lies ``diagonal`` columns right of the main one."""
 

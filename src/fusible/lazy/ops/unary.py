@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from fusible.lazy import dtypes
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 
-@dataclass(eq=False)
 class UnaryElementwise(TraceOp):
     """One function on every element."""
 

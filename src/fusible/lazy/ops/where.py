@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, dtype
@@ -22,7 +21,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Where", "masked_fill", "where"]
 
 
-@dataclass(eq=False)
 class Where(TraceOp):
     """Elements of the second operand where the first is true, of the third where it is not."""
 

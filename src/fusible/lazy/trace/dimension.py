@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusible.lazy.dims import SizeLike
 from fusible.lazy.dtypes import dtype
@@ -16,7 +15,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["DimensionValue"]
 
 
-@dataclass(eq=False)
 class DimensionValue(TraceOp):
     """A scalar of the value of a size; a constant of every specialised program."""
 

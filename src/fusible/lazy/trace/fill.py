@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Fill", "literal"]
 
 
-@dataclass(eq=False)
 class Fill(TraceOp):
     """Every element is the literal ``value``."""
 

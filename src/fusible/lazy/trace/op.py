@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import dtype
-from fusible.lazy.printing import Shape, print_attributes, printed_fields
+from fusible.lazy.operation import Operation, attribute_names
+from fusible.lazy.printing import Shape
 from fusible.lazy.trace.tensor import TraceTensor
 
 if TYPE_CHECKING:
@@ -23,16 +23,12 @@ TRACE_OPS: dict[str, type[TraceOp]] = {}
 """Every concrete trace operation by its printed name."""
 
 
-@dataclass(eq=False)
-class TraceOp:
-    """One operation. A subclass is a dataclass whose fields are its attributes; its printed form falls out of them.
+class TraceOp(Operation):
+    """One operation. A subclass is a dataclass of its attributes.
 
     A subclass defines ``infer(*inputs) -> (shape, dtype)``, which refuses illegal operands with an error (``infer_all`` where it has several
     outputs), and ``to_flat_ir(inputs, outputs)``, which constructs FlatIR operations that bind ``outputs``.
     """
-
-    HIDDEN: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are not printed (and so are no part of a compiled program's key)."""
 
     is_input: ClassVar[bool] = False
     """Whether the operation is an input of the program (and lowers to nothing)."""
@@ -47,6 +43,7 @@ class TraceOp:
     outputs = ()
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         TRACE_OPS[cls.__name__.lower()] = cls
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
@@ -63,7 +60,7 @@ class TraceOp:
 
     def key(self) -> tuple[object, ...]:
         """The attributes by value: operations of one class with equal keys compute the same. Floats by their spelling (-0.0 is not 0.0)."""
-        return tuple([repr(v) if type(v) is float else v for v in [getattr(self, name) for name in printed_fields(type(self), self.HIDDEN)]])
+        return tuple([repr(v) if type(v) is float else v for v in [getattr(self, name) for name in attribute_names(type(self))]])
 
     def parts(self) -> tuple[tuple[object, ...], tuple[Literal, ...]]:
         """``key`` in two: the literals, which are the numbers that no type depends on, with their dtypes, and before them the rest.
@@ -86,4 +83,4 @@ class TraceOp:
 
     def describe(self, operands: Sequence[str]) -> str:
         """``unaryelementwise(t0, kind=Kind.TANH)`` for the operand names ``["t0"]``."""
-        return f"{type(self).__name__.lower()}({', '.join([*operands, *print_attributes(self, self.HIDDEN)])})"
+        return f"{type(self).__name__.lower()}({', '.join([*operands, *self.attributes()])})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 from fusible.lazy.dims import Symbol, concrete
+from fusible.lazy.operation import attribute_names
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.storage import Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
@@ -35,8 +35,8 @@ def _copy(op: TraceOp, values: Mapping[Symbol, int], now: dict[TraceTensor, Trac
         return
     made = object.__new__(type(op))
     made.__dict__.update(op.__dict__)
-    for field in fields(op):  # type: ignore[arg-type] - every operation is a dataclass
-        setattr(made, field.name, concrete(getattr(op, field.name), values))
+    for name in attribute_names(type(op)):
+        setattr(made, name, concrete(getattr(op, name), values))
     outputs = []
     for t in op.outputs:
         now[t] = out = TraceTensor(concrete(t.shape, values), t.dtype, t.device, made, t.source)

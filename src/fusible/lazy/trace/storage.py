@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["DimensionInput", "Input", "Storage"]
 
 
-@dataclass(eq=False, init=False)
 class Storage(TraceOp):
     """A stored tensor. It is an input of the programs that read it: its data is no part of their printed form.
 
@@ -66,7 +64,6 @@ class Storage(TraceOp):
         return self.shape, self.dtype
 
 
-@dataclass(eq=False)
 class Input(TraceOp):
     """Argument ``index`` of a function that is being compiled."""
 
@@ -80,7 +77,6 @@ class Input(TraceOp):
         return self.shape, self.dtype
 
 
-@dataclass(eq=False)
 class DimensionInput(Input):
     """An argument that is a size: ``expression`` names it in shapes."""
 

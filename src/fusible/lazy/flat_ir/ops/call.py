@@ -30,7 +30,6 @@ class Function:
         return "\n".join([head, *(f"    {op}" for op in self.ops), f"    return {', '.join(t.name for t in self.outputs)}"])
 
 
-@dataclass(eq=False)
 class CallOp(FlatIROp):
     """``callee`` on the operands (func.call)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["ConstantOp", "IotaOp", "constant", "rounded"]
 
 
-@dataclass(eq=False)
 class ConstantOp(FlatIROp):
     """A literal (stablehlo.constant): a number, or nested lists of them where a pass made a small tensor."""
 
@@ -43,7 +41,6 @@ class ConstantOp(FlatIROp):
         return None if np.shape(self.data) == out.shape and out.dtype is self.dtype else "a constant has the shape of its data and its dtype"
 
 
-@dataclass(eq=False)
 class IotaOp(FlatIROp):
     """Counts along one dimension (stablehlo.iota)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["BitcastConvertOp", "ConvertOp"]
 
 
-@dataclass(eq=False)
 class ConvertOp(FlatIROp):
     """Value conversion to the output's dtype, rounding to nearest even (stablehlo.convert)."""
 
@@ -25,7 +23,6 @@ class ConvertOp(FlatIROp):
         return None if self.inputs[0].shape == self.outputs[0].shape else "a conversion keeps the shape"
 
 
-@dataclass(eq=False)
 class BitcastConvertOp(FlatIROp):
     """The same bits as another dtype of the same width (stablehlo.bitcast_convert)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.dims import is_static
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["ConvolutionOp"]
 
 
-@dataclass(eq=False)
 class ConvolutionOp(FlatIROp):
     """``[N, C, *spatial]`` with a kernel ``[O, C / groups, *kernel]`` (stablehlo.convolution).
 

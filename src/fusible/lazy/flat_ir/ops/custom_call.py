@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -18,7 +17,6 @@ _TYPED_FFI = 4
 """The version of a custom call whose configuration is a dictionary, which XLA hands to a typed FFI handler."""
 
 
-@dataclass(eq=False)
 class CustomCallOp(FlatIROp):
     """A call of the XLA FFI handler registered as ``target``, on row-major operands and results (stablehlo.custom_call).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.dims import may_agree
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["DotOp"]
 
 
-@dataclass(eq=False)
 class DotOp(FlatIROp):
     """A contraction over paired dimensions, accumulated in the output's dtype (stablehlo.dot_general).
 

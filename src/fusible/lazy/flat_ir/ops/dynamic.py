@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["DynamicBroadcastOp", "DynamicGatherOp", "DynamicIotaOp", "DynamicPadOp", "DynamicReshapeOp", "DynamicSliceOp", "GetDimensionSizeOp"]
 
 
-@dataclass(eq=False)
 class GetDimensionSizeOp(FlatIROp):
     """The size of dimension ``dim``, an int32 scalar (stablehlo.get_dimension_size)."""
 
@@ -27,7 +25,6 @@ class GetDimensionSizeOp(FlatIROp):
         return None if 0 <= self.dim < len(self.inputs[0].shape) and self.outputs[0].shape == () else "the size of a dimension is a scalar"
 
 
-@dataclass(eq=False)
 class DynamicBroadcastOp(FlatIROp):
     """``inputs`` are the tensor and the output's shape; dimensions as in ``BroadcastOp`` (stablehlo.dynamic_broadcast_in_dim)."""
 
@@ -40,7 +37,6 @@ class DynamicBroadcastOp(FlatIROp):
         return _is_vector(self, 1, len(self.outputs[0].shape))
 
 
-@dataclass(eq=False)
 class DynamicReshapeOp(FlatIROp):
     """``inputs`` are the tensor and the output's shape (stablehlo.dynamic_reshape)."""
 
@@ -51,7 +47,6 @@ class DynamicReshapeOp(FlatIROp):
         return _is_vector(self, 1, len(self.outputs[0].shape))
 
 
-@dataclass(eq=False)
 class DynamicIotaOp(FlatIROp):
     """The input is the output's shape; counts along ``dim`` (stablehlo.dynamic_iota)."""
 
@@ -64,7 +59,6 @@ class DynamicIotaOp(FlatIROp):
         return _is_vector(self, 0, len(self.outputs[0].shape))
 
 
-@dataclass(eq=False)
 class DynamicSliceOp(FlatIROp):
     """``inputs`` are the tensor, and where to start, stop and step in every dimension (stablehlo.real_dynamic_slice)."""
 
@@ -75,7 +69,6 @@ class DynamicSliceOp(FlatIROp):
         return next((wrong for i in (1, 2, 3) if (wrong := _is_vector(self, i, len(self.inputs[0].shape)))), None)
 
 
-@dataclass(eq=False)
 class DynamicPadOp(FlatIROp):
     """``inputs`` are the tensor, the scalar that fills, and counts before, after and between in every dimension (stablehlo.dynamic_pad)."""
 
@@ -86,7 +79,6 @@ class DynamicPadOp(FlatIROp):
         return next((wrong for i in (2, 3, 4) if (wrong := _is_vector(self, i, len(self.inputs[0].shape)))), None)
 
 
-@dataclass(eq=False)
 class DynamicGatherOp(FlatIROp):
     """``GatherOp`` where a third input gives the sizes of a slice (stablehlo.dynamic_gather)."""
 

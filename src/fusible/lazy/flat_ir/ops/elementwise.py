@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -12,7 +11,6 @@ if TYPE_CHECKING:
     from fusible.lazy.stablehlo.mlir import Mlir
 
 
-@dataclass(eq=False)
 class ElementwiseOp(FlatIROp):
     """The common part: ``HLO`` is the name of the builder in the StableHLO dialect."""
 
@@ -146,7 +144,6 @@ class XorOp(ElementwiseOp):
     HLO = "xor"
 
 
-@dataclass(eq=False)
 class CompareOp(ElementwiseOp):
     """``direction`` is EQ, NE, LT, LE, GT or GE; comparisons with NaN are false, except NE (stablehlo.compare)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["GatherOp"]
 
 
-@dataclass(eq=False)
 class GatherOp(FlatIROp):
     """``out[..., i, ...] = x[..., index[i], ...]`` at dimension ``dim``; indices are clamped to the dimension (stablehlo.gather)."""
 

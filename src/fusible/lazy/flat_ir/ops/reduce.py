@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -23,7 +22,6 @@ def _fill_body(mlir: Mlir, op: Any, kind: str, element: Any) -> Any:
     return op.results[0]
 
 
-@dataclass(eq=False)
 class ReduceOp(FlatIROp):
     """``inputs`` are the tensor and the initial value; ``kind`` is sum, prod, max, min, and, or (stablehlo.reduce)."""
 
@@ -39,7 +37,6 @@ class ReduceOp(FlatIROp):
         return None if left == self.outputs[0].shape else "a reduction removes the dimensions that it reduces"
 
 
-@dataclass(eq=False)
 class ReduceWindowOp(FlatIROp):
     """A sliding reduction with ``padding`` before and after each dimension, and a ``stride`` (1 where none is given) (stablehlo.reduce_window)."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp, emit
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["BroadcastOp", "ConcatenateOp", "FlipOp", "PadOp", "ReshapeOp", "SliceAtOp", "SliceOp", "TransposeOp", "broadcast"]
 
 
-@dataclass(eq=False)
 class BroadcastOp(FlatIROp):
     """Input dimension ``i`` becomes output dimension ``broadcast_dim[i]`` (stablehlo.broadcast_in_dim)."""
 
@@ -32,7 +30,6 @@ class BroadcastOp(FlatIROp):
         return None if all(n in (1, out[d]) for n, d in sizes) else "a broadcast repeats dimensions of size 1 only"
 
 
-@dataclass(eq=False)
 class ReshapeOp(FlatIROp):
     """The same elements in row-major order (stablehlo.reshape)."""
 
@@ -43,7 +40,6 @@ class ReshapeOp(FlatIROp):
         return None if math.prod(self.inputs[0].shape) == math.prod(self.outputs[0].shape) else "a reshape keeps the number of elements"
 
 
-@dataclass(eq=False)
 class TransposeOp(FlatIROp):
     """Output dimension ``i`` is input dimension ``perm[i]`` (stablehlo.transpose)."""
 
@@ -57,7 +53,6 @@ class TransposeOp(FlatIROp):
         return None if permuted == self.outputs[0].shape else "a transpose permutes the shape"
 
 
-@dataclass(eq=False)
 class SliceOp(FlatIROp):
     """Elements ``start, start + stride, ...`` below ``limit`` of every dimension (stablehlo.slice)."""
 
@@ -69,7 +64,6 @@ class SliceOp(FlatIROp):
         return mlir.hlo.slice(operands[0], mlir.ints(self.start), mlir.ints(self.limit), mlir.ints(self.stride))
 
 
-@dataclass(eq=False)
 class SliceAtOp(FlatIROp):
     """``inputs`` are the tensor, and for every dimension the scalar where a block of ``sizes`` begins (stablehlo.dynamic_slice)."""
 
@@ -83,7 +77,6 @@ class SliceAtOp(FlatIROp):
         return None if scalars and tuple(self.sizes) == self.outputs[0].shape else "a block has its sizes, and one scalar start per dimension"
 
 
-@dataclass(eq=False)
 class FlipOp(FlatIROp):
     """The order of elements reversed in ``dims`` (stablehlo.reverse)."""
 
@@ -93,7 +86,6 @@ class FlipOp(FlatIROp):
         return mlir.hlo.reverse(operands[0], mlir.ints(self.dims))
 
 
-@dataclass(eq=False)
 class ConcatenateOp(FlatIROp):
     """Operands one after the other in dimension ``dim`` (stablehlo.concatenate)."""
 
@@ -103,7 +95,6 @@ class ConcatenateOp(FlatIROp):
         return mlir.hlo.concatenate(list(operands), mlir.i64(self.dim))
 
 
-@dataclass(eq=False)
 class PadOp(FlatIROp):
     """``inputs`` are the tensor and the scalar that fills what is added (stablehlo.pad)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["SortOp"]
 
 
-@dataclass(eq=False)
 class SortOp(FlatIROp):
     """The operands in the descending order of the first along ``dim``: stable, and a NaN before every number (stablehlo.sort)."""
 
