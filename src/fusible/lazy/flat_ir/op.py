@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.operation import Operation, attribute_names
 from fusible.lazy.printing import Shape
-
-if TYPE_CHECKING:
-    from fusible.lazy.stablehlo.mlir import Mlir
+from fusible.lazy.stablehlo.mlir import Mlir
 
 __all__ = ["FLAT_OPS", "FlatIROp", "emit", "frozen"]
 

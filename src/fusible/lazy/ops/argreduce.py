@@ -18,6 +18,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.ops.lowering.expression import Expression, where
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -51,14 +52,14 @@ class ArgReduce(TraceOp):
         extreme = emit(flat.ReduceOp, [x, start], out.shape, x.dtype, reason, kind=self.kind.value, dims=[self.dim])
         others = [d for d in range(len(x.shape)) if d != self.dim]
         spread = emit(flat.BroadcastOp, [extreme], x.shape, x.dtype, reason, broadcast_dim=others)
-        hit = emit(flat.CompareOp, [x, spread], x.shape, dtypes.bool, reason, direction="EQ")
+        value = Expression(x, reason)
+        hit = value == spread
         if x.dtype.is_floating:
-            nan = emit(flat.CompareOp, [x, x], x.shape, dtypes.bool, reason, direction="NE")
-            hit = emit(flat.OrOp, [hit, nan], x.shape, dtypes.bool, reason)
-        index = emit(flat.IotaOp, [], x.shape, dtypes.int32, reason, dim=self.dim)
+            hit = hit | (value != value)
+        index = Expression(emit(flat.IotaOp, [], x.shape, dtypes.int32, reason, dim=self.dim), reason)
         end = flat.constant(x.shape[self.dim], dtypes.int32, reason)
-        found = emit(flat.SelectOp, [hit, index, flat.broadcast(end, x.shape, reason)], x.shape, dtypes.int32, reason)
-        flat.ReduceOp([found, end], [out], kind="min", dims=[self.dim])
+        found = where(hit, index, Expression(flat.broadcast(end, x.shape, reason), reason))
+        flat.ReduceOp([found.tensor, end], [out], kind="min", dims=[self.dim])
 
 
 def _search(kind: ArgReduce.Kind, input: Tensor, dim: int | None, keepdim: bool) -> Tensor:

@@ -18,6 +18,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
+from fusible.lazy.ops.lowering.convert import bind
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -135,18 +136,12 @@ def _turned(weight: FlatIRTensor, groups: int) -> FlatIRTensor:
 
 def _convolve(x: FlatIRTensor, weight: FlatIRTensor, bias: Sequence[FlatIRTensor], out: FlatIRTensor, attributes: dict[str, Any]) -> None:
     """Bind ``out``: the convolution in the operands' dtype, the bias added, rounded once."""
+    reason = "add the bias of a convolution" if bias else "round a convolution once"
+    result = emit(flat.ConvolutionOp, [x, weight], out.shape, x.dtype, reason, **attributes)
     if bias:
-        reason = "add the bias of a convolution"
-        products = emit(flat.ConvolutionOp, [x, weight], out.shape, x.dtype, reason, **attributes)
         spread = emit(flat.BroadcastOp, [bias[0]], out.shape, x.dtype, reason, broadcast_dim=[1])
-        if x.dtype is out.dtype:
-            flat.AddOp([products, spread], [out])
-        else:
-            flat.ConvertOp([emit(flat.AddOp, [products, spread], out.shape, x.dtype, reason)], [out])
-    elif x.dtype is out.dtype:
-        flat.ConvolutionOp([x, weight], [out], **attributes)
-    else:
-        flat.ConvertOp([emit(flat.ConvolutionOp, [x, weight], out.shape, x.dtype, "round a convolution once", **attributes)], [out])
+        result = emit(flat.AddOp, [result, spread], out.shape, x.dtype, reason)
+    bind(result, out)
 
 
 def _record(

@@ -16,6 +16,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -38,17 +39,12 @@ class CumSum(TraceOp):
             flat.ReshapeOp([x], [out])
             return
         wide = dtypes.float32 if x.dtype in (dtypes.float16, dtypes.bfloat16) else x.dtype
-        if wide is not x.dtype:
-            x = emit(flat.ConvertOp, [x], x.shape, wide, "accumulate in float32")
+        x = convert(x, wide, "accumulate in float32")
         start = flat.constant(0, wide, "start a running sum")
         size = bounds(x.shape[self.dim])[1]  # a window has a fixed size: where that of the dimension is unknown, the longest one does
         window = [size if d == self.dim else 1 for d in range(len(x.shape))]
         padding = [(size - 1 if d == self.dim else 0, 0) for d in range(len(x.shape))]
-        if wide is out.dtype:
-            flat.ReduceWindowOp([x, start], [out], kind="sum", window=window, padding=padding)
-            return
-        sums = emit(flat.ReduceWindowOp, [x, start], x.shape, wide, "accumulate in float32", kind="sum", window=window, padding=padding)
-        flat.ConvertOp([sums], [out])
+        bind(emit(flat.ReduceWindowOp, [x, start], x.shape, wide, "accumulate in float32", kind="sum", window=window, padding=padding), out)
 
 
 @TENSOR_METHOD_REGISTRY("cumsum")

@@ -10,7 +10,6 @@ from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike, minimum, product
 from fusible.lazy.dtypes import ALL, dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
@@ -18,6 +17,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.ops.lowering.expression import Expression, where
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -52,11 +52,8 @@ class Gather(TraceOp):
 
 def _wrapped(index: FlatIRTensor, size: SizeLike) -> FlatIRTensor:
     """Negative indices counted from the end."""
-    reason = "count a negative index from the end"
-    zero, count = (flat.broadcast(flat.constant(n, index.dtype, reason), index.shape, reason) for n in (0, size))
-    negative = emit(flat.CompareOp, [index, zero], index.shape, dtypes.bool, reason, direction="LT")
-    shifted = emit(flat.AddOp, [index, count], index.shape, index.dtype, reason)
-    return emit(flat.SelectOp, [negative, shifted, index], index.shape, index.dtype, reason)
+    i = Expression(index, "count a negative index from the end")
+    return where(i < 0, i + size, i).tensor
 
 
 @TENSOR_METHOD_REGISTRY("gather")

@@ -16,6 +16,7 @@ from fusible.lazy.frontend.interface import constrained, located
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.ops.lowering.convert import bind
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.broadcasting import broadcast_shapes
@@ -50,11 +51,7 @@ def _dot(a: FlatIRTensor, b: FlatIRTensor, out: FlatIRTensor, contracting: tuple
     if kind.itemsize > a.dtype.itemsize and kind not in (dtypes.float32, dtypes.int32):
         a, b = (emit(flat.ConvertOp, [t], t.shape, kind, "accumulate in the wider dtype of the result") for t in (a, b))
     attributes = {"contracting": (list(contracting[0]), list(contracting[1])), "batch": (list(batch[0]), list(batch[1]))}
-    if kind is out.dtype:
-        flat.DotOp([a, b], [out], **attributes)
-    else:
-        wide = emit(flat.DotOp, [a, b], out.shape, kind, "accumulate in a wider dtype", **attributes)
-        flat.ConvertOp([wide], [out])
+    bind(emit(flat.DotOp, [a, b], out.shape, kind, "accumulate in a wider dtype", **attributes), out)
 
 
 class MatrixMultiplication(TraceOp):

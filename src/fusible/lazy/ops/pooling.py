@@ -19,7 +19,7 @@ from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
-from fusible.lazy.ops.lowering.convert import lower_cast
+from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -61,14 +61,11 @@ class Pooling(TraceOp):
             return
         reason = "take the mean of every window"
         wide = dtypes.float32 if x.dtype.itemsize < 4 else x.dtype
-        x = x if x.dtype is wide else emit(flat.ConvertOp, [x], x.shape, wide, reason)
+        x = convert(x, wide, reason)
         zero = flat.constant(0, wide, reason)
         total = emit(flat.ReduceWindowOp, [x, zero], out.shape, wide, reason, kind="sum", **window)
         counts = self._counts(x, out, window)
-        if wide is out.dtype:
-            flat.DivideOp([total, counts], [out])
-        else:
-            lower_cast(emit(flat.DivideOp, [total, counts], out.shape, wide, reason), out)
+        bind(emit(flat.DivideOp, [total, counts], out.shape, wide, reason), out)
 
     def _counts(self, x: FlatIRTensor, out: FlatIRTensor, window: dict[str, list[int]]) -> FlatIRTensor:
         """The number of elements in every window: with padding the window's size, else as many ones as it covers."""

@@ -19,7 +19,8 @@ from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
-from fusible.lazy.ops.lowering.convert import convert, lower_cast, single
+from fusible.lazy.ops.lowering.convert import bind, convert, lower_cast, single
+from fusible.lazy.ops.lowering.expression import Expression
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -47,8 +48,7 @@ class Quantize(TraceOp):
         # An engine may divide by a broadcast value by multiplying with its reciprocal. In float64 that is still close enough to round to the
         # float32 nearest to the quotient: it lies at least 2**-49 of its size from where float32 rounds the other way.
         x, scale = (convert(t, dtypes.float64, reason) for t in (x, scale))
-        quotient = emit(flat.DivideOp, [x, _spread(scale, x, self.dim)], x.shape, dtypes.float64, reason)
-        quotient = convert(quotient, of, reason)
+        quotient = convert((Expression(x, reason) / _spread(scale, x, self.dim)).tensor, of, reason)
         if out.dtype.is_integer:
             quotient = emit(flat.RoundNearestEvenOp, [quotient], x.shape, of, "round a quotient to the nearest integer, ties to even")
         lower_cast(quotient, out)
@@ -70,11 +70,7 @@ class Dequantize(TraceOp):
         of = single(self.dtype)
         reason = "multiply by the scale, rounding once"
         x, scale = (convert(t, of, reason) for t in (x, scale))
-        operands = [x, _spread(scale, x, self.dim)]
-        if of is self.dtype:
-            flat.MulOp(operands, [out])
-        else:
-            lower_cast(emit(flat.MulOp, operands, x.shape, of, reason), out)
+        bind((Expression(x, reason) * _spread(scale, x, self.dim)).tensor, out)
 
 
 def _check_scale(what: str, x: TraceTensor, scale: TraceTensor, dim: int | None) -> None:

@@ -10,14 +10,14 @@ import numpy as np
 
 from fusible.lazy import dtypes
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.ops.lowering.convert import convert, lower_cast, single, splat
+from fusible.lazy.ops.lowering.convert import convert, lower_cast, single
 from fusible.lazy.ops.lowering.counter import digits, key_of, words
+from fusible.lazy.ops.lowering.expression import Expression, splat
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.broadcasting import broadcast_shapes
 from fusible.lazy.trace.op import TraceOp
@@ -43,11 +43,11 @@ class RandomUniform(TraceOp):
         count = ml_dtypes.finfo(self.dtype.numpy).nmant + 1
         reason = "scale random bits to an interval"
         (bits,) = digits(inputs[0], self.shape, wide, count)
-        u = _scaled(convert(bits, wide, reason), 2.0**-count, 0.0)
+        u = _scaled(Expression(convert(bits, wide, reason), reason), 2.0**-count)
         if (self.low, self.high) == (0.0, 1.0):
-            lower_cast(u, out) if wide is not self.dtype else flat.ReshapeOp([u], [out])
+            _round(u, out)
             return
-        value = convert(_scaled(u, self.high - self.low, self.low), self.dtype, reason)
+        value = convert(_scaled(u, self.high - self.low, self.low).tensor, self.dtype, reason)
         flat.MinOp([value, splat(self._below(), value, "keep a rounded number below the upper end")], [out])
 
     def _below(self) -> float:
@@ -73,17 +73,11 @@ class RandomNormal(TraceOp):
         wide = single(self.dtype)
         count = 53 if wide is dtypes.float64 else 32
         reason = "make two uniform numbers a normal one"
-
-        def calculate(op: type[FlatIROp], *operands: FlatIRTensor) -> FlatIRTensor:
-            return emit(op, operands, self.shape, operands[0].dtype, reason)
-
-        first, second = digits(inputs[0], self.shape, wide, count, draws=2)
-        positive = calculate(flat.AddOp, first, splat(1, first, reason))
-        u1, u2 = (convert(bits, wide, reason) for bits in (positive, second))
-        radius = calculate(flat.SqrtOp, _scaled(calculate(flat.LogOp, _scaled(u1, 2.0**-count, 0.0)), -2.0, 0.0))
-        z = calculate(flat.MulOp, radius, calculate(flat.CosineOp, _scaled(u2, math.tau * 2.0**-count, 0.0)))
-        scaled = _scaled(z, self.std, self.mean)
-        lower_cast(scaled, outputs[0]) if wide is not self.dtype else flat.ReshapeOp([scaled], list(outputs))
+        first, second = (Expression(bits, reason) for bits in digits(inputs[0], self.shape, wide, count, draws=2))
+        u1, u2 = (Expression(convert(bits.tensor, wide, reason), reason) for bits in (first + 1, second))
+        radius = _scaled(_scaled(u1, 2.0**-count).log(), -2.0).sqrt()
+        z = radius * _scaled(u2, math.tau * 2.0**-count).cos()
+        _round(_scaled(z, self.std, self.mean), outputs[0])
 
 
 class RandomWords(TraceOp):
@@ -95,7 +89,7 @@ class RandomWords(TraceOp):
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         shape, reason = outputs[0].shape, "give every counter its seed"
         key, counter = (flat.broadcast(x, shape, reason) for x in (key_of(inputs[0]), inputs[1]))
-        flat.ReshapeOp([words(key, counter)], list(outputs))
+        flat.ReshapeOp([words(key, Expression(counter, "draw random bits")).tensor], list(outputs))
 
 
 @constrained(seed="T1", counter="T1", returns="T1", T1={dtypes.uint64})
@@ -104,9 +98,17 @@ def random_words(seed: TensorLike, counter: TensorLike) -> Tensor:
     return record(RandomWords(), seed, counter)
 
 
-def _scaled(x: FlatIRTensor, factor: float, shift: float) -> FlatIRTensor:
+def _scaled(x: Expression, factor: float, shift: float = 0.0) -> Expression:
     """``x * factor + shift``, without what changes nothing."""
-    reason = "scale random numbers"
-    if factor != 1:
-        x = emit(flat.MulOp, [x, splat(factor, x, reason)], x.shape, x.dtype, reason)
-    return emit(flat.AddOp, [x, splat(shift, x, reason)], x.shape, x.dtype, reason) if shift else x
+    scaled = x.because("scale random numbers")
+    scaled = scaled * factor if factor != 1 else scaled
+    scaled = scaled + shift if shift else scaled
+    return scaled.because(x.reason)
+
+
+def _round(x: Expression, out: FlatIRTensor) -> None:
+    """Bind ``out`` to the values of ``x``, rounded to its dtype where that is narrower."""
+    if x.tensor.dtype is out.dtype:
+        flat.ReshapeOp([x.tensor], [out])
+    else:
+        lower_cast(x.tensor, out)

@@ -20,6 +20,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -53,20 +54,15 @@ class Reduce(TraceOp):
         wide = x.dtype
         if x.dtype in (dtypes.float16, dtypes.bfloat16) and self.kind in (self.Kind.SUM, self.Kind.PROD):
             wide = dtypes.float32
-            x = emit(flat.ConvertOp, [x], x.shape, wide, "accumulate in float32")
+            x = convert(x, wide, "accumulate in float32")
         start = flat.constant(neutral(self.kind, wide), wide, "start a reduction")
         shape = tuple(n for d, n in enumerate(x.shape) if d not in self.dims)
-        attributes = {"kind": self.kind.value, "dims": list(self.dims)}
-        if not self.keepdim and wide is out.dtype:
-            flat.ReduceOp([x, start], [out], **attributes)
-            return
-        reduced = emit(flat.ReduceOp, [x, start], shape, wide, "reduce before rounding or reshaping", **attributes)
-        if wide is out.dtype:
-            flat.ReshapeOp([reduced], [out])
-        elif not self.keepdim:
-            flat.ConvertOp([reduced], [out])
+        reason = "reduce before rounding or reshaping"
+        result = emit(flat.ReduceOp, [x, start], shape, wide, reason, kind=self.kind.value, dims=list(self.dims))
+        if self.keepdim:
+            flat.ReshapeOp([convert(result, out.dtype, "round a reduction once")], [out])
         else:
-            flat.ReshapeOp([emit(flat.ConvertOp, [reduced], shape, out.dtype, "round a reduction once")], [out])
+            bind(result, out)
 
 
 def neutral(kind: Reduce.Kind, of: dtype) -> float | int | bool:

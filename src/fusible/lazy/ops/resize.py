@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import numbers
+import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -16,7 +18,7 @@ from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import Size, SizeLike, bounds, maximum, minimum
 from fusible.lazy.dtypes import FLOATS, dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp, emit
+from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike
@@ -25,6 +27,7 @@ from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
+from fusible.lazy.ops.lowering.expression import Expression
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -66,7 +69,7 @@ class Resize(TraceOp):
             x = emit(flat.ConvertOp, [x], x.shape, wide, "interpolate in float32")
         for dim, size in enumerate(self.shape):
             if not self._is_kept(x.shape[dim], size, dim):
-                x = _SAMPLERS[self.mode](x, dim, size, self._source(x, dim, size))
+                x = _SAMPLERS[self.mode](x, dim, self._source(x, dim, size))
         if wide is not out.dtype:
             _round(x, out)
         else:
@@ -75,21 +78,21 @@ class Resize(TraceOp):
     def _is_kept(self, n: SizeLike, size: SizeLike, dim: int) -> bool:
         return n == size and (self.mode is not self.Mode.CUBIC or self.align_corners or self.scales is None or self.scales[dim] == 1)
 
-    def _source(self, x: FlatIRTensor, dim: int, size: SizeLike) -> FlatIRTensor:
+    def _source(self, x: FlatIRTensor, dim: int, size: SizeLike) -> Expression:
         """Where in ``x`` each of ``size`` outputs lies along ``dim``, as a float.
 
         ``i / scale`` for nearest; else ``(i + 1/2) / scale - 1/2``, or ``i (n - 1) / (size - 1)`` between aligned corners.
         """
         of = x.dtype if self.mode is not self.Mode.NEAREST else dtypes.float32
         n = x.shape[dim]
-        i = emit(flat.IotaOp, [], (size,), of, _WHERE, dim=0)
+        i = Expression(emit(flat.IotaOp, [], (size,), of, _WHERE, dim=0), _WHERE)
         if self.align_corners:
-            return _scaled(flat.MulOp, i, _quotient(n - 1, maximum(size - 1, 1), of))
+            return i * _quotient(n - 1, maximum(size - 1, 1), of)
         ratio = _quotient(n, size, of) if self.scales is None else float(of.numpy.type(1 / self.scales[dim]))
         if self.mode is self.Mode.NEAREST:
-            return _scaled(flat.MulOp, i, ratio)
-        source = _scaled(flat.SubtractOp, _scaled(flat.MulOp, _scaled(flat.AddOp, i, 0.5), ratio), 0.5)
-        return source if self.mode is self.Mode.CUBIC else _scaled(flat.MaxOp, source, 0.0)
+            return i * ratio
+        source = (i + 0.5) * ratio - 0.5
+        return source if self.mode is self.Mode.CUBIC else source.maximum(0.0)
 
 
 _WHERE = "find where each output samples its input"
@@ -104,67 +107,52 @@ def _quotient(a: SizeLike, b: SizeLike, of: dtype) -> float | FlatIRTensor:
     return emit(flat.DivideOp, parts, (), of, _WHERE)
 
 
-def _scaled(op: type[FlatIROp], x: FlatIRTensor, value: float | FlatIRTensor, reason: str = _WHERE) -> FlatIRTensor:
-    """``op(x, value)``, where ``value`` is a number or a scalar."""
-    scalar = value if isinstance(value, FlatIRTensor) else flat.constant(value, x.dtype, reason)
-    return emit(op, [x, flat.broadcast(scalar, x.shape, reason)], x.shape, x.dtype, reason)
-
-
-def _read(x: FlatIRTensor, dim: int, position: FlatIRTensor, offset: int = 0) -> FlatIRTensor:
+def _read(x: FlatIRTensor, dim: int, position: Expression, offset: int = 0) -> FlatIRTensor:
     """``x`` at ``floor(position) + offset`` along ``dim``; the nearest element where that is outside."""
-    index = emit(flat.ConvertOp, [position], position.shape, dtypes.int32, _WHERE)
-    if offset:
-        index = _scaled(flat.AddOp, index, offset)
+    index = position.to(dtypes.int32)
+    index = (index + offset if offset else index).tensor
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
     return emit(flat.GatherOp, [x, index], shape, x.dtype, "sample an input", dim=dim)
 
 
-def _weighted(samples: Sequence[FlatIRTensor], weights: Sequence[FlatIRTensor], dim: int) -> FlatIRTensor:
+def _weighted(samples: Sequence[FlatIRTensor], weights: Sequence[Expression], dim: int) -> FlatIRTensor:
     """The sum of ``samples``, each times its weights along ``dim``."""
-    total = None
+    terms = []
     for sample, weight in zip(samples, weights, strict=True):
-        spread = emit(flat.BroadcastOp, [weight], sample.shape, sample.dtype, _WEIGH, broadcast_dim=[dim])
-        term = emit(flat.MulOp, [sample, spread], sample.shape, sample.dtype, _WEIGH)
-        total = term if total is None else emit(flat.AddOp, [total, term], sample.shape, sample.dtype, _WEIGH)
-    assert total is not None
-    return total
+        spread = emit(flat.BroadcastOp, [weight.tensor], sample.shape, sample.dtype, _WEIGH, broadcast_dim=[dim])
+        terms.append(Expression(sample, _WEIGH) * spread)
+    return functools.reduce(operator.add, terms).tensor
 
 
-def _nearest(x: FlatIRTensor, dim: int, size: SizeLike, source: FlatIRTensor) -> FlatIRTensor:
-    return _read(x, dim, emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE))
+def _nearest(x: FlatIRTensor, dim: int, source: Expression) -> FlatIRTensor:
+    return _read(x, dim, source.floor())
 
 
-def _linear(x: FlatIRTensor, dim: int, size: SizeLike, source: FlatIRTensor) -> FlatIRTensor:
-    base = emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE)
-    after = emit(flat.SubtractOp, [source, base], (size,), source.dtype, _WEIGH)
-    before = _scaled(flat.AddOp, emit(flat.NegateOp, [after], (size,), after.dtype, _WEIGH), 1.0, _WEIGH)
-    return _weighted([_read(x, dim, base), _read(x, dim, base, 1)], [before, after], dim)
+def _linear(x: FlatIRTensor, dim: int, source: Expression) -> FlatIRTensor:
+    base = source.floor()
+    after = source.because(_WEIGH) - base
+    return _weighted([_read(x, dim, base), _read(x, dim, base, 1)], [-after + 1.0, after], dim)
 
 
-def _cubic(x: FlatIRTensor, dim: int, size: SizeLike, source: FlatIRTensor) -> FlatIRTensor:
-    base = emit(flat.FloorOp, [source], (size,), source.dtype, _WHERE)
-    after = emit(flat.SubtractOp, [source, base], (size,), source.dtype, _WEIGH)
-    before = _scaled(flat.AddOp, emit(flat.NegateOp, [after], (size,), after.dtype, _WEIGH), 1.0, _WEIGH)
+def _cubic(x: FlatIRTensor, dim: int, source: Expression) -> FlatIRTensor:
+    base = source.floor()
+    after = source.because(_WEIGH) - base
+    before = -after + 1.0
     far = (_A, -5 * _A, 8 * _A, -4 * _A)
     near = (_A + 2, -(_A + 3), 0.0, 1.0)
-    weights = [
-        _polynomial(_scaled(flat.AddOp, after, 1.0, _WEIGH), far),
-        _polynomial(after, near),
-        _polynomial(before, near),
-        _polynomial(_scaled(flat.AddOp, before, 1.0, _WEIGH), far),
-    ]
+    weights = [_polynomial(after + 1.0, far), _polynomial(after, near), _polynomial(before, near), _polynomial(before + 1.0, far)]
     return _weighted([_read(x, dim, base, offset) for offset in (-1, 0, 1, 2)], weights, dim)
 
 
-def _polynomial(t: FlatIRTensor, coefficients: Sequence[float]) -> FlatIRTensor:
+def _polynomial(t: Expression, coefficients: Sequence[float]) -> Expression:
     """The polynomial of ``t`` with the coefficient of its highest power first, by Horner's rule."""
-    value = _scaled(flat.MulOp, t, coefficients[0], _WEIGH)
+    value = t * coefficients[0]
     for coefficient in coefficients[1:-1]:
-        value = emit(flat.MulOp, [_scaled(flat.AddOp, value, coefficient, _WEIGH), t], t.shape, t.dtype, _WEIGH)
-    return _scaled(flat.AddOp, value, coefficients[-1], _WEIGH)
+        value = (value + coefficient) * t
+    return value + coefficients[-1]
 
 
-_SAMPLERS: dict[Resize.Mode, Callable[[FlatIRTensor, int, SizeLike, FlatIRTensor], FlatIRTensor]] = {
+_SAMPLERS: dict[Resize.Mode, Callable[[FlatIRTensor, int, Expression], FlatIRTensor]] = {
     Resize.Mode.NEAREST: _nearest,
     Resize.Mode.LINEAR: _linear,
     Resize.Mode.CUBIC: _cubic,
@@ -176,10 +164,8 @@ def _round(x: FlatIRTensor, out: FlatIRTensor) -> None:
     if not out.dtype.is_integer:
         flat.ConvertOp([x], [out])
         return
-    reason = "round to an integer"
-    nearest = emit(flat.FloorOp, [_scaled(flat.AddOp, x, 0.5, reason)], x.shape, x.dtype, reason)
-    low, high = (flat.broadcast(flat.constant(bound, x.dtype, reason), x.shape, reason) for bound in (out.dtype.min, out.dtype.max))
-    flat.ConvertOp([emit(flat.ClampOp, [low, nearest, high], x.shape, x.dtype, reason)], [out])
+    nearest = (Expression(x, "round to an integer") + 0.5).floor()
+    nearest.clamp(out.dtype.min, out.dtype.max).to(out.dtype).bind(out)
 
 
 @TENSOR_METHOD_REGISTRY("resize")

@@ -16,7 +16,7 @@ from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
-from fusible.lazy.ops.lowering.convert import splat
+from fusible.lazy.ops.lowering.expression import Expression, splat
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -42,10 +42,10 @@ class Triangle(TraceOp):
         (x,) = inputs
         reason = "tell which elements a triangle keeps"
         plane = x.shape[-2:]
-        row, column = (emit(flat.IotaOp, [], plane, dtypes.int32, reason, dim=d) for d in (0, 1))
+        row, column = (Expression(emit(flat.IotaOp, [], plane, dtypes.int32, reason, dim=d), reason) for d in (0, 1))
         if self.diagonal:
-            row = emit(flat.AddOp, [row, splat(self.diagonal, row, reason)], plane, dtypes.int32, reason)
-        kept = emit(flat.CompareOp, [row, column], plane, dtypes.bool, reason, direction="GE" if self.lower else "LE")
+            row = row + self.diagonal
+        kept = (row >= column if self.lower else row <= column).tensor
         zero = splat(False if x.dtype.kind == "bool" else 0, x, "hold the zeros of a triangle")
         flat.SelectOp([flat.broadcast(kept, x.shape, reason), x, zero], list(outputs))
 

@@ -10,14 +10,14 @@ from functools import partial
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.ops.lowering.convert import Body, compute_in, single, splat, stored_as
+from fusible.lazy.ops.lowering.convert import Body, compute_in, single, stored_as
+from fusible.lazy.ops.lowering.expression import Expression, splat
 from fusible.lazy.ops.lowering.gaussian import erfc
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -87,17 +87,14 @@ def _relu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
 
 
 def _silu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
-    (x,) = inputs
-    flat.MulOp([x, emit(flat.LogisticOp, [x], x.shape, x.dtype, "compute x * sigmoid(x)")], outputs)
+    x = Expression(inputs[0], "compute x * sigmoid(x)")
+    (x * x.apply(flat.LogisticOp)).bind(outputs[0])
 
 
 def _gelu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     """``x * (erfc(-x / sqrt(2)) / 2)``: what erf would cancel to nothing for negative ``x`` stays."""
-    (x,) = inputs
-    reason = "compute x * Phi(x)"
-    scaled = emit(flat.MulOp, [x, splat(-math.sqrt(0.5), x, reason)], x.shape, x.dtype, reason)
-    half = emit(flat.MulOp, [x, splat(0.5, x, reason)], x.shape, x.dtype, reason)
-    flat.MulOp([half, erfc(scaled)], outputs)
+    x = Expression(inputs[0], "compute x * Phi(x)")
+    (x * 0.5 * erfc(x * -math.sqrt(0.5))).bind(outputs[0])
 
 
 def _rounded(body: Body, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:

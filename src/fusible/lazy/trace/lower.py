@@ -10,9 +10,9 @@ from fusible.lazy.flat_ir.dynamic import make_dynamic
 from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.trace.op import TraceOp
 
 if TYPE_CHECKING:
-    from fusible.lazy.trace.op import TraceOp
     from fusible.lazy.trace.trace import Trace
 
 __all__ = ["lower_trace"]

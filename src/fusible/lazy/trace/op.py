@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.operation import Operation, attribute_names
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.tensor import TraceTensor
-
-if TYPE_CHECKING:
-    from fusible.lazy.flat_ir.tensor import FlatIRTensor
 
 __all__ = ["Literal", "TRACE_OPS", "TraceOp"]
 

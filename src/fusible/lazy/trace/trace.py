@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.checks import run_checks
 from fusible.lazy.dims import Symbol, symbols
+from fusible.lazy.flat_ir.flat_ir import FlatIR
 from fusible.lazy.printing import print_type
 from fusible.lazy.trace.lower import lower_trace
 from fusible.lazy.trace.op import Literal, TraceOp
 from fusible.lazy.trace.storage import DimensionInput, Input, Storage
 from fusible.lazy.trace.tensor import TraceTensor
-
-if TYPE_CHECKING:
-    from fusible.lazy.flat_ir.flat_ir import FlatIR
 
 __all__ = ["Trace"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
-
-if TYPE_CHECKING:
-    from fusible.lazy.stablehlo.mlir import Mlir
+from fusible.lazy.stablehlo.mlir import Mlir
 
 __all__ = ["ConstantOp", "IotaOp", "constant", "rounded"]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-
-if TYPE_CHECKING:
-    from fusible.lazy.stablehlo.mlir import Mlir
+from fusible.lazy.stablehlo.mlir import Mlir
 
 __all__ = ["CustomCallOp"]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
-
-if TYPE_CHECKING:
-    from fusible.lazy.stablehlo.mlir import Mlir
+from fusible.lazy.stablehlo.mlir import Mlir
 
 __all__ = ["BroadcastOp", "ConcatenateOp", "FlipOp", "PadOp", "ReshapeOp", "SliceAtOp", "SliceOp", "TransposeOp", "broadcast"]
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
-
-if TYPE_CHECKING:
-    from fusible.lazy.stablehlo.mlir import Mlir
+from fusible.lazy.stablehlo.mlir import Mlir
 
 __all__ = ["SortOp"]
 

@@ -9,18 +9,13 @@ import numpy as np
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.ops.lowering.expression import Expression, redirect, splat, where
 
-__all__ = ["Body", "compute_counted", "compute_in", "convert", "lower_cast", "single", "splat", "stored_as"]
+__all__ = ["Body", "bind", "compute_counted", "compute_in", "convert", "lower_cast", "single", "stored_as"]
 
 Body = Callable[[list[FlatIRTensor], list[FlatIRTensor]], object]
 """What binds outputs to a computation on inputs: a FlatIR operation, or a function that builds several."""
-
-
-def splat(value: float, like: FlatIRTensor, reason: str) -> FlatIRTensor:
-    """The literal ``value`` in the dtype and shape of ``like``."""
-    return flat.broadcast(flat.constant(value, like.dtype, reason), like.shape, reason)
 
 
 def stored_as(of: dtype) -> dtype:
@@ -36,13 +31,10 @@ def single(of: dtype) -> dtype:
 def compute_in(wide: dtype, body: Body, inputs: Sequence[FlatIRTensor], output: FlatIRTensor) -> None:
     """Bind ``output`` to ``body`` of the ``inputs`` converted to ``wide``, and the result converted back (a bool result stays)."""
     reason = f"compute in {wide}"
-    operands = [convert(x, wide, reason) for x in inputs]
-    if output.dtype in (wide, dtypes.bool):
-        body(operands, [output])
-        return
-    value = FlatIRTensor(output.shape, wide, reason=reason)
-    body(operands, [value])
-    lower_cast(value, output)
+    value = output if output.dtype in (wide, dtypes.bool) else FlatIRTensor(output.shape, wide, reason=reason)
+    body([convert(x, wide, reason) for x in inputs], [value])
+    if value is not output:
+        lower_cast(value, output)
 
 
 def compute_counted(body: Body, inputs: Sequence[FlatIRTensor], output: FlatIRTensor) -> None:
@@ -60,6 +52,14 @@ def convert(x: FlatIRTensor, of: dtype, reason: str) -> FlatIRTensor:
     out = FlatIRTensor(x.shape, of, reason=reason)
     lower_cast(x, out)
     return out
+
+
+def bind(value: FlatIRTensor, out: FlatIRTensor) -> None:
+    """Bind ``out`` to ``value``, which was emitted for it: converted, by the rules of ``lower_cast``, where it is of another dtype."""
+    if value.dtype is out.dtype:
+        redirect(value, out)
+    else:
+        lower_cast(value, out)
 
 
 def lower_cast(x: FlatIRTensor, out: FlatIRTensor) -> None:
@@ -94,9 +94,7 @@ def _to_float8(x: FlatIRTensor, out: FlatIRTensor) -> None:
     """Saturating: through float32 (or float64), clamped to the finite range, and rounded once. A clamp keeps NaN."""
     reason = f"saturate at the largest finite {out.dtype}"
     wide = convert(x, x.dtype if x.dtype is dtypes.float64 else dtypes.float32, reason)
-    low, high = (splat(bound, wide, reason) for bound in (out.dtype.min, out.dtype.max))
-    clamped = emit(flat.ClampOp, [low, wide, high], wide.shape, wide.dtype, reason)
-    flat.ConvertOp([clamped], [out])
+    Expression(wide, reason).clamp(out.dtype.min, out.dtype.max).to(out.dtype).bind(out)
 
 
 def _to_integer(x: FlatIRTensor, out: FlatIRTensor, within: dtype | None = None) -> None:
@@ -106,15 +104,13 @@ def _to_integer(x: FlatIRTensor, out: FlatIRTensor, within: dtype | None = None)
     """
     within = within or out.dtype
     reason = f"saturate at the range of {within}"
-    wide = x if x.dtype is dtypes.float64 else convert(x, dtypes.float32, reason)
-    top = wide.dtype.numpy.type(within.max)
+    wide = Expression(x if x.dtype is dtypes.float64 else convert(x, dtypes.float32, reason), reason)
+    number = wide.tensor.dtype.numpy.type
+    top = number(within.max)
     exact = int(top) <= within.max
-    below = top if exact else np.nextafter(top, wide.dtype.numpy.type(0))
-    low, high = splat(float(within.min), wide, reason), splat(float(below), wide, reason)
-    clamped = emit(flat.ClampOp, [low, wide, high], wide.shape, wide.dtype, reason)
-    value = emit(flat.ConvertOp, [clamped], wide.shape, out.dtype, reason)
+    below = top if exact else np.nextafter(top, number(0))
+    value = wide.clamp(float(within.min), float(below)).to(out.dtype)
     if not exact:
-        over = emit(flat.CompareOp, [wide, splat(float(top), wide, reason)], wide.shape, dtypes.bool, reason, direction="GE")
-        value = emit(flat.SelectOp, [over, splat(within.max, value, reason), value], wide.shape, out.dtype, reason)
-    nan = emit(flat.CompareOp, [wide, wide], wide.shape, dtypes.bool, "make 0 of NaN", direction="NE")
-    flat.SelectOp([nan, splat(0, value, "make 0 of NaN"), value], [out])
+        value = where(wide >= float(top), within.max, value)
+    wide, value = wide.because("make 0 of NaN"), value.because("make 0 of NaN")
+    where(wide != wide, 0, value).bind(out)

@@ -11,9 +11,10 @@ import math
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp, emit
+from fusible.lazy.flat_ir.op import emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.ops.lowering.convert import convert, splat
+from fusible.lazy.ops.lowering.convert import convert
+from fusible.lazy.ops.lowering.expression import Expression
 from fusible.lazy.printing import Shape
 
 __all__ = ["digits", "key_of", "words", "words_per_element"]
@@ -21,31 +22,23 @@ __all__ = ["digits", "key_of", "words", "words_per_element"]
 _REASON = "draw random bits"
 
 
-def _u64(op: type[FlatIROp], *operands: FlatIRTensor) -> FlatIRTensor:
-    return emit(op, operands, operands[0].shape, dtypes.uint64, _REASON)
-
-
-def _with(op: type[FlatIROp], x: FlatIRTensor, literal: int) -> FlatIRTensor:
-    return _u64(op, x, splat(literal, x, _REASON))
-
-
 def key_of(seed: FlatIRTensor) -> FlatIRTensor:
     """SplitMix64 of each seed (uint64), made odd."""
-    z = _with(flat.AddOp, seed, 0x9E3779B97F4A7C15)
+    z = Expression(seed, _REASON) + 0x9E3779B97F4A7C15
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z = _with(flat.MulOp, _u64(flat.XorOp, z, _with(flat.ShiftRightLogicalOp, z, shift)), factor)
-    return _with(flat.OrOp, _u64(flat.XorOp, z, _with(flat.ShiftRightLogicalOp, z, 31)), 1)
+        z = (z ^ (z >> shift)) * factor
+    return ((z ^ (z >> 31)) | 1).tensor
 
 
-def words(key: FlatIRTensor, counter: FlatIRTensor) -> FlatIRTensor:
+def words(key: FlatIRTensor, counter: Expression) -> Expression:
     """The word of each counter: uint64 values below 2**32."""
-    y = _u64(flat.MulOp, counter, key)
-    z = _u64(flat.AddOp, y, key)
+    y = counter * key
+    z = y + key
     x = y
     for addend in (y, z, y):
-        x = _u64(flat.AddOp, _u64(flat.MulOp, x, x), addend)
-        x = _u64(flat.OrOp, _with(flat.ShiftRightLogicalOp, x, 32), _with(flat.ShiftLeftOp, x, 32))
-    return _with(flat.ShiftRightLogicalOp, _u64(flat.AddOp, _u64(flat.MulOp, x, x), z), 32)
+        x = x * x + addend
+        x = (x >> 32) | (x << 32)
+    return (x * x + z) >> 32
 
 
 def words_per_element(of: dtype) -> int:
@@ -57,14 +50,14 @@ def digits(seed: FlatIRTensor, shape: Shape, of: dtype, count: int, draws: int =
     """``draws`` tensors of random integers below ``2**count``, uint64, under a scalar uint64 ``seed``; ``of`` says how many words each takes."""
     size = math.prod(shape)
     each = words_per_element(of)
-    index = emit(flat.IotaOp, [], (size,), dtypes.uint64, _REASON, dim=0)
-    first = index if each * draws == 1 else _with(flat.MulOp, index, each * draws)
+    index = Expression(emit(flat.IotaOp, [], (size,), dtypes.uint64, _REASON, dim=0), _REASON)
+    first = index if each * draws == 1 else index * (each * draws)
     key = flat.broadcast(key_of(convert(seed, dtypes.uint64, _REASON)), (size,), _REASON)
     drawn = []
     for draw in range(draws):
-        found = [words(key, _with(flat.AddOp, first, draw * each + i) if draw * each + i else first) for i in range(each)]
-        bits = found[0] if each == 1 else _u64(flat.OrOp, _with(flat.ShiftLeftOp, found[0], 32), found[1])
+        found = [words(key, first + n if n else first) for n in range(draw * each, (draw + 1) * each)]
+        bits = found[0] if each == 1 else (found[0] << 32) | found[1]
         spare = 32 * each - count
-        bits = _with(flat.ShiftRightLogicalOp, bits, spare) if spare else bits
-        drawn.append(emit(flat.ReshapeOp, [bits], shape, dtypes.uint64, _REASON))
+        bits = bits >> spare if spare else bits
+        drawn.append(emit(flat.ReshapeOp, [bits.tensor], shape, dtypes.uint64, _REASON))
     return drawn

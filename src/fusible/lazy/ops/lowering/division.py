@@ -6,103 +6,80 @@ replaced before they are used, so no result depends on the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from fusible.lazy import dtypes
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp, emit
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.ops.lowering.convert import splat
+from fusible.lazy.ops.lowering.expression import Expression, where
 
 __all__ = ["divide", "floor_divide", "modulo"]
 
 
-def _calculator(like: FlatIRTensor, reason: str) -> tuple[Callable[..., FlatIRTensor], Callable[..., FlatIRTensor]]:
-    """Functions that emit an operation, and a comparison with zero or another tensor, in the type of ``like``."""
-
-    def calculate(op: type[FlatIROp], *operands: FlatIRTensor) -> FlatIRTensor:
-        return emit(op, operands, like.shape, operands[-1].dtype, reason)
-
-    def compare(x: FlatIRTensor, direction: str, y: FlatIRTensor | None = None) -> FlatIRTensor:
-        other = splat(0, x, reason) if y is None else y
-        return emit(flat.CompareOp, [x, other], like.shape, dtypes.bool, reason, direction=direction)
-
-    return calculate, compare
-
-
 def divide(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     """The quotient: of integers, truncated toward zero."""
-    a, b = inputs
-    if a.dtype.is_floating:
+    if inputs[0].dtype.is_floating:
         flat.DivideOp(inputs, outputs)
         return
+    a, b = _operands(inputs, "divide by zero")
     by_zero, quotient, _ = _truncated(a, b)
-    flat.SelectOp([by_zero, splat(0, a, "divide by zero"), quotient], outputs)
+    where(by_zero, a.literal(0), quotient).bind(outputs[0])
 
 
 def floor_divide(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     """The quotient rounded toward minus infinity."""
-    a, b = inputs
-    (_floor_floats if a.dtype.is_floating else _floor_integers)(a, b, outputs)
+    a, b = _operands(inputs, "round a quotient down")
+    if inputs[0].dtype.is_floating:
+        _floored(a, b).bind(outputs[0])
+        return
+    by_zero, quotient, rest = _truncated(a, b)
+    if inputs[0].dtype.kind == "int":
+        quotient = where(_off(rest, b), quotient - 1, quotient)
+    where(by_zero, a.literal(0, "divide by zero"), quotient).bind(outputs[0])
 
 
 def modulo(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     """The remainder of ``floor_divide``: it has the sign of the divisor."""
-    a, b = inputs
-    reason = "give a remainder the sign of the divisor"
-    calculate, compare = _calculator(a, reason)
-    if a.dtype.is_integer:
+    a, b = _operands(inputs, "give a remainder the sign of the divisor")
+    if inputs[0].dtype.is_integer:
         by_zero, _, rest = _truncated(a, b)
-        off = _off(rest, b) if a.dtype.kind == "int" else None
-        rest = rest if off is None else calculate(flat.SelectOp, off, calculate(flat.AddOp, rest, b), rest)
-        flat.SelectOp([by_zero, splat(0, a, "divide by zero"), rest], outputs)
+        if inputs[0].dtype.kind == "int":
+            rest = where(_off(rest, b), rest + b, rest)
+        where(by_zero, a.literal(0, "divide by zero"), rest).bind(outputs[0])
         return
-    rest = calculate(flat.RemainderOp, a, b)
-    moved = calculate(flat.SelectOp, _off(rest, b), calculate(flat.AddOp, rest, b), rest)
-    zero = calculate(flat.SelectOp, compare(b, "LT"), splat(-0.0, a, reason), splat(0.0, a, reason))
-    flat.SelectOp([compare(rest, "EQ"), zero, moved], outputs)
+    rest = a.remainder(b)
+    moved = where(_off(rest, b), rest + b, rest)
+    zero = where(b < 0, a.literal(-0.0), a.literal(0.0))
+    where(rest == 0, zero, moved).bind(outputs[0])
 
 
-def _off(rest: FlatIRTensor, b: FlatIRTensor) -> FlatIRTensor:
+def _operands(inputs: list[FlatIRTensor], reason: str) -> list[Expression]:
+    return [Expression(t, reason) for t in inputs]
+
+
+def _off(rest: Expression, b: Expression) -> Expression:
     """Where truncation rounded up: the remainder is not 0 and its sign is not the divisor's."""
-    calculate, compare = _calculator(rest, "find where truncation rounds up")
-    differ = calculate(flat.XorOp, compare(rest, "LT"), compare(b, "LT"))
-    return calculate(flat.AndOp, differ, compare(rest, "NE"))
+    rest, b = (x.because("find where truncation rounds up") for x in (rest, b))
+    return ((rest < 0) ^ (b < 0)) & (rest != 0)
 
 
-def _truncated(a: FlatIRTensor, b: FlatIRTensor) -> tuple[FlatIRTensor, FlatIRTensor, FlatIRTensor]:
+def _truncated(a: Expression, b: Expression) -> tuple[Expression, Expression, Expression]:
     """Where ``b`` is 0; and the quotient and the remainder of integers elsewhere."""
-    calculate, compare = _calculator(a, "keep a division from trapping")
-    by_zero = compare(b, "EQ")
-    safe = calculate(flat.SelectOp, by_zero, splat(1, b, "divide by one instead of zero"), b)
-    if a.dtype.kind != "int":
-        return by_zero, calculate(flat.DivideOp, a, safe), calculate(flat.RemainderOp, a, safe)
-    minus = compare(b, "EQ", splat(-1, b, "find where a division negates"))
-    safe = calculate(flat.SelectOp, minus, splat(1, b, "divide by one instead of minus one"), safe)
-    quotient, rest = calculate(flat.DivideOp, a, safe), calculate(flat.RemainderOp, a, safe)
-    return by_zero, calculate(flat.SelectOp, minus, calculate(flat.NegateOp, a), quotient), rest
+    reason = a.reason
+    a, b = (x.because("keep a division from trapping") for x in (a, b))
+    by_zero = b == 0
+    safe = where(by_zero, b.literal(1, "divide by one instead of zero"), b)
+    if a.tensor.dtype.kind != "int":
+        return by_zero, (a / safe).because(reason), a.remainder(safe).because(reason)
+    minus = b == b.literal(-1, "find where a division negates")
+    safe = where(minus, b.literal(1, "divide by one instead of minus one"), safe)
+    return by_zero, where(minus, -a, a / safe).because(reason), a.remainder(safe).because(reason)
 
 
-def _floor_integers(a: FlatIRTensor, b: FlatIRTensor, outputs: list[FlatIRTensor]) -> None:
-    reason = "round a quotient down"
-    calculate, _ = _calculator(a, reason)
-    by_zero, quotient, rest = _truncated(a, b)
-    if a.dtype.kind == "int":
-        quotient = calculate(flat.SelectOp, _off(rest, b), calculate(flat.SubtractOp, quotient, splat(1, a, reason)), quotient)
-    flat.SelectOp([by_zero, splat(0, a, "divide by zero"), quotient], outputs)
-
-
-def _floor_floats(a: FlatIRTensor, b: FlatIRTensor, outputs: list[FlatIRTensor]) -> None:
-    """``a - a % b`` is a multiple of ``b``, so its quotient is an integer but for one rounding: the nearest integer is the answer.
+def _floored(a: Expression, b: Expression) -> Expression:
+    """``a - a % b`` of floats is a multiple of ``b``, so its quotient is an integer but for one rounding: the nearest integer is the answer.
 
     Flooring ``a / b`` itself would give 10 for ``1 // 0.1``, where 0.1 as a float goes 9 times into 1. Division by zero gives what ``/`` does.
     """
-    reason = "round a quotient down"
-    calculate, compare = _calculator(a, reason)
-    rest = calculate(flat.RemainderOp, a, b)
-    whole = calculate(flat.DivideOp, calculate(flat.SubtractOp, a, rest), b)
-    whole = calculate(flat.SelectOp, _off(rest, b), calculate(flat.SubtractOp, whole, splat(1, a, reason)), whole)
-    quotient = calculate(flat.DivideOp, a, b)
-    nearest = calculate(flat.RoundNearestEvenOp, whole)
-    signed = calculate(flat.MulOp, splat(0, a, reason), quotient)
-    flat.SelectOp([compare(b, "EQ"), quotient, calculate(flat.SelectOp, compare(nearest, "EQ"), signed, nearest)], outputs)
+    rest = a.remainder(b)
+    whole = (a - rest) / b
+    nearest = where(_off(rest, b), whole - 1, whole).round()
+    quotient = a / b
+    return where(b == 0, quotient, where(nearest == 0, 0 * quotient, nearest))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from fusible.lazy import dtypes
-from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp, emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.ops.lowering.convert import splat
+from fusible.lazy.ops.lowering.expression import Expression, where
 
 __all__ = ["erfc"]
 
@@ -24,28 +21,18 @@ _DOUBLE = (0.06, (
 """The smallest ``t`` of the fit, below which the result underflows, and the coefficients of ``g``: see ``erfc``."""
 
 
-def erfc(x: FlatIRTensor) -> FlatIRTensor:
+def erfc(x: Expression) -> Expression:
     """``1 - erf(x)`` of a float32 or float64 tensor, with an absolute error of about 3 epsilons and no cancellation for large ``x``.
 
     For ``x >= 0``, ``erfc(x) = t * exp(-x**2 + g(u))`` with ``t = 1 / (1 + x / 2)``. ``g`` is smooth: a polynomial interpolates it at Chebyshev
     points of ``t`` from its smallest value to 1, which ``u`` maps to [-1, 1]. For ``x < 0``, ``erfc(x) = 2 - erfc(-x)``.
     """
-    reason = "compute the complementary error function"
-
-    def calculate(op: type[FlatIROp], *operands: FlatIRTensor) -> FlatIRTensor:
-        return emit(op, operands, x.shape, x.dtype, reason)
-
-    def literal(value: float) -> FlatIRTensor:
-        return splat(value, x, reason)
-
-    low, coefficients = _DOUBLE if x.dtype is dtypes.float64 else _SINGLE
-    size = calculate(flat.AbsOp, x)
-    t = calculate(flat.DivideOp, literal(1), calculate(flat.AddOp, calculate(flat.MulOp, size, literal(0.5)), literal(1)))
-    u = calculate(flat.MulOp, calculate(flat.SubtractOp, t, literal((1 + low) / 2)), literal(2 / (1 - low)))
-    g = literal(coefficients[-1])
+    x = x.because("compute the complementary error function")
+    low, coefficients = _DOUBLE if x.tensor.dtype is dtypes.float64 else _SINGLE
+    t = 1 / (abs(x) * 0.5 + 1)
+    u = (t - (1 + low) / 2) * (2 / (1 - low))
+    g = x.literal(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        g = calculate(flat.AddOp, calculate(flat.MulOp, g, u), literal(coefficient))
-    exponent = calculate(flat.SubtractOp, g, calculate(flat.MulOp, x, x))
-    tail = calculate(flat.MulOp, t, calculate(flat.ExpOp, exponent))
-    negative = emit(flat.CompareOp, [x, literal(0)], x.shape, dtypes.bool, reason, direction="LT")
-    return calculate(flat.SelectOp, negative, calculate(flat.SubtractOp, literal(2), tail), tail)
+        g = g * u + coefficient
+    tail = t * (g - x * x).exp()
+    return where(x < 0, 2 - tail, tail)
