@@ -19,6 +19,7 @@ from fusible.lazy.config import config
 from fusible.lazy.dtypes import ALL, DTYPES, dtype
 from fusible.lazy.frontend import convert
 from fusible.lazy.frontend.refusals import OF_PYTHON, Refusals
+from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import locate
 from fusible.lazy.printing import shown
@@ -100,7 +101,7 @@ def spell(allowed: frozenset[dtype]) -> str:
 
 
 def constrained(
-    *,
+    *methods: str,
     returns: str | tuple[str, ...] = (),
     rule: Rule | None = None,
     mixes: Sequence[frozenset[dtype]] = (),
@@ -108,7 +109,8 @@ def constrained(
 ) -> Callable[[F], F]:
     """Declare the dtypes that a function takes: ``parameter="T1"`` for its tensors, ``T1=frozenset`` for each type variable.
 
-    The function is called with tensors alone, after the checks. What it raises shows the user's line. See the module's documentation.
+    ``methods`` are the names by which it is a method of ``Tensor`` as well. The function is called after the checks, with tensors alone. Its errors
+    show the user's line. See the module's documentation.
     """
     variables = {name: frozenset(allowed) for name, allowed in declared.items() if not isinstance(allowed, str)}
     inputs = {name: variable for name, variable in declared.items() if isinstance(variable, str)}
@@ -120,7 +122,7 @@ def constrained(
         if inputs:
             made.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{rules.document()}"
         FUNCTIONS[function.__name__] = Public(function.__name__, made, rules)
-        return made
+        return TENSOR_METHOD_REGISTRY(*methods)(made)
 
     return decorate
 

@@ -11,7 +11,10 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class _Registry:
-    """Name to function. ``@TENSOR_METHOD_REGISTRY("tanh")`` makes the function below it the method ``Tensor.tanh`` as well."""
+    """Name to function. ``@TENSOR_METHOD_REGISTRY("tanh")`` makes the function below it the method ``Tensor.tanh`` as well.
+
+    ``constrained`` does so for the names that it is given first.
+    """
 
     def __init__(self) -> None:
         self.methods: dict[str, Callable[..., object]] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fusible.lazy.dtypes import ALL, FLOATS
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.ops.binary import logical_and, logical_or
 from fusible.lazy.ops.comparison import eq, le
 from fusible.lazy.ops.reduce import all
@@ -15,8 +14,7 @@ from fusible.lazy.ops.unary import abs, is_finite
 __all__ = ["allclose", "equal"]
 
 
-@TENSOR_METHOD_REGISTRY("allclose")
-@constrained(input="T1", other="T1", T1=FLOATS)
+@constrained("allclose", input="T1", other="T1", T1=FLOATS)
 def allclose(input: TensorLike, other: TensorLike, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
     """Whether ``|input - other| <= atol + rtol * |other|`` for every pair of elements, with numpy's broadcasting.
 
@@ -27,8 +25,7 @@ def allclose(input: TensorLike, other: TensorLike, rtol: float = 1e-5, atol: flo
     return bool(all(logical_or(eq(a, b), logical_and(near, is_finite(b)))))
 
 
-@TENSOR_METHOD_REGISTRY("equal")
-@constrained(input="T1", other="T1", T1=ALL)
+@constrained("equal", input="T1", other="T1", T1=ALL)
 def equal(input: TensorLike, other: TensorLike) -> bool:
     """Whether both have one shape and the same elements; a NaN is equal to nothing, 0 to -0. Computes both now."""
     return input.shape == other.shape and bool(all(eq(input, other)))

@@ -16,7 +16,6 @@ from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.expression import Expression, where
 from fusible.lazy.ops.reshape import reshape
@@ -71,15 +70,13 @@ def _search(kind: ArgReduce.Kind, input: Tensor, dim: int | None, keepdim: bool)
     return reshape(index, [1 if flatten or d == found else n for d, n in enumerate(input.shape)])
 
 
-@TENSOR_METHOD_REGISTRY("argmax")
-@constrained(input="T1", returns="int32", T1=NUMBERS)
+@constrained("argmax", input="T1", returns="int32", T1=NUMBERS)
 def argmax(input: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The index of the first largest element along ``dim`` (of the flat tensor without one); the first NaN where there is one."""
     return _search(ArgReduce.Kind.ARGMAX, input, dim, keepdim)
 
 
-@TENSOR_METHOD_REGISTRY("argmin")
-@constrained(input="T1", returns="int32", T1=NUMBERS)
+@constrained("argmin", input="T1", returns="int32", T1=NUMBERS)
 def argmin(input: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The index of the first smallest element along ``dim`` (of the flat tensor without one); the first NaN where there is one."""
     return _search(ArgReduce.Kind.ARGMIN, input, dim, keepdim)

@@ -11,7 +11,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import Rule, constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -35,8 +34,7 @@ class Bitcast(TraceOp):
         flat.BitcastConvertOp(list(inputs), list(outputs))
 
 
-@TENSOR_METHOD_REGISTRY("bitcast")
-@constrained(input="T1", dtype="T2", returns="T2", T1=_WHOLE, T2=_WHOLE, rule=_ONE_WIDTH)
+@constrained("bitcast", input="T1", dtype="T2", returns="T2", T1=_WHOLE, T2=_WHOLE, rule=_ONE_WIDTH)
 def bitcast(input: TensorLike, dtype: dtypes.dtype) -> Tensor:
     """``input`` read as elements of ``dtype``, which has the same width: uint8 as float8, float32 as uint32."""
     return input if input.dtype is dtype else record(Bitcast(dtype), input)

@@ -10,7 +10,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import lower_cast
 from fusible.lazy.printing import Shape
@@ -32,8 +31,7 @@ class Cast(TraceOp):
         lower_cast(inputs[0], outputs[0])
 
 
-@TENSOR_METHOD_REGISTRY("cast")
-@constrained(input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
+@constrained("cast", input="T1", dtype="T2", returns="T2", T1=ALL, T2=ALL)
 def cast(input: TensorLike, dtype: dtypes.dtype) -> Tensor:
     """``input`` with every element converted to ``dtype``.
 

@@ -73,29 +73,25 @@ def ne(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     return record(Comparison(_Kind.NE), lhs, rhs)
 
 
-@TENSOR_METHOD_REGISTRY("__lt__")
-@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+@constrained("__lt__", lhs="T1", rhs="T1", returns="bool", T1=ALL)
 def lt(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """``lhs < rhs`` of every pair of elements, as bool."""
     return record(Comparison(_Kind.LT), lhs, rhs)
 
 
-@TENSOR_METHOD_REGISTRY("__le__")
-@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+@constrained("__le__", lhs="T1", rhs="T1", returns="bool", T1=ALL)
 def le(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """``lhs <= rhs`` of every pair of elements, as bool."""
     return record(Comparison(_Kind.LE), lhs, rhs)
 
 
-@TENSOR_METHOD_REGISTRY("__gt__")
-@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+@constrained("__gt__", lhs="T1", rhs="T1", returns="bool", T1=ALL)
 def gt(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """``lhs > rhs`` of every pair of elements, as bool."""
     return record(Comparison(_Kind.GT), lhs, rhs)
 
 
-@TENSOR_METHOD_REGISTRY("__ge__")
-@constrained(lhs="T1", rhs="T1", returns="bool", T1=ALL)
+@constrained("__ge__", lhs="T1", rhs="T1", returns="bool", T1=ALL)
 def ge(lhs: TensorLike, rhs: TensorLike) -> Tensor:
     """``lhs >= rhs`` of every pair of elements, as bool."""
     return record(Comparison(_Kind.GE), lhs, rhs)

@@ -14,7 +14,6 @@ from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.data import stored
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
@@ -42,8 +41,7 @@ class Copy(TraceOp):
         flat.ReshapeOp(list(inputs), list(outputs))
 
 
-@TENSOR_METHOD_REGISTRY("copy")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("copy", input="T1", returns="T1", T1=ALL)
 def copy(input: TensorLike, device: device) -> Tensor:
     """``input`` on ``device``. What is stored moves at once (and shares its memory where both devices are backed by the host).
 

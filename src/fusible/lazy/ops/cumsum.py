@@ -14,7 +14,6 @@ from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
@@ -47,8 +46,7 @@ class CumSum(TraceOp):
         bind(emit(flat.ReduceWindowOp, [x, start], x.shape, wide, "accumulate in float32", kind="sum", window=window, padding=padding), out)
 
 
-@TENSOR_METHOD_REGISTRY("cumsum")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("cumsum", input="T1", returns="T1", T1=NUMBERS)
 def cumsum(input: TensorLike, dim: int) -> Tensor:
     """Running sums along ``dim``, in the dtype of ``input``; 16-bit floats accumulate in float32, integers wrap around."""
     return record(CumSum(normalize_dim(dim, input.ndim, "cumsum")), input)

@@ -14,7 +14,6 @@ from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -42,16 +41,14 @@ class Expand(TraceOp):
         flat.BroadcastOp(list(inputs), list(outputs), broadcast_dim=list(range(lead, len(self.shape))))
 
 
-@TENSOR_METHOD_REGISTRY("broadcast_to")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("broadcast_to", input="T1", returns="T1", T1=ALL)
 def broadcast_to(input: TensorLike, shape: Any) -> Tensor:
     """``input`` repeated to ``shape`` by numpy's rules. Raises ``ShapeError`` where a size that is not 1 would change."""
     target = as_shape(shape)
     return input if target == input.trace_tensor.shape else record(Expand(target), input)
 
 
-@TENSOR_METHOD_REGISTRY("expand")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("expand", input="T1", returns="T1", T1=ALL)
 def expand(input: TensorLike, sizes: Any) -> Tensor:
     """``broadcast_to`` where -1 keeps the size of a dimension."""
     given = [sizes] if hasattr(sizes, "__index__") else list(sizes)

@@ -15,7 +15,6 @@ from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.expression import Expression, where
 from fusible.lazy.printing import Shape
@@ -56,8 +55,7 @@ def _wrapped(index: FlatIRTensor, size: SizeLike) -> FlatIRTensor:
     return where(i < 0, i + size, i).tensor
 
 
-@TENSOR_METHOD_REGISTRY("gather")
-@constrained(input="T1", index="T2", returns="T1", T1=ALL, T2=INDICES)
+@constrained("gather", input="T1", index="T2", returns="T1", T1=ALL, T2=INDICES)
 def gather(input: TensorLike, dim: int, index: TensorLike) -> Tensor:
     """``input[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` stands in place of that dimension.
 

@@ -116,8 +116,7 @@ def _mismatch(wanted: str, a: TraceTensor, b: TraceTensor) -> ShapeError:
 _MULTIPLIED = NUMBERS | FLOAT8S
 
 
-@TENSOR_METHOD_REGISTRY("matmul", "__matmul__")
-@constrained(lhs="T1", rhs="T1", T1=_MULTIPLIED, mixes=[FLOAT8S])
+@constrained("matmul", "__matmul__", lhs="T1", rhs="T1", T1=_MULTIPLIED, mixes=[FLOAT8S])
 def matmul(lhs: TensorLike, rhs: TensorLike, dtype: dtypes.dtype | None = None) -> Tensor:
     """The matrix product ``[..., m, k] @ [..., k, n] -> [..., m, n]`` by numpy's rules (a 1-dimensional operand is a row or a column).
 

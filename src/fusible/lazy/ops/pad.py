@@ -17,7 +17,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of
 from fusible.lazy.ops.gather import gather
@@ -95,8 +94,7 @@ def _reflected_widely(input: Tensor, pairs: Padding) -> tuple[Tensor, Padding]:
 _MODES = {mode.value: mode for mode in Pad.Mode}
 
 
-@TENSOR_METHOD_REGISTRY("pad")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("pad", input="T1", returns="T1", T1=ALL)
 def pad(input: TensorLike, pad: Sequence[Sequence[int]], mode: str = "constant", value: float | bool = 0) -> Tensor:
     """``input`` with ``pad[d] = (before, after)`` elements added to dimension ``d``: ``value``, or with the mode ``"reflect"`` those of ``input``
     mirrored at the first and the last, which are not repeated. What is longer than the dimension allows goes back and forth, as numpy's ``pad``.

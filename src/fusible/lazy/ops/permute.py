@@ -12,7 +12,6 @@ from fusible.lazy.frontend.arguments import normalize_dim, normalize_dims
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -34,8 +33,7 @@ class Permute(TraceOp):
         flat.TransposeOp(list(inputs), list(outputs), perm=list(self.perm))
 
 
-@TENSOR_METHOD_REGISTRY("permute")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("permute", input="T1", returns="T1", T1=ALL)
 def permute(input: TensorLike, perm: Sequence[int]) -> Tensor:
     """``input`` with output dimension ``i`` taken from dimension ``perm[i]``. Raises ``ArgumentError`` unless each dimension is named once."""
     order = normalize_dims(perm, input.ndim, "permute")
@@ -44,8 +42,7 @@ def permute(input: TensorLike, perm: Sequence[int]) -> Tensor:
     return record(Permute(order), input)
 
 
-@TENSOR_METHOD_REGISTRY("transpose")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("transpose", input="T1", returns="T1", T1=ALL)
 def transpose(input: TensorLike, dim0: int, dim1: int) -> Tensor:
     """``input`` with two dimensions exchanged."""
     a, b = (normalize_dim(d, input.ndim, "transpose") for d in (dim0, dim1))

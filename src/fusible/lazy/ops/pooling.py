@@ -16,7 +16,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
 from fusible.lazy.ops.lowering.convert import bind, convert
@@ -94,8 +93,7 @@ def _pool(kind: Pooling.Kind, input: Tensor, window: _Window, inclusive: bool) -
     return record(Pooling(kind, *sizes, inclusive), input)
 
 
-@TENSOR_METHOD_REGISTRY("maxpool")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("maxpool", input="T1", returns="T1", T1=NUMBERS)
 def maxpool(
     input: TensorLike, kernel_dims: Sequence[int], stride: Sequence[int] | None = None, padding: Sequence[Sequence[int]] | None = None
 ) -> Tensor:
@@ -109,8 +107,7 @@ def maxpool(
     return _pool(Pooling.Kind.MAX, input, (kernel_dims, stride, padding), True)
 
 
-@TENSOR_METHOD_REGISTRY("avgpool")
-@constrained(input="T1", returns="T1", T1=FLOATS | {dtypes.int8})
+@constrained("avgpool", input="T1", returns="T1", T1=FLOATS | {dtypes.int8})
 def avgpool(
     input: TensorLike,
     kernel_dims: Sequence[int],

@@ -9,7 +9,6 @@ from fusible.lazy.dtypes import ALL, COMPUTED
 from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.binary import mul
@@ -20,8 +19,7 @@ from fusible.lazy.ops.shaping import unsqueeze
 __all__ = ["outer", "repeat"]
 
 
-@TENSOR_METHOD_REGISTRY("outer")
-@constrained(vec1="T1", vec2="T1", returns="T1", T1=COMPUTED)
+@constrained("outer", vec1="T1", vec2="T1", returns="T1", T1=COMPUTED)
 def outer(vec1: TensorLike, vec2: TensorLike) -> Tensor:
     """``out[i, j] = vec1[i] * vec2[j]`` of two vectors. Raises ``ShapeError`` for other numbers of dimensions."""
     for name, vector in (("vec1", vec1), ("vec2", vec2)):
@@ -30,8 +28,7 @@ def outer(vec1: TensorLike, vec2: TensorLike) -> Tensor:
     return mul(unsqueeze(vec1, 1), vec2)
 
 
-@TENSOR_METHOD_REGISTRY("repeat")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("repeat", input="T1", returns="T1", T1=ALL)
 def repeat(input: TensorLike, repeats: int, dim: int) -> Tensor:
     """``input`` with every element repeated ``repeats`` times after itself along ``dim``, as numpy's ``repeat``.
 

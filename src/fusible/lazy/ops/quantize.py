@@ -16,7 +16,6 @@ from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike, is_scalar, scalar
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.convert import bind, convert, lower_cast, single
@@ -110,8 +109,7 @@ def _dim(dim: Any, x: Tensor, what: str) -> int | None:
     return None if dim is None else normalize_dim(dim, x.ndim, what)
 
 
-@TENSOR_METHOD_REGISTRY("quantize")
-@constrained(input="T1", scale="T1", dtype="T2", returns="T2", T1=FLOATS, T2=_QUANTIZED)
+@constrained("quantize", input="T1", scale="T1", dtype="T2", returns="T2", T1=FLOATS, T2=_QUANTIZED)
 def quantize(input: TensorLike, scale: TensorLike, dtype: dtypes.dtype, dim: Any = None) -> Tensor:
     """``input / scale`` rounded to nearest even in ``dtype``, *saturating* at its range; NaN gives 0 in an integer.
 
@@ -122,8 +120,7 @@ def quantize(input: TensorLike, scale: TensorLike, dtype: dtypes.dtype, dim: Any
     return record(Quantize(dtype, _dim(dim, input, "quantize")), input, scale)
 
 
-@TENSOR_METHOD_REGISTRY("dequantize")
-@constrained(input="T1", dtype="T2", returns="T2", T1=_QUANTIZED, T2=FLOATS)
+@constrained("dequantize", input="T1", dtype="T2", returns="T2", T1=_QUANTIZED, T2=FLOATS)
 def dequantize(input: TensorLike, scale: TensorLike, dtype: dtypes.dtype, dim: Any = None) -> Tensor:
     """``input * scale`` in ``dtype``, which is that of ``scale``; the shapes of ``scale`` are those of ``quantize``.
 

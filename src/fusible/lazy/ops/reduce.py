@@ -18,7 +18,6 @@ from fusible.lazy.frontend.arguments import normalize_dims
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
@@ -90,8 +89,7 @@ def reduced(kind: Reduce.Kind, input: Tensor, dim: Any = None, keepdim: bool = F
     return record(Reduce(kind, normalize_dims(dim, input.ndim, kind.name.lower()), keepdim), input)
 
 
-@TENSOR_METHOD_REGISTRY("sum")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("sum", input="T1", returns="T1", T1=NUMBERS)
 def sum(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The sum over ``dim`` (an int, a sequence, or all dimensions), in the dtype of ``input``.
 
@@ -100,36 +98,31 @@ def sum(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     return reduced(Reduce.Kind.SUM, input, dim, keepdim)
 
 
-@TENSOR_METHOD_REGISTRY("prod")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("prod", input="T1", returns="T1", T1=NUMBERS)
 def prod(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The product over ``dim``, accumulated as ``sum`` is."""
     return reduced(Reduce.Kind.PROD, input, dim, keepdim)
 
 
-@TENSOR_METHOD_REGISTRY("max")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("max", input="T1", returns="T1", T1=NUMBERS)
 def max(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The largest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
     return _extreme(Reduce.Kind.MAX, input, dim, keepdim)
 
 
-@TENSOR_METHOD_REGISTRY("min")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("min", input="T1", returns="T1", T1=NUMBERS)
 def min(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The smallest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
     return _extreme(Reduce.Kind.MIN, input, dim, keepdim)
 
 
-@TENSOR_METHOD_REGISTRY("all")
-@constrained(input="T1", returns="T1", T1={dtypes.bool})
+@constrained("all", input="T1", returns="T1", T1={dtypes.bool})
 def all(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether every element over ``dim`` is true."""
     return reduced(Reduce.Kind.ALL, input, dim, keepdim)
 
 
-@TENSOR_METHOD_REGISTRY("any")
-@constrained(input="T1", returns="T1", T1={dtypes.bool})
+@constrained("any", input="T1", returns="T1", T1={dtypes.bool})
 def any(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether some element over ``dim`` is true."""
     return reduced(Reduce.Kind.ANY, input, dim, keepdim)

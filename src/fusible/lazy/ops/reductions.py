@@ -11,7 +11,6 @@ from fusible.lazy.dtypes import FLOATS, NUMBERS
 from fusible.lazy.frontend.arguments import normalize_dims
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.binary import maximum
 from fusible.lazy.ops.cast import cast
@@ -26,8 +25,7 @@ def widened(input: Tensor) -> Tensor:
     return cast(input, dtypes.float32) if input.dtype.itemsize == 2 else input
 
 
-@TENSOR_METHOD_REGISTRY("mean")
-@constrained(input="T1", returns="T1", T1=NUMBERS)
+@constrained("mean", input="T1", returns="T1", T1=NUMBERS)
 def mean(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     """The mean over ``dim`` (an int, a sequence, or all dimensions); NaN over no elements. 16-bit floats are computed in float32.
 
@@ -40,8 +38,7 @@ def mean(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
     return cast(sum(widened(input), dim, keepdim) / count, input.dtype)
 
 
-@TENSOR_METHOD_REGISTRY("var")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("var", input="T1", returns="T1", T1=FLOATS)
 def var(input: TensorLike, dim: Any = None, keepdim: bool = False, correction: float = 1) -> Tensor:
     """The variance over ``dim``: ``sum((x - mean(x))**2) / max(0, n - correction)`` over n elements. 16-bit floats are computed in float32.
 
@@ -54,8 +51,7 @@ def var(input: TensorLike, dim: Any = None, keepdim: bool = False, correction: f
     return cast(sum(away * away, dim, keepdim) / left, input.dtype)
 
 
-@TENSOR_METHOD_REGISTRY("softmax")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("softmax", input="T1", returns="T1", T1=FLOATS)
 def softmax(input: TensorLike, dim: int | None = None) -> Tensor:
     """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``dim``, or over all elements. 16-bit floats are computed in float32, rounded once."""
     if 0 in input.shape:

@@ -16,7 +16,6 @@ from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -42,8 +41,7 @@ class Reshape(TraceOp):
         flat.ReshapeOp(list(inputs), list(outputs))
 
 
-@TENSOR_METHOD_REGISTRY("reshape")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("reshape", input="T1", returns="T1", T1=ALL)
 def reshape(input: TensorLike, shape: Any) -> Tensor:
     """``input`` in another shape with as many elements, in row-major order; one size may be -1. Raises ``ShapeError`` where none fits."""
     sizes = [shape] if hasattr(shape, "__index__") else list(shape)

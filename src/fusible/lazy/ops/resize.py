@@ -24,7 +24,6 @@ from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.expression import Expression
@@ -168,8 +167,7 @@ def _round(x: FlatIRTensor, out: FlatIRTensor) -> None:
     nearest.clamp(out.dtype.min, out.dtype.max).to(out.dtype).bind(out)
 
 
-@TENSOR_METHOD_REGISTRY("resize")
-@constrained(input="T1", returns="T1", T1=_RESIZED)
+@constrained("resize", input="T1", returns="T1", T1=_RESIZED)
 def resize(
     input: TensorLike,
     output_shape: Sequence[int] | Sequence[float] | None = None,

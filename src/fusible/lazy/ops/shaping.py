@@ -15,7 +15,6 @@ from fusible.lazy.frontend.arguments import as_shape, normalize_dim, normalize_d
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.concatenate import concatenate
 from fusible.lazy.ops.reshape import reshape
@@ -24,8 +23,7 @@ from fusible.lazy.ops.slice import Slice
 __all__ = ["flatten", "split", "squeeze", "stack", "unsqueeze"]
 
 
-@TENSOR_METHOD_REGISTRY("flatten")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("flatten", input="T1", returns="T1", T1=ALL)
 def flatten(input: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """``input`` with the dimensions from ``start_dim`` to ``end_dim`` (included) made one."""
     if not input.ndim:
@@ -36,8 +34,7 @@ def flatten(input: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(input, [*input.shape[:first], math.prod(input.shape[first : last + 1]), *input.shape[last + 1 :]])
 
 
-@TENSOR_METHOD_REGISTRY("squeeze")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("squeeze", input="T1", returns="T1", T1=ALL)
 def squeeze(input: TensorLike, dims: Any = None) -> Tensor:
     """``input`` without the dimensions ``dims``, which have size 1; without all such dimensions by default. Raises ``ShapeError`` for another."""
     gone = [d for d, n in enumerate(input.shape) if n == 1] if dims is None else normalize_dims(dims, input.ndim, "squeeze")
@@ -46,16 +43,14 @@ def squeeze(input: TensorLike, dims: Any = None) -> Tensor:
     return reshape(input, [n for d, n in enumerate(input.shape) if d not in gone])
 
 
-@TENSOR_METHOD_REGISTRY("unsqueeze")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("unsqueeze", input="T1", returns="T1", T1=ALL)
 def unsqueeze(input: TensorLike, dim: int) -> Tensor:
     """``input`` with a dimension of size 1 inserted at position ``dim`` of the result."""
     at = normalize_dim(dim, input.ndim + 1, "unsqueeze")
     return reshape(input, [*input.shape[:at], 1, *input.shape[at:]])
 
 
-@TENSOR_METHOD_REGISTRY("split")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("split", input="T1", returns="T1", T1=ALL)
 def split(input: TensorLike, num_split_or_sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """``input`` cut along ``dim`` into a number of equal parts, or into parts of the given sizes, which are sizes that add up to the dimension's.
 

@@ -13,7 +13,6 @@ from fusible.lazy.frontend.arguments import normalize_dims
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import Literal, TraceOp
@@ -81,8 +80,7 @@ class Flip(TraceOp):
         flat.FlipOp(list(inputs), list(outputs), dims=list(self.dims))
 
 
-@TENSOR_METHOD_REGISTRY("flip")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("flip", input="T1", returns="T1", T1=ALL)
 def flip(input: TensorLike, dim: Any = None) -> Tensor:
     """``input`` reversed along ``dim`` (an int, a sequence, or all of them)."""
     return record(Flip(normalize_dims(dim, input.ndim, "flip")), input)

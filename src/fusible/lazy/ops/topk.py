@@ -16,7 +16,6 @@ from fusible.lazy.frontend.arguments import normalize_dim
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record_all
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -47,8 +46,7 @@ class TopK(TraceOp):
             flat.SliceOp([whole], [out], start=[0] * rank, limit=list(out.shape), stride=[1] * rank)
 
 
-@TENSOR_METHOD_REGISTRY("topk")
-@constrained(input="T1", returns=("T1", "int32"), T1=NUMBERS)
+@constrained("topk", input="T1", returns=("T1", "int32"), T1=NUMBERS)
 def topk(input: TensorLike, k: int, dim: int) -> tuple[Tensor, Tensor]:
     """The ``k`` largest elements of ``input`` along ``dim`` in descending order, and their indices along it in int32.
 

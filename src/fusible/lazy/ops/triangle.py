@@ -13,7 +13,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.expression import Expression, splat
@@ -50,8 +49,7 @@ class Triangle(TraceOp):
         flat.SelectOp([flat.broadcast(kept, x.shape, reason), x, zero], list(outputs))
 
 
-@TENSOR_METHOD_REGISTRY("tril")
-@constrained(tensor="T1", returns="T1", T1=ALL)
+@constrained("tril", tensor="T1", returns="T1", T1=ALL)
 def tril(tensor: TensorLike, diagonal: int = 0) -> Tensor:
     """The matrices of the last two dimensions with zeros above a diagonal: elements ``[i, j]`` with ``j > i + diagonal`` are 0.
 
@@ -60,8 +58,7 @@ def tril(tensor: TensorLike, diagonal: int = 0) -> Tensor:
     return record(Triangle(True, int(diagonal)), tensor)
 
 
-@TENSOR_METHOD_REGISTRY("triu")
-@constrained(tensor="T1", returns="T1", T1=ALL)
+@constrained("triu", tensor="T1", returns="T1", T1=ALL)
 def triu(tensor: TensorLike, diagonal: int = 0) -> Tensor:
     """The matrices of the last two dimensions with zeros below a diagonal: elements ``[i, j]`` with ``j < i + diagonal`` are 0.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Sequence
-from functools import partial
+from enum import member
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
@@ -14,7 +15,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.ops.lowering.convert import Body, compute_in, single, stored_as
 from fusible.lazy.ops.lowering.expression import Expression, splat
@@ -46,42 +46,6 @@ __all__ = [
 ]
 
 
-class UnaryElementwise(TraceOp):
-    """One function on every element."""
-
-    class Kind(enum.Enum):
-        ABS = enum.auto()
-        COS = enum.auto()
-        EXP = enum.auto()
-        FLOOR = enum.auto()
-        GELU = enum.auto()
-        IS_FINITE = enum.auto()
-        LOG = enum.auto()
-        NEG = enum.auto()
-        NOT = enum.auto()
-        RELU = enum.auto()
-        RSQRT = enum.auto()
-        SIGMOID = enum.auto()
-        SIGN = enum.auto()
-        SILU = enum.auto()
-        SIN = enum.auto()
-        SQRT = enum.auto()
-        TANH = enum.auto()
-
-    kind: Kind
-
-    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
-        (x,) = inputs
-        return x.shape, dtypes.bool if self.kind is self.Kind.IS_FINITE else x.dtype
-
-    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
-        of, body = inputs[0].dtype, _TABLE[self.kind]
-        if of.is_integer and self.kind in _ACTIVATIONS:
-            compute_in(dtypes.float32, partial(_rounded, body), inputs, outputs[0])
-            return
-        compute_in(single(of) if self.kind in _SEVERAL else stored_as(of), body, inputs, outputs[0])
-
-
 def _relu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
     flat.MaxOp([*inputs, splat(0, inputs[0], "compare with zero")], outputs)
 
@@ -104,6 +68,44 @@ def _rounded(body: Body, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]
     flat.RoundNearestEvenOp([value], outputs)
 
 
+class UnaryElementwise(TraceOp):
+    """One function on every element."""
+
+    class Kind(enum.Enum):
+        """The functions. The value of one is what computes it: a FlatIR operation, or a function that builds several."""
+
+        ABS = member(flat.AbsOp)
+        COS = member(flat.CosineOp)
+        EXP = member(flat.ExpOp)
+        FLOOR = member(flat.FloorOp)
+        GELU = member(_gelu)
+        IS_FINITE = member(flat.IsFiniteOp)
+        LOG = member(flat.LogOp)
+        NEG = member(flat.NegateOp)
+        NOT = member(flat.NotOp)
+        RELU = member(_relu)
+        RSQRT = member(flat.RsqrtOp)
+        SIGMOID = member(flat.LogisticOp)
+        SIGN = member(flat.SignOp)
+        SILU = member(_silu)
+        SIN = member(flat.SineOp)
+        SQRT = member(flat.SqrtOp)
+        TANH = member(flat.TanhOp)
+
+    kind: Kind
+
+    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
+        (x,) = inputs
+        return x.shape, dtypes.bool if self.kind is self.Kind.IS_FINITE else x.dtype
+
+    def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
+        of, body = inputs[0].dtype, self.kind.value
+        if of.is_integer and self.kind in _ACTIVATIONS:
+            compute_in(dtypes.float32, functools.partial(_rounded, body), inputs, outputs[0])
+            return
+        compute_in(single(of) if self.kind in _SEVERAL else stored_as(of), body, inputs, outputs[0])
+
+
 _Kind = UnaryElementwise.Kind
 _SIGNED = FLOATS | SIGNED
 _SEVERAL = (_Kind.GELU, _Kind.SILU)
@@ -111,57 +113,33 @@ _SEVERAL = (_Kind.GELU, _Kind.SILU)
 _ACTIVATIONS = (_Kind.GELU, _Kind.SIGMOID, _Kind.SILU, _Kind.TANH)
 """What takes int8 too, computed in float32 and rounded to the nearest integer."""
 _ACTIVATED = FLOATS | {dtypes.int8}
-_TABLE: dict[UnaryElementwise.Kind, Body] = {
-    _Kind.ABS: flat.AbsOp,
-    _Kind.COS: flat.CosineOp,
-    _Kind.EXP: flat.ExpOp,
-    _Kind.FLOOR: flat.FloorOp,
-    _Kind.GELU: _gelu,
-    _Kind.IS_FINITE: flat.IsFiniteOp,
-    _Kind.LOG: flat.LogOp,
-    _Kind.NEG: flat.NegateOp,
-    _Kind.NOT: flat.NotOp,
-    _Kind.RELU: _relu,
-    _Kind.RSQRT: flat.RsqrtOp,
-    _Kind.SIGMOID: flat.LogisticOp,
-    _Kind.SIGN: flat.SignOp,
-    _Kind.SILU: _silu,
-    _Kind.SIN: flat.SineOp,
-    _Kind.SQRT: flat.SqrtOp,
-    _Kind.TANH: flat.TanhOp,
-}
 
 
-@TENSOR_METHOD_REGISTRY("abs", "__abs__")
-@constrained(input="T1", returns="T1", T1=_SIGNED)
+@constrained("abs", "__abs__", input="T1", returns="T1", T1=_SIGNED)
 def abs(input: TensorLike) -> Tensor:
     """``|input|`` of floats and signed integers."""
     return record(UnaryElementwise(_Kind.ABS), input)
 
 
-@TENSOR_METHOD_REGISTRY("cos")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("cos", input="T1", returns="T1", T1=FLOATS)
 def cos(input: TensorLike) -> Tensor:
     """``cos(input)``, in radians."""
     return record(UnaryElementwise(_Kind.COS), input)
 
 
-@TENSOR_METHOD_REGISTRY("exp")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("exp", input="T1", returns="T1", T1=FLOATS)
 def exp(input: TensorLike) -> Tensor:
     """``e ** input``."""
     return record(UnaryElementwise(_Kind.EXP), input)
 
 
-@TENSOR_METHOD_REGISTRY("floor")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("floor", input="T1", returns="T1", T1=FLOATS)
 def floor(input: TensorLike) -> Tensor:
     """The largest integer not above ``input``, as a float."""
     return record(UnaryElementwise(_Kind.FLOOR), input)
 
 
-@TENSOR_METHOD_REGISTRY("gelu")
-@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+@constrained("gelu", input="T1", returns="T1", T1=_ACTIVATED)
 def gelu(input: TensorLike) -> Tensor:
     """``x * Phi(x) = x / 2 * (1 + erf(x / sqrt(2)))``, where Phi is the standard normal distribution function (arXiv:1606.08415).
 
@@ -170,93 +148,80 @@ def gelu(input: TensorLike) -> Tensor:
     return record(UnaryElementwise(_Kind.GELU), input)
 
 
-@TENSOR_METHOD_REGISTRY("is_finite")
-@constrained(input="T1", returns="bool", T1=FLOATS)
+@constrained("is_finite", input="T1", returns="bool", T1=FLOATS)
 def is_finite(input: TensorLike) -> Tensor:
     """Whether ``input`` is neither infinite nor NaN, as bool."""
     return record(UnaryElementwise(_Kind.IS_FINITE), input)
 
 
-@TENSOR_METHOD_REGISTRY("log")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("log", input="T1", returns="T1", T1=FLOATS)
 def log(input: TensorLike) -> Tensor:
     """The natural logarithm: NaN below 0, -inf at 0."""
     return record(UnaryElementwise(_Kind.LOG), input)
 
 
-@TENSOR_METHOD_REGISTRY("neg", "__neg__")
-@constrained(input="T1", returns="T1", T1=_SIGNED)
+@constrained("neg", "__neg__", input="T1", returns="T1", T1=_SIGNED)
 def neg(input: TensorLike) -> Tensor:
     """``-input`` of floats and signed integers."""
     return record(UnaryElementwise(_Kind.NEG), input)
 
 
-@TENSOR_METHOD_REGISTRY("relu")
-@constrained(input="T1", returns="T1", T1=ALL)
+@constrained("relu", input="T1", returns="T1", T1=ALL)
 def relu(input: TensorLike) -> Tensor:
     """``max(input, 0)``; NaN stays NaN."""
     return record(UnaryElementwise(_Kind.RELU), input)
 
 
-@TENSOR_METHOD_REGISTRY("rsqrt")
-@constrained(input="T1", returns="T1", T1=FLOATS | FLOAT8S)
+@constrained("rsqrt", input="T1", returns="T1", T1=FLOATS | FLOAT8S)
 def rsqrt(input: TensorLike) -> Tensor:
     """``1 / sqrt(input)``."""
     return record(UnaryElementwise(_Kind.RSQRT), input)
 
 
-@TENSOR_METHOD_REGISTRY("sigmoid")
-@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+@constrained("sigmoid", input="T1", returns="T1", T1=_ACTIVATED)
 def sigmoid(input: TensorLike) -> Tensor:
     """``1 / (1 + exp(-input))``. int8 is computed in float32 and rounded to the nearest."""
     return record(UnaryElementwise(_Kind.SIGMOID), input)
 
 
-@TENSOR_METHOD_REGISTRY("sign")
-@constrained(input="T1", returns="T1", T1=_SIGNED)
+@constrained("sign", input="T1", returns="T1", T1=_SIGNED)
 def sign(input: TensorLike) -> Tensor:
     """-1, 0 or 1; NaN stays NaN."""
     return record(UnaryElementwise(_Kind.SIGN), input)
 
 
-@TENSOR_METHOD_REGISTRY("silu")
-@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+@constrained("silu", input="T1", returns="T1", T1=_ACTIVATED)
 def silu(input: TensorLike) -> Tensor:
     """``x * sigmoid(x)``, also called swish. 16-bit floats are computed in float32 and rounded once, int8 is computed in float32 and rounded to
     the nearest."""
     return record(UnaryElementwise(_Kind.SILU), input)
 
 
-@TENSOR_METHOD_REGISTRY("sin")
-@constrained(input="T1", returns="T1", T1=FLOATS)
+@constrained("sin", input="T1", returns="T1", T1=FLOATS)
 def sin(input: TensorLike) -> Tensor:
     """``sin(input)``, in radians."""
     return record(UnaryElementwise(_Kind.SIN), input)
 
 
-@TENSOR_METHOD_REGISTRY("sqrt")
-@constrained(input="T1", returns="T1", T1=FLOATS | FLOAT8S)
+@constrained("sqrt", input="T1", returns="T1", T1=FLOATS | FLOAT8S)
 def sqrt(input: TensorLike) -> Tensor:
     """The square root: NaN below 0."""
     return record(UnaryElementwise(_Kind.SQRT), input)
 
 
-@TENSOR_METHOD_REGISTRY("tanh")
-@constrained(input="T1", returns="T1", T1=_ACTIVATED)
+@constrained("tanh", input="T1", returns="T1", T1=_ACTIVATED)
 def tanh(input: TensorLike) -> Tensor:
     """The hyperbolic tangent. int8 is computed in float32 and rounded to the nearest."""
     return record(UnaryElementwise(_Kind.TANH), input)
 
 
-@TENSOR_METHOD_REGISTRY("logical_not")
-@constrained(input="T1", returns="T1", T1={dtypes.bool})
+@constrained("logical_not", input="T1", returns="T1", T1={dtypes.bool})
 def logical_not(input: TensorLike) -> Tensor:
     """``not input`` of a bool tensor."""
     return record(UnaryElementwise(_Kind.NOT), input)
 
 
-@TENSOR_METHOD_REGISTRY("bitwise_not", "__invert__")
-@constrained(input="T1", returns="T1", T1=INTEGERS | {dtypes.bool})
+@constrained("bitwise_not", "__invert__", input="T1", returns="T1", T1=INTEGERS | {dtypes.bool})
 def bitwise_not(input: TensorLike) -> Tensor:
     """Every bit inverted, of integers or bool."""
     return record(UnaryElementwise(_Kind.NOT), input)

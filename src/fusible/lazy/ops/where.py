@@ -11,7 +11,6 @@ from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.frontend.convert import TensorLike, scalar
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.broadcasting import broadcast_shapes
@@ -39,8 +38,7 @@ def where(condition: TensorLike, input: TensorLike, other: TensorLike) -> Tensor
     return record(Where(), condition, input, other)
 
 
-@TENSOR_METHOD_REGISTRY("masked_fill")
-@constrained(input="T1", mask="T2", returns="T1", T1=ALL, T2={dtypes.bool})
+@constrained("masked_fill", input="T1", mask="T2", returns="T1", T1=ALL, T2={dtypes.bool})
 def masked_fill(input: TensorLike, mask: TensorLike, value: float | bool) -> Tensor:
     """The number ``value`` where ``mask`` is true, ``input`` elsewhere, with numpy's broadcasting.
 
