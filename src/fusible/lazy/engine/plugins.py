@@ -10,7 +10,7 @@ from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, check_callable, check_text, expected
 from fusible.lazy.engine import pjrt
-from fusible.lazy.locate import shows_user
+from fusible.lazy.locate import pointing, shows_user
 from fusible.locks import Lock
 
 __all__ = ["Plugin", "full_name", "plugin_named", "register_plugin"]
@@ -44,8 +44,7 @@ def plugin_named(name: str, version: str) -> Plugin:
         known = ", ".join(f"{n!r} version {v!r}" for n, v in _PLUGINS) or "none"
         got = f"{name!r} version {version!r} (registered: {known})"
         error = ArgumentError(expected("a registered plugin", of="a call of plugin", got=got, do="call register_plugin with its handler first"))
-        error.argument = "name"
-        raise error
+        raise pointing(error, "name")
     return found
 
 

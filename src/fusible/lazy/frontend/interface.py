@@ -21,7 +21,7 @@ from fusible.lazy.frontend import convert
 from fusible.lazy.frontend.refusals import OF_PYTHON, Refusals
 from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
 from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.locate import locate
+from fusible.lazy.locate import locate, pointing
 from fusible.lazy.printing import shown
 
 __all__ = ["Constraints", "FUNCTIONS", "Public", "Rule", "constrained", "located"]
@@ -232,9 +232,7 @@ class _Checker:
     def _raise(self, wanted: str, parameters: str, got: object, do: str) -> None:
         if not config.enable_input_validation:
             return
-        error = DTypeError(expected(wanted, of=f"{parameters} of {self.name}", got=got, do=do))
-        error.argument = parameters.rpartition(" ")[2]
-        raise error
+        raise pointing(DTypeError(expected(wanted, of=f"{parameters} of {self.name}", got=got, do=do)), parameters.rpartition(" ")[2])
 
     def tensors(self, *values: Any) -> list[Tensor]:
         return convert.promote(*values)

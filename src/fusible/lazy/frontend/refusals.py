@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, FusibleError, expected, subject, with_owner
+from fusible.lazy.locate import pointing
 from fusible.lazy.printing import shown
 
 __all__ = ["OF_PYTHON", "Refusals"]
@@ -86,5 +87,4 @@ class Refusals:
 
     def _refused(self, parameter: str, value: Any) -> DTypeError:
         error = DTypeError(expected(self.kinds[parameter][0], of=f"{parameter} of {self.function}", got=shown(value), do="pass one"))
-        error.argument = parameter
-        return error
+        return pointing(error, parameter)

@@ -10,6 +10,7 @@ import numpy as np
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike, size_of
+from fusible.lazy.locate import pointing
 
 __all__ = ["Padding", "padding_of", "steps"]
 
@@ -48,6 +49,4 @@ def _sizes(given: Any, least: int, what: str) -> tuple[Any, ...]:
 
 
 def _wrong(wanted: str, parameter: str, what: str, got: object, do: str) -> ArgumentError:
-    error = ArgumentError(expected(wanted, of=f"{parameter} of {what}", got=repr(got), do=do))
-    error.argument = parameter
-    return error
+    return pointing(ArgumentError(expected(wanted, of=f"{parameter} of {what}", got=repr(got), do=do)), parameter)

@@ -43,7 +43,7 @@ class _Convolutional(Module):
         self.dtype = float_dtype(name, dtype)
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_dims = as_shape(kernel_dims, f"kernel_dims of {type(self).__name__}")
+        self.kernel_dims = as_shape(kernel_dims, f"kernel_dims of {name}")
         rank = len(self.kernel_dims)
         self.stride = steps(stride, rank, "stride", name)
         self.padding = padding_of(padding, rank, "padding", name)
@@ -53,7 +53,7 @@ class _Convolutional(Module):
             wanted = f"a divisor of {in_channels} and {out_channels}"
             raise ArgumentError(expected(wanted, of=f"groups of {name}", got=groups, do="change one of them"))
         self.weight = DefaultParameter((*self._channels(), *self.kernel_dims), dtype)
-        check_switch(bias, f"bias of {type(self).__name__}")
+        check_switch(bias, f"bias of {name}")
         self.bias = DefaultParameter(out_channels, dtype) if bias else None
 
     def _channels(self) -> tuple[int, int]:

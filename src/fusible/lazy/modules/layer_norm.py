@@ -5,39 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fusible.errors import check_number
 from fusible.lazy import dtypes
 from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import shows_user
-from fusible.lazy.modules.checks import check_trailing, float_dtype
-from fusible.lazy.modules.module import Module
-from fusible.lazy.modules.normalization import standardized
-from fusible.lazy.modules.parameter import DefaultParameter
+from fusible.lazy.modules.checks import check_trailing
+from fusible.lazy.modules.normalization import Normalization, standardized
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.reductions import widened
 
 __all__ = ["LayerNorm"]
 
 
-class LayerNorm(Module):
+class LayerNorm(Normalization):
     """``(x - mean) / sqrt(var + eps) * weight + bias``, the statistics taken over the last dimensions ``normalized_shape``.
 
     ``weight`` and ``bias`` are ``[*normalized_shape]`` of ``dtype``, a float; ``x`` is ``[..., *normalized_shape]`` of the same. 16-bit floats are
     computed in float32 and rounded once.
     """
 
-    weight: Tensor
-    bias: Tensor
-
     @shows_user
     def __init__(self, normalized_shape: int | Sequence[int], dtype: dtypes.dtype = dtypes.float32, eps: float = 1e-5) -> None:
-        self.dtype = float_dtype("LayerNorm", dtype)
         self.normalized_shape = as_shape(normalized_shape, "normalized_shape of LayerNorm")
-        check_number(eps, "eps of LayerNorm", least=0)
-        self.eps = eps
-        self.weight = DefaultParameter(self.normalized_shape, dtype)
-        self.bias = DefaultParameter(self.normalized_shape, dtype)
+        self._declare("LayerNorm", self.normalized_shape, dtype, eps)
 
     def forward(self, x: Any) -> Tensor:
         """``[..., *normalized_shape]`` to the same."""

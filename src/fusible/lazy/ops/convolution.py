@@ -18,6 +18,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
+from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.convert import bind
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -105,9 +106,7 @@ def _reach(kernel: SizeLike, dilation: int) -> SizeLike:
 
 
 def _misfit(wanted: str, of: str, got: str, argument: str) -> ShapeError:
-    error = ShapeError(expected(wanted, of=of, got=got, do="change one of them"))
-    error.argument = argument
-    return error
+    return pointing(ShapeError(expected(wanted, of=of, got=got, do="change one of them")), argument)
 
 
 def _check_bias(inputs: Sequence[TraceTensor], channels: SizeLike) -> None:
@@ -158,8 +157,7 @@ def _record(
     groups = 1 if groups is None else groups
     if groups < 1:
         error = ArgumentError(expected("an int of at least 1", of=f"groups of {what}", got=groups, do="pass 1 for a plain convolution"))
-        error.argument = "groups"
-        raise error
+        raise pointing(error, "groups")
     stride, padding, dilation = window
     op = kind(steps(stride, rank, "stride", what), padding_of(padding, rank, "padding", what), steps(dilation, rank, "dilation", what), groups)
     return record(op, x, weight) if bias is None else record(op, x, weight, bias)

@@ -19,6 +19,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of
+from fusible.lazy.locate import pointing
 from fusible.lazy.ops.gather import gather
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.fill import literal
@@ -44,9 +45,7 @@ class Pad(TraceOp):
         (x,) = inputs
         if self.mode is self.Mode.REFLECT and not all(_has_room(a, n, b) for a, n, b in zip(self.low, x.shape, self.high, strict=True)):
             got = f"{list(zip(self.low, self.high, strict=True))} for {x}"
-            error = ShapeError(expected("fewer elements than the dimension has", of="a reflecting pad", got=got, do="pad less"))
-            error.argument = "pad"
-            raise error
+            raise pointing(ShapeError(expected("fewer elements than the dimension has", of="a reflecting pad", got=got, do="pad less")), "pad")
         return tuple([a + n + b for a, n, b in zip(self.low, x.shape, self.high, strict=True)]), x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
@@ -104,9 +103,7 @@ def pad(input: TensorLike, pad: Sequence[Sequence[int]], mode: str = "constant",
     """
     pairs = padding_of(pad, input.ndim, "pad", "pad")
     if mode not in _MODES:
-        error = ArgumentError(expected("'constant' or 'reflect'", of="mode of pad", got=repr(mode), do="pass one of these"))
-        error.argument = "mode"
-        raise error
+        raise pointing(ArgumentError(expected("'constant' or 'reflect'", of="mode of pad", got=repr(mode), do="pass one of these")), "mode")
     if mode == Pad.Mode.REFLECT.value:
         input, pairs = _reflected_widely(input, pairs)
     fill = literal(bool(value) if input.dtype.kind == "bool" else value, input.dtype)

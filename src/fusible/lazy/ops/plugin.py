@@ -16,6 +16,7 @@ from fusible.lazy.frontend.arguments import as_shape
 from fusible.lazy.frontend.convert import TensorLike, as_tensor
 from fusible.lazy.frontend.interface import located
 from fusible.lazy.frontend.record import record_all
+from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -77,9 +78,7 @@ def plugin(
 
 
 def _wrong(wanted: str, called: str, got: object, do: str) -> ArgumentError:
-    error = ArgumentError(expected(wanted, of=f"output_info of plugin {called!r}", got=got, do=do))
-    error.argument = "output_info"
-    return error
+    return pointing(ArgumentError(expected(wanted, of=f"output_info of plugin {called!r}", got=got, do=do)), "output_info")
 
 
 def _types(given: Sequence[tuple[Any, dtype]], called: str, told: Types | None) -> Types:
@@ -119,8 +118,7 @@ def attribute_text(name: str, value: Any) -> str:
                 do="pass tensors as inputs",
             )
         )
-        error.argument = name
-        raise error
+        raise pointing(error, name)
     items = [_number(item, of) for item in array.reshape(-1)]
     if not array.ndim:
         return items[0] if of.kind == "bool" else f"{items[0]} : {of.mlir}"

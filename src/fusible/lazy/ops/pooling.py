@@ -18,6 +18,7 @@ from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.frontend.windows import Padding, padding_of, steps
+from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
@@ -85,9 +86,7 @@ def _pool(kind: Pooling.Kind, input: Tensor, window: _Window, inclusive: bool) -
     kernel_dims, stride, padding = window
     what = f"{kind.name.lower()}pool"
     if input.ndim < 3:
-        error = ShapeError(expected("shape [N, C, *spatial]", of=f"input of {what}", got=input.trace_tensor, do="reshape it"))
-        error.argument = "input"
-        raise error
+        raise pointing(ShapeError(expected("shape [N, C, *spatial]", of=f"input of {what}", got=input.trace_tensor, do="reshape it")), "input")
     rank = input.ndim - 2
     sizes = (steps(kernel_dims, rank, "kernel_dims", what), steps(stride, rank, "stride", what), padding_of(padding, rank, "padding", what))
     return record(Pooling(kind, *sizes, inclusive), input)

@@ -204,8 +204,7 @@ def resize(
         sizes = as_shape(output_shape)
         if len(sizes) != input.ndim:
             error = ShapeError(expected(f"{input.ndim} sizes", of="output_shape of resize", got=sizes, do="pass one for every dimension"))
-            error.argument = "output_shape"
-            raise error
+            raise pointing(error, "output_shape")
     return record(Resize(_MODES[mode], sizes, factors, bool(align_corners)), input)
 
 
@@ -239,6 +238,4 @@ def _agrees(fraction: Fraction, factor: float, low: int, high: int) -> bool:
 
 
 def _wrong(wanted: str, argument: str, got: object) -> ArgumentError:
-    error = ArgumentError(expected(wanted, of=f"{argument} of resize", got=repr(got), do="pass that"))
-    error.argument = argument
-    return error
+    return pointing(ArgumentError(expected(wanted, of=f"{argument} of resize", got=repr(got), do="pass that")), argument)

@@ -17,6 +17,7 @@ from fusible.lazy.frontend.convert import TensorLike
 from fusible.lazy.frontend.interface import constrained
 from fusible.lazy.frontend.record import record_all
 from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor
@@ -59,8 +60,6 @@ def topk(input: TensorLike, k: int, dim: int) -> tuple[Tensor, Tensor]:
     at = normalize_dim(dim, input.ndim, "topk")
     n, count = input.trace_tensor.shape[at], size_of(k)
     if count is None or not (holds(count, ">=", 0, "k of topk") and holds(n, ">=", count, "the dimension of topk")):
-        error = ArgumentError(expected(f"an int from 0 to {n}", of="k of topk", got=repr(k), do="ask for no more than there are"))
-        error.argument = "k"
-        raise error
+        raise pointing(ArgumentError(expected(f"an int from 0 to {n}", of="k of topk", got=repr(k), do="ask for no more than there are")), "k")
     values, indices = record_all(TopK(count, at), input)
     return values, indices
