@@ -15,8 +15,8 @@ from fusible.lazy.dtypes import *
 from fusible.lazy.engine.output import *
 from fusible.lazy.engine.plugins import register_plugin
 from fusible.lazy.engine.stream import *
-from fusible.lazy.flat_ir.flat_ir import FlatIR
-from fusible.lazy.frontend.tensor import DimensionSize, Tensor
+from fusible.lazy.flat_ir import FlatIR
+from fusible.lazy.frontend import DimensionSize, Tensor
 from fusible.lazy.logger import logger
 from fusible.lazy.modules import (
     BatchNorm,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fusible.lazy.frontend.tensor import DimensionSize, Tensor
+from fusible.lazy.frontend import DimensionSize, Tensor
 
 __all__ = ["IntLike", "ShapeLike", "TensorLike"]
 

@@ -17,9 +17,9 @@ from fusible.lazy.engine import pjrt
 from fusible.lazy.engine.host import Array, read
 from fusible.lazy.engine.output import Output
 from fusible.lazy.evaluation import executor
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.storage import Storage
+from fusible.lazy.trace import Storage
 
 __all__ = ["ArgumentCheck", "SizeCheck", "TensorCheck", "checks_of"]
 

@@ -19,10 +19,10 @@ from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine import pjrt
 from fusible.lazy.engine.engine import Array, Program, Types
 from fusible.lazy.engine.host import aligned
-from fusible.lazy.flat_ir.flat_ir import FlatIR
+from fusible.lazy.flat_ir import FlatIR
 from fusible.lazy.printing import Shape
 from fusible.lazy.stablehlo.module import StableHLO
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Trace
 
 __all__ = ["BucketSource", "Buckets", "check_conditions", "checked_buckets", "rounded"]
 

@@ -17,12 +17,9 @@ from fusible.lazy.compilation.parametrized import Parametrized
 from fusible.lazy.compilation.signature import Leaf, Parameter, Signature, Template, bind, filled
 from fusible.lazy.compilation.source import TraceSource
 from fusible.lazy.device import DEFAULT
-from fusible.lazy.frontend.interface import located
-from fusible.lazy.frontend.tensor import Tensor, wrapped
+from fusible.lazy.frontend import Tensor, located, wrapped
 from fusible.lazy.source import user_line
-from fusible.lazy.trace.storage import DimensionInput, Input
-from fusible.lazy.trace.tensor import TraceTensor
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import DimensionInput, Input, Trace, TraceTensor
 
 __all__ = ["compile"]
 

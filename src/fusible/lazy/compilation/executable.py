@@ -20,15 +20,13 @@ from fusible.lazy.engine.engine import Program
 from fusible.lazy.engine.output import Output
 from fusible.lazy.engine.pjrt import check_process
 from fusible.lazy.engine.stream import default_stream
-from fusible.lazy.flat_ir.flat_ir import FlatIR
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.flat_ir import FlatIR
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.locate import locate, shows_user
 from fusible.lazy.printing import Shape
 from fusible.lazy.source import user_line
 from fusible.lazy.stablehlo.module import StableHLO
-from fusible.lazy.trace.storage import Storage
-from fusible.lazy.trace.tensor import TraceTensor
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Storage, Trace, TraceTensor
 from fusible.locks import Lock
 
 if TYPE_CHECKING:

@@ -16,13 +16,10 @@ from fusible.errors import CompileError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.device import DEFAULT
 from fusible.lazy.dims import Atom, SizeLike, Symbol, assembled, evaluate, symbols
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.operation import attribute_names
 from fusible.lazy.source import describe
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.storage import Input
-from fusible.lazy.trace.tensor import TraceTensor
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Input, Trace, TraceOp, TraceTensor
 
 __all__ = ["Masking", "PADDING_RULES", "again", "masked", "padding_rule"]
 

@@ -38,8 +38,7 @@ from fusible.lazy.dims_json import from_json, to_json
 from fusible.lazy.dtypes import DTYPES, dtype, int4
 from fusible.lazy.engine.engines import current_engine
 from fusible.lazy.engine.host import aligned
-from fusible.lazy.trace.storage import Storage
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import Storage, TraceTensor
 
 if TYPE_CHECKING:
     from fusible.lazy.compilation.executable import Executable

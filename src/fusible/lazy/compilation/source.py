@@ -11,14 +11,12 @@ from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine.engine import Program
 from fusible.lazy.engine.engines import current_engine
 from fusible.lazy.evaluation.executor import program_of
-from fusible.lazy.flat_ir.flat_ir import FlatIR
+from fusible.lazy.flat_ir import FlatIR
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
 from fusible.lazy.printing import Shape
 from fusible.lazy.stablehlo.module import StableHLO
 from fusible.lazy.stablehlo.portable import check_types, read_portable, refined
-from fusible.lazy.trace.specialize import specialize
-from fusible.lazy.trace.storage import Storage
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Storage, Trace, specialize
 
 __all__ = ["ModuleSource", "Source", "TraceSource"]
 

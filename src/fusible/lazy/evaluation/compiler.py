@@ -12,7 +12,7 @@ from fusible.lazy.evaluation import binary_cache
 from fusible.lazy.flat_ir.diagnostics import refusal
 from fusible.lazy.flat_ir.passes import DEFAULT_PASSES
 from fusible.lazy.logger import logger
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Trace
 
 __all__ = ["compile_trace", "notify", "watching"]
 

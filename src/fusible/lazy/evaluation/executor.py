@@ -13,9 +13,7 @@ from fusible.lazy.engine.host import Array
 from fusible.lazy.evaluation.compiler import compile_trace, notify
 from fusible.lazy.evaluation.program_cache import CACHE
 from fusible.lazy.source import describe
-from fusible.lazy.trace.storage import Storage
-from fusible.lazy.trace.tensor import TraceTensor
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Storage, Trace, TraceTensor
 
 __all__ = ["CACHE", "awaits_call", "evaluate", "materialize", "program_of"]
 

@@ -18,8 +18,7 @@ from fusible.lazy.engine.host import Array, aligned
 from fusible.lazy.evaluation.compiler import compile_trace
 from fusible.lazy.flat_ir.literals import is_special, readable
 from fusible.lazy.flat_ir.ops.constant import rounded
-from fusible.lazy.trace.op import Literal
-from fusible.lazy.trace.trace import Trace
+from fusible.lazy.trace import Literal, Trace
 from fusible.locks import Lock
 
 __all__ = ["CACHE", "ProgramCache", "Scalars"]

@@ -13,8 +13,7 @@ from fusible.lazy.dims import bounds
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.frontend.record import record
 from fusible.lazy.frontend.tensor import DimensionSize, Tensor
-from fusible.lazy.trace.dimension import DimensionValue
-from fusible.lazy.trace.fill import Fill, literal
+from fusible.lazy.trace import DimensionValue, Fill, literal
 
 __all__ = ["TensorLike", "as_tensor", "promote", "scalar"]
 

@@ -12,8 +12,7 @@ from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine.host import Array, aligned, from_dlpack, pointer
 from fusible.lazy.source import user_line
-from fusible.lazy.trace.storage import Storage
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import Storage, TraceTensor
 
 __all__ = ["host_array", "stored"]
 

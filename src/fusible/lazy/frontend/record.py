@@ -7,8 +7,7 @@ from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import plain
 from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.source import user_line
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["record", "record_all"]
 

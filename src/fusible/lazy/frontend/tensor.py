@@ -22,8 +22,7 @@ from fusible.lazy.locate import shows_user
 from fusible.lazy.logger import logger
 from fusible.lazy.printing import Shape
 from fusible.lazy.source import SourceInfo, source_infos, user_line
-from fusible.lazy.trace.dimension import DimensionValue
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import DimensionValue, TraceTensor
 
 __all__ = ["DimensionSize", "Tensor", "sized", "wrapped"]
 

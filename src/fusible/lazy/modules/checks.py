@@ -8,7 +8,7 @@ from fusible.errors import DTypeError, ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import size_of
 from fusible.lazy.dtypes import FLOATS, check_dtype, dtype
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.locate import pointing
 
 __all__ = ["check_channels", "check_sizes", "check_spatial", "check_trailing", "float_dtype"]

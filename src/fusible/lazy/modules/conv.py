@@ -7,9 +7,7 @@ from typing import Any
 
 from fusible.errors import ArgumentError, check_switch, expected
 from fusible.lazy import dtypes
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.frontend.windows import padding_of, steps
+from fusible.lazy.frontend import Tensor, as_shape, padding_of, steps
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_channels, check_sizes, float_dtype
 from fusible.lazy.modules.module import Module

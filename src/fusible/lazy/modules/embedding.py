@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fusible.lazy import dtypes
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_sizes
 from fusible.lazy.modules.module import Module

@@ -6,7 +6,7 @@ from typing import Any
 
 from fusible.errors import ArgumentError, expected
 from fusible.lazy import dtypes
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_channels, check_sizes
 from fusible.lazy.modules.normalization import Normalization, standardized

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.lazy import dtypes
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, as_shape
 from fusible.lazy.locate import shows_user
 from fusible.lazy.modules.checks import check_trailing
 from fusible.lazy.modules.normalization import Normalization, standardized

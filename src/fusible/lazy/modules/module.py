@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fusible.errors import CheckpointError, DTypeError, FusibleError, check_switch, expected
 from fusible.lazy.compilation.parametrized import Parametrized
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.locate import locate, shows_user
 from fusible.lazy.modules.parameter import DefaultParameter, UninitializedError, check_fits
 from fusible.lazy.ops.fill import ones

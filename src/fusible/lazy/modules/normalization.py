@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusible.errors import check_number
 from fusible.lazy.dtypes import dtype
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor
 from fusible.lazy.modules.checks import float_dtype
 from fusible.lazy.modules.module import Module
 from fusible.lazy.modules.parameter import DefaultParameter

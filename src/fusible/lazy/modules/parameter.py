@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy.dtypes import check_dtype, dtype
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, as_shape
 from fusible.lazy.printing import Shape
 
 __all__ = ["ANY", "DefaultParameter", "UninitializedError", "check_fits"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fusible.lazy.dtypes import ALL, FLOATS
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
+from fusible.lazy.frontend import TensorLike, constrained
 from fusible.lazy.ops.binary import logical_and, logical_or
 from fusible.lazy.ops.comparison import eq, le
 from fusible.lazy.ops.reduce import all

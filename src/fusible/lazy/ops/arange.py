@@ -10,9 +10,7 @@ from fusible.errors import ArgumentError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.dims import Size, SizeLike, maximum, size_of
 from fusible.lazy.dtypes import ALL
-from fusible.lazy.frontend.convert import scalar
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, constrained, scalar
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.iota import iota
 

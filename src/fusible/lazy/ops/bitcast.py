@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import Rule, constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Rule, Tensor, TensorLike, constrained, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["Bitcast", "bitcast"]
 

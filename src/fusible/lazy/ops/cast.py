@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.flat_ir import FlatIRTensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, record
 from fusible.lazy.ops.lowering.convert import lower_cast
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["Cast", "cast"]
 

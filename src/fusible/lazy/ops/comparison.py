@@ -9,18 +9,12 @@ from typing import Any
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import TENSOR_METHOD_REGISTRY, Tensor, TensorLike, constrained, record
 from fusible.lazy.ops.lowering.convert import compute_in, stored_as
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor, broadcast_shapes
 
 __all__ = ["Comparison", "eq", "ge", "gt", "le", "lt", "ne"]
 

@@ -8,18 +8,12 @@ from typing import ClassVar
 from fusible.errors import DTypeError, expected
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.data import stored
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, record, stored
 from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.storage import Storage
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import Storage, TraceOp, TraceTensor
 
 __all__ = ["Copy", "copy"]
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy.dtypes import ALL, dtype, float32
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, as_shape, constrained, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.fill import Fill, literal
+from fusible.lazy.trace import Fill, literal
 
 __all__ = ["full", "full_like", "ones", "ones_like", "zeros", "zeros_like"]
 

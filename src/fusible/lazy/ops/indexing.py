@@ -11,9 +11,7 @@ from fusible.errors import ArgumentError, CompileError, DTypeError, ShapeError, 
 from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
 from fusible.lazy.evaluation.executor import awaits_call
-from fusible.lazy.frontend.interface import located
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import DimensionSize, Tensor
+from fusible.lazy.frontend import TENSOR_METHOD_REGISTRY, DimensionSize, Tensor, located
 from fusible.lazy.ops.binary import maximum, minimum
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.expand import broadcast_to
@@ -22,7 +20,7 @@ from fusible.lazy.ops.permute import permute
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.ops.slicing import sliced
 from fusible.lazy.ops.where import where
-from fusible.lazy.trace.broadcasting import broadcast_shapes
+from fusible.lazy.trace import broadcast_shapes
 
 __all__ = ["getitem"]
 

@@ -8,20 +8,13 @@ from fusible.errors import DTypeError, ShapeError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import FLOAT8S, NUMBERS, check_dtype
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained, located
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.registry import TENSOR_METHOD_REGISTRY
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import TENSOR_METHOD_REGISTRY, Tensor, TensorLike, constrained, located, record
 from fusible.lazy.ops.lowering.convert import bind
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor, broadcast_shapes
 
 __all__ = ["DotGeneral", "MatrixMultiplication", "dot_general", "matmul"]
 

@@ -11,20 +11,13 @@ from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike
 from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.frontend.windows import Padding, padding_of
+from fusible.lazy.frontend import Padding, Tensor, TensorLike, constrained, padding_of, record
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.gather import gather
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.fill import literal
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor, literal
 
 __all__ = ["Pad", "pad"]
 

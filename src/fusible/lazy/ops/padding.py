@@ -12,8 +12,7 @@ from typing import Any
 from fusible.lazy import dtypes
 from fusible.lazy.compilation.masking import Masking, again, padding_rule
 from fusible.lazy.dims import Atom, Call, Size, SizeLike, assembled, product
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, record
 from fusible.lazy.operation import attribute_names
 from fusible.lazy.ops import binary
 from fusible.lazy.ops.argreduce import ArgReduce
@@ -41,9 +40,7 @@ from fusible.lazy.ops.topk import TopK
 from fusible.lazy.ops.triangle import Triangle
 from fusible.lazy.ops.unary import UnaryElementwise
 from fusible.lazy.ops.where import Where, where
-from fusible.lazy.trace.dimension import DimensionValue
-from fusible.lazy.trace.fill import Fill
-from fusible.lazy.trace.op import TraceOp
+from fusible.lazy.trace import DimensionValue, Fill, TraceOp
 
 _BY_PLACE = (BinaryElementwise, UnaryElementwise, Comparison, Cast, Where, Copy, Expand, Permute, Fill, Iota, Triangle, CumSum)
 """Operations of which each element depends on its place, and on the elements there or before: on no size, and on nothing beyond the true one."""

@@ -10,16 +10,12 @@ import numpy as np
 from fusible.errors import ArgumentError, DTypeError, FusibleError, expected
 from fusible.lazy.dtypes import BY_NUMPY, check_dtype, dtype
 from fusible.lazy.engine.plugins import full_name, plugin_named
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.convert import TensorLike, as_tensor
-from fusible.lazy.frontend.interface import located
-from fusible.lazy.frontend.record import record_all
+from fusible.lazy.frontend import TensorLike, as_shape, as_tensor, located, record_all
 from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["Plugin", "attribute_text", "plugin"]
 

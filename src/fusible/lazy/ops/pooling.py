@@ -10,19 +10,13 @@ from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import FLOATS, NUMBERS, dtype
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
-from fusible.lazy.frontend.windows import Padding, padding_of, steps
+from fusible.lazy.frontend import Padding, Tensor, TensorLike, constrained, padding_of, record, steps
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.convert import bind, convert
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["Pooling", "avgpool", "maxpool"]
 

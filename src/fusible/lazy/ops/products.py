@@ -6,10 +6,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import size_of
 from fusible.lazy.dtypes import ALL, COMPUTED
-from fusible.lazy.frontend.arguments import normalize_dim
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, normalize_dim
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.binary import mul
 from fusible.lazy.ops.expand import broadcast_to

@@ -9,20 +9,15 @@ from fusible.errors import DTypeError, ShapeError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dtypes import FLOAT8S, FLOATS
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.arguments import normalize_dim
+from fusible.lazy.frontend import Tensor, constrained, normalize_dim, record
 from fusible.lazy.frontend.convert import TensorLike, is_scalar, scalar
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.lowering.convert import bind, convert, lower_cast, single
 from fusible.lazy.ops.lowering.expression import Expression
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["Dequantize", "Quantize", "dequantize", "quantize"]
 

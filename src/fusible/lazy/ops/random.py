@@ -10,10 +10,7 @@ import numpy as np
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import FLOATS
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.interface import constrained, located
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, as_shape, constrained, located, record
 from fusible.lazy.locate import pointing
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.random_words import RandomNormal, RandomUniform

@@ -8,10 +8,7 @@ from typing import Any
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import FLOATS, NUMBERS
-from fusible.lazy.frontend.arguments import normalize_dims
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, normalize_dims
 from fusible.lazy.ops.binary import maximum
 from fusible.lazy.ops.cast import cast
 from fusible.lazy.ops.reduce import Reduce, reduced, sum

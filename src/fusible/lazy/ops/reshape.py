@@ -10,16 +10,11 @@ from fusible.errors import ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import bounds, product
 from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.arguments import as_shape
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, as_shape, constrained, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["Reshape", "reshape"]
 

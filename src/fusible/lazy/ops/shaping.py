@@ -11,11 +11,7 @@ from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike, minimum
 from fusible.lazy.dtypes import ALL
-from fusible.lazy.frontend.arguments import as_shape, normalize_dim, normalize_dims
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, as_shape, constrained, normalize_dim, normalize_dims, record
 from fusible.lazy.ops.concatenate import concatenate
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.ops.slice import Slice

@@ -6,17 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fusible.lazy.dtypes import ALL, dtype, int32
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.arguments import normalize_dims
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, normalize_dims, record
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import Literal, TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import Literal, TraceOp, TraceTensor
 
 __all__ = ["Flip", "Slice", "flip"]
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import Size, bounds, maximum, minimum, size_of
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, record
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.ops.slice import Flip, Slice
 

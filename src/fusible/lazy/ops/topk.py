@@ -9,18 +9,12 @@ from fusible.lazy import dtypes
 from fusible.lazy.assumptions import holds
 from fusible.lazy.dims import SizeLike, size_of
 from fusible.lazy.dtypes import NUMBERS, dtype
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.arguments import normalize_dim
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record_all
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, normalize_dim, record_all
 from fusible.lazy.locate import pointing
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = ["TopK", "topk"]
 

@@ -10,18 +10,14 @@ from enum import member
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, FLOAT8S, FLOATS, INTEGERS, SIGNED, dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, record
 from fusible.lazy.ops.lowering.convert import Body, compute_in, single, stored_as
 from fusible.lazy.ops.lowering.expression import Expression, splat
 from fusible.lazy.ops.lowering.gaussian import erfc
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor
 
 __all__ = [
     "UnaryElementwise",

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
-from fusible.lazy.frontend.convert import TensorLike, scalar
-from fusible.lazy.frontend.interface import constrained
-from fusible.lazy.frontend.record import record
-from fusible.lazy.frontend.tensor import Tensor
+from fusible.lazy.frontend import Tensor, TensorLike, constrained, record, scalar
 from fusible.lazy.printing import Shape
-from fusible.lazy.trace.broadcasting import broadcast_shapes
-from fusible.lazy.trace.op import TraceOp
-from fusible.lazy.trace.tensor import TraceTensor
+from fusible.lazy.trace import TraceOp, TraceTensor, broadcast_shapes
 
 __all__ = ["Where", "masked_fill", "where"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from fusible.lazy.dims import SizeLike
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir.ops import ConstantOp
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import TraceOp
 from fusible.lazy.trace.tensor import TraceTensor

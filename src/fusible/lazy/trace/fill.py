@@ -10,8 +10,8 @@ import numpy as np
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir.ops import BroadcastOp, ConstantOp, ReshapeOp, constant
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.op import Literal, TraceOp
 from fusible.lazy.trace.tensor import TraceTensor

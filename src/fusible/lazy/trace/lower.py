@@ -6,10 +6,8 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import FlatIR, FlatIROp, FlatIRTensor
 from fusible.lazy.flat_ir.dynamic import make_dynamic
-from fusible.lazy.flat_ir.flat_ir import FlatIR
-from fusible.lazy.flat_ir.op import FlatIROp
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.trace.op import TraceOp
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusible.lazy.device import device
 from fusible.lazy.dtypes import dtype
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.operation import Operation, attribute_names
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.tensor import TraceTensor

@@ -10,7 +10,7 @@ from typing import Any
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.checks import run_checks
 from fusible.lazy.dims import Symbol, symbols
-from fusible.lazy.flat_ir.flat_ir import FlatIR
+from fusible.lazy.flat_ir import FlatIR
 from fusible.lazy.printing import print_type
 from fusible.lazy.trace.lower import lower_trace
 from fusible.lazy.trace.op import Literal, TraceOp

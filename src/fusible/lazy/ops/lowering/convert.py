@@ -8,8 +8,8 @@ import numpy as np
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.ops.lowering.expression import Expression, redirect, splat, where
 
 __all__ = ["Body", "bind", "compute_counted", "compute_in", "convert", "lower_cast", "single", "stored_as"]

@@ -10,9 +10,8 @@ import math
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.ops.lowering.convert import convert
 from fusible.lazy.ops.lowering.expression import Expression
 from fusible.lazy.printing import Shape

@@ -6,8 +6,8 @@ replaced before they are used, so no result depends on the engine.
 
 from __future__ import annotations
 
+from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 from fusible.lazy.ops.lowering.expression import Expression, where
 
 __all__ = ["divide", "floor_divide", "modulo"]

@@ -7,9 +7,8 @@ from typing import Any
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import dtype
+from fusible.lazy.flat_ir import FlatIROp, FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
-from fusible.lazy.flat_ir.op import FlatIROp, emit
-from fusible.lazy.flat_ir.tensor import FlatIRTensor
 
 __all__ = ["Expression", "Operand", "redirect", "splat", "where"]
 
