@@ -126,7 +126,7 @@ class BucketSource:
         raise ArgumentError(expected("an executable without buckets", of="Executable.save", got="one with some", do="compile without them to save"))
 
 
-class _Padding(Program):
+class _Padding(pjrt.BufferProgram):
     """``program``, which reads padded inputs, their true sizes ``true`` and constants, for inputs of the true sizes."""
 
     def __init__(self, program: Program, inputs: Types, outputs: Types, true: Sequence[int]) -> None:
@@ -135,12 +135,6 @@ class _Padding(Program):
         self.inputs = (*inputs, *program.inputs[len(inputs) + len(true) :])
         self.outputs = tuple(outputs)
         self._count = len(inputs)
-
-    def put(self, index: int, array: Array) -> Any:
-        return pjrt.place(array, self.inputs[index][1])
-
-    def fetch(self, index: int, buffer: Any) -> Array:
-        return pjrt.host_view(buffer, *self.outputs[index])
 
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
         """Pad, run, and cut: what is padded or cut is copied."""

@@ -14,7 +14,7 @@ from fusible.lazy.compilation.buckets import BucketSource, check_conditions, che
 from fusible.lazy.compilation.executable import Executable
 from fusible.lazy.compilation.input_info import InputInfo
 from fusible.lazy.compilation.parametrized import Parametrized
-from fusible.lazy.compilation.signature import Leaf, Parameter, Signature, Template, bind, filled
+from fusible.lazy.compilation.signature import Leaf, Parameter, Signature, Template, bind, filled, mapped
 from fusible.lazy.compilation.source import TraceSource
 from fusible.lazy.device import DEFAULT
 from fusible.lazy.frontend import Tensor, located, wrapped
@@ -99,15 +99,15 @@ def _donating(signature: Signature, names: Sequence[str]) -> Signature:
             wanted = f"names among {', '.join(sorted(known))}"
             raise ArgumentError(expected(wanted, of="donate", got=repr(name), do="name runtime inputs"))
 
-    def mark(template: Template, chosen: bool) -> Template:
-        if isinstance(template, Leaf):
-            wanted = (chosen or template.name in names) and isinstance(template.info, InputInfo)
-            return Leaf(template.name, replace(template.info, donate=True)) if wanted else template  # type: ignore[call-arg] - an InputInfo
-        if isinstance(template, dict):
-            return {key: mark(part, chosen) for key, part in template.items()}
-        return None if template is None else type(template)(mark(part, chosen) for part in template)
+    def marked(p: Parameter) -> Template:
+        def mark(leaf: Leaf) -> Leaf:
+            if isinstance(leaf.info, InputInfo) and (p.name in names or leaf.name in names):
+                return replace(leaf, info=replace(leaf.info, donate=True))
+            return leaf
 
-    return Signature(signature.function, [Parameter(p.name, mark(p.template, p.name in names), p.by_keyword) for p in signature.parameters])
+        return mapped(p.template, mark)
+
+    return Signature(signature.function, [replace(p, template=marked(p)) for p in signature.parameters])
 
 
 def _aliases(signature: Signature, trace: Trace) -> dict[int, int]:
@@ -132,8 +132,5 @@ def _flatten(value: Any, into: list[Tensor], name: str) -> None:
         for item in value:
             _flatten(item, into, name)
     else:
-        raise ArgumentError(
-            expected(
-                "a lazy tensor, or nested lists and tuples of them", of=f"the return value of {name}", got=type(value).__name__, do="return tensors"
-            )
-        )
+        wanted = "a lazy tensor, or nested lists and tuples of them"
+        raise ArgumentError(expected(wanted, of=f"the return value of {name}", got=type(value).__name__, do="return tensors"))

@@ -11,7 +11,7 @@ from fusible.lazy.assumptions import Condition
 from fusible.lazy.compilation import saving
 from fusible.lazy.compilation.argument_checks import ArgumentCheck
 from fusible.lazy.compilation.input_info import Bounds, InputInfo, Runtime
-from fusible.lazy.compilation.signature import Leaf, Signature, Template
+from fusible.lazy.compilation.signature import Signature, mapped
 from fusible.lazy.compilation.source import Source
 from fusible.lazy.device import DEFAULT, device
 from fusible.lazy.dims import Size, Symbol, bounds, concrete, evaluate
@@ -102,7 +102,7 @@ class Executable:
     @property
     def input_infos(self) -> dict[str, Any]:
         """By argument its ``InputInfo`` or ``DimensionInputInfo``, or the structure of them that it was compiled for."""
-        return {p.name: _infos(p.template) for p in self._signature.parameters}
+        return {p.name: mapped(p.template, lambda leaf: leaf.info) for p in self._signature.parameters}
 
     @property
     def input_info(self) -> list[Runtime]:
@@ -284,11 +284,3 @@ class Executable:
             raise ArgumentError(expected("a tensor of its own", of=f"a donated input of the executable {self.name}", got=got, do="copy it first"))
         for i in self._donated:
             buffers[i] = buffers[i].donate()
-
-
-def _infos(template: Template) -> Any:
-    if isinstance(template, Leaf):
-        return template.info
-    if isinstance(template, dict):
-        return {key: _infos(part) for key, part in template.items()}
-    return None if template is None else type(template)(map(_infos, template))

@@ -10,7 +10,7 @@ from typing import Any
 from fusible.errors import ArgumentError, expected
 from fusible.lazy.compilation.input_info import DimensionInputInfo, InputInfo, Runtime
 
-__all__ = ["Leaf", "Parameter", "Signature", "Template", "bind", "filled"]
+__all__ = ["Leaf", "Parameter", "Signature", "Template", "bind", "filled", "mapped"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,15 @@ def template_of(value: Any, name: str) -> Template:
         items = [template_of(item, f"{name}[{i}]") for i, item in enumerate(value)]
         return None if all(item is None for item in items) else tuple(items) if isinstance(value, tuple) else items
     return None
+
+
+def mapped(template: Template, function: Callable[[Leaf], Any]) -> Any:
+    """The structure of ``template`` with ``function`` of each runtime input in its place."""
+    if isinstance(template, Leaf):
+        return function(template)
+    if isinstance(template, dict):
+        return {key: mapped(part, function) for key, part in template.items()}
+    return None if template is None else type(template)(mapped(part, function) for part in template)
 
 
 def leaves_of(template: Template) -> list[Leaf]:

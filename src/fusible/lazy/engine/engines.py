@@ -20,7 +20,6 @@ def current_engine() -> Engine:
     found = ENGINES.get(name)
     reason = "no engine of that name" if found is None else found.unavailable()
     if found is None or reason is not None:
-        raise BackendError(
-            expected(f"one of {', '.join(ENGINES)}", of="config.engine", got=f"{name!r} ({reason})", do="install it or choose another")
-        )
+        wanted = f"one of {', '.join(ENGINES)}"
+        raise BackendError(expected(wanted, of="config.engine", got=f"{name!r} ({reason})", do="install it or choose another"))
     return found

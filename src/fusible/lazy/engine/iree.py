@@ -14,7 +14,7 @@ import numpy as np
 
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine import pjrt
-from fusible.lazy.engine.engine import Engine, EngineRefusal, Program, Types
+from fusible.lazy.engine.engine import Engine, EngineRefusal, Types
 from fusible.lazy.engine.host import aligned
 from fusible.locks import Lock
 
@@ -107,7 +107,7 @@ def _device() -> tuple[Any, Any, Any]:
     return runtime, config.vm_instance, config.device
 
 
-class _IREEProgram(Program):
+class _IREEProgram(pjrt.BufferProgram):
     """A loaded module with its own context. IREE's contexts take one call at a time."""
 
     def __init__(self, binary: bytes, inputs: Types, outputs: Types) -> None:
@@ -124,12 +124,6 @@ class _IREEProgram(Program):
 
     def _element(self, of: dtype) -> Any:
         return getattr(self._runtime.HalElementType, _ELEMENTS[of.name])
-
-    def put(self, index: int, array: np.ndarray[Any, Any]) -> Any:
-        return pjrt.place(array, self.inputs[index][1])
-
-    def fetch(self, index: int, buffer: Any) -> np.ndarray[Any, Any]:
-        return pjrt.host_view(buffer, *self.outputs[index])
 
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
         """Operands are copied into IREE's memory, and results out of it: stored tensors are XLA's buffers, whatever engine runs."""

@@ -43,6 +43,7 @@ from fusible.locks import Lock
 from fusible.machine import proc_cpuinfo
 
 __all__ = [
+    "BufferProgram",
     "PJRT",
     "Program",
     "check_process",
@@ -104,10 +105,8 @@ if hasattr(os, "register_at_fork"):
 def check_process() -> None:
     """Raise ``ForkError`` in a forked child of a process that has executed: XLA's threads exist in the parent only."""
     if _STATE.forked:
-        raise ForkError(
-            expected("a fresh process", of="compiled execution", got="a forked child of a process that has already executed",
-                     do='start the process with multiprocessing.get_context("spawn")')
-        )  # fmt: skip
+        do = 'start the process with multiprocessing.get_context("spawn")'
+        raise ForkError(expected("a fresh process", of="compiled execution", got="a forked child of a process that has already executed", do=do))
 
 
 def _load() -> tuple[Any, ...]:
@@ -213,7 +212,17 @@ def host_view(buffer: Any, shape: Shape, of: dtype) -> np.ndarray[Any, Any]:
     return view(buffer.unsafe_buffer_pointer(), shape, of.numpy, buffer)
 
 
-class Program(engines.Program):
+class BufferProgram(engines.Program):
+    """A program whose inputs and outputs are XLA's buffers, as those of stored tensors are, whatever engine runs it."""
+
+    def put(self, index: int, array: np.ndarray[Any, Any]) -> Any:
+        return place(array, self.inputs[index][1])
+
+    def fetch(self, index: int, buffer: Any) -> np.ndarray[Any, Any]:
+        return host_view(buffer, *self.outputs[index])
+
+
+class Program(BufferProgram):
     """A program loaded by XLA. An array that is not aligned to 64 bytes is copied before a call, others are read in place."""
 
     def __init__(self, load: Callable[[_Engine], Any], inputs: Types, outputs: Types, binary: bytes | None = None) -> None:
@@ -226,13 +235,6 @@ class Program(engines.Program):
             self._loaded = load(engine)
         except (RuntimeError, ValueError) as error:
             raise EngineRefusal("a module that XLA compiles", str(error)) from error
-
-    def put(self, index: int, array: np.ndarray[Any, Any]) -> Any:
-        """The engine's buffer for input ``index``: ``place`` with its dtype."""
-        return place(array, self.inputs[index][1])
-
-    def fetch(self, index: int, buffer: Any) -> np.ndarray[Any, Any]:
-        return host_view(buffer, *self.outputs[index])
 
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
         """See ``engine``. Raises ``ExecutionError`` where memory runs out, or a plugin that the program calls fails or refuses its operands."""

@@ -90,19 +90,12 @@ def _capsule(handler: Any, symbol: str) -> Any:
         try:
             handler = getattr(ctypes.CDLL(os.fspath(handler)), symbol)
         except (OSError, AttributeError) as error:
-            raise ArgumentError(
-                expected(f"a shared library with the symbol {symbol!r}", of="the handler of a plugin", got=str(error), do="build it with that name")
-            ) from error
+            wanted = f"a shared library with the symbol {symbol!r}"
+            raise ArgumentError(expected(wanted, of="the handler of a plugin", got=str(error), do="build it with that name")) from error
     if type(handler).__name__ == "PyCapsule":
         return handler
     if not isinstance(handler, _FUNCTION):
-        raise DTypeError(
-            expected(
-                "a PyCapsule, a ctypes function or the path of a shared library",
-                of="the handler of a plugin",
-                got=type(handler).__name__,
-                do="build it as an XLA FFI handler in C++",
-            )
-        )
+        wanted = "a PyCapsule, a ctypes function or the path of a shared library"
+        raise DTypeError(expected(wanted, of="the handler of a plugin", got=type(handler).__name__, do="build it as an XLA FFI handler in C++"))
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
     return make(ctypes.cast(handler, ctypes.c_void_p), None, None)

@@ -32,9 +32,8 @@ def _admit(trace: Trace, kind: str) -> None:
     if trace.tracers:
         tracer = trace.tracers[0]
         got = f"one that depends on the argument {tracer.name} of a function being compiled (at {describe(tracer.source)})"
-        raise CompileError(
-            expected("tensors with values", of="an evaluation", got=got, do="return it from the function instead of using its value inside")
-        )
+        wanted = "tensors with values"
+        raise CompileError(expected(wanted, of="an evaluation", got=got, do="return it from the function instead of using its value inside"))
     notify(kind, trace)
 
 

@@ -48,11 +48,8 @@ def host_array(data: Any, of: dtype | None) -> Array:
         raise ArgumentError(expected("equal lengths", of="nested lists", got=str(error).split(".")[0], do="pad or split the data")) from error
     kind = _PYTHON.get(array.dtype.kind)
     if kind is None:
-        raise ArgumentError(
-            expected(
-                "numbers, lists of numbers, a numpy array or an object with __dlpack__", of="tensor data", got=type(data).__name__, do="convert it"
-            )
-        )
+        wanted = "numbers, lists of numbers, a numpy array or an object with __dlpack__"
+        raise ArgumentError(expected(wanted, of="tensor data", got=type(data).__name__, do="convert it"))
     target = of or kind
     if array.dtype.kind == "i" and target.is_integer and array.size and not target.min <= array.min() <= array.max() <= target.max:
         raise ArgumentError(expected(f"integers that fit {target}", of="tensor data", got=f"a value up to {array.max()}", do="pass a wider dtype"))

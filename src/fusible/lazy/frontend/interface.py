@@ -137,6 +137,12 @@ _REQUIRED = object()
 """In place of a dtype parameter's default where ``None`` is none."""
 
 
+class _Name(str):
+    """A default as source: the name that stands for it."""
+
+    __repr__ = str.__str__
+
+
 def _wrap(function: F, rules: Constraints) -> F:
     """A function of the same parameters that converts, checks, and calls ``function``.
 
@@ -149,24 +155,15 @@ def _wrap(function: F, rules: Constraints) -> F:
     refusals = Refusals(function.__name__, signature)
     scope: dict[str, Any] = {"_name": refusals.name, "_explain": refusals.explain, "_of_python": OF_PYTHON, "_flag": refusals.flag}
     scope |= {"_function": function, "_locate": locate, "FusibleError": FusibleError, "Tensor": Tensor, "_parameters": tuple(names)}
-    head = []
-    for p in parameters:
-        scope[f"_default_{p.name}"] = p.default
-        if p.kind is p.KEYWORD_ONLY and not any(h.startswith("*") for h in head):
-            head.append("*")
-        star = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
-        head.append(star + p.name + ("" if p.default is p.empty else f"=_default_{p.name}"))
-        if p.kind is p.POSITIONAL_ONLY:
-            head.append("/")
-    if "/" in head:
-        last = len(head) - 1 - head[::-1].index("/")
-        head = [h for i, h in enumerate(head) if h != "/" or i == last]
+    scope |= {f"_default_{p.name}": p.default for p in parameters}
+    bare = [p.replace(annotation=p.empty, default=p.default if p.default is p.empty else _Name(f"_default_{p.name}")) for p in parameters]
+    head = inspect.Signature(bare)
     call = ", ".join(
         {p.VAR_POSITIONAL: f"*{p.name}", p.VAR_KEYWORD: f"**{p.name}", p.KEYWORD_ONLY: f"{p.name}={p.name}"}.get(p.kind, p.name) for p in parameters
     )
     body = [f"if type({p.name}) is not bool: _flag({p.name!r}, {p.name})" for p in parameters if p.annotation == "bool"]
     body += _checks(function.__name__, rules, scope)
-    lines = [f"def {function.__name__}({', '.join(head)}):", "    try:", *(f"        {line}" for line in body), f"        return _function({call})"]
+    lines = [f"def {function.__name__}{head}:", "    try:", *(f"        {line}" for line in body), f"        return _function({call})"]
     given = ", ".join(f"{p!r}: {p}" for p in names)
     lines += ["    except FusibleError as error:", "        _name(error)", "        _locate(error, _parameters)", "        raise"]
     lines += ["    except _of_python as error:", f"        explained = _explain(error, {{{given}}})"]

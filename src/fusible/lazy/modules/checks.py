@@ -45,11 +45,8 @@ def check_channels(name: str, x: Any, channels: int, of: dtype, rank: int | None
     _check_dtype(name, x, of)
     if x.ndim < 2 or (rank is not None and x.ndim != rank) or not holds(x.trace_tensor.shape[1], "==", channels, f"the input of {name}"):
         rest = "..." if rank is None else ", ".join(f"D{d}" for d in range(rank - 2))
-        raise ShapeError(
-            expected(
-                f"shape [N, {channels}, {rest}]", of=f"the input of {name}", got=x.trace_tensor, do="reshape it, or make the module of its sizes"
-            )
-        )
+        wanted = f"shape [N, {channels}, {rest}]"
+        raise ShapeError(expected(wanted, of=f"the input of {name}", got=x.trace_tensor, do="reshape it, or make the module of its sizes"))
 
 
 def check_spatial(name: str, x: Tensor) -> None:

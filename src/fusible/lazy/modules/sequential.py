@@ -29,9 +29,8 @@ class Sequential(Module):
         for name, module in named.items():
             if not callable(module) or not isinstance(name, str):
                 got = f"{name!r}: {type(module).__name__}"
-                raise DTypeError(
-                    expected("modules or functions, or one dict of them by name", of="Sequential", got=got, do="pass what can be called")
-                )
+                wanted = "modules or functions, or one dict of them by name"
+                raise DTypeError(expected(wanted, of="Sequential", got=got, do="pass what can be called"))
         self.modules = named
 
     def forward(self, input: Any) -> Any:

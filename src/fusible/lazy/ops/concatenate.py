@@ -27,9 +27,8 @@ class Concatenate(TraceOp):
         agree = len({len(s) for s in shapes}) == 1 and all(s == rest[0] or _agree(rest[0], s) for s in rest)
         if not agree:
             got = ", ".join(map(str, inputs))
-            raise ShapeError(
-                expected(f"equal sizes except in dimension {self.dim}", of="the operands of concatenate", got=got, do="reshape or slice them")
-            )
+            wanted = f"equal sizes except in dimension {self.dim}"
+            raise ShapeError(expected(wanted, of="the operands of concatenate", got=got, do="reshape or slice them"))
         total = sum(s[self.dim] for s in shapes)
         return (*shapes[0][: self.dim], total, *shapes[0][self.dim + 1 :]), inputs[0].dtype
 

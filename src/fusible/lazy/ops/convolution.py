@@ -45,10 +45,9 @@ class Convolution(TraceOp):
         return (x.shape[0], weight.shape[0], *spatial), x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
-        rank = len(self.stride)
         x, weight, *bias = _widened(inputs)
-        attributes = {"stride": list(self.stride), "padding": list(self.padding), "lhs_dilation": [1] * rank, "rhs_dilation": list(self.dilation)}
-        _convolve(x, weight, bias, outputs[0], {**attributes, "groups": self.groups})
+        window = {"stride": list(self.stride), "padding": list(self.padding), "lhs_dilation": [1] * len(self.stride)}
+        _convolve(x, weight, bias, outputs[0], **window, rhs_dilation=list(self.dilation), groups=self.groups)
 
 
 class ConvolutionTranspose(TraceOp):
@@ -77,13 +76,12 @@ class ConvolutionTranspose(TraceOp):
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         """A convolution of the input, with ``stride - 1`` zeros between its elements, by the kernel turned around."""
-        rank = len(self.stride)
         x, weight, *bias = _widened(inputs)
         kernel = _turned(weight, self.groups)
         reach = [_reach(k, dilation) - 1 for k, dilation in zip(weight.shape[2:], self.dilation, strict=True)]
         padding = [(r - before, r - after) for r, (before, after) in zip(reach, self.padding, strict=True)]
-        attributes = {"stride": [1] * rank, "padding": padding, "lhs_dilation": list(self.stride), "rhs_dilation": list(self.dilation)}
-        _convolve(x, kernel, bias, outputs[0], {**attributes, "groups": self.groups})
+        window = {"stride": [1] * len(self.stride), "padding": padding, "lhs_dilation": list(self.stride)}
+        _convolve(x, kernel, bias, outputs[0], **window, rhs_dilation=list(self.dilation), groups=self.groups)
 
 
 def _pairs(channels: SizeLike, wanted: SizeLike, what: str) -> bool:
@@ -127,7 +125,7 @@ def _turned(weight: FlatIRTensor, groups: int) -> FlatIRTensor:
     return emit(flat.ReshapeOp, [swapped], (groups * outward, inward // groups, *kernel), weight.dtype, reason)
 
 
-def _convolve(x: FlatIRTensor, weight: FlatIRTensor, bias: Sequence[FlatIRTensor], out: FlatIRTensor, attributes: dict[str, Any]) -> None:
+def _convolve(x: FlatIRTensor, weight: FlatIRTensor, bias: Sequence[FlatIRTensor], out: FlatIRTensor, **attributes: Any) -> None:
     """Bind ``out``: the convolution in the operands' dtype, the bias added, rounded once."""
     reason = "add the bias of a convolution" if bias else "round a convolution once"
     result = emit(flat.ConvolutionOp, [x, weight], out.shape, x.dtype, reason, **attributes)

@@ -26,9 +26,8 @@ class Expand(TraceOp):
         (x,) = inputs
         lead = len(self.shape) - len(x.shape)
         if lead < 0 or any(n not in (1, self.shape[lead + i]) and not holds(n, "==", self.shape[lead + i], "expand") for i, n in enumerate(x.shape)):
-            raise ShapeError(
-                expected("sizes that repeat dimensions of size 1 only", of=f"the expansion of {x}", got=self.shape, do="keep its other sizes")
-            )
+            wanted = "sizes that repeat dimensions of size 1 only"
+            raise ShapeError(expected(wanted, of=f"the expansion of {x}", got=self.shape, do="keep its other sizes"))
         return self.shape, x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:

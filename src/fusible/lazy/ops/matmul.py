@@ -28,9 +28,8 @@ def _result(what: str, of: dtypes.dtype | None, a: TraceTensor, b: TraceTensor) 
     check_dtype(of)
     if of.is_floating == a.dtype.is_integer or of.kind in ("bool", "float8"):
         got = f"{of} for operands of {a.dtype}"
-        raise DTypeError(
-            expected("a floating dtype for floats or an integer one for integers", of=f"the result of {what}", got=got, do="cast the result")
-        )
+        wanted = "a floating dtype for floats or an integer one for integers"
+        raise DTypeError(expected(wanted, of=f"the result of {what}", got=got, do="cast the result"))
     return of
 
 

@@ -106,14 +106,8 @@ def attribute_text(name: str, value: Any) -> str:
     array = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray | list | tuple) else np.asarray(None)
     of = BY_NUMPY.get(array.dtype)
     if of is None or of.kind == "float8" or of.bits < 8 or array.ndim > 1 or (array.ndim and of.kind == "uint"):
-        error = DTypeError(
-            expected(
-                "a number, a string, or a list of signed integers, floats or bools",
-                of=f"the attribute {name} of a plugin",
-                got=f"a {type(value).__name__}",
-                do="pass tensors as inputs",
-            )
-        )
+        wanted = "a number, a string, or a list of signed integers, floats or bools"
+        error = DTypeError(expected(wanted, of=f"the attribute {name} of a plugin", got=f"a {type(value).__name__}", do="pass tensors as inputs"))
         raise pointing(error, name)
     items = [_number(item, of) for item in array.reshape(-1)]
     if not array.ndim:

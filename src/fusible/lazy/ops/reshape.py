@@ -27,9 +27,8 @@ class Reshape(TraceOp):
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
         (x,) = inputs
         if math.prod(self.shape) != math.prod(x.shape) and not holds(math.prod(x.shape), "==", math.prod(self.shape), "reshape"):
-            raise ShapeError(
-                expected(f"{math.prod(x.shape)} elements", of=f"the new shape of {x}", got=self.shape, do="pass sizes with that product, or one -1")
-            )
+            wanted = f"{math.prod(x.shape)} elements"
+            raise ShapeError(expected(wanted, of=f"the new shape of {x}", got=self.shape, do="pass sizes with that product, or one -1"))
         return self.shape, x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:

@@ -30,11 +30,8 @@ def broadcast_shapes(what: str, *tensors: TraceTensor) -> Shape:
             joined = _broadcast(shape, t.shape, what)
             if joined is None:
                 got = " and ".join(map(str, tensors))
-                raise ShapeError(
-                    expected(
-                        "sizes that are equal or 1, counted from the last dimension", of=f"the operands of {what}", got=got, do="reshape one of them"
-                    )
-                )
+                wanted = "sizes that are equal or 1, counted from the last dimension"
+                raise ShapeError(expected(wanted, of=f"the operands of {what}", got=got, do="reshape one of them"))
             shape = joined
     return shape
 

@@ -7,39 +7,7 @@ from fusible.lazy.flat_ir.ops.convolution import *
 from fusible.lazy.flat_ir.ops.custom_call import *
 from fusible.lazy.flat_ir.ops.dot import *
 from fusible.lazy.flat_ir.ops.dynamic import *
-from fusible.lazy.flat_ir.ops.elementwise import (
-    AbsOp,
-    AddOp,
-    AndOp,
-    ClampOp,
-    CompareOp,
-    CosineOp,
-    DivideOp,
-    ExpOp,
-    FloorOp,
-    IsFiniteOp,
-    LogisticOp,
-    LogOp,
-    MaxOp,
-    MinOp,
-    MulOp,
-    NegateOp,
-    NotOp,
-    OrOp,
-    PowOp,
-    RemainderOp,
-    RoundNearestEvenOp,
-    RsqrtOp,
-    SelectOp,
-    ShiftLeftOp,
-    ShiftRightLogicalOp,
-    SignOp,
-    SineOp,
-    SqrtOp,
-    SubtractOp,
-    TanhOp,
-    XorOp,
-)
+from fusible.lazy.flat_ir.ops.elementwise import *
 from fusible.lazy.flat_ir.ops.gather import *
 from fusible.lazy.flat_ir.ops.reduce import *
 from fusible.lazy.flat_ir.ops.shape import *

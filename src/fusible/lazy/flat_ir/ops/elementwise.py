@@ -10,9 +10,13 @@ from fusible.lazy.stablehlo.mlir import Mlir
 
 
 class ElementwiseOp(FlatIROp):
-    """The common part: ``HLO`` is the name of the builder in the StableHLO dialect."""
+    """The common part. ``hlo`` is the name of the builder in the StableHLO dialect."""
 
     HLO: ClassVar[str] = ""
+
+    def __init_subclass__(cls, hlo: str = "") -> None:
+        super().__init_subclass__()
+        cls.HLO = hlo or cls.HLO
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
         return getattr(mlir.hlo, self.HLO)(*operands)
@@ -22,124 +26,120 @@ class ElementwiseOp(FlatIROp):
         return None if same and len({t.dtype for t in self.inputs}) == 1 else "elementwise operands have one shape and one dtype"
 
 
-class AbsOp(ElementwiseOp):
-    HLO = "abs"
+class AbsOp(ElementwiseOp, hlo="abs"):
+    """``|x|``."""
 
 
-class AddOp(ElementwiseOp):
-    HLO = "add"
+class AddOp(ElementwiseOp, hlo="add"):
+    """``x + y``."""
 
 
-class AndOp(ElementwiseOp):
-    HLO = "and_"
+class AndOp(ElementwiseOp, hlo="and_"):
+    """``x & y``: bitwise, of integers or bools."""
 
 
-class ClampOp(ElementwiseOp):
+class ClampOp(ElementwiseOp, hlo="clamp"):
     """``clamp(low, x, high)``; NaN stays NaN."""
 
-    HLO = "clamp"
+
+class CosineOp(ElementwiseOp, hlo="cosine"):
+    """``cos(x)``."""
 
 
-class CosineOp(ElementwiseOp):
-    HLO = "cosine"
+class DivideOp(ElementwiseOp, hlo="divide"):
+    """``x / y``; of integers truncated toward zero."""
 
 
-class DivideOp(ElementwiseOp):
-    HLO = "divide"
+class ExpOp(ElementwiseOp, hlo="exponential"):
+    """``e ** x``."""
 
 
-class ExpOp(ElementwiseOp):
-    HLO = "exponential"
+class FloorOp(ElementwiseOp, hlo="floor"):
+    """The largest integer not above ``x``, as a float."""
 
 
-class FloorOp(ElementwiseOp):
-    HLO = "floor"
+class IsFiniteOp(ElementwiseOp, hlo="is_finite"):
+    """Whether ``x`` is neither infinite nor NaN, as bool."""
 
 
-class IsFiniteOp(ElementwiseOp):
-    HLO = "is_finite"
+class LogOp(ElementwiseOp, hlo="log"):
+    """The natural logarithm."""
 
 
-class LogOp(ElementwiseOp):
-    HLO = "log"
+class LogisticOp(ElementwiseOp, hlo="logistic"):
+    """``1 / (1 + e ** -x)``."""
 
 
-class LogisticOp(ElementwiseOp):
-    HLO = "logistic"
+class MaxOp(ElementwiseOp, hlo="maximum"):
+    """``max(x, y)``; NaN where either is NaN."""
 
 
-class MaxOp(ElementwiseOp):
-    HLO = "maximum"
+class MinOp(ElementwiseOp, hlo="minimum"):
+    """``min(x, y)``; NaN where either is NaN."""
 
 
-class MinOp(ElementwiseOp):
-    HLO = "minimum"
+class MulOp(ElementwiseOp, hlo="multiply"):
+    """``x * y``."""
 
 
-class MulOp(ElementwiseOp):
-    HLO = "multiply"
+class NegateOp(ElementwiseOp, hlo="negate"):
+    """``-x``."""
 
 
-class NegateOp(ElementwiseOp):
-    HLO = "negate"
+class NotOp(ElementwiseOp, hlo="not_"):
+    """``~x``: bitwise, of integers or bools."""
 
 
-class NotOp(ElementwiseOp):
-    HLO = "not_"
+class OrOp(ElementwiseOp, hlo="or_"):
+    """``x | y``: bitwise, of integers or bools."""
 
 
-class OrOp(ElementwiseOp):
-    HLO = "or_"
+class PowOp(ElementwiseOp, hlo="power"):
+    """``x ** y``."""
 
 
-class PowOp(ElementwiseOp):
-    HLO = "power"
-
-
-class RemainderOp(ElementwiseOp):
+class RemainderOp(ElementwiseOp, hlo="remainder"):
     """The remainder of truncating division: it has the sign of the dividend."""
 
-    HLO = "remainder"
+
+class RoundNearestEvenOp(ElementwiseOp, hlo="round_nearest_even"):
+    """The nearest integer as a float, ties to even."""
 
 
-class RoundNearestEvenOp(ElementwiseOp):
-    HLO = "round_nearest_even"
+class RsqrtOp(ElementwiseOp, hlo="rsqrt"):
+    """``1 / sqrt(x)``."""
 
 
-class RsqrtOp(ElementwiseOp):
-    HLO = "rsqrt"
+class ShiftLeftOp(ElementwiseOp, hlo="shift_left"):
+    """``x << y``."""
 
 
-class ShiftLeftOp(ElementwiseOp):
-    HLO = "shift_left"
+class ShiftRightLogicalOp(ElementwiseOp, hlo="shift_right_logical"):
+    """``x >> y``, filled with zeros whatever the sign."""
 
 
-class ShiftRightLogicalOp(ElementwiseOp):
-    HLO = "shift_right_logical"
+class SignOp(ElementwiseOp, hlo="sign"):
+    """-1, 0 or 1; NaN stays NaN."""
 
 
-class SignOp(ElementwiseOp):
-    HLO = "sign"
+class SineOp(ElementwiseOp, hlo="sine"):
+    """``sin(x)``."""
 
 
-class SineOp(ElementwiseOp):
-    HLO = "sine"
+class SqrtOp(ElementwiseOp, hlo="sqrt"):
+    """The square root."""
 
 
-class SqrtOp(ElementwiseOp):
-    HLO = "sqrt"
+class SubtractOp(ElementwiseOp, hlo="subtract"):
+    """``x - y``."""
 
 
-class SubtractOp(ElementwiseOp):
-    HLO = "subtract"
+class TanhOp(ElementwiseOp, hlo="tanh"):
+    """The hyperbolic tangent."""
 
 
-class TanhOp(ElementwiseOp):
-    HLO = "tanh"
-
-
-class XorOp(ElementwiseOp):
-    HLO = "xor"
+class XorOp(ElementwiseOp, hlo="xor"):
+    """``x ^ y``: bitwise, of integers or bools."""
 
 
 class CompareOp(ElementwiseOp):
@@ -153,12 +153,13 @@ class CompareOp(ElementwiseOp):
         return mlir.hlo.compare(operands[0], operands[1], direction, compare_type=mlir.hlo.ComparisonTypeAttr.get(kind))
 
 
-class SelectOp(ElementwiseOp):
+class SelectOp(ElementwiseOp, hlo="select"):
     """``select(predicate, on_true, on_false)``."""
-
-    HLO = "select"
 
     def check(self) -> str | None:
         which, a, b = self.inputs
         ok = which.shape == a.shape == b.shape and a.dtype is b.dtype and which.dtype.kind == "bool"
         return None if ok else "a select has a bool predicate and two branches of one type"
+
+
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, type) and issubclass(value, ElementwiseOp))
