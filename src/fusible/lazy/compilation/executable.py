@@ -14,7 +14,7 @@ from fusible.lazy.compilation.input_info import Bounds, InputInfo, Runtime
 from fusible.lazy.compilation.signature import Signature, mapped
 from fusible.lazy.compilation.source import Source
 from fusible.lazy.device import DEFAULT, device
-from fusible.lazy.dims import Size, Symbol, bounds, concrete, evaluate
+from fusible.lazy.dims import Size, SizeLike, Symbol, bounds, concrete, evaluate
 from fusible.lazy.dtypes import dtype
 from fusible.lazy.engine.engine import Program
 from fusible.lazy.engine.output import Output
@@ -114,7 +114,7 @@ class Executable:
         """The shapes and dtypes of the results; a size that depends on the call as its bounds."""
         usual = {symbol: symbol.opt for symbol, _ in self._origins}
 
-        def dimension(n: Any) -> Any:
+        def dimension(n: SizeLike) -> int | Bounds:
             low, high = bounds(n)
             return Bounds(max(low, 0), max(evaluate(n, usual), 0), high) if isinstance(n, Size) else n
 

@@ -91,7 +91,7 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.view(np.int8) if array.dtype == int4.numpy else array
 
 
-def _manifest(executable: Executable, engine: Any) -> dict[str, Any]:
+def _manifest(executable: Executable, engine: str | None) -> dict[str, Any]:
     saved = executable.saved
     return {
         "name": executable.name,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusible.errors import CompileError, expected
-from fusible.lazy.dims import Size, SizeLike, Symbol, bounds, is_static, plain, symbols
+from fusible.lazy.dims import Atom, Size, SizeLike, Symbol, bounds, is_static, plain, symbols
 from fusible.lazy.dtypes import int32
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.flat_ir.flat_ir import FlatIR
@@ -118,7 +118,7 @@ class _Rewriter:
         assert total is not None
         return total
 
-    def _atom(self, atom: Any) -> FlatIRTensor:
+    def _atom(self, atom: Atom) -> FlatIRTensor:
         if not isinstance(atom, Symbol):
             return self._function(atom.kind, atom.operands)
         if atom in self._scalars:
@@ -147,35 +147,35 @@ class _Rewriter:
         return result
 
 
-def _constant(to: _Rewriter, op: Any) -> FlatIROp:
+def _constant(to: _Rewriter, op: flat.ConstantOp) -> FlatIROp:
     value = to.size(op.data)
     return flat.ConvertOp([value], op.outputs)
 
 
-def _broadcast(to: _Rewriter, op: Any) -> FlatIROp:
+def _broadcast(to: _Rewriter, op: flat.BroadcastOp) -> FlatIROp:
     return flat.DynamicBroadcastOp([op.inputs[0], to.shape(op.outputs[0].shape)], op.outputs, broadcast_dim=op.broadcast_dim)
 
 
-def _reshape(to: _Rewriter, op: Any) -> FlatIROp:
+def _reshape(to: _Rewriter, op: flat.ReshapeOp) -> FlatIROp:
     shape = op.outputs[0].shape
     return flat.DynamicReshapeOp([op.inputs[0], to.shape(shape)], op.outputs) if shape else op
 
 
-def _iota(to: _Rewriter, op: Any) -> FlatIROp:
+def _iota(to: _Rewriter, op: flat.IotaOp) -> FlatIROp:
     return flat.DynamicIotaOp([to.shape(op.outputs[0].shape)], op.outputs, dim=op.dim)
 
 
-def _slice(to: _Rewriter, op: Any) -> FlatIROp:
+def _slice(to: _Rewriter, op: flat.SliceOp) -> FlatIROp:
     return flat.DynamicSliceOp([op.inputs[0], *map(to.shape, (op.start, op.limit, op.stride))], op.outputs)
 
 
-def _pad(to: _Rewriter, op: Any) -> FlatIROp:
+def _pad(to: _Rewriter, op: flat.PadOp) -> FlatIROp:
     if not _symbolic_attributes(op):
         return op
     return flat.DynamicPadOp([*op.inputs, *map(to.shape, (op.low, op.high, [0] * len(op.low)))], op.outputs)
 
 
-def _gather(to: _Rewriter, op: Any) -> FlatIROp:
+def _gather(to: _Rewriter, op: flat.GatherOp) -> FlatIROp:
     sizes = [1 if d == op.dim else n for d, n in enumerate(op.inputs[0].shape)]
     return op if is_static(sizes) else flat.DynamicGatherOp([*op.inputs, to.shape(sizes)], op.outputs, dim=op.dim)
 

@@ -51,7 +51,7 @@ def normalize_dim(dim: Any, ndim: int, what: str) -> int:
     return index % ndim
 
 
-def normalize_dims(dims: Any, ndim: int, what: str) -> tuple[int, ...]:
+def normalize_dims(dims: int | Sequence[int] | None, ndim: int, what: str) -> tuple[int, ...]:
     """Dimensions given as ``None`` (all), an int or a sequence, counted from the front and without repetition."""
     if dims is None:
         return tuple(range(ndim))

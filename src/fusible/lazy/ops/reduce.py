@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 from fusible.errors import ShapeError, expected
 from fusible.lazy import dtypes
@@ -71,20 +70,20 @@ def neutral(kind: Reduce.Kind, of: dtype) -> float | int | bool:
     }[kind]
 
 
-def _extreme(kind: Reduce.Kind, input: Tensor, dim: Any, keepdim: bool) -> Tensor:
+def _extreme(kind: Reduce.Kind, input: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> Tensor:
     of, x = f"the dimensions of {kind.name.lower()}", input.trace_tensor
     if not builtins.all(holds(x.shape[d], ">=", 1, of) for d in normalize_dims(dim, input.ndim, kind.name.lower())):
         raise ShapeError(expected("at least one element", of=of, got=x, do="reduce another dimension"))
     return reduced(kind, input, dim, keepdim)
 
 
-def reduced(kind: Reduce.Kind, input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+def reduced(kind: Reduce.Kind, input: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """A reduction where a dimension may be empty: its largest element is then minus infinity or the least integer."""
     return record(Reduce(kind, normalize_dims(dim, input.ndim, kind.name.lower()), keepdim), input)
 
 
 @constrained("sum", input="T1", returns="T1", T1=NUMBERS)
-def sum(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def sum(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The sum over ``dim`` (an int, a sequence, or all dimensions), in the dtype of ``input``.
 
     16-bit floats accumulate in float32 and round once; integers wrap around (cast to a wider one first).
@@ -93,30 +92,30 @@ def sum(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
 
 
 @constrained("prod", input="T1", returns="T1", T1=NUMBERS)
-def prod(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def prod(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The product over ``dim``, accumulated as ``sum`` is."""
     return reduced(Reduce.Kind.PROD, input, dim, keepdim)
 
 
 @constrained("max", input="T1", returns="T1", T1=NUMBERS)
-def max(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def max(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The largest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
     return _extreme(Reduce.Kind.MAX, input, dim, keepdim)
 
 
 @constrained("min", input="T1", returns="T1", T1=NUMBERS)
-def min(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def min(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The smallest element over ``dim``; NaN where one is NaN. Raises ``ShapeError`` over no elements."""
     return _extreme(Reduce.Kind.MIN, input, dim, keepdim)
 
 
 @constrained("all", input="T1", returns="T1", T1={dtypes.bool})
-def all(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def all(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Whether every element over ``dim`` is true."""
     return reduced(Reduce.Kind.ALL, input, dim, keepdim)
 
 
 @constrained("any", input="T1", returns="T1", T1={dtypes.bool})
-def any(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def any(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Whether some element over ``dim`` is true."""
     return reduced(Reduce.Kind.ANY, input, dim, keepdim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from fusible.lazy import dtypes
 from fusible.lazy.dtypes import FLOATS, NUMBERS
@@ -23,7 +23,7 @@ def widened(input: Tensor) -> Tensor:
 
 
 @constrained("mean", input="T1", returns="T1", T1=NUMBERS)
-def mean(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
+def mean(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The mean over ``dim`` (an int, a sequence, or all dimensions); NaN over no elements. 16-bit floats are computed in float32.
 
     Integers give an integer: the sum in 64 bits divided by the count, truncated toward zero; 0 over no elements.
@@ -36,7 +36,7 @@ def mean(input: TensorLike, dim: Any = None, keepdim: bool = False) -> Tensor:
 
 
 @constrained("var", input="T1", returns="T1", T1=FLOATS)
-def var(input: TensorLike, dim: Any = None, keepdim: bool = False, correction: float = 1) -> Tensor:
+def var(input: TensorLike, dim: int | Sequence[int] | None = None, keepdim: bool = False, correction: float = 1) -> Tensor:
     """The variance over ``dim``: ``sum((x - mean(x))**2) / max(0, n - correction)`` over n elements. 16-bit floats are computed in float32.
 
     With as many elements as ``correction`` or fewer it is NaN or infinite.

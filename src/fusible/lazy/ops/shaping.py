@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.lazy.assumptions import holds
@@ -31,7 +30,7 @@ def flatten(input: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 @constrained("squeeze", input="T1", returns="T1", T1=ALL)
-def squeeze(input: TensorLike, dims: Any = None) -> Tensor:
+def squeeze(input: TensorLike, dims: int | Sequence[int] | None = None) -> Tensor:
     """``input`` without the dimensions ``dims``, which have size 1; without all such dimensions by default. Raises ``ShapeError`` for another."""
     gone = [d for d, n in enumerate(input.shape) if n == 1] if dims is None else normalize_dims(dims, input.ndim, "squeeze")
     if not all(holds(input.trace_tensor.shape[d], "==", 1, "squeeze") for d in gone):

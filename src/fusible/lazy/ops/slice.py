@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fusible.lazy.dtypes import ALL, dtype, int32
 from fusible.lazy.flat_ir import FlatIRTensor, emit
@@ -75,6 +75,6 @@ class Flip(TraceOp):
 
 
 @constrained("flip", input="T1", returns="T1", T1=ALL)
-def flip(input: TensorLike, dim: Any = None) -> Tensor:
+def flip(input: TensorLike, dim: int | Sequence[int] | None = None) -> Tensor:
     """``input`` reversed along ``dim`` (an int, a sequence, or all of them)."""
     return record(Flip(normalize_dims(dim, input.ndim, "flip")), input)

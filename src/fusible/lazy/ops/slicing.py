@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.lazy.assumptions import holds
-from fusible.lazy.dims import Size, bounds, maximum, minimum, size_of
+from fusible.lazy.dims import Size, SizeLike, bounds, maximum, minimum, size_of
 from fusible.lazy.frontend import Tensor, record
 from fusible.lazy.ops.reshape import reshape
 from fusible.lazy.ops.slice import Flip, Slice
@@ -53,7 +53,7 @@ class _Cut(NamedTuple):
     count: int
 
 
-def _cut(item: Any, size: int, dim: int) -> _Cut:
+def _cut(item: Any, size: SizeLike, dim: int) -> _Cut:
     """The elements that one int or slice names."""
     if isinstance(item, slice):
         ends = [None if n is None else size_of(n) for n in (item.start, item.stop)]
@@ -89,7 +89,7 @@ def _cut_known(item: slice, size: int) -> _Cut:
     return _Cut(first, first + (count - 1) * abs(span.step) + 1 if count else first, step, count)
 
 
-def _cut_unknown(item: slice, ends: list[Any], size: Any) -> _Cut:
+def _cut_unknown(item: slice, ends: list[SizeLike | None], size: SizeLike) -> _Cut:
     """A slice where a size is only known to a call: the same rules, as expressions."""
     step = 1 if item.step is None else size_of(item.step)
     strange = any(end is None and given is not None for end, given in zip(ends, (item.start, item.stop), strict=True))
@@ -106,7 +106,7 @@ def _cut_unknown(item: slice, ends: list[Any], size: Any) -> _Cut:
     return _Cut(first, limit, step, count)
 
 
-def _within(end: Any, size: Any, low: Any, high: Any) -> Any:
+def _within(end: SizeLike, size: SizeLike, low: SizeLike, high: SizeLike) -> SizeLike:
     """An end of a slice as a position: counted from the end of the dimension where it is negative, and no further than ``low`` or ``high``."""
     negative = end < 0 if type(end) is int else not holds(end, ">=", 0, "the end of a slice")
     return maximum(end + size, low) if negative else minimum(end, high)
