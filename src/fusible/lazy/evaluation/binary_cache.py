@@ -19,9 +19,9 @@ _DIGEST = hashlib.sha256().digest_size
 def load_or_compile(directory: str, engine: Engine, module: StableHLO, inputs: Types, outputs: Types, level: int) -> Program:
     """The program of ``module`` from its file in ``directory``; compiled and written there where there is none.
 
-    A file is named by the engine's fingerprint and the module's text, which has no source lines: moving a program in its file changes
-    nothing. A file that is cut off, altered or refused by the engine is compiled anew and written over, and a warning says so; likewise where no
-    file can be written: the program is there all the same.
+    A file is named by the engine's fingerprint and the module's text. The text has no source lines, so a program that moves in its source file keeps
+    its name. A file that is truncated, altered or refused by the engine is replaced by a new compilation, with a warning. Where no file can be
+    written there is a warning too, and the program is returned all the same.
     """
     name = hashlib.sha256(f"{engine.NAME}\n{engine.fingerprint()}\n{level}\n{module.text}".encode()).hexdigest()
     path = Path(directory) / f"{name}.bin"

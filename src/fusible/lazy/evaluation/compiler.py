@@ -40,11 +40,11 @@ def notify(kind: str, trace: Trace) -> None:
 def compile_trace(trace: Trace, level: int, aliases: Mapping[int, int], read: Collection[int] = ()) -> Program:
     """Lower ``trace`` through FlatIR and StableHLO, and compile it with the engine in force.
 
-    ``level`` is the compiler's effort, 0 to 3; ``aliases`` the output that takes over the memory of an input; ``read`` the literals, by
-    their position in ``Trace.parts``, that the program reads after its other inputs.
+    ``level`` is the compiler's effort, 0 to 3. ``aliases`` maps an input to the output that takes over its memory. ``read`` has the positions in
+    ``Trace.parts`` of the literals that the program reads, after its other inputs.
 
-    Each IR goes to its channel of the logger: the FlatIR as it was lowered, then what the passes did to it, then the module that is compiled.
-    Raises ``CompileError`` with the user's line where MLIR or the engine refuses an operation, ``BackendError`` where there is no engine.
+    Each IR is written to its channel of the logger: the trace, the FlatIR as it was lowered, what the passes did to it, and the module that is
+    compiled. Raises ``CompileError`` with the user's line where MLIR or the engine refuses an operation, ``BackendError`` where there is no engine.
     """
     engine = current_engine()
     logger.trace(lambda: str(trace))

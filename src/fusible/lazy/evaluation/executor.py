@@ -27,7 +27,7 @@ def program_of(trace: Trace, level: int = 3, aliases: Mapping[int, int] = _NONE)
 
 
 def _admit(trace: Trace, kind: str) -> None:
-    """Refuse a trace that has no value, and tell those who watch. ``kind`` is "compilation" or "evaluation"."""
+    """Raise ``CompileError`` for a trace that has no value, and notify the watchers. ``kind`` is "compilation" or "evaluation"."""
     pjrt.check_process()
     if trace.tracers:
         tracer = trace.tracers[0]
@@ -43,10 +43,10 @@ def awaits_call(tensor: TraceTensor) -> bool:
 
 
 def materialize(tensor: TraceTensor) -> Storage:
-    """Compute a recorded tensor, which becomes a stored one, as do the other outputs of its operation.
+    """Compute a recorded tensor, which becomes a stored one, together with the other outputs of its operation.
 
-    Together, so that no program finds some outputs of an operation stored and others to be computed. The cache of programs is left alone where
-    ``config`` says so.
+    So no later program finds some outputs of an operation stored and others still to be computed. The cache of programs is not used where
+    ``config.use_cache_in_eager_mode`` is off.
     """
     producer = tensor.producer
     if isinstance(producer, Storage):

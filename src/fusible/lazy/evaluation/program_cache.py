@@ -1,4 +1,4 @@
-"""The cache of compiled programs, in which evaluations that differ in literals alone come to share one program."""
+"""The cache of compiled programs. Evaluations that differ in literals alone share one program from their second compilation on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ _EFFORT = 3
 """The compiler's effort for an evaluation."""
 
 Spelling = tuple[str | None, ...]
-"""The literals that a program was compiled with, and ``None`` for each that it reads from an input."""
+"""The spelling of each literal that a program was compiled with, and ``None`` for each that it reads from an input."""
 
 Values = list[tuple[Array | float, dtype]]
-"""The literals that a program reads: rounded to their dtypes, or numbers that are rounded where they are written to memory of these."""
+"""The literals that a program reads: arrays of their dtypes, or numbers that are rounded when they are written to memory of the dtype."""
 
 
 class Scalars:
-    """Aligned memory from which a program reads literals. An evaluation takes it from ``pool``, fills it, and gives it back when the program has run:
-    a new buffer for each literal would cost it 12 us. Buffers that are copies (those of int4, packed by two) serve once."""
+    """Aligned memory from which a program reads literals.
+
+    An evaluation takes it from ``pool``, fills it, and returns it when the program has run: a new buffer for each literal would cost 12 us. Buffers
+    that do not share the memory of their array (those of int4, which is packed by two) are used once.
+    """
 
     __slots__ = ("_pool", "arrays", "buffers")
 
@@ -72,7 +75,8 @@ class _Entry:
 
 
 class _Structure:
-    """What is known of the programs that are alike but for their literals: these as they first came, and which have differed since."""
+    """What is known of the programs that differ in literals alone: the ``first`` literals that came, and the positions of those ``differing``
+    since."""
 
     __slots__ = ("differing", "first")
 
@@ -81,7 +85,7 @@ class _Structure:
         self.differing: frozenset[int] = frozenset()
 
     def meet(self, spelled: tuple[str, ...]) -> bool:
-        """Take note of the literals that differ from the first. Whether there are new ones among them."""
+        """Note the literals that differ from the first ones. Returns whether that adds positions to those known to differ."""
         if self.first is None:
             self.first = spelled
         differing = self.differing.union(i for i, (a, b) in enumerate(zip(self.first, spelled, strict=True)) if a != b)
@@ -90,7 +94,7 @@ class _Structure:
         return grown
 
     def fit(self, literals: Sequence[Literal]) -> tuple[Spelling, Values]:
-        """The spelling in which a program reads every literal that has differed, and what it then reads."""
+        """The spelling of a program that reads every literal that has differed, and the values that it reads."""
         differing = self.differing
         if not differing:
             return _spell(literals), []
@@ -106,7 +110,8 @@ class _Structure:
 
 
 def _readable(value: float, of: dtype) -> Array | float | None:
-    """``value`` for a program to read; None for a float that compilers have shortcuts for (``flat_ir.literals.is_special``) once it is rounded."""
+    """``value`` for a program to read; ``None`` where it is, once rounded, a float that compilers treat specially
+    (``flat_ir.literals.is_special``)."""
     if _is_ordinary(value, of):
         return value
     array = rounded(value, of)
@@ -115,8 +120,10 @@ def _readable(value: float, of: dtype) -> Array | float | None:
 
 @functools.cache
 def _ordinary(of: dtype) -> tuple[float, float, float]:
-    """``(low, high, eps)``: a float between low and high, further than eps from 1, is not special when it is rounded. Only of numpy's own dtypes,
-    whose assignment rounds once."""
+    """``(low, high, eps)``: a float whose size is between low and high, and further than eps from 1, is not special when it is rounded.
+
+    For numpy's own dtypes alone, whose assignment rounds once; of others no float qualifies.
+    """
     if of.numpy.kind != "f" or of.numpy.isbuiltin != 1:
         return math.inf, 0.0, 0.0
     facts = np.finfo(of.numpy)
@@ -124,7 +131,7 @@ def _ordinary(of: dtype) -> tuple[float, float, float]:
 
 
 def _is_ordinary(value: float, of: dtype) -> bool:
-    """Whether it is known without rounding ``value``, which takes 5 us, that it is not special."""
+    """Whether ``value`` is certainly not special. Nothing is rounded here, which would take 5 us."""
     if type(value) is int:
         return of.numpy.kind in "iu"
     low, high, eps = _ordinary(of)
@@ -135,9 +142,9 @@ def _is_ordinary(value: float, of: dtype) -> bool:
 class ProgramCache:
     """Compiled programs by the structure of their trace and their literals, least recently used first; safe under threads.
 
-    The first evaluation of a structure compiles its literals as constants, which fold. The second with other literals compiles a program that reads
-    those that differ from inputs, and so do all later ones, where that gives the same bits (``flat_ir.literals``). ``capacity`` is the largest number
-    of programs, and of structures; ``compiled`` counts compilations.
+    The first evaluation of a structure compiles its literals as constants, which fold. An evaluation with other literals compiles a program that
+    reads the differing ones from inputs, where that gives the same bits (``flat_ir.literals``); later evaluations use that program. ``capacity`` is
+    the largest number of programs, and of structures; ``compiled`` counts compilations.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
@@ -172,7 +179,8 @@ class ProgramCache:
         return entry.program, entry.filled(values) if values else None
 
     def _choose(self, structure: _Structure, spelling: Spelling, trace: Trace) -> Sequence[bool]:
-        """Which of the literals that could be read may be. They are few, so that what was found is kept for when others are to be compiled with."""
+        """For each literal that ``spelling`` would read, whether it may be read. The answer is kept: an evaluation may ask for the same spelling
+        again."""
         slots = _slots(spelling)
         if not slots:
             return ()

@@ -21,8 +21,8 @@ __all__ = ["build_module"]
 def build_module(flat: FlatIR, aliases: Mapping[int, int]) -> StableHLO:
     """The verified module of ``flat``. Every operation's location carries its tensors' names and the user's line.
 
-    ``aliases``: by input whose memory may be overwritten, the output that takes it. Raises ``CompileError`` that begins with the user's line where
-    an operation is refused.
+    ``aliases`` maps each input whose memory may be overwritten to the output that takes it. Where an operation is refused, raises ``CompileError``
+    that begins with the user's line.
     """
     with bindings.LOCK:
         mlir = bindings.get()
@@ -67,7 +67,7 @@ def _add_function(
 
 
 def _agrees(made: Any, wanted: Any) -> bool:
-    """Whether two types differ only in what they know about sizes."""
+    """Whether two types are equal but for sizes that one of them leaves open."""
     if made.element_type != wanted.element_type or made.rank != wanted.rank:
         return False
     return all(a.is_dynamic_dim(d) or b.is_dynamic_dim(d) or a.shape[d] == b.shape[d] for a, b in [(made, wanted)] for d in range(made.rank))

@@ -1,4 +1,4 @@
-"""From what MLIR or an engine says about an operation back to the user's line."""
+"""Finding the user's line for what MLIR or an engine reports about an operation."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def _all_ops(flat: FlatIR) -> Iterator[FlatIROp]:
 
 
 def blamed(flat: FlatIR, text: str, module: str = "") -> FlatIROp | None:
-    """The operation that a diagnostic is about, or nothing where it cannot be told.
+    """The operation that a diagnostic is about, or ``None`` where that is unknown.
 
-    It is the one whose tensors the diagnostic names; or, where it gives a line and column alone, the first recorded there; or, where it gives no
-    location ("no implementation of the custom call to my_target"), the only one with such a name in it. ``module`` is the text with locations.
+    Where the diagnostic names tensors, it is the operation that makes one of them. Where it gives a line and a column, it is the first one recorded
+    there. Where it gives no location ("no implementation of the custom call to my_target"), it is the only one whose text has such a name.
+    ``module`` is the text of the module with locations.
     """
     by_output = {op.outputs[0].name: op for op in _all_ops(flat)}
     found = _named(by_output, text)
@@ -84,7 +85,7 @@ def op_refusal(op: FlatIROp, why: object, what: str = VALID) -> CompileError:
 
 
 def refusal(flat: FlatIR, why: object, what: str, module: str = "") -> CompileError:
-    """The error for a program that MLIR or an engine refuses; ``what`` it would have had to be. It names the operation that is to blame.
+    """The error for a program that MLIR or an engine refuses. It names the operation that is to blame; ``what`` says what was expected of it.
 
     ``module`` is as for ``blamed``. ``config.extra_error_information`` adds the FlatIR ("flat_ir") and the whole
     diagnostic ("diagnostic").

@@ -26,8 +26,8 @@ _FUNCTIONS: dict[str, type[FlatIROp]] = {"//": flat.DivideOp, "min": flat.MinOp,
 def make_dynamic(program: FlatIR, scalars: Mapping[Symbol, FlatIRTensor], counter: list[int]) -> FlatIR:
     """``program`` with dynamic operations where sizes are symbolic; ``program`` itself where none is.
 
-    ``scalars``: the inputs whose value is a size. ``counter`` numbers what lowering introduces. Raises ``CompileError`` for a size that no input
-    determines, and for an operation that StableHLO does not have for such sizes.
+    ``scalars`` are the inputs whose value is a size. ``counter`` numbers the tensors that lowering introduces. Raises ``CompileError`` for a size
+    that no input determines, and for an operation that has no dynamic form in StableHLO.
     """
     if all(_is_plain(op) for op in program.ops):
         return program

@@ -20,7 +20,7 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 
 class Change(NamedTuple):
-    """What a pass did to one operation: the names of its outputs, and of what stands for them."""
+    """What a pass did to one operation: ``how``, the names of its outputs, and the names of the tensors that replace them."""
 
     how: str
     outputs: tuple[str, ...]
@@ -95,7 +95,7 @@ class FlatIR:
 
 
 class Pass(Protocol):
-    """A function of one program to another, which leaves the first as it is; its name with hyphens is the pass's."""
+    """A function from one program to another, which does not change its argument. The pass is named as the function, with hyphens."""
 
     __name__: str
 

@@ -49,18 +49,18 @@ _EXACT: tuple[type[FlatIROp], ...] = (
     flat_ops.SliceAtOp,
     flat_ops.XorOp,
 )
-"""Operations that give the same bits whatever of their operands is known when they are compiled."""
+"""Operations that give the same bits, whichever of their operands are constants of the program."""
 
 _EXACT_OF_INTEGERS: tuple[type[FlatIROp], ...] = (*_EXACT, *_CHAINS, flat_ops.AbsOp, flat_ops.RemainderOp, flat_ops.SignOp)
-"""What integers have beside these: their arithmetic does not round.
+"""The same for integers, whose arithmetic does not round.
 
-What is in none of these tables is not: a power or a remainder has a formula of its own for some constants, a function of a constant is computed by
-the compiler, which rounds it otherwise than a program does.
+Operations in none of these tables are not exact in this sense: a power or a remainder has a special formula for some constants, and the compiler
+computes a function of a constant itself, and rounds it differently than a program does.
 """
 
 
 _CHOICES: tuple[type[FlatIROp], ...] = (flat_ops.ClampOp, flat_ops.MaxOp, flat_ops.MinOp, flat_ops.SelectOp)
-"""Operations that LLVM draws later arithmetic into where it knows an operand of both: ``where(m, 3, x * y) + 5`` is compiled as
+"""Operations into which LLVM moves later arithmetic where both have a constant operand: ``where(m, 3, x * y) + 5`` is compiled as
 ``where(m, 8, x * y + 5)``, whose product is then not rounded before the addition."""
 
 
@@ -70,24 +70,24 @@ def _smallest_normal(of: dtype) -> float:
 
 
 def is_special(value: float, of: dtype) -> bool:
-    """Whether compilers have shortcuts for a float: 0, 1 and -1, which they drop (in a program a multiplication by 1 flushes a subnormal), other
-    subnormals, infinities and NaN."""
+    """Whether compilers treat a float constant specially: 0, 1 and -1 (a multiplication by 1 is dropped, where a program that runs it flushes a
+    subnormal), subnormals, infinities and NaN."""
     size = abs(value)
     return not _smallest_normal(of) <= size < math.inf or size == 1.0
 
 
 def readable(flat: FlatIR, literals: Sequence[FlatIRTensor]) -> list[bool]:
-    """Which of ``literals``, inputs of ``flat`` that stand for literals, may stay inputs. Floats among them will not be special.
+    """Which of ``literals``, inputs of ``flat`` that stand for literals, may stay inputs. The caller passes no special floats in them.
 
-    One may where every operation that it comes to would give the same bits with the literal in its place, as ``_EXACT`` says. Two literals in one sum
-    or in one product may not, nor two of which one is chosen and the other is added to the choice, nor one in a sum of two products.
+    A literal may stay an input where every operation that it reaches gives the same bits as with a constant in its place (see ``_EXACT``). Refused
+    are two literals in one sum or one product, a literal that is chosen where another is added to the choice, and a literal in a sum of two products.
     """
     graph = _Graph(flat, literals)
     return [graph.is_readable(t) for t in literals]
 
 
 class _Graph:
-    """A program with its literals: ``users`` by tensor, and the tensors that are ``known`` when it is compiled with literals for constants."""
+    """A program with its literals: ``users`` by tensor, and the tensors that would be constants, ``known``, if the literals were."""
 
     def __init__(self, flat: FlatIR, literals: Sequence[FlatIRTensor]) -> None:
         self.users: dict[FlatIRTensor, list[FlatIROp]] = {}
@@ -109,7 +109,8 @@ class _Graph:
         return True
 
     def _is_fine(self, op: FlatIROp, held: FlatIRTensor) -> bool:
-        """Whether ``op`` gives the same bits when ``held`` is read. What makes a known result must, of floats, be no arithmetic."""
+        """Whether ``op`` gives the same bits where ``held`` is an input. Float arithmetic on constants alone does not: the compiler would compute
+        it."""
         if isinstance(op, _MOVES):
             return True
         if _is_whole(op):
@@ -121,8 +122,8 @@ class _Graph:
         return isinstance(op, _EXACT) and not (isinstance(op, _CHOICES) and self._is_computed_with(op))
 
     def _is_alone(self, op: FlatIROp, held: FlatIRTensor) -> bool:
-        """Whether ``held`` is the only known operand of ``op`` and of the links that it hangs together with, and the engine can join these with
-        nothing else: a choice or a power of which it knows something, the quotient ``1 / (1 + exp(-x))`` that it makes of a logistic, another
+        """Whether ``held`` is the only known operand in the chain of sums (or products) that ``op`` is part of, and the engine can join the chain
+        with nothing else: a choice or a power with a known operand, the quotient ``1 / (1 + exp(-x))`` that it makes of a logistic, another
         product."""
         chain = _CHAINS[type(op)]
         links = [op]
@@ -143,11 +144,11 @@ class _Graph:
         return True
 
     def _is_told(self, op: FlatIROp) -> bool:
-        """Whether the engine knows an operand."""
+        """Whether an operand is known."""
         return not self.known.isdisjoint(op.inputs)
 
     def _is_computed_with(self, op: FlatIROp) -> bool:
-        """Whether arithmetic with a known operand follows a choice, or a choice among others and it."""
+        """Whether arithmetic with a known operand follows a choice, at once or after further choices."""
         choices = [op]
         for choice in choices:
             for taker in self._takers(choice):
@@ -158,19 +159,20 @@ class _Graph:
         return False
 
     def _is_of_products(self, op: FlatIROp) -> bool:
-        """Whether ``op`` adds two products. One of them is rounded before and the other is not: which, LLVM decides by what it knows of them."""
+        """Whether ``op`` adds two products. LLVM fuses one of them with the addition, without rounding it; which one depends on what it knows of
+        them."""
         makers = [self._maker(t, "product") for t in op.inputs]
         return _CHAINS.get(type(op)) == "sum" and all(made is not None and _CHAINS.get(type(made)) == "product" for made in makers)
 
     def _maker(self, tensor: FlatIRTensor, chain: str) -> FlatIROp | None:
-        """The operation that computes a tensor's elements, from which they are moved or passed."""
+        """The operation that computes the elements of a tensor, before they are moved or passed on."""
         made = tensor.producer
         while made is not None and (passed := self._passed(made, chain)) is not None:
             made = passed.producer
         return made
 
     def _takers(self, op: FlatIROp, chain: str | None = None) -> Iterator[FlatIROp]:
-        """The users of a result, wherever its elements are moved or passed."""
+        """The operations that compute with the elements of a result, wherever these are moved or passed on."""
         moved = [op.outputs[0]]
         for t in moved:
             for user in self.users.get(t, ()):
@@ -180,7 +182,8 @@ class _Graph:
                     moved.append(user.outputs[0])
 
     def _passed(self, op: FlatIROp, chain: str | None) -> FlatIRTensor | None:
-        """The operand whose elements ``op`` moves, or passes on within ``chain`` because the engine may drop it: a sum with 0 within a product."""
+        """The operand whose elements ``op`` moves; or passes on within ``chain``, where the engine may drop ``op``, as a sum with 0 within a
+        product."""
         if isinstance(op, _MOVES):
             return op.inputs[0]
         if chain is None or _CHAINS.get(type(op), chain) == chain or not any(map(_is_special, op.inputs)):
@@ -189,7 +192,7 @@ class _Graph:
 
 
 def _is_special(tensor: FlatIRTensor) -> bool:
-    """Whether a float constant is special, wherever it has been moved."""
+    """Whether a tensor is a special float constant, possibly moved."""
     made = tensor.producer
     while isinstance(made, _MOVES):
         made = made.inputs[0].producer
@@ -199,5 +202,5 @@ def _is_special(tensor: FlatIRTensor) -> bool:
 
 
 def _is_whole(op: FlatIROp) -> bool:
-    """Whether an operation is one of integers and bools."""
+    """Whether an operation has integers and bools alone as operands and results."""
     return not any(t.dtype.is_floating or t.dtype.is_float8 for t in [*op.inputs, *op.outputs])

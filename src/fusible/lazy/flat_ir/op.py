@@ -31,7 +31,7 @@ class FlatIROp(Operation):
     HIDDEN: ClassVar[frozenset[str]] = frozenset({"inputs", "label", "origin", "outputs"})
 
     is_pure: ClassVar[bool] = True
-    """Whether equal operands give equal results and nothing else happens: only such operations are merged, folded and dropped."""
+    """Whether equal operands give equal results, without other effects. Only pure operations are merged, folded and dropped."""
 
     inputs: list[FlatIRTensor]
     outputs: list[FlatIRTensor]
@@ -66,7 +66,7 @@ class FlatIROp(Operation):
 
 
 def frozen(value: Any) -> object:
-    """An attribute as something hashable: floats bit for bit, lists and arrays by their elements. What has no hash is equal to itself alone."""
+    """An attribute as a hashable value: floats bit for bit, lists and arrays by their elements. An object without a hash is equal to itself alone."""
     kind = type(value)
     if kind is int or kind is str:
         return value

@@ -16,10 +16,10 @@ __all__ = ["FlatIRTensor"]
 
 
 class FlatIRTensor:
-    """A value: its type, its producer (``None`` for an input), the user's line that it serves.
+    """A value: its type, its producer (``None`` for an input), and the user's line that it belongs to.
 
-    ``reason_details`` says why lowering introduced a tensor that no trace operation has; ``None`` for those that one has. ``name``
-    is empty until the tensor is inlined into a FlatIR.
+    Where lowering introduced the tensor, ``reason_details`` says why; it is ``None`` for a tensor of the trace. ``name`` is empty until the tensor is
+    inlined into a FlatIR.
     """
 
     __slots__ = ("device", "dtype", "name", "producer", "reason_details", "shape", "source")

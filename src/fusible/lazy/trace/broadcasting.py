@@ -1,4 +1,4 @@
-"""What operands of one operation must have in common."""
+"""Checks of what the operands of an operation must have in common: their dtype, and sizes that broadcast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def same_dtype(what: str, *tensors: TraceTensor) -> None:
 def broadcast_shapes(what: str, *tensors: TraceTensor) -> Shape:
     """The shape of the result by numpy's rules; raises ``ShapeError`` where sizes differ and neither is 1.
 
-    A size that only a call determines is taken not to be 1: two of them, or one and another number, have to be equal in each call.
+    A size that only a call determines is assumed not to be 1. Where it meets another size (a dynamic one, or a number other than 1), each call checks
+    that both are equal.
     """
     shape = tensors[0].shape
     for t in tensors[1:]:

@@ -16,7 +16,7 @@ __all__ = ["DimensionValue"]
 
 
 class DimensionValue(TraceOp):
-    """A scalar of the value of a size; a constant of every specialised program."""
+    """The value of a size, a scalar. In a specialized program it is a constant."""
 
     expression: SizeLike
     dtype: dtype

@@ -32,7 +32,7 @@ class TraceOp(Operation):
     """Whether the operation is an input of the program (and lowers to nothing)."""
 
     places: ClassVar[bool] = False
-    """Whether the operation says where its output lives, whatever its operands do."""
+    """Whether the operation itself determines the device of its output, wherever its operands are."""
 
     has_literals: ClassVar[bool] = False
     """Whether ``parts`` gives any literals."""
@@ -53,7 +53,7 @@ class TraceOp(Operation):
         return [self.infer(*inputs)]
 
     def place(self, common: device) -> device:
-        """Where the output lives, given where the operands do."""
+        """The device of the output, where the operands are on the device ``common``."""
         return common
 
     def key(self) -> tuple[object, ...]:
@@ -61,9 +61,9 @@ class TraceOp(Operation):
         return tuple([repr(v) if type(v) is float else v for v in [getattr(self, name) for name in attribute_names(type(self))]])
 
     def parts(self) -> tuple[tuple[object, ...], tuple[Literal, ...]]:
-        """``key`` in two: the literals, which are the numbers that no type depends on, with their dtypes, and before them the rest.
+        """``key`` in two parts: everything but the literals, and the literals with their dtypes.
 
-        A program may read a literal from an input instead: ``to_flat_ir_reading`` lowers it so.
+        A literal is a number that no shape or dtype depends on. A program may read it from an input instead: ``to_flat_ir_reading`` lowers it so.
         """
         return self.key(), ()
 
@@ -72,7 +72,7 @@ class TraceOp(Operation):
         raise NotImplementedError
 
     def to_flat_ir_reading(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor], literals: Mapping[int, FlatIRTensor]) -> None:
-        """``to_flat_ir`` where ``literals``, by their position in ``parts``, are scalars that the program reads."""
+        """``to_flat_ir`` for a program that reads some literals: ``literals`` maps their positions in ``parts`` to scalar tensors."""
         raise NotImplementedError
 
     def bind(self, inputs: tuple[TraceTensor, ...], outputs: tuple[TraceTensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A trace of symbolic sizes as the trace of one set of values."""
+"""Replacing the symbolic sizes of a trace by numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def specialize(trace: Trace, values: Mapping[Symbol, int]) -> Trace:
     for t in trace.inputs:
         if isinstance(t.producer, Input):
             _copy(t.producer, values, now)
-        else:  # any other tensor that is an argument: what makes it is no part of the program
+        else:  # any other tensor that is an argument: its producer is not part of the program
             now[t] = t
     for op in trace.ops:
         if not all(out in now for out in op.outputs):

@@ -18,9 +18,9 @@ __all__ = ["DimensionInput", "Input", "Storage"]
 
 
 class Storage(TraceOp):
-    """A stored tensor. It is an input of the programs that read it: its data is no part of their printed form.
+    """A stored tensor. It is an input of the programs that read it, and its data is not part of their printed form.
 
-    It holds a host array, the engine's buffer, or both, which then share memory: each is made of the other where it is first needed.
+    It holds a host array, the engine's buffer, or both. Each is made from the other when it is first needed, and both share memory.
     """
 
     is_input: ClassVar[bool] = True
@@ -36,7 +36,7 @@ class Storage(TraceOp):
 
     @property
     def data(self) -> np.ndarray[Any, Any]:
-        """The host array; raises ``ArgumentError`` where a call was given the memory for its results."""
+        """The host array. Raises ``ArgumentError`` where the tensor was donated, so that a call used its memory for results."""
         if self._data is None:
             buffer = self.buffer
             if buffer is None:
@@ -53,7 +53,10 @@ class Storage(TraceOp):
         return buffer
 
     def donate(self) -> Any:
-        """A buffer that results may overwrite; the tensor is used up. Memory that the host has seen is copied, so that no array is overwritten."""
+        """A buffer that results may overwrite; the tensor has no value afterwards.
+
+        Where a host array exists its memory is copied, so that no array of the user's is overwritten.
+        """
         data, buffer = self._data, self.buffer
         if data is not None or buffer is None:
             buffer = pjrt.place(self.data.copy(), self.dtype)

@@ -20,7 +20,7 @@ from fusible.lazy.trace.tensor import TraceTensor
 __all__ = ["Trace"]
 
 _STRANGE = re.compile(r"[^\w.]+")
-"""What names of tensors may hold, and names in a program may not."""
+"""Characters that the name of a tensor may have, and a name in a printed program may not."""
 
 _RESERVED = re.compile(r"(t|t_inter|literal)\d+")
 """The names that tensors without one get."""
@@ -81,12 +81,12 @@ class Trace:
         return f"    {self.names[tensor]}: {print_type(tensor.shape, tensor.dtype, tensor.device)}"
 
     def key(self) -> tuple[object, ...]:
-        """What the program is, apart from names, sources and stored values: equal keys are one compiled program."""
+        """The program without its names, sources and stored values. Traces with equal keys share one compiled program."""
         structure, literals = self.parts()
         return (*structure, *[(repr(value), of) for value, of in literals])
 
     def parts(self) -> tuple[tuple[object, ...], list[Literal]]:
-        """``key`` in two: what the program is apart from its literals, and these, which it may read from inputs instead."""
+        """``key`` in two parts: the program without its literals, and the literals, which it may read from inputs instead."""
         literals: list[Literal] = []
         number: dict[TraceTensor, int] = {}
         for tensor in self.inputs:
@@ -112,7 +112,7 @@ class Trace:
 
 
 def _traced(tensors: Iterable[Any], what: str) -> list[TraceTensor]:
-    """The trace tensors of lazy tensors. A tuple, which is what evaluations pass, is not looked at as an ``Iterable``: that takes 1 us."""
+    """The trace tensors of lazy tensors. Evaluations pass a tuple, for which the check of ``Iterable``, which takes 1 us, is left out."""
     if type(tensors) is not tuple and (not isinstance(tensors, Iterable) or isinstance(tensors, str)):
         got = type(tensors).__qualname__
         raise ArgumentError(expected("a list of lazy tensors", of=f"{what}s of Trace", got=got, do="pass one"))
@@ -126,7 +126,7 @@ def _traced(tensors: Iterable[Any], what: str) -> list[TraceTensor]:
 def _collect(outputs: Sequence[TraceTensor], given: set[TraceTensor]) -> list[TraceOp]:
     """Every operation between ``given`` and ``outputs``, operands first, first operand first; iterative, so depth does not matter.
 
-    Who makes a tensor is read once: an evaluation in another thread may be replacing it by what is stored.
+    The producer of a tensor is read once only: an evaluation in another thread may replace it by a ``Storage`` at any time.
     """
     made = set(given)
     ops: list[TraceOp] = []
@@ -147,7 +147,10 @@ def _collect(outputs: Sequence[TraceTensor], given: set[TraceTensor]) -> list[Tr
 
 
 def _beside(op: TraceOp, made: set[TraceTensor]) -> TraceOp:
-    """``op`` where some of its outputs come from elsewhere, as an argument does: they are made once, and the operation's own go unused."""
+    """A copy of ``op`` for a trace that has some of its outputs already, for instance as arguments.
+
+    The copy makes new tensors in place of those, and nothing reads them: every tensor of the trace is made once.
+    """
     copy = object.__new__(type(op))
     copy.__dict__.update(op.__dict__)
     copy.bind(op.inputs, tuple([TraceTensor(t.shape, t.dtype, t.device, copy, t.source) if t in made else t for t in op.outputs]))

@@ -1,4 +1,4 @@
-"""One operation where several compute the same."""
+"""Merging operations that compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One constant where several are equal."""
+"""Merging equal constants."""
 
 from __future__ import annotations
 

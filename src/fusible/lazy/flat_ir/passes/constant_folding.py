@@ -1,4 +1,4 @@
-"""Computing at once what depends on constants alone, where that is exact and small."""
+"""Computing operations on constants at compile time, where the result is exact and small."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Array = np.ndarray[Any, Any]
 def constant_folding(flat: FlatIR) -> FlatIR:
     """Replace operations on constants by the constants that they compute, of one to ``MAX_ELEMENTS`` elements.
 
-    The bits are those that running the operation gives. So nothing is folded whose result engines may differ in: transcendental functions,
-    sums, NaN, float subnormals (which XLA's arithmetic flushes to zero), integer division by zero, conversions that round twice.
+    The result has the bits that running the operation gives. So an operation is not folded where engines may differ: transcendental functions,
+    sums, NaN, float subnormals (which XLA's arithmetic flushes to zero), integer division by zero, and conversions that round twice.
     """
     rewrite = Rewrite(flat)
     for op in flat.ops:
@@ -47,7 +47,7 @@ def constant_folding(flat: FlatIR) -> FlatIR:
 
 
 def _fold(op: FlatIROp, producers: Sequence[FlatIROp | None]) -> Array | None:
-    """The value of ``op``, or nothing where it is unknown, large or not exact."""
+    """The value of ``op``, or ``None`` where it is unknown, large or not exact."""
     out = op.outputs[0]
     literals = [p for p in producers if isinstance(p, ConstantOp)]
     if len(literals) != len(producers) or not is_static(out.shape) or op.check() is not None or not 0 < math.prod(out.shape) <= MAX_ELEMENTS:
@@ -182,4 +182,4 @@ FOLDED: dict[type[FlatIROp], Callable[..., Array | None]] = {
     flat_ops.TransposeOp: _transpose,
     flat_ops.XorOp: _numpy(np.bitwise_xor),
 }
-"""What is folded, and how: the value of an operation on arrays, or nothing where engines may differ."""
+"""By operation the function that folds it: it computes the value from arrays, and returns ``None`` where engines may differ."""

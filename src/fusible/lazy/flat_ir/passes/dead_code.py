@@ -1,4 +1,4 @@
-"""Nothing that no output needs."""
+"""Dropping operations that no output needs."""
 
 from __future__ import annotations
 

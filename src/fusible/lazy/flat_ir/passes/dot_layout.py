@@ -22,7 +22,7 @@ _REASON = "lay out an operand of a product with the contracted dimensions last"
 
 
 class _Operand(NamedTuple):
-    """An operand of a product, and its dimensions: paired, left, contracted, each in the order of the product."""
+    """An operand of a product with its batch, free and contracted dimensions, each in the order of the product."""
 
     tensor: FlatIRTensor
     batch: list[int]
@@ -43,7 +43,7 @@ class _Operand(NamedTuple):
         return self.order == list(range(len(self.order)))
 
     def untransposed(self) -> _Operand:
-        """The tensor of which this is a transpose, if it is one."""
+        """The operand before its transposes; itself where it has none."""
         op = self.tensor.producer
         if not isinstance(op, TransposeOp):
             return self
@@ -51,17 +51,18 @@ class _Operand(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """Whether a product gives the dimensions that are left in their order."""
+        """Whether the product keeps the order of the free dimensions."""
         return self.free == sorted(self.free)
 
 
 def dot_layout(flat: FlatIR) -> FlatIR:
     """Multiply tensors instead of their transposes, and lay the left operand out with its batch dimensions first, the contracted ones last.
 
-    XLA's matrix kernels for the CPU take a left operand whose rows are contiguous, and none that was transposed; every other product it computes in
-    fp32, by slower loops. A transpose alone would not do: XLA only relabels dimensions, and folds it into the product. With a dimension of size 1
-    between, and a reshape that drops it, memory is written anew. A product of bf16 ``[1024, 2048]^T`` and ``[1024, 512]`` took 6.3 instead of 15.8
-    ms of processor time, a training step of a GPT in bf16 140 instead of 209. What is added up is the same, in an order that the kernel chooses.
+    XLA's matrix kernels for the CPU take a left operand whose rows are contiguous, and none that was transposed; every other product is computed
+    in fp32, by slower loops. A transpose alone does not help: XLA only relabels dimensions, and folds the transpose into the product. With a
+    dimension of size 1 between, and a reshape that drops it, XLA copies the operand to new memory. A product of bf16 ``[1024, 2048]^T`` and
+    ``[1024, 512]`` took 6.3 instead of 15.8 ms of processor time, a training step of a GPT in bf16 140 instead of 209. The sums have the same terms,
+    in an order that the kernel chooses.
     """
     rewrite = Rewrite(flat)
     for op in flat.ops:
@@ -80,7 +81,7 @@ def dot_layout(flat: FlatIR) -> FlatIR:
 
 
 def _operands(op: DotOp) -> list[_Operand] | None:
-    """What ``op`` should multiply; None where that is what it does."""
+    """The operands that ``op`` should multiply; ``None`` where it multiplies these already."""
     given = [_Operand.of(*parts) for parts in zip(op.inputs, op.batch, op.contracting, strict=True)]
     sources = [operand.untransposed() for operand in given]
     left = next(x for x in (sources[0], given[0]) if x.usable or _moves(op, x))
@@ -89,7 +90,7 @@ def _operands(op: DotOp) -> list[_Operand] | None:
 
 
 def _moves(op: DotOp, left: _Operand) -> bool:
-    """Whether the left operand is to be written anew."""
+    """Whether the left operand has to be copied to another layout."""
     sizes = left.tensor.shape
     if left.is_ordered or not left.free or not is_static(sizes) or not is_static(op.outputs[0].shape):
         return False

@@ -18,7 +18,7 @@ MIN_OPERATIONS = 3
 
 
 class _Subgraph:
-    """The operations that one trace operation was lowered to, with what they take from the program and what they give to it."""
+    """The operations that one trace operation was lowered to. ``inputs`` are the tensors that they read, ``outputs`` those that others read."""
 
     def __init__(self, ops: list[FlatIROp]) -> None:
         self.ops = ops
@@ -27,7 +27,7 @@ class _Subgraph:
         self.outputs: list[FlatIRTensor] = []
 
     def key(self) -> tuple[object, ...]:
-        """Equal for subgraphs that compute the same of their inputs."""
+        """A key that is equal for subgraphs that compute the same from their inputs."""
         number = {t: i for i, t in enumerate(self.inputs)}
         parts: list[object] = [self.ops[0].label, *((t.shape, t.dtype) for t in self.inputs)]
         for op in self.ops:
@@ -85,7 +85,7 @@ def function_deduplication(flat: FlatIR) -> FlatIR:
 
 
 def _subgraphs(flat: FlatIR) -> list[_Subgraph]:
-    """The program cut between trace operations, every part with the tensors that the rest needs of it."""
+    """The program as one subgraph per trace operation. The outputs of each are the tensors that later ones, or the program, need."""
     parts = [_Subgraph(list(ops)) for _, ops in groupby(flat.ops, lambda op: op.origin)]
     needed = set(flat.outputs)
     for part in reversed(parts):

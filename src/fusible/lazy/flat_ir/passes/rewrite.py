@@ -1,4 +1,4 @@
-"""How a pass makes a program of another without writing to it."""
+"""How a pass builds a new program from an old one, which it does not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rewrite:
         self.changes: list[Change] = []
 
     def now(self, tensor: FlatIRTensor) -> FlatIRTensor:
-        """What stands in the new program for a tensor of the old one."""
+        """The tensor of the new program that replaces ``tensor`` of the old one."""
         return self._now.get(tensor, tensor)
 
     def operands(self, op: FlatIROp) -> list[FlatIRTensor]:
@@ -49,7 +49,7 @@ class Rewrite:
         return [now.get(t, t) for t in op.inputs] if now else op.inputs
 
     def keep(self, op: FlatIROp, operands: list[FlatIRTensor]) -> FlatIROp:
-        """Append ``op`` on ``operands``: itself where those are its own."""
+        """Append ``op`` on ``operands``: ``op`` itself where these are its own, else a copy."""
         if operands == op.inputs:
             self.ops.append(op)
             return op
@@ -59,7 +59,7 @@ class Rewrite:
         return made
 
     def replace(self, old: Sequence[FlatIRTensor], new: Sequence[FlatIRTensor], change: Change) -> None:
-        """Let ``new`` tensors of the new program stand for ``old`` ones."""
+        """Replace ``old`` tensors by ``new`` ones, which the new program computes."""
         self._now.update(zip(old, new, strict=True))
         self.changes.append(change)
 
