@@ -1,9 +1,9 @@
-"""A program of symbolic sizes as one that computes the same on padded tensors: what stands beyond the true sizes reaches no result.
+"""Rewriting a program of symbolic sizes for padded tensors, so that no result depends on padding.
 
-Every tensor of the new program has the symbolic shape that it had, whose padded sizes now stand for buckets; its first elements along each dimension,
-as many as its true size, are those of the first program, and the rest is of no meaning. True sizes are int32 scalars that the program reads.
-What keeps that is said by the rule of each operation, which is declared where operations are (``fusible.lazy.ops.padding``). One without a rule is
-refused: no result depends on padding.
+Every tensor of the new program keeps its symbolic shape, in which a padded size now stands for its bucket. The first elements along each dimension,
+as many as the true size, are those of the original program; the rest has no meaning. The program reads the true sizes as int32 scalars. The rule of
+each operation keeps this invariant. Rules are declared above, beside the operations (``fusible.lazy.ops.padding``); an operation without a rule is
+refused.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fusible.lazy.trace import Input, Trace, TraceOp, TraceTensor
 __all__ = ["Masking", "PADDING_RULES", "again", "masked", "padding_rule"]
 
 Rule = Callable[["Masking", Any, list[Tensor]], Tensor | list[Tensor]]
-"""Records what stands for an operation on padded operands, which are given; raises ``Masking.refusal`` where nothing can."""
+"""Records the replacement of an operation, on padded operands, which it is given. Raises ``Masking.refusal`` where there is none."""
 
 PADDING_RULES: dict[type[TraceOp], Rule] = {}
-"""What there is in place of an operation whose operands or results are padded. One without a rule is refused."""
+"""By operation the rule for padded operands or results. An operation without a rule is refused."""
 
 _TRIED = 4096
 """For how many values of one size an expression is tried out."""
@@ -54,7 +54,7 @@ def masked(trace: Trace, padded: Sequence[Symbol]) -> Trace:
 
 
 class Masking:
-    """The new program in the making. ``now`` holds for each tensor of the first what stands for it."""
+    """The new program under construction. ``now`` maps each tensor of the original program to its replacement."""
 
     def __init__(self, trace: Trace, padded: Sequence[Symbol]) -> None:
         self.padded = frozenset(padded)
@@ -103,7 +103,7 @@ class Masking:
         return not self.padded.isdisjoint(symbols(list(sizes) if isinstance(sizes, Iterable) else sizes))
 
     def _grows(self, n: SizeLike) -> bool:
-        """Whether a size is known not to shrink where padded ones grow: by its signs, or tried out where it depends on one size alone."""
+        """Whether a size never shrinks where padded sizes grow: known by its signs, or by trying all values where it depends on one size alone."""
         if not self.pads(n):
             return True
         if len(found := symbols(n)) == 1 and (one := next(iter(found))).max - one.min < _TRIED:

@@ -15,9 +15,9 @@ __all__ = ["as_shape", "normalize_dim", "normalize_dims"]
 
 
 def as_shape(shape: Any, of: str = "a shape") -> Shape:
-    """A shape given as a size or a sequence of sizes (ints, whole floats, or sizes of a dynamic dimension); raises ``ShapeError`` for a negative one.
+    """A shape given as a size or a sequence of sizes (ints, whole floats, or sizes of a dynamic dimension).
 
-    ``of``: what the shape is, for the sentence.
+    Raises ``DTypeError`` for anything else and ``ShapeError`` for a negative size. ``of`` is what errors call the shape.
     """
     alone = size_of(shape)
     if isinstance(shape, str | set | frozenset | Mapping):

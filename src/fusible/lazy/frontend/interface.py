@@ -1,9 +1,9 @@
-"""What a public function demands of the dtypes of its arguments: checked, documented and tested from one declaration.
+"""The dtypes that a public function takes. From one declaration they are checked, documented and tested.
 
 ``@constrained(input="T1", returns="T1", T1=FLOATS)`` says that ``input`` is a tensor whose dtype, called ``T1``, is one of ``FLOATS``, and that
 the result has that dtype too. Parameters with one type variable have one dtype; Python numbers among them adopt it. ``"[T1]"`` is a sequence of
-tensors, ``"T1?"`` a tensor or ``None``. A parameter named ``dtype`` or ``..._dtype`` is a dtype itself; ``None`` there means that of ``T1``, where
-it is the default, and is refused elsewhere.
+tensors, ``"T1?"`` a tensor or ``None``. A parameter named ``dtype`` or ``..._dtype`` is a dtype itself; where its default is ``None``, ``None`` means
+the dtype ``T1``, and elsewhere ``None`` is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FUNCTIONS: dict[str, Public] = {}
 
 @dataclass(frozen=True)
 class Rule:
-    """What dtypes that are each allowed must be together: in words, as a function of the type variables, and what to do where they are not."""
+    """What the dtypes of several type variables must fulfil together: in words, as a predicate of the type variables, and as advice for an error."""
 
     wanted: str
     holds: Callable[..., bool]
@@ -43,8 +43,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Constraints:
-    """The demands of one function. ``inputs``: parameter to type variable; ``variables``: what each may be; ``returns``: that of the result, or of
-    each of several."""
+    """The declaration of one function.
+
+    ``inputs`` maps a parameter to its type variable, ``variables`` a type variable to the dtypes that it may be. ``returns`` has the type variable of
+    the result, or of each of several results. ``mixes`` are groups of dtypes that may differ under one type variable.
+    """
 
     inputs: Mapping[str, str]
     variables: Mapping[str, frozenset[dtype]]
@@ -80,7 +83,7 @@ class Constraints:
         return "\n".join(lines)
 
     def _results(self, name: str) -> list[str]:
-        """What has the dtype ``name`` of that which is returned."""
+        """The results, in words, whose dtype is ``name``."""
         if len(self.returns) == 1:
             return ["the result"] if self.returns == (name,) else []
         return [f"result {i}" for i, of in enumerate(self.returns) if of == name]
@@ -134,7 +137,7 @@ def located(function: F) -> F:
 
 _SOURCE_FILE = __file__
 _REQUIRED = object()
-"""In place of a dtype parameter's default where ``None`` is none."""
+"""Stands for the default of a dtype parameter that has none."""
 
 
 class _Name(str):
@@ -220,7 +223,7 @@ def _is_dtype(parameter: str) -> bool:
 
 
 class _Checker:
-    """What the checks of one function call: they convert an argument, or raise an error that names it."""
+    """The functions that the checks of one function call. Each converts an argument, or raises an error that names it."""
 
     def __init__(self, name: str, rules: Constraints) -> None:
         self.name = name

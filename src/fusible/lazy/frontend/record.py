@@ -50,7 +50,7 @@ def record_all(op: TraceOp, *tensors: Tensor) -> list[Tensor]:
 
 
 def _one_device(op: TraceOp, inputs: tuple[TraceTensor, ...]) -> device:
-    """The device of the operands that live somewhere: what is computed from literals alone (``ones``, ``iota``) is made where it is needed."""
+    """The device of the operands that are placed. Values computed from literals alone (``ones``, ``iota``) are made on the device of the others."""
     placed = [t for t in inputs if _is_placed(t)]
     if any(t.device is not placed[0].device for t in placed):
         got = " and ".join(f"{t} on {t.device}" for t in placed)

@@ -1,4 +1,4 @@
-"""What the user is told of a call that failed: of which function it was, and which argument is not what its annotation says."""
+"""The sentences for a call that failed: they name the function, and the argument that is not of its annotated type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusible.lazy.printing import shown
 __all__ = ["OF_PYTHON", "Refusals"]
 
 OF_PYTHON = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that Python raises where a value is not what code takes it for."""
+"""Errors that Python raises where a value is of an unexpected type."""
 
 
 def _is_int(x: Any) -> bool:
@@ -59,7 +59,10 @@ class Refusals:
         self.kinds = {p.name: _KINDS[p.annotation] for p in signature.parameters.values() if p.annotation in _KINDS}
 
     def name(self, error: FusibleError) -> None:
-        """Let a sentence that speaks of neither the function nor an argument of it do so. What a user's own function has raised is of that."""
+        """Add the function to a sentence that names neither it nor one of its arguments.
+
+        An error that a function of the user's raised, which this one calls, stays as it is.
+        """
         if self.calls and error.located:
             return
         of = subject(str(error))
@@ -67,12 +70,12 @@ class Refusals:
             error.args = (with_owner(str(error), self.function), *error.args[1:])
 
     def flag(self, parameter: str, value: Any) -> None:
-        """Raise ``DTypeError`` for what is neither True nor False: Python takes anything for one of them."""
+        """Raise ``DTypeError`` for a value that is neither True nor False: Python would accept any value as one of them."""
         if not self.kinds[parameter][1](value):
             raise self._refused(parameter, value)
 
     def explain(self, error: Exception, arguments: Mapping[str, Any]) -> FusibleError | None:
-        """What is to be said in the place of an error of Python's own; None where it came about in code of the user's."""
+        """The error to raise in place of one of Python's own; ``None`` where it was raised by code of the user's."""
         wrong = next((name for name, (_, accepts) in self.kinds.items() if not accepts(arguments[name])), None)
         if wrong is not None:
             return self._refused(wrong, arguments[wrong])

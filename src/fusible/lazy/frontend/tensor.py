@@ -1,4 +1,4 @@
-"""The lazy tensor, evaluated when its value is needed; and the size of a dynamic dimension, which is a tensor and stands in shapes of tensors."""
+"""The lazy tensor, which is evaluated when its value is needed; and the size of a dynamic dimension, a tensor that shapes may be made of."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Tensor(metaclass=TensorMeta):
 
     @property
     def name(self) -> str | None:
-        """What errors and printed programs call it, where that was given or assigned."""
+        """The name that errors and printed programs use, where one was given or assigned."""
         return self.trace_tensor.name
 
     @name.setter
@@ -132,7 +132,7 @@ class Tensor(metaclass=TensorMeta):
 
     @property
     def stack_info(self) -> list[SourceInfo]:
-        """Where it was recorded: the innermost place of the user's program, looked up when it is asked for; none where that is not known."""
+        """Where the tensor was recorded: the innermost place of the user's program, in a list; an empty list where that is not known."""
         return source_infos(self.trace_tensor.source)
 
     @property
@@ -146,9 +146,9 @@ class Tensor(metaclass=TensorMeta):
 
     @shows_user
     def assign_(self, value: Tensor) -> Tensor:
-        """Make this handle stand for ``value``, of the same shape and dtype, and return it: the functional form of an in-place write.
+        """Let this object stand for ``value``, of the same shape and dtype, and return it: the functional form of an in-place write.
 
-        No recorded value changes: what was computed from the tensor before keeps the former value, and so does every other handle to it. Raises
+        No recorded value changes: tensors that were computed from this one before keep the former value, and so do other objects for it. Raises
         ``ShapeError`` or ``DTypeError`` for another shape or dtype.
         """
         if value.shape != self.shape:
@@ -245,14 +245,14 @@ def _place(given: Any) -> device:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` in a dtype whose elements are Python numbers: bfloat16, float8 and int4 widened exactly."""
+    """``value`` in a dtype whose elements convert to Python numbers: bfloat16, float8 and int4 are widened, exactly."""
     if value.dtype == dtypes.int4.numpy:
         return value.astype(np.int8)
     return value.astype(np.float32) if value.dtype.itemsize < 4 and value.dtype.kind in "Vf" else value
 
 
 def _symbolic(name: str, compute: Callable[[Any, Any], Any]) -> Any:
-    """An operator that gives a size for sizes, and otherwise is that of a tensor."""
+    """An operator that gives a size where the other operand is one, and is the operator of ``Tensor`` otherwise."""
 
     def call(self: DimensionSize, other: Any) -> Any:
         size = size_of(other)
@@ -262,7 +262,7 @@ def _symbolic(name: str, compute: Callable[[Any, Any], Any]) -> Any:
 
 
 def _compared(name: str, decided: Callable[[int, int], bool | None]) -> Any:
-    """A comparison: a truth value where the bounds of the sizes decide it, else a tensor. ``decided`` is asked with the bounds of the difference."""
+    """A comparison: a truth value where the bounds of the sizes decide it, else a tensor. ``decided`` is called with the bounds of the difference."""
 
     def call(self: DimensionSize, other: Any) -> Any:
         size = size_of(other)
@@ -376,10 +376,10 @@ def _truncated(a: SizeLike, b: SizeLike) -> SizeLike:
 
 
 def wrapped(size: SizeLike) -> Any:
-    """A size as users see it: an int, or a ``DimensionSize``."""
+    """A size for users: an int, or a ``DimensionSize``."""
     return DimensionSize(size) if isinstance(size, Size) else size
 
 
 def sized(shape: Shape) -> Shape:
-    """A shape as users see it."""
+    """A shape for users, of ints and ``DimensionSize``."""
     return tuple([wrapped(n) for n in shape])

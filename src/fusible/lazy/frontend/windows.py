@@ -19,7 +19,7 @@ Padding = tuple[tuple[SizeLike, SizeLike], ...]
 
 
 def steps(given: Any, rank: int, parameter: str, what: str) -> tuple[SizeLike, ...]:
-    """One size of at least 1 per dimension, 1 everywhere for ``None``; raises ``ArgumentError`` for anything else."""
+    """``given`` as one size of at least 1 per dimension; ``None`` means 1 everywhere. Raises ``ArgumentError`` for anything else."""
     if given is None:
         return (1,) * rank
     found = _sizes(given, 1, f"{parameter} of {what}")
@@ -29,7 +29,7 @@ def steps(given: Any, rank: int, parameter: str, what: str) -> tuple[SizeLike, .
 
 
 def padding_of(given: Any, rank: int, parameter: str, what: str) -> Padding:
-    """One pair of sizes of at least 0 per dimension, none for ``None``; raises ``ArgumentError`` for anything else."""
+    """``given`` as one pair of sizes of at least 0 per dimension; ``None`` means no padding. Raises ``ArgumentError`` for anything else."""
     if given is None:
         return ((0, 0),) * rank
     pairs = tuple(_sizes(pair, 0, f"{parameter} of {what}") for pair in _items(given))
@@ -43,7 +43,7 @@ def _items(given: Any) -> tuple[Any, ...]:
 
 
 def _sizes(given: Any, least: int, what: str) -> tuple[Any, ...]:
-    """What is given as sizes; ``None`` for what is none, or cannot be at least ``least``."""
+    """The sizes in ``given``, with ``None`` in place of each item that is no size, or that is below ``least``."""
     found = [size_of(n) for n in _items(given)]
     return tuple([n if n is not None and holds(n, ">=", least, what) else None for n in found])
 

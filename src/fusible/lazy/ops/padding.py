@@ -1,7 +1,7 @@
 """What operations do on padded tensors: see ``fusible.lazy.compilation.masking``.
 
-One that works place by place is the same; one that mixes places (a sum, a product of matrices) is given its neutral element in place of what is
-beyond the true sizes; one that counts from the end picks its elements by the true size. Whatever is none of these is refused.
+An elementwise operation stays as it is. An operation that mixes elements (a sum, a product of matrices) gets its neutral element in place of those
+beyond the true sizes. An operation that counts from the end selects elements by the true size. All others are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fusible.lazy.ops.where import Where, where
 from fusible.lazy.trace import DimensionValue, Fill, TraceOp
 
 _BY_PLACE = (BinaryElementwise, UnaryElementwise, Comparison, Cast, Where, Copy, Expand, Permute, Fill, Iota, Triangle, CumSum)
-"""Operations of which each element depends on its place, and on the elements there or before: on no size, and on nothing beyond the true one."""
+"""Operations whose elements depend on their position and on operand elements at that position or before: not on a size, nor on padding."""
 
 _FUNCTIONS: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "//": binary.floor_div,
@@ -76,7 +76,7 @@ def _atom(to: Masking, atom: Atom) -> Tensor:
 
 
 def _kept(to: Masking, x: Tensor, dims: Iterable[int], value: float | int | bool) -> Tensor:
-    """``x`` with ``value`` in place of what is beyond its true sizes along ``dims``."""
+    """``x`` with ``value`` in place of the elements beyond its true sizes along ``dims``."""
     shape = x.trace_tensor.shape
     for d in dims:
         if to.pads(shape[d]):
@@ -86,13 +86,13 @@ def _kept(to: Masking, x: Tensor, dims: Iterable[int], value: float | int | bool
 
 
 def _picked(to: Masking, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Elements of ``x`` along ``dim``. An index that is none (of what is beyond the true size of the result) picks any element."""
+    """Elements of ``x`` along ``dim``. An index out of range, which belongs to padding of the result, is clamped: it may pick any element."""
     last = _padded_size(x.trace_tensor.shape[dim]) - 1
     return gather(x, dim, binary.maximum(binary.minimum(index, last), 0))
 
 
 def _padded_size(n: SizeLike) -> Tensor:
-    """The value of a size that is a bucket's."""
+    """The value of a size of the padded tensors."""
     return record(DimensionValue(n, dtypes.int32))
 
 
@@ -140,7 +140,7 @@ def _convolution(to: Masking, op: Convolution, inputs: list[Tensor]) -> Tensor:
 
 @padding_rule(ConvolutionTranspose, Dequantize, Pooling, Quantize, Resize, TopK)
 def _elsewhere(to: Masking, op: TraceOp, inputs: list[Tensor]) -> list[Tensor]:
-    """What mixes no places along padded dimensions, as pooling does none of the batch."""
+    """Operations that are right where they mix no elements along padded dimensions: pooling mixes none along the batch, for instance."""
     shape = inputs[0].trace_tensor.shape
     mixed = [n for d, n in enumerate(shape) if d in _mixed(op, shape)]
     if to.pads([mixed, *[t.trace_tensor.shape for t in inputs[1:]]]):
@@ -149,7 +149,7 @@ def _elsewhere(to: Masking, op: TraceOp, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _mixed(op: TraceOp, shape: Sequence[SizeLike]) -> Iterable[int]:
-    """The dimensions of its first operand along which elements of the result depend on several places, or on another."""
+    """The dimensions of the first operand along which a result element depends on several elements, or on one at another position."""
     if isinstance(op, TopK):
         return [op.dim]
     if isinstance(op, Resize):
@@ -192,7 +192,7 @@ def _flip(to: Masking, op: Flip, inputs: list[Tensor]) -> Tensor:
 
 @padding_rule(Slice)
 def _slice(to: Masking, op: Slice, inputs: list[Tensor]) -> Tensor:
-    """A slice from a place that does not depend on true sizes is the slice itself; others are picked."""
+    """Where the start of a slice does not depend on a true size the slice stays; along other dimensions its elements are gathered."""
     (x,) = inputs
     shape, out = x.trace_tensor.shape, op.outputs[0].shape
     moving = [d for d, start in enumerate(op.start) if to.pads(start)]
@@ -206,7 +206,7 @@ def _slice(to: Masking, op: Slice, inputs: list[Tensor]) -> Tensor:
 
 @padding_rule(Concatenate)
 def _concatenate(to: Masking, op: Concatenate, inputs: list[Tensor]) -> Tensor:
-    """Operands are joined with their padding, which is then skipped: an element after it stands as much further as that is long."""
+    """Operands are joined with their padding, which is then skipped: the index of an element grows by the padding before it."""
     (joined,) = again(op, inputs)
     sizes = [t.shape[op.dim] for t in op.inputs]
     if not to.pads(sizes[:-1]):
@@ -223,7 +223,7 @@ def _concatenate(to: Masking, op: Concatenate, inputs: list[Tensor]) -> Tensor:
 
 @padding_rule(Reshape)
 def _reshape(to: Masking, op: Reshape, inputs: list[Tensor]) -> Tensor:
-    """Right where a padded size is the slowest of the dimensions that are split or merged with it: padding then stays behind all elements."""
+    """A reshape is right where a padded size is the slowest of the dimensions that are split or merged: padding then stays behind all elements."""
     for group in _aligned(inputs[0].trace_tensor.shape, op.outputs[0].shape):
         before, after = ([n for n in side if n != 1] for side in group)
         if before != after and (to.pads(before[1:]) or to.pads(after[1:]) or to.pads(before[:1]) != to.pads(after[:1])):
