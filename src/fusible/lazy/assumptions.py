@@ -1,4 +1,4 @@
-"""What a program takes for granted about sizes that only a call knows: noted while it is recorded, checked at each call."""
+"""Conditions on sizes that only a call determines: they are noted while a program is recorded, and checked at each call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Condition:
         return a == b or (self.relation == ">=" and a > b)
 
     def check(self, values: Mapping[Symbol, int], origins: Mapping[Symbol, str]) -> None:
-        """Raise ``ShapeError`` where it does not hold for the sizes of a call. ``origins``: what each size is of, as an argument's dimension."""
+        """Raise ``ShapeError`` where it does not hold for the sizes of a call. ``origins`` names each size, as the dimension of an argument."""
         if self.holds(values):
             return
         a, b = evaluate(self.left, values), evaluate(self.right, values)
@@ -56,7 +56,7 @@ class Condition:
 
 @contextmanager
 def collected() -> Iterator[dict[Condition, None]]:
-    """Collect the conditions that are noted by this thread meanwhile, in order."""
+    """Collect the conditions that this thread notes while the context is open, in order."""
     noted: dict[Condition, None] = {}
     token = _NOTED.set(noted)
     try:
@@ -66,7 +66,8 @@ def collected() -> Iterator[dict[Condition, None]]:
 
 
 def holds(left: SizeLike, relation: str, right: SizeLike, what: str) -> bool:
-    """Whether ``left == right`` (or ``>=``) can hold. Where that depends on the call it is noted, to be checked then, for ``what``."""
+    """Whether ``left == right`` (or ``>=``) can hold. Where that depends on a call, the condition is noted for ``what``, to be checked at each
+    call."""
     if left == right:
         return True
     low, high = bounds(left - right)

@@ -1,6 +1,6 @@
 """Checks of programs on their way: of each trace that is lowered, and of each FlatIR before and after every pass.
 
-They are for tests, which put ``check_trace`` and ``check_flat_ir`` here; a program of the user's runs none.
+They are for tests, which register ``check_trace`` and ``check_flat_ir`` here. Programs of users run none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["CHECKS", "run_checks"]
 
 CHECKS: dict[str, Callable[[Any], object]] = {}
-"""By the name of a program's class, what raises where one is not valid."""
+"""By the name of a program's class, the function that raises where a program is not valid."""
 
 
 def run_checks(program: Any) -> None:

@@ -46,7 +46,7 @@ def _extras(name: str, value: Any) -> tuple[str, ...]:
 
 
 class _Setting:
-    """An attribute that is checked when it is assigned; until then it is its default, read at the first use: settings are asked on hot paths."""
+    """An attribute that is checked when it is assigned. Its default is read at the first use, and kept: settings are read on hot paths."""
 
     def __init__(self, default: Callable[[], Any], check: Callable[[str, Any], Any], doc: str) -> None:
         self._default, self._check, self.__doc__ = default, check, doc

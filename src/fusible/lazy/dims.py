@@ -72,8 +72,8 @@ Monomial = tuple[Atom, ...]
 class Size:
     """A polynomial of sizes with integer coefficients: ``terms`` maps products of sizes, in order, to their coefficients.
 
-    It is not constant: what is constant is an int. Comparisons of order are decided by the bounds of its sizes, and raise ``CompileError`` where
-    those leave it open; ``Size`` is true, as a size is.
+    A ``Size`` is never constant: a constant size is an int. Comparisons of order are decided by the bounds of its sizes, and raise ``CompileError``
+    where the bounds do not decide. Its truth value is true.
     """
 
     __slots__ = ("_hash", "terms")
@@ -150,7 +150,7 @@ class Size:
 
 
 SizeLike = Any
-"""An int or a ``Size``: what computes with either needs not to know which."""
+"""An int or a ``Size``. Code that computes with sizes need not distinguish them, so it is ``Any`` for type checkers."""
 
 
 def _is_size(value: object) -> bool:
@@ -306,7 +306,7 @@ def bounds(of: SizeLike) -> tuple[int, int]:
 
 
 def may_agree(a: SizeLike, b: SizeLike) -> bool:
-    """Whether two sizes can be equal: numbers that are, or a dynamic one with another in its bounds, which a condition of the program then says."""
+    """Whether two sizes can be equal by their bounds. Where a dynamic size has to be equal to another, a condition of the program says so."""
     (low, high), (least, most) = bounds(a), bounds(b)
     return low <= most and least <= high
 

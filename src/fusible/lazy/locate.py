@@ -26,7 +26,8 @@ def pointing(error: E, argument: str) -> E:
 def locate(error: FusibleError, parameters: tuple[str, ...]) -> None:
     """Put the user's line, with carets under the argument that ``error`` names, before its sentence. Once: outer callers leave it alone.
 
-    ``parameters`` are those of the function that raised; its caller is the user, or Fusible on behalf of the user: then the whole call is marked.
+    ``parameters`` are those of the function that raised. Where its caller is not the user's code, but Fusible on behalf of the user, the whole call
+    is marked.
     """
     caller = sys._getframe(1).f_back
     frame = user_frame(caller)

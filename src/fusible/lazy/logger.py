@@ -1,4 +1,4 @@
-"""``fusible.lazy.logger``: what the lazy compiler says while it works, by level, channel and module, on the standard error stream."""
+"""``fusible.lazy.logger``: messages of the lazy compiler on the standard error stream, by level, channel and module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = ("verbose", "info", "warning", "error")
 """Each level shows those after it as well."""
 
 CHANNELS = ("trace", "flat_ir", "mlir", "timing")
-"""What is shown only where it is asked for by name."""
+"""Channels, which are shown only where they are named."""
 
 _IR = frozenset({"trace", "flat_ir", "mlir"})
 _OURS = "fusible.lazy."

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 __all__ = ["Place", "Source", "SourceInfo", "UNKNOWN", "describe", "excerpt", "is_ours", "place_of", "source_infos", "user_frame", "user_line"]
 
 Source = tuple[CodeType | None, int]
-"""A place in a program, as cheap to note as can be: a code object and the offset of an instruction in it."""
+"""A place in a program: a code object and the offset of an instruction in it, which cost next to nothing to note."""
 
 
 def _roots() -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def user_line() -> Source:
-    """Where the innermost caller stands that is the user's. Costs a few hundred nanoseconds: nothing is looked up."""
+    """The place of the innermost caller that is the user's code. Costs a few hundred nanoseconds: lines are looked up when they are printed."""
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

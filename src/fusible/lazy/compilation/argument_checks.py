@@ -25,7 +25,7 @@ __all__ = ["ArgumentCheck", "SizeCheck", "TensorCheck", "checks_of"]
 
 
 class TensorCheck:
-    """The check of one tensor input. ``shape`` holds the sizes; ``dynamic`` the dimensions whose size a call determines."""
+    """The check of one tensor input. ``shape`` has its sizes, ``dynamic`` the dimensions whose size a call determines."""
 
     def __init__(self, name: str, function: str, shape: tuple[SizeLike, ...], of: dtype, donate: bool = False) -> None:
         self.of = f"{name} of the executable {function}"
@@ -37,7 +37,8 @@ class TensorCheck:
         self.origins = [(found, f"dimension {d} of {name}") for d, found in self.dynamic]
 
     def admit(self, given: Any, sizes: list[int]) -> Any:
-        """The engine's buffer of ``given`` (the stored tensor itself where it is donated); appends the sizes of its dynamic dimensions."""
+        """The engine's buffer of ``given``, or the ``Storage`` itself where it is donated. Appends the sizes of its dynamic dimensions to
+        ``sizes``."""
         if isinstance(given, Tensor):
             tensor = given.trace_tensor
             if tensor.device is not DEFAULT:
@@ -50,7 +51,7 @@ class TensorCheck:
         return Storage(array.shape, self.dtype, array) if self.donate else pjrt.place(array, self.dtype)
 
     def read(self, given: Any, sizes: list[int], strided: bool = True) -> Array:
-        """The host array of ``given``, checked; appends the sizes of its dynamic dimensions."""
+        """The host array of ``given``, checked. Appends the sizes of its dynamic dimensions to ``sizes``."""
         array = given.numpy() if isinstance(given, Tensor | Output) else read(given, self.numpy, strided, self.of)
         if array.dtype != self.numpy or array.shape != self.shape:
             self.check(BY_NUMPY[array.dtype], array.shape, sizes)

@@ -27,14 +27,14 @@ from fusible.lazy.trace import Trace
 __all__ = ["BucketSource", "Buckets", "check_conditions", "checked_buckets", "rounded"]
 
 Buckets = Mapping[Symbol, tuple[int, ...]]
-"""By dynamic size the sizes that programs are compiled for, ascending up to its maximum."""
+"""For each dynamic size the sizes that programs are compiled for, ascending up to its maximum."""
 
 _CAPACITY = 64
-"""How many programs of one executable are kept at hand, for as many sets of buckets (and of the sizes without)."""
+"""How many programs of one executable are kept: one for each set of buckets (and of the sizes that have none)."""
 
 
 _TRIED = 10_000
-"""For how many sets of sizes a condition is tried out."""
+"""The largest number of sets of sizes that a condition is checked for by trying each."""
 
 
 def checked_buckets(given: Any, known: Sequence[Symbol], donating: bool) -> Buckets:
@@ -62,7 +62,7 @@ def checked_buckets(given: Any, known: Sequence[Symbol], donating: bool) -> Buck
 
 
 def check_conditions(conditions: Sequence[Condition], buckets: Buckets) -> None:
-    """Raise ``CompileError`` where what a program needs of true sizes need not hold of their buckets, as where one of two equal ones has none."""
+    """Raise ``CompileError`` where a condition holds for true sizes and may not hold for their buckets: of two equal sizes one has no buckets."""
     for condition in conditions:
         found = sorted(symbols((condition.left, condition.right)), key=str)
         if buckets.keys().isdisjoint(found) or _keeps(condition, found, buckets):
@@ -74,7 +74,7 @@ def check_conditions(conditions: Sequence[Condition], buckets: Buckets) -> None:
 
 
 def _keeps(condition: Condition, found: Sequence[Symbol], buckets: Buckets) -> bool:
-    """Whether a condition that true sizes fulfil is fulfilled by their buckets: known of two sizes with the same ones, tried out of others."""
+    """Whether buckets fulfil a condition wherever the true sizes do: two equal sizes with the same buckets do; for others all sizes are tried."""
     if len(found) == 2 and {str(condition.left), str(condition.right)} == {s.name for s in found}:
         first, second = found
         if condition.relation == "==" and buckets.get(first) == buckets.get(second):
@@ -93,9 +93,9 @@ def rounded(values: Mapping[Symbol, int], buckets: Buckets) -> dict[Symbol, int]
 
 
 class BucketSource:
-    """The programs of a recorded function on padded tensors. A program for true sizes pads its inputs to those of the bucket, and cuts the results.
+    """The programs of a recorded function on padded tensors. A program for true sizes pads its inputs to their buckets, and cuts the results.
 
-    ``trace`` is what was recorded; ``flat_ir`` and what follows have what is added for padding.
+    ``trace`` is the recorded program; ``flat_ir`` and later forms include what padding adds.
     """
 
     def __init__(self, trace: Trace, level: int, buckets: Buckets) -> None:
@@ -127,7 +127,7 @@ class BucketSource:
 
 
 class _Padding(pjrt.BufferProgram):
-    """``program``, which reads padded inputs, their true sizes ``true`` and constants, for inputs of the true sizes."""
+    """A program for inputs of the true sizes, made of ``program``, which reads padded inputs, the true sizes and constants."""
 
     def __init__(self, program: Program, inputs: Types, outputs: Types, true: Sequence[int]) -> None:
         self._program = program
@@ -137,7 +137,7 @@ class _Padding(pjrt.BufferProgram):
         self._count = len(inputs)
 
     def execute(self, buffers: Sequence[Any]) -> list[Any]:
-        """Pad, run, and cut: what is padded or cut is copied."""
+        """Pad, run, and cut. Padding and cutting copy."""
         given = list(buffers)
         for i, ((shape, of), (wide, _)) in enumerate(zip(self.inputs[: self._count], self._program.inputs, strict=False)):
             if shape != wide:
@@ -155,7 +155,7 @@ class _Padding(pjrt.BufferProgram):
 
 
 def _beyond(shape: Shape, of: dtype) -> Array:
-    """What inputs are padded with: any elements would do."""
+    """The memory for a padded input. Padding may have any values; these are zeros."""
     return np.zeros(shape, of.numpy)
 
 

@@ -80,7 +80,7 @@ def compile(
 
 
 def _tracer(check: ArgumentCheck, index: int, name: str) -> tuple[Any, TraceTensor]:
-    """What stands for a runtime input while the function runs, and its recorded value, which errors call ``name``."""
+    """The tensor or size that the function gets for a runtime input, and its recorded value, which errors call ``name``."""
     if isinstance(check, SizeCheck):
         op: Input = DimensionInput(index, (), check.dtype, check.size)
     else:
@@ -111,7 +111,7 @@ def _donating(signature: Signature, names: Sequence[str]) -> Signature:
 
 
 def _aliases(signature: Signature, trace: Trace) -> dict[int, int]:
-    """By donated input, the first result of its type that no other takes; raises ``ArgumentError`` where there is none."""
+    """For each donated input the first result of its type that no other input has. Raises ``ArgumentError`` where there is none."""
     free = list(range(len(trace.outputs)))
     aliases: dict[int, int] = {}
     for i, (leaf, t) in enumerate(zip(signature.leaves, trace.inputs, strict=True)):

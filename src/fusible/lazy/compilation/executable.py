@@ -41,7 +41,7 @@ ResultType = tuple[Shape, dtype, device]
 
 
 class Saved(NamedTuple):
-    """What a file keeps of an executable. ``usual_program`` compiles it for its usual sizes."""
+    """The parts of an executable that a file keeps. ``usual_program`` compiles the program for its usual sizes."""
 
     signature: Signature
     results: list[ResultType]
@@ -235,7 +235,7 @@ class Executable:
         return (self._fixed or self._at([symbol.opt for symbol, _ in self._origins]))[0]
 
     def _usual_sizes_agree(self) -> bool:
-        """Whether the usual sizes obey the program's conditions, so that it can be compiled for them ahead of a call."""
+        """Whether the usual sizes fulfil the program's conditions, so that it can be compiled for them before the first call."""
         usual = {symbol: symbol.opt for symbol, _ in self._origins}
         try:
             for condition in self._conditions:

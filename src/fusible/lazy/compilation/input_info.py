@@ -1,4 +1,4 @@
-"""What a compiled function is told about its runtime inputs: shapes with fixed or dynamic dimensions, and dtypes."""
+"""The declared types of a compiled function's runtime inputs: shapes with fixed or dynamic dimensions, and dtypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ C = TypeVar("C", bound=type)
 
 
 def _made_by_user(cls: C) -> C:
-    """A dataclass whose errors begin with the user's line (the generated ``__init__`` stands in no file of ours)."""
+    """Let the errors of a dataclass begin with the user's line. Its ``__init__`` is generated, and cannot have the decorator itself."""
     cls.__init__ = shows_user(cls.__init__)
     return cls
 
@@ -139,9 +139,9 @@ def _size(given: int | Bounds | NamedDimension, name: str, named: dict[str, Name
 @_made_by_user
 @dataclass(frozen=True)
 class DimensionInputInfo:
-    """The bounds ``(min, opt, max)`` of a runtime input that is a size. The function is given a ``DimensionSize``; a call is given an int.
+    """The bounds ``(min, opt, max)`` of a runtime input that is a size. The function receives a ``DimensionSize``; a call passes an int.
 
-    ``value_bounds`` has each of them in a tuple, as the bounds of a shape have.
+    ``value_bounds`` has each bound in a tuple of one, as the bounds of a shape are tuples.
     """
 
     value_bounds: Any

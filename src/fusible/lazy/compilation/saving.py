@@ -62,7 +62,7 @@ _DAMAGE = (
     safetensors.SafetensorError,
     zipfile.BadZipFile,
 )
-"""What reading a damaged archive, text or table raises."""
+"""The errors that reading a damaged archive, text or table raises."""
 
 
 def save(executable: Executable, path: str | os.PathLike[str], binary: bool) -> None:
@@ -120,7 +120,7 @@ def load(cls: type[Executable], path: str | os.PathLike[str], trust_binary: bool
         parts = _parts(body)
         manifest = parse_json(parts[_MANIFEST], of=f"{_MANIFEST} in {os.fspath(path)}", do="save the executable again")
         made = _made(cls, manifest, parts, trust_binary)
-        # What was read is what is written of it again: so no entry was left over, or taken for something that it only resembles.
+        # What was read has to be written again as it was: then no entry was left over, or misread as one that it resembles.
         if json.dumps(_manifest(made, manifest["engine"]), sort_keys=True) != json.dumps(manifest, sort_keys=True):
             raise ValueError("entries of another kind")
         return made
@@ -129,7 +129,7 @@ def load(cls: type[Executable], path: str | os.PathLike[str], trust_binary: bool
 
 
 def _parts(body: bytes) -> dict[str, bytes]:
-    """The members of an archive as ``save`` makes it: known names, each once, and nothing that is longer when read than in the file."""
+    """The members of an archive. Raises ``ValueError`` for one that ``save`` does not write: an unknown or doubled name, compression, overlap."""
     with zipfile.ZipFile(io.BytesIO(body)) as file:
         members = file.infolist()
         names = [member.filename for member in members]

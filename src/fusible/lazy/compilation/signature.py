@@ -1,4 +1,4 @@
-"""Which arguments of a compiled function are runtime inputs, and how a call gives them."""
+"""Which arguments of a compiled function are runtime inputs, and how a call passes them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def filled(bound: inspect.BoundArguments, made: Mapping[str, Any]) -> inspect.Bo
 
 
 def _named(parameter: str, kind: Any, value: Any) -> list[tuple[str, Any]]:
-    """The arguments that a parameter takes, by the names under which a call gives them."""
+    """The arguments that a parameter takes, by the names under which a call passes them."""
     if kind is inspect.Parameter.VAR_POSITIONAL:
         return [(f"{parameter}{i}", item) for i, item in enumerate(value)]
     return list(value.items()) if kind is inspect.Parameter.VAR_KEYWORD else [(parameter, value)]
@@ -119,7 +119,7 @@ class Signature:
         self._positional = [p for p in self.parameters if not p.by_keyword]
         plain = all(isinstance(p.template, Leaf) and not p.by_keyword for p in self.parameters)
         self.plain_count = len(self.parameters) if plain else -1
-        """How many positional arguments are the leaves as they come; -1 where they never are."""
+        """The number of positional arguments where these are exactly the leaves; -1 for a signature where they never are."""
 
     @classmethod
     def of(cls, bound: inspect.BoundArguments, function: str) -> Signature:
@@ -141,7 +141,7 @@ class Signature:
         return inspect.Signature(found, return_annotation=result)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """What a call gives for each leaf; raises ``ArgumentError`` for a missing, unknown or doubled argument, or another structure."""
+        """The values that a call passes for the leaves. Raises ``ArgumentError`` for a missing, unknown or doubled argument, or another structure."""
         if len(args) > len(self._positional):
             wanted = f"{len(self._positional)} inputs{'' if len(self._positional) == len(self.parameters) else ' by position'}"
             raise ArgumentError(expected(wanted, of=self._of, got=len(args), do=f"pass {self._spelled}"))
@@ -171,7 +171,7 @@ class Signature:
         return f"({', '.join(p.name for p in self.parameters)})"
 
     def _match(self, template: Template, given: Any, name: str, into: list[Any]) -> None:
-        """Append the runtime inputs of ``given``, which has the structure of ``template``. What stands for a constant is not looked at."""
+        """Append the runtime inputs of ``given``, which has the structure of ``template``. Values in place of constants are ignored."""
         if isinstance(template, Leaf):
             into.append(given)
         elif isinstance(template, dict):

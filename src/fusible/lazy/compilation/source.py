@@ -1,4 +1,4 @@
-"""Where the programs of an executable come from: a trace in this process, or a saved module."""
+"""The sources of an executable's programs: a trace in this process, or a saved module."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Source(Protocol):
 
 
 class TraceSource:
-    """A recorded function. Sizes are replaced in the trace, which is then lowered as any: nothing of the user's runs again."""
+    """A recorded function. For given sizes the trace is specialized and lowered; the user's function does not run again."""
 
     def __init__(self, trace: Trace, level: int, aliases: Mapping[int, int]) -> None:
         self.trace = trace

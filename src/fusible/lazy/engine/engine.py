@@ -1,4 +1,4 @@
-"""What an execution engine is: it compiles a StableHLO module, runs it on host arrays, and writes and reads its binary."""
+"""The interface of execution engines. An engine compiles a StableHLO module, runs it on host arrays, and writes and reads its binary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Array = np.ndarray[Any, Any]
 
 
 class EngineRefusal(CompileError):
-    """An engine does not compile or load a module. ``reason`` is its own diagnostic, in which operations are looked for; ``wanted`` what it takes."""
+    """An engine refuses to compile or load a module.
+
+    ``reason`` is the engine's diagnostic, from which the operation to blame is found; ``wanted`` says what the engine takes.
+    """
 
     def __init__(self, wanted: str, reason: str) -> None:
         super().__init__(expected(wanted, of="a recorded program", got=" ".join(reason.split()), do="simplify the program, or report it"))

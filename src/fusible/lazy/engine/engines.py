@@ -1,4 +1,4 @@
-"""The engines that there are, and which one is in force."""
+"""The registered engines, and the one in use."""
 
 from __future__ import annotations
 

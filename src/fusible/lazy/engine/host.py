@@ -1,7 +1,7 @@
-"""Host arrays: reading whatever a user passes, without copying where that is safe.
+"""Host arrays: reading the data that a user passes, without a copy where that is safe.
 
-An array is *safe* when it is C-contiguous and starts at a multiple of 64 bytes. What is not safe is copied, so that strides and
-alignment are never an execution engine's business.
+An array is *safe* when it is C-contiguous and starts at a multiple of 64 bytes. Other arrays are copied, so that engines need not handle strides or
+alignment.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class _Aval(NamedTuple):
 
 
 class _State:
-    """The process's engine. ``forked`` is set in a child of a process that had one: its threads did not follow."""
+    """The process's engine. ``forked`` is set in a forked child of a process that had one: a child has none of the parent's threads."""
 
     def __init__(self) -> None:
         self.lock = Lock()

@@ -1,4 +1,4 @@
-"""Functions of the user's own that programs call: XLA FFI handlers, by name."""
+"""User-defined functions that programs call: XLA FFI handlers, by name."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def register_plugin(
     ``outputs(*inputs, **attributes)`` tells the results: a list of pairs of a shape and a dtype, from tensors of which only ``shape`` and
     ``dtype`` are known. Without it, every call says them.
 
-    A name and version is registered once in a process. Raises ``ArgumentError`` for another handler of a registered name or a symbol that the
-    library lacks, and ``DTypeError`` for something that is no handler, a name that is no text, or outputs that are no function.
+    A name with a version is registered once per process. Raises ``ArgumentError`` for a second handler of a registered name or a symbol that the
+    library lacks, and ``DTypeError`` for a handler, a name or ``outputs`` of another type.
     """
     for what, text in (("name", name), ("version", version), ("namespace", namespace)):
         check_text(text, f"{what} of register_plugin")

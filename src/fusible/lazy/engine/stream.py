@@ -12,8 +12,8 @@ __all__ = ["Stream", "default_stream"]
 class Stream:
     """An order of execution, as ``Executable.stream`` takes it.
 
-    The host engine has one order: a call returns when its results are ready. So all streams are alike there: ``synchronize`` has nothing
-    to wait for, and ``ptr`` is 0, the handle of the default stream, for interfaces that ask for one.
+    The host engine is synchronous: a call returns when its results are ready. So all its streams are equivalent: ``synchronize`` has nothing to wait
+    for, and ``ptr`` is 0, the handle of the default stream, for interfaces that ask for one.
     """
 
     __slots__ = ("device",)

@@ -1,4 +1,4 @@
-"""What building a module needs of the MLIR bindings: dialects, types and attributes."""
+"""The parts of the MLIR bindings that building a module uses: dialects, types and attributes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_TYPES = 4096
 
 
 class Typed(Protocol):
-    """What a ranked tensor type is made of, as every value of a FlatIR has it."""
+    """Anything with the shape and dtype of a ranked tensor type, as every value of a FlatIR has them."""
 
     @property
     def shape(self) -> Shape: ...
