@@ -148,11 +148,11 @@ UNSIGNED = frozenset({uint8, uint32, uint64})
 INTEGERS = SIGNED | UNSIGNED
 FLOAT8S = frozenset({float8, float8e5m2})
 NUMBERS = FLOATS | INTEGERS
-"""What arithmetic takes."""
+"""The dtypes that arithmetic takes."""
 COMPUTED = NUMBERS | {bool}
-"""What functions compute on."""
+"""The dtypes that most functions take: numbers and bools."""
 ALL = frozenset(DTYPES.values())
-"""What can be moved and cast: the storage types as well."""
+"""The dtypes that can be moved and cast: all, the storage types included."""
 
 
 def from_numpy(of: np.dtype[Any]) -> dtype:

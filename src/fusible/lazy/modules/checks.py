@@ -1,4 +1,4 @@
-"""What a module demands of its input, refused with the name of the module."""
+"""Checks of a module's input and arguments. Errors name the module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_channels", "check_sizes", "check_spatial", "check_trailing", "
 
 
 def float_dtype(name: str, of: Any) -> dtype:
-    """``of`` itself where a module can compute in it; raises ``DTypeError`` else."""
+    """``of`` itself where it is a float dtype, in which modules compute. Raises ``DTypeError`` otherwise."""
     if check_dtype(of) not in FLOATS:
         raise DTypeError(expected("float32, float16, bfloat16 or float64", of=f"dtype of {name}", got=of, do="pass one of these"))
     return of

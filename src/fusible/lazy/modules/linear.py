@@ -24,11 +24,11 @@ _QUANTIZED = (dtypes.int8, dtypes.int4, dtypes.float8)
 class Linear(Module):
     """``x @ weight.T + bias`` with ``weight`` ``[out_features, in_features]`` and ``bias`` ``[out_features]`` (or ``None``), of ``dtype``, a float.
 
-    With ``quant_dtype`` (int8, int4 or float8) the weight takes the values that it can have there: it is quantized with ``weight_scale`` and
-    dequantized. The scale is one number; with ``weight_quant_dim`` one for each element of that dimension, 0 for output or 1 for input features; or,
-    without it, one for blocks of rows, ``[out_features / block, in_features]``. A weight that is ``quant_dtype`` already, by ``quantize``,
-    is taken as well, and only dequantized. Where ``input_scale``, a scalar, has a value, the input is quantized and dequantized by it. Scales are of
-    ``dtype``; without ``quant_dtype`` they are ``None``.
+    With ``quant_dtype`` (int8, int4 or float8) the weight is quantized with ``weight_scale`` and dequantized before the product. Without
+    ``weight_quant_dim`` the scale is one number, or one for each block of rows, ``[out_features / block, in_features]``; with it one number for each
+    element of that dimension (0: output features, 1: input features). A weight that is of ``quant_dtype`` already is only dequantized. Where
+    ``input_scale``, a scalar, has a value, the input is quantized and dequantized with it. Scales are of ``dtype``; without ``quant_dtype`` they are
+    ``None``.
 
     16-bit floats accumulate in float32, bias included, and round once. Raises ``DTypeError`` for a ``quant_dtype`` beside these three and
     ``ArgumentError`` for a ``weight_quant_dim`` that is neither 0 nor 1, or stands without ``quant_dtype``.

@@ -17,11 +17,11 @@ from fusible.lazy.ops.fill import ones
 __all__ = ["LoadedKeys", "Module"]
 
 _DECLARED = "_declared"
-"""The attribute that keeps, by name, the declaration of each parameter that has a value by now."""
+"""The attribute with the declarations, by name, of the parameters that were declared without a value and have one now."""
 
 
 class LoadedKeys(NamedTuple):
-    """What ``load_state_dict`` did not find, and what it had no place for."""
+    """The parameters that ``load_state_dict`` did not find, and the names that belong to no parameter."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -51,7 +51,7 @@ class _Slot(NamedTuple):
 
 
 class _Signature:
-    """``inspect.signature(module)`` is that of its ``forward``; a class keeps that of its constructor."""
+    """Lets ``inspect.signature(module)`` be the signature of its ``forward``. That of the class stays the signature of its constructor."""
 
     def __get__(self, module: Module | None, owner: type) -> inspect.Signature:
         if module is None:
@@ -172,7 +172,7 @@ class Module(Parametrized):
     load_from_state_dict = load_state_dict
 
     def initialize_dummy_parameters(self) -> None:
-        """Fill with ones every parameter that has no value, those of children included, but for optional ones: to try a model without weights."""
+        """Set every parameter without a value to ones, but for optional ones, in this module and its children: to try a model without weights."""
         for _, slot in self._state():
             if isinstance(slot.value, DefaultParameter) and not slot.value.optional:
                 slot.set(ones(slot.value.shape, slot.value.dtype))

@@ -1,4 +1,4 @@
-"""Parameters that have no value yet, and what a value for one must be."""
+"""Parameters that have no value yet, and the check of a value for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusible.lazy.printing import Shape
 __all__ = ["ANY", "DefaultParameter", "UninitializedError", "check_fits"]
 
 ANY = -1
-"""A size of an alternative shape that may be any."""
+"""Stands for any size in an alternative shape."""
 
 
 class UninitializedError(ArgumentError):
@@ -27,7 +27,7 @@ class UninitializedError(ArgumentError):
         super().__init__(expected("a value", of=self._label, got=got, do="load it by load_state_dict, or assign a tensor"))
 
     def rename(self, label: str) -> None:
-        """Name the parameter as a module further out does: that name is its key in the state dict there."""
+        """Replace the parameter's name in the sentence by ``label``, which has its key in the state dict of an outer module."""
         self.args = (str(self).replace(self._label, label, 1),)
         self._label = label
 
@@ -89,7 +89,7 @@ class DefaultParameter(Tensor):
 
 
 def _again(shape: Shape, of: dtype, alternatives: tuple[tuple[Shape, dtype], ...], optional: bool, label: str) -> DefaultParameter:
-    """The copy of a parameter, in a copy of its module: it has no recorded value that could be copied."""
+    """The copy of a parameter, for a copy of its module. It is made anew, because there is no recorded value to copy."""
     made = DefaultParameter(shape, of, alternatives=alternatives, optional=optional)
     made.label = label
     return made

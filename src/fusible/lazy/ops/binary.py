@@ -79,9 +79,9 @@ class BinaryElementwise(TraceOp):
 _Kind = BinaryElementwise.Kind
 _BITS = INTEGERS | {dtypes.bool}
 _SEVERAL = (_Kind.FLOOR_DIV, _Kind.MOD)
-"""What takes several operations, so that 16-bit floats are computed in float32."""
+"""Functions that take several operations: 16-bit floats are computed in float32."""
 _COUNTED = (_Kind.SUB, _Kind.DIV, _Kind.FLOOR_DIV, _Kind.MOD)
-"""What takes bools as the numbers 0 and 1."""
+"""Functions that take bools as the numbers 0 and 1."""
 
 
 @constrained("add", "__add__", lhs="T1", rhs="T1", returns="T1", T1=COMPUTED)

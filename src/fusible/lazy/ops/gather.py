@@ -19,7 +19,7 @@ from fusible.lazy.trace import TraceOp, TraceTensor
 __all__ = ["Gather", "INDICES", "gather"]
 
 INDICES = frozenset({dtypes.int32, dtypes.int64, dtypes.uint32})
-"""What an index may be of."""
+"""The dtypes that an index may have."""
 
 
 class Gather(TraceOp):
@@ -52,9 +52,9 @@ def _wrapped(index: FlatIRTensor, size: SizeLike) -> FlatIRTensor:
 
 @constrained("gather", input="T1", index="T2", returns="T1", T1=ALL, T2=INDICES)
 def gather(input: TensorLike, dim: int, index: TensorLike) -> Tensor:
-    """``input[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` stands in place of that dimension.
+    """``input[..., index, ...]`` at dimension ``dim``, as numpy's ``take``: the shape of ``index`` replaces that dimension.
 
-    A negative index counts from the end, and one out of bounds reads the nearest element (it is not an error: values are not known when the
-    operation is recorded).
+    A negative index counts from the end. An index out of bounds reads the nearest element; it is not an error, because values are not known when
+    the operation is recorded.
     """
     return record(Gather(normalize_dim(dim, input.ndim, "gather")), input, index)

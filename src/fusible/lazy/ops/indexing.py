@@ -33,8 +33,8 @@ def getitem(self: Tensor, index: Any) -> Tensor:
     """``self[index]`` by numpy's rules: with ints, slices (steps of either sign), ``...`` and ``None``; with tensors, arrays and lists of integers,
     which pick elements; and with masks.
 
-    A tensor of integers reads the nearest element where it is out of bounds, as ``gather`` does. A mask, a tensor or list of bools, is
-    evaluated: how much it picks is the shape of the result. A list that holds a slice, ``None`` or ``...`` is taken as a tuple.
+    A tensor of integers reads the nearest element where it is out of bounds, as ``gather`` does. A mask, a tensor or list of bools, is evaluated,
+    because the number of elements that it picks is a size of the result. A list that holds a slice, ``None`` or ``...`` is taken as a tuple.
 
     Raises ``ArgumentError`` for an int out of bounds or too many indices, ``DTypeError`` for another kind of index, ``ShapeError`` for a mask of
     another shape, and ``CompileError`` for one that depends on an argument of a function being compiled: use ``where`` there.
@@ -82,7 +82,7 @@ def _expanded(items: Sequence[Any], x: Tensor) -> list[Any]:
 
 
 def _marked(x: Tensor, items: list[Any]) -> list[Any]:
-    """``items`` where the positions that a mask marks stand in its place. Masks are evaluated once all of them are found to fit."""
+    """``items`` with each mask replaced by the positions that it marks. All masks are checked before the first one is evaluated."""
     at = 0
     for item in items:
         if _is_mask(item):
@@ -104,7 +104,10 @@ def _check_mask(mask: Tensor, x: Tensor, at: int) -> None:
 
 
 def _picked(x: Tensor, items: list[Any]) -> Tensor:
-    """``x`` indexed by tensors among other items. Ints beside them are indices of one element, which count where the result's dimensions stand."""
+    """``x`` indexed by tensors among other items.
+
+    As in numpy an int beside a tensor is an index too: it counts where the positions of indices determine the place of the result's dimensions.
+    """
     ints = [i for i, item in enumerate(items) if not (item is None or isinstance(item, slice) or _picks(item))]
     tensors = [i for i, item in enumerate(items) if _picks(item)]
     place = [i for i, item in enumerate(items) if i in ints or i in tensors]

@@ -57,7 +57,7 @@ class Pad(TraceOp):
 
 
 def _has_room(before: SizeLike, size: SizeLike, after: SizeLike) -> bool:
-    """Whether a dimension has the elements that are reflected at its ends; one that is not padded may be empty."""
+    """Whether a dimension has enough elements for the reflections at its ends. A dimension that is not padded may be empty."""
     return all(n == 0 or holds(size - 1, ">=", n, "a reflecting pad") for n in (before, after))
 
 
@@ -72,7 +72,7 @@ def _mirrored(x: FlatIRTensor, dim: int, start: int, count: int) -> FlatIRTensor
 
 
 def _reflected_widely(input: Tensor, pairs: Padding) -> tuple[Tensor, Padding]:
-    """``input`` with every dimension reflected that has fewer elements than its reflection, and the pairs that are left to do."""
+    """``input`` after reflecting each dimension that is shorter than its reflection, by a gather; and the pairs that remain to be padded."""
     left = list(pairs)
     for d, (before, after) in enumerate(pairs):
         n = input.trace_tensor.shape[d]
@@ -89,7 +89,7 @@ _MODES = {mode.value: mode for mode in Pad.Mode}
 @constrained("pad", input="T1", returns="T1", T1=ALL)
 def pad(input: TensorLike, pad: Sequence[Sequence[int]], mode: str = "constant", value: float | bool = 0) -> Tensor:
     """``input`` with ``pad[d] = (before, after)`` elements added to dimension ``d``: ``value``, or with the mode ``"reflect"`` those of ``input``
-    mirrored at the first and the last, which are not repeated. What is longer than the dimension allows goes back and forth, as numpy's ``pad``.
+    mirrored at the first and the last, which are not repeated. A reflection longer than the dimension goes back and forth, as in numpy's ``pad``.
 
     Raises ``ArgumentError`` for an unknown mode and unless there is one pair of counts of at least 0 for every dimension, ``ShapeError`` where
     a dimension without elements is reflected, or one whose size a call tells is shorter than its reflection.

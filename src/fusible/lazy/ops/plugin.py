@@ -78,7 +78,8 @@ def _wrong(wanted: str, called: str, got: object, do: str) -> ArgumentError:
 
 
 def _types(given: Sequence[tuple[Any, dtype]], called: str, told: Types | None) -> Types:
-    """Outputs as shapes and dtypes. A rank stands for the shape that the plugin ``told``, with which everything must agree."""
+    """The given outputs as shapes and dtypes. They must agree with ``told``, what the plugin's own function returned; there a rank may replace a
+    shape."""
     try:
         pairs = [(size, check_dtype(of)) for size, of in given]
     except (TypeError, ValueError) as error:

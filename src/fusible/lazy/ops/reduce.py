@@ -58,7 +58,7 @@ class Reduce(TraceOp):
 
 
 def neutral(kind: Reduce.Kind, of: dtype) -> float | int | bool:
-    """What changes no reduction of a kind, of any elements of dtype ``of``."""
+    """The neutral element of a reduction of elements of dtype ``of``: combined with any element it gives that element."""
     infinite = float("inf") if of.is_floating else None
     return {
         Reduce.Kind.SUM: 0,
@@ -78,7 +78,7 @@ def _extreme(kind: Reduce.Kind, input: Tensor, dim: int | Sequence[int] | None, 
 
 
 def reduced(kind: Reduce.Kind, input: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """A reduction where a dimension may be empty: its largest element is then minus infinity or the least integer."""
+    """A reduction over dimensions that may be empty. The result over no elements is the neutral element: minus infinity for the maximum."""
     return record(Reduce(kind, normalize_dims(dim, input.ndim, kind.name.lower()), keepdim), input)
 
 

@@ -18,7 +18,7 @@ __all__ = ["mean", "softmax", "var", "widened"]
 
 
 def widened(input: Tensor) -> Tensor:
-    """16-bit floats in float32, others as they are: what is computed by several operations and rounded once."""
+    """``input`` in float32 where it is of a 16-bit float, else itself: several operations then compute in float32, and the result is rounded once."""
     return cast(input, dtypes.float32) if input.dtype.itemsize == 2 else input
 
 

@@ -52,7 +52,7 @@ def _silu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
 
 
 def _gelu(inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]) -> None:
-    """``x * (erfc(-x / sqrt(2)) / 2)``: what erf would cancel to nothing for negative ``x`` stays."""
+    """``x * (erfc(-x / sqrt(2)) / 2)``: for negative ``x``, ``1 + erf(x / sqrt(2))`` would cancel to 0."""
     x = Expression(inputs[0], "compute x * Phi(x)")
     (x * 0.5 * erfc(x * -math.sqrt(0.5))).bind(outputs[0])
 
@@ -105,9 +105,9 @@ class UnaryElementwise(TraceOp):
 _Kind = UnaryElementwise.Kind
 _SIGNED = FLOATS | SIGNED
 _SEVERAL = (_Kind.GELU, _Kind.SILU)
-"""What takes several operations, so that 16-bit floats are computed in float32."""
+"""Functions that take several operations: 16-bit floats are computed in float32."""
 _ACTIVATIONS = (_Kind.GELU, _Kind.SIGMOID, _Kind.SILU, _Kind.TANH)
-"""What takes int8 too, computed in float32 and rounded to the nearest integer."""
+"""Functions that take int8 too: it is computed in float32 and rounded to the nearest integer."""
 _ACTIVATED = FLOATS | {dtypes.int8}
 
 

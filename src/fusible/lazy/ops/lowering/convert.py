@@ -15,7 +15,7 @@ from fusible.lazy.ops.lowering.expression import Expression, redirect, splat, wh
 __all__ = ["Body", "bind", "compute_counted", "compute_in", "convert", "lower_cast", "single", "stored_as"]
 
 Body = Callable[[list[FlatIRTensor], list[FlatIRTensor]], object]
-"""What binds outputs to a computation on inputs: a FlatIR operation, or a function that builds several."""
+"""Computes outputs from inputs: a FlatIR operation, or a function that builds several. Both are lists of tensors."""
 
 
 def stored_as(of: dtype) -> dtype:
@@ -24,7 +24,7 @@ def stored_as(of: dtype) -> dtype:
 
 
 def single(of: dtype) -> dtype:
-    """``stored_as``, and float32 for 16-bit floats: what several operations in a row are computed in, to round once."""
+    """``stored_as``, and float32 for 16-bit floats: the dtype in which several operations are computed, so that the result is rounded once."""
     return dtypes.float32 if of in (dtypes.float16, dtypes.bfloat16) else stored_as(of)
 
 
@@ -38,7 +38,7 @@ def compute_in(wide: dtype, body: Body, inputs: Sequence[FlatIRTensor], output: 
 
 
 def compute_counted(body: Body, inputs: Sequence[FlatIRTensor], output: FlatIRTensor) -> None:
-    """Bind ``output``, of bools, to whether ``body`` of the ``inputs``, bools that count as 0 and 1, is not 0."""
+    """Bind ``output``, a bool, to ``body(inputs) != 0``, where the ``inputs`` are bools that count as 0 and 1."""
     reason = "count bools as 0 and 1"
     value = FlatIRTensor(output.shape, dtypes.int32, reason=reason)
     body([convert(x, dtypes.int32, reason) for x in inputs], [value])
@@ -100,7 +100,7 @@ def _to_float8(x: FlatIRTensor, out: FlatIRTensor) -> None:
 def _to_integer(x: FlatIRTensor, out: FlatIRTensor, within: dtype | None = None) -> None:
     """Truncated toward zero, saturating at the ends of the range of ``within`` (by default the output's); NaN becomes 0.
 
-    The largest integer may lie between two floats: the clamp stops at the float below it, and what is above becomes the integer itself.
+    The largest integer may lie between two floats. Then the clamp stops at the float below it, and larger values become the integer itself.
     """
     within = within or out.dtype
     reason = f"saturate at the range of {within}"

@@ -1,7 +1,7 @@
 """Counter-based random words: Squares32 (Widynski 2020, arXiv:2004.06278) under a SplitMix64 key (Steele et al. 2014).
 
-Element ``i`` of a tensor reads words ``i * n``, ..., ``i * n + n - 1`` of its stream, whatever computes it and in whatever order. All arithmetic
-is on uint64, where it wraps around as the algorithms want it.
+Element ``i`` of a tensor reads words ``i * n``, ..., ``i * n + n - 1`` of its stream, on every engine and in any order of evaluation. All arithmetic
+is on uint64 and wraps around, as the algorithms require.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Quotients and remainders by the rules of numpy and Python, for floats and for integers.
 
-Integers: what is divided by 0 gives 0, and the most negative number divided by -1 wraps around. The divisors that a processor traps on are
-replaced before they are used, so no result depends on the engine.
+An integer divided by 0 gives 0, and the most negative integer divided by -1 wraps around. Divisors on which a processor traps are replaced before
+they are used, so that no result depends on the engine.
 """
 
 from __future__ import annotations

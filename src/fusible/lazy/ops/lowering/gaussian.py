@@ -18,7 +18,7 @@ _DOUBLE = (0.06, (
     1.8966191878014836e-06, -1.272286923947907e-06, -7.3940491915082605e-09, 2.9508689662634036e-07, -1.0360659799302558e-07,
     -2.9330144062424765e-08, 3.099180917621406e-08, -2.667057393866219e-09, -4.122225418941696e-09, 8.146236403433867e-10, 1.778526761702144e-10,
 ))  # fmt: skip
-"""The smallest ``t`` of the fit, below which the result underflows, and the coefficients of ``g``: see ``erfc``."""
+"""For float32 and float64: the smallest ``t`` of the fit, below which the result underflows, and the coefficients of ``g``: see ``erfc``."""
 
 
 def erfc(x: Expression) -> Expression:
