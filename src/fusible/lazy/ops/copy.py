@@ -7,13 +7,12 @@ from typing import ClassVar
 
 from fusible.errors import DTypeError, expected
 from fusible.lazy.device import device
-from fusible.lazy.dtypes import ALL, dtype
+from fusible.lazy.dtypes import ALL
 from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.frontend import Tensor, TensorLike, constrained, record, stored
 from fusible.lazy.locate import pointing
-from fusible.lazy.printing import Shape
-from fusible.lazy.trace import Storage, TraceOp, TraceTensor
+from fusible.lazy.trace import Storage, TraceOp
 
 __all__ = ["Copy", "copy"]
 
@@ -24,9 +23,6 @@ class Copy(TraceOp):
     places: ClassVar[bool] = True
 
     device: device
-
-    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
-        return inputs[0].shape, inputs[0].dtype
 
     def place(self, common: device) -> device:
         return self.device

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from fusible.lazy import dtypes
 from fusible.lazy.dims import bounds
-from fusible.lazy.dtypes import NUMBERS, dtype
+from fusible.lazy.dtypes import NUMBERS
 from fusible.lazy.flat_ir import FlatIRTensor, emit
 from fusible.lazy.flat_ir import ops as flat
 from fusible.lazy.frontend import Tensor, TensorLike, constrained, normalize_dim, record
 from fusible.lazy.ops.lowering.convert import bind, convert
-from fusible.lazy.printing import Shape
-from fusible.lazy.trace import TraceOp, TraceTensor
+from fusible.lazy.trace import TraceOp
 
 __all__ = ["CumSum", "cumsum"]
 
@@ -21,10 +20,6 @@ class CumSum(TraceOp):
     """The sum of all elements up to and including each, along ``dim``."""
 
     dim: int
-
-    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
-        (x,) = inputs
-        return x.shape, x.dtype
 
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         x, out = inputs[0], outputs[0]

@@ -67,9 +67,6 @@ class Flip(TraceOp):
 
     dims: tuple[int, ...]
 
-    def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
-        return inputs[0].shape, inputs[0].dtype
-
     def to_flat_ir(self, inputs: Sequence[FlatIRTensor], outputs: Sequence[FlatIRTensor]) -> None:
         flat.FlipOp(list(inputs), list(outputs), dims=list(self.dims))
 

@@ -24,8 +24,8 @@ TRACE_OPS: dict[str, type[TraceOp]] = {}
 class TraceOp(Operation):
     """One operation. A subclass is a dataclass of its attributes.
 
-    A subclass defines ``infer(*inputs) -> (shape, dtype)``, which refuses illegal operands with an error (``infer_all`` where it has several
-    outputs), and ``to_flat_ir(inputs, outputs)``, which constructs FlatIR operations that bind ``outputs``.
+    A subclass defines ``to_flat_ir(inputs, outputs)``, which constructs FlatIR operations that bind ``outputs``. Where the output does not have the
+    type of the first operand, or operands may be illegal, it defines ``infer(*inputs) -> (shape, dtype)`` (``infer_all`` for several outputs).
     """
 
     is_input: ClassVar[bool] = False
@@ -45,8 +45,11 @@ class TraceOp(Operation):
         TRACE_OPS[cls.__name__.lower()] = cls
 
     def infer(self, *inputs: TraceTensor) -> tuple[Shape, dtype]:
-        """The shape and dtype of the output; raises ``ShapeError`` or ``DTypeError`` for illegal inputs."""
-        raise NotImplementedError
+        """The shape and dtype of the output; raises ``ShapeError`` or ``DTypeError`` for illegal inputs.
+
+        By default they are those of the first operand.
+        """
+        return inputs[0].shape, inputs[0].dtype
 
     def infer_all(self, *inputs: TraceTensor) -> list[tuple[Shape, dtype]]:
         """``infer`` for every output."""
