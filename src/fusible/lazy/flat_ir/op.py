@@ -24,11 +24,17 @@ FLAT_OPS: dict[str, type[FlatIROp]] = {}
 class FlatIROp(Operation):
     """One StableHLO operation. Constructing it binds it: it becomes the producer of its outputs.
 
-    A subclass is a dataclass of its attributes, and defines ``to_mlir``, always one StableHLO operation.
-    ``label`` names the trace operation that it came from, and ``origin`` counts these; both are set when it is inlined.
+    A subclass is a dataclass of its attributes. It names the StableHLO builder that makes it, ``class AbsOp(ElementwiseOp, hlo="abs")``, or defines
+    ``to_mlir``. ``label`` names the trace operation that it came from, and ``origin`` counts these; both are set when it is inlined.
     """
 
     HIDDEN: ClassVar[frozenset[str]] = frozenset({"inputs", "label", "origin", "outputs"})
+
+    HLO: ClassVar[str] = ""
+    """The name of the builder in the StableHLO dialect, ``hlo`` of the class."""
+
+    TYPED: ClassVar[bool] = False
+    """Whether the builder takes the type of the output before the operands: MLIR does not infer it."""
 
     is_pure: ClassVar[bool] = True
     """Whether equal operands give equal results, without other effects. Only pure operations are merged, folded and dropped."""
@@ -38,8 +44,9 @@ class FlatIROp(Operation):
     label: str = field(default="", init=False)
     origin: int = field(default=-1, init=False)
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, hlo: str = "", typed: bool = False) -> None:
         super().__init_subclass__()
+        cls.HLO, cls.TYPED = hlo or cls.HLO, typed or cls.TYPED
         FLAT_OPS[cls.__name__] = cls
 
     def __post_init__(self) -> None:
@@ -49,8 +56,13 @@ class FlatIROp(Operation):
             out.producer = self
 
     def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        """Build the StableHLO operation on ``operands`` and return its result value, or a list of them."""
-        raise NotImplementedError
+        """Build the StableHLO operation on ``operands`` and return its result value, or a list of them.
+
+        By default the builder is called with the type of the output where it is ``TYPED``, the operands, and the attributes in order.
+        """
+        types = [mlir.type(self.outputs[0])] if self.TYPED else []
+        attributes = [mlir.attribute(getattr(self, name)) for name in attribute_names(type(self))]
+        return getattr(mlir.hlo, self.HLO)(*types, *operands, *attributes)
 
     def key(self) -> tuple[object, ...]:
         """The attributes by value: operations of one class with equal keys on the same operands compute the same."""

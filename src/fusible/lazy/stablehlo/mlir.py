@@ -78,6 +78,10 @@ class Mlir:
     def ints(self, values: Sequence[int]) -> Any:
         return self.ir.DenseI64ArrayAttr.get(list(values))
 
+    def attribute(self, value: int | Sequence[int]) -> Any:
+        """A number, or an array of numbers."""
+        return self.i64(value) if isinstance(value, int) else self.ints(value)
+
     def attributes(self, values: Mapping[str, int]) -> Any:
         """A dictionary of 32-bit integers."""
         i32 = self.ir.IntegerType.get_signless(32)

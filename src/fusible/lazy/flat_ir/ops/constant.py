@@ -39,13 +39,10 @@ class ConstantOp(FlatIROp):
         return None if np.shape(self.data) == out.shape and out.dtype is self.dtype else "a constant has the shape of its data and its dtype"
 
 
-class IotaOp(FlatIROp):
-    """Counts along one dimension (stablehlo.iota)."""
+class IotaOp(FlatIROp, hlo="iota", typed=True):
+    """Counts along one dimension."""
 
     dim: int
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.iota(mlir.type(self.outputs[0]), mlir.i64(self.dim))
 
 
 def rounded(data: Any, of: dtype, shape: Shape = ()) -> np.ndarray[Any, Any]:

@@ -11,67 +11,49 @@ from fusible.lazy.stablehlo.mlir import Mlir
 __all__ = ["DynamicBroadcastOp", "DynamicGatherOp", "DynamicIotaOp", "DynamicPadOp", "DynamicReshapeOp", "DynamicSliceOp", "GetDimensionSizeOp"]
 
 
-class GetDimensionSizeOp(FlatIROp):
-    """The size of dimension ``dim``, an int32 scalar (stablehlo.get_dimension_size)."""
+class GetDimensionSizeOp(FlatIROp, hlo="get_dimension_size"):
+    """The size of dimension ``dim``, an int32 scalar."""
 
     dim: int
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.get_dimension_size(operands[0], mlir.i64(self.dim))
 
     def check(self) -> str | None:
         return None if 0 <= self.dim < len(self.inputs[0].shape) and self.outputs[0].shape == () else "the size of a dimension is a scalar"
 
 
-class DynamicBroadcastOp(FlatIROp):
-    """``inputs`` are the tensor and the output's shape; dimensions as in ``BroadcastOp`` (stablehlo.dynamic_broadcast_in_dim)."""
+class DynamicBroadcastOp(FlatIROp, hlo="dynamic_broadcast_in_dim", typed=True):
+    """``inputs`` are the tensor and the output's shape; dimensions as in ``BroadcastOp``."""
 
     broadcast_dim: list[int]
 
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.dynamic_broadcast_in_dim(mlir.type(self.outputs[0]), operands[0], operands[1], mlir.ints(self.broadcast_dim))
+    def check(self) -> str | None:
+        return _is_vector(self, 1, len(self.outputs[0].shape))
+
+
+class DynamicReshapeOp(FlatIROp, hlo="dynamic_reshape", typed=True):
+    """``inputs`` are the tensor and the output's shape."""
 
     def check(self) -> str | None:
         return _is_vector(self, 1, len(self.outputs[0].shape))
 
 
-class DynamicReshapeOp(FlatIROp):
-    """``inputs`` are the tensor and the output's shape (stablehlo.dynamic_reshape)."""
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.dynamic_reshape(mlir.type(self.outputs[0]), operands[0], operands[1])
-
-    def check(self) -> str | None:
-        return _is_vector(self, 1, len(self.outputs[0].shape))
-
-
-class DynamicIotaOp(FlatIROp):
-    """The input is the output's shape; counts along ``dim`` (stablehlo.dynamic_iota)."""
+class DynamicIotaOp(FlatIROp, hlo="dynamic_iota", typed=True):
+    """The input is the output's shape; counts along ``dim``."""
 
     dim: int
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.dynamic_iota(mlir.type(self.outputs[0]), operands[0], mlir.i64(self.dim))
 
     def check(self) -> str | None:
         return _is_vector(self, 0, len(self.outputs[0].shape))
 
 
-class DynamicSliceOp(FlatIROp):
-    """``inputs`` are the tensor, and where to start, stop and step in every dimension (stablehlo.real_dynamic_slice)."""
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.real_dynamic_slice(mlir.type(self.outputs[0]), *operands)
+class DynamicSliceOp(FlatIROp, hlo="real_dynamic_slice", typed=True):
+    """``inputs`` are the tensor, and where to start, stop and step in every dimension."""
 
     def check(self) -> str | None:
         return next((wrong for i in (1, 2, 3) if (wrong := _is_vector(self, i, len(self.inputs[0].shape)))), None)
 
 
-class DynamicPadOp(FlatIROp):
-    """``inputs`` are the tensor, the scalar that fills, and counts before, after and between in every dimension (stablehlo.dynamic_pad)."""
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.dynamic_pad(mlir.type(self.outputs[0]), *operands)
+class DynamicPadOp(FlatIROp, hlo="dynamic_pad", typed=True):
+    """``inputs`` are the tensor, the scalar that fills, and counts before, after and between in every dimension."""
 
     def check(self) -> str | None:
         return next((wrong for i in (2, 3, 4) if (wrong := _is_vector(self, i, len(self.inputs[0].shape)))), None)

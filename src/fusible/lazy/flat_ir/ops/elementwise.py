@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.stablehlo.mlir import Mlir
 
 
 class ElementwiseOp(FlatIROp):
-    """The common part. ``hlo`` is the name of the builder in the StableHLO dialect."""
-
-    HLO: ClassVar[str] = ""
-
-    def __init_subclass__(cls, hlo: str = "") -> None:
-        super().__init_subclass__()
-        cls.HLO = hlo or cls.HLO
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return getattr(mlir.hlo, self.HLO)(*operands)
+    """The common part: what is checked of the types."""
 
     def check(self) -> str | None:
         same = all(t.shape == self.outputs[0].shape for t in self.inputs)

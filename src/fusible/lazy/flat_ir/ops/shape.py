@@ -14,13 +14,10 @@ from fusible.lazy.stablehlo.mlir import Mlir
 __all__ = ["BroadcastOp", "ConcatenateOp", "FlipOp", "PadOp", "ReshapeOp", "SliceAtOp", "SliceOp", "TransposeOp", "broadcast"]
 
 
-class BroadcastOp(FlatIROp):
-    """Input dimension ``i`` becomes output dimension ``broadcast_dim[i]`` (stablehlo.broadcast_in_dim)."""
+class BroadcastOp(FlatIROp, hlo="broadcast_in_dim", typed=True):
+    """Input dimension ``i`` becomes output dimension ``broadcast_dim[i]``."""
 
     broadcast_dim: list[int]
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.broadcast_in_dim(mlir.type(self.outputs[0]), operands[0], mlir.ints(self.broadcast_dim))
 
     def check(self) -> str | None:
         out = self.outputs[0].shape
@@ -28,38 +25,29 @@ class BroadcastOp(FlatIROp):
         return None if all(n in (1, out[d]) for n, d in sizes) else "a broadcast repeats dimensions of size 1 only"
 
 
-class ReshapeOp(FlatIROp):
-    """The same elements in row-major order (stablehlo.reshape)."""
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.reshape(mlir.type(self.outputs[0]), operands[0])
+class ReshapeOp(FlatIROp, hlo="reshape", typed=True):
+    """The same elements in row-major order."""
 
     def check(self) -> str | None:
         return None if math.prod(self.inputs[0].shape) == math.prod(self.outputs[0].shape) else "a reshape keeps the number of elements"
 
 
-class TransposeOp(FlatIROp):
-    """Output dimension ``i`` is input dimension ``perm[i]`` (stablehlo.transpose)."""
+class TransposeOp(FlatIROp, hlo="transpose"):
+    """Output dimension ``i`` is input dimension ``perm[i]``."""
 
     perm: list[int]
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.transpose(operands[0], mlir.ints(self.perm))
 
     def check(self) -> str | None:
         permuted = tuple(self.inputs[0].shape[d] for d in self.perm)
         return None if permuted == self.outputs[0].shape else "a transpose permutes the shape"
 
 
-class SliceOp(FlatIROp):
-    """Elements ``start, start + stride, ...`` below ``limit`` of every dimension (stablehlo.slice)."""
+class SliceOp(FlatIROp, hlo="slice"):
+    """Elements ``start, start + stride, ...`` below ``limit`` of every dimension."""
 
     start: list[int]
     limit: list[int]
     stride: list[int]
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.slice(operands[0], mlir.ints(self.start), mlir.ints(self.limit), mlir.ints(self.stride))
 
 
 class SliceAtOp(FlatIROp):
@@ -75,13 +63,10 @@ class SliceAtOp(FlatIROp):
         return None if scalars and tuple(self.sizes) == self.outputs[0].shape else "a block has its sizes, and one scalar start per dimension"
 
 
-class FlipOp(FlatIROp):
-    """The order of elements reversed in ``dims`` (stablehlo.reverse)."""
+class FlipOp(FlatIROp, hlo="reverse"):
+    """The order of elements reversed in ``dims``."""
 
     dims: list[int]
-
-    def to_mlir(self, mlir: Mlir, operands: Sequence[Any]) -> Any:
-        return mlir.hlo.reverse(operands[0], mlir.ints(self.dims))
 
 
 class ConcatenateOp(FlatIROp):
