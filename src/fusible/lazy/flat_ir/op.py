@@ -60,9 +60,9 @@ class FlatIROp(Operation):
 
         By default the builder is called with the type of the output where it is ``TYPED``, the operands, and the attributes in order.
         """
-        types = [mlir.type(self.outputs[0])] if self.TYPED else []
+        build = getattr(mlir.hlo, self.HLO)
         attributes = [mlir.attribute(getattr(self, name)) for name in attribute_names(type(self))]
-        return getattr(mlir.hlo, self.HLO)(*types, *operands, *attributes)
+        return build(mlir.type(self.outputs[0]), *operands, *attributes) if self.TYPED else build(*operands, *attributes)
 
     def key(self) -> tuple[object, ...]:
         """The attributes by value: operations of one class with equal keys on the same operands compute the same."""

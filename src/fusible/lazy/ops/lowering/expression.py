@@ -48,6 +48,8 @@ class Expression:
     literal. ``==`` and the like compare elements, and give an expression of bools.
     """
 
+    __slots__ = ("reason", "tensor")
+
     def __init__(self, tensor: FlatIRTensor, reason: str) -> None:
         self.tensor = tensor
         self.reason = reason
