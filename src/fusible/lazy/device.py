@@ -1,4 +1,4 @@
-"""Where a tensor lives, as printed in an IR."""
+"""The device of a tensor, as printed in an IR."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class device:
 
     @property
     def backed_by(self) -> str:
-        """What memory and processor the device really is: the host, for the engine that is there."""
+        """The memory and processor behind the device: the host, for every engine that there is."""
         return "host"
 
     @property

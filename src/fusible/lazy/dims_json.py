@@ -18,7 +18,7 @@ def to_json(of: SizeLike) -> Any:
 
 
 def from_json(data: Any, known: Mapping[str, Symbol]) -> SizeLike:
-    """What ``to_json`` wrote; raises ``ValueError`` or ``KeyError`` for anything else."""
+    """The size that ``to_json`` wrote. Raises ``ValueError`` or ``KeyError`` for anything else."""
     if type(data) is int:
         return data
     if not isinstance(data, list):

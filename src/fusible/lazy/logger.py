@@ -50,7 +50,7 @@ class Logger:
 
     @property
     def verbosity(self) -> Any:
-        """What was assigned; before that, the variable FUSIBLE_LAZY_VERBOSITY, or ``("warning",)``."""
+        """The verbosity that was assigned; before that, the variable FUSIBLE_LAZY_VERBOSITY, or ``("warning",)``."""
         if self._rules is None:
             self.verbosity = FUSIBLE_LAZY_VERBOSITY.get()
         return self._given

@@ -1,4 +1,4 @@
-"""What the operations of both IRs have in common: their fields are their attributes, and print themselves."""
+"""The base of the operations of both IRs: an operation's fields are its attributes, and are printed with it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Executable:
 
     @property
     def input_info(self) -> list[Runtime]:
-        """That of every runtime input in the order of ``run``."""
+        """The declaration of every runtime input, in the order of ``run``."""
         return [leaf.info for leaf in self._signature.leaves]
 
     @property
@@ -228,7 +228,7 @@ class Executable:
 
     @property
     def saved(self) -> Saved:
-        """What ``save`` writes."""
+        """The parts that ``save`` writes."""
         return Saved(self._signature, self._results, self._conditions, self._single, self._source, self._usual_program)
 
     def _usual_program(self) -> Program:

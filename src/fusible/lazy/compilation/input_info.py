@@ -161,4 +161,4 @@ class DimensionInputInfo:
 
 
 Runtime = InputInfo | DimensionInputInfo
-"""What stands for a runtime input among the arguments of ``compile``."""
+"""The declaration of a runtime input among the arguments of ``compile``."""

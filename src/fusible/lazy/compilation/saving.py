@@ -2,7 +2,7 @@
 
 A file is a line that names the format and its version, a line with the SHA-256 of all that follows, and a zip archive of
 
-* ``executable.json``: names, dtypes, dimensions and their bounds, the types of the results, and what the program takes for granted;
+* ``executable.json``: names, dtypes, dimensions and their bounds, the types of the results, and the conditions on sizes;
 * ``module.stablehlo``: the program as a portable StableHLO artifact, which later versions read too. Its dynamic sizes are ``?``;
 * ``constants.safetensors``: the tensors that it was compiled with (int4 as int8);
 * ``binary``, where it was asked for: the compiled program of the usual sizes, which fits one version of the engine and one kind of processor.
@@ -174,7 +174,7 @@ def _dtype(name: str) -> dtype:
 
 
 def _saved_dtype(of: dtype) -> str:
-    """What safetensors calls the dtype that a constant is saved in."""
+    """The name in safetensors of the dtype that a constant is saved in."""
     return _SAVED_DTYPES.get(of.name) or of.name.replace("uint", "U").replace("int", "I").replace("float", "F").upper()
 
 

@@ -123,7 +123,7 @@ class Signature:
 
     @classmethod
     def of(cls, bound: inspect.BoundArguments, function: str) -> Signature:
-        """That of a function compiled on ``bound``."""
+        """The signature of a function compiled on ``bound``."""
         found: list[Parameter] = []
         for parameter, value in bound.arguments.items():
             kind = bound.signature.parameters[parameter].kind

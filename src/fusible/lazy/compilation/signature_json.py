@@ -14,7 +14,7 @@ __all__ = ["parameters_from_json", "parameters_to_json"]
 
 
 def parameters_to_json(parameters: Sequence[Parameter]) -> list[Any]:
-    """What ``parameters_from_json`` reads; raises ``ArgumentError`` for a dict among the arguments whose keys JSON lacks."""
+    """The parameters as ``parameters_from_json`` reads them. Raises ``ArgumentError`` for a dict among the arguments with keys that JSON lacks."""
     return [[p.name, p.by_keyword, _template(p.template, p.name)] for p in parameters]
 
 

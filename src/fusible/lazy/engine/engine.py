@@ -87,7 +87,7 @@ class Engine(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """What a binary is bound to: versions, options and processor. Binaries move only between equal ones."""
+        """The versions, options and processor that a binary is bound to: it loads only where the fingerprint is equal."""
 
     def tag(self) -> str:
         """The engine and a digest of its fingerprint."""

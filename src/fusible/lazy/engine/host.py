@@ -65,7 +65,7 @@ _DLTENSOR = struct.Struct("=QiiiBBHQQQ")
 """DLPack's tensor: data, device type and index, rank, type code, bits and lanes, addresses of shape and strides, byte offset."""
 
 _CODE_OFFSET = 20
-"""Where the type code stands in it."""
+"""The offset of the type code in it."""
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p

@@ -95,7 +95,7 @@ def _check(*sides: Types) -> None:
 
 
 def _plain(of: np.dtype[Any]) -> np.dtype[Any]:
-    """What carries a dtype's bits through the buffer protocol: unsigned integers for bool and for what numpy itself lacks."""
+    """The dtype that carries the bits of ``of`` through the buffer protocol: unsigned integers for bool and for dtypes of ``ml_dtypes``."""
     return of if of.isbuiltin == 1 and of.kind != "b" else np.dtype(f"u{of.itemsize}")
 
 

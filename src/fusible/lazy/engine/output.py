@@ -1,4 +1,4 @@
-"""What an executable gives back."""
+"""The results of ``Executable.run``."""
 
 from __future__ import annotations
 

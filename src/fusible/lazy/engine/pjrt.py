@@ -11,7 +11,7 @@ Names used, none of which jaxlib promises to keep (all measured to be there in 0
 * ``jaxlib.mlir.passmanager.PassManager``, and of the StableHLO bindings ``register_stablehlo_passes``, ``deserialize_portable_artifact``,
   ``get_version_from_compatibility_requirement``
 
-``tests/conformance/lazy/test_lazy_engine.py`` asks each of them for what is needed here; ``make test-jaxlib VERSION=...`` runs it on another jaxlib.
+``tests/conformance/lazy/test_lazy_engine.py`` checks each of them for what is used here; ``make test-jaxlib VERSION=...`` runs it on another jaxlib.
 
 The client is synchronous: a call runs in the caller's thread (with XLA's thread pool beneath) and returns when its results are ready and
 its operands are no longer read. That also saves a hop between threads (5 us a call against 15 us).
@@ -76,7 +76,7 @@ class _Engine(NamedTuple):
 
 
 class _Aval(NamedTuple):
-    """What PJRT's array constructors read of an array's type."""
+    """The type of an array, with the attributes that PJRT's array constructors read."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -198,7 +198,7 @@ def place(array: np.ndarray[Any, Any], of: dtype) -> Any:
 
 
 def shares(buffer: Any, array: np.ndarray[Any, Any]) -> bool:
-    """Whether a buffer has the memory of ``array``, so that what is written there is what the next call reads."""
+    """Whether a buffer shares the memory of ``array``, so that the next call reads what is written to the array."""
     return buffer.unsafe_buffer_pointer() == pointer(array)
 
 

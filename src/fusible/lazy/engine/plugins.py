@@ -26,7 +26,7 @@ class Plugin:
 
 
 _FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]
-"""What every function of a ctypes library is an instance of; ctypes has no public name for it."""
+"""The class of every function of a ctypes library; ctypes has no public name for it."""
 
 _PLUGINS: dict[tuple[str, str], Plugin] = {}
 _LOCK = Lock()

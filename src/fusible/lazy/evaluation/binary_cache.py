@@ -17,7 +17,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def load_or_compile(directory: str, engine: Engine, module: StableHLO, inputs: Types, outputs: Types, level: int) -> Program:
-    """The program of ``module`` from its file in ``directory``; compiled and written there where there is none.
+    """The program of ``module`` from its file in ``directory``. Without a file it is compiled, and written there.
 
     A file is named by the engine's fingerprint and the module's text. The text has no source lines, so a program that moves in its source file keeps
     its name. A file that is truncated, altered or refused by the engine is replaced by a new compilation, with a warning. Where no file can be

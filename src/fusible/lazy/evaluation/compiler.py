@@ -38,7 +38,7 @@ def notify(kind: str, trace: Trace) -> None:
 
 
 def compile_trace(trace: Trace, level: int, aliases: Mapping[int, int], read: Collection[int] = ()) -> Program:
-    """Lower ``trace`` through FlatIR and StableHLO, and compile it with the engine in force.
+    """Lower ``trace`` through FlatIR and StableHLO, and compile it with the current engine.
 
     ``level`` is the compiler's effort, 0 to 3. ``aliases`` maps an input to the output that takes over its memory. ``read`` has the positions in
     ``Trace.parts`` of the literals that the program reads, after its other inputs.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["VALID", "blamed", "location_name", "op_refusal", "refusal"]
 
 VALID = "a valid StableHLO operation"
-"""What MLIR wants, as an error says it."""
+"""What errors say that MLIR expected."""
 
 _NAMES = re.compile(r"[a-z0-9_]*:[\w.,]*->([\w.,]+)")
 """The part of a location that names tensors."""

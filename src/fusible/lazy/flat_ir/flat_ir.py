@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 
 class PassReport(NamedTuple):
-    """What a pass did: the numbers of operations before and after it (those of functions counted once), and every change in order."""
+    """The report of a pass: the numbers of operations before and after it (those of functions counted once), and every change in order."""
 
     name: str
     before: int
@@ -46,7 +46,7 @@ class PassReport(NamedTuple):
 class FlatIR:
     """A straight-line program 1:1 with StableHLO; ``str`` of it is its printed form.
 
-    ``report`` lists what the passes did that led to this program, one ``PassReport`` each; ``changes`` is what the last of them did.
+    ``report`` has one ``PassReport`` for each pass that led to this program; ``changes`` are those of the last one.
     """
 
     inputs: list[FlatIRTensor]

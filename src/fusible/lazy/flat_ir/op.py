@@ -69,7 +69,7 @@ class FlatIROp(Operation):
         return tuple([frozen(getattr(self, name)) for name in attribute_names(type(self))])
 
     def check(self) -> str | None:
-        """What is wrong with the operand and output types, or nothing."""
+        """What is wrong with the types of operands and outputs; ``None`` where they are right."""
         return None
 
     def __str__(self) -> str:

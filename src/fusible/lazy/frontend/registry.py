@@ -1,4 +1,4 @@
-"""Methods of ``Tensor`` that are defined beside the operation that they record."""
+"""The registry of the methods of ``Tensor``, which are defined in the files of the operations that they record."""
 
 from __future__ import annotations
 

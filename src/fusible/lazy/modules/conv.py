@@ -18,7 +18,7 @@ __all__ = ["Conv", "ConvTranspose"]
 
 
 class _Convolutional(Module):
-    """What both kinds share: the window, one entry per spatial dimension, and the bias."""
+    """The base of both modules, with the window, one entry per spatial dimension, and the bias."""
 
     weight: Tensor
     bias: Tensor | None

@@ -30,7 +30,7 @@ class Linear(Module):
     ``input_scale``, a scalar, has a value, the input is quantized and dequantized with it. Scales are of ``dtype``; without ``quant_dtype`` they are
     ``None``.
 
-    16-bit floats accumulate in float32, bias included, and round once. Raises ``DTypeError`` for a ``quant_dtype`` beside these three and
+    16-bit floats accumulate in float32, bias included, and round once. Raises ``DTypeError`` for another ``quant_dtype`` and
     ``ArgumentError`` for a ``weight_quant_dim`` that is neither 0 nor 1, or stands without ``quant_dtype``.
     """
 

@@ -28,7 +28,7 @@ class LoadedKeys(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """Where a parameter or child lies: ``holder[key]``, a list or dict in the attributes of a module (or these themselves)."""
+    """The place of a parameter or child: ``holder[key]``, where ``holder`` is the attributes of a module, or a list or dict among them."""
 
     module: Module
     name: str
@@ -118,7 +118,7 @@ class Module(Parametrized):
         return f"the parameter {path!r} of {type(self).__name__}"
 
     def _slots(self, kind: type) -> Iterator[_Slot]:
-        """Where the parameters (or children) of this module itself lie, in the order of assignment."""
+        """The places of the parameters (or children) of this module, without its children's, in the order of assignment."""
         for name in [n for n in vars(self) if n != _DECLARED]:
             yield from _search(self, vars(self), name, name, kind)
 

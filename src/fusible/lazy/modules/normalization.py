@@ -1,4 +1,4 @@
-"""What the normalizing modules share: their parameters, and arithmetic in float32 for 16-bit floats, rounded once at the end."""
+"""The base of the normalizing modules: their parameters, and their arithmetic, in float32 for 16-bit floats and rounded once at the end."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["Sequential"]
 
 
 class Sequential(Module):
-    """``modules`` applied in order: each takes what the one before it gave. A function such as ``relu`` may stand among them.
+    """``modules`` applied in order, each to the result of the one before. A function such as ``relu`` may be among them.
 
     They are named ``"0"``, ``"1"``, ..., or by the keys of one dict: ``Sequential({"up": Linear(2, 8), "down": Linear(8, 2)})``. The result has a
     length, iterates over the modules, and is indexed by position or name; a name is an attribute too. ``modules`` is the dict.

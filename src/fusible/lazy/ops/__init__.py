@@ -1,1 +1,1 @@
-"""Trace operations, one file each, with the function that records exactly one of them beside it; and functions that compose several."""
+"""Trace operations, one file each, with the function that records one of them; and functions that compose several."""

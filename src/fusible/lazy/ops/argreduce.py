@@ -1,4 +1,4 @@
-"""Where the extreme elements are."""
+"""The indices of extreme elements."""
 
 from __future__ import annotations
 

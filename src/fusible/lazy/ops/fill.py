@@ -1,4 +1,4 @@
-"""``full`` and what follows from it."""
+"""Tensors of one value: ``full``, and ``zeros`` and ``ones``, which call it."""
 
 from __future__ import annotations
 

@@ -138,10 +138,10 @@ def _rmatmul(rhs: TensorLike, lhs: TensorLike) -> Tensor:
 def dot_general(
     lhs: TensorLike, rhs: TensorLike, contracting: tuple[Dims, Dims], batch: tuple[Dims, Dims] = ((), ()), dtype: dtypes.dtype | None = None
 ) -> Tensor:
-    """The contraction of ``lhs`` and ``rhs`` over paired dimensions: ``contracting=((lhs's,), (rhs's,))``, and ``batch`` alike.
+    """The contraction of ``lhs`` and ``rhs`` over paired dimensions: ``contracting=((of lhs,), (of rhs,))``, ``batch`` likewise.
 
-    The result has the batch dimensions, then what is left of ``lhs``, then of ``rhs``. ``contracting=((1,), (1,))`` is ``lhs @ rhs.T`` without
-    a transpose. Dtypes and accumulation are as for ``matmul``. Raises ``ShapeError`` where paired sizes differ.
+    The result has the batch dimensions, then the other ones of ``lhs``, then those of ``rhs``. ``contracting=((1,), (1,))`` is ``lhs @ rhs.T``
+    without a transpose. Dtypes and accumulation are as for ``matmul``. Raises ``ShapeError`` where paired sizes differ.
     """
     pairs = [(tuple(left), tuple(right)) for left, right in (contracting, batch)]
     return record(DotGeneral(pairs[0], pairs[1], dtype), lhs, rhs)

@@ -51,7 +51,7 @@ def plugin(
 
     Two overloads: ``plugin(name, inputs, output_info, version, namespace, **attributes)``, and ``plugin("namespace::name", inputs, **attributes)``
     for a plugin that was registered with a function of its outputs. ``output_info`` is a pair of a shape and a dtype for every output; where
-    that function is there, the number of dimensions may stand for the shape, and what is given must agree with it.
+    that function exists, the number of dimensions may replace the shape, and ``output_info`` must agree with what the function returns.
 
     An attribute is decoded by its type: an int as int64, a float as double, a bool, a string, a numpy number as what it is, and a list or
     1-dimensional array of signed integers, floats or bools as a span. Raises ``ArgumentError`` for a name that is not registered and for outputs

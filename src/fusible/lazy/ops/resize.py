@@ -72,7 +72,7 @@ class Resize(TraceOp):
         return n == size and (self.mode is not self.Mode.CUBIC or self.align_corners or self.scales is None or self.scales[dim] == 1)
 
     def _source(self, x: FlatIRTensor, dim: int, size: SizeLike) -> Expression:
-        """Where in ``x`` each of ``size`` outputs lies along ``dim``, as a float.
+        """The position in ``x`` of each of ``size`` outputs along ``dim``, a float.
 
         ``i / scale`` for nearest; else ``(i + 1/2) / scale - 1/2``, or ``i (n - 1) / (size - 1)`` between aligned corners.
         """

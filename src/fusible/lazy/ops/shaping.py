@@ -47,10 +47,10 @@ def unsqueeze(input: TensorLike, dim: int) -> Tensor:
 
 @constrained("split", input="T1", returns="T1", T1=ALL)
 def split(input: TensorLike, num_split_or_sizes: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """``input`` cut along ``dim`` into a number of equal parts, or into parts of the given sizes, which are sizes that add up to the dimension's.
+    """``input`` cut along ``dim`` into a number of equal parts, or into parts of the given sizes, whose sum is the size of the dimension.
 
-    Where the number ``n`` does not divide the size, parts have ``ceil(size / n)`` elements, and the last ones what is left: fewer, or none. Raises
-    ``ShapeError`` for a number below 1 and for sizes that do not add up.
+    Where the number ``n`` does not divide the size, parts have ``ceil(size / n)`` elements, and the last ones have the remaining ones: fewer, or
+    none. Raises ``ShapeError`` for a number below 1 and for sizes that do not add up.
     """
     at = normalize_dim(dim, input.ndim, "split")
     shape = input.trace_tensor.shape

@@ -16,7 +16,7 @@ class DotOp(FlatIROp):
     """A contraction over paired dimensions, accumulated in the output's dtype (stablehlo.dot_general).
 
     ``contracting`` and ``batch`` are (dimensions of the left operand, dimensions of the right one). The output's dimensions are the
-    batch ones, then what is left of the left operand, then of the right one.
+    batch ones, then the other ones of the left operand, then those of the right operand.
     """
 
     contracting: tuple[list[int], list[int]]

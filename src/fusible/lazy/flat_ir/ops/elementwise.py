@@ -10,7 +10,7 @@ from fusible.lazy.stablehlo.mlir import Mlir
 
 
 class ElementwiseOp(FlatIROp):
-    """The common part: what is checked of the types."""
+    """The base, which checks the types."""
 
     def check(self) -> str | None:
         same = all(t.shape == self.outputs[0].shape for t in self.inputs)

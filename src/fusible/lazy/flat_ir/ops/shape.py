@@ -79,7 +79,8 @@ class ConcatenateOp(FlatIROp):
 
 
 class PadOp(FlatIROp):
-    """``inputs`` are the tensor and the scalar that fills what is added (stablehlo.pad)."""
+    """``low`` elements before and ``high`` after the tensor in every dimension; ``inputs`` are the tensor and the scalar that fills
+    (stablehlo.pad)."""
 
     low: list[int]
     high: list[int]

@@ -25,7 +25,7 @@ class SortOp(FlatIROp):
         return list(op.results)
 
     def _before(self, mlir: Mlir, a: Any, b: Any) -> Any:
-        """Whether ``a`` comes before ``b``: it is larger, or a NaN and ``b`` is none."""
+        """Whether ``a`` comes before ``b``: it is larger, or it is a NaN and ``b`` is a number."""
 
         def compare(x: Any, y: Any, direction: str) -> Any:
             return mlir.hlo.compare(x, y, mlir.hlo.ComparisonDirectionAttr.get(direction))

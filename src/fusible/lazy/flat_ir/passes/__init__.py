@@ -32,4 +32,4 @@ PASSES: dict[str, Pass] = {
 """Every pass by its name, in an order in which they may run."""
 
 DEFAULT_PASSES: tuple[Pass, ...] = (constant_folding, common_subexpression, dot_layout, dead_code)
-"""What every program goes through. Merging common subexpressions merges constants too."""
+"""The passes that every program goes through. Merging common subexpressions merges constants too."""

@@ -1,4 +1,4 @@
-"""One function where several trace operations were lowered alike."""
+"""Sharing one function among trace operations that were lowered to the same subgraph."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Subgraph:
 
 
 def function_deduplication(flat: FlatIR) -> FlatIR:
-    """Replace the subgraphs of trace operations that were lowered alike, to at least ``MIN_OPERATIONS`` operations, by calls to one function.
+    """Replace equal subgraphs of trace operations, of at least ``MIN_OPERATIONS`` operations, by calls to one function.
 
     It runs on a program as it was lowered: other passes let trace operations share operations. Not among the default passes: XLA inlines
     every call before it optimizes. A GPT-2 of 12 layers had 970 operations and 4 functions with it against 1036 without, took XLA as long to

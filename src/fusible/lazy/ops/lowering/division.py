@@ -55,13 +55,13 @@ def _operands(inputs: list[FlatIRTensor], reason: str) -> list[Expression]:
 
 
 def _off(rest: Expression, b: Expression) -> Expression:
-    """Where truncation rounded up: the remainder is not 0 and its sign is not the divisor's."""
+    """Whether truncation rounded up: the remainder is not 0 and its sign is not the divisor's."""
     rest, b = (x.because("find where truncation rounds up") for x in (rest, b))
     return ((rest < 0) ^ (b < 0)) & (rest != 0)
 
 
 def _truncated(a: Expression, b: Expression) -> tuple[Expression, Expression, Expression]:
-    """Where ``b`` is 0; and the quotient and the remainder of integers elsewhere."""
+    """Whether ``b`` is 0; and the truncated quotient and the remainder of integers where it is not."""
     reason = a.reason
     a, b = (x.because("keep a division from trapping") for x in (a, b))
     by_zero = b == 0

@@ -55,7 +55,7 @@ class Expression:
         self.reason = reason
 
     def because(self, reason: str) -> Expression:
-        """The same tensor, where what follows has another reason."""
+        """The same tensor in a formula that gives another reason."""
         return Expression(self.tensor, reason)
 
     def literal(self, value: float, reason: str | None = None) -> Expression:
@@ -126,7 +126,7 @@ class Expression:
 
 
 Operand = Expression | FlatIRTensor | float
-"""What an expression is computed with."""
+"""The other operand of an operator: an expression, a tensor, or a number, which becomes a literal."""
 
 
 def where(condition: Expression, a: Expression | float, b: Expression) -> Expression:
