@@ -85,9 +85,7 @@ def _tracer(check: ArgumentCheck, index: int, name: str) -> tuple[Any, TraceTens
         op: Input = DimensionInput(index, (), check.dtype, check.size)
     else:
         op = Input(index, check.shape, check.dtype)  # type: ignore[arg-type] - see Shape
-    tensor = TraceTensor(op.shape, op.dtype, DEFAULT, op, user_line())
-    tensor.name = name
-    op.bind((), (tensor,))
+    tensor = op.output(DEFAULT, user_line(), name)
     return wrapped(check.size) if isinstance(check, SizeCheck) else Tensor.from_trace_tensor(tensor), tensor
 
 

@@ -18,7 +18,7 @@ from fusible.lazy.device import DEFAULT
 from fusible.lazy.dims import Atom, SizeLike, Symbol, assembled, evaluate, symbols
 from fusible.lazy.frontend import Tensor
 from fusible.lazy.operation import attribute_names
-from fusible.lazy.source import describe
+from fusible.lazy.source import UNKNOWN, describe
 from fusible.lazy.trace import Input, Trace, TraceOp, TraceTensor
 
 __all__ = ["Masking", "PADDING_RULES", "again", "masked", "padding_rule"]
@@ -61,11 +61,8 @@ class Masking:
         self.now: dict[TraceTensor, Tensor] = {t: Tensor.from_trace_tensor(t) for t in trace.inputs}
         self.true: dict[Symbol, Tensor] = {}
         for i, size in enumerate(padded):
-            op = Input(len(trace.inputs) + i, (), dtypes.int32)
-            tensor = TraceTensor((), dtypes.int32, DEFAULT, op, (None, 0))
-            tensor.name = f"true_{size.name}"
-            op.bind((), (tensor,))
-            self.true[size] = Tensor.from_trace_tensor(tensor)
+            read = Input(len(trace.inputs) + i, (), dtypes.int32).output(DEFAULT, UNKNOWN, f"true_{size.name}")
+            self.true[size] = Tensor.from_trace_tensor(read)
         for op in trace.ops:
             if not all(out in self.now for out in op.outputs):
                 self._rewrite(op)

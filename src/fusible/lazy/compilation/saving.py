@@ -38,7 +38,8 @@ from fusible.lazy.dims_json import from_json, to_json
 from fusible.lazy.dtypes import DTYPES, dtype, int4
 from fusible.lazy.engine.engines import current_engine
 from fusible.lazy.engine.host import aligned
-from fusible.lazy.trace import Storage, TraceTensor
+from fusible.lazy.source import UNKNOWN
+from fusible.lazy.trace import Storage
 
 if TYPE_CHECKING:
     from fusible.lazy.compilation.executable import Executable
@@ -191,6 +192,6 @@ def _storages(data: bytes, types: list[Any]) -> list[Storage]:
             raise ValueError(f"constant {i} is {held['dtype']} {held['shape']}, not {name} {shape}")
         array = aligned(np.frombuffer(held["data"], of.numpy).reshape(shape))
         op = Storage(tuple(shape), of, array)
-        op.bind((), (TraceTensor(op.shape, of, DEFAULT, op, (None, 0)),))
+        op.output(DEFAULT, UNKNOWN)
         made.append(op)
     return made

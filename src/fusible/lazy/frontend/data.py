@@ -19,11 +19,7 @@ __all__ = ["host_array", "stored"]
 
 def stored(array: Array, place: device = DEFAULT, name: str | None = None) -> TraceTensor:
     """A stored value: ``array`` itself, which is contiguous and aligned."""
-    op = Storage(array.shape, dtypes.from_numpy(array.dtype), array)
-    tensor = TraceTensor(op.shape, op.dtype, place, op, user_line())
-    tensor.name = name
-    op.bind((), (tensor,))
-    return tensor
+    return Storage(array.shape, dtypes.from_numpy(array.dtype), array).output(place, user_line(), name)
 
 
 _PYTHON = {"f": dtypes.float32, "i": dtypes.int32, "b": dtypes.bool}

@@ -298,9 +298,7 @@ class DimensionSize(Tensor):
     @property
     def trace_tensor(self) -> TraceTensor:  # type: ignore[override] - recorded where it is first used as a tensor
         if self._recorded is None:
-            op = DimensionValue(self.expression, dtypes.int32)
-            self._recorded = TraceTensor((), dtypes.int32, DEFAULT, op, user_line())
-            op.bind((), (self._recorded,))
+            self._recorded = DimensionValue(self.expression, dtypes.int32).output(DEFAULT, user_line())
         return self._recorded
 
     @trace_tensor.setter

@@ -10,6 +10,7 @@ from fusible.lazy.dtypes import dtype
 from fusible.lazy.flat_ir import FlatIRTensor
 from fusible.lazy.operation import Operation, attribute_names
 from fusible.lazy.printing import Shape
+from fusible.lazy.source import Source
 from fusible.lazy.trace.tensor import TraceTensor
 
 __all__ = ["Literal", "TRACE_OPS", "TraceOp"]
@@ -81,6 +82,14 @@ class TraceOp(Operation):
     def bind(self, inputs: tuple[TraceTensor, ...], outputs: tuple[TraceTensor, ...]) -> None:
         self.inputs: tuple[TraceTensor, ...] = inputs
         self.outputs: tuple[TraceTensor, ...] = outputs
+
+    def output(self, device: device, source: Source, name: str | None = None) -> TraceTensor:
+        """The one output of an operation without operands, which is bound to it."""
+        shape, of = self.infer()
+        tensor = TraceTensor(shape, of, device, self, source)
+        tensor.name = name
+        self.bind((), (tensor,))
+        return tensor
 
     def describe(self, operands: Sequence[str]) -> str:
         """``unaryelementwise(t0, kind=Kind.TANH)`` for the operand names ``["t0"]``."""

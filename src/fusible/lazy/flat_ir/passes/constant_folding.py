@@ -106,8 +106,7 @@ def _extreme(function: Callable[..., Any]) -> Callable[..., Array | None]:
 _DIRECTIONS = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
 
 
-def _compare(op: FlatIROp, a: Array, b: Array) -> Array:
-    assert isinstance(op, flat_ops.CompareOp)
+def _compare(op: flat_ops.CompareOp, a: Array, b: Array) -> Array:
     return np.asarray(_DIRECTIONS[op.direction](a, b))
 
 
@@ -132,8 +131,7 @@ def _convert(op: FlatIROp, a: Array) -> Array | None:
     return made if exact or (rounds_once and np.isfinite(made.astype(np.float64)).all()) else None
 
 
-def _broadcast(op: FlatIROp, a: Array) -> Array:
-    assert isinstance(op, flat_ops.BroadcastOp)
+def _broadcast(op: flat_ops.BroadcastOp, a: Array) -> Array:
     shape: list[int] = [1] * len(op.outputs[0].shape)
     for size, dim in zip(a.shape, op.broadcast_dim, strict=True):
         shape[dim] = size
@@ -145,18 +143,15 @@ def _reshape(op: FlatIROp, a: Array) -> Array:
     return a.reshape(op.outputs[0].shape)
 
 
-def _slice(op: FlatIROp, a: Array) -> Array:
-    assert isinstance(op, flat_ops.SliceOp)
+def _slice(op: flat_ops.SliceOp, a: Array) -> Array:
     return a[tuple(map(slice, op.start, op.limit, op.stride))]
 
 
-def _transpose(op: FlatIROp, a: Array) -> Array:
-    assert isinstance(op, flat_ops.TransposeOp)
+def _transpose(op: flat_ops.TransposeOp, a: Array) -> Array:
     return a.transpose(op.perm)
 
 
-def _concatenate(op: FlatIROp, *arrays: Array) -> Array:
-    assert isinstance(op, flat_ops.ConcatenateOp)
+def _concatenate(op: flat_ops.ConcatenateOp, *arrays: Array) -> Array:
     return np.concatenate(arrays, op.dim)
 
 
