@@ -177,7 +177,12 @@ def assembled(terms: Mapping[Monomial, int]) -> SizeLike:
     kept = {monomial: factor for monomial, factor in terms.items() if factor}
     if not kept or set(kept) == {()}:
         return kept.get((), 0)
-    return Size(tuple(sorted(kept.items(), key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))))
+    return Size(tuple(_ordered(kept)))
+
+
+def _ordered(terms: Mapping[Monomial, int]) -> list[tuple[Monomial, int]]:
+    """The terms of a polynomial, of the highest degree first."""
+    return sorted(terms.items(), key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))
 
 
 def _sum(a: SizeLike, b: SizeLike, sign: int) -> SizeLike:
@@ -207,9 +212,9 @@ def _quotient(a: Monomial, b: Monomial) -> Monomial | None:
 def _exact(a: SizeLike, b: SizeLike) -> SizeLike | None:
     """``q`` with ``q * b == a``, or nothing: long division by the leading terms."""
     rest, result = a, 0
-    (lead, factor), *_ = sorted(_terms(b).items(), key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))
+    (lead, factor), *_ = _ordered(_terms(b))
     while rest != 0:
-        (first, count), *_ = sorted(_terms(rest).items(), key=lambda term: (-len(term[0]), tuple(map(str, term[0]))))
+        (first, count), *_ = _ordered(_terms(rest))
         monomial = _quotient(first, lead)
         if monomial is None or count % factor:
             return None
@@ -228,6 +233,7 @@ def _divided(a: SizeLike, b: SizeLike) -> tuple[SizeLike, SizeLike]:
         return whole, 0
     if isinstance(a, int) and isinstance(b, int):
         return divmod(a, b)
+    # Whole multiples of an int divisor are divided term by term: (4 * n + 6) // 4 is n + 1 with the rest 2.
     part: SizeLike = 0
     if isinstance(b, int):
         part = assembled({monomial: factor // b for monomial, factor in _terms(a).items()})

@@ -154,7 +154,7 @@ def _made(cls: type[Executable], manifest: Any, parts: dict[str, bytes], trust_b
     signature = Signature(manifest["name"], parameters_from_json(manifest["parameters"]))
     checks = checks_of(signature)
     known = {symbol.name: symbol for a in checks for symbol, _ in a.origins}
-    results = [(tuple([from_json(n, known) for n in shape]), _dtype(of), device(place)) for shape, of, place in manifest["results"]]
+    results = [(tuple([from_json(n, known) for n in shape]), DTYPES[of], device(place)) for shape, of, place in manifest["results"]]
     storages = _storages(parts[_CONSTANTS], manifest["constants"])
     inputs = [(a.shape, a.dtype) for a in checks] + [(op.shape, op.dtype) for op in storages]
     outputs = [(shape, of) for shape, of, _ in results]
@@ -170,10 +170,6 @@ def _sizes(checks: list[ArgumentCheck]) -> dict[int, Symbol]:
     return {i: a.origins[0][0] for i, a in enumerate(checks) if isinstance(a, SizeCheck) and isinstance(a.size, Size)}
 
 
-def _dtype(name: str) -> dtype:
-    return DTYPES[name]
-
-
 def _saved_dtype(of: dtype) -> str:
     """The name in safetensors of the dtype that a constant is saved in."""
     return _SAVED_DTYPES.get(of.name) or of.name.replace("uint", "U").replace("int", "I").replace("float", "F").upper()
@@ -186,7 +182,7 @@ def _storages(data: bytes, types: list[Any]) -> list[Storage]:
         raise ValueError(f"{len(found)} constants, not the {len(types)} of the program")
     made = []
     for i, (shape, name) in enumerate(types):
-        of = _dtype(name)
+        of = DTYPES[name]
         held = found[f"c{i}"]
         if list(held["shape"]) != list(shape) or held["dtype"] != _saved_dtype(of):
             raise ValueError(f"constant {i} is {held['dtype']} {held['shape']}, not {name} {shape}")

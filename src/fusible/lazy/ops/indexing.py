@@ -116,11 +116,13 @@ def _picked(x: Tensor, items: list[Any]) -> Tensor:
         sliced(x, [items[i] if i in ints else _FULL for i in range(len(items)) if items[i] is not None])  # refuses an int out of bounds
     if len(place) == 1:
         return gather(block, place[0], items[place[0]])
+    # Several indices: the indexed dimensions are moved to the front and merged into one, from which a single gather reads.
     picked = [items[i] for i in tensors]
     shape = broadcast_shapes("an index", *(t.trace_tensor for t in picked))
     rest = [i for i in range(len(items)) if i not in place]
     flat = reshape(permute(block, (*tensors, *ints, *rest)), (-1, *(block.shape[i] for i in rest)))
     found = gather(flat, 0, _linear([broadcast_to(t, shape) for t in picked], [block.shape[i] for i in tensors]))
+    # By numpy's rule the dimensions of the indices replace the indexed ones where those are adjacent, and stand first otherwise.
     lead = sum(i < place[0] for i in rest) if place[-1] - place[0] == len(place) - 1 else 0
     count = len(shape)
     return permute(found, (*range(count, count + lead), *range(count), *range(count + lead, found.ndim)))

@@ -40,6 +40,7 @@ def _dot(a: FlatIRTensor, b: FlatIRTensor, out: FlatIRTensor, contracting: tuple
         a, b = (emit(flat.ConvertOp, [t], t.shape, dtypes.bfloat16, "decode a float8 operand exactly") for t in (a, b))
     if a.dtype.is_floating and kind is not dtypes.float64:
         kind = a.dtype if a.dtype is dtypes.float64 else dtypes.float32
+    # A dot accumulates narrow operands in float32 or int32 itself. For any other wider dtype the operands are converted first.
     if kind.itemsize > a.dtype.itemsize and kind not in (dtypes.float32, dtypes.int32):
         a, b = (emit(flat.ConvertOp, [t], t.shape, kind, "accumulate in the wider dtype of the result") for t in (a, b))
     attributes = {"contracting": (list(contracting[0]), list(contracting[1])), "batch": (list(batch[0]), list(batch[1]))}

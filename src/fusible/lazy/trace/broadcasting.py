@@ -1,22 +1,13 @@
-"""Checks of what the operands of an operation must have in common: their dtype, and sizes that broadcast."""
+"""The shape to which the operands of an operation broadcast."""
 
 from __future__ import annotations
 
-from fusible.errors import DTypeError, ShapeError, expected
+from fusible.errors import ShapeError, expected
 from fusible.lazy.assumptions import holds
 from fusible.lazy.printing import Shape
 from fusible.lazy.trace.tensor import TraceTensor
 
-__all__ = ["broadcast_shapes", "same_dtype"]
-
-
-def same_dtype(what: str, *tensors: TraceTensor) -> None:
-    """Raise ``DTypeError`` unless all ``tensors`` have one dtype."""
-    first = tensors[0].dtype
-    for t in tensors:
-        if t.dtype is not first:
-            got = " and ".join(map(str, tensors))
-            raise DTypeError(expected("one dtype", of=f"the operands of {what}", got=got, do="cast one of them"))
+__all__ = ["broadcast_shapes"]
 
 
 def broadcast_shapes(what: str, *tensors: TraceTensor) -> Shape:

@@ -51,6 +51,7 @@ def _inline(op: TraceOp, inputs: list[FlatIRTensor], outputs: list[FlatIRTensor]
     """Append the operations between ``inputs`` and ``outputs``, operands first, and name the tensors that lowering introduced."""
     boundary = {id(t) for t in inputs}
     label, origin = type(op).__name__.lower(), len(ops)
+    # Depth first with a stack of its own: recursion would limit the depth of a subgraph. A tensor is pushed again, ready, beneath its operands.
     done: set[int] = set()
     stack: list[tuple[FlatIRTensor, bool]] = [(t, False) for t in reversed(outputs)]
     while stack:
