@@ -1,12 +1,11 @@
 """Named passes, each from one valid FlatIR to another that computes the same."""
 
 from fusible.lazy.flat_ir.flat_ir import Pass
-from fusible.lazy.flat_ir.passes.common_subexpression import common_subexpression
-from fusible.lazy.flat_ir.passes.constant_deduplication import constant_deduplication
 from fusible.lazy.flat_ir.passes.constant_folding import constant_folding
 from fusible.lazy.flat_ir.passes.dead_code import dead_code
 from fusible.lazy.flat_ir.passes.dot_layout import dot_layout
 from fusible.lazy.flat_ir.passes.function_deduplication import function_deduplication
+from fusible.lazy.flat_ir.passes.merging import common_subexpression, constant_deduplication
 
 __all__ = [
     "DEFAULT_PASSES",

@@ -8,7 +8,7 @@ from fusible.lazy.flat_ir.flat_ir import Change, FlatIR
 from fusible.lazy.flat_ir.op import FlatIROp
 from fusible.lazy.flat_ir.tensor import FlatIRTensor
 
-__all__ = ["Rewrite", "fresh", "merge_equal", "rebuild"]
+__all__ = ["Rewrite", "fresh", "rebuild"]
 
 
 def fresh(tensor: FlatIRTensor) -> FlatIRTensor:
@@ -65,22 +65,3 @@ class Rewrite:
 
     def done(self) -> FlatIR:
         return FlatIR(self._flat.inputs, self.ops, [self._now.get(t, t) for t in self._flat.outputs], changes=self.changes)
-
-
-def merge_equal(flat: FlatIR, only: type[FlatIROp] = FlatIROp) -> FlatIR:
-    """Keep the first of all pure operations of class ``only`` with equal keys, the same operands and the same output types."""
-    rewrite = Rewrite(flat)
-    seen: dict[tuple[object, ...], FlatIROp] = {}
-    for op in flat.ops:
-        operands = rewrite.operands(op)
-        if not op.is_pure or not isinstance(op, only):
-            rewrite.keep(op, operands)
-            continue
-        key = (op.__class__, op.key(), *operands, *[(t.shape, t.dtype) for t in op.outputs])
-        kept = seen.get(key)
-        if kept is None:
-            seen[key] = rewrite.keep(op, operands)
-        else:
-            names = [tuple([t.name for t in tensors]) for tensors in (op.outputs, kept.outputs)]
-            rewrite.replace(op.outputs, kept.outputs, Change("merged into", *names))
-    return rewrite.done()
