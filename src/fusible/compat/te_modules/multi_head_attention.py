@@ -12,7 +12,7 @@ from fusible.compat.te_modules.attention import DotProductAttention
 from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.linear import LayerNormLinear, Linear
 from fusible.compat.te_modules.normalization import qk_norm
-from fusible.compat.te_modules.parallel import Sharding
+from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, part_name
 from fusible.compat.te_modules.rope import apply_rotary_pos_emb
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.pytorch.ops.basic.parallel import share
@@ -20,36 +20,8 @@ from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["MultiheadAttention"]
 
-_COMMON = (
-    "fuse_wgrad_accumulation",
-    "tp_group",
-    "tp_size",
-    "get_rng_state_tracker",
-    "sequence_parallel",
-    "params_dtype",
-    "device",
-    "bias",
-)
-_NORM = (
-    "normalization",
-    "zero_centered_gamma",
-    "return_layernorm_output",
-    "ub_bulk_wgrad",
-    "ub_bulk_dgrad",
-    "ub_overlap_rs_dgrad",
-    "ub_overlap_ag",
-)
-_CORE = (
-    "attention_dropout",
-    "qkv_format",
-    "tp_size",
-    "get_rng_state_tracker",
-    "sequence_parallel",
-    "tp_group",
-    "attention_type",
-    "softmax_type",
-)
-"""What the module hands on as it comes: to all layers, to that with a normalization, to the attention."""
+_OF_A_CALL = ("attn_mask_type", "window_size", "bottom_right_diagonal", "softcap")
+"""Options of the module that the attention inside is told at each call: a call may have others."""
 
 
 class MultiheadAttention(FastSetattr, nn.Module):
@@ -127,21 +99,18 @@ class MultiheadAttention(FastSetattr, nn.Module):
         self.num_attention_heads_per_partition = share(num_attention_heads, sharding.size, "MultiheadAttention's heads")
         self.num_gqa_groups_per_partition = share(groups, sharding.size, "MultiheadAttention's num_gqa_groups")
         self.hidden_size_q, self.hidden_size_kv = width * num_attention_heads, width * groups
-        common: dict[str, Any] = {key: given[key] for key in _COMMON}
         self.q_norm, self.k_norm = qk_norm(qk_norm_type, width, qk_norm_eps, params_dtype, device)
-        norm = {"eps": layernorm_epsilon, **{key: given[key] for key in _NORM}}
+        own = "init_method", "return_bias", "name"  # of each layer inside
+        common = handed_on(given, Linear, *own, *OVERLAP)
         inward = {**common, "init_method": init_method, "parallel_mode": "column" if set_parallel_mode else None}
-        self._add_projections(hidden_size, inward, {**inward, **norm, "ub_name": "qkv"}, fuse_qkv_params)
-        self.core_attention = DotProductAttention(
-            num_attention_heads,
-            width,
-            layer_number=self.layer_number,
-            name=_named(name, "core_attention"),
-            **{"num_gqa_groups": groups, **{key: given[key] for key in _CORE}},
-        )
+        normalized = handed_on(given, LayerNormLinear, *own, "ub_overlap_rs") | {"eps": layernorm_epsilon, "ub_name": "qkv"}
+        self._add_projections(hidden_size, inward, {**normalized, **inward}, fuse_qkv_params)
+        options = handed_on(given, DotProductAttention, *_OF_A_CALL)
+        options |= {"kv_channels": width, "num_gqa_groups": groups, "layer_number": self.layer_number, "name": part_name(name, "core_attention")}
+        self.core_attention = DotProductAttention(**options)
         outward = {**common, "init_method": output_layer_init_method, "parallel_mode": "row" if set_parallel_mode else None}
         overlap = {"ub_overlap_rs": ub_overlap_rs, "ub_overlap_ag": ub_overlap_ag, "ub_name": "proj"}
-        self.proj = Linear(self.hidden_size_q, hidden_size, return_bias=return_bias, name=_named(name, "proj"), **outward, **overlap)
+        self.proj = Linear(self.hidden_size_q, hidden_size, return_bias=return_bias, name=part_name(name, "proj"), **outward, **overlap)
 
     def _add_projections(self, hidden_size: int, inward: dict[str, Any], normalized: dict[str, Any], fused: bool) -> None:
         """What makes q, k and v: ``inward`` are the options of a ``Linear``, ``normalized`` those of a ``LayerNormLinear``."""
@@ -149,18 +118,18 @@ class MultiheadAttention(FastSetattr, nn.Module):
         if self.attention_type == "self":
             parts = None if fused else {"query": q, "key": kv, "value": kv}
             if self.input_layernorm:
-                own = _named(name, "layernorm_linear_qkv")
+                own = part_name(name, "layernorm_linear_qkv")
                 self.layernorm_qkv = LayerNormLinear(hidden_size, q + 2 * kv, parameters_split=parts, name=own, **normalized)
             else:
-                self.qkv = Linear(hidden_size, q + 2 * kv, parameters_split=parts, name=_named(name, "linear_qkv"), **inward)
+                self.qkv = Linear(hidden_size, q + 2 * kv, parameters_split=parts, name=part_name(name, "linear_qkv"), **inward)
             return
         if self.input_layernorm:
-            split, own = None if fused else ("query",), _named(name, "layernorm_linear_q")
+            split, own = None if fused else ("query",), part_name(name, "layernorm_linear_q")
             self.layernorm_query = LayerNormLinear(hidden_size, q, parameters_split=split, name=own, **normalized)
         else:
             self.query_layer = Linear(hidden_size, q, **inward)
         split = None if fused else ("key", "value")
-        self.key_value = Linear(hidden_size, 2 * kv, parameters_split=split, name=_named(name, "linear_kv"), **inward)
+        self.key_value = Linear(hidden_size, 2 * kv, parameters_split=split, name=part_name(name, "linear_kv"), **inward)
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """The processes that share out the heads; the layers inside are told by theirs."""
@@ -202,6 +171,8 @@ class MultiheadAttention(FastSetattr, nn.Module):
         """``hidden_states [s, b, hidden]``, ``[b, s, hidden]`` or ``[t, hidden]`` by ``qkv_format``, and the output like it; then ``proj``'s bias
         where ``return_bias``, and the normalized input where ``return_layernorm_output``. ``rotary_pos_emb``: angles, of q and k apart where two;
         with ``inference_params`` those of all positions, of which each sequence takes its own."""
+        options = handed_on(locals(), DotProductAttention.forward)
+        options |= {name: getattr(self, name) for name in _OF_A_CALL if options[name] is None}
         starts = self._begin_step(inference_params, hidden_states)
         q, k, v, *normalized = self._project(hidden_states, encoder_output)
         if self.qk_norm_before_rope:
@@ -212,36 +183,11 @@ class MultiheadAttention(FastSetattr, nn.Module):
             ends = (cu_seqlens_q_padded, cu_seqlens_kv_padded) if padded else (cu_seqlens_q, cu_seqlens_kv)
             if inference_params is not None:
                 ends = (inference_params.cu_seqlens_q,) * 2
-            options: dict[str, Any] = {"interleaved": self.rotary_pos_interleaved, "fused": True, "start_positions": starts}
-            q, k = (apply_rotary_pos_emb(x, e, self.qkv_format, cu_seqlens=c, **options) for x, e, c in zip((q, k), both, ends, strict=True))
+            rotation: dict[str, Any] = {"interleaved": self.rotary_pos_interleaved, "fused": True, "start_positions": starts}
+            q, k = (apply_rotary_pos_emb(x, e, self.qkv_format, cu_seqlens=c, **rotation) for x, e, c in zip((q, k), both, ends, strict=True))
         if not self.qk_norm_before_rope:
             q, k = self._normalize(q, k)
-        context = self.core_attention(
-            q,
-            k,
-            v,
-            attention_mask,
-            self.qkv_format,
-            cu_seqlens_q,
-            cu_seqlens_kv,
-            cu_seqlens_q_padded,
-            cu_seqlens_kv_padded,
-            max_seqlen_q,
-            max_seqlen_kv,
-            self.attn_mask_type if attn_mask_type is None else attn_mask_type,
-            self.window_size if window_size is None else window_size,
-            self.bottom_right_diagonal if bottom_right_diagonal is None else bottom_right_diagonal,
-            self.softcap if softcap is None else softcap,
-            checkpoint_core_attention,
-            core_attention_bias_type,
-            core_attention_bias,
-            alibi_slopes,
-            fast_zero_fill,
-            inference_params,
-            pad_between_seqs,
-            thd_attention_policies=thd_attention_policies,
-            thd_attention_policy_dispatch=thd_attention_policy_dispatch,
-        )
+        context = self.core_attention(q, k, v, qkv_format=self.qkv_format, **options)
         projected = self.proj(context, is_first_microbatch=is_first_microbatch)
         outputs = [*_tuple(projected), *normalized]
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
@@ -285,10 +231,6 @@ class MultiheadAttention(FastSetattr, nn.Module):
 
 check_constructor(MultiheadAttention)
 check_forward(MultiheadAttention)
-
-
-def _named(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
 
 
 def _tuple(outputs: Any) -> tuple[torch.Tensor, ...]:

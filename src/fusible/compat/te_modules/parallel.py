@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fusible import ops
@@ -12,11 +14,26 @@ from fusible.nvte import Tensor
 from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import group_size, share
 
-__all__ = ["OVERLAP", "Sharding", "check_mode", "mark_shared", "refuse", "refuse_delay"]
+__all__ = ["OVERLAP", "Sharding", "check_mode", "handed_on", "mark_shared", "part_name", "refuse", "refuse_delay"]
 
 
 OVERLAP = ("ub_bulk_wgrad", "ub_bulk_dgrad", "ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad")
 """The arguments by which a layer is asked to overlap its products with communication."""
+
+
+def handed_on(given: Mapping[str, Any], to: Callable[..., Any], *but: str) -> dict[str, Any]:
+    """The arguments of a caller that ``to`` has parameters for, by the same names; without those named in ``but``."""
+    return {name: given[name] for name in _parameters(to) if name in given and name not in but}
+
+
+@functools.cache
+def _parameters(of: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(of).parameters if name != "self")
+
+
+def part_name(name: str | None, part: str) -> str | None:
+    """The name of a layer inside the one that has ``name``; None where that has none."""
+    return None if name is None else f"{name}.{part}"
 
 
 class Sharding(NamedTuple):

@@ -12,58 +12,16 @@ from fusible.compat.te_modules.fast_setattr import FastSetattr
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
-from fusible.compat.te_modules.parallel import OVERLAP, Sharding
+from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, part_name
 from fusible.errors import ArgumentError, expected
 from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["TransformerLayer"]
 
-
-_SHARED = (
-    "tp_group",
-    "tp_size",
-    "fuse_wgrad_accumulation",
-    "get_rng_state_tracker",
-    "init_method",
-    "output_layer_init_method",
-    "sequence_parallel",
-    "params_dtype",
-    "set_parallel_mode",
-    "zero_centered_gamma",
-    "bias",
-    "normalization",
-    "device",
-)
-_ATTENTION = (
-    "kv_channels",
-    "attention_dropout",
-    "layernorm_epsilon",
-    "layer_number",
-    "num_gqa_groups",
-    "fuse_qkv_params",
-    "qkv_weight_interleaved",
-    "rotary_pos_interleaved",
-    "softmax_type",
-    "qk_norm_type",
-    "qk_norm_eps",
-    "qk_norm_before_rope",
-)
-"""What the layer hands on as it comes: to attention and MLP, and to attention alone."""
-_OF_A_CALL = (
-    "checkpoint_core_attention",
-    "inference_params",
-    "is_first_microbatch",
-    "rotary_pos_emb",
-    "core_attention_bias_type",
-    "core_attention_bias",
-    "alibi_slopes",
-    "cu_seqlens_q",
-    "cu_seqlens_q_padded",
-    "max_seqlen_q",
-    "fast_zero_fill",
-    "pad_between_seqs",
-)
-"""What a call hands on to both attentions."""
+_OF_CROSS_ATTENTION = ("attn_mask_type", "window_size", "bottom_right_diagonal")
+"""What of an attention's arguments the layer has a second time, for the one to ``encoder_output``: with ``enc_dec_`` before the name."""
+_OF_A_CALL = ("self_attn_mask_type", "window_size", "bottom_right_diagonal", "softcap", *(f"enc_dec_{name}" for name in _OF_CROSS_ATTENTION))
+"""Options of the layer that its attentions are told at each call: a call may have others."""
 
 
 class DropPath(nn.Module):
@@ -162,18 +120,16 @@ class TransformerLayer(FastSetattr, nn.Module):
         self.apply_residual_connection_post_layernorm, self.parallel_attention_mlp = apply_residual_connection_post_layernorm, parallel_attention_mlp
         self.tp_size, self.sequence_parallel, self.seq_length = sharding.size, sharding.sequence, seq_length
         self.hidden_dropout = hidden_dropout
-        overlap = {name: ub_tp_comm_overlap and given[name] for name in OVERLAP}
-        shared: dict[str, Any] = {name: given[name] for name in _SHARED} | overlap
-        shared.update(return_layernorm_output=apply_residual_connection_post_layernorm, return_bias=not parallel_attention_mlp)
-        attention = {name: given[name] for name in _ATTENTION} | {"qkv_format": attn_input_format}
-        sizes = hidden_size, num_attention_heads
-        before = {"input_layernorm": not output_layernorm, "name": _named(name, "self_attention")}
-        self.self_attention = MultiheadAttention(*sizes, **shared, **attention, **before)
+        given |= {name: ub_tp_comm_overlap and given[name] for name in OVERLAP}
+        returned: dict[str, Any] = {"return_layernorm_output": apply_residual_connection_post_layernorm, "return_bias": not parallel_attention_mlp}
+        attention = handed_on(given, MultiheadAttention, *_OF_A_CALL) | returned | {"qkv_format": attn_input_format}
+        before: dict[str, Any] = {"input_layernorm": not output_layernorm, "name": part_name(name, "self_attention")}
+        self.self_attention = MultiheadAttention(**{**attention, **before})
         if layer_type == "decoder":
-            cross = {"attn_mask_type": enc_dec_attn_mask_type, "input_layernorm": True, "attention_type": "cross"}
-            self.inter_attention = MultiheadAttention(*sizes, **shared, **attention, **cross, name=_named(name, "inter_attention"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        mlp = {"eps": layernorm_epsilon, "activation": activation, "activation_params": activation_params, "name": _named(name, "layernorm_mlp")}
-        self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, **shared, **mlp)
+            cross: dict[str, Any] = {"attn_mask_type": enc_dec_attn_mask_type, "input_layernorm": True, "attention_type": "cross"}
+            self.inter_attention = MultiheadAttention(**{**attention, **cross, "name": part_name(name, "inter_attention")})
+        mlp = handed_on(given, LayerNormMLP) | returned | {"eps": layernorm_epsilon, "name": part_name(name, "layernorm_mlp")}
+        self.layernorm_mlp = LayerNormMLP(**mlp)
         self.drop_path = DropPath(drop_path_rate) if drop_path_rate > 0.0 else None
         if output_layernorm:
             made = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}[normalization]
@@ -226,39 +182,21 @@ class TransformerLayer(FastSetattr, nn.Module):
         """The output, like ``hidden_states [s, b, hidden]`` (or as ``attn_input_format`` says). Arguments are ``MultiheadAttention``'s, those that
         begin with ``enc_dec_`` of the attention to ``encoder_output``."""
         given = dict(locals())
+        given |= {name: getattr(self, name) for name in _OF_A_CALL if given[name] is None}
         x = hidden_states.contiguous()
-        shared = {name: given[name] for name in _OF_A_CALL} | {"softcap": self.softcap if softcap is None else softcap}
-        outputs = self.self_attention(
-            x,
-            attention_mask,
-            attn_mask_type=self.self_attn_mask_type if self_attn_mask_type is None else self_attn_mask_type,
-            window_size=self.window_size if window_size is None else window_size,
-            bottom_right_diagonal=self.bottom_right_diagonal if bottom_right_diagonal is None else bottom_right_diagonal,
-            cu_seqlens_kv=cu_seqlens_q,
-            cu_seqlens_kv_padded=cu_seqlens_q_padded,
-            max_seqlen_kv=max_seqlen_q,
-            thd_attention_policies=thd_attention_policies,
-            thd_attention_policy_dispatch=thd_attention_policy_dispatch,
-            **shared,
-        )
+        shared = handed_on(given, MultiheadAttention.forward, "hidden_states", "encoder_output")
+        keys: dict[str, Any] = {"cu_seqlens_kv": cu_seqlens_q, "cu_seqlens_kv_padded": cu_seqlens_q_padded, "max_seqlen_kv": max_seqlen_q}
+        outputs = self.self_attention(x, **{**shared, **keys, "attn_mask_type": given["self_attn_mask_type"]})
         if self.parallel_attention_mlp:
             mlp = self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch)
             return self._added(outputs, mlp, x, self.drop_path)
         hidden, bias, *normalized = outputs
         x = self._added(hidden, bias, normalized[0] if normalized else x, self.drop_path)
         if self.layer_type == "decoder":
-            hidden, bias, *normalized = self.inter_attention(
-                x,
-                enc_dec_attn_mask,
-                encoder_output,
-                self.enc_dec_attn_mask_type if enc_dec_attn_mask_type is None else enc_dec_attn_mask_type,
-                self.enc_dec_window_size if enc_dec_window_size is None else enc_dec_window_size,
-                self.enc_dec_bottom_right_diagonal if enc_dec_bottom_right_diagonal is None else enc_dec_bottom_right_diagonal,
-                cu_seqlens_kv=cu_seqlens_kv,
-                cu_seqlens_kv_padded=cu_seqlens_kv_padded,
-                max_seqlen_kv=max_seqlen_kv,
-                **{**shared, "inference_params": None},  # what the encoder gave does not grow
-            )
+            shared |= {name: given[f"enc_dec_{name}"] for name in _OF_CROSS_ATTENTION}
+            shared |= {"attention_mask": enc_dec_attn_mask, "encoder_output": encoder_output}
+            shared["inference_params"] = None  # what the encoder gave does not grow
+            hidden, bias, *normalized = self.inter_attention(x, **shared)
             x = self._added(hidden, bias, normalized[0] if normalized else x, None)
         hidden, bias, *normalized = self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch)
         y = self._added(hidden, bias, normalized[0] if normalized else x, self.drop_path)
@@ -283,7 +221,3 @@ def _check(layer_type: str, parallel: bool, post_layernorm: bool, output_layerno
     wrong = [name for name, there in {**others, "output_layernorm": output_layernorm}.items() if there] if parallel else []
     if wrong:
         raise ArgumentError(expected("neither", of="TransformerLayer with parallel_attention_mlp", got=wrong[0], do="leave one of them out"))
-
-
-def _named(name: str | None, part: str) -> str | None:
-    return None if name is None else f"{name}.{part}"
