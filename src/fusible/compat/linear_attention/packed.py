@@ -37,9 +37,7 @@ def gated_delta_net(
     ``use_qk_l2norm_in_kernel``: each q and k is divided by its length before.
     """
     dtype = q.dtype
-    q, k, v, g, beta = _wide(q, k, v, g, beta)
-    if use_qk_l2norm_in_kernel:
-        q, k = _unit(q), _unit(k)
+    q, k, v, g, beta = _wide(q, k, v, g, beta, unit=use_qk_l2norm_in_kernel)
     strength = beta.unsqueeze(-1)
     return _packed((scale * q, k, strength * k, strength * v, g.unsqueeze(-1)), cu_seqlens, initial_state, output_final_state, dtype)
 
@@ -68,9 +66,7 @@ def gated_delta_net_v2(
         do = "leave it out, and keep the contrast of beta's channels small"
         raise NotServedError(expected("beta_guard=False", of="gated_delta_net_v2", got=True, do=do))
     dtype = q.dtype
-    q, k, v, g, beta, w = _wide(q, k, v, g, beta, w)
-    if use_qk_l2norm_in_kernel:
-        q, k = _unit(q), _unit(k)
+    q, k, v, g, beta, w = _wide(q, k, v, g, beta, w, unit=use_qk_l2norm_in_kernel)
     beta = _strength(beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _packed((scale * q, k, beta * k, w * v, g), cu_seqlens, initial_state, output_final_state, dtype)
 
@@ -102,9 +98,7 @@ def gated_delta_product(
     dt_bias [h]``, default: zeros). The sigmoid is ``gated_delta_net_v2``'s.
     """
     dtype = q.dtype
-    q, k, v, g, beta = _wide(q, k, v, g, beta)
-    if use_qk_l2norm_in_kernel:
-        q, k = _unit(q), _unit(k)
+    q, k, v, g, beta = _wide(q, k, v, g, beta, unit=use_qk_l2norm_in_kernel)
     if safe_gate:
         shifted = nn.functional.softplus(g if dt_bias is None else g + dt_bias)
         g = -shifted if a_log is None else -a_log.to(g.dtype).exp() * shifted
@@ -115,10 +109,11 @@ def gated_delta_product(
     return _packed((scale * q, k, strength * k, strength * v, decay), cu_seqlens, initial_state, output_final_state, dtype)
 
 
-def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors of the type to compute in: float64 where all of q, k and v are."""
+def _wide(*tensors: torch.Tensor, unit: bool) -> list[torch.Tensor]:
+    """q, k, v and others in the type to compute in: float64 where all of the three are. ``unit``: q and k divided by their lengths."""
     wide = torch.float64 if all(x.dtype == torch.float64 for x in tensors[:3]) else torch.float32
-    return [x.to(wide) for x in tensors]
+    q, k, *others = (x.to(wide) for x in tensors)
+    return [_unit(q), _unit(k), *others] if unit else [q, k, *others]
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

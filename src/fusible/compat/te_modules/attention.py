@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from fusible.compat.te_modules.attention_call import Attention, Lengths, attend
+from fusible.compat.te_modules.attention_call import BIASES, FORMATS, MASKS, SOFTMAXES, Attention, Lengths, attend
 from fusible.compat.te_modules.attention_masks import lengths_of, mask_bias, slopes_bias, window_of
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import WithExtraState
@@ -23,10 +23,6 @@ from fusible.pytorch.engine.torch_autocast import activation_of
 from fusible.tex.calls.constructors import check_constructor, check_forward
 
 __all__ = ["DotProductAttention"]
-
-_MASKS = ("no_mask", "padding", "causal", "padding_causal", "causal_bottom_right", "padding_causal_bottom_right", "arbitrary")
-_FORMATS = {"sbhd": 4, "bshd": 4, "thd": 3}
-_BIASES = ("no_bias", "pre_scale_bias", "post_scale_bias", "alibi")
 
 
 class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
@@ -75,7 +71,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         super().__init__()
         refuse("DotProductAttention", "leave it out", return_max_logit=return_max_logit)
         _check(attention_type, ("self", "cross"), "attention_type")
-        _check(softmax_type, ("vanilla", "off-by-one", "learnable"), "softmax_type")
+        _check(softmax_type, SOFTMAXES, "softmax_type")
         self.num_gqa_groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         if self.num_gqa_groups < 1 or num_attention_heads % self.num_gqa_groups:
             of = "num_gqa_groups of DotProductAttention"
@@ -157,7 +153,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         q, k, v = (activation_of(x) for x in _unpacked(query_layer, key_layer, value_layer, qkv_layer, kv_layer, qkv_interleave_dim))
         format_ = self.qkv_format if qkv_format is None else qkv_format
         self._check_shapes(q, k, v, format_)
-        _check(core_attention_bias_type, _BIASES, "core_attention_bias_type")
+        _check(core_attention_bias_type, BIASES, "core_attention_bias_type")
         mask = self.attn_mask_type if attn_mask_type is None else _mask(attn_mask_type)
         cached = inference_params is not None
         if cached:
@@ -185,9 +181,9 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         return o.reshape(*o.shape[:-2], -1)
 
     def _check_shapes(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, format_: str) -> None:
-        _check(format_, tuple(_FORMATS), "qkv_format")
+        _check(format_, FORMATS, "qkv_format")
         for name, x, width in zip(("query_layer", "key_layer", "value_layer"), (q, k, v), self._widths, strict=True):
-            if x.ndim != _FORMATS[format_] or x.shape[-1] != width:
+            if x.ndim != len(format_) or x.shape[-1] != width:
                 what = f"[{', '.join(format_[:-1])}, {width}]"
                 raise ShapeError(expected(what, of=f"{name} of DotProductAttention", got=list(x.shape), do="reshape it, or name another qkv_format"))
         if k.shape[-2] != self.num_gqa_groups_per_partition:
@@ -208,14 +204,14 @@ check_forward(DotProductAttention)
 _ELSEWHERE = "leave it out, or install NVIDIA's Python package, which runs on Fusible and has it"
 
 
-def _check(value: Any, known: tuple[str, ...], name: str) -> None:
+def _check(value: Any, known: Collection[str], name: str) -> None:
     if value not in known:
         raise ArgumentError(expected(f"one of {', '.join(known)}", of=f"{name} of DotProductAttention", got=repr(value), do="name one of these"))
 
 
 def _mask(name: str) -> str:
     name = {"padding,causal": "padding_causal", "causal,padding": "padding_causal", "causal_padding": "padding_causal"}.get(name, name)
-    _check(name, _MASKS, "attn_mask_type")
+    _check(name, MASKS, "attn_mask_type")
     return name
 
 

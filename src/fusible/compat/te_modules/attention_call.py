@@ -11,43 +11,21 @@ from fusible import tex
 from fusible.pytorch.engine.torch_autocast import without_torch_autocast
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
-__all__ = ["Attention", "Lengths", "attend"]
+__all__ = ["Attention", "BIASES", "FORMATS", "Lengths", "MASKS", "SOFTMAXES", "attend"]
 
-_FORMATS = {
-    "sbhd": (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD),
-    "bshd": (NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD),
-    "thd": (NVTE_QKV_Format.NVTE_THD, NVTE_QKV_Layout.NVTE_THD_THD_THD),
-}
-_ROWS = {
-    "sbhd": NVTE_QKV_Layout.NVTE_SBHD_BSHD_BSHD,
-    "bshd": NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD,
-    "thd": NVTE_QKV_Layout.NVTE_THD_BSHD_BSHD,
-}
-_PAGES = {
-    "sbhd": NVTE_QKV_Layout.NVTE_Paged_KV_SBHD_BSHD_BSHD,
-    "bshd": NVTE_QKV_Layout.NVTE_Paged_KV_BSHD_BSHD_BSHD,
-    "thd": NVTE_QKV_Layout.NVTE_Paged_KV_THD_BSHD_BSHD,
-}
-_MASKS = {
+# NVIDIA's enumerations name a member as its modules name the option, in capitals.
+FORMATS = {name: NVTE_QKV_Format[f"NVTE_{name.upper()}"] for name in ("sbhd", "bshd", "thd")}
+"""The layouts in which queries, keys and values come, by NVIDIA's names."""
+MASKS = {
     "no_mask": NVTE_Mask_Type.NVTE_NO_MASK,
+    **{
+        name: NVTE_Mask_Type[f"NVTE_{name.upper()}_MASK"]
+        for name in ("padding", "causal", "padding_causal", "causal_bottom_right", "padding_causal_bottom_right")
+    },
     "arbitrary": NVTE_Mask_Type.NVTE_NO_MASK,  # a bias keeps what it excludes out
-    "causal": NVTE_Mask_Type.NVTE_CAUSAL_MASK,
-    "padding": NVTE_Mask_Type.NVTE_PADDING_MASK,
-    "padding_causal": NVTE_Mask_Type.NVTE_PADDING_CAUSAL_MASK,
-    "causal_bottom_right": NVTE_Mask_Type.NVTE_CAUSAL_BOTTOM_RIGHT_MASK,
-    "padding_causal_bottom_right": NVTE_Mask_Type.NVTE_PADDING_CAUSAL_BOTTOM_RIGHT_MASK,
 }
-_BIASES = {
-    "no_bias": NVTE_Bias_Type.NVTE_NO_BIAS,
-    "pre_scale_bias": NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS,
-    "post_scale_bias": NVTE_Bias_Type.NVTE_POST_SCALE_BIAS,
-    "alibi": NVTE_Bias_Type.NVTE_ALIBI,
-}
-_SOFTMAXES = {
-    "vanilla": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX,
-    "off-by-one": NVTE_Softmax_Type.NVTE_OFF_BY_ONE_SOFTMAX,
-    "learnable": NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX,
-}
+BIASES = {name: NVTE_Bias_Type[f"NVTE_{name.upper()}"] for name in ("no_bias", "pre_scale_bias", "post_scale_bias", "alibi")}
+SOFTMAXES = {name: NVTE_Softmax_Type[f"NVTE_{name.upper().replace('-', '_')}_SOFTMAX"] for name in ("vanilla", "off-by-one", "learnable")}
 _NOT_SET = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
 
 
@@ -71,21 +49,26 @@ class Attention:
 
     def forward(self, q: Any, k: Any, v: Any, bias: Any, offset: Any, lengths: Lengths, training: bool) -> list[Any]:
         """``[o, what backward takes...]``."""
-        format_, layout = _FORMATS[self.format]
-        if self.cached:
-            layout = (_ROWS if lengths.pages is None else _PAGES)[self.format]
+        layout, format_ = self._layout(lengths.pages), FORMATS[self.format]
         return tex.fused_attn_fwd(
-            self.max_seqlen_q, self.max_seqlen_kv, training, self.scale, self.dropout, True, layout, format_, _NOT_SET, _BIASES[self.bias],
-            _MASKS[self.mask], _SOFTMAXES[self.softmax], list(self.window), self.bottom_right, lengths.q, lengths.kv, q, k, v, q.dtype,
+            self.max_seqlen_q, self.max_seqlen_kv, training, self.scale, self.dropout, True, layout, format_, _NOT_SET, BIASES[self.bias],
+            MASKS[self.mask], SOFTMAXES[self.softmax], list(self.window), self.bottom_right, lengths.q, lengths.kv, q, k, v, q.dtype,
             lengths.q_padded, lengths.kv_padded, lengths.pages, lengths.pages, None, None, bias, offset, None, 0, False, False,
         )  # fmt: skip
 
+    def _layout(self, pages: torch.Tensor | None) -> NVTE_QKV_Layout:
+        """Of q, k and v, one after another: those of a cache lie batch first, whichever way the queries come."""
+        own = self.format.upper()
+        if self.cached:
+            return NVTE_QKV_Layout[f"NVTE_{'Paged_KV_' if pages is not None else ''}{own}_BSHD_BSHD"]
+        return NVTE_QKV_Layout[f"NVTE_{own}_{own}_{own}"]
+
     def backward(self, do: Any, q: Any, k: Any, v: Any, o: Any, aux: list[Any], lengths: Lengths) -> list[Any]:
         """``[dq, dk, dv, dbias, doffset]``."""
-        format_, layout = _FORMATS[self.format]
+        layout, format_ = self._layout(None), FORMATS[self.format]
         return tex.fused_attn_bwd(
             self.max_seqlen_q, self.max_seqlen_kv, self.scale, self.dropout, True, layout, format_, format_, layout, _NOT_SET, _NOT_SET,
-            _BIASES[self.bias], _MASKS[self.mask], _SOFTMAXES[self.softmax], list(self.window), self.bottom_right, True, lengths.q, lengths.kv,
+            BIASES[self.bias], MASKS[self.mask], SOFTMAXES[self.softmax], list(self.window), self.bottom_right, True, lengths.q, lengths.kv,
             q, k, v, o, do, q.dtype, aux, lengths.q_padded, lengths.kv_padded, None, None, None, False,
         )  # fmt: skip
 

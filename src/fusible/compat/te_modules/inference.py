@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fusible.compat.te_modules.attention_call import Lengths
+from fusible.compat.te_modules.attention_call import FORMATS, Lengths
 from fusible.compat.te_modules.base import device_of
-from fusible.compat.te_modules.kv_cache_managers import FORMATS, KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
+from fusible.compat.te_modules.kv_cache_managers import KVCacheManager, NonPagedKVCacheManager, PagedKVCacheManager
 from fusible.errors import ArgumentError, check_number, expected
 from fusible.tex.calls.constructors import check_constructor
 

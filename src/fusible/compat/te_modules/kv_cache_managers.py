@@ -9,14 +9,11 @@ from typing import Any
 import torch
 
 from fusible import tex
+from fusible.compat.te_modules.attention_call import FORMATS
 from fusible.compat.te_modules.base import device_of
 from fusible.errors import ArgumentError, expected
-from fusible.tex import NVTE_QKV_Format
 
-__all__ = ["FORMATS", "KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
-
-FORMATS = {"sbhd": NVTE_QKV_Format.NVTE_SBHD, "bshd": NVTE_QKV_Format.NVTE_BSHD, "thd": NVTE_QKV_Format.NVTE_THD}
-"""The layouts in which new keys and values come, by NVIDIA's names."""
+__all__ = ["KVCacheManager", "NonPagedKVCacheManager", "PagedKVCacheManager"]
 
 Lengths = OrderedDict[Hashable, int]
 """By a sequence's id, in the order of the batch: a number of tokens."""
@@ -97,15 +94,32 @@ class _OfTensors(KVCacheManager):
                 raise ArgumentError(expected(wanted, of=f"sequence {name!r} in step_dict of pre_step", got=length, do=do))
         return lengths
 
-    def _written(self, layer: int, new: tuple[Any, Any], ends: tuple[Any, Any], format_: str, table: torch.Tensor, *, rows: bool) -> int:
-        """Write new tokens at the ends of their sequences; gives the sequences that ``new`` has. ``table``: of each, the row that becomes its own
-        (``rows``), or its pages."""
-        k, v = self.cache[layer]
-        batch = {"bshd": new[0].shape[0], "sbhd": new[0].shape[1]}.get(format_, self.max_batch_size)
-        longest = {"bshd": new[0].shape[1], "sbhd": new[0].shape[0]}.get(format_, self.max_seqlen)
+    def step(
+        self,
+        layer_number: int,
+        new_k: torch.Tensor,
+        new_v: torch.Tensor,
+        cu_new_seqlens: torch.Tensor,
+        cu_cached_seqlens: torch.Tensor,
+        qkv_format: str,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new tokens at the ends of their sequences; gives its keys and values: of a cache in rows those of the batch, ``[b,
+        max_seqlen, num_heads, width]``, of one in pages all of them."""
+        table = self._table(layer_number)
+        batch = {"bshd": new_k.shape[0], "sbhd": new_k.shape[1]}.get(qkv_format, self.max_batch_size)
+        longest = {"bshd": new_k.shape[1], "sbhd": new_k.shape[0]}.get(qkv_format, self.max_seqlen)
+        rows, ends = table.ndim == 1, (cu_new_seqlens, cu_cached_seqlens)
         pages = 1 if rows else table.shape[1]
-        tex.copy_to_kv_cache(*new, k, v, table, *ends, FORMATS[format_], batch, longest, self.max_seqlen, pages, rows)
-        return batch
+        tex.copy_to_kv_cache(new_k, new_v, *self.cache[layer_number], table, *ends, FORMATS[qkv_format], batch, longest, self.max_seqlen, pages, rows)
+        return self._of_batch(layer_number, batch)
+
+    def _table(self, layer: int) -> torch.Tensor:
+        """Where the sequences of the batch are in a layer's memory, int32: of each the row that becomes its own, or its pages."""
+        raise NotImplementedError
+
+    def _of_batch(self, layer: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values, once the new tokens of ``sequences`` are written."""
+        return self.cache[layer]
 
 
 class NonPagedKVCacheManager(_OfTensors):
@@ -132,26 +146,18 @@ class NonPagedKVCacheManager(_OfTensors):
         self.sequences = self._after(step_dict)
         return self.sequences
 
-    def step(
-        self,
-        layer_number: int,
-        new_k: torch.Tensor,
-        new_v: torch.Tensor,
-        cu_new_seqlens: torch.Tensor,
-        cu_cached_seqlens: torch.Tensor,
-        qkv_format: str,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new tokens; gives the keys and values of the batch, ``[b, max_seqlen, num_heads, width]``."""
+    def _table(self, layer: int) -> torch.Tensor:
         # What this layer's rows held last, not what the batch was last: a pass that failed half-way is repeated without moving rows twice.
-        former, now = self._rows.get(layer_number, ()), tuple(self.sequences)
-        kept = [former.index(name) if name in former else -1 for name in now]
+        former = self._rows.get(layer, ())
+        kept = [former.index(name) if name in former else -1 for name in self.sequences]
         free = [row for row in range(self.max_batch_size) if row not in kept]
         order = [free.pop(0) if row < 0 else row for row in kept] + free
-        table = torch.tensor(order, dtype=torch.int32, device=new_k.device)
-        batch = self._written(layer_number, (new_k, new_v), (cu_new_seqlens, cu_cached_seqlens), qkv_format, table, rows=True)
-        self._rows[layer_number] = now
-        k, v = self.cache[layer_number]
-        return k[:batch], v[:batch]
+        return torch.tensor(order, dtype=torch.int32, device=self.cache[layer][0].device)
+
+    def _of_batch(self, layer: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self._rows[layer] = tuple(self.sequences)
+        k, v = self.cache[layer]
+        return k[:sequences], v[:sequences]
 
 
 class PagedKVCacheManager(_OfTensors):
@@ -220,16 +226,5 @@ class PagedKVCacheManager(_OfTensors):
             self.page_table[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
         return self.sequences
 
-    def step(
-        self,
-        layer_number: int,
-        new_k: torch.Tensor,
-        new_v: torch.Tensor,
-        cu_new_seqlens: torch.Tensor,
-        cu_cached_seqlens: torch.Tensor,
-        qkv_format: str,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new tokens; gives all pages of its keys and values."""
-        ends = (cu_new_seqlens, cu_cached_seqlens)
-        self._written(layer_number, (new_k, new_v), ends, qkv_format, self.page_table, rows=False)
-        return self.cache[layer_number]
+    def _table(self, layer: int) -> torch.Tensor:
+        return self.page_table

@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 from fusible import tex
+from fusible.compat.te_modules.attention_call import FORMATS
 from fusible.compat.te_modules.base import device_of
 from fusible.errors import ArgumentError, expected
-from fusible.tex import NVTE_QKV_Format
 
 __all__ = ["RotaryPositionEmbedding", "apply_fused_qkv_rotary_pos_emb", "apply_rotary_pos_emb"]
-
-_FORMATS = {"sbhd": NVTE_QKV_Format.NVTE_SBHD, "bshd": NVTE_QKV_Format.NVTE_BSHD, "thd": NVTE_QKV_Format.NVTE_THD}
 
 
 class RotaryPositionEmbedding(nn.Module):
@@ -84,13 +82,13 @@ def apply_rotary_pos_emb(
     ``start_positions``: int32 ``[b]``, the positions of the first tokens. ``cu_seqlens``: int32 ``[b + 1]``, of ``"thd"``. ``fused`` changes no
     result here. Raises ``ArgumentError`` for another format, and for ``"thd"`` without ``cu_seqlens``.
     """
-    if tensor_format not in _FORMATS or (tensor_format == "thd" and cu_seqlens is None):
-        wanted = "cu_seqlens" if tensor_format in _FORMATS else f"one of {', '.join(_FORMATS)}"
+    if tensor_format not in FORMATS or (tensor_format == "thd" and cu_seqlens is None):
+        wanted = "cu_seqlens" if tensor_format in FORMATS else f"one of {', '.join(FORMATS)}"
         of, do = "apply_rotary_pos_emb with tensor_format='thd'", "give them"
-        if tensor_format not in _FORMATS:
+        if tensor_format not in FORMATS:
             of, do = "tensor_format of apply_rotary_pos_emb", "name one of these"
-        raise ArgumentError(expected(wanted, of=of, got="none" if tensor_format in _FORMATS else repr(tensor_format), do=do))
-    return _Rotation.apply(t, freqs.float(), start_positions, cu_seqlens, (_FORMATS[tensor_format], interleaved, cp_size, cp_rank))  # type: ignore[no-any-return]
+        raise ArgumentError(expected(wanted, of=of, got="none" if tensor_format in FORMATS else repr(tensor_format), do=do))
+    return _Rotation.apply(t, freqs.float(), start_positions, cu_seqlens, (FORMATS[tensor_format], interleaved, cp_size, cp_rank))  # type: ignore[no-any-return]
 
 
 class _JointRotation(torch.autograd.Function):
@@ -128,6 +126,6 @@ def apply_fused_qkv_rotary_pos_emb(
     if tensor_format not in ("sbhd", "bshd"):
         of = "tensor_format of apply_fused_qkv_rotary_pos_emb"
         raise ArgumentError(expected("'sbhd' or 'bshd'", of=of, got=repr(tensor_format), do="name one of these"))
-    rest = (_FORMATS[tensor_format], interleaved, cp_size, cp_rank)
+    rest = (FORMATS[tensor_format], interleaved, cp_size, cp_rank)
     angles = q_freqs.float().contiguous(), k_freqs.float().contiguous()
     return _JointRotation.apply(qkv.contiguous(), *angles, start_positions, list(qkv_split_arg_list), rest)
