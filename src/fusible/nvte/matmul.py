@@ -1,6 +1,7 @@
 """Functions for matrix products. ``matmul_transpose`` is fprop (TN), ``matmul`` dgrad (NN), ``transpose_matmul`` wgrad (NT).
 
-Operands may be 8-bit; products accumulate in fp32, are scaled there, and are rounded once to ``type``.
+Operands may be 8-bit; products accumulate in fp32, are scaled there, and are rounded once to ``type``. Where one operand has zeros behind it
+(``nvte.padding``) all else gets them too, up to multiples of ``block``, and the results are cut; ``block`` is 0 where there are none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from fusible import tex
 from fusible.nvte.casting import cast_checked, emit, emitter, plain
 from fusible.nvte.dtype import DType, Type, is_quantized_type
 from fusible.nvte.elementwise import add, dbias
-from fusible.nvte.operands import custom_product, read, whole_operand
+from fusible.nvte.operands import custom_product, read
 from fusible.nvte.padding import block_of, cut, pad, pad_columns
 from fusible.nvte.tensor import Tensor
 
@@ -84,31 +85,33 @@ def matmul_add(dy: Tensor, weight: Tensor, addend: Tensor, type: Type) -> Tensor
 
 def matmul_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type) -> Tensor:
     """``(dy @ weight) * gelu'(pre)`` with ``pre [tokens, K]``, rounded once."""
-    return _dgelu(dy, weight, pre, type, None)[0]
+    return _dgelu(dy, weight, pre, type, False)[0]
 
 
 def matmul_dbias_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbias_type: DType) -> tuple[Tensor, Tensor]:
     """``(d, dbias)`` with ``d = (dy @ weight) * gelu'(pre)``, rounded once, and ``dbias [K]`` the sum of d over rows, before it is rounded; the sum
     comes in ``type`` where that is not quantized, and is cast."""
-    d, dbias = _dgelu(dy, weight, pre, type, pre)
+    d, dbias = _dgelu(dy, weight, pre, type, True)
     return d, plain(dbias, dbias_type)
 
 
-def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, flag: Tensor | None) -> tuple[Tensor, Any]:
-    """``flag``, any tensor, asks for the bias gradient."""
-    quantizer = emitter(type, pre.shape)
+def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbias_too: bool) -> tuple[Tensor, Any]:
     out_type: DType = pre.dtype if is_quantized_type(type) else type  # type: ignore[assignment]
     product = custom_product(weight, False, dy, False, out_type)
     if product is not None:
         d = Tensor(tex.dgelu(product.data, pre.data, None), out_type)
-        return cast_checked(d, type), dbias(d, pre.dtype).data if flag is not None else None
-    if block_of(weight, dy):
-        return _padded_dgelu(dy, weight, pre, type, out_type, flag is not None)
-    bias = flag.data if flag is not None else None
+        return cast_checked(d, type), dbias(d, pre.dtype).data if dbias_too else None
+    block = block_of(weight, dy)
+    quantizer = None if block else emitter(type, pre.shape)
+    held = pad(pre.data, block) if block else pre.data
     result = tex.generic_gemm(
-        read(weight, True), False, read(dy, False), False, None, quantizer, out_type, bias, pre.dtype, True, pre.data, True, None, 0, False, True
-    )
-    return emit(result[0], type, quantizer) if is_quantized_type(type) else Tensor(result[0], out_type), result[1]
+        read(weight, True, block), False, read(dy, False, block), False, None, quantizer, out_type, held if dbias_too else None, pre.dtype, True,
+        held, True, None, 0, False, True,
+    )  # fmt: skip
+    data, sums = result[:2]
+    if block:
+        data, sums = cut(data, pre.shape), _first(sums, pre.shape[-1]) if dbias_too else None
+    return cast_checked(Tensor(data, out_type), type) if quantizer is None else emit(data, type, quantizer), sums
 
 
 def transpose_matmul(dy: Tensor, x: Tensor, type: Type, alpha: float = 1.0) -> Tensor:
@@ -122,17 +125,12 @@ def transpose_matmul_add(dy: Tensor, x: Tensor, addend: Tensor, alpha: float = 1
     if product is not None:
         return add(product, addend, addend.type)
     block = block_of(x, dy)
-    if block:
-        padded = tex.generic_gemm(
-            whole_operand(x, True, block), False, whole_operand(dy, True, block), True, pad(addend.data, block), None, addend.type, None, addend.type,
-            False, None, True, None, 0, True, True, alpha=alpha,
-        )  # fmt: skip
-        return Tensor(cut(padded[0], addend.shape), addend.type)
+    into = pad(addend.data, block) if block else addend.data
     result = tex.generic_gemm(
-        read(x, True), False, read(dy, True), True, addend.data, None, addend.type, None, addend.type, False, None, True, None, 0, True, True,
+        read(x, True, block), False, read(dy, True, block), True, into, None, addend.type, None, addend.type, False, None, True, None, 0, True, True,
         alpha=alpha,
     )  # fmt: skip
-    return Tensor(result[0], addend.type)
+    return Tensor(cut(result[0], addend.shape) if block else result[0], addend.type)
 
 
 def transpose_matmul_dbias(dy: Tensor, x: Tensor, type: DType, dbias_type: DType) -> tuple[Tensor, Tensor]:
@@ -162,56 +160,27 @@ def _gemm(
     alpha: float = 1.0,
 ) -> tuple[Tensor, Any]:
     """``alpha * op(b) @ op(a)`` with its epilogue; the second value is the input of gelu in ``pre_type``, or None."""
-    quantizer = emitter(type, (*b.shape[:-1], a.shape[0] if trans_a else a.shape[-1]))
     out_type: DType = type if not is_quantized_type(type) else pre_type if gelu else DType.Float32  # type: ignore[assignment]
-    into = None
-    if addend is not None:
-        into, quantizer = tex.prim.copy(tex.prim.cast(addend.data, out_type)), None
     product = custom_product(a, trans_a, b, trans_b, out_type, alpha)
     if product is not None:
         return _finished(product, type, bias, gelu, addend, pre_type)
-    if block_of(a, b):
-        return _padded_gemm(a, trans_a, b, trans_b, type, out_type, into, bias, gelu, grad, pre_type, alpha)
-    bias_data = bias.data if bias is not None else None
-    bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
-    result = tex.generic_gemm(
-        read(a, not trans_a), trans_a, read(b, trans_b), trans_b, into, quantizer, out_type, bias_data, bias_type, gelu, None, grad, None, 0,
-        addend is not None, True, alpha=alpha,
-    )  # fmt: skip
-    if addend is not None:
-        y = cast_checked(Tensor(result[0], out_type), type)
-    else:
-        y = emit(result[0], type, quantizer) if is_quantized_type(type) else Tensor(result[0], out_type)
-    return y, plain(result[2], pre_type) if gelu else None
-
-
-def _padded_gemm(
-    a: Tensor, trans_a: bool, b: Tensor, trans_b: bool, type: Type, out_type: DType, into: Any, bias: Tensor | None, gelu: bool, grad: bool,
-    pre_type: DType, alpha: float,
-) -> tuple[Tensor, Any]:  # fmt: skip
-    """``_gemm`` where an operand has zeros behind it: all else gets them too, and the results are cut. ``into``: the addend, to be written to."""
     block = block_of(a, b)
     shape = (*(b.shape[-1:] if trans_b else b.shape[:-1]), a.shape[0] if trans_a else a.shape[-1])
-    bias_data = pad_columns(bias.data, block) if bias is not None else None
+    quantizer = None if block or addend is not None else emitter(type, shape)
+    into = None if addend is None else tex.prim.copy(tex.prim.cast(addend.data, out_type))
+    if block and into is not None:
+        into = pad(into, block)
+    bias_data = None if bias is None else pad_columns(bias.data, block) if block else bias.data
     bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
     result = tex.generic_gemm(
-        whole_operand(a, not trans_a, block), trans_a, whole_operand(b, trans_b, block), trans_b, None if into is None else pad(into, block), None,
-        out_type, bias_data, bias_type, gelu, None, grad, None, 0, into is not None, True, alpha=alpha,
+        read(a, not trans_a, block), trans_a, read(b, trans_b, block), trans_b, into, quantizer, out_type, bias_data, bias_type, gelu, None, grad,
+        None, 0, into is not None, True, alpha=alpha,
     )  # fmt: skip
-    y = cast_checked(Tensor(cut(result[0], shape), out_type), type)
-    return y, plain(cut(result[2], shape), pre_type) if gelu else None
-
-
-def _padded_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, out_type: DType, dbias_too: bool) -> tuple[Tensor, Any]:
-    """``_dgelu`` where an operand has zeros behind it."""
-    block = block_of(weight, dy)
-    whole = pad(pre.data, block)
-    result = tex.generic_gemm(
-        whole_operand(weight, True, block), False, whole_operand(dy, False, block), False, None, None, out_type, whole if dbias_too else None,
-        pre.dtype, True, whole, True, None, 0, False, True,
-    )  # fmt: skip
-    d = cast_checked(Tensor(cut(result[0], pre.shape), out_type), type)
-    return d, _first(result[1], pre.shape[-1]) if dbias_too else None
+    data, pre = result[0], result[2]
+    if block:
+        data, pre = cut(data, shape), cut(pre, shape) if gelu else None
+    y = cast_checked(Tensor(data, out_type), type) if quantizer is None else emit(data, type, quantizer)
+    return y, plain(pre, pre_type) if gelu else None
 
 
 def _first(sums: Any, count: int) -> Any:

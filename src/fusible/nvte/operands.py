@@ -14,20 +14,16 @@ from fusible.nvte.tensor import Tensor
 from fusible.quantized import GEMMParams, GEMMType
 from fusible.tex.protocol import outer
 
-__all__ = ["custom_product", "is_custom", "read", "whole_operand"]
+__all__ = ["custom_product", "is_custom", "read"]
 
 
-def read(x: Tensor, columnwise: bool) -> Any:
-    """What tex is given of an operand that is read along its columns, or along its rows."""
+def read(x: Tensor, columnwise: bool, block: int = 0) -> Any:
+    """What tex is given of an operand that is read along its columns, or along its rows. ``block``: what both operands are multiples of, where one is
+    padded (``block_of``), else 0; one that has no zeros behind it yet gets them, its values where it is quantized."""
     type = x.type
+    if block and not is_padded(x) and (not is_quantized_type(type) or x.shape[-1] % block or outer(x.shape) % block):
+        return pad(dequantize(x, DType.Float32).data if is_quantized_type(type) else x.data, block)
     return x.data.operand(columnwise) if type.__class__ is QuantizedType and type.applied else x.data  # type: ignore[union-attr]
-
-
-def whole_operand(x: Tensor, columnwise: bool, block: int) -> Any:
-    """``read`` of an operand beside a padded one: what has no zeros behind it yet gets them, its values where it is quantized."""
-    if is_padded(x) or (is_quantized_type(x.type) and not (x.shape[-1] % block or outer(x.shape) % block)):
-        return read(x, columnwise)
-    return pad(dequantize(x, DType.Float32).data if is_quantized_type(x.type) else x.data, block)
 
 
 def is_custom(x: Tensor) -> bool:
