@@ -6,26 +6,8 @@ import inspect
 
 from fusible.facade import public_names as _public_names
 from fusible.nvte.activation import *
-from fusible.nvte.attention import EVERYWHERE, PLAIN_SCORES, AttentionAux, ScoreOptions, Sequences, attention, dattention, drope, rope
-from fusible.nvte.casting import (
-    bgrad_cast,
-    by_columns,
-    cast,
-    cast_checked,
-    cast_transpose,
-    cast_transpose_checked,
-    cast_transpose_dbias_checked,
-    dequantize,
-    emit,
-    multi_cast_transpose,
-    multi_cast_transpose_checked,
-    note_amax,
-    plain,
-    quantize,
-    quantizer_for,
-    transpose,
-    unpadded,
-)
+from fusible.nvte.attention import *
+from fusible.nvte.casting import *
 from fusible.nvte.collectives import *
 from fusible.nvte.dropout import *
 from fusible.nvte.dtype import *

@@ -13,7 +13,7 @@ from fusible.nvte.tensor import Tensor
 from fusible.tex import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.calls.attention import alibi_slopes
 
-__all__ = ["AttentionAux", "EVERYWHERE", "PLAIN_SCORES", "ScoreOptions", "Sequences", "attention", "dattention", "drope", "rope", "window_edges"]
+__all__ = ["AttentionAux", "EVERYWHERE", "PLAIN_SCORES", "ScoreOptions", "Sequences", "attention", "dattention", "drope", "rope"]
 
 EVERYWHERE = (-1, -1)
 """A window without edges."""

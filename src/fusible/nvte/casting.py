@@ -27,7 +27,6 @@ __all__ = [
     "cast_transpose_dbias_checked",
     "dequantize",
     "emit",
-    "emitter",
     "multi_cast_transpose",
     "multi_cast_transpose_checked",
     "note_amax",

@@ -87,17 +87,4 @@ def make_graphed_callables(
 
     ``sample_args`` and options of the capture are taken as they come. ``fp8_...`` are former names of options of quantization.
     """
-    named = {
-        "fp8_enabled": fp8_enabled,
-        "fp8_calibrating": fp8_calibrating,
-        "fp8_recipe": fp8_recipe,
-        "fp8_group": fp8_group,
-        "fp8_weight_caching": fp8_weight_caching,
-        "enabled": enabled,
-        "calibrating": calibrating,
-        "recipe": recipe,
-        "amax_reduction_group": amax_reduction_group,
-        "cache_quantized_params": cache_quantized_params,
-        "_order": _order,
-    }
-    return run_uncaptured(autocast, modules, named)
+    return run_uncaptured(autocast, modules, locals())

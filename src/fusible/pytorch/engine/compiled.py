@@ -269,16 +269,8 @@ def _ticket(kept: _Kept) -> torch.Tensor:
 
 
 @_forward.register_fake
-def _(
-    x: torch.Tensor,
-    args: list[torch.Tensor],
-    extra: list[torch.Tensor],
-    seq_lens: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    name: str,
-    context: str,
-    wanted: list[bool],
-) -> list[torch.Tensor]:
+def _(x: torch.Tensor, *given: Any) -> list[torch.Tensor]:
+    args, extra, _, _, name, context, wanted = given
     plan = _plan_of(_runner_of(name), x, args, extra, context, wanted)
     assert plan.out_width is not None
     dtype = te_to_torch_dtype(element(plan.ops[-1].y_dtype)) if plan.ops else x.dtype

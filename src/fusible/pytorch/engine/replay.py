@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -156,7 +156,7 @@ class Listing:
         step = len(self._steps) - 1
         for arg, source in zip(call.args, sources, strict=True):
             if isinstance(arg, Float8Quantizer) and arg.amax is not None:
-                self._steps.append(_Step(_amax, (source,), self._new(arg.amax), (), ()))
+                self._steps.append(_Step(attrgetter("amax"), (source,), self._new(arg.amax), (), ()))
         self._reach(step, call.result)
 
     def _step(self, call: Callable[..., Any], sources: tuple[int, ...], result: Any) -> int:
@@ -169,7 +169,7 @@ class Listing:
         if isinstance(result, (list, tuple)):
             inner = [(itemgetter(i), part) for i, part in enumerate(result)]
         elif isinstance(result, Float8TensorStorage):
-            inner = [(_field(name), getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
+            inner = [(attrgetter(name), getattr(result, name)) for name in ("_data", "_transpose", "_scale_inv")]
         elif isinstance(result, nvte.STORAGES):
             inner = [(_part(name), part) for name, part in result.get_metadata().items() if name != "quantizer"]
         else:
@@ -235,16 +235,8 @@ def _is_constant(value: Any) -> bool:
     return isinstance(value, _CONSTANTS) or (isinstance(value, (list, tuple)) and all(isinstance(v, _CONSTANTS) for v in value))
 
 
-def _field(name: str) -> Callable[[Any], Any]:
-    return lambda storage: getattr(storage, name)
-
-
 def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: second(first(value))
-
-
-def _amax(quantizer: Float8Quantizer) -> Any:
-    return quantizer.amax
 
 
 def _make_list(*values: Any) -> list[Any]:
