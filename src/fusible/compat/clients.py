@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -12,6 +10,7 @@ from typing import Any
 import torch
 
 from fusible.compat.device_map.mode import CPU, is_in_force
+from fusible.compat.device_map.places import with_arguments
 from fusible.compat.finder import Patch
 
 __all__ = ["CLIENTS"]
@@ -38,16 +37,12 @@ def _patch_sharding(module: ModuleType) -> Iterator[None]:
     yield
     sharded: Any = vars(module)["FullyShardedDataParallel"]
     former = getattr(sharded.__init__, "__wrapped__", sharded.__init__)  # of one that was loaded before, and adapted then
-    signature = inspect.signature(former)
 
-    @functools.wraps(former)
-    def make(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind_partial(*args, **kwargs).arguments
+    def take_host(given: dict[str, Any]) -> None:
         if is_in_force():
             given["device_id"] = CPU
-        former(**given)
 
-    sharded.__init__ = make
+    sharded.__init__ = with_arguments(former, take_host)
 
 
 CLIENTS: dict[str, Patch] = {

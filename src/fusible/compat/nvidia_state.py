@@ -46,12 +46,7 @@ _RECORDS = (
 
 def read_state(data: bytes) -> Any:
     """What ``pickle.dumps`` of an extra state gave. Raises ``CheckpointError`` for whatever names another function or class, and runs none of it."""
-    try:
-        return _Reader(io.BytesIO(data)).load()
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged pickle raises whatever the step that meets the damage does
-        raise _refused(f"damaged bytes ({type(error).__name__})") from error
+    return _read(_Reader, data)
 
 
 _Unpickler: Any = vars(pickle)["_Unpickler"]
@@ -145,11 +140,15 @@ class _PickleReader(_Reader):
 
 def read_pickled_state(data: bytes) -> Any:
     """``read_state`` where the package need not be there, without the recipes."""
+    return _read(_PickleReader, data)
+
+
+def _read(reader: type[_Reader], data: bytes) -> Any:
     try:
-        return _PickleReader(io.BytesIO(data)).load()
+        return reader(io.BytesIO(data)).load()
     except CheckpointError:
         raise
-    except Exception as error:  # as in read_state
+    except Exception as error:  # a damaged pickle raises whatever the step that meets the damage does
         raise _refused(f"damaged bytes ({type(error).__name__})") from error
 
 

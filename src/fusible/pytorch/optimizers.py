@@ -65,10 +65,14 @@ class _FusedOptimizer(torch.optim.Optimizer):
         super().add_param_group(group)
 
     def _check_options(self, options: dict[str, Any]) -> None:
-        """Raise ``ArgumentError`` for a number out of range."""
+        """Raise ``ArgumentError`` for a number out of range, and for a switch that is none."""
         for name in ("lr", "weight_decay", "eps", "momentum", "dampening"):
             if name in options:
                 check_number(options[name], f"{name} of {type(self).__name__}", least=None if name == "dampening" else 0)
+        for name in ("bias_correction", "nesterov"):
+            if not isinstance(options.get(name, False), int):
+                of, got = f"{name} of {type(self).__name__}", repr(options[name])
+                raise ArgumentError(expected("a bool", of=of, got=got, do="pass True or False"))
 
     def compile(self, executor: str = "xla") -> None:
         """Run the steps from now on by ``executor``: with ``"xla"`` each group's step is one executable, whose learning rate and count are inputs."""
@@ -321,9 +325,6 @@ class FusedAdam(_FusedOptimizer):
         if not isinstance(steps, int) or steps < 0:
             do = "leave the count to the optimizer"
             raise ArgumentError(expected("an integer of at least 0", of="step of FusedAdam", got=repr(steps), do=do))
-        if not isinstance(options["bias_correction"], int):
-            got = repr(options["bias_correction"])
-            raise ArgumentError(expected("a bool", of="bias_correction of FusedAdam", got=got, do="pass True or False"))
         betas = options["betas"]
         if not (isinstance(betas, list | tuple) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)):
             do = "pass for instance (0.9, 0.999)"
@@ -376,11 +377,6 @@ class FusedSGD(_FusedOptimizer):
             raise ArgumentError(expected("a momentum and no dampening", of="FusedSGD with nesterov", got=got, do="pass momentum=0.9"))
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         super().__init__(params, defaults, master_weights, executor)
-
-    def _check_options(self, options: dict[str, Any]) -> None:
-        super()._check_options(options)
-        if not isinstance(options["nesterov"], int):
-            raise ArgumentError(expected("a bool", of="nesterov of FusedSGD", got=repr(options["nesterov"]), do="pass True or False"))
 
     def _run(self, batch: Batch) -> list[Write]:
         group, lists = batch.group, batch.lists

@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from fusible.compat.device_map.mode import CPU, is_cuda
-from fusible.compat.device_map.places import everywhere, loaded
+from fusible.compat.device_map.places import everywhere, loaded, with_arguments
 from fusible.compat.device_map.requests import Requests
 
 __all__ = ["distributed_replacements"]
@@ -23,21 +22,12 @@ def _backend(name: Any) -> Any:
     return "gloo" if name is None or (isinstance(name, str) and "nccl" in name.lower()) else name
 
 
-def _on_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which makes process groups, without the options and the device of NCCL's."""
-
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        given["backend"] = _backend(given.get("backend"))
-        given.pop("device_id", None)
-        if "NCCL" in type(given.get("pg_options")).__qualname__:
-            del given["pg_options"]
-        return function(**given)
-
-    return call
+def _take_gloo(given: dict[str, Any]) -> None:
+    """Of what makes process groups: without the options and the device of NCCL's."""
+    given["backend"] = _backend(given.get("backend"))
+    given.pop("device_id", None)
+    if "NCCL" in type(given.get("pg_options")).__qualname__:
+        del given["pg_options"]
 
 
 def _ended_in_order(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,34 +48,15 @@ def _end_groups() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _of_mesh(function: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """``function`` with the kind of device, its argument at ``place``, as the host's."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > place:
-            args = (*args[:place], _kind(args[place]), *args[place + 1 :])
-        elif "device_type" in kwargs:
-            kwargs = {**kwargs, "device_type": _kind(kwargs["device_type"])}
-        return function(*args, **kwargs)
-
-    return call
+def _take_host(given: dict[str, Any]) -> None:
+    """Of what makes a mesh: with the host's kind of device."""
+    if is_cuda(given.get("device_type")):
+        given["device_type"] = CPU.type
 
 
-def _kind(device_type: Any) -> Any:
-    return CPU.type if is_cuda(device_type) else device_type
-
-
-def _of_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which makes a module data parallel, without the device of its process: torch takes none beside parameters on the CPU."""
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        return function(**{**given, "device_ids": None, "output_device": None})
-
-    return call
+def _take_no_device(given: dict[str, Any]) -> None:
+    """Of what makes a module data parallel: without the device of its process, as torch takes none beside parameters on the CPU."""
+    given.update(device_ids=None, output_device=None)
 
 
 def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -94,12 +65,12 @@ def distributed_replacements() -> Iterator[tuple[Any, str, Any]]:
         return
     c10d = importlib.import_module("torch.distributed.distributed_c10d")
     meshes = importlib.import_module("torch.distributed.device_mesh")
-    yield meshes.DeviceMesh, "__init__", _of_mesh(meshes.DeviceMesh.__init__, 1)
+    yield meshes.DeviceMesh, "__init__", with_arguments(meshes.DeviceMesh.__init__, _take_host)
     replicas = importlib.import_module("torch.nn.parallel").DistributedDataParallel
-    yield replicas, "__init__", _of_the_host(replicas.__init__)
-    values = {name: _on_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
+    yield replicas, "__init__", with_arguments(replicas.__init__, _take_no_device)
+    values = {name: with_arguments(getattr(c10d, name), _take_gloo) for name in ("init_process_group", "new_group")}
     values["init_process_group"] = _ended_in_order(values["init_process_group"])
-    values |= {"init_device_mesh": _of_mesh(meshes.init_device_mesh, 0), "is_nccl_available": lambda: True}
+    values |= {"init_device_mesh": with_arguments(meshes.init_device_mesh, _take_host), "is_nccl_available": lambda: True}
     requests = Requests()
     values["_coalescing_manager"] = requests.coalescing(c10d._coalescing_manager, c10d._get_default_group)
     for name in ("send", "recv", "recv_anysource"):

@@ -1,13 +1,15 @@
-"""Where torch holds what is put in place: many of its modules have functions of others as their own."""
+"""What is put in place of torch's functions, and where: many of its modules have functions of others as their own."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-__all__ = ["everywhere", "loaded"]
+__all__ = ["everywhere", "loaded", "with_arguments"]
 
 
 def loaded(package: str) -> list[ModuleType]:
@@ -20,3 +22,16 @@ def everywhere(modules: Iterable[ModuleType], former: Any, name: str, value: Any
     for module in modules:
         if vars(module).get(name) is former:
             yield module, name, value
+
+
+def with_arguments(function: Callable[..., Any], change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+    """``function``, whose arguments ``change`` sees by name before each call, those alone that are given, and alters in place."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind_partial(*args, **kwargs)
+        change(given.arguments)
+        return function(*given.args, **given.kwargs)
+
+    return call

@@ -20,12 +20,7 @@ from fusible.tex.selection.dispatch import recording_whole
 __all__ = ["XlaExecutor", "read_tensor"]
 
 _DTYPES: dict[torch.dtype, lazy.dtype] = {
-    torch.float32: lazy.float32,
-    torch.float16: lazy.float16,
-    torch.bfloat16: lazy.bfloat16,
-    torch.int32: lazy.int32,
-    torch.int64: lazy.int64,
-    torch.uint8: lazy.uint8,
+    getattr(torch, name): getattr(lazy, name) for name in ("float32", "float16", "bfloat16", "int32", "int64", "uint8")
 }
 
 _BFLOAT16 = lazy.bfloat16.numpy

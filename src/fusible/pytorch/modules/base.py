@@ -168,12 +168,9 @@ class BaseModule(StatefulModule, ChainPart):
         super().__setstate__(state)
         self._handle = handle_of(self)
 
-    def _show_ops(self) -> str:
-        return " -> ".join(type(b.op).__name__ for b in self.bound_ops())
-
     def __repr__(self) -> str:
         text = super().__repr__()
-        ops = self._show_ops() if not self._modules else ""
+        ops = " -> ".join(type(b.op).__name__ for b in self.bound_ops()) if not self._modules else ""
         return f"{text}: {ops}" if ops and ops != type(self).__name__ else text
 
 
