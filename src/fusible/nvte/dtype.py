@@ -29,30 +29,22 @@ class DType(IntEnum):
     Float64 = 64
 
     def __str__(self) -> str:
-        return _NAMES[self]
+        return _FORMS[self][0]
 
 
-_NAMES = {
-    DType.Byte: "byte",
-    DType.Int32: "int32",
-    DType.Int64: "int64",
-    DType.Float32: "fp32",
-    DType.Float16: "fp16",
-    DType.BFloat16: "bf16",
-    DType.Float8E4M3: "e4m3",
-    DType.Float8E5M2: "e5m2",
-    DType.Float4E2M1: "e2m1",
-    DType.Float64: "fp64",
+_FORMS = {
+    DType.Byte: ("byte", 8),
+    DType.Int32: ("int32", 32),
+    DType.Int64: ("int64", 64),
+    DType.Float32: ("fp32", 32),
+    DType.Float16: ("fp16", 16),
+    DType.BFloat16: ("bf16", 16),
+    DType.Float8E4M3: ("e4m3", 8),
+    DType.Float8E5M2: ("e5m2", 8),
+    DType.Float4E2M1: ("e2m1", 4),
+    DType.Float64: ("fp64", 64),
 }
-_BITS = {
-    DType.Int32: 32,
-    DType.Int64: 64,
-    DType.Float32: 32,
-    DType.Float16: 16,
-    DType.BFloat16: 16,
-    DType.Float4E2M1: 4,
-    DType.Float64: 64,
-}
+"""The name that is printed, and the bits of an element."""
 _FP8 = frozenset({DType.Float8E4M3, DType.Float8E5M2})
 _LOW = _FP8 | {DType.Float4E2M1}
 
@@ -187,7 +179,7 @@ def is_fp8(of: object) -> bool:
 
 def bit_width(dtype: DType) -> int:
     """Bits per element."""
-    return _BITS.get(dtype, 8)
+    return _FORMS[dtype][1]
 
 
 def dtype_name(dtype: DType) -> str:

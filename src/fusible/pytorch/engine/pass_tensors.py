@@ -4,46 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 __all__ = ["PassTensors", "Places", "Sizes", "pack", "places_of", "unpack"]
+
+Group = TypeVar("Group")
 
 Sizes = tuple[int, ...]
 """How many tensors each group has, in the order of the fields of ``PassTensors``: what a program can know of a list without keeping its tensors."""
 
 
-class PassTensors(NamedTuple):
+class PassTensors(NamedTuple, Generic[Group]):
     """The tensors of a pass in named groups, of which no pass has all; of torch, or of the framework that an executor records with.
 
     The record keeps every tensor alive. So a pass that uses its tensors up takes from it what it needs, and lets it go.
     """
 
-    passing: list[Any]
+    passing: Group
     """What passes a border: x or dy, and side values or their gradients. First, for executors tell shapes by the first tensor."""
-    args: list[Any]
+    args: Group
     """The parameters."""
-    saved: list[Any]
+    saved: Group
     """What forward leaves for backward."""
-    call_inputs: list[Any]
+    call_inputs: Group
     """The values of the whole call (sequences, a seed)."""
-    grads: list[Any]
+    grads: Group
     """The gradients of parameters: those that come out, and going in what they are added to."""
-    caches: list[Any]
+    caches: Group
     """Of keys and values: as they were, and coming out with what was added."""
-    scaling: list[Any]
+    scaling: Group
     """The scales that a pass quantizes by; coming out the amaxes that it saw."""
 
 
-class Places(NamedTuple):
-    """Where each group of ``PassTensors`` lies in the list: for results, of which a call takes few groups and takes them each time."""
-
-    passing: slice
-    args: slice
-    saved: slice
-    call_inputs: slice
-    grads: slice
-    caches: slice
-    scaling: slice
+Places: TypeAlias = PassTensors[slice]
+"""Where each group lies in the list: for results, of which a call takes few groups and takes them each time."""
 
 
 def pack(
@@ -62,9 +56,9 @@ def pack(
 
 def places_of(sizes: Sizes) -> Places:
     """Where the groups lie in the list that ``pack`` gave with these sizes."""
-    return Places(*[slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)])
+    return PassTensors(*[slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)])
 
 
-def unpack(leaves: list[Any], sizes: Sizes) -> PassTensors:
+def unpack(leaves: list[Any], sizes: Sizes) -> PassTensors[list[Any]]:
     """The inverse of ``pack``, for a program, which knows the sizes before it has a list."""
     return PassTensors(*[leaves[place] for place in places_of(sizes)])

@@ -110,8 +110,23 @@ class Chain(ModuleListMethods, Container):
     _arrangement: Arrangement | None = None
 
     def _parts(self) -> list[Any]:
-        """Runs of modules whose ops join one pipeline, and other modules as themselves."""
+        """Runs of modules whose ops join one pipeline, as lists, and other modules as themselves."""
         raise NotImplementedError
+
+    def _runs(self, kind: type[Chain], of: Callable[..., Iterable[Any]], at: tuple[int, ...] = ()) -> list[Any]:
+        """``_parts``, whose lists have what ``of(child, at, place)`` gives of each open child. Chains of the ``kind`` inside are gone through."""
+        parts: list[Any] = []
+        for place, child in enumerate(self._chain()):
+            if isinstance(child, kind) and not has_hooks(child):
+                inner = child._runs(kind, of, (*at, place))
+            else:
+                inner = [list(of(child, at, place))] if is_open(child) else [child]
+            for part in inner:
+                if isinstance(part, list) and parts and isinstance(parts[-1], list):
+                    parts[-1] += part
+                elif not isinstance(part, list) or part:
+                    parts.append(part)
+        return parts
 
     def _called(self, part: Any) -> Any:
         """One of ``_parts`` as a call goes through it."""
@@ -152,16 +167,16 @@ class Sequential(Chain):
         return go_through(passage, parts)
 
     def _called(self, part: Any) -> Any:
-        return self._runner(part) if isinstance(part, tuple) else part
+        return self._runner(tuple(part)) if isinstance(part, list) else part
 
     def _traced(self) -> list[Any]:
-        return [TracedRun(self, i, part) if isinstance(part, tuple) else part for i, part in enumerate(self._parts(_alone))]
+        return [TracedRun(self, i, part) if isinstance(part, list) else part for i, part in enumerate(self._runs(Sequential, _alone))]
 
     def explain(self, x: torch.Tensor, seq_lens: torch.Tensor | None = None) -> str:
         texts = []
         for part in self._parts():
-            if isinstance(part, tuple):
-                runner = self._runner(part)
+            if isinstance(part, list):
+                runner = self._runner(tuple(part))
                 texts.append(runner.explain(x, seq_lens))
                 width = runner.out_width(x.shape[-1])
                 if width is None:
@@ -178,32 +193,16 @@ class Sequential(Chain):
     def _new(self, *modules: Any) -> Sequential:
         return Sequential(*modules)
 
-    def _parts(self, of: Callable[..., Iterable[Any]] = bound_at, at: tuple[int, ...] = ()) -> list[Any]:
-        """Runs of open children as tuples of their ops, or of what else ``of(child, at, place)`` gives, other children as themselves."""
-        parts: list[Any] = []
-        run: list[Any] = []
-        for place, child in enumerate(self._chain()):
-            if is_open(child):
-                run.extend(of(child, at, place))
-            elif isinstance(child, Sequential) and not has_hooks(child):
-                for part in child._parts(of, (*at, place)):
-                    if isinstance(part, tuple):
-                        run.extend(part)
-                    else:
-                        parts += [tuple(run), part] if run else [part]
-                        run = []
-            else:
-                parts += [tuple(run), child] if run else [child]
-                run = []
-        return [*parts, tuple(run)] if run else parts
+    def _parts(self) -> list[Any]:
+        return self._runs(Sequential, bound_at)
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
-        return [part for part in self._parts() if isinstance(part, tuple)]
+        return [tuple(part) for part in self._parts() if isinstance(part, list)]
 
     def _runner(self, bound: tuple[BoundOp, ...] | None = None):
         if bound is None:
             parts = self._parts()
-            bound = parts[0] if len(parts) == 1 and isinstance(parts[0], tuple) else None
+            bound = tuple(parts[0]) if len(parts) == 1 and isinstance(parts[0], list) else None
         return super()._runner(bound)
 
 

@@ -13,8 +13,8 @@ from fusible.pytorch.engine.bound import BoundOp
 from fusible.pytorch.engine.chain import ChainCall, Passage, go_through
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.tracing import TracedRun
-from fusible.pytorch.modules.base import BaseModule, has_hooks
-from fusible.pytorch.modules.sequential import Chain, Container, is_open
+from fusible.pytorch.modules.base import BaseModule
+from fusible.pytorch.modules.sequential import Chain, Container
 from fusible.pytorch.ops.fuser import OperationFuser
 from fusible.pytorch.ops.op import BasicOperation
 from fusible.quantized import Recipe
@@ -68,20 +68,7 @@ class Sequential(Chain):
 
     def _parts(self) -> list[Any]:
         """Runs of modules whose ops join one pipeline, as lists of each with the containers in which it stands; other modules as themselves."""
-        parts: list[Any] = []
-        for place, child in enumerate(self._chain()):
-            if isinstance(child, Sequential) and not has_hooks(child):
-                inner: list[Any] = [
-                    [(module, (place, *block)) for module, block in part] if isinstance(part, list) else part for part in child._parts()
-                ]
-            else:
-                inner = [[(child, (place,) if isinstance(child, Container) else ())]] if is_open(child) else [child]
-            for part in inner:
-                if isinstance(part, list) and parts and isinstance(parts[-1], list):
-                    parts[-1] += part
-                else:
-                    parts.append(part)
-        return parts
+        return self._runs(Sequential, _placed)
 
     def _pipelines(self) -> list[tuple[BoundOp, ...]]:
         return [_bound(part) for part in self._parts() if isinstance(part, list)]
@@ -122,6 +109,10 @@ class Sequential(Chain):
 
     def _addends(self, modules: Any, sign: str) -> list[nn.Module]:
         return list(modules) if isinstance(modules, Iterable) else super()._addends(modules, sign)
+
+
+def _placed(module: BaseModule, at: tuple[int, ...], place: int) -> list[_Member]:
+    return [(module, (*at, place) if isinstance(module, Container) else at)]
 
 
 def _bound(modules: Iterable[_Member]) -> tuple[BoundOp, ...]:
