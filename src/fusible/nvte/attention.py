@@ -35,14 +35,12 @@ class Sequences:
     @classmethod
     def equal(cls, count: int, length: int, like: Tensor) -> Sequences:
         """``count`` sequences of ``length`` tokens, on the device of ``like``."""
-        memo, key = current_pass().memo, ("cu_seqlens", count, length)
-        found = memo.get(key) if memo is not None else None
-        if found is None:
+
+        def make() -> Sequences:
             ends = [tex.prim.full((1,), i * length, DType.Int32, like.data) for i in range(count + 1)]
-            found = cls(Tensor(tex.prim.concatenate(ends, 0), DType.Int32), count, length, True)
-            if memo is not None:
-                memo[key] = found
-        return found
+            return cls(Tensor(tex.prim.concatenate(ends, 0), DType.Int32), count, length, True)
+
+        return current_pass().once(("cu_seqlens", count, length), make)
 
     @property
     def format(self) -> NVTE_QKV_Format:
@@ -114,22 +112,12 @@ def drope(dy: Tensor, sequences: Sequences, base: float) -> Tensor:
 
 
 def _rope(rotate: Any, x: Tensor, sequences: Sequences, base: float, starts: Tensor | None = None, end: int = 0) -> Tensor:
-    angles = _angles(max(end, sequences.max_seqlen), x.shape[-1], base, x)
+    of_angles = max(end, sequences.max_seqlen), x.shape[-1], base
+    angles = current_pass().once(("rope angles", *of_angles), lambda: tex.prim.rope_angles(*of_angles, x.data))  # every layer rotates by the same
     cu_seqlens = None if sequences.uniform else sequences.cu_seqlens.data
     folded = sequences.fold(x)
     first = starts.data if starts is not None else None
     return sequences.unfold(Tensor(rotate(folded.data, angles, first, sequences.format, False, cu_seqlens, 1, 0), x.type))
-
-
-def _angles(positions: int, width: int, base: float, like: Tensor) -> Any:
-    """The angles, once in a pass: every layer rotates by the same."""
-    memo, key = current_pass().memo, ("rope angles", positions, width, base)
-    if memo is not None and key in memo:
-        return memo[key]
-    angles = tex.prim.rope_angles(positions, width, base, like.data)
-    if memo is not None:
-        memo[key] = angles
-    return angles
 
 
 def attention(

@@ -5,7 +5,7 @@ A pass is per thread and per call. Functions outside of any pass see ``Pass("inf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any, Literal, TypeVar
@@ -23,7 +23,7 @@ class Pass:
     """One execution of a pass: its ``kind``, the ``scales`` by slot (fp32 ``[1]``), and the ``amaxes`` by slot that quantization observed.
 
     ``caches``: of keys and values, by the position of their op. ``sums``: gradients so far of parameters, ``<position>.<name>``, to which the pass
-    adds. ``memo``: what several ops need and one has computed. ``call``: what an op leaves in the forward of a call for its backward, beside tensors.
+    adds. ``memo``: what one op has computed and others need (``once``). ``call``: what an op keeps from forward to backward beside tensors.
     """
 
     __slots__ = ("amaxes", "caches", "call", "kind", "memo", "scales", "sums")
@@ -54,6 +54,14 @@ class Pass:
     def _run(self, body: Callable[[], _T]) -> _T:
         _running.set(self)
         return body()
+
+    def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """``make()``, or what it gave for ``key`` in this pass before: for what several ops need, as the angles of rotary positions."""
+        if self.memo is None:
+            return make()
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
 
     def scale(self, slot: str) -> Any:
         """The scale of a slot. Raises ``ArgumentError`` where the pass has none of that name."""

@@ -1,4 +1,4 @@
-"""What NVIDIA's masks, windows and slopes are to the kernels: lengths of sequences, and biases of scores."""
+"""NVIDIA's masks, windows and ALiBi slopes in the form that kernels take: cumulative sequence lengths, and biases of scores."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _HIDDEN = -10000.0
 
 
 def window_of(mask: str, window: tuple[int, int] | None) -> tuple[int, int]:
-    """The window that a mask and one that is asked for make together: a causal mask shows no key behind. Raises ``ArgumentError`` for a window that
-    is bounded by no count."""
+    """The window ``(left, right)`` of keys that a query sees before and after its own place, -1 for all, under ``mask``: a causal mask shows no key
+    after it. Raises ``ArgumentError`` for numbers that are no such counts."""
     left, right = (-1, -1) if window is None else window
     if "causal" in mask:
         right = 0
@@ -32,7 +32,8 @@ def window_of(mask: str, window: tuple[int, int] | None) -> tuple[int, int]:
 def lengths_of(
     given: Lengths, longest: tuple[int | None, int | None], q: torch.Tensor, k: torch.Tensor, format_: str, mask: str, attention_mask: Any
 ) -> tuple[Lengths, tuple[int, int]]:
-    """Where the sequences begin, and how long the longest are. Raises ``ArgumentError`` where that is not told."""
+    """The cumulative lengths of the sequences, and the longest lengths of queries and of keys. They come from ``given``, from a padding mask, or from
+    the shapes of q and k. Raises ``ArgumentError`` where none of these tells them."""
     if format_ == "thd":
         if given.q is None or given.kv is None or "padding" not in mask:
             got = f"attn_mask_type={mask!r}" if "padding" not in mask else "none"
@@ -54,7 +55,7 @@ def lengths_of(
 
 
 def _ends(attention_mask: torch.Tensor | None, mask: str) -> torch.Tensor:
-    """Of a mask ``[b, 1, 1, s]`` that is True behind the tokens, where each sequence begins and the last ends: int32 ``[b + 1]``."""
+    """The cumulative lengths, int32 ``[b + 1]``, of a mask ``[b, 1, 1, s]`` that is True for padding behind the tokens."""
     if attention_mask is None or attention_mask.dtype is not torch.bool:
         got = "none" if attention_mask is None else str(attention_mask.dtype)
         do = "give one, True for padding, or cu_seqlens_q and cu_seqlens_kv"
@@ -64,7 +65,7 @@ def _ends(attention_mask: torch.Tensor | None, mask: str) -> torch.Tensor:
 
 
 def mask_bias(attention_mask: Any, bias_type: str, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """The bias ``[b or 1, h or 1, s_q, s_kv]`` by which a score that an arbitrary mask hides (True) has no weight, and the bias after scaling."""
+    """An arbitrary mask as a bias ``[b or 1, h or 1, s_q, s_kv]`` after scaling: -10000 where the mask is True (hidden), elsewhere ``bias`` or 0."""
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dtype is not torch.bool or bias_type not in ("no_bias", "post_scale_bias"):
         got = bias_type if bias_type not in ("no_bias", "post_scale_bias") else type(attention_mask).__name__
         do = "give a mask that is True for what is hidden"

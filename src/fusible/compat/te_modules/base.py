@@ -44,13 +44,15 @@ def constant(value: float) -> Init:
 
 
 def device_of(device: torch.device | str | None) -> torch.device | str | None:
-    """The device that NVIDIA's modules are made on: of ``"cuda"``, their default, torch's own default device on a machine that has none."""
+    """The device on which a module is made. ``"cuda"``, the default of NVIDIA's modules, becomes None (torch's default device) on a machine that has
+    no CUDA device."""
     asked = device is not None and torch.device(device).type == "cuda"
     return None if asked and not torch.cuda.is_available() else device
 
 
 def forked(tracker: Callable[[], Any] | None, name: str | None = None) -> Callable[[], Any] | None:
-    """What opens the context in which a weight is filled, given what ``get_rng_state_tracker`` is."""
+    """A function that opens the context in which a weight is filled: the tracker's ``fork``, of the state ``name`` or its default one. None without
+    a tracker. ``tracker``: what the module was given as ``get_rng_state_tracker``."""
     if tracker is None:
         return None
     return partial(_fork, tracker, name)
@@ -61,7 +63,8 @@ def _fork(tracker: Callable[[], Any], name: str | None) -> Any:
 
 
 class _Own(NamedTuple):
-    """How a parameter is filled. ``tracker``: opens the context for it; ``weight``: of a product, which may be held quantized."""
+    """How a parameter is filled. ``tracker`` opens the context for it (``forked``). ``weight``: it is the weight of a product, which may be held
+    quantized."""
 
     init: Init
     tracker: Callable[[], Any] | None
@@ -69,7 +72,7 @@ class _Own(NamedTuple):
 
 
 class _Runner(PipelineRunner):
-    """A pipeline on rows of any dimensions, with the extra outputs of its module."""
+    """A pipeline that takes an input of any rank, ``[*, features]``, and returns its module's extra outputs, too."""
 
     batched = False
     argument = "inp"
@@ -84,11 +87,11 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
     """
 
     activation_dtype: torch.dtype | None = None
-    """The input's dtype that was last found to be the parameters'."""
+    """The last input dtype that was checked against the parameters: the next call with it skips the check."""
     _owned: dict[str, _Own]
 
     def _begin(self, name: str | None, device: torch.device | str | None, dtype: torch.dtype | None, sharding: Sharding) -> None:
-        """To be called first: then parameters can be added, and ``BaseModule.__init__`` comes last."""
+        """A constructor calls this first; then it adds parameters, and calls ``BaseModule.__init__`` last."""
         nn.Module.__init__(self)
         self.name, self._owned = name, {}
         self.params_dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -108,12 +111,12 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
         return self.sharding.sequence
 
     def _add(self, name: str, shape: Sequence[int], init: Init, tracker: Callable[[], Any] | None = None, *, weight: bool = False) -> None:
-        """A parameter, not filled yet."""
+        """Register a parameter; ``reset_parameters`` fills it."""
         self._owned[name] = _Own(init, tracker, weight)
         self.register_parameter(name, nn.Parameter(torch.empty(*shape, device=self._device, dtype=self.params_dtype)))
 
     def _add_bias(self, name: str, features: int, *, use: bool) -> None:
-        """A bias of zeros; where it is not used, an empty tensor in its place, which is no parameter."""
+        """Register a bias of zeros. Where it is not used, the attribute is an empty tensor, which is no parameter."""
         if use:
             self._add(name, (features,), constant(0.0))
         else:
@@ -138,7 +141,7 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
             self.layer_norm_bias = None
 
     def _norm(self) -> Iterator[Op]:
-        """The normalization by ``layer_norm_weight`` and ``layer_norm_bias``, and what hands its output out where that is asked for."""
+        """The op of the normalization; where ``return_layernorm_output``, also the op that makes its output an extra output of the pipeline."""
         weight = make_nvte_tensor(self.layer_norm_weight)
         options: dict[str, Any] = {"eps": self.eps, "zero_centered_gamma": self.zero_centered_gamma}
         if self.normalization == "RMSNorm":
@@ -149,12 +152,12 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
             yield ops.MakeExtra("layernorm_output")
 
     def _shift(self, name: str, *, use: bool) -> Op | None:
-        """The addition of a bias."""
+        """The op that adds the bias ``name``; None where it is not used."""
         return ops.Add(make_nvte_tensor(getattr(self, name))) if use else None
 
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """Fill all parameters anew, in the order in which they were added; what is on the meta device is made first, on the default device. Within
-        ``quantized_model_init`` weights are quantized then. ``defer_init``: do nothing."""
+        """Fill all parameters anew, in the order in which they were added. Parameters on the meta device are first made on the default device. Within
+        ``quantized_model_init`` the weights are quantized once they are filled. ``defer_init``: do nothing."""
         if defer_init:
             return
         for name, own in self._owned.items():
@@ -171,10 +174,10 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
         return any(parameter is not None and parameter.is_meta for parameter in self._parameters.values())
 
     def _mark(self) -> None:
-        """Give parameters the attributes that frameworks read: how they are shared out."""
+        """Set the attributes by which frameworks (Megatron) know how each parameter is sharded."""
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
-        """The processes among which the layer is shared out, where it was made with ``tp_size`` alone."""
+        """Set the tensor-parallel group of a layer that was made with ``tp_size`` alone."""
         self.sharding = self.sharding._replace(group=tp_group)
         self.forget_plans()
         self._bound = tuple(b._replace(op=b.op.with_(group=tp_group)) if isinstance(b.op, ops.ParallelMMT) else b for b in self._bound)
@@ -199,7 +202,8 @@ class TransformerEngineBaseModule(FastSetattr, DelayedExtraState, BaseModule):
         return self(x)
 
     def _run(self, inp: torch.Tensor) -> list[torch.Tensor]:
-        """The pipeline's output and extra outputs. ``torch.compile`` takes a pipeline in with one output and parameters that are not in parts."""
+        """The pipeline's output, then its extra outputs. ``torch.compile`` traces the pipeline where it has one output and its parameters are not
+        split (``parameters_split``); any other it calls eagerly, with a break of the graph."""
         if torch.compiler.is_compiling() and self._one_output and all(b.module is self for b in self._bound):
             return [traced_call(self, 0, self.holders(), inp)[0]]
         return self._run_eagerly(inp)  # pyright: ignore[reportReturnType, reportCallIssue, reportArgumentType] - it is a method still

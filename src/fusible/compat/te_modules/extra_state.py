@@ -24,13 +24,15 @@ __all__ = ["DelayedExtraState", "WithExtraState"]
 _EXTRA = "_extra_state"
 _STATE = "scaling_state.0"
 _OWN = "fusible"
-"""By what name the state is there a second time, as ``ScalingOwner.save`` gives it: with the running iteration, which the package's form has not."""
+"""The key under which the pickle also holds the state as ``ScalingOwner.save`` writes it. That form has the running iteration, which the package's
+form lacks."""
 _PASSES = (("forward", "fwd", 3, {"x": 0, "weight": 1}), ("backward", "bwd", 2, {"dy": 0}))
-"""Of each pass: our name and the package's, how many scales a product has there, and which of them are ours; the others are of outputs."""
+"""For each pass: our name and the package's, the scales that the package keeps for one product, and the places of ours among them by tensor. The
+others are scales of outputs."""
 
 
 class DelayedExtraState(StatefulModule):
-    """The part of a module with one pipeline that saves and loads its scaling state in the package's form, so that either loads the other's."""
+    """Mixin of a module with one pipeline: it saves and loads its scaling state in the package's form, so each loads the other's checkpoints."""
 
     def get_extra_state(self) -> torch.Tensor:
         """uint8: empty, or a pickle of a recipe and of scales and amaxes, as the package writes it."""
@@ -51,8 +53,7 @@ class DelayedExtraState(StatefulModule):
 
 
 class WithExtraState:
-    """The part of a module that quantizes nothing: the state that a checkpoint brings, of what the package's quantizes there, is kept and saved as it
-    came."""
+    """Mixin of a module that quantizes nothing here but does in the package: the state that a checkpoint brings is kept, and saved as it came."""
 
     _extra: torch.Tensor | None = None
 
@@ -70,8 +71,8 @@ class WithExtraState:
 
 
 def _places(slots: Sequence[str], size: int, kinds: Mapping[str, int]) -> list[int]:
-    """Of each scale of ours, its place among the package's: product by product, ``size`` for each. A slot is ``<op>.<tensor>``, or of grouped
-    products ``<op>.<tensor><group>``."""
+    """For each of our scales (``slots``) its index among the package's, which keeps ``size`` scales for each product, one product after another. A
+    slot is named ``<op>.<tensor>``, or ``<op>.<tensor><group>`` for grouped products."""
     parsed = [re.fullmatch(r"(\d+)\.([a-z]+)(\d*)", slot) for slot in slots]
     found = [match.groups() for match in parsed if match is not None]
     ops = sorted({int(op) for op, _, _ in found})
@@ -97,7 +98,7 @@ def _written(owner: ScalingOwner) -> torch.Tensor:
 
 
 def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor:
-    """What ``ScalingOwner.load`` takes, of an extra state of the package's or of ours."""
+    """The state in the form that ``ScalingOwner.load`` takes, read from an extra state that the package or Fusible wrote."""
     state = _checked(extra, module)
     if isinstance(state, dict) and isinstance(state.get(_OWN), torch.Tensor):
         return state[_OWN]
@@ -117,7 +118,7 @@ def _read(extra: Any, layout: StateLayout, module: str) -> torch.Tensor:
 
 
 def _checked(extra: Any, module: str) -> Any:
-    """What an extra state says."""
+    """The unpickled extra state. Raises ``CheckpointError`` for what is no uint8 tensor."""
     if not isinstance(extra, torch.Tensor) or extra.dtype != torch.uint8:
         do = "load it by NVIDIA's package and save it anew, or with strict=False"
         raise CheckpointError(expected("a uint8 tensor", of=f"the _extra_state of {module}", got=type(extra).__name__, do=do))

@@ -11,7 +11,7 @@ __all__ = ["Joined"]
 
 
 class _Parameters:
-    """By name, the parts of a module's parameters, put together along the first dimension."""
+    """A module's parameters by name; one of several parts is their concatenation along the first dimension."""
 
     def __init__(self, module: torch.nn.Module, parts: Mapping[str, Sequence[str]]) -> None:
         self._module, self._parts = module, dict(parts)
@@ -23,9 +23,10 @@ class _Parameters:
 
 
 class Joined:
-    """Stands for ``module`` among the ops of a pipeline: the same, but that a parameter of ``parts`` is those parts, one after another.
+    """Stands for ``module`` in a pipeline. Its parameters are the module's, but each name in ``parts`` is the concatenation of those parameters along
+    the first dimension.
 
-    The parts get their gradients through the concatenation, which each call makes anew.
+    Each call concatenates anew; autograd carries the gradients back to the parts.
     """
 
     def __init__(self, module: torch.nn.Module, parts: Mapping[str, Sequence[str]]) -> None:

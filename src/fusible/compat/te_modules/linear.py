@@ -21,7 +21,7 @@ __all__ = ["LayerNormLinear", "Linear"]
 
 
 class _Product(TransformerEngineBaseModule):
-    """What a linear layer is with and without a normalization before it: its weight and bias, in parts where it was asked for."""
+    """Base of both linear layers: the product with its weight and bias, which are several parameters each where ``parameters_split`` is given."""
 
     def _begin_product(self, given: Mapping[str, Any]) -> None:
         """Take the options of the product from a constructor's arguments."""
@@ -35,7 +35,7 @@ class _Product(TransformerEngineBaseModule):
         self.out_features = sharding.share(given["out_features"], mode, "column", f"{layer}'s out_features")
 
     def _add_product(self, given: Mapping[str, Any]) -> None:
-        """Its weights and biases."""
+        """Register the weights and biases."""
         layer = type(self).__name__
         self.weight_names, self.bias_names, self.parameter_split_sizes = _parts(given["parameters_split"], given["out_features"], layer)
         self.fuse_wgrad_accumulation = given["fuse_wgrad_accumulation"]
@@ -104,7 +104,8 @@ class _Product(TransformerEngineBaseModule):
         return self._with_bias(self._run(inp))
 
     def _with_bias(self, outputs: list[torch.Tensor]) -> Any:
-        """``out``, then the bias that was not added, then what the normalization gave; without a tuple where it is one."""
+        """What ``forward`` returns: ``out``, then the bias where ``return_bias``, then the normalized input where that is asked for. A single tensor
+        is returned without a tuple."""
         if not self.return_bias:
             return tuple(outputs) if len(outputs) > 1 else outputs[0]
         bias = [getattr(self, name) for name in self.bias_names]
@@ -112,7 +113,7 @@ class _Product(TransformerEngineBaseModule):
         return outputs[0], joined if self.use_bias else self._without_bias(joined), *outputs[1:]
 
     def _without_bias(self, empty: torch.Tensor) -> torch.Tensor | None:
-        """What is returned beside the output where there is no bias to return."""
+        """What ``return_bias`` returns for a layer without a bias."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""The arguments that NVIDIA's modules share: what splits a layer between processes, and what is not served."""
+"""The arguments that NVIDIA's modules share: tensor parallelism, and options that are refused or change nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fusible import ops
 from fusible.compat.te_overlap import warn_of_no_overlap
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.nvte import Tensor
 from fusible.ops import Op
-from fusible.pytorch.ops.basic.parallel import group_size, share
+from fusible.pytorch.ops.basic.parallel import group_size, parallel_product, share
 
 __all__ = ["OVERLAP", "Sharding", "check_mode", "handed_on", "mark_shared", "part_name", "refuse", "refuse_delay"]
 
@@ -37,7 +36,8 @@ def part_name(name: str | None, part: str) -> str | None:
 
 
 class Sharding(NamedTuple):
-    """How a layer is shared out: ``size`` processes of ``group``, which may be given later where the size is known; ``sequence``: by rows, too."""
+    """The tensor parallelism of a layer: ``size`` processes of ``group`` (None until ``set_tensor_parallel_group``, where only the size is known).
+    ``sequence``: sequence parallelism, which shards the rows of activations, too."""
 
     group: Any
     size: int
@@ -50,18 +50,15 @@ class Sharding(NamedTuple):
         return cls(tp_group, size, size > 1 and sequence_parallel)
 
     def share(self, features: int, mode: str | None, wanted: str, what: str) -> int:
-        """A process's part of ``features``, where ``mode`` is the one that shares them out."""
+        """The features that one process has: a part of ``features`` where ``mode`` is the ``wanted`` one, else all."""
         return share(features, self.size, what) if mode == wanted else features
 
     def product(self, weight: Tensor, mode: str | None) -> Op:
         """The product of ``x`` with a process's part of a weight."""
-        if mode is None or self.size == 1:
-            return ops.MMT(weight)
-        parallel = ops.ColumnParallelMMT if mode == "column" else ops.RowParallelMMT
-        return parallel(weight, group=self.group, sequence_parallel=self.sequence)
+        return parallel_product(weight, None if self.size == 1 else mode, self.group, self.sequence)
 
     def check(self, layer: str) -> None:
-        """Raise ``ArgumentError`` where the processes are not known by the time of a call."""
+        """Raise ``ArgumentError`` for a call of a sharded layer that has no group yet."""
         if self.size > 1 and self.group is None:
             do = "pass tp_group, or call set_tensor_parallel_group"
             raise ArgumentError(expected(f"a group of {self.size} processes", of=f"a call of {layer}", got="none", do=do))
@@ -77,20 +74,20 @@ _ELSE = "leave it out: the same is computed, one after the other"
 
 
 def refuse(layer: str, do: str = _ELSE, **asked: Any) -> None:
-    """Raise ``NotServedError`` for the first argument of those that are asked for (not None, not False)."""
+    """Raise ``NotServedError`` for the first of the arguments ``asked`` that is in use: neither None nor False."""
     for name, value in asked.items():
         if value:
             raise NotServedError(expected(f"{name}={type(value)() if isinstance(value, bool) else None}", of=layer, got=repr(value), do=do))
 
 
 def mark_shared(parameter: Any, dim: int) -> None:
-    """Give a parameter the attributes by which frameworks know the dimension that a layer shares out."""
+    """Set the attributes by which frameworks (Megatron) know along which dimension a parameter is sharded."""
     parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, dim, 1
 
 
 def refuse_delay(module: Any, given: Mapping[str, Any]) -> None:
-    """Of a constructor's arguments, raise ``NotServedError`` for delayed gradients of weights; warn of overlap that is asked of a layer which
-    communicates."""
+    """Raise ``NotServedError`` where a constructor's arguments ask for ``delay_wgrad_compute``. Warn where they ask a layer that communicates to
+    overlap that with products."""
     do = "leave it out: the gradients are there after backward"
     refuse(type(module).__name__, do, delay_wgrad_compute=given["delay_wgrad_compute"])
     if module.sequence_parallel and any(given[name] for name in OVERLAP):

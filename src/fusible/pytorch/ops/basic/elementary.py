@@ -16,29 +16,27 @@ from fusible.quantized import QuantizerRole
 __all__ = ["AddExtraInput", "ConstantScale", "Identity", "L2Normalization", "MakeExtraOutput", "Quantize", "Reshape"]
 
 
-class AddExtraInput(BasicOperation):
+class _InPlace(BasicOperation):
+    def __init__(self, *, in_place: bool = False) -> None:
+        super().__init__()
+        self._in_place = in_place
+
+
+class AddExtraInput(_InPlace):
     """``y = x + extra`` with the extra input of x's shape; both have the gradient ``dy``. ``in_place`` is taken for compatibility: it allows the sum
     to take the extra input's memory, and here the extra input stays as it is."""
 
     num_extra_inputs = 1
 
-    def __init__(self, *, in_place: bool = False) -> None:
-        super().__init__()
-        self._in_place = in_place
-
     def make_op(self) -> Op:
         return ops.AddExtra("extra")
 
 
-class MakeExtraOutput(BasicOperation):
+class MakeExtraOutput(_InPlace):
     """``y = x``, and x is an extra output too; ``dx = dy`` + its gradient. ``in_place`` is taken for compatibility: it allows the sum to take that
     gradient's memory, and here the gradient stays as it is."""
 
     num_extra_outputs = 1
-
-    def __init__(self, *, in_place: bool = False) -> None:
-        super().__init__()
-        self._in_place = in_place
 
     def make_op(self) -> Op:
         return ops.MakeExtra("extra")

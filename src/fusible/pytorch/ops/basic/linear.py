@@ -12,7 +12,7 @@ from fusible import ops
 from fusible.errors import NotServedError, expected
 from fusible.nvte import is_quantized_type, make_nvte_tensor
 from fusible.ops import Op
-from fusible.pytorch.ops.basic.parallel import TensorParallel, share
+from fusible.pytorch.ops.basic.parallel import TensorParallel, parallel_product, share
 from fusible.pytorch.ops.basic.parameters import WithParameters
 from fusible.pytorch.quantized_init import as_parameter
 from fusible.quantized import QuantizerRole
@@ -97,11 +97,7 @@ class BasicLinear(WithParameters):
         self.weight = as_parameter(self.weight)
 
     def make_op(self) -> Op:
-        weight = make_nvte_tensor(self.weight)
-        if self.tensor_parallel_mode is None:
-            return ops.MMT(weight)
-        parallel = ops.ColumnParallelMMT if self.tensor_parallel_mode == "column" else ops.RowParallelMMT
-        return parallel(weight, group=self.tensor_parallel_group, sequence_parallel=self.sequence_parallel)
+        return parallel_product(make_nvte_tensor(self.weight), self.tensor_parallel_mode, self.tensor_parallel_group, self.sequence_parallel)
 
     def num_quantizers(self, mode: str) -> int:
         return 2 if mode == "forward" else 1

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from fusible import ops
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.nvte import Tensor
+from fusible.ops import Op
 
-__all__ = ["TensorParallel", "group_size", "share"]
+__all__ = ["TensorParallel", "group_size", "parallel_product", "share"]
 
 
 class TensorParallel(NamedTuple):
@@ -41,6 +44,14 @@ def group_size(group: Any, layer: str) -> int:
     if size < 1:
         raise ArgumentError(expected("a group that this process belongs to", of=of, got="another", do="make the layer in its processes alone"))
     return size
+
+
+def parallel_product(weight: Tensor, mode: str | None, group: Any, sequence: bool) -> Op:
+    """The product of x with a process's part of a weight; ``mode`` and ``sequence``: of ``TensorParallel``."""
+    if mode is None:
+        return ops.MMT(weight)
+    parallel = ops.ColumnParallelMMT if mode == "column" else ops.RowParallelMMT
+    return parallel(weight, group=group, sequence_parallel=sequence)
 
 
 def share(features: int, size: int, what: str) -> int:
