@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fusible import tex
 from fusible.nvte.dtype import QuantizedType, Type
 from fusible.nvte.frameworks import nvte_dtype
-from fusible.nvte.tensor import Tensor
+from fusible.nvte.tensor import Data, Tensor
 
 __all__ = ["block_length", "block_of", "cut", "is_padded", "lacks_blocks", "marked", "pad", "pad_columns"]
 
@@ -41,13 +40,13 @@ def block_of(*xs: Tensor) -> int:
     return max([block_length(x.type) if is_padded(x) else 0 for x in xs])
 
 
-def marked(data: Any, type: Type, shape: Sequence[int]) -> Tensor:
+def marked(data: Data, type: Type, shape: Sequence[int]) -> Tensor:
     """What was quantized to ``type`` with zeros behind a tensor of ``shape``."""
     assert isinstance(type, QuantizedType)
     return Tensor(data, replace(type, logical=tuple(shape)))
 
 
-def pad(data: Any, block: int) -> Any:
+def pad(data: Data, block: int) -> Data:
     """Unquantized ``data [*, columns]`` as a matrix with zeros behind its rows and its columns, of multiples of ``block``."""
     columns = data.shape[-1]
     rows = math.prod(data.shape[:-1])
@@ -58,7 +57,7 @@ def pad(data: Any, block: int) -> Any:
     return pad_columns(data, block)
 
 
-def pad_columns(data: Any, block: int) -> Any:
+def pad_columns(data: Data, block: int) -> Data:
     """``data [*, columns]`` with zeros behind its columns."""
     columns = data.shape[-1]
     if columns % block == 0:
@@ -66,7 +65,7 @@ def pad_columns(data: Any, block: int) -> Any:
     return tex.prim.concatenate([data, _zeros((*data.shape[:-1], -columns % block), data)], len(data.shape) - 1)
 
 
-def cut(data: Any, shape: Sequence[int]) -> Any:
+def cut(data: Data, shape: Sequence[int]) -> Data:
     """The inverse of ``pad``: ``data [rows, columns]`` without what is behind a tensor of ``shape``."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     have_rows, have_columns = data.shape
@@ -77,5 +76,5 @@ def cut(data: Any, shape: Sequence[int]) -> Any:
     return data if tuple(data.shape) == tuple(shape) else tex.prim.reshape(data, tuple(shape))
 
 
-def _zeros(shape: Sequence[int], like: Any) -> Any:
+def _zeros(shape: Sequence[int], like: Data) -> Data:
     return tex.prim.full(tuple(shape), 0.0, nvte_dtype(like.dtype), like)

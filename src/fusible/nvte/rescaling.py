@@ -7,7 +7,7 @@ from typing import Any
 
 from fusible import tex
 from fusible.nvte.dtype import DType, QuantizedType, Type
-from fusible.nvte.tensor import Tensor
+from fusible.nvte.tensor import Data, Tensor
 
 __all__ = ["exponent_of", "is_rescalable", "rescale"]
 
@@ -42,7 +42,7 @@ def rescale(x: Tensor, exponent: int) -> Tensor:
     return Tensor(x.data.__class__(**fields), x.type)
 
 
-def _shifted(exponents: Any, by: int) -> Any:
+def _shifted(exponents: Data, by: int) -> Data:
     """``min(max(exponents + by, 0), 254)`` of bytes."""
     values = tex.prim.cast(exponents, DType.Float32)
     if by < 0:
@@ -51,9 +51,9 @@ def _shifted(exponents: Any, by: int) -> Any:
     return tex.prim.cast(_plus(tex.prim.scale(room, -1.0), float(_LARGEST)), DType.Byte)
 
 
-def _plus(x: Any, number: float) -> Any:
+def _plus(x: Data, number: float) -> Data:
     return tex.prim.add(x, tex.prim.full((1,), number, DType.Float32, x))
 
 
-def _at_least_0(x: Any) -> Any:
+def _at_least_0(x: Data) -> Data:
     return tex.relu(x, None)

@@ -14,7 +14,7 @@ from fusible.compat.te_modules.attention_masks import lengths_of, mask_bias, slo
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.extra_state import WithExtraState
 from fusible.compat.te_modules.fast_setattr import FastSetattr
-from fusible.compat.te_modules.inference import stepped
+from fusible.compat.te_modules.inference import InferenceParams, stepped
 from fusible.compat.te_modules.parallel import Sharding, refuse
 from fusible.errors import ArgumentError, NotServedError, ShapeError, check_number, expected
 from fusible.pytorch.engine.autocast import current_autocast
@@ -127,7 +127,7 @@ class DotProductAttention(FastSetattr, WithExtraState, nn.Module):
         core_attention_bias: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
         fast_zero_fill: bool = True,
-        inference_params: Any = None,
+        inference_params: InferenceParams | None = None,
         pad_between_seqs: bool | None = None,
         fp8_output: bool | None = False,
         bf16_backward: bool | None = False,
@@ -240,7 +240,9 @@ def _refuse_fp8() -> None:
         raise NotServedError(expected(f"{asked[0]}=False", of="the recipe of DotProductAttention", got=True, do=_ELSEWHERE))
 
 
-def _unpacked(q: Any, k: Any, v: Any, qkv: torch.Tensor | None, kv: torch.Tensor | None, dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _unpacked(
+    q: torch.Tensor | None, k: torch.Tensor | None, v: torch.Tensor | None, qkv: torch.Tensor | None, kv: torch.Tensor | None, dim: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v, of which some came as one tensor."""
     if qkv is not None:
         given = (*qkv.unbind(dim), q, k, v, kv)

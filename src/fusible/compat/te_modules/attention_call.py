@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusible import tex
 from fusible.pytorch.engine.torch_autocast import without_torch_autocast
@@ -47,7 +48,7 @@ class Attention:
     max_seqlen_kv: int
     cached: bool = False
 
-    def forward(self, q: Any, k: Any, v: Any, bias: Any, offset: Any, lengths: Lengths, training: bool) -> list[Any]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, offset: Tensor | None, lengths: Lengths, training: bool) -> list[Any]:
         """``[o, what backward takes...]``."""
         layout, format_ = self._layout(lengths.pages), FORMATS[self.format]
         return tex.fused_attn_fwd(
@@ -56,14 +57,14 @@ class Attention:
             lengths.q_padded, lengths.kv_padded, lengths.pages, lengths.pages, None, None, bias, offset, None, 0, False, False,
         )  # fmt: skip
 
-    def _layout(self, pages: torch.Tensor | None) -> NVTE_QKV_Layout:
+    def _layout(self, pages: Tensor | None) -> NVTE_QKV_Layout:
         """Of q, k and v, one after another: those of a cache lie batch first, whichever way the queries come."""
         own = self.format.upper()
         if self.cached:
             return NVTE_QKV_Layout[f"NVTE_{'Paged_KV_' if pages is not None else ''}{own}_BSHD_BSHD"]
         return NVTE_QKV_Layout[f"NVTE_{own}_{own}_{own}"]
 
-    def backward(self, do: Any, q: Any, k: Any, v: Any, o: Any, aux: list[Any], lengths: Lengths) -> list[Any]:
+    def backward(self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, aux: list[Tensor], lengths: Lengths) -> list[Any]:
         """``[dq, dk, dv, dbias, doffset]``."""
         layout, format_ = self._layout(None), FORMATS[self.format]
         return tex.fused_attn_bwd(
@@ -78,16 +79,16 @@ class Lengths:
     """Where the sequences of queries, and of keys and values, begin and end: int32 ``[sequences + 1]``. ``..._padded``: where their rows lie, if
     padding stands between them. ``pages``: int32 ``[sequences, pages of one]``, where keys and values lie in pages."""
 
-    q: torch.Tensor
-    kv: torch.Tensor
-    q_padded: torch.Tensor | None = None
-    kv_padded: torch.Tensor | None = None
-    pages: torch.Tensor | None = None
+    q: Tensor
+    kv: Tensor
+    q_padded: Tensor | None = None
+    kv_padded: Tensor | None = None
+    pages: Tensor | None = None
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Attention, lengths: Lengths, q: Any, k: Any, v: Any, bias: Any, offset: Any) -> torch.Tensor:
+    def forward(ctx: Any, call: Attention, lengths: Lengths, q: Any, k: Any, v: Any, bias: Any, offset: Any) -> Tensor:
         o, *aux = call.forward(q, k, v, bias, offset, lengths, True)
         ctx.save_for_backward(q, k, v, o, *aux)
         ctx.call, ctx.lengths = call, lengths
@@ -102,9 +103,7 @@ class _Function(torch.autograd.Function):
         return None, None, dq, dk, dv, dbias if wants_bias else None, doffset if wants_offset else None
 
 
-def attend(
-    call: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor | None, lengths: Lengths
-) -> torch.Tensor:
+def attend(call: Attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, offset: Tensor | None, lengths: Lengths) -> Tensor:
     """``o`` of a problem: q's tokens and heads, v's head width. ``offset``: of the softmax, fp32 ``[1, heads, 1, 1]``."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     with without_torch_autocast(q.device.type):

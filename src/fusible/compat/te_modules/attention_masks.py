@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -10,6 +10,9 @@ from fusible.compat.te_modules.attention_call import Lengths
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["lengths_of", "mask_bias", "slopes_bias", "window_of"]
+
+Mask: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""NVIDIA's ``attention_mask``: one for both, or one for the queries and one for the keys."""
 
 _HIDDEN = -10000.0
 """What is added to a score that an arbitrary mask hides. Finite, so that a row that is hidden whole has an output."""
@@ -30,7 +33,7 @@ def window_of(mask: str, window: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def lengths_of(
-    given: Lengths, longest: tuple[int | None, int | None], q: torch.Tensor, k: torch.Tensor, format_: str, mask: str, attention_mask: Any
+    given: Lengths, longest: tuple[int | None, int | None], q: torch.Tensor, k: torch.Tensor, format_: str, mask: str, attention_mask: Mask | None
 ) -> tuple[Lengths, tuple[int, int]]:
     """The cumulative lengths of the sequences, and the longest lengths of queries and of keys. They come from ``given``, from a padding mask, or from
     the shapes of q and k. Raises ``ArgumentError`` where none of these tells them."""
@@ -64,7 +67,7 @@ def _ends(attention_mask: torch.Tensor | None, mask: str) -> torch.Tensor:
     return torch.cat([counts.new_zeros(1), counts])
 
 
-def mask_bias(attention_mask: Any, bias_type: str, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def mask_bias(attention_mask: Mask | None, bias_type: str, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """An arbitrary mask as a bias ``[b or 1, h or 1, s_q, s_kv]`` after scaling: -10000 where the mask is True (hidden), elsewhere ``bias`` or 0."""
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.dtype is not torch.bool or bias_type not in ("no_bias", "post_scale_bias"):
         got = bias_type if bias_type not in ("no_bias", "post_scale_bias") else type(attention_mask).__name__

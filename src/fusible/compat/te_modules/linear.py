@@ -225,7 +225,7 @@ class LayerNormLinear(_Product):
 _JOINED = ("weight", "bias")
 
 
-def _parts(split: Any, features: int, layer: str) -> tuple[list[str], list[str], list[int]]:
+def _parts(split: Sequence[str] | Mapping[str, int] | None, features: int, layer: str) -> tuple[list[str], list[str], list[int]]:
     """The names of the weights and biases, and their rows."""
     if split is None:
         return ["weight"], ["bias"], [features]

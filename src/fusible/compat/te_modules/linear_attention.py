@@ -75,7 +75,7 @@ class _LinearAttention(FastSetattr, nn.Module):
                 _check(x, (heads,), f"{argument} of {name}")
         options = {option: call[option] for option in _OPTIONS if option in call}
 
-        def run(initial_state: Any, a_log: Any, dt_bias: Any, *tensors: torch.Tensor) -> Any:
+        def run(initial_state: torch.Tensor | None, a_log: torch.Tensor | None, dt_bias: torch.Tensor | None, *tensors: torch.Tensor) -> Any:
             of_heads = {key: x for key, x in (("a_log", a_log), ("dt_bias", dt_bias)) if x is not None}
             rows = [_rows(x, format_) for x in tensors]
             o, state = self._of_rows(rows, ends, {**options, **of_heads, "initial_state": initial_state})

@@ -10,6 +10,7 @@ from torch import nn
 
 from fusible.compat.te_modules.attention import DotProductAttention
 from fusible.compat.te_modules.fast_setattr import FastSetattr
+from fusible.compat.te_modules.inference import InferenceParams
 from fusible.compat.te_modules.linear import LayerNormLinear, Linear
 from fusible.compat.te_modules.normalization import qk_norm
 from fusible.compat.te_modules.parallel import OVERLAP, Sharding, handed_on, part_name
@@ -151,7 +152,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         bottom_right_diagonal: bool | None = None,
         is_first_microbatch: bool | None = None,
         checkpoint_core_attention: bool = False,
-        inference_params: Any = None,
+        inference_params: InferenceParams | None = None,
         rotary_pos_emb: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         core_attention_bias_type: str = "no_bias",
         core_attention_bias: torch.Tensor | None = None,
@@ -192,7 +193,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         outputs = [*_tuple(projected), *normalized]
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _begin_step(self, inference_params: Any, x: torch.Tensor) -> torch.Tensor | None:
+    def _begin_step(self, inference_params: InferenceParams | None, x: torch.Tensor) -> torch.Tensor | None:
         """The positions of the first new tokens of sequences that are in a cache, in which this layer has its memory then."""
         if inference_params is None:
             return None

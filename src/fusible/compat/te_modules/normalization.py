@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from fusible.compat.te_modules.base import device_of
 from fusible.compat.te_modules.fast_setattr import FastSetattr
@@ -57,7 +58,9 @@ class RMSNorm(_Normalization, ops.RMSNorm):
     """Root-mean-square normalization (see ``fusible.pytorch.ops.RMSNorm``): ``weight`` of ``normalized_shape``. Options are ``LayerNorm``'s."""
 
 
-def qk_norm(kind: str | None, width: int, eps: float, dtype: torch.dtype | None, device: Any) -> tuple[Any, Any]:
+def qk_norm(
+    kind: str | None, width: int, eps: float, dtype: torch.dtype | None, device: torch.device | str
+) -> tuple[nn.Module | None, nn.Module | None]:
     """The normalizations of q's and of k's heads; None where there are none."""
     if kind is None:
         return None, None

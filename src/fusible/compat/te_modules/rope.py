@@ -52,7 +52,9 @@ class RotaryPositionEmbedding(nn.Module):
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, t: torch.Tensor, freqs: torch.Tensor, starts: Any, lengths: Any, rest: tuple[Any, ...]) -> torch.Tensor:
+    def forward(
+        ctx: Any, t: torch.Tensor, freqs: torch.Tensor, starts: torch.Tensor | None, lengths: torch.Tensor | None, rest: tuple[Any, ...]
+    ) -> torch.Tensor:
         format_, interleaved, size, rank = rest
         ctx.save_for_backward(freqs, starts, lengths)
         ctx.rest = rest

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fusible.compat.te_modules.fast_setattr import FastSetattr
+from fusible.compat.te_modules.inference import InferenceParams
 from fusible.compat.te_modules.layernorm_mlp import LayerNormMLP
 from fusible.compat.te_modules.multi_head_attention import MultiheadAttention
 from fusible.compat.te_modules.normalization import LayerNorm, RMSNorm
@@ -162,7 +163,7 @@ class TransformerLayer(FastSetattr, nn.Module):
         enc_dec_bottom_right_diagonal: bool | None = None,
         is_first_microbatch: bool | None = None,
         checkpoint_core_attention: bool = False,
-        inference_params: Any = None,
+        inference_params: InferenceParams | None = None,
         rotary_pos_emb: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         core_attention_bias_type: str = "no_bias",
         core_attention_bias: torch.Tensor | None = None,

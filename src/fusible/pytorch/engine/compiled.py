@@ -256,7 +256,7 @@ def _protect(kept: _Kept, params: Sequence[torch.Tensor], seen: Sequence[torch.T
                 kept.versions.append((own[memory], own[memory]._version))
 
 
-def _memories(param: Any) -> list[torch.Tensor]:
+def _memories(param: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that hold a parameter's values."""
     return [tensor for tensor in param.get_data_tensors() if tensor is not None] if isinstance(param, QuantizedTensor) else [param]
 

@@ -115,7 +115,7 @@ class KVCache:
             layer = self._layers[key] = tuple(torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in "kv")  # pyright: ignore
         return [nvte.make_nvte_tensor(tensor) for tensor in layer]
 
-    def _checked(self, seq_lens: Any) -> list[int]:
+    def _checked(self, seq_lens: Sequence[int] | torch.Tensor) -> list[int]:
         new = seq_lens.tolist() if isinstance(seq_lens, torch.Tensor) else list(seq_lens)
         if len(new) != len(self._lengths) or any(count < 0 for count in new):
             got = f"{len(new)} numbers" if len(new) != len(self._lengths) else min(new)

@@ -11,6 +11,7 @@ import torch
 from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.fusions import Fusion
 from fusible.ops.protocols import AttentionOperands
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
@@ -29,7 +30,7 @@ from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.pytorch.engine.sequence_parallel import mark
 from fusible.pytorch.engine.torch_autocast import activation_of, is_in_force_on, without_torch_autocast
 from fusible.pytorch.engine.weights import PLAIN, DelayedWeights, QuantizedWeights, stored_type
-from fusible.quantized import QuantizedTensor
+from fusible.quantized import QuantizedTensor, Recipe
 
 __all__ = ["NOT_CALLED", "PipelineRunner"]
 
@@ -275,11 +276,11 @@ class PipelineRunner(ChainPart):
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         """Called when a plan is about to run."""
 
-    def fused(self, recipe: Any, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Any], ...]:
+    def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Fusion], ...]:
         """What the caller has fused itself, or written in torch, of ``PlanRequest``. ``called``: the ops to which a call hands more than tensors."""
         return self._own_passes
 
-    def uncompilable(self, recipe: Any) -> str:
+    def uncompilable(self, recipe: Recipe | None) -> str:
         """What of its ops no compiler sees through, in words: the caller's code in plain torch, and what has effects. Empty where there is none."""
         called = [repr(b.op) for b in self.bound if b.op.direct_only]
         return ", ".join(dict.fromkeys([*called, *(fusion.name for _, _, fusion in self.fused(recipe) if fusion.opaque)]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +20,9 @@ from fusible.compute_pipeline import StateLayout
 from fusible.errors import CheckpointError, expected
 from fusible.locks import Lock
 from fusible.quantized import DelayedScaling, ScalingState
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["ScalingOwner", "Snapshot"]
 
@@ -88,7 +91,7 @@ class ScalingOwner:
         return self._state.open
 
     def snapshot(
-        self, recipe: DelayedScaling, device: torch.device, group: Any = None, *, repeated: bool = False, inference: bool = False
+        self, recipe: DelayedScaling, device: torch.device, group: ProcessGroup | None = None, *, repeated: bool = False, inference: bool = False
     ) -> Snapshot:
         """The state for a pass that begins now; nothing is committed. ``inference``: the pass records no gradients.
 
@@ -115,7 +118,7 @@ class ScalingOwner:
                 return current
             return known[3] if known is not None and known[0] is current and known[1] == recipe else _advance(current, recipe, None)
 
-    def _advanced(self, current: Snapshot, recipe: DelayedScaling, device: torch.device, group: Any) -> Snapshot:
+    def _advanced(self, current: Snapshot, recipe: DelayedScaling, device: torch.device, group: ProcessGroup | None) -> Snapshot:
         """What follows from the committed state; made once until something else is observed."""
         known = self._next
         if known is None or known[0] is not self.current or known[1:3] != (recipe, device):
@@ -228,7 +231,7 @@ class ScalingOwner:
         return read
 
 
-def _advance(current: Snapshot, recipe: DelayedScaling, group: Any) -> Snapshot:
+def _advance(current: Snapshot, recipe: DelayedScaling, group: ProcessGroup | None) -> Snapshot:
     states = [current.forward, current.backward]
     if group is not None:
         states = [_reduced(state, group) for state in states]
@@ -241,7 +244,7 @@ def _running(state: ScalingState) -> dict[str, torch.Tensor]:
     return {slot: state.amax_history[0, i : i + 1] for i, slot in enumerate(state.slots)}
 
 
-def _reduced(state: ScalingState, group: Any) -> ScalingState:
+def _reduced(state: ScalingState, group: ProcessGroup) -> ScalingState:
     """The state with the running iteration's amaxes replaced by their maximum over the processes of ``group``."""
     history = state.amax_history.clone()
     torch.distributed.all_reduce(history[0], torch.distributed.ReduceOp.MAX, group=group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from fusible.pytorch.engine.program import Executor
 from fusible.pytorch.engine.scaling import ScalingOwner, Snapshot
 from fusible.quantized import DelayedScaling, Float8Quantizer, Float8Tensor, Float8TensorStorage, QuantizedTensor
 from fusible.tex.backends.cpu import fingerprints
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["DelayedWeights", "PLAIN", "QuantizedWeights", "stored_type"]
 
@@ -104,10 +107,10 @@ class DelayedWeights:
     quantizers: dict[str, Float8Quantizer]
     recipe: DelayedScaling
     device: torch.device
-    group: Any
+    group: ProcessGroup | None
 
     @classmethod
-    def of(cls, plan: Plan, args: Sequence[torch.Tensor], device: torch.device, group: Any) -> DelayedWeights | None:
+    def of(cls, plan: Plan, args: Sequence[torch.Tensor], device: torch.device, group: ProcessGroup | None) -> DelayedWeights | None:
         if plan.delayed is None or not any([isinstance(arg, Float8Tensor) for arg in args]):
             return None
         held = {slot: arg._quantizer for slot, arg in zip(plan.arg_slots, args, strict=True) if isinstance(arg, Float8Tensor)}

@@ -16,6 +16,7 @@ from fusible.ops import Op
 from fusible.pytorch.ops.context import OperationContext
 from fusible.pytorch.ops.protocols import FusibleOperationLike
 from fusible.pytorch.ops.tensors import wrapped
+from fusible.quantized import Quantizer
 
 __all__ = ["fuser_backward", "fuser_forward"]
 
@@ -26,7 +27,7 @@ def fuser_forward(
     input_: Any,
     *,
     basic_op_extra_inputs: Sequence[Iterable[Any]],
-    next_op_input_quantizer: Any,
+    next_op_input_quantizer: Quantizer | None,
     **unused: Any,
 ) -> tuple[Any, list[tuple[Any, ...]]]:
     """``(output, extra outputs of each basic operation)``, by the engine's fused passes where it has some.

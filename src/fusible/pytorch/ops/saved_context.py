@@ -22,7 +22,7 @@ from fusible.ops.protocols import OpaqueCode
 from fusible.pytorch.ops.context import OperationContext, not_cleared
 from fusible.pytorch.ops.protocols import FusibleOperationLike
 from fusible.pytorch.ops.tensors import wrapped
-from fusible.quantized import QuantizedTensorStorage
+from fusible.quantized import QuantizedTensorStorage, Quantizer
 
 __all__ = ["SavedContext", "check_saved", "tell"]
 
@@ -72,7 +72,7 @@ class SavedContext:
         """What our own forward has kept, by name, as ``saved_tensors`` of the package's operation; None for what no gradient needs."""
         return tuple(kept.get(name) for name in self.kept_names(op))
 
-    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
         """The attributes by which the package's operation leaves the rest in its context. ``lent``: how the operation before it would have the
         gradient quantized that is handed on to it, or None."""
         sides = {"extra_input_requires_grad": op.wants(op.side_inputs[-1])} if op.side_inputs else {}
@@ -117,7 +117,7 @@ def _named(basic: SavedContext, member: Op, context: OperationContext) -> bool:
     return found is not None
 
 
-def tell(context: OperationContext, basic: SavedContext, member: Op, lent: Any) -> None:
+def tell(context: OperationContext, basic: SavedContext, member: Op, lent: Quantizer | None) -> None:
     """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
     if context._tensors is None:
         return

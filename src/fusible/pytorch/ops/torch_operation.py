@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -229,7 +229,9 @@ class _Scaled:
     """While open, the quantizers of delayed scaling that belong to ``members`` have the scales of the running pass. What they saw goes to the
     pass."""
 
-    def __init__(self, module: FusibleOperationLike, members: Sequence[Op], mode: Any, lent: Sequence[tuple[Any, str]]) -> None:
+    def __init__(
+        self, module: FusibleOperationLike, members: Sequence[Op], mode: Literal["forward", "backward"], lent: Sequence[tuple[Any, str]]
+    ) -> None:
         self._quantizers = [(quantizer, slot) for quantizer, slot in lent if isinstance(quantizer, Float8Quantizer)]
         for member, basic in zip(members, module.basic_operations(), strict=True):
             for name, quantizer in zip(basic.quantized_names(mode), (basic._quantizers or {}).get(mode, ()), strict=False):
@@ -241,7 +243,7 @@ class _Scaled:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             for quantizer, slot in self._quantizers:
                 if quantizer.amax is not None and slot not in current_pass().amaxes:

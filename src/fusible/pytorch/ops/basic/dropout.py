@@ -11,6 +11,7 @@ from fusible import ops
 from fusible.nvte import te_to_torch_dtype
 from fusible.ops import Op
 from fusible.pytorch.ops.op import BasicOperation, OperationContext
+from fusible.quantized import Quantizer
 
 __all__ = ["Dropout"]
 
@@ -39,7 +40,7 @@ class Dropout(BasicOperation):
         mask = kept.get("mask")
         return (None if mask is None else mask.to(te_to_torch_dtype(op.activation)) / (1 - self.dropout_probability),)
 
-    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
         own = {"impl": "unfused" if "mask" in kept else "evaluation", "dropout_probability": self.dropout_probability}
         return {**super().told(op, kept, lent), **own}
 

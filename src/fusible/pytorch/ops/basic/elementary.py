@@ -11,7 +11,7 @@ from fusible import ops
 from fusible.nvte import is_quantized_type
 from fusible.ops import Op
 from fusible.pytorch.ops.op import BasicOperation, OperationContext
-from fusible.quantized import QuantizerRole
+from fusible.quantized import Quantizer, QuantizerRole
 
 __all__ = ["AddExtraInput", "ConstantScale", "Identity", "L2Normalization", "MakeExtraOutput", "Quantize", "Reshape"]
 
@@ -78,7 +78,7 @@ class Reshape(BasicOperation):
         shape = getattr(context, "input_shape", None)
         return super().from_theirs(op, saved, context) if shape is None else {"x": torch.empty(()).expand(shape)}
 
-    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
         return {**super().told(op, kept, lent), "input_shape": kept["shape"].shape[:-1]}
 
     def extra_repr(self) -> str:
@@ -115,7 +115,7 @@ class Quantize(BasicOperation):
         super().__init__()
         self._quantizes = {"forward": forward, "backward": backward}
 
-    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
         return {**super().told(op, kept, lent), "quantize_backward": is_quantized_type(op.dy_dtype)}
 
     def make_op(self) -> Op:

@@ -112,7 +112,7 @@ class GroupedLinear(WithParameters):
         self._fill()
         self._mark_weights()
 
-    def _register(self, name: str, single: bool, shape: tuple[int, ...], device: Any, dtype: torch.dtype) -> tuple[str, ...]:
+    def _register(self, name: str, single: bool, shape: tuple[int, ...], device: torch.device | str | None, dtype: torch.dtype) -> tuple[str, ...]:
         sizes = {name: (self.num_groups, *shape)} if single else {f"{name}{i}": shape for i in range(self.num_groups)}
         for own, size in sizes.items():
             self.register_parameter(own, nn.Parameter(torch.empty(size, device=device, dtype=dtype)))

@@ -15,7 +15,7 @@ from fusible.ops import Op
 from fusible.pytorch.ops.basic.parallel import TensorParallel, parallel_product, share
 from fusible.pytorch.ops.basic.parameters import WithParameters
 from fusible.pytorch.quantized_init import as_parameter
-from fusible.quantized import QuantizerRole
+from fusible.quantized import Quantizer, QuantizerRole
 
 __all__ = ["BasicLinear", "Bias"]
 
@@ -82,7 +82,7 @@ class BasicLinear(WithParameters):
     def unneeded(self, op: Op, name: str) -> bool:
         return not op.wants("weight" if name == "x" else "x")
 
-    def told(self, op: Op, kept: Mapping[str, Any], lent: Any) -> dict[str, Any]:
+    def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
         names = {"input_quantizer": ("forward", 0), "weight_quantizer": ("forward", 1), "grad_output_quantizer": ("backward", 0)}
         quantized = is_quantized_type(op.dy_dtype) and op.override is None
         quantizers = {name: self.get_quantizer(*place) if quantized else None for name, place in names.items()}  # type: ignore[arg-type]
