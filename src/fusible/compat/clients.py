@@ -1,4 +1,4 @@
-"""What frameworks need answered to take the host for the device that they train on, where no answer of torch's can say it."""
+"""Patches of frameworks that refuse the host as the device to train on, where no answer of torch's could persuade them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How names are made to lead to modules: one finder on ``sys.meta_path``, driven by tables.
+"""One finder on ``sys.meta_path``, driven by tables, that makes names lead to modules.
 
-A name is *another name* of a module that exists, a *package* made here to show names of other modules, or a module of another package that something
-is done *around*: before its code runs and after.
+A name is an *alias* of a module that exists, a *virtual package* that shows names of other modules, or a module of another package that is patched:
+something is done *around* it, before its code runs and after.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from fusible.errors import MissingModuleError, MissingNameError, expected
 __all__ = ["Names", "Patch", "VirtualPackage", "adapt_loaded", "alias_submodules", "found_elsewhere"]
 
 Patch = Callable[[ModuleType], AbstractContextManager[None]]
-"""A context that a module's code runs in; what it does after its ``yield`` sees the finished module."""
+"""A context manager in which a module's code runs. After its ``yield`` the module is complete."""
 
 
 @dataclass(frozen=True)
 class VirtualPackage:
-    """What a package that is made here shows, looked up when it is asked for: ``names`` (None: all public ones) of the modules ``of``, each of the
-    first that has it, and the packages and modules below it.
+    """What a virtual package shows: ``names`` (None: all public ones) of the modules ``of``, each from the first module that has it; and the packages
+    and modules below it. Names are looked up on first use.
 
     ``about`` says in a few words what is there, for the error of a name that is not; without it, the error lists the names. ``apart``: another
     package of the same name may have it among its modules; without it, it is there only where the package above it was made here too. ``version``: of
@@ -109,7 +109,7 @@ class Names(importlib.abc.MetaPathFinder):
         return sorted(name for parent, _, name in found if parent == package)
 
     def look_up(self, package: str, name: str) -> Any:
-        """What a made package has by that name."""
+        """The value of a name in a virtual package. Raises ``MissingNameError`` where it has none."""
         if name.startswith("__"):  # asked by Python itself, of every module
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in self.below(package):
@@ -127,7 +127,7 @@ class Names(importlib.abc.MetaPathFinder):
         return expected(f"one of {there}", of=f"{package} as Fusible has it", got=got, do=do)
 
     def forget(self) -> None:
-        """Take the modules that this finder made out of ``sys.modules``, and the names by which their packages hold them."""
+        """Remove the modules that this finder made from ``sys.modules``, and from the attributes of their packages."""
         for name in reversed(self.made):
             module = sys.modules.pop(name, None)
             parent, _, child = name.rpartition(".")
@@ -138,7 +138,7 @@ class Names(importlib.abc.MetaPathFinder):
 
 
 def found_elsewhere(fullname: str, path: Sequence[str] | None = None) -> importlib.machinery.ModuleSpec | None:
-    """What the finders beside ours find under a name."""
+    """The spec that another finder than ours has for a name, or None."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if find is not None and not isinstance(finder, Names):
@@ -164,7 +164,7 @@ def alias_submodules(alias: str, target: str) -> list[str]:
 
 
 def adapt_loaded(around: Mapping[str, Patch]) -> None:
-    """Do what is done around a module's loading for those that are loaded."""
+    """Patch the modules that were loaded before the finder was installed."""
     for name, adapt in around.items():
         if name in sys.modules:
             with adapt(sys.modules[name]):
@@ -225,7 +225,7 @@ class _Package(importlib.abc.Loader):
 
 
 class _Within(importlib.abc.Loader):
-    """The loader that was found, with something around the module's code; everything else is asked of it."""
+    """A loader that runs the module's code within a patch; for everything else it asks the loader that was found."""
 
     def __init__(self, loader: importlib.abc.Loader, around: Patch) -> None:
         self._loader, self._around = loader, around

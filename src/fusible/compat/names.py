@@ -58,7 +58,7 @@ def install(*, replace: bool = False, replace_package: bool = False, tripy: bool
 
 
 def _made(replace: bool, replace_package: bool) -> Names:
-    """The finder of the names of Transformer Engine, which looks for them from now on."""
+    """The finder of Transformer Engine's names, installed in ``sys.meta_path``."""
     ours = replace or not _native_is_there()
     for name, taken in ((_NATIVE, ours), (_PACKAGE, replace_package)):
         if taken and name in sys.modules and sys.modules[name] is not sys.modules.get(_TEX):

@@ -32,7 +32,7 @@ __all__ = ["PATCHES", "SUPPORT", "TENSOR_PATCHES", "support"]
 
 @contextmanager
 def _patch_common(module: ModuleType) -> Iterator[None]:
-    """No native library is loaded, and the extension is there already: under its name, put there by the finder."""
+    """The package loads no native library: the finder has put tex under the extension's name already."""
     with knobs.setting(NVTE_PROJECT_BUILDING="1"):
         yield
     load: Callable[[str], None] = vars(module)["load_framework_extension"]
@@ -51,7 +51,7 @@ def _patch_common(module: ModuleType) -> Iterator[None]:
 
 
 def _load_plugin(name: str | None) -> None:
-    """Call the plugin that ``NVTE_PLUGIN`` names, as the package does; one that fails it warns of, and goes on without."""
+    """Call the plugin that ``NVTE_PLUGIN`` names, as the package does. Where it fails, warn and go on without it."""
     if name is None:
         return
     former = sys.modules["transformer_engine_torch"]
@@ -64,7 +64,7 @@ def _load_plugin(name: str | None) -> None:
 
 @contextmanager
 def _patch_jit(module: ModuleType) -> Iterator[None]:
-    """Its small fused functions run as they are: compiling each of them costs more than it gains on a host."""
+    """The package's small fused functions are not compiled: on a host that costs more than it gains."""
     with knobs.setting(NVTE_TORCH_COMPILE="0"):
         yield
 
@@ -76,7 +76,7 @@ def _patch_tensor(module: ModuleType) -> Iterator[None]:
 
 
 def _patch_storage(function: str) -> Patch:
-    """A format's values are computed where its data lies; the package would move the data to a GPU, which bare storages cannot."""
+    """Dequantize on the device where the data lies. The package would move the data to a GPU first, which bare storages cannot do."""
 
     @contextmanager
     def around(module: ModuleType) -> Iterator[None]:
@@ -88,7 +88,7 @@ def _patch_storage(function: str) -> Patch:
 
 @contextmanager
 def _patch_quantization(module: ModuleType) -> Iterator[None]:
-    """A format is supported where a tex backend quantizes to it, whatever the device. The default recipe is the one of the device all the same."""
+    """A format is supported where a backend of tex quantizes to it, whatever the device. The default recipe still depends on the device."""
     yield
     for name, quantizer in SUPPORT.items():
         setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
@@ -140,7 +140,7 @@ TENSOR_PATCHES: dict[str, Patch] = {
 
 @contextmanager
 def _patch_linear_attention(module: ModuleType) -> Iterator[None]:
-    """Its delta rules, which are cuDNN's, are ours for tensors of the host."""
+    """Tensors of the host go through our delta rules; the package's are cuDNN's."""
     yield
     theirs: Callable[[str, str], Callable[..., Any]] = vars(module)["_import_linear_attention_op"]
     theirs = getattr(theirs, "of_package", theirs)  # of a module that was loaded before, and adapted then
@@ -154,14 +154,14 @@ def _patch_linear_attention(module: ModuleType) -> Iterator[None]:
 
 
 class _OfTheDevice(torch.Tensor):
-    """Numbers of the host that count as the device's: its type is all that is asked."""
+    """A tensor of the host that says it is on a CUDA device: the package asks for the device's type alone."""
 
     device: Any = SimpleNamespace(type="cuda")  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @contextmanager
 def _patch_grouped_linear(module: ModuleType) -> Iterator[None]:
-    """Its products of grouped tensors refuse splits that are not on a GPU; beside an input of the host, the host is the device."""
+    """The package refuses ``m_splits`` that are not on a GPU; beside an input on the host, those on the host are accepted."""
     yield
     autograd: Any = vars(module)["_GroupedLinear"]
     theirs = getattr(autograd, "of_package", None) or (autograd.forward, autograd._forward_grouped_tensor)
@@ -178,7 +178,7 @@ def _patch_grouped_linear(module: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def _patch_graph(module: ModuleType) -> Iterator[None]:
-    """Where there are no CUDA graphs, the modules that it would capture run eagerly."""
+    """Where there are no CUDA graphs, modules that the package would capture run eagerly."""
     yield
     theirs: Callable[..., Any] = vars(module)["make_graphed_callables"]
     theirs = getattr(theirs, "__wrapped__", theirs)  # of a module that was loaded before, and adapted then

@@ -68,7 +68,8 @@ class _Reader(_Unpickler):
         return found
 
     def _check_call(self, function: Any, bare: bool = False) -> None:
-        """``bare``: no arguments are given, and what a class does with them is not asked."""
+        """Raise ``CheckpointError`` for a call of what ``find_class`` has not given. A class that somebody derived from a recipe may be called
+        without arguments alone (``bare``): what it does with arguments is unknown."""
         if not any(function is given for given in self._given) or (_is_derived(function) and not bare):
             raise _refused(f"a call of {getattr(function, '__qualname__', type(function).__qualname__)}")
 
@@ -102,7 +103,7 @@ class _Reader(_Unpickler):
 
 
 class _UnknownClass:
-    """Stands for a recipe or a format of the package, of which nothing is taken."""
+    """Stands for a recipe or a format of the package; nothing is read from it."""
 
     def __new__(cls, *arguments: Any) -> _UnknownClass:
         return super().__new__(cls)
@@ -116,7 +117,7 @@ def _unknown_member(of: Any, name: Any) -> _UnknownClass:
 
 
 class _PickleReader(_Reader):
-    """A reader that needs none of the package's classes: of recipes it makes what stands for them."""
+    """A reader that needs none of the package's classes: it puts ``_UnknownClass`` in the place of recipes."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(_Reader.dispatch)
 
@@ -197,7 +198,7 @@ def write_state(state: dict[str, Any]) -> torch.Tensor:
 
 
 def _allowed(module: str, name: str) -> Any:
-    """What a pickle may name; some are stood in for by what does the same for fewer arguments."""
+    """What a pickle gets for a name. Raises ``CheckpointError`` for a name that it may not use; some get a stand-in that takes fewer arguments."""
     if (found := _STAND_INS.get((module, name))) is not None:
         return found
     if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
@@ -222,7 +223,7 @@ def _storage(data: Any) -> Any:
 
 
 def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> torch.Tensor:
-    """A tensor within its memory: torch would enlarge that until it fits."""
+    """A tensor that lies within its storage. Raises ``CheckpointError`` for one that does not: torch would enlarge the storage."""
     whole = storage._untyped_storage.nbytes() // storage.dtype.itemsize
     if min((offset, *size, *stride), default=0) < 0 or len(size) != len(stride):
         raise _refused("a tensor of negative sizes")
@@ -292,7 +293,7 @@ def patch_state(module: ModuleType) -> Iterator[None]:
 
 
 def _whether_to_load(ask: Callable[[bytes, str], bool]) -> Callable[[bytes, str], bool]:
-    """The package passes over what holds no state, and otherwise asks for trust, which is not needed."""
+    """``ask`` says whether a pickle holds a state, and raises ``RuntimeError`` where it wants the file to be trusted: that is not needed here."""
 
     def should_load(data: bytes, context: str) -> bool:
         try:
@@ -304,7 +305,8 @@ def _whether_to_load(ask: Callable[[bytes, str], bool]) -> Callable[[bytes, str]
 
 
 def _reading_files(set_extra_state: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Where the state is a file of torch's, as in checkpoints of before there was a tensor for it: read as weights are, and given as a tensor."""
+    """``set_extra_state`` that also takes a file of torch's, the form of old checkpoints: it is read with ``weights_only=True``, and handed on as a
+    tensor."""
 
     def set_state(self: Any, state: Any) -> None:
         if isinstance(state, io.BytesIO):

@@ -1,4 +1,4 @@
-"""The classes of NVIDIA's Python package, registered with tex: how its quantizers and tensors are described, and how its tensors are made."""
+"""The classes of NVIDIA's Python package, registered with tex: what tex reads of its quantizers and tensors, and how it makes its tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FORMATS = {
     "MXFP8Quantizer": ("mxfp8", "MXFP8Tensor", "MXFP8TensorStorage"),
     "NVFP4Quantizer": ("nvfp4", "NVFP4Tensor", "NVFP4TensorStorage"),
 }
-"""By quantizer class: the scaling it stands for, and the classes of what it makes."""
+"""By quantizer class: its scaling, and the classes of the tensors and storages that it makes."""
 
 _HELD = {
     "Float8TensorStorage": ("float8", "_fp8_dtype", ("_data", "_transpose")),

@@ -39,7 +39,7 @@ def initialize_ub(
     bootstrap_backend: Any = None,
     with_cublasmp: bool = False,
 ) -> None:
-    """Take what buffers would be made for, and make none: overlap changes how long a step takes, and no number. Warns of that once.
+    """Check the arguments, and make no buffers: overlap changes how long a step takes, and no number. Warns once that there is none.
 
     Raises ``DTypeError`` for ``quantization_modes`` that are no list of ``UserBufferQuantizationMode``, ``ArgumentError`` for a list ``ub_cfgs`` of
     another length; other arguments are not looked at.

@@ -1,6 +1,6 @@
 """Recipes by NVIDIA's names, which scripts change after they have made them, as that package lets them.
 
-What follows a recipe takes it as it is at that moment (``Recipe.settled``): an ``autocast`` when it is made, which quantizes all calls inside alike.
+Whoever follows a recipe takes it as it is at that moment (``Recipe.settled``): an ``autocast`` when it is made, so that all calls inside are alike.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _OF = "make_graphed_callables"
 
 
 def run_uncaptured(autocast: Callable[..., AbstractContextManager[Any]], modules: Any, options: Mapping[str, Any]) -> Any:
-    """``modules``, one or a tuple, whose ``forward`` from now on does what a graph of it would: in the mode, training or not, that the module is in
-    now, it computes within ``autocast`` by ``options``, those of NVIDIA's ``make_graphed_callables``. Each has a ``reset`` that undoes it. Options of
-    the capture change nothing, and nothing is run to warm up.
+    """``modules`` (one or a tuple), each with a new ``forward`` that does what its CUDA graph would do: while the module is in the mode, training or
+    not, that it is in now, it computes within ``autocast`` by ``options``. These are those of NVIDIA's ``make_graphed_callables``. ``module.reset()``
+    undoes it. Options of the capture change nothing, and nothing is run to warm up.
 
     Raises ``DTypeError`` for what is no module, ``ArgumentError`` for an option under both of its names, or ``enabled`` of another number of modules,
     ``NotServedError`` for ``_order``, the schedule of a pipeline that graphs are replayed by. Nothing is changed then.

@@ -46,7 +46,7 @@ def describe_quantizers(plan: Plan) -> str:
 
 
 def _passed_on(plan: Plan, op: Op, name: str) -> bool:
-    """Whether a transparent op takes what it takes for its neighbour, who has the quantizer."""
+    """Whether the op is transparent and takes a tensor in its neighbour's type: then the neighbour has the quantizer."""
     neighbour = op.position + {"x": 1, "dy": -1}.get(name, 0)
     same = 0 <= neighbour < len(plan.ops) and plan.ops[neighbour].type_of(name) == op.type_of(name)
     return op.transparent and name in ("x", "dy") and same
@@ -140,7 +140,7 @@ def _row(ops: Sequence[Op], group: Group, edges: Sequence[str], reverse: bool) -
 
 
 def _headings(plan: Plan, regions: Sequence[Region]) -> list[str]:
-    """What begins each region of a pass; nothing where the pass is not cut, or all of it is called by the executor that compiles nothing."""
+    """The line above each region of a pass; empty where the pass is not cut, or its executor compiles nothing."""
     if not plan.request.whole or not plan.opaque:
         return [""] * len(regions)
     programs = count(1)

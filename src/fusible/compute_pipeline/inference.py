@@ -86,7 +86,7 @@ def infer_types(ops: Sequence[Op], request: PlanRequest) -> list[dict[str, Any]]
 
 
 def _taken(types: dict[str, Any]) -> Type | None:
-    """What an op is best handed as its x: not yet in 8 bits where its backward wants it as it was."""
+    """The type in which a producer hands an op its x. Not in 8 bits under ``backward_override="high_precision"``: backward wants x as it was."""
     return None if types["override"] == "high_precision" else types["x_dtype"]
 
 
@@ -106,7 +106,7 @@ def _look_through(ops: Sequence[Op], resolved: list[dict[str, Any]]) -> None:
 
 
 def _resolve_inputs(op: Op, position: int, request: PlanRequest, activation: DType) -> dict[str, Any]:
-    asks = any(_asks_for_fp8(op, name) for name in op.forward_names)  # else there is nothing but the operands themselves to go back on
+    asks = any(_asks_for_fp8(op, name) for name in op.forward_names)  # an op without 8-bit operands has nothing to override
     override = request.recipe.backward_override if request.recipe is not None and asks else None
     types: dict[str, Any] = {"activation": activation, "override": override, "x_dtype": None, "dy_dtype": None}
     for name in (*op.forward_names, *op.backward_names):

@@ -1,4 +1,4 @@
-"""Some ops of a plan at once, from within a pass: how a caller's code hands a stretch back to the engine."""
+"""Running some ops of a plan from within a pass: by these functions a caller's code hands a stretch of ops back to the engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Regions: what of a pass is one program, and what is called as it stands, as no compiler sees what it does.
+"""Regions: the stretches of a pass that run as one program each, and those that are called as they stand, as no compiler sees what they do.
 
-Only the way in which a pass is run is cut here. The plan, its segments (autograd nodes), its state and its parameters are the same, however many
-regions there are and whoever runs them.
+Regions decide how a pass is run, and nothing else. The plan, its segments (autograd nodes), its state and its parameters do not depend on them.
 """
 
 from __future__ import annotations
@@ -85,7 +84,8 @@ def _taken(kind: PassKind, groups: Sequence[Group]) -> tuple[str, ...]:
 
 
 def _scales(kind: PassKind, ops: Iterable[Op], state: StateLayout, called: bool, cut: bool, start: int, stop: int) -> tuple[str, ...]:
-    """What is called lends its neighbours' quantizers, of forward and of backward; a program reads what the types of its ops name."""
+    """The slots whose scales a region reads. A region that is called as it stands may use its neighbours' quantizers, of forward and of backward, so
+    it gets all; a program reads those that the types of its ops name."""
     if kind == "backward":
         slots = state.backward
     else:

@@ -1,4 +1,4 @@
-"""What a plan is made for: everything that a plan depends on, as one hashable value."""
+"""``PlanRequest``: everything on which a plan depends, as one hashable value."""
 
 from __future__ import annotations
 

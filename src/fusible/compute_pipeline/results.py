@@ -1,6 +1,6 @@
-"""What passes of ops return: looked at where it is returned, as a mistake in a user's op shows much later else, in a kernel, or as no gradient.
+"""Checks of what the passes of ops return. Without them a mistake in a user's op would show much later: in a kernel, or as a missing gradient.
 
-A pass that is replayed does not come by here; what it makes has been looked at."""
+A replayed pass is not checked again: its results were checked when it was recorded."""
 
 # What is looked at here is what code of anybody has returned, of which types say nothing.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

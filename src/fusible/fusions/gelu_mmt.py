@@ -18,7 +18,7 @@ def _in_one(gelu: GELU, mmt: MMT) -> bool:
 
 
 def _taken(gelu: GELU, ctx: Context) -> nvte.Tensor:
-    """The input of the GELU: the widest tensor of all, and done with, so that the context lets it go."""
+    """The input of the GELU, taken out of the context: it is the widest tensor of all, and not needed again."""
     x = gelu.saved(ctx)
     del ctx["x"]
     return x

@@ -1,7 +1,7 @@
 """How the package's own fusions are registered: for ops between which values pass in high precision.
 
-What one op hands to the next inside of a fused pass is never written, so nobody could quantize it there, nor observe its amax. Where an op asks for
-it in 8 bits, the ops run one by one. The operands of products are another matter: a fused pass asks the product for them.
+What one op hands to the next inside of a fused pass is never written to memory, so it cannot be quantized there, nor its amax be observed. Where an
+op asks for it in 8 bits, the ops run one by one. Operands of products may be in 8 bits: a fused pass gets them from the product's op.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Fused", "Gradients", "fused_backward", "fused_forward", "inference_o
 P = ParamSpec("P")
 
 Fused = tuple[nvte.Tensor, Callable[[], tuple[Context, ...]]]
-"""What a fused forward is written to give: y, and a function that makes the ops' contexts, which inference does without."""
+"""The result of a function that becomes a fused forward: y, and a function that makes the ops' contexts. Inference does not call the latter."""
 
 Gradients = tuple[nvte.Tensor | None, Sequence[Sequence[nvte.Tensor | None]]]
-"""What a fused backward gives: dx, and the gradients of each op's parameters."""
+"""The result of a fused backward: dx, and the gradients of each op's parameters."""
 
 
 def _forward(ops: Sequence[Op]) -> bool:

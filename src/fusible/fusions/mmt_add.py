@@ -28,7 +28,7 @@ def bias_of(add: Add) -> nvte.Tensor:
 
 
 def extra_of(end: AddExtra, sides: Mapping[str, nvte.Tensor], mmt: MMT, x: nvte.Tensor) -> nvte.Tensor:
-    """What joins after the product of ``x``."""
+    """The extra tensor that is added to the product of ``x``. Raises ``ShapeError`` for another shape."""
     return end.extra(sides, (*x.shape[:-1], mmt.weight.shape[0]))
 
 

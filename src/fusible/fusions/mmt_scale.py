@@ -42,7 +42,7 @@ mmt_add_scale_extra_inf_fused = inference_of(mmt_add_scale_extra_fwd_fused)
 
 
 def _scaled_bias(add: Add, scale: ConstantScale) -> nvte.Tensor:
-    """The factor of a product is not its bias's."""
+    """The bias times the factor: the product applies its factor to ``x @ weight.T`` alone."""
     bias = bias_of(add)
     return nvte.scale(bias, scale.scale, nvte.accumulator(bias.type))
 

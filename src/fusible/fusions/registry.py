@@ -33,7 +33,7 @@ Condition = Callable[[typing.Sequence[Op]], bool]
 
 @dataclass(frozen=True)
 class Fusion:
-    """A fused pass: ``pattern`` holds, for each op of the sequence, the exact types that it may have; ``when``: what else is asked of them."""
+    """A fused pass. ``pattern``: for each op of the sequence, the exact types that it may have. ``when``: a further condition on the ops."""
 
     kind: PassKind
     function: Callable[..., Any]

@@ -57,8 +57,9 @@ class Sequences:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What becomes of attention's scores beside scaling and hiding: ``soft_cap * tanh(s / soft_cap)`` (Gemma 2, arXiv:2408.00118), less
-    ``alibi_slopes[head]`` times the distance (arXiv:2108.12409); and the share of probabilities that ``dropout`` drops, drawn at an ``offset``."""
+    """Options of attention's scores beside the scale and the mask. ``soft_cap``: scores become ``soft_cap * tanh(s / soft_cap)`` (Gemma 2,
+    arXiv:2408.00118). ``alibi_slopes``: ``slope[head] * distance`` is subtracted (arXiv:2108.12409). ``dropout``: the share of probabilities that is
+    dropped, drawn at ``offset``."""
 
     soft_cap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None
@@ -66,23 +67,24 @@ class ScoreOptions:
     offset: int = 0
 
     def beyond_nvidias(self, heads: int, biased: bool) -> bool:
-        """Whether NVIDIA's function lacks what is asked for: it has the usual slopes, but not beside a bias, and draws its own seed."""
+        """Whether NVIDIA's function cannot serve these options: it has no soft cap, takes the usual slopes alone and none beside a bias, and draws
+        its own seed for dropout."""
         own = self.alibi_slopes is not None and (biased or list(self.alibi_slopes) != alibi_slopes(heads))
         return self.soft_cap is not None or bool(self.dropout) or own
 
     def bias_type(self, bias: Tensor | None) -> NVTE_Bias_Type:
-        """As NVIDIA's function takes it."""
+        """The bias type that NVIDIA's function takes."""
         if self.alibi_slopes is not None:
             return NVTE_Bias_Type.NVTE_ALIBI
         return NVTE_Bias_Type.NVTE_NO_BIAS if bias is None else NVTE_Bias_Type.NVTE_POST_SCALE_BIAS
 
     def of_draw(self, seed: Tensor | None) -> tuple[Any]:
-        """The seed, where it counts."""
+        """The seed as ``prim.attention`` takes it: None without dropout."""
         return (seed.data if seed is not None and self.dropout else None,)
 
     @property
     def of_scores(self) -> tuple[float | None, tuple[float, ...] | None, float, int]:
-        """As ``prim.attention`` takes them."""
+        """The options as ``prim.attention`` takes them."""
         return (self.soft_cap, self.alibi_slopes, self.dropout, self.offset)
 
 
@@ -91,8 +93,8 @@ PLAIN_SCORES = ScoreOptions()
 
 @dataclass(frozen=True)
 class AttentionAux:
-    """What the backward of attention needs beside q, k, v and o: ``stats`` (log-sum-exp, fp32) and ``rng_state`` (int64 ``[2]``), which is there
-    where NVIDIA's function was called."""
+    """What the backward of attention needs beside q, k, v and o: ``stats`` (log-sum-exp, fp32), and ``rng_state`` (int64 ``[2]``), which is None
+    unless NVIDIA's function was called."""
 
     stats: Tensor
     rng_state: Tensor | None
@@ -193,14 +195,15 @@ def dattention(
 
 
 def window_edges(window_size: tuple[int, int], causal: bool) -> list[int]:
-    """As the interface takes them: a causal query sees nothing after its own place."""
+    """``[left, right]`` as tex takes a window: a causal query sees nothing after its own place."""
     left, right = window_size
     return [left, 0 if causal and left >= 0 else right]
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """What tex is told of a batch: dense where its sequences are equally long, else its tokens side by side. ``lengths``: the longest sequences."""
+    """The arguments by which tex knows a batch: dense (BSHD) where its sequences are equally long, else packed tokens (THD). ``lengths``: the longest
+    sequences of queries and of keys."""
 
     dense: bool
     keys: Sequences
@@ -236,12 +239,12 @@ class _Problem:
 
     @property
     def shape(self) -> tuple[int, int, NVTE_QKV_Layout, NVTE_Mask_Type, list[int]]:
-        """As ``prim.attention`` takes it."""
+        """The arguments that ``prim.attention`` takes of it."""
         return (*self.lengths, self.layout, self.mask, self.window)
 
 
 def _mask(dense: bool, causal: bool) -> NVTE_Mask_Type:
-    """Sequences of unequal length are told apart by padding masks, as the interface has it for THD."""
+    """The mask's type. For THD, where sequences differ in length, tex wants the kinds with padding."""
     if dense:
         return NVTE_Mask_Type.NVTE_CAUSAL_MASK if causal else NVTE_Mask_Type.NVTE_NO_MASK
     return NVTE_Mask_Type.NVTE_PADDING_CAUSAL_MASK if causal else NVTE_Mask_Type.NVTE_PADDING_MASK

@@ -39,8 +39,8 @@ __all__ = [
 
 
 def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
-    """The per-call descriptor by which tex quantizes into ``type``; None for an unquantized type, and for one that tex does not know. ``emit`` takes
-    it back after the call."""
+    """A quantizer for one call of tex, which quantizes into ``type``; None for an unquantized type, and for one that tex does not know. After the
+    call it goes to ``emit``."""
     if not is_quantized_type(type):
         return None
     if isinstance(type, DType):
@@ -57,12 +57,13 @@ def quantizer_for(type: Type, *, columnwise: bool = False) -> Any:
 
 
 def emitter(type: Type, shape: Sequence[int]) -> Any:
-    """``quantizer_for`` a result of ``shape``; None also where that is no whole blocks, so that it comes unquantized, and ``emit`` casts it."""
+    """``quantizer_for`` a result of ``shape``. None also where the shape has no whole blocks: then the result comes unquantized, and ``emit`` casts
+    it."""
     return None if lacks_blocks(shape, type) else quantizer_for(type)
 
 
 def emit(data: Data, type: Type, quantizer: Quantizer | None) -> Tensor:
-    """Wrap what a tex call gave for ``type``: notes the amax that the call observed in the running pass, casts what is not yet of the type."""
+    """Wrap the result of a tex call as a tensor of ``type``: cast it where ``quantizer`` is None, and note the amax that delayed scaling observed."""
     if quantizer is None:
         return cast(Tensor(data, nvte_dtype(data.dtype)), type) if isinstance(type, QuantizedType) else plain(data, type)
     if isinstance(quantizer, Float8Quantizer):

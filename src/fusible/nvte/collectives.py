@@ -84,9 +84,9 @@ def all_reduce(x: Tensor, group: Group, reduction: str = "sum") -> Tensor:
 
 
 def over(type: Type | None, group: Group) -> Type | None:
-    """The type in which each process quantizes rows of one tensor, for ``all_gather``, where the tensor is asked for in ``type``.
+    """The type in which each process quantizes its rows, where ``all_gather`` of the rows is to give the whole tensor in ``type``.
 
-    None where blocks of several processes may be one block of the whole: such a tensor is gathered first.
+    None where a block of the whole may lie in several processes: such a tensor is gathered first, and quantized then.
     """
     if type in (DType.Float8E4M3, DType.Float8E5M2):
         type = QuantizedType(type, "current")  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def over(type: Type | None, group: Group) -> Type | None:
 
 
 def share_amax(type: Type | None, group: Group) -> None:
-    """Let the amax that the running pass has observed for ``type``, under delayed scaling, be the group's largest."""
+    """Replace the amax that the running pass has observed for ``type``, under delayed scaling, by the largest of the group."""
     state = current_pass()
     if isinstance(type, QuantizedType) and type.slot in state.amaxes and state.kind != "inference":
         state.amaxes[type.slot] = tex.prim.all_reduce(state.amaxes[type.slot], group, "max")

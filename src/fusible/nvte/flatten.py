@@ -1,4 +1,4 @@
-"""Between nvte tensors and the plain list of framework tensors that autograd and the compiler carry."""
+"""Conversion between nvte tensors and the flat list of framework tensors that autograd and the compiler carry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Leaf", "STORAGES", "Shell", "StorageSpec", "flatten", "put_together"
 
 
 STORAGES = (QuantizedTensorStorage, GroupedTensorStorage)
-"""What holds framework tensors, and says by ``get_metadata`` of what it can be made again."""
+"""The classes of storages: each holds framework tensors, and ``get_metadata`` has all that its constructor takes."""
 
 
 class StorageSpec(NamedTuple):
@@ -26,7 +26,7 @@ class StorageSpec(NamedTuple):
 
 
 class Shell(NamedTuple):
-    """A user's own storage, without its tensors."""
+    """A storage of a user's own quantizer, without its ``count`` tensors."""
 
     storage: Any
     count: int

@@ -53,14 +53,14 @@ def check_sizes(sizes: Tensor, groups: int, of: str) -> None:
 
 
 def rows_together(types: Sequence[Type]) -> int:
-    """What the rows of each group must be a multiple of, so that it can be quantized in any of ``types``."""
+    """The number of which each group's rows must be a multiple, so that it can be quantized in any of ``types``."""
     blocks = [type.blocks for type in types if isinstance(type, QuantizedType)]
     return max((form.length for form in blocks if form is not None and form.whole), default=1)
 
 
 def grouped_pad(x: Tensor, sizes: Tensor, multiple: Count) -> tuple[Tensor, Tensor]:
-    """``x [rows, columns]`` with zeros after each of its groups, and their sizes then: multiples of ``multiple``. What is divided anyhow comes as it
-    is where ``multiple`` is 1. The rows of the result depend on the shapes alone. Raises ``ShapeError`` where the groups have more rows than x."""
+    """``x [rows, columns]`` with zeros after each of its groups, and the new sizes, multiples of ``multiple``. With ``multiple`` 1 both are returned
+    as they are. The rows of the result depend on the shapes alone. Raises ``ShapeError`` where the groups have more rows than x."""
     if multiple == 1:
         return x, sizes
     padded, padded_sizes = tex.prim.pad_groups(x.data, sizes.data, multiple)

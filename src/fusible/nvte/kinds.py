@@ -1,4 +1,4 @@
-"""What the annotations of nvte's functions stand for: of each, which values it allows."""
+"""The values that each annotation of nvte's functions allows."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ EXACT: dict[str, frozenset[type]] = {
     "Type": frozenset({DType, QuantizedType}),
     "Weights": frozenset({Tensor}),
 }
-"""Classes of which a look says it all."""
+"""By annotation: the classes whose instances need no further look."""

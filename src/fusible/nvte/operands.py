@@ -1,4 +1,4 @@
-"""What matrix products read of their operands, and products of what a user's own quantizer made."""
+"""The data that matrix products read of their operands, and products of tensors that a user's own quantizer made."""
 
 from __future__ import annotations
 

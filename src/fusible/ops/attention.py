@@ -26,7 +26,7 @@ def check_groups(heads: int, groups: int) -> None:
 
 
 class _Attention(Incremental, AttentionOperands, Op):
-    """What both have in common: what becomes of scores, a mask as a side input, and dropout."""
+    """Base of both: options of the scores, a mask as a side input, and dropout."""
 
     heads: int
     groups: int
@@ -61,16 +61,16 @@ class _Attention(Incremental, AttentionOperands, Op):
 
     @property
     def options(self) -> nvte.ScoreOptions:
-        """As the op stands in a pipeline, which draws by its position."""
+        """The score options with dropout as it is in this mode, and the op's position in the pipeline as the offset of its draws."""
         dropout = self.scores.dropout if self.drops else 0.0
         return nvte.ScoreOptions(self.scores.soft_cap, self.scores.alibi_slopes, dropout, self.position)
 
     def side(self, name: str, sides: Mapping[str, nvte.Tensor]) -> nvte.Tensor | None:
-        """A side input by what it is; None where the op has none of that kind."""
+        """The side input of a kind (``"kv"``, ``"mask"``); None where the op has none of it."""
         return sides[self.side_inputs[self.side_names.index(name)]] if name in self.side_names else None
 
     def _mask(self, sides: Mapping[str, nvte.Tensor], sequences: nvte.Sequences, keys: nvte.Sequences) -> nvte.Tensor | None:
-        """What a mask adds to scores. Raises ``ShapeError`` for a shape that they do not broadcast from."""
+        """The mask, which is added to scores. Raises ``ShapeError`` for a shape that does not broadcast to theirs."""
         mask = self.side("mask", sides)
         if mask is None:
             return None
@@ -83,7 +83,7 @@ class _Attention(Incremental, AttentionOperands, Op):
         return mask
 
     def _split(self, x: nvte.Tensor, counts: Sequence[int]) -> Iterator[nvte.Tensor]:
-        """Heads side by side, apart: ``[tokens, count, width]`` of each of ``counts``."""
+        """Cut columns of heads side by side into a tensor ``[tokens, count, width]`` for each of ``counts``."""
         pieces = nvte.split(x, [n * self.head_width for n in counts], dim=1)
         return (nvte.reshape(piece, (x.shape[0], n, self.head_width)) for piece, n in zip(pieces, counts, strict=True))
 
@@ -112,7 +112,7 @@ class _Attention(Incremental, AttentionOperands, Op):
     def _gradients(
         self, ctx: Context, dy: nvte.Tensor, sequences: nvte.Sequences, keys: nvte.Sequences, seed: nvte.Tensor | None
     ) -> tuple[nvte.Tensor, nvte.Tensor, nvte.Tensor, nvte.Tensor | None]:
-        """Those of q, k, v and of what the mask adds."""
+        """The gradients of q, k, v and the mask."""
         q, k, v, o, mask = ctx["q"], ctx["k"], ctx["v"], ctx["o"], ctx.get("mask")
         do = nvte.reshape(nvte.cast_checked(dy, self.dy_dtype), (q.shape[0], self.heads, self.head_width))
         if self.do_dtype is not None:
@@ -126,7 +126,7 @@ class _Attention(Incremental, AttentionOperands, Op):
         return part if self.qkv_dtype is None else nvte.cast(part, self.qkv_dtype)
 
     def _wide(self, part: nvte.Tensor) -> nvte.Tensor:
-        """The values of what a recipe wants in 8 bits, in fp32: products of them are exact in it, and their sums are made in it. Else as it is."""
+        """Where a recipe wants q, k and v in 8 bits, the values of one of them in fp32: products of 8-bit values are exact in it. Else ``part``."""
         if self.qkv_dtype is None:
             return part
         return nvte.dequantize(part, DType.Float32) if nvte.is_quantized_type(part.type) else nvte.cast_checked(part, DType.Float32)
@@ -136,7 +136,7 @@ class _Attention(Incremental, AttentionOperands, Op):
         return type(self).__name__ if self.qkv_dtype is None else f"{type(self).__name__}(q, k, v {self.qkv_dtype})"
 
     def _side_grads(self, **found: nvte.Tensor | None) -> dict[str, nvte.Tensor | None]:
-        """The gradients of its side inputs by their names, None for those that nobody wants."""
+        """The gradients of the side inputs by name; None for one that nobody wants. ``found``: by kind."""
         return {name: found[kind] if self.wants(name) else None for kind, name in zip(self.side_names, self.side_inputs, strict=True)}
 
     def _shown(self) -> str:

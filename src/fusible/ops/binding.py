@@ -1,4 +1,4 @@
-"""What a plan has bound on its copy of an op."""
+"""``PlanBinding``: the attributes that a plan sets on its copy of an op."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ class MMT(Op):
         return ctx
 
     def _by_rows(self, type: nvte.Type) -> bool:
-        """Whether backward takes the values that an operand has along rows, as forward did: dy is not in the operand's format, so that the product
-        works on values, and those of the two copies differ, which were quantized apart."""
+        """Whether backward reads an operand's row-wise copy, as forward did. That is so where dy is not in the operand's format, so that the product
+        works on dequantized values: those of the column-wise copy, which was quantized apart, would be others."""
         if not isinstance(type, QuantizedType) or not type.rowwise or not type.copies_differ:
             return False
         return not isinstance(self.dy_dtype, QuantizedType) or self.dy_dtype.scaling != type.scaling

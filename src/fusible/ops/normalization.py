@@ -53,7 +53,7 @@ class _Norm(Op):
 
     @property
     def row_dtype(self) -> nvte.Type:
-        """What is computed of rows; blocks in 8 bits would not stay what they are in the shape of x."""
+        """The type of the result on rows: unquantized where it is reshaped to x afterwards, as blocks would not survive that."""
         return self.y_dtype if len(self.over) == 1 else self.activation
 
     def in_shape(self, y: nvte.Tensor, x: nvte.Tensor) -> nvte.Tensor:

@@ -37,12 +37,12 @@ class Incremental:
 
     @property
     def cached(self) -> CachedKeys | None:
-        """What it keeps of a sequence: its inference finds that, an ``nvte.KVCache``, in the running pass under the op's position. None: nothing."""
+        """What it keeps of a sequence, None for nothing. Inference finds it as an ``nvte.KVCache`` in the running pass, under the op's position."""
         return None
 
     @property
     def goes_on(self) -> bool:
-        """Whether, with its options, its inference on further tokens is what it is on whole sequences."""
+        """Whether, with its options, inference on further tokens gives what it gives on whole sequences."""
         return self.cached is not None
 
 

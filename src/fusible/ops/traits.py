@@ -1,4 +1,4 @@
-"""What a class of ops declares of itself."""
+"""``OpTraits``: the declarations of a class of ops."""
 
 from __future__ import annotations
 

@@ -59,5 +59,5 @@ class OpTypesByName:
         return getattr(self, f"{name}_dtype", None)
 
     def resolved(self, types: dict[str, Any]) -> dict[str, Any]:
-        """The types that a plan has found for what the op takes, by attribute, as the op takes it: for one that communicates before it quantizes."""
+        """The types, by attribute, that a plan has found for the op's inputs. An op that communicates before it quantizes changes them here."""
         return types

@@ -1,4 +1,4 @@
-"""What an optimizer steps in one call, and parameters that are parts of a ``DTensor``, or quantized."""
+"""``Batch``: the parameters that an optimizer steps in one call; and helpers for parameters that are ``DTensor``s, or quantized."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def placed_as(p: Any, own: torch.Tensor) -> torch.Tensor:
 
 
 def requantized(p: Any, values: torch.Tensor) -> list[Write]:
-    """Writes that give a quantized tensor other values. What its quantizer has seen is written with them."""
+    """The writes that give a quantized tensor new values, and its quantizer the amax that quantizing them observed."""
     quantizer = p._quantizer
     amax = getattr(quantizer, "amax", None)
     before = amax.clone() if isinstance(amax, torch.Tensor) else None

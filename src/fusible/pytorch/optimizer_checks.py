@@ -1,5 +1,5 @@
-"""What optimizers are given: parameters and groups when these are added; and what a step that failed had been given: found when it has
-failed, as looking at every tensor before each step would cost more than all else that is checked."""
+"""Checks of optimizers: of parameters and groups when they are added; and of a step's tensors after it has failed, as to look at every tensor before
+each step would cost more than all other checks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_floats(dtype: torch.dtype, title: str) -> None:
 
 
 def check_masters(parameters: Sequence[Any], masters: Sequence[Any], title: str) -> None:
-    """Raise ``ArgumentError`` where parameters could not take the values of their masters, which are all that the kernels see."""
+    """Raise ``ArgumentError`` where parameters cannot take the values of their masters: kernels see the masters alone."""
     if len(set(map(id, parameters))) < len(parameters):
         raise ArgumentError(expected("each parameter once", of=f"params of {title}", got="one of them twice", do="leave it out"))
     for p, master in zip(parameters, masters, strict=True):
@@ -80,13 +80,13 @@ def check_masters(parameters: Sequence[Any], masters: Sequence[Any], title: str)
 
 
 def no_state(got: Any, title: str) -> ArgumentError:
-    """That what an optimizer has of a parameter is no state."""
+    """The error for a parameter's state that is no dictionary."""
     of, do = f"the state of a parameter of {title}", "load a state dict of its own"
     return ArgumentError(expected("a dictionary", of=of, got=f"a {type(got).__name__}", do=do))
 
 
 def check_steppable(groups: Sequence[Any], states: Mapping[Any, Any], slots: Sequence[str], title: str) -> None:
-    """Raise ``ArgumentError`` for what no step can do with the groups, their parameters and their states; what a step itself refuses aside."""
+    """Raise ``ArgumentError`` where the groups, their parameters and their states cannot be stepped, for reasons that the step does not see."""
     for group in groups:
         params = group.get("params") if isinstance(group, dict) else None
         if not isinstance(params, list):

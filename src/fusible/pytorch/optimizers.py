@@ -44,7 +44,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
     _apart = False
     """Whether parameters whose first gradient this is are stepped by themselves."""
     _options: tuple[str, ...] = ("master_weights",)
-    """What makes it beside its groups and state."""
+    """The attributes that are pickled beside groups and state."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -108,7 +108,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         run(gathered(lambda: self._written(batches)))
 
     def _written(self, batches: Sequence[Batch]) -> list[Write]:
-        """Step the batches; what there is to write beyond what kernels do."""
+        """Step the batches; the writes that are left to do after the kernels."""
         writes: list[Write] = []
         for batch in batches:
             own = [p if p.__class__ in PLAIN else local(p) for p in batch.parameters]
@@ -138,7 +138,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return [*[partial(old.copy_, new) for old, new in pairs], *anew]
 
     def _batches(self, group: dict[str, Any]) -> list[Batch]:
-        """What a step of a group steps, checked; nothing is changed."""
+        """The batches that a step of a group steps, checked; nothing is changed."""
         self._check_options(group)
         batches: dict[tuple[Any, ...], Batch] = {}
         for p in group["params"]:
@@ -205,7 +205,7 @@ class _FusedOptimizer(torch.optim.Optimizer):
         return state
 
     def _run(self, batch: Batch) -> list[Write]:
-        """Step a batch's lists by the executor; the writes that kernels do not do themselves."""
+        """Step a batch's lists by the executor; the writes that its kernels leave to do."""
         raise NotImplementedError
 
     def _run_compiled(

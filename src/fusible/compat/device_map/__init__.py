@@ -1,8 +1,9 @@
-"""A GPU's requests, answered by the host: every ``"cuda"`` that reaches torch becomes the CPU, and ``torch.cuda`` answers as a device that is there.
+"""Requests for a CUDA device, served by the CPU: every ``"cuda"`` that reaches torch becomes the CPU, and ``torch.cuda`` answers as if there were one
+device.
 
-All of it is in this room and in force only within ``cuda_on_cpu()``. Two means: a ``TorchFunctionMode`` sees every call into torch and maps devices
-among its arguments (``mode``); what torch does not show to modes, the functions of ``torch.cuda`` (``cuda``) and a few constructors (``changes``), is
-put in place and taken back at the end.
+All of it is in this room, and in force only within ``cuda_on_cpu()``. There are two means. A ``TorchFunctionMode`` sees every call into torch, and
+maps the devices among its arguments (``mode``). What torch does not show to modes is replaced, and restored at the end: the functions of
+``torch.cuda`` (``cuda``) and a few constructors (``changes``).
 """
 
 from __future__ import annotations

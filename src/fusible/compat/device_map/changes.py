@@ -1,4 +1,4 @@
-"""What of torch is not shown to modes, put in place for as long as the map is in force."""
+"""Replacements of what torch does not show to modes, for as long as the map is in force."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _OF_BOTH = {"cuda": "cpu", "cpu": "cuda"}
 
 
 def _enter_autocast(self: torch.autocast) -> Any:
-    """Autocast of CUDA is autocast of the CPU, which does the work, and the other way round: a tensor's device says that it is on the CPU."""
+    """Autocast of CUDA is autocast of the CPU, too, as that does the work; and the other way round, as scripts choose by a tensor's device."""
     if self.device in _OF_BOTH:
         self._on_other = torch.autocast(_OF_BOTH[self.device], self.fast_dtype, self._enabled, self._cache_enabled)  # pyright: ignore[reportAttributeAccessIssue]
         _autocast_enter(self._on_other)  # pyright: ignore[reportAttributeAccessIssue]
@@ -60,7 +60,7 @@ _autocast_enter, _autocast_exit = torch.autocast.__enter__, torch.autocast.__exi
 
 
 def _in_thread(thread: threading.Thread) -> None:
-    """A thread that is started while the map is in force is served by it."""
+    """A thread that is started while the map is in force runs within the mode."""
     with OnCpu():
         _thread_bootstrap(thread)
 
@@ -104,7 +104,7 @@ _torch_fork_rng = torch.random.fork_rng
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
-    """A backward pass within the mode: torch calls it with modes off, since ``Tensor.backward`` is a call that they have seen."""
+    """A backward pass within the mode. Torch runs it with modes off, as they have seen the call of ``Tensor.backward`` already."""
     with OnCpu():
         return _engine_run_backward(*args, **kwargs)
 
@@ -113,7 +113,7 @@ _engine_run_backward = torch.autograd._engine_run_backward  # pyright: ignore[re
 
 
 def _register_kernel(op: CustomOpDef, device_types: Any, fn: Any = None, /) -> Any:
-    """Kernels of custom operators: one for CUDA serves the CPU where that has none, and all of them run within the mode, as backward passes do."""
+    """Register a kernel of a custom operator. One for CUDA also serves the CPU where that has none; all run in the mode, as backward passes do."""
     if fn is None:
         return functools.partial(_register_kernel, op, device_types)
     wanted = [device_types] if device_types is None or isinstance(device_types, str) else list(device_types)

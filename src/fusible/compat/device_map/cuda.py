@@ -75,7 +75,7 @@ def always(value: Any) -> Callable[..., Any]:
 
 
 def _own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as a function of its own: what traces a program knows torch's functions by their identity."""
+    """A new function that calls ``function``: torch's compiler tells functions by identity, so two names must not share one."""
 
     @functools.wraps(function)
     def answer(*args: Any, **kwargs: Any) -> Any:

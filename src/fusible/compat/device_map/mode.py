@@ -37,7 +37,7 @@ _parse_to = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue
 
 
 def itself(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a move to the device it is on gives."""
+    """``tensor``: a move to the device where it is."""
     return tensor
 
 

@@ -19,7 +19,7 @@ __all__ = ["Requests"]
 
 
 def _kept_work() -> type[Any]:
-    """The class of a request that is waited for once, of torch's own: made where torch was built with its distributed package."""
+    """A subclass of ``torch.distributed.Work`` that waits for the wrapped request once. Made on call, as torch may be built without that class."""
 
     class KeptWork(torch.distributed.Work):
         def __init__(self, work: Any) -> None:

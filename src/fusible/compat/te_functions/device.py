@@ -1,4 +1,4 @@
-"""What scripts ask of the device and of torch, and switches that change nothing here."""
+"""Questions about the device and about torch, and switches that change nothing here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``get_cpu_offload_context``: what backward needs of some layers is kept in the host's memory until then."""
+"""``get_cpu_offload_context``: activations of some layers are kept in the host's memory until backward needs them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _STAYS = "_TE_do_not_offload"
 
 
 def mark_not_offload(*tensors: Tensor | None) -> None:
-    """These stay where they are."""
+    """Mark tensors that are never offloaded."""
     for tensor in tensors:
         if tensor is not None:
             setattr(tensor, _STAYS, True)
 
 
 class _Kept:
-    """A tensor that backward needs, in the host's memory for a time or where it was."""
+    """A tensor that backward needs: on its device, or offloaded to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._device = tensor, tensor.device
@@ -45,10 +45,11 @@ def _may_move(tensor: Tensor) -> bool:
 
 
 class ManualOffloadSynchronizer:
-    """Which layers' tensors are offloaded when, by the caller: layers are numbered in the order of their contexts, again from 0 after ``num_layers``.
+    """By this object the caller says when a layer's tensors are offloaded and reloaded. Layers are numbered in the order of their contexts, from 0
+    again after ``num_layers``.
 
-    A layer for which nothing is called stays where it is, and one that is not reloaded by hand is as backward comes to it. Copies are waited for:
-    ``retain_pinned_cpu_buffers`` and ``offload_stream`` change no result.
+    A layer for which nothing is called stays on its device. One that is not reloaded by hand is reloaded when backward comes to it. Copies are
+    synchronous: ``retain_pinned_cpu_buffers`` and ``offload_stream`` change no result.
     """
 
     def __init__(self, num_layers: int, retain_pinned_cpu_buffers: bool = False, offload_stream: Any = None) -> None:
@@ -57,7 +58,7 @@ class ManualOffloadSynchronizer:
         self._current = -1
 
     def _begin(self) -> None:
-        """The next layer's context opens: what was kept of it is of another pass."""
+        """The next layer's context opens: forget what an earlier pass kept of the layer."""
         self._current = (self._current + 1) % self.num_layers
         self._layers[self._current] = []
 
@@ -72,15 +73,15 @@ class ManualOffloadSynchronizer:
         return kept
 
     def start_offload_layer(self, layer_id: int) -> None:
-        """What backward needs of the layer goes to the host."""
+        """Offload a layer's tensors to the host."""
         for kept in self._layers[layer_id]:
             kept.offload()
 
     def release_activation_forward_gpu_memory(self, layer_id: int) -> None:
-        """The layer's memory on the device is free: it was when ``start_offload_layer`` returned."""
+        """Does nothing: the layer's memory on the device was free when ``start_offload_layer`` returned."""
 
     def start_reload_layer(self, layer_id: int) -> None:
-        """It comes back."""
+        """Copy a layer's tensors back to their device."""
         for kept in self._layers[layer_id]:
             kept.reload()
 
@@ -123,7 +124,7 @@ def _unpacked(kept: Tensor | _Kept) -> Tensor:
 
 
 def _synchronized(tensor: Tensor) -> Tensor:
-    """The output of a layer; copies are waited for as they are made."""
+    """A layer's output as it is: copies are synchronous. Raises ``ArgumentError`` for one that records no gradients."""
     if not tensor.requires_grad:
         do = "call it on the output of a layer that records gradients"
         raise ArgumentError(expected("a tensor that requires gradients", of="the synchronization function of offloading", got="another", do=do))

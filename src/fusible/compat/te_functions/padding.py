@@ -19,7 +19,8 @@ __all__ = ["Fp8Padding", "Fp8Unpadding"]
 
 
 class _Resized(torch.autograd.Function):
-    """The groups of ``x`` with other numbers of rows: ``kernel`` cuts or fills them, ``back`` does the other on the way back."""
+    """The groups of ``x`` with ``after`` rows each in the place of ``before``: padded with zeros where ``padded``, else cut. Backward does the
+    opposite."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, before: list[int], after: list[int], padded: bool) -> torch.Tensor:

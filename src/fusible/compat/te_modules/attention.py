@@ -216,14 +216,14 @@ def _mask(name: str) -> str:
 
 
 def _bottom_right(mask: str, asked: bool | None) -> bool:
-    """Whether the diagonal of masks, windows and slopes ends in the last row's last column."""
+    """Whether the diagonal of masks, windows and slopes is aligned to the bottom right corner of the scores."""
     if mask in ("causal", "padding_causal"):
         return False
     return asked is None or "bottom_right" in mask or asked
 
 
 def _mask_of_cache(mask: str, bias: torch.Tensor | None) -> str:
-    """The mask's kind between new tokens and those of a cache: a causal one ends with the last token of each."""
+    """The mask's kind between new tokens and those of a cache: a causal one is aligned to the last token of each sequence."""
     if bias is not None:
         of, do = "the biases of DotProductAttention with inference_params", "leave them out, or attend to the whole sequence"
         raise NotServedError(expected("none, or 'alibi' without slopes", of=of, got=f"a tensor {list(bias.shape)}", do=do))

@@ -1,4 +1,4 @@
-"""Attention on tensors of torch: one problem, described by what does not change with the values, forward and backward by ``fusible.tex``."""
+"""Attention on torch tensors, forward and backward by ``fusible.tex``; an ``Attention`` describes all of a call but its tensors."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Where the sequences of queries, and of keys and values, begin and end: int32 ``[sequences + 1]``. ``..._padded``: where their rows lie, if
-    padding stands between them. ``pages``: int32 ``[sequences, pages of one]``, where keys and values lie in pages."""
+    """Cumulative lengths of the sequences of queries, and of keys and values: int32 ``[sequences + 1]``. ``..._padded``: the same with the padding
+    between sequences, where there is some. ``pages``: the page table, int32 ``[sequences, pages of one]``, where keys and values lie in pages."""
 
     q: Tensor
     kv: Tensor

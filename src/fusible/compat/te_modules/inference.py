@@ -88,8 +88,8 @@ class InferenceParams:
         self.cache_manager.allocate_memory(layer_number)
 
     def pre_step(self, step_dict: Mapping[Hashable, int]) -> None:
-        """Take what the next pass adds: the number of new tokens by sequence. Raises ``ArgumentError`` for more than there is room for, and changes
-        nothing then."""
+        """Begin a pass: ``step_dict`` has the number of new tokens of each sequence. Raises ``ArgumentError`` where there is no room for them, and
+        changes nothing then."""
         self.sequences = self.cache_manager.pre_step(step_dict)
         self.batch_size = len(step_dict)
         self.sequences_pre_step = OrderedDict((name, length - step_dict[name]) for name, length in self.sequences.items())
@@ -152,8 +152,8 @@ def _pages(sequences: int, capacity: int, page_size: int | None, pages: int | No
 def stepped(
     params: InferenceParams, layer_number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, format_: str
 ) -> tuple[torch.Tensor, torch.Tensor, Lengths, tuple[int, int]]:
-    """The keys and values that a layer's queries attend to, once its new ones are written: all of them, where the sequences end, and how long the
-    longest are."""
+    """Write a layer's new keys and values, and return what its queries attend to: the keys and values of the cache, the cumulative lengths of the
+    sequences, and the longest lengths of queries and of keys."""
     sequences = {"bshd": q.shape[0], "sbhd": q.shape[1]}.get(format_, params.max_batch_size)
     if not params.batch_size <= sequences <= params.max_batch_size:
         wanted, do = f"{params.batch_size} to {params.max_batch_size} sequences", "call pre_step with the lengths of this pass"

@@ -1,4 +1,4 @@
-"""Where generation keeps keys and values: in a row of its own for each sequence of a batch, or in pages."""
+"""Managers of the keys and values that generation keeps: one row for each sequence of a batch, or pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KVCacheManager:
         self.cache[layer_number] = (None, None)
 
     def pre_step(self, step_dict: Mapping[Hashable, int]) -> Lengths:
-        """Count in the tokens that the next pass adds to each sequence; gives ``sequences``."""
+        """Add the tokens of the next pass to the lengths of the sequences; returns ``sequences``."""
         return self.sequences
 
     def step(
@@ -55,7 +55,7 @@ class KVCacheManager:
 
 
 class _OfTensors(KVCacheManager):
-    """What both managers share: two tensors a layer, of ``entries`` rows or pages with ``size`` tokens each."""
+    """Base of both managers: each layer has a tensor of keys and one of values, with ``entries`` rows or pages of ``size`` tokens each."""
 
     def __init__(
         self,
@@ -142,12 +142,12 @@ class NonPagedKVCacheManager(_OfTensors):
         self._rows.pop(layer_number, None)
 
     def pre_step(self, step_dict: Mapping[Hashable, int]) -> Lengths:
-        """Count in the tokens of the next pass, and forget the sequences that ``step_dict`` lacks."""
+        """Add the tokens of the next pass, and forget the sequences that ``step_dict`` lacks."""
         self.sequences = self._after(step_dict)
         return self.sequences
 
     def _table(self, layer: int) -> torch.Tensor:
-        # What this layer's rows held last, not what the batch was last: a pass that failed half-way is repeated without moving rows twice.
+        # By what this layer's rows hold, not by the last batch: a pass that failed half-way is repeated, and must not move rows twice.
         former = self._rows.get(layer, ())
         kept = [former.index(name) if name in former else -1 for name in self.sequences]
         free = [row for row in range(self.max_batch_size) if row not in kept]
@@ -209,8 +209,8 @@ class PagedKVCacheManager(_OfTensors):
         return len(self._held.get(seq, ()))
 
     def pre_step(self, step_dict: Mapping[Hashable, int]) -> Lengths:
-        """Count in the tokens of the next pass, and give back the pages of the sequences that ``step_dict`` lacks. Raises ``ArgumentError`` where no
-        page is left, and changes nothing then."""
+        """Add the tokens of the next pass, and give back the pages of the sequences that ``step_dict`` lacks. Raises ``ArgumentError`` where no page
+        is left, and changes nothing then."""
         lengths = self._after(step_dict)
         free = self._free + [page for name, pages in self._held.items() if name not in lengths for page in pages]
         held = {name: self.get_page_list(name) for name in lengths}

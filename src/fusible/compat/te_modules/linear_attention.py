@@ -27,9 +27,9 @@ _OPTIONS = (
 
 
 class _LinearAttention(FastSetattr, nn.Module):
-    """What the modules share: ``num_attention_heads`` heads of q, k and v, which ``tp_group`` shares out; ``kv_channels``: d of all, or a pair, of q
-    and k, and of v; ``scale`` of what is read, by default ``d ** -0.5``. They have no parameters, are causal, and compute in fp32 what comes in any
-    float type; the output has q's type. Recipes change nothing."""
+    """Base of the modules. ``num_attention_heads``: of q, k and v, sharded over ``tp_group``. ``kv_channels``: d of all, or a pair: d of q and k, and
+    e of v. ``scale``: a factor of the output, by default ``d ** -0.5``. The modules have no parameters and are causal. They take any float type and
+    compute in fp32; the output has q's type. Recipes change nothing."""
 
     _op: Callable[..., Any]
 
@@ -57,8 +57,8 @@ class _LinearAttention(FastSetattr, nn.Module):
         self.tp_group = tp_group
 
     def _attend(self, call: Mapping[str, Any], more: Mapping[str, tuple[int, ...]]) -> Any:
-        """``call``: the arguments by name. ``more``: what the rule takes beside q, in its order, each with its dimensions behind those of the
-        tokens."""
+        """Check the arguments and apply the rule. ``call``: the arguments of ``forward`` by name. ``more``: by name, in the rule's order, the tensors
+        that it takes beside q, with their dimensions after those of the tokens."""
         name, q = type(self).__name__, call["query_layer"]
         format_ = self.qkv_format if call["qkv_format"] is None else _format(call["qkv_format"], name)
         heads = self.num_attention_heads_per_partition
@@ -242,7 +242,7 @@ def _check_sigmoid(twice: bool, sigmoid: bool, layer: str) -> None:
 
 
 def _ends(q: torch.Tensor, format_: str, cu_seqlens: torch.Tensor | None, layer: str) -> torch.Tensor:
-    """Where the sequences begin and end once they lie one after another."""
+    """The cumulative lengths of the sequences, int32 ``[b + 1]``: ``cu_seqlens`` for ``"thd"``, else of sequences of equal length."""
     if (format_ == "thd") != (cu_seqlens is not None):
         wanted, got = ("cu_seqlens", "none") if format_ == "thd" else ("no cu_seqlens", "some")
         raise ArgumentError(expected(wanted, of=f"{layer} with qkv_format={format_!r}", got=got, do="sequences of several lengths lie as 'thd'"))

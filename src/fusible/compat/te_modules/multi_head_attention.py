@@ -114,7 +114,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         self.proj = Linear(self.hidden_size_q, hidden_size, return_bias=return_bias, name=part_name(name, "proj"), **outward, **overlap)
 
     def _add_projections(self, hidden_size: int, inward: dict[str, Any], normalized: dict[str, Any], fused: bool) -> None:
-        """What makes q, k and v: ``inward`` are the options of a ``Linear``, ``normalized`` those of a ``LayerNormLinear``."""
+        """Add the layers that project to q, k and v. ``inward``: the options of a ``Linear``; ``normalized``: those of a ``LayerNormLinear``."""
         q, kv, name = self.hidden_size_q, self.hidden_size_kv, self.name
         if self.attention_type == "self":
             parts = None if fused else {"query": q, "key": kv, "value": kv}
@@ -194,7 +194,8 @@ class MultiheadAttention(FastSetattr, nn.Module):
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
     def _begin_step(self, inference_params: InferenceParams | None, x: torch.Tensor) -> torch.Tensor | None:
-        """The positions of the first new tokens of sequences that are in a cache, in which this layer has its memory then."""
+        """Make sure that this layer has memory in the cache, and return the position of the first new token of each sequence; None without a
+        cache."""
         if inference_params is None:
             return None
         if self.attention_type != "self":
@@ -206,7 +207,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         return starts if self.qkv_format == "thd" else starts[: x.shape[self.qkv_format.index("b")]]
 
     def _project(self, x: torch.Tensor, encoder_output: torch.Tensor | None) -> list[torch.Tensor]:
-        """``[q, k, v]``, each ``[..., heads, width]``, and the normalized input where it is asked for."""
+        """``[q, k, v]``, each ``[..., heads, width]``; then the normalized input where ``return_layernorm_output``."""
         groups, width = self.num_gqa_groups_per_partition, self.hidden_size_per_attention_head
         if self.attention_type == "self":
             mixed, *more = _tuple(self.layernorm_qkv(x) if self.input_layernorm else self.qkv(x))
@@ -220,7 +221,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         return [query.view(*query.shape[:-1], -1, width), *self._split(mixed, (1, 1)), *more]
 
     def _split(self, mixed: torch.Tensor, each: tuple[int, ...]) -> list[torch.Tensor]:
-        """The heads of a projection to several: ``each`` of them so many to a group."""
+        """Split a joint projection into its parts, ``[..., heads, width]`` each. ``each``: the heads that a part has in every group."""
         groups, width = self.num_gqa_groups_per_partition, self.hidden_size_per_attention_head
         dims, at = ((groups, sum(each)), -2) if self.qkv_weight_interleaved else ((sum(each), groups), -3)
         parts = mixed.view(*mixed.shape[:-1], *dims, width).split(each, dim=at)

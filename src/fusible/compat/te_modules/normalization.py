@@ -17,7 +17,7 @@ __all__ = ["LayerNorm", "RMSNorm", "qk_norm"]
 
 
 class _Normalization(FastSetattr):
-    """What both do with arguments by their former names: ``params_dtype`` is ``dtype``, ``hidden_size`` is ``normalized_shape``."""
+    """Mixin of both: takes former names of arguments, ``params_dtype`` for ``dtype`` and ``hidden_size`` for ``normalized_shape``."""
 
     sequence_parallel: bool | None
 

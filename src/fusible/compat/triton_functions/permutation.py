@@ -24,7 +24,7 @@ __all__ = [
 
 
 class _Routes(NamedTuple):
-    """The pairs of a token and an expert, those of a token in the order of its map."""
+    """The pairs of a token and an expert that it goes to, with the row among the permuted ones; a token's pairs are in the order of its map."""
 
     tokens: Tensor
     experts: Tensor

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
         return y if len(self.leading) == 1 else y.view(*self.leading, y.shape[-1])
 
     def tokens(self, dy: torch.Tensor) -> torch.Tensor:
-        """The rows of the tokens, of a gradient in the output's form."""
+        """The rows of the tokens of ``dy``, which has the output's form: the inverse of ``restore``."""
         dy = dy.reshape(-1, dy.shape[-1])
         return dy if self.index is None else dy.index_select(0, self.index)
 
@@ -82,7 +82,7 @@ def read_batch(x: torch.Tensor, seq_lens: torch.Tensor | None, apart: bool = Fal
 
 
 def without_padding(y: Any, seq_lens: torch.Tensor | None) -> Any:
-    """``y [batch, seq, hidden]`` with zeros for padding; of any other form, or where there is none, ``y``."""
+    """``y [batch, seq, hidden]`` with zeros for padding. A ``y`` of any other form, or without padding, is returned as it is."""
     if seq_lens is None or not isinstance(y, torch.Tensor) or y.ndim != 3:
         return y
     if seq_lens.dtype == torch.bool:
@@ -93,7 +93,7 @@ def without_padding(y: Any, seq_lens: torch.Tensor | None) -> Any:
 
 
 def _padded(x: torch.Tensor, seq_lens: torch.Tensor) -> Batch:
-    """The tokens of ``x [batch, seq, hidden]`` that no padding stands for."""
+    """The batch of the tokens of ``x [batch, seq, hidden]``, without the padding."""
     count, longest, hidden = x.shape
     lengths = _lengths_of_mask(seq_lens, count, longest) if seq_lens.dtype == torch.bool else seq_lens
     if len(lengths) != count:

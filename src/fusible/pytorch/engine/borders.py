@@ -1,4 +1,4 @@
-"""What is on its way from one region of a pass to the next, and how it is taken apart for a program and put together again."""
+"""The values that pass from one region of a pass to the next, and how they are taken apart for a program and put together again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Border", "OnTheWay", "leaf_count", "packed", "spec_key"]
 
 @dataclass(frozen=True, eq=False)
 class Border:
-    """What passes between two regions without its tensors: whether each value is there, the side values' names, and how all were taken apart."""
+    """The static part of what passes between two regions: the names of side values, which values are present, and how all were taken apart."""
 
     names: tuple[str, ...]
     there: tuple[bool, ...]
@@ -28,10 +28,10 @@ class Border:
     count: int
     """Of the tensors."""
     plain: Type | None = None
-    """Of what passes alone and in high precision, as nearly all does: there is nothing to take apart."""
+    """The type of a single value in high precision, the usual case, in which there is nothing to take apart; else None."""
 
     def key(self, leaves: Sequence[Any]) -> Any:
-        """What a program depends on of it and of the tensors that pass, the shape and dtype of the first aside."""
+        """The part of a program's key that follows from the border and the tensors that pass it; executors add the first tensor's shape and dtype."""
         return self._form if self.count == 1 else (self._form, tuple([(leaf.shape, leaf.dtype) for leaf in leaves[1:]]))
 
     @cached_property
@@ -67,8 +67,8 @@ def packed(value: nvte.Tensor | None, sides: Sequence[tuple[str, nvte.Tensor | N
 
 
 class OnTheWay:
-    """``data`` and ``type``: what the regions so far have made of x, or of dy, in 8 bits perhaps; None where there is no gradient. Beside it are the
-    side values that are there and yet to be taken: ``names`` and ``values`` are those that the caller gave."""
+    """The values of a pass between its regions. ``data`` and ``type``: what the regions so far have made of x, or of dy; it may be quantized, and is
+    None where there is no gradient. Side values wait here until a region takes them; ``names`` and ``values`` are those that the caller gave."""
 
     def __init__(self, data: torch.Tensor, names: Sequence[str], values: Iterable[torch.Tensor]) -> None:
         self.data, self.type = _inside(data)
@@ -78,14 +78,14 @@ class OnTheWay:
         )
 
     def into(self, region: Region) -> tuple[list[Any], Border]:
-        """The tensors that a region takes, which are here no more."""
+        """Hand over the tensors that a region takes: they are not kept here."""
         data, type, self.data = self.data, self.type, None
         if not region.takes and not isinstance(type, QuantizedType):
             return [data], _plain(type)
         return packed(nvte.Tensor(data, type), [(name, self.take(name)) for name in region.takes])
 
     def out_of(self, border: Border, leaves: Sequence[Any]) -> None:
-        """Go on from what a region has given."""
+        """Take what a region has returned."""
         if border.plain is not None:
             self.data, self.type = leaves[0], border.plain
             return
@@ -111,7 +111,7 @@ def _inside(data: Any) -> tuple[Any, Type]:
 
 
 def spec_key(spec: Sequence[Leaf]) -> tuple[Any, ...]:
-    """What a program depends on of how tensors were taken apart; the quantizer that a storage came from it does not."""
+    """The part of a program's key that follows from how tensors were taken apart. No program depends on the quantizers of storages."""
     return tuple([type if storage is None else (type, _form(storage)) for type, storage in spec])
 
 

@@ -1,4 +1,4 @@
-"""``BoundOp``: an op in its place, the module that it belongs to, and when such have changed."""
+"""``BoundOp``: an op with the module that it belongs to; and a counter of changes, by which pipelines notice that a module has made its op anew."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BoundOp(NamedTuple):
 
     @property
     def key(self) -> int:
-        """What tells it from others: the module, where that may make its op anew, else the op."""
+        """Its identity: the module's, where that may make its op anew, else the op's."""
         return id(self.module if self.module.remakes_op else self.op)
 
     def within(self, block: tuple[int, ...]) -> BoundOp:
@@ -31,14 +31,14 @@ class BoundOp(NamedTuple):
         return BoundOp(self.op, self.module, self.parameters, self.extras, (*block, *self.block)) if block else self
 
     def now(self) -> BoundOp:
-        """What the module has in its place by now; itself where that is the same."""
+        """The bound op that the module has in its place now; itself where nothing has changed."""
         made = self.module.current(self)
         same = made.op is self.op and made.extras == self.extras
         return self if same else BoundOp(made.op, made.module, made.parameters, made.extras, self.block)
 
 
 def key_of(bound: Sequence[BoundOp]) -> tuple[Any, ...]:
-    """What tells a list of ops from others."""
+    """The identity of a list of ops."""
     return tuple([(b.key, b.block) for b in bound])
 
 

@@ -1,4 +1,4 @@
-"""What a call of a pipeline has beside ``x`` and parameters, as its passes take it."""
+"""Call inputs: the values of a whole call beside ``x`` and parameters (sequences, seed), in the form that passes take."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CallInputs", "NO_CALL_INPUTS", "call_input_values", "draw_seed", "of
 
 @dataclass(frozen=True, eq=False)
 class CallInputs:
-    """The values of a whole call, apart: the tensors by name, and how they are put together (hashable)."""
+    """The values of a whole call, taken apart: their tensors by name, and what puts them together again (hashable)."""
 
     tensors: dict[str, list[torch.Tensor]]
     static: dict[str, Any]
@@ -70,11 +70,11 @@ def call_input_values(plan: Plan, x: torch.Tensor, batch: Batch | None, seed: to
 
 
 def of_tokens(value: torch.Tensor, apart: bool, batch: Batch, shape: torch.Size) -> torch.Tensor:
-    """A side value of a batch that came in ``shape``: where it has a row for each row of it, those of the tokens. One that stands ``apart`` is as it
-    came."""
+    """A side value of a batch whose input came in ``shape``. Where it has a row for each row of the input, the rows of padding are left out; one that
+    is ``apart`` is returned as it came."""
     return value if apart or value.shape[:-1] != shape[:-1] else batch.tokens(value)
 
 
 def of_mask(mask: torch.Tensor) -> torch.Tensor:
-    """What a mask adds to scores: of bools, True for what is seen, 0 and -inf in fp32."""
+    """A mask as numbers that are added to scores: of bools, 0 where True (seen) and -inf where False, in fp32."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf) if mask.dtype is torch.bool else mask

@@ -21,7 +21,7 @@ __all__ = ["FormerState", "KeptState", "OpMark", "carried_over", "marks_of"]
 
 
 class OpMark(NamedTuple):
-    """What an op is found again by: its module and its kind; the op itself may have been made anew, with other tensors. ``block``: of ``BoundOp``."""
+    """Recognizes an op by its module and class, as the op itself may have been made anew with other tensors. ``block``: of ``BoundOp``."""
 
     module: Any
     kind: type
@@ -29,7 +29,7 @@ class OpMark(NamedTuple):
 
 
 class FormerState(NamedTuple):
-    """The scaling state of a pipeline that is no longer, and of what ops it was, in order."""
+    """The scaling state of a former pipeline, and the marks of its ops in order."""
 
     ops: tuple[OpMark, ...]
     owner: ScalingOwner
@@ -54,15 +54,15 @@ class _Source(NamedTuple):
 
 
 def marks_of(bound: Sequence[BoundOp]) -> tuple[OpMark, ...]:
-    """What the ops of a pipeline are found again by."""
+    """The marks of a pipeline's ops."""
     return tuple(OpMark(b.module, type(b.op), b.block) for b in bound)
 
 
 def carried_over(
     former: Sequence[Sequence[FormerState]], ops: Sequence[Sequence[OpMark]], layouts: Sequence[StateLayout]
 ) -> list[dict[str, Any] | None]:
-    """For each of several pipelines what ``ScalingOwner.adopt`` takes: each op's scales and amaxes as they were, a scale of 1 and no amaxes for an op
-    that is new. None where nothing is known of any. ``former``: groups of pipelines, the latest first; an op's state is that of the latest."""
+    """For each of several pipelines the state that ``ScalingOwner.adopt`` takes: an op that a former pipeline had keeps its scales and amaxes, a new
+    one has a scale of 1 and no amaxes. None where no op is known. ``former``: groups of pipelines, the latest first; the first with an op decides."""
     now = [(id(mark.module), mark.kind) for marks in ops for mark in marks]
     found: dict[int, _Source] = {}
     for group in former:
@@ -81,8 +81,8 @@ def carried_over(
 
 
 def _matched(then: Sequence[Any], now: Sequence[Any]) -> dict[int, int]:
-    """For places in ``now`` the places in ``then`` of the same: stretches that kept their order first, so that of a module that stands at several
-    places each keeps its own; then, in order, those that moved."""
+    """By place in ``now``, the place of the same op in ``then``. Stretches that kept their order are matched first, so that each place of a module
+    that stands at several keeps its own state; then, in order, the ops that moved."""
     found: dict[int, int] = {}
     for block in SequenceMatcher(None, then, now, autojunk=False).get_matching_blocks():
         found.update((block.b + i, block.a + i) for i in range(block.size))

@@ -1,4 +1,4 @@
-"""The way of a call through the parts of a container, which are called one after another."""
+"""A call of a container: its parts are called one after another, with extra tensors and padding passed along."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ChainCall(NamedTuple):
 
 
 class ChainPart:
-    """What knows of more than ``x``: pipelines, and modules of ours. Any other module takes one thing and gives one."""
+    """A part that takes more than ``x``: a pipeline, or a module of ours. Any other module takes one value and returns one."""
 
     clears_padding: ClassVar[bool] = False
-    """Whether what it gives for a padded batch has zeros for padding, whatever it took."""
+    """Whether its output for a padded batch has zeros for padding, whatever its input had there."""
 
     @property
     def public_extra_inputs(self) -> int:
@@ -39,7 +39,7 @@ class ChainPart:
 
 
 class Passage:
-    """A call on its way: ``y``, what the part before has given, at first ``x``; and the extra outputs of the parts so far, in their order.
+    """A call in progress: ``y``, the output of the part before (at first ``x``), and the extra outputs of the parts so far, in order.
 
     ``extra``: the extra inputs of all ``parts`` in their order, of which each takes its own. Raises ``ArgumentError`` for another number of them,
     before any part is called.

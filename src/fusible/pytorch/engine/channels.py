@@ -12,7 +12,7 @@ __all__ = ["ExtraTensors"]
 
 
 class ExtraTensors:
-    """The part of an operation, or of a module with a single op, that says where extra tensors come from and go to."""
+    """Mixin of an operation, or of a module with a single op: where its extra tensors come from and go to."""
 
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0

@@ -113,7 +113,7 @@ def traced_call(
 
 
 class _Like(NamedTuple):
-    """What a plan depends on, of a tensor."""
+    """The properties of a tensor on which a plan depends."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -126,13 +126,13 @@ class _Like(NamedTuple):
 
 
 class _Kept(bytearray):
-    """What a call keeps for its backward; itself the memory of the call's ticket."""
+    """What a call keeps for its backward. It is a ``bytearray``, whose bytes are the memory of the call's ticket."""
 
     call: Call | FastPathCall
     batch: Batch | None
     saved: list[list[torch.Tensor]]
     passed: list[bool]
-    """Of each gradient that the plan gives but x's, whether it is of a tensor that came through the compiled program."""
+    """For each gradient of the plan after x's: whether its tensor came through the compiled program."""
     versions: list[tuple[torch.Tensor, int]]
     """The parameters among what is saved (of quantized ones their data), and their versions when they were."""
 
@@ -221,7 +221,7 @@ def _forward(
 
 
 def _own(own: torch.Tensor | None, arg: torch.Tensor) -> torch.Tensor:
-    """The module's own parameter, by which its 8-bit copy is found, where that is what came through the compiled program."""
+    """The module's own parameter where the compiled program was given that very one: its 8-bit copy is found by it. Else ``arg``."""
     if own is None:
         return arg
     same = own.data_ptr() == arg.data_ptr() and own.shape == arg.shape and own.stride() == arg.stride() and own.dtype is arg.dtype

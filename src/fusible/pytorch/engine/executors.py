@@ -24,8 +24,8 @@ _KEPT = 1024
 class EagerExecutor:
     """Calls each kernel as the pass comes to it.
 
-    A program that comes a second time on a shape is listened to, and from the third time on its kernels are called straight away (``replay``). One
-    that computes elsewhere than by tex is always run as it stands.
+    The second run of a program on a shape is recorded; from the third on its tex calls are made directly, without the Python around them
+    (``replay``). A program that computes elsewhere than by tex is always run as it stands.
     """
 
     name = "eager"
@@ -34,7 +34,7 @@ class EagerExecutor:
 
     def __init__(self) -> None:
         self._replays: OrderedDict[Hashable, Replay | None] = OrderedDict()
-        """By program, shape, and the policy of a ``with`` around it, if any; None for one that has come once."""
+        """By program, shape, and the policy of a ``with`` around the call, if any; None for one that has run once."""
         self._unlistable: set[Hashable] = set()
 
     def __call__(self, key: Hashable, program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:

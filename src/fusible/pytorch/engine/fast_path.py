@@ -1,6 +1,6 @@
-"""The fast path: calls of plans (``Plan.fast_path``) that hang on nothing but x and the parameters, and those in high precision: modules in fp32
-or bf16, where what Python does around the kernels is what a call costs. ``fusible.pytorch.engine.call`` serves every plan; this does the same for
-these with nothing to take apart, to look up or to hand on between regions."""
+"""The fast path: calls of plans (``Plan.fast_path``) that depend on x and the parameters alone, all in high precision: modules in fp32 or bf16,
+whose calls cost what Python does around the kernels. ``fusible.pytorch.engine.call`` serves every plan; this does the same for these plans, with
+nothing to take apart, to look up or to hand on between regions."""
 
 from __future__ import annotations
 

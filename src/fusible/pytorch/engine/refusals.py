@@ -1,6 +1,6 @@
-"""What the user is told of a call of modules that failed: which argument is wrong, or at least in which modules it failed.
+"""The error that a user sees when a call of modules has failed: it says which argument is wrong, or at least in which modules the call failed.
 
-A call that succeeds costs nothing for this: it is asked once one has failed, as ``fusible.tex.calls.examination`` is of a call of tex.
+A call that succeeds pays nothing for this, as arguments are examined after a failure alone (for calls of tex: ``fusible.tex.calls.examination``).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def check_transforms(modules: Iterable[Any], tensors: Sequence[torch.Tensor]) ->
 
 
 def refuse(error: Exception, known: Set[str], title: str, arguments: Mapping[str, Any]) -> None:
-    """Raise what is to be said of ``error``, where that is more than ``error`` says. One that is kept speaks of the modules, which are called
-    ``title``, afterwards, unless it has a word of ``known``: one that tells the user where to look.
+    """Raise a better error than ``error``, where an argument explains it. Otherwise ``error`` stays, and "of ``title``" (the modules) is added to its
+    subject, unless it has one of the words ``known``, which tell the user where to look.
 
     ``arguments``: the tensors of the call by what they are called in a sentence, the input first.
     """

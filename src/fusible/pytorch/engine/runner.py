@@ -35,7 +35,7 @@ from fusible.quantized import QuantizedTensor, Recipe
 __all__ = ["NOT_CALLED", "PipelineRunner"]
 
 NOT_CALLED: frozenset[int] = frozenset()
-"""Of a call that hands tensors alone to its ops."""
+"""For a call that gives its ops nothing but tensors."""
 
 _ACTIVATIONS = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
@@ -47,11 +47,11 @@ class PipelineRunner(ChainPart):
     batched = True
     """Whether an input is read as a batch of sequences (``read_batch``)."""
     sequenced = False
-    """Whether, of a runner that is not ``batched``, an input is read so all the same, as an op looks at sequences."""
+    """Whether a runner that is not ``batched`` reads an input as a batch all the same, because one of its ops looks at sequences."""
     argument = "x"
     """What the modules' callers call the input."""
     aside: ReferenceType[Any] | None = None
-    """The module that has put it aside, as its children are others by now: ``arrange`` takes it back, with its scales, where they are not."""
+    """The module that set this runner aside when its children changed. Where they change back, ``arrange`` takes the runner back with its scales."""
 
     def __init__(self, bound: Sequence[BoundOp], executor: str = "eager") -> None:
         self.executor: Executor = make_executor(executor)
@@ -62,8 +62,8 @@ class PipelineRunner(ChainPart):
         self.scaling = ScalingOwner(self.pipeline.state)
 
     def _take(self, entries: tuple[BoundOp, ...]) -> None:
-        """Run these from now on; ``bound`` is what the pipeline has of them. ``sides`` and ``outputs``: the names of the side values that come from
-        the caller, and that go to it. Raises ``ArgumentError`` for channels that do not match, and keeps what it has."""
+        """Run these ops from now on. ``bound`` are the same ops with their side values routed; ``sides`` and ``outputs`` name the side values that
+        come from the caller, and that go to it. Raises ``ArgumentError`` for channels that do not match, and changes nothing then."""
         routing = route([(b.op, b.extras, b.block) for b in entries])
         self.sides, self.outputs = routing.inputs, routing.outputs
         self._entries = entries
@@ -83,7 +83,7 @@ class PipelineRunner(ChainPart):
         self._own_passes = tuple(found for i, b in enumerate(self.bound) for found in b.module.local_passes(i))
 
     def look_again(self) -> None:
-        """Take the ops that modules have made anew, if any has. The scaling state stays, unless they quantize other tensors."""
+        """Use the ops that modules have made anew since the last call. The scaling state stays, unless the new ops quantize other tensors."""
         if self._seen == changes():
             return
         seen = changes()
@@ -199,7 +199,7 @@ class PipelineRunner(ChainPart):
         return y if isinstance(y, tuple) else (y,)
 
     def refuse(self, error: Exception, x: Any, extra: Sequence[Any]) -> None:
-        """Raise what is to be said of ``error``, which a call with these arguments raised, in its place; else let it say of which modules."""
+        """Raise a better error than ``error``, which a call with these arguments raised; or add to ``error`` in which modules it was."""
         known = {type(module).__name__ for module in (*self._modules, *self.called)} | {"seq_lens", "cache", "KVCache"}
         masks = {place for place, name in enumerate(self.sides) if name in self._masks and getattr(extra[place], "dtype", None) is torch.bool}
         others = {f"extra input {place}": value for place, value in enumerate(extra) if place not in masks}
@@ -207,7 +207,7 @@ class PipelineRunner(ChainPart):
 
     @property
     def title(self) -> str:
-        """The modules that are run, in a sentence."""
+        """The names of the modules, for a sentence."""
         return title_of(self.called)
 
     @property
@@ -277,11 +277,12 @@ class PipelineRunner(ChainPart):
         """Called when a plan is about to run."""
 
     def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Fusion], ...]:
-        """What the caller has fused itself, or written in torch, of ``PlanRequest``. ``called``: the ops to which a call hands more than tensors."""
+        """The stretches of ops that the caller has fused itself, or written in torch (``PlanRequest.fused``). ``called``: the positions of ops that
+        are called by themselves, as the call gives them more than tensors."""
         return self._own_passes
 
     def uncompilable(self, recipe: Recipe | None) -> str:
-        """What of its ops no compiler sees through, in words: the caller's code in plain torch, and what has effects. Empty where there is none."""
+        """The names of the ops and fusions that no compiler sees through, as they are plain torch or have effects; empty where there are none."""
         called = [repr(b.op) for b in self.bound if b.op.direct_only]
         return ", ".join(dict.fromkeys([*called, *(fusion.name for _, _, fusion in self.fused(recipe) if fusion.opaque)]))
 

@@ -69,7 +69,8 @@ class ScalingOwner:
         self._state = _State()
         self._next: tuple[Snapshot | None, DelayedScaling, torch.device, Snapshot] | None = None
         self.unread = False
-        """Whether the parameters were loaded in a way that passes a saved state by where there is none to write into."""
+        """Whether the parameters were loaded in place (by ``torch.distributed.checkpoint``): that skips a saved scaling state where there is no place
+        for it."""
         self.recipe: DelayedScaling | None = None
         """Of the latest pass."""
         self._lock = Lock()
@@ -110,8 +111,8 @@ class ScalingOwner:
             return snapshot
 
     def upcoming(self, recipe: DelayedScaling) -> Snapshot | None:
-        """The state that the next training forward will see, or None before the first call under delayed scaling; for a look, so without a word to
-        other processes: where that forward is still to reduce the amaxes over several, with those of this one."""
+        """The state that the next training forward will see, or None before the first call under delayed scaling. For a look alone, so it talks to no
+        other process: where that forward is still to reduce amaxes over processes, this one's own are used."""
         with self._lock:
             current, known = self.current, self._next
             if current is None or not self._state.open:

@@ -1,4 +1,4 @@
-"""Parameters whose gradients are partial sums, because each process of a group has other rows: marked for whoever reduces them, and reduced."""
+"""Parameters whose gradients are partial sums, because each process of a group has other rows: how they are marked, and reduced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch.autocast`` around a pipeline: its precision is the pipeline's, and the kernels inside see none of it."""
+"""``torch.autocast`` around a pipeline: the pipeline computes in its precision, and it is switched off for the kernels inside."""
 
 from __future__ import annotations
 

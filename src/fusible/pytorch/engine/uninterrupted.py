@@ -1,4 +1,4 @@
-"""Signals that wait: for what has to happen as a whole, and cannot be one call of a function written in C."""
+"""A context that makes signals wait, for writes that have to happen as a whole but cannot be one call of a function in C."""
 
 from __future__ import annotations
 

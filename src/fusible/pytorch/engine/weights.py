@@ -27,7 +27,7 @@ Fingerprint = tuple[int, int]
 
 
 def stored_type(parameter: torch.Tensor) -> Type:
-    """The type that a parameter is held in."""
+    """The type in which a parameter is held."""
     if type(parameter) in PLAIN or not isinstance(parameter, QuantizedTensor):
         return nvte_dtype(parameter.dtype)
     if isinstance(parameter, Float8Tensor):
@@ -38,7 +38,7 @@ def stored_type(parameter: torch.Tensor) -> Type:
 
 @dataclass(eq=False)
 class _Copy:
-    """An 8-bit copy, and what it stands for: values that lie so, cast with these scales; not the tensor object, which may be swapped for another."""
+    """An 8-bit copy, and of what it is one: of these bytes at this address, cast with these scales; not of a tensor object, which may be swapped."""
 
     look: Any
     """Of ``_look``, when it was made."""
@@ -134,7 +134,8 @@ def _records(quantizer: Any) -> bool:
 
 
 def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None) -> Any:
-    """What tells at a glance that a parameter, or a scale of it, is another than it was; None where that would have to be waited for."""
+    """A cheap key (address, version, dtype, shape, scales) that differs where a parameter or its scale is another than before. None on a device whose
+    scales would have to be waited for."""
     if isinstance(parameter, QuantizedTensor):
         return _Fields(parameter.get_metadata().values())
     if not parameter.is_cpu:
@@ -160,7 +161,7 @@ def _fingerprints(chosen: Sequence[QuantizedArg], args: Sequence[torch.Tensor]) 
 
 
 def _vouched(copy: _Copy, now: Fingerprint | None, parameter: torch.Tensor) -> bool:
-    """Whether a copy that seems right is: what a quantized tensor consists of is the copy itself."""
+    """Whether a copy whose ``look`` is the same may be used: the bytes have the same fingerprint, or the parameter is quantized and is the copy."""
     return isinstance(parameter, QuantizedTensor) or (now is not None and now == copy.fingerprint)
 
 

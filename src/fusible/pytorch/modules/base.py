@@ -90,7 +90,7 @@ class BaseModule(StatefulModule, ChainPart):
         return holders_of(self.bound_ops())
 
     def current(self, bound: BoundOp) -> BoundOp:
-        """What an op of the module is now."""
+        """The bound op that takes the place of ``bound`` now."""
         return bound
 
     def local_passes(self, position: int) -> tuple[tuple[int, int, Fusion], ...]:
@@ -102,8 +102,8 @@ class BaseModule(StatefulModule, ChainPart):
         vars(self).update(_kept_states=self._kept(), _runners={}, _set_aside={})
 
     def rebound(self, args: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Any]:
-        """The attributes of the module whose own ops hold other tensors, by the ids of the ops; every module around it must have forgotten its plans
-        (``forget_plans``)."""
+        """The module's attributes with other tensors in its ops. ``args``: by an op's id, its tensors by name. Every module around it must have
+        forgotten its plans (``forget_plans``)."""
         changed = {id(op): op.with_(**args[id(op)]) if id(op) in args else op for op in self._ops}
         bound = tuple(b._replace(op=changed[id(b.op)]) for b in self._bound)
         return {"_ops": tuple(changed[id(op)] for op in self._ops), "_bound": bound}

@@ -1,4 +1,4 @@
-"""What the state dicts of modules, of torch and of Transformer Engine, are looked at for."""
+"""Helpers for the state dicts of modules, of torch and of Transformer Engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ScalingStates", "held_so", "is_empty", "versions", "written_in_place
 
 
 class ScalingStates(dict[str, torch.Tensor]):
-    """The saved scaling states of a module by their numbers, which are attributes too; of those that there are not yet, places."""
+    """The saved scaling states of a module by their numbers, as items and as attributes. A number without a state is a ``Place``."""
 
     def __getattr__(self, name: str) -> torch.Tensor:
         if not name.isdecimal():

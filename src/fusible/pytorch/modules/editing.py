@@ -102,7 +102,7 @@ class ModuleListMethods:
         raise NotImplementedError
 
     def _addends(self, modules: Any, sign: str) -> list[nn.Module]:
-        """What is added by ``sign``."""
+        """The modules on the right of the operator ``sign``."""
         if not isinstance(modules, (nn.Sequential, ModuleListMethods)):
             got, do = f"a {type(modules).__qualname__}", "put modules into one, or extend by them"
             raise ArgumentError(expected("a Sequential", of=f"what {sign} adds to one", got=got, do=do))
@@ -116,7 +116,7 @@ class ModuleListMethods:
         return times
 
     def _place(self, index: int, count: int, *, end: bool = False) -> int:
-        """``index`` from the start, of ``count`` places; ``end``: or of the place behind them."""
+        """``index``, which may be negative, counted from the start of ``count`` places. ``end``: the place behind the last one is allowed, too."""
         try:
             place = operator.index(index)
         except TypeError:
@@ -128,7 +128,7 @@ class ModuleListMethods:
         return place + count if place < 0 else place
 
     def _hold(self, items: Iterable[_Item]) -> Self:
-        """Have these children and no others: each under the name that it was given, or under its number."""
+        """Replace the children by these, each under the name that it was given, or under its number."""
         numbered = {name if name and not name.isdigit() else str(place): module for place, (name, module) in enumerate(items)}
         # In place: what was arranged for the children looks at this very dictionary. At once: an interrupt finds the old ones or the new.
         run([partial(self._modules.clear), partial(self._modules.update, numbered)])

@@ -87,7 +87,7 @@ def _alone(module: BaseModule, *_: Any) -> Sequence[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """What a container calls, one after another, and what that follows from: the modules in it and in the containers inside, none of them hooked."""
+    """What a container calls, one after another; with the children and hooks from which that follows, to see whether it still holds."""
 
     parts: list[PipelineRunner | nn.Module]
     hooks: tuple[Mapping[Any, Any], ...]
@@ -105,7 +105,7 @@ class Arrangement:
 
 
 class Chain(ModuleListMethods, Container):
-    """What both ``Sequential``s are: a list of modules, those that a call goes through kept until one of them is another."""
+    """Base of both ``Sequential``s: a list of modules. What a call goes through is kept until a child or a hook changes."""
 
     _arrangement: Arrangement | None = None
 

@@ -89,7 +89,7 @@ class StatefulModule(nn.Module):
         return own + [state.former() for state in self._kept_states]
 
     def _settle(self) -> None:
-        """Let the scaling states that there are belong to pipelines of the module as it now stands."""
+        """Hand the scaling states over to the module's present pipelines, where its ops have changed."""
         if self._kept_states:
             now = {marks_of(bound) for bound in self._pipelines()}
             outdated = any(state.ops not in now for state in self._kept_states)
@@ -99,7 +99,7 @@ class StatefulModule(nn.Module):
             self.arrange()
 
     def _kept(self) -> tuple[KeptState, ...]:
-        """The scaling states, for pipelines that are yet to be made."""
+        """The scaling states in the form that later pipelines take over."""
         self._settle()
         saved = [(runner.bound, runner.pipeline.state, runner.scaling.save()) for runner in self._runners.values()]
         return self._kept_states + tuple(KeptState(marks_of(bound), layout, state) for bound, layout, state in saved if state is not None)
@@ -148,7 +148,7 @@ class StatefulModule(nn.Module):
                 yield f"{prefix}.{name}" if prefix else name, Place()
 
     def _possible_names(self) -> Iterator[str]:
-        """Of the scaling states that the module has, and that it may have."""
+        """The names of all scaling states that the module has or may get."""
         yield from (f"{_STATE}.{index}" for index in range(len(self._pipelines())))
 
     def reset_scaling_state(self) -> None:
@@ -200,7 +200,7 @@ class StatefulModule(nn.Module):
             raise
 
     def _rename(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Give what ``state_dict`` has for this module under names of another kind of layer its names here."""
+        """Rename entries of ``state_dict`` that another kind of layer wrote for this module; a subclass overrides it."""
 
     def _check_states(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """Refuse a dictionary that leaves this module's scaling states as they are, and one with a state that is not read."""

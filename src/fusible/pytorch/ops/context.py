@@ -41,7 +41,7 @@ class OperationContext:
         self.to_save = tensors
 
     def _taken_apart(self) -> Context:
-        """What autograd is to keep, as entries of a plan's context; the rest stays here."""
+        """The saved tensors as entries of a plan's context, which autograd keeps; the rest stays on this object."""
         if self._op is not None and self.to_save is None:
             tensors, self._tensors = self._tensors or {}, None
             return tensors
@@ -61,7 +61,7 @@ class OperationContext:
         return {f"saved_{i}": Tensor(leaf, DType.Byte) for i, leaf in enumerate(leaves)}  # whatever it is: nobody but the operation looks at it
 
     def _put_together(self, context: Context) -> None:
-        """The inverse, for backward."""
+        """The inverse of ``_taken_apart``, for backward."""
         if self._spec is None:
             self._tensors = context
             self.saved_tensors = tuple(tensor.data for tensor in context.values())
@@ -73,13 +73,13 @@ class OperationContext:
         self.saved_tensors = not_cleared(values)
 
     def _let_go(self) -> None:
-        """Forget what was saved, which would live as long as the call."""
+        """Forget what was saved: it would otherwise live as long as the call."""
         self.saved_tensors, self._tensors = None, None
 
 
 def not_cleared(tensors: Iterable[Any]) -> tuple[Any, ...]:
-    """Tensors for code that may have been written for NVIDIA's package, whose functions empty what a backward has used, but for what is marked so:
-    these may be the caller's."""
+    """Mark tensors so that NVIDIA's functions do not clear them. Code that was written for its package clears what a backward has used, and these may
+    be the caller's."""
     found = tuple(tensors)
     for tensor in found:
         if isinstance(tensor, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The fused operations' names for what the engine puts together by itself, for those who look."""
+"""The classes of fused operations for what the engine fuses by itself, shown to whoever reads a fuser's operations."""
 
 from __future__ import annotations
 

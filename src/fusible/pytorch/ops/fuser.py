@@ -72,8 +72,8 @@ class OperationFuser(PipelineRunner):
 
     @property
     def _forward_ops(self) -> list[tuple[FusibleOperation, list[int]]]:
-        """What the latest call's forward was put together to, by the name that NVIDIA's examples look at: each operation with the places of its
-        basic ones."""
+        """The operations that the latest call's forward was fused to, each with the positions of its basic operations. NVIDIA's examples read this
+        attribute."""
         return self._put_together("forward")
 
     @property
@@ -139,8 +139,8 @@ class OperationFuser(PipelineRunner):
         return "\n\n".join([describe(plan), describe_quantizers(plan), *registered, describe_misses(plan)])
 
     def _width(self) -> int:
-        """The columns of an input that all operations take: as many as the first one with a parameter has, or a multiple (a gated activation before
-        it takes two halves, or two blocks)."""
+        """A width that all operations accept: that of the first parameter, or a multiple of it (a gated activation before it takes two halves, or two
+        blocks)."""
         columns = next((arg.shape[-1] for op in self.pipeline.ops for arg in op.args), 1)
         for width in range(columns, _MULTIPLES * columns + 1, columns):
             try:
@@ -151,8 +151,8 @@ class OperationFuser(PipelineRunner):
         return columns
 
     def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> Passes:
-        """The stretches that registered fusions, and operations that the user has placed, put together under a recipe; and those ``called`` as they
-        stand, for they were handed keywords."""
+        """The stretches that registered fusions, and fused operations that the user has placed, cover under a recipe; and the operations ``called``
+        by themselves, because the call gives them keywords."""
         seen = (recipe, registration_epoch(), fusion_epoch())
         known = self._fused  # read once: another thread may follow another recipe
         if known is None or known[0] != seen:
@@ -228,7 +228,7 @@ def _fuse(
 def _registered(
     operations: Sequence[FusibleOperation], recipe: Recipe | None, note: Callable[[str], Any] = str
 ) -> tuple[list[FusibleOperation], list[FusibleOperation]]:
-    """What registered fusions, and the user's placing, make of the operations: for forward, and for backward."""
+    """The operations after registered fusions and with those that the user has fused: for forward, and for backward."""
     start = [part for op in operations for part in ([op] if isinstance(op, FusedOperation) and any(op.fuses) else op.basic_operations())]
     joint = _applied("forward_backward", start, recipe, note)
     # What fuses the other pass alone is no operation in this one.
@@ -240,7 +240,7 @@ def _registered(
 
 
 def _steps(op: FusibleOperation, kind: PassKind, members: Sequence[Op], backward: int) -> list[tuple[int, int, Fusion]]:
-    """What an operation does in a pass: a call of its own code, or the fused passes that it adapts, which can be replayed and compiled."""
+    """The fusions by which an operation runs in a pass: its own code, or the engine's fused passes that it adapts, which can be replayed."""
     if isinstance(op, FusedOperation) and op.adapts[backward]:
         return [(group.start, group.stop, group.fusion) for group in group_ops(members, registered(kind)) if group.fusion is not None]
     return [(0, len(members), Fusion(kind, pass_of(op, kind, len(members)), ()))]

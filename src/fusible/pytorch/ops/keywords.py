@@ -41,8 +41,8 @@ def check_keywords(each: Sequence[Mapping[str, Any]], ops: Sequence[BasicOperati
 
 
 def called_apart(positions: Collection[int], ops: Sequence[BasicOperation], passes: Passes) -> Passes:
-    """``passes`` of a call that hands keywords to the ops at ``positions``: each is called by its ``fuser_forward`` and ``fuser_backward``, unless
-    code of the caller's computes it anyway."""
+    """``passes`` of a call that gives keywords to the ops at ``positions``: each of these is called by its ``fuser_forward`` and ``fuser_backward``,
+    unless it is the caller's own code anyway."""
     found = list(passes)
     for position in positions:
         for kind in _KINDS:

@@ -1,6 +1,7 @@
-"""``fuser_forward`` and ``fuser_backward`` of operations of ours: the passes of their ops on torch tensors, for code that is written in torch.
+"""``fuser_forward`` and ``fuser_backward`` of operations of ours: they run the passes of the ops on torch tensors, for callers that are written in
+torch.
 
-The other way around, a plan that calls code in torch, is ``torch_operation``.
+The opposite direction, a plan that calls code in torch, is ``torch_operation``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of an operation whose options or parameters change: its entry in a plan is made anew, or the change is refused."""
+"""Changes of an operation's options or parameters: its bound op is made anew, or the change is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["check_fixed", "made_anew"]
 
 @contextmanager
 def made_anew(module: BasicOperationLike) -> Iterator[None]:
-    """The body changes attributes of ``module``. Then its entry is made anew, if they matter to it; if none can be made, they are as before."""
+    """A context whose body changes attributes of ``module``. Afterwards its bound op is made anew, if they matter to it; where that fails, the
+    attributes are restored."""
     own, parameters = vars(module).copy(), module._parameters.copy()
     entry = module._bound_op
     assert entry is not None

@@ -1,4 +1,4 @@
-"""What the parts of an operation read of it: they take the operation as an argument, and ``op``, which is built of them, stands above them."""
+"""Protocols of operations for the files from which ``op`` is built: they take an operation as an argument, and cannot import its class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an operation ran under delayed scaling, so that quantizers that are asked of it show the pipeline's state."""
+"""The pipeline in which an operation ran under delayed scaling: the operation's quantizers show that pipeline's scales and amaxes."""
 
 from __future__ import annotations
 

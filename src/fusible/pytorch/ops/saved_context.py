@@ -1,8 +1,8 @@
-"""What a context of an operation of ours has saved: by name, or as NVIDIA's package has it.
+"""The tensors that an operation of ours saves in its context, by name and in the form of NVIDIA's package.
 
-Code in torch that stands in for one pass of an operation leaves there what the other finds, or finds what the other left. A forward that such code
-computes itself leaves tensors in the order in which the package's operation saves them; a backward finds them so, beside the attributes that the
-package's operation sets. Each operation says here in what its own differ; most only in the order.
+Code in torch may replace one pass of an operation, and then shares the context with our other pass. A forward in torch saves tensors in the order in
+which the package's operation saves them. A backward in torch finds them in that order, beside the attributes that the package's operation sets. Each
+operation says here where its own context differs from that; most differ in the order alone.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["SavedContext", "check_saved", "tell"]
 
 
 class SavedContext:
-    """The part of a basic operation that knows the package's form of its context."""
+    """Mixin of a basic operation: its context in the form of NVIDIA's package."""
 
     keeps_unnamed: ClassVar[bool] = False
-    """Whether its op keeps for backward what no parameters of ``Op.context`` name: only its own forward can leave it."""
+    """Whether its op saves more than the parameters of ``Op.context`` name, so that no other forward than its own can save it."""
 
     if TYPE_CHECKING:  # the module's, whose part this is
 
@@ -61,7 +61,7 @@ class SavedContext:
         return False
 
     def from_theirs(self, op: Op, saved: Sequence[Any] | None, context: OperationContext) -> Mapping[str, Any] | None:
-        """By our names what code for the package's operation has saved, as of ``save_for_backward``; None where it is of another form."""
+        """By our names, the tensors that a forward written for the package's operation has saved. None where these are not in its form."""
         names, saved = self.kept_names(op), saved or ()
         for wanted in (names, _context_names(type(op))):
             if len(saved) == len(wanted) and all(x is not None or self.unneeded(op, name) for name, x in zip(wanted, saved, strict=True)):
@@ -69,12 +69,12 @@ class SavedContext:
         return None
 
     def as_theirs(self, op: Op, kept: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What our own forward has kept, by name, as ``saved_tensors`` of the package's operation; None for what no gradient needs."""
+        """The tensors that our own forward has saved, in the form of the package's ``saved_tensors``; None for what no gradient needs."""
         return tuple(kept.get(name) for name in self.kept_names(op))
 
     def told(self, op: Op, kept: Mapping[str, Any], lent: Quantizer | None) -> dict[str, Any]:
-        """The attributes by which the package's operation leaves the rest in its context. ``lent``: how the operation before it would have the
-        gradient quantized that is handed on to it, or None."""
+        """The attributes that the package's operation sets on its context. ``lent``: the quantizer by which the operation before it wants the
+        gradient that it is handed, or None."""
         sides = {"extra_input_requires_grad": op.wants(op.side_inputs[-1])} if op.side_inputs else {}
         grads = {f"{name}_requires_grad": op.wants(name) for name in op.arg_names}
         quantizers = {"prev_op_grad_output_quantizer": lent, "grad_input_quantizer": lent}
@@ -89,8 +89,8 @@ def _context_names(op: type[Op]) -> tuple[str, ...]:
 
 
 def check_saved(module: FusibleOperationLike, members: Sequence[Op], contexts: Sequence[OperationContext]) -> None:
-    """Whether a forward that was written in torch has left what the backward of our ops will look for: by name, or in the order in which the forward
-    of NVIDIA's operation of that kind saves it."""
+    """Raise ``ArgumentError`` unless a forward in torch has saved what the backward of our ops needs: by name, or in the order in which NVIDIA's
+    operation of that kind saves it."""
     for index, (basic, member, context) in enumerate(zip(module.basic_operations(), members, contexts, strict=True)):
         done = isinstance(member, OpaqueCode) or not context.requires_grad or context._tensors is not None or module.fuses[1]
         if done or _named(basic, member, context):
@@ -108,7 +108,7 @@ def check_saved(module: FusibleOperationLike, members: Sequence[Op], contexts: S
 
 
 def _named(basic: SavedContext, member: Op, context: OperationContext) -> bool:
-    """Give tensors that were saved without names theirs, where they are what NVIDIA's operation of that kind saves."""
+    """Name tensors that were saved without names, where they are in the form of NVIDIA's operation of that kind; whether they were."""
     found = None if basic.keeps_unnamed else basic.from_theirs(member, context.to_save, context)
     if found:
         basic.save_for_backward(context, **found)
@@ -118,7 +118,7 @@ def _named(basic: SavedContext, member: Op, context: OperationContext) -> bool:
 
 
 def tell(context: OperationContext, basic: SavedContext, member: Op, lent: Quantizer | None) -> None:
-    """Leave in the context of an op's own forward what a backward that is written for NVIDIA's reads there."""
+    """After an op's own forward, set on its context what a backward that is written for NVIDIA's operation reads."""
     if context._tensors is None:
         return
     kept = {name: nvte.unpadded(tensor).data for name, tensor in context._tensors.items()}

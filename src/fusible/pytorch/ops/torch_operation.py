@@ -144,7 +144,7 @@ def _context(member: Op, kind: str) -> OperationContext:
 
 
 def _outgoing(module: FusibleOperationLike, members: Sequence[Op], outputs: Sequence[tuple[str, ...]], extra: Any) -> dict[str, Tensor]:
-    """The side outputs that leave, of the extra outputs that a module returned."""
+    """By name, the side outputs that leave the fused operation, taken from the extra outputs that the module returned."""
     found: dict[str, Tensor] = {}
     for member, names, values in zip(members, outputs, _each(module, members, extra, "fuser_forward"), strict=True):
         routes = routes_of(member)
@@ -226,8 +226,8 @@ def _descriptor(type: Type) -> tuple[Any, str]:
 
 
 class _Scaled:
-    """While open, the quantizers of delayed scaling that belong to ``members`` have the scales of the running pass. What they saw goes to the
-    pass."""
+    """While open, the quantizers of delayed scaling that belong to ``members`` have the scales of the running pass. At the end the amaxes that they
+    observed are noted in the pass. ``lent``: further quantizers with their slots."""
 
     def __init__(
         self, module: FusibleOperationLike, members: Sequence[Op], mode: Literal["forward", "backward"], lent: Sequence[tuple[Any, str]]
