@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -11,38 +10,30 @@ import torch
 
 from fusible.compat.device_map.mode import CPU, is_in_force
 from fusible.compat.device_map.places import with_arguments
-from fusible.compat.finder import Patch
+from fusible.compat.finder import Patch, after, replace
 
 __all__ = ["CLIENTS"]
 
 
-@contextmanager
-def _patch_lightning(module: ModuleType) -> Iterator[None]:
+@after
+def _patch_lightning(module: ModuleType) -> None:
     """Lightning's accelerator for CUDA refuses a device whose type is another; within the map every device is the host."""
-    yield
-    accelerator: Any = vars(module)["CUDAAccelerator"]
-    former = getattr(accelerator.setup_device, "__wrapped__", accelerator.setup_device)  # of one that was loaded before, and adapted then
 
-    def setup_device(self: Any, device: torch.device) -> None:
-        if not is_in_force():
-            former(self, device)
+    def unless_mapped(theirs: Callable[[Any, torch.device], None]) -> Callable[[Any, torch.device], None]:
+        return lambda self, device: None if is_in_force() else theirs(self, device)
 
-    setup_device.__wrapped__ = former  # type: ignore[attr-defined]
-    accelerator.setup_device = setup_device
+    replace(vars(module)["CUDAAccelerator"], "setup_device", unless_mapped)
 
 
-@contextmanager
-def _patch_sharding(module: ModuleType) -> Iterator[None]:
+@after
+def _patch_sharding(module: ModuleType) -> None:
     """The first FSDP of torch looks for a device that is not the CPU, unless it is told of one. Its module is slow to import: not unasked."""
-    yield
-    sharded: Any = vars(module)["FullyShardedDataParallel"]
-    former = getattr(sharded.__init__, "__wrapped__", sharded.__init__)  # of one that was loaded before, and adapted then
 
     def take_host(given: dict[str, Any]) -> None:
         if is_in_force():
             given["device_id"] = CPU
 
-    sharded.__init__ = with_arguments(former, take_host)
+    replace(vars(module)["FullyShardedDataParallel"], "__init__", lambda theirs: with_arguments(theirs, take_host))
 
 
 CLIENTS: dict[str, Patch] = {

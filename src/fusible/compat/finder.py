@@ -6,13 +6,14 @@ something is done *around* it, before its code runs and after.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -21,10 +22,31 @@ from typing import Any
 
 from fusible.errors import MissingModuleError, MissingNameError, expected
 
-__all__ = ["Names", "Patch", "VirtualPackage", "adapt_loaded", "alias_submodules", "found_elsewhere"]
+__all__ = ["Names", "Patch", "VirtualPackage", "adapt_loaded", "after", "alias_submodules", "found_elsewhere", "replace"]
 
 Patch = Callable[[ModuleType], AbstractContextManager[None]]
-"""A context manager in which a module's code runs. After its ``yield`` the module is complete."""
+"""A context manager in which a module's code runs."""
+
+
+def after(change: Callable[[ModuleType], None]) -> Patch:
+    """A patch that calls ``change`` with the module when its code has run."""
+
+    @contextmanager
+    def around(module: ModuleType) -> Iterator[None]:
+        yield
+        change(module)
+
+    return around
+
+
+def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put ``make(theirs)`` in the place of the function ``owner.name``. ``theirs`` is the owner's own function, even where it was replaced before:
+    a module that stays loaded is patched again by the next ``install``."""
+    present = getattr(owner, name)
+    theirs = getattr(present, "of_package", present)
+    made: Any = functools.wraps(theirs)(make(theirs))
+    made.of_package = theirs
+    setattr(owner, name, made)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ device whether a format is supported; each of these is answered around the modul
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import sys
@@ -21,7 +20,7 @@ import torch
 from fusible import knobs, tex
 from fusible.compat import linear_attention
 from fusible.compat.device_map.mode import is_in_force
-from fusible.compat.finder import Patch
+from fusible.compat.finder import Patch, after, replace
 from fusible.compat.nvidia_state import patch_pickle, patch_state
 from fusible.compat.nvidia_tensors import register_classes
 from fusible.compat.triton_functions import TRITON_PATCHES
@@ -69,39 +68,30 @@ def _patch_jit(module: ModuleType) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _patch_tensor(module: ModuleType) -> Iterator[None]:
-    yield
-    register_classes(module)
-
-
 def _patch_storage(function: str) -> Patch:
     """Dequantize on the device where the data lies. The package would move the data to a GPU first, which bare storages cannot do."""
 
-    @contextmanager
-    def around(module: ModuleType) -> Iterator[None]:
-        yield
+    def change(module: ModuleType) -> None:
         vars(module)[function].forward = staticmethod(lambda _, tensor, dtype: tex.dequantize(tensor, dtype))
 
-    return around
+    return after(change)
 
 
-@contextmanager
-def _patch_quantization(module: ModuleType) -> Iterator[None]:
+@after
+def _patch_quantization(module: ModuleType) -> None:
     """A format is supported where a backend of tex quantizes to it, whatever the device. The default recipe still depends on the device."""
-    yield
     for name, quantizer in SUPPORT.items():
         setattr(module, f"_compute_{name}_support", _asking_tex(quantizer))
-    default: Callable[[], Any] = vars(module)["get_default_fp8_recipe"]
-    default = getattr(default, "__wrapped__", default)  # of a module that was loaded before, and adapted then
     delayed: Callable[[], Any] = vars(module)["DelayedScaling"]
 
-    @functools.wraps(default)
-    def get_default_fp8_recipe() -> Any:
-        older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0)
-        return delayed() if older else default()
+    def of_device(default: Callable[[], Any]) -> Callable[[], Any]:
+        def get_default_fp8_recipe() -> Any:
+            older = torch.cuda.is_available() and torch.cuda.get_device_capability() < (10, 0)
+            return delayed() if older else default()
 
-    vars(module)["get_default_fp8_recipe"] = get_default_fp8_recipe
+        return get_default_fp8_recipe
+
+    replace(module, "get_default_fp8_recipe", of_device)
 
 
 def _asking_tex(quantizer_class: str) -> Callable[[], tuple[bool, str]]:
@@ -130,7 +120,7 @@ SUPPORT = {
 """By the format in the names of NVIDIA's functions: the quantizer that is asked about."""
 
 TENSOR_PATCHES: dict[str, Patch] = {
-    "transformer_engine.pytorch.tensor": _patch_tensor,
+    "transformer_engine.pytorch.tensor": after(register_classes),
     "transformer_engine.pytorch.tensor.storage.float8_tensor_storage": _patch_storage("_FromFloat8Func"),
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _patch_storage("_FromMXFP8Func"),
     "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _patch_storage("_FromNVFP4Func"),
@@ -138,19 +128,18 @@ TENSOR_PATCHES: dict[str, Patch] = {
 """What lets every backend make and read the package's quantized tensors, by the module that it is done around."""
 
 
-@contextmanager
-def _patch_linear_attention(module: ModuleType) -> Iterator[None]:
+@after
+def _patch_linear_attention(module: ModuleType) -> None:
     """Tensors of the host go through our delta rules; the package's are cuDNN's."""
-    yield
-    theirs: Callable[[str, str], Callable[..., Any]] = vars(module)["_import_linear_attention_op"]
-    theirs = getattr(theirs, "of_package", theirs)  # of a module that was loaded before, and adapted then
 
-    def _import_linear_attention_op(op_name: str, variant: str) -> Callable[..., Any]:
-        own = getattr(linear_attention, op_name)
-        return lambda q, *rest, **named: (own if q.is_cpu else theirs(op_name, variant))(q, *rest, **named)
+    def ours_on_host(theirs: Callable[[str, str], Callable[..., Any]]) -> Callable[[str, str], Callable[..., Any]]:
+        def _import_linear_attention_op(op_name: str, variant: str) -> Callable[..., Any]:
+            own = getattr(linear_attention, op_name)
+            return lambda q, *rest, **named: (own if q.is_cpu else theirs(op_name, variant))(q, *rest, **named)
 
-    _import_linear_attention_op.of_package = theirs  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
-    vars(module)["_import_linear_attention_op"] = _import_linear_attention_op
+        return _import_linear_attention_op
+
+    replace(module, "_import_linear_attention_op", ours_on_host)
 
 
 class _OfTheDevice(torch.Tensor):
@@ -159,10 +148,9 @@ class _OfTheDevice(torch.Tensor):
     device: Any = SimpleNamespace(type="cuda")  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-@contextmanager
-def _patch_grouped_linear(module: ModuleType) -> Iterator[None]:
+@after
+def _patch_grouped_linear(module: ModuleType) -> None:
     """The package refuses ``m_splits`` that are not on a GPU; beside an input on the host, those on the host are accepted."""
-    yield
     autograd: Any = vars(module)["_GroupedLinear"]
     theirs = getattr(autograd, "of_package", None) or (autograd.forward, autograd._forward_grouped_tensor)
 
@@ -176,22 +164,22 @@ def _patch_grouped_linear(module: ModuleType) -> Iterator[None]:
     autograd.of_package = theirs
 
 
-@contextmanager
-def _patch_graph(module: ModuleType) -> Iterator[None]:
+@after
+def _patch_graph(module: ModuleType) -> None:
     """Where there are no CUDA graphs, modules that the package would capture run eagerly."""
-    yield
-    theirs: Callable[..., Any] = vars(module)["make_graphed_callables"]
-    theirs = getattr(theirs, "__wrapped__", theirs)  # of a module that was loaded before, and adapted then
-    signature = inspect.signature(theirs)
 
-    @functools.wraps(theirs)
-    def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
-        if torch.cuda.is_available() and not is_in_force():
-            return theirs(*args, **kwargs)
-        options = signature.bind(*args, **kwargs).arguments
-        return run_uncaptured(vars(module)["autocast"], options["modules"], options)
+    def eager_without_graphs(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(theirs)
 
-    vars(module)["make_graphed_callables"] = make_graphed_callables
+        def make_graphed_callables(*args: Any, **kwargs: Any) -> Any:
+            if torch.cuda.is_available() and not is_in_force():
+                return theirs(*args, **kwargs)
+            options = signature.bind(*args, **kwargs).arguments
+            return run_uncaptured(vars(module)["autocast"], options["modules"], options)
+
+        return make_graphed_callables
+
+    replace(module, "make_graphed_callables", eager_without_graphs)
 
 
 PATCHES: dict[str, Patch] = {

@@ -13,8 +13,7 @@ import math
 import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import Enum
 from types import ModuleType, SimpleNamespace
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from fusible.compat.finder import after
 from fusible.errors import CheckpointError, expected
 from fusible.quantized import DelayedScaling
 
@@ -270,17 +270,15 @@ _PICKLE = SimpleNamespace(dumps=pickle.dumps, loads=read_state)
 """In the place of ``pickle``, in modules that write and read extra state."""
 
 
-@contextmanager
-def patch_pickle(module: ModuleType) -> Iterator[None]:
+@after
+def patch_pickle(module: ModuleType) -> None:
     """Patch a module of a framework that takes the package's extra state apart by itself, as Megatron-core does with that of grouped layers."""
-    yield
     vars(module)["pickle"] = _PICKLE
 
 
-@contextmanager
-def patch_state(module: ModuleType) -> Iterator[None]:
+@after
+def patch_state(module: ModuleType) -> None:
     """Patch a module of the package that reads extra state: it reads by ``read_state``, and whether or not pickles are trusted."""
-    yield
     names = vars(module)
     if names["pickle"] is _PICKLE:
         return

@@ -7,43 +7,40 @@ the package calls the one here for tensors of the host, and its own for all othe
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from fusible.compat.finder import Patch
+from fusible.compat.finder import Patch, after, replace
 
 __all__ = ["TRITON_PATCHES"]
 
 _PACKAGE = "transformer_engine.pytorch.triton"
 
 
-def _on_host(own: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """``own`` for tensors of the host, else ``theirs``."""
-    theirs = getattr(theirs, "__wrapped__", theirs)  # of a module that was loaded before, and adapted then
+def _on_host(own: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What makes of a function of the package one that calls ``own`` for tensors of the host."""
 
-    @functools.wraps(theirs)
-    def served(*arguments: Any, **named: Any) -> Any:
-        first = next(x for x in (*arguments, *named.values()) if isinstance(x, torch.Tensor))
-        return (own if first.is_cpu else theirs)(*arguments, **named)
+    def made(theirs: Callable[..., Any]) -> Callable[..., Any]:
+        def served(*arguments: Any, **named: Any) -> Any:
+            first = next(x for x in (*arguments, *named.values()) if isinstance(x, torch.Tensor))
+            return (own if first.is_cpu else theirs)(*arguments, **named)
 
-    return served
+        return served
+
+    return made
 
 
 def _patch(name: str) -> Patch:
-    @contextmanager
-    def around(module: ModuleType) -> Iterator[None]:
-        yield
+    def change(module: ModuleType) -> None:
         ours = importlib.import_module(f"{__name__}.{name}")
         for function in ours.__all__:
-            setattr(module, function, _on_host(getattr(ours, function), getattr(module, function)))
+            replace(module, function, _on_host(getattr(ours, function)))
 
-    return around
+    return after(change)
 
 
 TRITON_PATCHES: dict[str, Patch] = {f"{_PACKAGE}.{name}": _patch(name) for name in ("cross_entropy", "grouped_dbias_dscales", "pad", "permutation")}
