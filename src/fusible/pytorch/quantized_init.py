@@ -72,10 +72,8 @@ def leave_model_inits() -> None:
 def as_parameter(weight: torch.Tensor, role: Role = _WEIGHT) -> nn.Parameter:
     """A parameter of the values of ``weight``: quantized where a ``quantized_model_init`` is open and its recipe quantizes ``role``."""
     context = current_model_init()
-    if context is None or context.recipe is None:
-        return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-    quantizer: Any = quantizer_for_role(context.recipe, role)
-    if quantizer is None:
+    quantizer: Any = None if context is None or context.recipe is None else quantizer_for_role(context.recipe, role)
+    if context is None or quantizer is None:
         return weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
     values = weight.detach()
     if isinstance(quantizer, DelayedScalingRequest):

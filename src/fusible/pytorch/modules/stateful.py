@@ -56,10 +56,6 @@ class StatefulModule(nn.Module):
         """The lists of ops that the module, as it now stands, runs as pipelines of its own; in order."""
         raise NotImplementedError
 
-    def _state_names(self) -> dict[tuple[Any, ...], str]:
-        """By the key of each pipeline, the name of its scaling state: its place in the module, whatever has been called before."""
-        return {key_of(bound): f"{_STATE}.{index}" for index, bound in enumerate(self._pipelines())}
-
     def arrange(self) -> None:
         """Make the pipelines of the module as it now stands, each with the scaling states that its ops had."""
         with _arranging:
@@ -94,7 +90,8 @@ class StatefulModule(nn.Module):
             now = {marks_of(bound) for bound in self._pipelines()}
             outdated = any(state.ops not in now for state in self._kept_states)
         else:
-            outdated = any(r.scaling.current is not None for r in self._runners.values()) and not self._state_names().keys() <= self._runners.keys()
+            stateful = any(runner.scaling.current is not None for runner in self._runners.values())
+            outdated = stateful and any(key_of(bound) not in self._runners for bound in self._pipelines())
         if outdated:
             self.arrange()
 

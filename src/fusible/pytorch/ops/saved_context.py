@@ -45,12 +45,28 @@ class SavedContext:
         nothing need be left. Tensors ``[*, columns]`` are cast, or quantized, as the op would have; what is quantized already is taken as it is.
         The operation's parameters need not be given. To be called in forward, once. Raises ``ArgumentError`` for other names.
         """
-        _save_by_name(self, ctx, tensors)  # pyright: ignore[reportArgumentType]
+        op, of = ctx._op, f"{type(self).__name__}.save_for_backward"
+        if op is None:
+            do = "call ctx.save_for_backward(*tensors)"
+            raise ArgumentError(expected("a context that a fuser gave, of an operation of ours", of=of, got="another", do=do))
+        names = _context_names(type(op))
+        own = {name: getattr(op, name) for name in op.arg_names if name in names}
+        parameters = dict(zip(op.arg_names, self.parameters(recurse=False), strict=True))
+        given = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
+        missing = [name for name in names if name not in given and name not in own]
+        if missing or not given.keys() <= set(names):
+            wanted = ", ".join(name for name in names if name not in own) or "no tensors"
+            raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
+        made = {name: _made(op, name, value) for name, value in given.items()}
+        ctx._tensors = op.context(**{**own, **made})
 
     def saved_for_backward(self, ctx: OperationContext) -> dict[str, Any]:
         """What the operation's own forward left in ``ctx``, by those names: for a ``fuser_backward`` that computes the gradients of an operation of
         ours itself. What no gradient needs is not there; what is quantized can be read by ``maybe_dequantize``. Raises ``ArgumentError``."""
-        return _saved_by_name(self, ctx)  # pyright: ignore[reportArgumentType]
+        if ctx._op is None or ctx._tensors is None:
+            of, do = f"{type(self).__name__}.saved_for_backward", "read ctx.saved_tensors"
+            raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
+        return {name: nvte.unpadded(tensor).data for name, tensor in ctx._tensors.items()}
 
     def kept_names(self, op: Op) -> tuple[str, ...]:
         """The names of what the package's operation saves, in its order: what the op's backward needs but for the operation's own parameters."""
@@ -126,33 +142,6 @@ def tell(context: OperationContext, basic: SavedContext, member: Op, lent: Quant
     for name, value in basic.told(member, kept, lent).items():
         if not hasattr(context, name):
             setattr(context, name, value)
-
-
-def _save_by_name(module: SavedContext, ctx: OperationContext, tensors: dict[str, Any]) -> None:
-    """Of ``BasicOperation.save_for_backward``."""
-    op = ctx._op
-    names = () if op is None else _context_names(type(op))
-    of = f"{type(module).__name__}.save_for_backward"
-    if op is None:
-        do = "call ctx.save_for_backward(*tensors)"
-        raise ArgumentError(expected("a context that a fuser gave, of an operation of ours", of=of, got="another", do=do))
-    own = {name: getattr(op, name) for name in op.arg_names if name in names}
-    parameters = dict(zip(op.arg_names, module.parameters(recurse=False), strict=True))
-    given = {name: value for name, value in tensors.items() if name not in parameters or value is not parameters[name]}
-    missing = [name for name in names if name not in given and name not in own]
-    if missing or not given.keys() <= set(names):
-        wanted = ", ".join(name for name in names if name not in own) or "no tensors"
-        raise ArgumentError(expected(f"tensors by the names {wanted}", of=of, got=", ".join(tensors) or "none", do="give these"))
-    made = {name: _made(op, name, value) for name, value in given.items()}
-    ctx._tensors = op.context(**{**own, **made})
-
-
-def _saved_by_name(module: SavedContext, ctx: OperationContext) -> dict[str, Any]:
-    """Of ``BasicOperation.saved_for_backward``."""
-    if ctx._op is None or ctx._tensors is None:
-        of, do = f"{type(module).__name__}.saved_for_backward", "read ctx.saved_tensors"
-        raise ArgumentError(expected("what the forward of an operation of ours saved", of=of, got="a context without", do=do))
-    return {name: nvte.unpadded(tensor).data for name, tensor in ctx._tensors.items()}
 
 
 def _made(op: Op, name: str, value: Any) -> Tensor | None:
