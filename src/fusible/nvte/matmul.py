@@ -96,6 +96,7 @@ def matmul_dbias_dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbia
 
 
 def _dgelu(dy: Tensor, weight: Tensor, pre: Tensor, type: Type, dbias_too: bool) -> tuple[Tensor, Any]:
+    # tex asks for the bias gradient by a bias: any tensor will do, and the input of the GELU is at hand.
     out_type: DType = pre.dtype if is_quantized_type(type) else type  # type: ignore[assignment]
     product = custom_product(weight, False, dy, False, out_type)
     if product is not None:
@@ -172,6 +173,7 @@ def _gemm(
         into = pad(into, block)
     bias_data = None if bias is None else pad_columns(bias.data, block) if block else bias.data
     bias_type = pre_type if gelu else (bias.dtype if bias is not None else out_type)
+    # From gelu on: its input (of backward alone), whether this is a gradient, no workspace, whether to add to ``into``, and the split accumulator.
     result = tex.generic_gemm(
         read(a, not trans_a, block), trans_a, read(b, trans_b, block), trans_b, into, quantizer, out_type, bias_data, bias_type, gelu, None, grad,
         None, 0, into is not None, True, alpha=alpha,

@@ -8,23 +8,13 @@ from fusible.pytorch.engine.autocast import autocast
 from fusible.pytorch.engine.executors import register_executor
 from fusible.pytorch.engine.kv_cache import KVCache
 from fusible.pytorch.engine.sequence_parallel import reduce_sequence_parallel_gradients
-from fusible.pytorch.modules import (
-    BaseModule,
-    CrossAttention,
-    DotProductAttention,
-    Dropout,
-    GroupedQuerySelfAttention,
-    LayerNorm,
-    Linear,
-    MultiHeadedSelfAttention,
-    MultiQuerySelfAttention,
-    ParameterInitMethod,
-    QKNorm,
-    Residual,
-    RMSNorm,
-    Sequential,
-)
 from fusible.pytorch.modules.activation import *
+from fusible.pytorch.modules.attention import *
+from fusible.pytorch.modules.base import BaseModule, ParameterInitMethod
+from fusible.pytorch.modules.dropout import *
+from fusible.pytorch.modules.linear import *
+from fusible.pytorch.modules.normalization import LayerNorm, RMSNorm
+from fusible.pytorch.modules.sequential import Residual, Sequential
 from fusible.pytorch.optimizers import *
 from fusible.pytorch.quantized_init import quantized_model_init
 from fusible.pytorch.quantized_parameters import *

@@ -172,7 +172,7 @@ class MultiheadAttention(FastSetattr, nn.Module):
         """``hidden_states [s, b, hidden]``, ``[b, s, hidden]`` or ``[t, hidden]`` by ``qkv_format``, and the output like it; then ``proj``'s bias
         where ``return_bias``, and the normalized input where ``return_layernorm_output``. ``rotary_pos_emb``: angles, of q and k apart where two;
         with ``inference_params`` those of all positions, of which each sequence takes its own."""
-        options = handed_on(locals(), DotProductAttention.forward)
+        options = handed_on(locals(), DotProductAttention.forward)  # first of all: ``locals()`` is the arguments alone
         options |= {name: getattr(self, name) for name in _OF_A_CALL if options[name] is None}
         starts = self._begin_step(inference_params, hidden_states)
         q, k, v, *normalized = self._project(hidden_states, encoder_output)

@@ -182,7 +182,7 @@ class TransformerLayer(FastSetattr, nn.Module):
     ) -> torch.Tensor:
         """The output, like ``hidden_states [s, b, hidden]`` (or as ``attn_input_format`` says). Arguments are ``MultiheadAttention``'s, those that
         begin with ``enc_dec_`` of the attention to ``encoder_output``."""
-        given = dict(locals())
+        given = dict(locals())  # first of all: that is the arguments alone
         given |= {name: getattr(self, name) for name in _OF_A_CALL if given[name] is None}
         x = hidden_states.contiguous()
         shared = handed_on(given, MultiheadAttention.forward, "hidden_states", "encoder_output")
