@@ -32,6 +32,7 @@ def after(change: Callable[[ModuleType], None]) -> Patch:
     """A patch that calls ``change`` with the module when its code has run."""
 
     @contextmanager
+    @functools.wraps(change)
     def around(module: ModuleType) -> Iterator[None]:
         yield
         change(module)

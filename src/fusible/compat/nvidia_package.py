@@ -1,4 +1,4 @@
-"""What NVIDIA's Python package ``transformer_engine`` needs answered to run on ``fusible.tex``.
+"""Patches by which NVIDIA's Python package ``transformer_engine`` runs on ``fusible.tex``.
 
 The package is pure Python over a compiled extension. It loads native libraries when imported, asks for the extension by a function, and asks the
 device whether a format is supported; each of these is answered around the module that has it.
@@ -125,7 +125,7 @@ TENSOR_PATCHES: dict[str, Patch] = {
     "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage": _patch_storage("_FromMXFP8Func"),
     "transformer_engine.pytorch.tensor.storage.nvfp4_tensor_storage": _patch_storage("_FromNVFP4Func"),
 }
-"""What lets every backend make and read the package's quantized tensors, by the module that it is done around."""
+"""By module: the patches by which every backend makes and reads the package's quantized tensors."""
 
 
 @after

@@ -45,7 +45,7 @@ _RECORDS = (
 
 
 def read_state(data: bytes) -> Any:
-    """What ``pickle.dumps`` of an extra state gave. Raises ``CheckpointError`` for whatever names another function or class, and runs none of it."""
+    """Unpickle an extra state. Raises ``CheckpointError`` for a pickle that names another function or class, and runs nothing of it."""
     return _read(_Reader, data)
 
 

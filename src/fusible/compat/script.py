@@ -37,7 +37,7 @@ class Service:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Service:
-        """What a command line asks for; what it has no word for is as it is by default."""
+        """The service that a command line asks for; options that it lacks have their defaults."""
         return cls(**{f.name: getattr(options, f.name) for f in fields(cls) if hasattr(options, f.name)})
 
     @contextmanager

@@ -11,7 +11,7 @@ UNSERVED = {
     "FusedMLAQUpProjFunction": _MLA,
     "FusedMLAQUpProjRopeQuant": _MLA,
 }
-"""What the package itself computes on a GPU alone, and Fusible not at all."""
+"""By name: functions that the package computes on GPUs alone and Fusible does not serve, with the reason."""
 
 GPU_ALONE = ("CusolverMpCtx", "initialize_ub", "newton_schulz", "newton_schulz_tp")
-"""What the package refuses without a GPU, and Fusible serves."""
+"""Functions that the package refuses without a GPU, and Fusible serves."""

@@ -12,7 +12,7 @@ __all__ = ["PACKAGES"]
 
 _TE = "transformer_engine"
 _VERSION = "2.20.2"
-"""Of the package whose names and signatures these are."""
+"""The version of the package whose names and signatures these are."""
 _OPS = "fusible.pytorch.ops"
 _QUANTIZED = "fusible.quantized"
 _STATE = "fusible.compat.te_quantization"

@@ -106,7 +106,7 @@ def _available(name: str, return_reason: bool) -> bool | tuple[bool, str]:
 
 
 class FP8GlobalStateManager:
-    """What is in force in this thread, by the questions that operations ask. It cannot be changed here but for ``reset``: use ``autocast``."""
+    """The contexts that are open in this thread, by the methods that operations call. Only ``reset`` changes anything: use ``autocast``."""
 
     @staticmethod
     def reset() -> None:

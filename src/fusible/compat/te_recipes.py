@@ -59,7 +59,7 @@ class _Open(quantized.Recipe):
 
 
 def _kind(cls: type) -> type:
-    """Of a class of this module the one that it opens; any other is its own."""
+    """For a class of this module the recipe that it derives from; any other class itself."""
     return cls.__bases__[1] if cls.__module__ == __name__ else cls
 
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's package would capture in CUDA graphs, where there is nothing to capture with: the modules run eagerly, in the precision asked for."""
+"""Modules that NVIDIA's package would capture in CUDA graphs: without graphs they run eagerly, in the precision that is asked for."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class QuantizedArg:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Of the scales that it is quantized by."""
+        """The slots of the scales by which it is quantized."""
         return tuple(type.slot for type in self.parts or (self.type,) if type.slot)
 
 
@@ -68,7 +68,7 @@ class Plan:
     quantized_args: tuple[QuantizedArg, ...]
     """The parameters that passes take in an 8-bit type: quantized before a pass, unless they are held so."""
     plain_args: list[tuple[Type, None]]
-    """How ``nvte.flatten`` takes the parameters apart where none is in 8 bits."""
+    """What ``nvte.flatten`` would say of the parameters, where none is in 8 bits: there is nothing to take apart."""
     activation: DType
     forward: tuple[Group, ...]
     backward: tuple[Group, ...]
@@ -81,7 +81,7 @@ class Plan:
     delayed: DelayedScaling | None
     """The options of the delayed scaling that the state belongs to."""
     caches: Mapping[int, CachedKeys]
-    """What each op keeps, by position, that can go on from a cache of keys and values."""
+    """By position: what each op keeps in a cache of keys and values, of the ops that can go on from one."""
     uncached: Op | None
     """The first op that looks at whole sequences and cannot, if there is one."""
     out_width: int | None

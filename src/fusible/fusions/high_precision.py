@@ -1,4 +1,4 @@
-"""How the package's own fusions are registered: for ops between which values pass in high precision.
+"""Registration of the package's own fusions: they apply where values pass between the ops in high precision.
 
 What one op hands to the next inside of a fused pass is never written to memory, so it cannot be quantized there, nor its amax be observed. Where an
 op asks for it in 8 bits, the ops run one by one. Operands of products may be in 8 bits: a fused pass gets them from the product's op.

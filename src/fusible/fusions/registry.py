@@ -28,7 +28,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 Condition = Callable[[typing.Sequence[Op]], bool]
-"""Of the ops of a plan that a pattern matches, whose types are known: whether a fusion can take them."""
+"""Whether a fusion can take the ops of a plan that its pattern matches; their types are resolved."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class QuantizedType:
 
     @cached_property
     def scheme(self) -> Scheme | None:
-        """How tex scales to it; None where no backend of tex knows."""
+        """The scheme by which tex scales to it; None where no backend of tex has one."""
         return scheme_named(self.scaling)
 
     @cached_property
@@ -128,7 +128,7 @@ class QuantizedType:
 
     @cached_property
     def descriptor(self) -> Quantizer:
-        """What tex quantizes by, of any scaling but delayed: the template, giving bare storages, with the copies of this type."""
+        """The quantizer that tex takes, for any scaling but delayed: the template, set to give bare storages with the copies of this type."""
         assert self.quantizer is not None
         descriptor = self.quantizer.copy()
         descriptor.internal = True
@@ -162,7 +162,7 @@ def element(type: Type) -> DType:
 
 
 def accumulator(type: Type) -> DType:
-    """What sums and statistics of tensors of ``type`` are made in: fp32, and fp64 of fp64."""
+    """The type in which sums and statistics of tensors of ``type`` are computed: fp32, or fp64 for fp64."""
     return DType.Float64 if type is DType.Float64 else DType.Float32
 
 

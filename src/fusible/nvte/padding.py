@@ -41,7 +41,7 @@ def block_of(*xs: Tensor) -> int:
 
 
 def marked(data: Data, type: Type, shape: Sequence[int]) -> Tensor:
-    """What was quantized to ``type`` with zeros behind a tensor of ``shape``."""
+    """Wrap ``data`` that was quantized to ``type`` with zeros behind a tensor of ``shape``."""
     assert isinstance(type, QuantizedType)
     return Tensor(data, replace(type, logical=tuple(shape)))
 

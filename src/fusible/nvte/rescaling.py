@@ -12,7 +12,7 @@ from fusible.nvte.tensor import Data, Tensor
 __all__ = ["exponent_of", "is_rescalable", "rescale"]
 
 _LARGEST = 254
-"""Of the bytes that stand for a power of two; 255 is no number."""
+"""The largest byte that stands for a power of two; 255 is no number."""
 
 
 def exponent_of(factor: float) -> int | None:

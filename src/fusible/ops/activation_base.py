@@ -1,4 +1,4 @@
-"""What an activation is as an op: it keeps its input, and may have options."""
+"""``Activation``: the base of activations as ops, which save their input and may have options."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class BlockGate(Activation):
     gated = True
     takes: ClassVar[tuple[Option, ...]] = ()
     numbers: tuple[float, ...] = ()
-    """What the functions take beside tensors and the type: the values of ``takes``."""
+    """The arguments of the functions after the tensors and the type: the values of ``takes``."""
 
     def __init__(self, *, glu_interleave_size: int | None = None, cache_quantized_input: bool = False, **types: Any) -> None:
         types = take_options(self, self.takes, types)

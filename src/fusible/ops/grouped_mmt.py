@@ -149,7 +149,7 @@ class GroupedMMT(Op):
 
     @property
     def _multiple(self) -> int:
-        """What the groups' rows are padded to, for the products of all passes: both operands of one have the same rows."""
+        """The multiple to which the groups' rows are padded. All passes share it: both operands of a product have the same rows."""
         return nvte.rows_together([*self._types("x"), *self._types("dy")])
 
     def _wants_any(self, names: Sequence[str]) -> bool:

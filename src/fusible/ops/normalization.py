@@ -57,7 +57,7 @@ class _Norm(Op):
         return self.y_dtype if len(self.over) == 1 else self.activation
 
     def in_shape(self, y: nvte.Tensor, x: nvte.Tensor) -> nvte.Tensor:
-        """What was computed of rows, in the shape of x."""
+        """A result ``y`` on rows, reshaped to the shape of x."""
         return y if len(self.over) == 1 else nvte.cast_checked(nvte.reshape(y, x.shape), self.y_dtype)
 
     def _gradients(

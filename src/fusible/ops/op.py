@@ -17,7 +17,7 @@ from fusible.tex.calls.constructors import check_constructor
 __all__ = ["Context", "Op"]
 
 Context = dict[str, nvte.Tensor]
-"""What a forward leaves for its backward: tensors by identifier names."""
+"""The tensors that a forward saves for its backward, by names that are identifiers."""
 
 
 _NVTE = SimpleNamespace(Tensor=Kind("an nvte.Tensor", lambda x: isinstance(x, nvte.Tensor)))
@@ -55,7 +55,7 @@ class Op(OpTraits, PlanBinding, OpTypesByName, ABC):
         vars(self).update(types)
 
     def context(self, *args: Any, **kwargs: Any) -> Context:
-        """What backward needs, of the tensors that the parameters of the method name. An op whose backward needs none has no parameters here."""
+        """What backward needs. The method's parameters name the tensors of which it is made; there are none where backward needs nothing."""
         return {}
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Op(OpTraits, PlanBinding, OpTypesByName, ABC):
         return type(self).__name__
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows beside the name."""
+        """The options that ``repr`` shows in parentheses."""
         return ""
 
     def __repr__(self) -> str:

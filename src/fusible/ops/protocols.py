@@ -52,7 +52,7 @@ class AttentionOperands:
     qkv_dtype: nvte.Type | None = None
     do_dtype: nvte.Type | None = None
     side_names: tuple[str, ...] = ()
-    """What its side inputs are (``"kv"``, ``"mask"``), in order; the pipeline names them otherwise."""
+    """The kinds of its side inputs (``"kv"``, ``"mask"``), in order. ``side_inputs`` has the names that the pipeline gives them."""
 
 
 class ShardsRows:

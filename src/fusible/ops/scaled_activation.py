@@ -40,7 +40,7 @@ class ScaledActivation(Op):
 
     @property
     def options(self) -> tuple[float, ...]:
-        """What the functions take beside tensors and the type."""
+        """The arguments of the functions after the tensors and the type."""
         return ()
 
     def forward(self, x: nvte.Tensor, **sides: nvte.Tensor) -> tuple[nvte.Tensor, Context]:

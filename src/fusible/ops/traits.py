@@ -45,7 +45,7 @@ class OpTraits:
         return False
 
     def passes(self, type: nvte.Type) -> bool:
-        """Of a transparent op: whether it passes on what is quantized so."""
+        """Whether a transparent op passes on tensors that are quantized to ``type``."""
         return True
 
     effects: bool = False

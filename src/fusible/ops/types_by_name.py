@@ -24,9 +24,9 @@ class OpTypesByName:
     """
 
     roles: Mapping[str, QuantizerRole] = {}
-    """What the tensors are that it asks for in 8 bits, for recipes that look at it; by default those of a linear layer."""
+    """By name: the roles of the tensors that it asks for in 8 bits, for recipes that look at them; by default those of a linear layer."""
     parts: Mapping[str, tuple[str, ...]] = {}
-    """Of a parameter that passes take in 8 bits part by part along its first dimension, as a grouped tensor: the names by which its parts ask."""
+    """By parameter: the names of its parts along the first dimension, where passes quantize each part by itself, as a grouped tensor."""
 
     @property
     def args(self) -> list[nvte.Tensor]:
@@ -51,7 +51,7 @@ class OpTypesByName:
 
     @property
     def reads(self) -> dict[str, Reads]:
-        """How products read what they take in 8 bits, of ``"x"``, ``"dy"`` and parameters."""
+        """By name, among ``"x"``, ``"dy"`` and parameters: how products read the tensors that they take in 8 bits."""
         return {}
 
     def type_of(self, name: str) -> nvte.Type | None:

@@ -1,4 +1,4 @@
-"""What NVIDIA's package needs answered to run on tex, around its modules as they are loaded."""
+"""Patches by which NVIDIA's package runs on tex, applied as its modules are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusible.tex.selection.registry import registry
 __all__ = ["apply_patches"]
 
 _LOADER = "transformer_engine.common"
-"""What loads the native library, and has done so when it calls a plugin."""
+"""The module that loads the native library; it has done so before it calls a plugin, and is not patched."""
 
 
 def apply_patches() -> None:

@@ -16,7 +16,7 @@ __all__ = ["CrossEntropyLoss", "gradients", "in_blocks", "statistics"]
 Reduction = Literal["mean", "sum", "none"]
 
 _BLOCK = 1 << 22
-"""How many logits are held in fp32 at once."""
+"""The number of logits that are held in fp32 at once."""
 _FLOATING = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.float64})
 
 
@@ -114,7 +114,7 @@ def in_blocks(x: Tensor, width: int | None = None) -> tuple[Tensor, ...]:
 
 
 def statistics(x: Tensor, target: Tensor) -> Tensor:
-    """Of each row its maximum, the sum of ``exp(x - maximum)``, the logit of its target (-inf where that is elsewhere) and the sum of its logits,
+    """For each row its maximum, the sum of ``exp(x - maximum)``, the logit of its target (-inf where that is elsewhere) and the sum of its logits,
     ``[rows, 4]``, fp32 or fp64."""
     x = _wide(x)
     largest, here = x.amax(1), (target >= 0) & (target < x.shape[1])

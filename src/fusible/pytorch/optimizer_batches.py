@@ -55,7 +55,7 @@ def needs_own_step(x: Any) -> bool:
 
 
 def _buffers(x: Any) -> list[torch.Tensor]:
-    """What a quantized tensor consists of."""
+    """The plain tensors of which a quantized tensor consists."""
     if is_quantized(x):
         return take_apart(x.storage_without_autograd())[0]
     found: list[torch.Tensor] = []
@@ -64,7 +64,7 @@ def _buffers(x: Any) -> list[torch.Tensor]:
 
 
 def local(x: Any) -> Any:
-    """Of a ``DTensor`` the part that this process has."""
+    """The local part of a ``DTensor``; any other tensor itself."""
     return x.to_local() if x.__class__ not in PLAIN and hasattr(x, "to_local") else x
 
 

@@ -85,7 +85,7 @@ def _own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refused(name: str, do: str) -> type:
-    """What stands for a function or a class that the host has nothing for: to call it raises."""
+    """The replacement of a function or a class for which the host has no counterpart: calling it raises ``NotServedError``."""
 
     class Refused:
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -238,7 +238,7 @@ def _types() -> dict[str, Any]:
 
 
 def _answers(capability: tuple[int, int]) -> dict[str, Any]:
-    """What stands for each name of ``torch.cuda``, those of its modules after the module's name and a dot."""
+    """The replacement of each name of ``torch.cuda``; a name in a submodule is written ``submodule.name``."""
     return {
         **_devices(capability),
         **_memory(),
@@ -270,7 +270,7 @@ def _answers(capability: tuple[int, int]) -> dict[str, Any]:
 
 
 def cuda_replacements(capability: tuple[int, int]) -> Replacements:
-    """What answers in the place of ``torch.cuda`` and ``torch.accelerator``."""
+    """``(owner, name, value)`` of all that is replaced in ``torch.cuda`` and ``torch.accelerator``."""
     answers = _answers(capability)
     for place in {f"torch.cuda.{name.rpartition('.')[0]}" for name in answers if "." in name}:
         if importlib.util.find_spec(place) is not None:

@@ -23,7 +23,7 @@ def _backend(name: Any) -> Any:
 
 
 def _take_gloo(given: dict[str, Any]) -> None:
-    """Of what makes process groups: without the options and the device of NCCL's."""
+    """Change the arguments of a function that makes process groups: to gloo, without NCCL's options and device."""
     given["backend"] = _backend(given.get("backend"))
     given.pop("device_id", None)
     if "NCCL" in type(given.get("pg_options")).__qualname__:
@@ -49,13 +49,13 @@ def _end_groups() -> None:
 
 
 def _take_host(given: dict[str, Any]) -> None:
-    """Of what makes a mesh: with the host's kind of device."""
+    """Change the arguments of a function that makes a mesh: to the host's type of device."""
     if is_cuda(given.get("device_type")):
         given["device_type"] = CPU.type
 
 
 def _take_no_device(given: dict[str, Any]) -> None:
-    """Of what makes a module data parallel: without the device of its process, as torch takes none beside parameters on the CPU."""
+    """Change the arguments of ``DistributedDataParallel``: to no device, as torch takes none beside parameters on the CPU."""
     given.update(device_ids=None, output_device=None)
 
 

@@ -1,4 +1,4 @@
-"""What is put in place of torch's functions, and where: many of its modules have functions of others as their own."""
+"""Replacing functions of torch: everywhere, as many of its modules import functions of others by name, and with changed arguments."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _kept_work() -> type[Any]:
 
 
 class Requests:
-    """What is sent and received by process groups while the device is mapped."""
+    """The requests to send and receive of all process groups while the device is mapped."""
 
     def __init__(self) -> None:
         self._work = _kept_work()

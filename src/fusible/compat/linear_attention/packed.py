@@ -12,7 +12,7 @@ from fusible.tex.calls.index_checks import check_cumulative
 __all__ = ["gated_delta_net", "gated_delta_net_v2", "gated_delta_product"]
 
 _LEAST_NORM, _LEAST_ALPHA = 1e-6, 1e-10
-"""What is added to the square of a length that is divided by, and the least decay that is given as itself."""
+"""The epsilon that is added to the square of a length before division, and the lower bound of a decay with ``gate_domain="linear"``."""
 
 Result = tuple[torch.Tensor, torch.Tensor | None]
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's package has beside modules and operations: permutations, losses, padding, optimizers, random states, offloading, the device."""
+"""Functions of NVIDIA's package beside modules and operations: permutations, losses, padding, optimizers, random states, offloading, the device."""
 
 from __future__ import annotations
 

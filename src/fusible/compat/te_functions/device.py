@@ -26,14 +26,14 @@ __all__ = [
 
 
 class CPLoadBalancingStrategy(Enum):
-    """How context parallelism shares the tokens of a sequence out: two chunks from both ends to each process, or one after the other."""
+    """How context parallelism shards the tokens of a sequence: two chunks from both ends to each process, or one after the other."""
 
     DUAL_CHUNK_SWAP = "dual_chunk_swap"
     NO_LOAD_BALANCE = "no_load_balance"
 
 
 def get_cudnn_version() -> tuple[int, int, int]:
-    """What ``tex`` tells of cuDNN's version: (major, minor, patch)."""
+    """cuDNN's version, as ``tex`` reports it: (major, minor, patch)."""
     encoded = tex.get_cudnn_version()
     major = 10000 if encoded >= 90000 else 1000
     return encoded // major, encoded % major // 100, encoded % 100

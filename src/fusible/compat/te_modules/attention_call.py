@@ -58,7 +58,7 @@ class Attention:
         )  # fmt: skip
 
     def _layout(self, pages: Tensor | None) -> NVTE_QKV_Layout:
-        """Of q, k and v, one after another: those of a cache lie batch first, whichever way the queries come."""
+        """The layout of q, k and v. Keys and values of a cache lie batch first, whatever the layout of the queries."""
         own = self.format.upper()
         if self.cached:
             return NVTE_QKV_Layout[f"NVTE_{'Paged_KV_' if pages is not None else ''}{own}_BSHD_BSHD"]

@@ -15,7 +15,7 @@ Mask: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """NVIDIA's ``attention_mask``: one for both, or one for the queries and one for the keys."""
 
 _HIDDEN = -10000.0
-"""What is added to a score that an arbitrary mask hides. Finite, so that a row that is hidden whole has an output."""
+"""The bias of a score that an arbitrary mask hides. It is finite, so that a row that is hidden as a whole has an output."""
 
 
 def window_of(mask: str, window: tuple[int, int] | None) -> tuple[int, int]:

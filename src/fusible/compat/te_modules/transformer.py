@@ -20,7 +20,7 @@ from fusible.tex.calls.constructors import check_constructor, check_forward
 __all__ = ["TransformerLayer"]
 
 _OF_CROSS_ATTENTION = ("attn_mask_type", "window_size", "bottom_right_diagonal")
-"""What of an attention's arguments the layer has a second time, for the one to ``encoder_output``: with ``enc_dec_`` before the name."""
+"""The arguments of an attention that the layer takes twice: for the attention to ``encoder_output`` they are named ``enc_dec_...``."""
 _OF_A_CALL = ("self_attn_mask_type", "window_size", "bottom_right_diagonal", "softcap", *(f"enc_dec_{name}" for name in _OF_CROSS_ATTENTION))
 """Options of the layer that its attentions are told at each call: a call may have others."""
 

@@ -1,5 +1,5 @@
-"""What NVIDIA's Python package computes by Triton kernels, by torch: on a CPU those would run in Triton's interpreter, a Python call for each
-operation of theirs.
+"""The functions that NVIDIA's Python package computes by Triton kernels, in torch: on a CPU the kernels would run in Triton's interpreter, with a
+Python call for each of their operations.
 
 A module here has the functions of the module of ``transformer_engine.pytorch.triton`` whose name it has, with their parameters. Of such a function
 the package calls the one here for tensors of the host, and its own for all others.
@@ -22,7 +22,7 @@ _PACKAGE = "transformer_engine.pytorch.triton"
 
 
 def _on_host(own: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What makes of a function of the package one that calls ``own`` for tensors of the host."""
+    """For ``replace``: a function that calls ``own`` for tensors of the host, and the package's for all others."""
 
     def made(theirs: Callable[..., Any]) -> Callable[..., Any]:
         def served(*arguments: Any, **named: Any) -> Any:

@@ -87,7 +87,7 @@ class _ForwardStatic(NamedTuple):
 
 
 class _BackwardStatic(NamedTuple):
-    """The same of a backward; ``there``: of each parameter whether it has a gradient."""
+    """The same of a backward. ``there``: for each parameter, whether it has a gradient."""
 
     places: Places
     sent: Border
@@ -243,7 +243,7 @@ class Call:
         return grads
 
     def _left_by(self, context_keys: Sequence[tuple[str, ...]], spec: Sequence[Leaf]) -> Any:
-        """What a program of backward depends on of what forward left: nothing beside the plan, unless code of the caller's left it."""
+        """What forward saved, as part of a backward program's key: nothing, as the plan decides that, unless the caller's own code saved it."""
         return (tuple(context_keys), spec_key(spec)) if self.plan.opaque else ()
 
 
@@ -338,7 +338,7 @@ def _infer(
 
 
 def _result(way: OnTheWay, plan: Plan) -> torch.Tensor:
-    """What a pass gives the caller: a torch tensor, of a quantized class where the last op quantizes."""
+    """The output that the caller gets: a torch tensor, a ``QuantizedTensor`` where the last op quantizes."""
     y, type = way.data, way.type
     assert y is not None, "a forward gives a value"
     if not isinstance(type, QuantizedType):

@@ -1,4 +1,4 @@
-"""How the scaling states of pipelines that were are handed to those that are, where modules have come, gone or moved.
+"""Scaling states of former pipelines are handed to the present ones, where modules have come, gone or moved.
 
 A pipeline names its scales by the places of its ops. So when a list of modules changes, a scale is found again by the op that it belongs to.
 """

@@ -15,7 +15,7 @@ __all__ = ["ChainCall", "ChainPart", "Passage", "check_extra_inputs", "go_throug
 
 
 class ChainCall(NamedTuple):
-    """What a call has for all parts of a chain. ``keywords``: of operations' ``op_forward``, by their ids."""
+    """The arguments of a call that all parts of a chain get. ``keywords``: for the ``op_forward`` of operations, by their ids."""
 
     seq_lens: torch.Tensor | None = None
     cache: KVCache | None = None
@@ -30,11 +30,11 @@ class ChainPart:
 
     @property
     def public_extra_inputs(self) -> int:
-        """How many extra inputs of the operations in it no channel feeds, by the channels as they are now: they are its caller's."""
+        """The number of extra inputs, of all operations in it, that no channel feeds at present: these come from the caller."""
         return 0
 
     def in_chain(self, x: Any, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
-        """What it gives for ``x``, and the extra inputs that are its own: ``y``, or a tuple of it and the extra outputs."""
+        """Call it on ``x`` and its own extra inputs. Returns ``y``, or a tuple of it and the extra outputs."""
         raise NotImplementedError
 
 

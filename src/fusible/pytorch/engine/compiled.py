@@ -51,7 +51,7 @@ def handle_of(module: Any) -> str:
 
 
 def holders_of(bound: Iterable[BoundOp]) -> list[tuple[torch.nn.Module, Sequence[str]]]:
-    """Of each op the module and its names of the parameters."""
+    """For each op the module that holds its parameters, and their names there."""
     return [(b.module, b.parameters) for b in bound]
 
 
@@ -94,8 +94,8 @@ def traced_call(
     seq_lens: torch.Tensor | None = None,
     cache: KVCache | None = None,
 ) -> Sequence[torch.Tensor]:
-    """What the ``part``-th pipeline of ``module``, gives for ``x``: y and the side values that the caller gets. ``holders``: of each of its ops the
-    module and its names of the parameters. For the compiler to trace: what is read here is what the compiled program depends on. Raises
+    """Call the ``part``-th pipeline of ``module`` on ``x``: y, and the side values that the caller gets. ``holders``: for each of its ops the module
+    that holds its parameters, and their names there. For the compiler to trace: what is read here is what the compiled program depends on. Raises
     ``ArgumentError`` for a cache."""
     if cache is not None:
         raise ArgumentError(expected("no cache", of="a call that torch.compile traces", got="a KVCache", do="call the model as it is"))

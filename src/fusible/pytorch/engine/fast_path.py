@@ -48,7 +48,7 @@ class FastPathCall:
 
 
 def infer_fast_path(plan: Plan, executor: Executor, x: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What the inference of a plan on the fast path gives."""
+    """The output of the inference of a plan on the fast path."""
     (region,) = plan.inferred
     return executor((region, "inference"), partial(_inference, plan, region), [x, *args])[0][0]
 

@@ -83,7 +83,7 @@ class KVCache:
         vars(self).update(_lengths=lengths, _held=held, _free=free)  # at once: an interrupt finds all of it or nothing
 
     def layers(self, owner: Hashable, plan: Plan, seq_lens: Sequence[int] | torch.Tensor) -> dict[int, nvte.KVCache]:
-        """What the ops of a plan take, by position, for a call with ``seq_lens`` further tokens; memory for these is set aside.
+        """The caches of a plan's ops, by position, for a call with ``seq_lens`` further tokens. Memory for these is set aside.
 
         Raises ``DTypeError``, ``ShapeError`` or ``ArgumentError`` where the tokens do not fit, or where others than ``owner`` computed those that are
         counted in, and sets nothing aside then.

@@ -11,7 +11,7 @@ __all__ = ["PassTensors", "Places", "Sizes", "pack", "places_of", "unpack"]
 Group = TypeVar("Group")
 
 Sizes = tuple[int, ...]
-"""How many tensors each group has, in the order of the fields of ``PassTensors``: what a program can know of a list without keeping its tensors."""
+"""The number of tensors in each group, in the order of the fields of ``PassTensors``. A program keeps these, and no tensors."""
 
 
 class PassTensors(NamedTuple, Generic[Group]):
@@ -31,7 +31,7 @@ class PassTensors(NamedTuple, Generic[Group]):
     grads: Group
     """The gradients of parameters: those that come out, and going in what they are added to."""
     caches: Group
-    """Of keys and values: as they were, and coming out with what was added."""
+    """Caches of keys and values: going in as they were, coming out with the new tokens."""
     scaling: Group
     """The scales that a pass quantizes by; coming out the amaxes that it saw."""
 

@@ -32,9 +32,9 @@ class PlanKey(NamedTuple):
     x_grad: bool
     """Whether the gradient of x is wanted."""
     args: tuple[tuple[Any, bool], ...]
-    """Of each parameter what it is held in (a torch dtype, or the ``nvte.Type`` of a quantized one), and whether its gradient is wanted."""
+    """For each parameter its type as held (a torch dtype, or the ``nvte.Type`` of a quantized one), and whether its gradient is wanted."""
     args_device: torch.device | None
-    """That of the first parameter, if there is one."""
+    """The device of the first parameter, if there is one."""
     training: tuple[bool, ...]
     """Per op, the mode of its module."""
     whole: bool
@@ -42,12 +42,12 @@ class PlanKey(NamedTuple):
     fusions: int
     """The epoch of the fusion registry."""
     sides_grad: tuple[bool, ...]
-    """Of each side value that the caller gives, whether its gradient is wanted."""
+    """For each side value that the caller gives, whether its gradient is wanted."""
     fused: tuple[tuple[int, int, Fusion], ...]
-    """Of ``PlanRequest``."""
+    """As of ``PlanRequest``."""
 
     def request(self, args: tuple[tuple[tuple[Type, bool], ...], ...], sides: Sequence[str], outputs: tuple[str, ...]) -> PlanRequest:
-        """What the plan is to be made for. ``args``: per op, of ``PlanRequest``; ``sides``, ``outputs``: the names of the caller's side values."""
+        """The request for a plan of this key. ``args``: as of ``PlanRequest``; ``sides``, ``outputs``: the names of the caller's side values."""
         return PlanRequest(
             recipe=self.recipe,
             activation=nvte_dtype(self.x_dtype),

@@ -1,4 +1,4 @@
-"""What an executor is, and the programs that it runs."""
+"""``Executor`` and ``Program``: the protocol of executors, and the type of the programs that they run."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class PipelineRunner(ChainPart):
     sequenced = False
     """Whether a runner that is not ``batched`` reads an input as a batch all the same, because one of its ops looks at sequences."""
     argument = "x"
-    """What the modules' callers call the input."""
+    """The name of the input in errors: that of the modules' parameter."""
     aside: ReferenceType[Any] | None = None
     """The module that set this runner aside when its children changed. Where they change back, ``arrange`` takes the runner back with its scales."""
 
@@ -337,7 +337,7 @@ class PipelineRunner(ChainPart):
         return plan
 
     def _request(self, key: PlanKey, args: Sequence[torch.Tensor]) -> PlanRequest:
-        """What a plan is to be made for, by its key. Raises where the input does not fit the modules."""
+        """The request for a plan of this key. Raises where the input does not fit the modules."""
         if key.x_dtype not in _ACTIVATIONS:
             got = str(key.x_dtype).removeprefix("torch.")
             raise DTypeError(expected("fp32, fp16, bf16 or fp64", of=f"{self.argument} of {self.title}", got=got, do="cast it"))

@@ -50,7 +50,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """What an owner has: one value, so that neither an interrupt nor a fork finds a part of it."""
+    """The state of an owner. It is one value, which is assigned at once, so that no interrupt or fork finds a part of it."""
 
     current: Snapshot | None = None
     open: bool = False
@@ -58,7 +58,7 @@ class _State:
     awaited: bool = False
     """Whether a training forward awaits its backward."""
     inferred: Snapshot | None = None
-    """Of the latest inference that a backward may repeat."""
+    """The snapshot of the latest inference that a backward may repeat."""
 
 
 class ScalingOwner:
@@ -72,7 +72,7 @@ class ScalingOwner:
         """Whether the parameters were loaded in place (by ``torch.distributed.checkpoint``): that skips a saved scaling state where there is no place
         for it."""
         self.recipe: DelayedScaling | None = None
-        """Of the latest pass."""
+        """The recipe of the latest pass."""
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class ScalingOwner:
             return known[3] if known is not None and known[0] is current and known[1] == recipe else _advance(current, recipe, None)
 
     def _advanced(self, current: Snapshot, recipe: DelayedScaling, device: torch.device, group: ProcessGroup | None) -> Snapshot:
-        """What follows from the committed state; made once until something else is observed."""
+        """The state of the next iteration. It is computed once, until something else is observed."""
         known = self._next
         if known is None or known[0] is not self.current or known[1:3] != (recipe, device):
             advanced = _advance(current, recipe, group if recipe.reduce_amax else None)
@@ -241,7 +241,7 @@ def _advance(current: Snapshot, recipe: DelayedScaling, group: ProcessGroup | No
 
 
 def _running(state: ScalingState) -> dict[str, torch.Tensor]:
-    """What has been observed in the running iteration."""
+    """By slot, the amaxes that have been observed in the running iteration."""
     return {slot: state.amax_history[0, i : i + 1] for i, slot in enumerate(state.slots)}
 
 

@@ -14,5 +14,5 @@ __all__ = ["call_as_it_is"]
 
 @torch.compiler.disable(reason="no compiler sees through operations in plain torch, what has effects, and extra outputs of a pipeline")
 def call_as_it_is(module: Any, part: int, x: torch.Tensor, extra: Sequence[torch.Tensor], call: ChainCall) -> Any:
-    """What the ``part``-th pipeline of ``module`` gives, by ``ChainPart.in_chain``."""
+    """Call the ``part``-th pipeline of ``module`` by ``ChainPart.in_chain``."""
     return module.pipeline(part).in_chain(x, extra, call)

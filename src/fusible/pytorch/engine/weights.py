@@ -41,9 +41,9 @@ class _Copy:
     """An 8-bit copy, and of what it is one: of these bytes at this address, cast with these scales; not of a tensor object, which may be swapped."""
 
     look: Any
-    """Of ``_look``, when it was made."""
+    """The result of ``_look`` when it was made."""
     fingerprint: Fingerprint | None
-    """Of the bytes that it was made of; None where none was taken, so that nothing vouches for it."""
+    """The fingerprint of the bytes that it was made of; None where none was taken, so that nothing vouches for it."""
     tensor: Tensor
     amaxes: dict[str, torch.Tensor]
     recurs: bool
@@ -146,7 +146,7 @@ def _look(parameter: torch.Tensor, arg: QuantizedArg, snapshot: Snapshot | None)
 
 
 class _Fields(tuple[Any, ...]):
-    """What a quantized tensor consists of: the same objects, whatever they hold."""
+    """The fields of a quantized tensor, compared by identity, whatever their values."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Fields) and len(self) == len(other) and all(a is b for a, b in zip(self, other, strict=True))

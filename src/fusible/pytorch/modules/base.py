@@ -43,7 +43,7 @@ class BaseModule(StatefulModule, ChainPart):
     remakes_op: ClassVar[bool] = False
     """Whether it is one op that it makes anew when its options change."""
     _changes: int = 0
-    """How often it has."""
+    """The number of times that it has made its op anew."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -86,7 +86,7 @@ class BaseModule(StatefulModule, ChainPart):
         return self._bound
 
     def holders(self) -> Sequence[tuple[nn.Module, Sequence[str]]]:
-        """Of each op the module, and its names of the parameters."""
+        """For each op the module that holds its parameters, and their names there."""
         return holders_of(self.bound_ops())
 
     def current(self, bound: BoundOp) -> BoundOp:
@@ -156,7 +156,7 @@ class BaseModule(StatefulModule, ChainPart):
         return [tuple(self.bound_ops())]
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """What ``to``, ``to_empty``, ``half`` and the like go through: a parameter that is held quantized stays so, of another nominal dtype."""
+        """``to``, ``to_empty``, ``half`` and the like call this. A quantized parameter stays quantized, with another nominal dtype."""
         for runner in self._runners.values():
             runner.release_weights()  # torch exchanges a quantized parameter by another, to which nothing else may refer
         return super()._apply(lambda tensor: held_so(tensor, fn(tensor)), recurse)

@@ -36,7 +36,7 @@ def held_so(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 
 def versions(module: nn.Module) -> dict[str, int]:
-    """How often each parameter of the module itself has been written to."""
+    """The version counter of each parameter of the module itself."""
     parameters = {name: _local(parameter) for name, parameter in module._parameters.items() if parameter is not None}
     return {name: parameter._version for name, parameter in parameters.items() if not parameter.is_inference()}
 

@@ -36,7 +36,7 @@ def without_places(state_dict: dict[str, Any]) -> None:
 
 
 def asked_for(module: nn.Module, names: Iterable[str]) -> Iterator[str]:
-    """Those of ``names`` in ``module`` that a load of torch's, which now asks for the model's names, has in its dictionary, or may be sent."""
+    """Those of the module's ``names`` that the running load of torch's, which asks for the model's names, has in its dictionary or may be sent."""
     loading = _loading()
     if loading is None:
         return

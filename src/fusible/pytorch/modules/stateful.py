@@ -43,7 +43,7 @@ class StatefulModule(nn.Module):
     _kept_states: tuple[KeptState, ...]
     """Scaling states whose pipelines are yet to be made: of a copy, and of a module whose ops were made anew."""
     _handed_out: dict[str, int]
-    """How often each parameter had been written to when a dictionary without states was made."""
+    """The parameters' version counters when a dictionary without states was made."""
     _unread: bool
 
     def _runner(self, bound: tuple[BoundOp, ...] | None = None) -> PipelineRunner:

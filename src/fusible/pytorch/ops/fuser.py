@@ -32,7 +32,7 @@ __all__ = ["OperationFuser"]
 
 
 _MULTIPLES = 128
-"""Of a width that are tried: two interleaved blocks of a gated activation have 64 columns."""
+"""The multiples of a width that are tried: two interleaved blocks of a gated activation have 64 columns."""
 
 
 @runs_operations

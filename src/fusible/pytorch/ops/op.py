@@ -44,7 +44,7 @@ class FusibleOperation(BaseModule):
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """The options by which its parameters were made: another value is refused (``ArgumentError``)."""
     _alone: ClassVar[type[Any]]
-    """What runs one that stands alone (``runs_operations``)."""
+    """The class of pipelines that runs an operation called by itself (``runs_operations``)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         check_derived(cls, FusibleOperation, BasicOperation)
@@ -121,7 +121,7 @@ class FusibleOperation(BaseModule):
         return self(x, *extra, **call.keywords.get(id(self), {}))
 
     def _fuser(self) -> Any:
-        """What runs the operation alone; kept, so that plans are made once."""
+        """The pipeline that runs the operation by itself; it is kept, so that plans are made once."""
         return self._runner()
 
     def _new_runner(self, bound: tuple[BoundOp, ...]) -> Any:
@@ -220,7 +220,7 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
         return tuple((position, position + 1, Fusion(kind, pass_of(self, kind, 1), ())) for kind, own in kinds.items() if own)
 
     def quantized_names(self, mode: Mode) -> tuple[str, ...]:
-        """By what names a plan knows the tensors that the operation quantizes in a pass, in the order of its quantizers."""
+        """The names in a plan of the tensors that the operation quantizes in a pass, in the order of its quantizers."""
         return self.bound_op.op.forward_names if mode == "forward" else self.bound_op.op.backward_names
 
     def num_quantizers(self, mode: Mode) -> int:
@@ -228,7 +228,8 @@ class BasicOperation(SavedContext, ExtraTensors, FusibleOperation):
         return 0
 
     def get_quantizer_roles(self, mode: Mode) -> list[QuantizerRole] | None:
-        """What the quantized tensors of a pass are, for recipes that ask; None: by position (input, weight, output; grad_output, grad_input)."""
+        """The roles of the quantized tensors of a pass, for recipes that look at them. None: by position (input, weight, output; grad_output,
+        grad_input)."""
         return None
 
     def reset_recipe_state(self, *, recipe: Recipe | None) -> None:

@@ -43,7 +43,7 @@ def made_anew(module: BasicOperationLike) -> Iterator[None]:
 
 
 def _options(entry: BoundOp) -> tuple[Any, ...]:
-    """What a plan depends on: all but the values of the parameters, which are handed in at every call."""
+    """All of a bound op on which a plan depends. The values of parameters are not: every call hands them in."""
     op = entry.op
     args = {id(arg) for arg in op.args}
     options = {name: value for name, value in vars(op).items() if id(value) not in args and not _is_list_of_tensors(value)}

@@ -17,7 +17,7 @@ def check_derived(cls: type, *bases: type) -> None:
 
 
 def rewritten(cls: type[BasicOperationLike]) -> tuple[bool, bool]:
-    """Of a class that derives from one with an op: whether it writes forward, and whether it writes backward, in torch."""
+    """Whether a class that derives from an operation of ours overrides the forward, and the backward, by code in torch."""
     maker = next(base for base in cls.__mro__ if "make_op" in vars(base))
     later = cls.__mro__[: cls.__mro__.index(maker)]
     forward, backward = (any(name in vars(base) for base in later for name in names) for names in _PASSES)

@@ -44,7 +44,7 @@ _epoch = 0
 
 
 class Registration:
-    """What registering gives: ``with`` it, the fusion is there until the body ends; without, for good, or until ``unregister_fusion``."""
+    """The result of registering a fusion. As a context manager it unregisters the fusion at the end of the body."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function

@@ -13,7 +13,7 @@ __all__ = ["maybe_dequantize", "wrapped"]
 
 
 def wrapped(data: Any, type: Type | None) -> Tensor:
-    """What a module returned or hands on, as a tensor of a plan: quantized as it was asked for, or not at all."""
+    """A tensor from code in torch as a tensor of a plan: a quantized one has ``type``, where that is quantized, else its own."""
     if isinstance(data, QuantizedTensor):
         data = data.storage_without_autograd()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(data, QuantizedTensorStorage):

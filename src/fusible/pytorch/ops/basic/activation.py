@@ -18,7 +18,7 @@ from fusible.pytorch.ops.op import BasicOperation
 from fusible.tex.activations import ACTIVATIONS
 
 _INNER = "_clamped._extra_state"
-"""What the package's ``ScaledClampedQGeGLU`` has of an operation inside it."""
+"""The entry that the package's ``ScaledClampedQGeGLU`` has in state dicts for an operation inside it."""
 
 
 class _Activation(BasicOperation):
@@ -26,7 +26,7 @@ class _Activation(BasicOperation):
     hands_on: ClassVar[Sequence[str]]
     """Its options that are the op's."""
     first: ClassVar[Sequence[str]] = ()
-    """What the op takes before them."""
+    """The arguments that the op takes before them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ _SCALED = """``{}(x) * scales`` with the extra input ``scales [rows]``, which ha
 
 ``activation_recompute_in_mlp`` is taken for compatibility: what backward needs is the input in any case."""
 _BASES = {"ScaledClampedQGeGLU": _ScaledClampedQGeGLU}
-"""Of what is more than the op of its name."""
+"""By title: the classes that do more than the op of their name."""
 _BY_NAME = Parameter.KEYWORD_ONLY
 _CACHE = Parameter("cache_quantized_input", _BY_NAME, default=False, annotation="bool")
 _RECOMPUTE = Parameter("activation_recompute_in_mlp", _BY_NAME, default=False, annotation="bool")

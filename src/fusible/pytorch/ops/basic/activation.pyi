@@ -13,7 +13,7 @@ class _Activation(BasicOperation):
     hands_on: ClassVar[Sequence[str]]
     "Its options that are the op's."
     first: ClassVar[Sequence[str]]
-    'What the op takes before them.'
+    'The arguments that the op takes before them.'
 
     def __init__(self, **options: Any) -> None:
         ...

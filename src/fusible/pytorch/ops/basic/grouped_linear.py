@@ -126,7 +126,7 @@ class GroupedLinear(WithParameters):
 
     @property
     def accumulating_parameters(self) -> tuple[str, ...]:
-        """Those to whose ``main_grad`` the engine adds; delayed products do so themselves."""
+        """The parameters to whose ``main_grad`` the engine adds. Delayed products (``backward_dw``) add to it themselves."""
         return self._weight_names if self.accumulate_into_main_grad and not self.delay_wgrad_compute else ()
 
     @property

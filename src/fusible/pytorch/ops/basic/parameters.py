@@ -1,4 +1,4 @@
-"""What the basic operations with parameters share: when these are filled."""
+"""``WithParameters``: the base of basic operations with parameters, which decides when these are filled."""
 
 from __future__ import annotations
 

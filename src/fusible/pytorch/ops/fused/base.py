@@ -1,4 +1,4 @@
-"""What the fused operations share: they name a sequence of basic operations, and adapt the engine's fused passes of it."""
+"""Bases of the fused operations: each names a sequence of basic operations, and adapts the engine's fused passes of it."""
 
 from __future__ import annotations
 
