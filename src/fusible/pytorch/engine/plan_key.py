@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fusible.compute_pipeline import PlanRequest
-from fusible.fusions import Fusion
 from fusible.nvte import Type, nvte_dtype
 from fusible.quantized import Recipe
 
@@ -43,7 +42,7 @@ class PlanKey(NamedTuple):
     """The epoch of the fusion registry."""
     sides_grad: tuple[bool, ...]
     """For each side value that the caller gives, whether its gradient is wanted."""
-    fused: tuple[tuple[int, int, Fusion], ...]
+    fused: tuple[tuple[int, int, Any], ...]
     """As of ``PlanRequest``."""
 
     def request(self, args: tuple[tuple[tuple[Type, bool], ...], ...], sides: Sequence[str], outputs: tuple[str, ...]) -> PlanRequest:

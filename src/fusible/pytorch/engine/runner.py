@@ -11,7 +11,6 @@ import torch
 from fusible import nvte
 from fusible.compute_pipeline import ComputePipeline, Plan, PlanRequest, describe, fusion_epoch, route, sharded_rows
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.fusions import Fusion
 from fusible.ops.protocols import AttentionOperands
 from fusible.pytorch.engine.autocast import OUTSIDE, autocast, current_autocast
 from fusible.pytorch.engine.batch import Batch, read_batch
@@ -276,7 +275,7 @@ class PipelineRunner(ChainPart):
     def before_forward(self, plan: Plan, with_grad: bool) -> None:
         """Called when a plan is about to run."""
 
-    def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Fusion], ...]:
+    def fused(self, recipe: Recipe | None, called: frozenset[int] = NOT_CALLED) -> tuple[tuple[int, int, Any], ...]:
         """The stretches of ops that the caller has fused itself, or written in torch (``PlanRequest.fused``). ``called``: the positions of ops that
         are called by themselves, as the call gives them more than tensors."""
         return self._own_passes
