@@ -196,7 +196,7 @@ class TransformerLayer(FastSetattr, nn.Module):
         if self.layer_type == "decoder":
             shared |= {name: given[f"enc_dec_{name}"] for name in _OF_CROSS_ATTENTION}
             shared |= {"attention_mask": enc_dec_attn_mask, "encoder_output": encoder_output}
-            shared["inference_params"] = None  # what the encoder gave does not grow
+            shared |= {"inference_params": None, "thd_attention_policies": None}  # the encoder's tokens do not grow; policies are the layer's own
             hidden, bias, *normalized = self.inter_attention(x, **shared)
             x = self._added(hidden, bias, normalized[0] if normalized else x, None)
         hidden, bias, *normalized = self.layernorm_mlp(x, is_first_microbatch=is_first_microbatch)
