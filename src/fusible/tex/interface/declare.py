@@ -5,13 +5,25 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType, SimpleNamespace
 from typing import Any, TypeVar
 
 from fusible.errors import NotServedError, check_callable
 
-__all__ = ["DECLARATIONS", "Declaration", "Request", "binds_by_name", "by_name", "function", "handing_on", "inherited", "requires", "unserved_method"]
+__all__ = [
+    "DECLARATIONS",
+    "Declaration",
+    "Request",
+    "binds_by_name",
+    "by_name",
+    "function",
+    "function_like",
+    "handing_on",
+    "inherited",
+    "requires",
+    "unserved_method",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -118,25 +130,62 @@ def function(
     """
 
     def declare(method: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(method)
-        signature = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != "self"])
-        name = method.__name__
-        unknown = [ask for ask in asks if ask not in signature.parameters]
-        assert not unknown, f"{name} asks by {unknown}, which are no parameters of it"
-        names = tuple(signature.parameters) if before == "*" else tuple(before.split())
-        unknown = [argument for argument in (*where, *names) if argument not in signature.parameters]
-        assert not unknown, f"{name} describes {unknown}, which are no parameters of it"
+        _, *parameters = inspect.signature(method).parameters.values()
+        signature = inspect.signature(method).replace(parameters=parameters)
+        held = tuple(signature.parameters) if before == "*" else tuple(before.split())
         memory = tuple(apart.split()), tuple(alone.split())
-        unknown = [path for path in (*memory[0], *memory[1]) if path.partition("[")[0] not in signature.parameters]
-        assert not unknown, f"{name} keeps {unknown} apart, which are no parameters of it"
-        unknown = [argument for argument in idle.split() if argument not in signature.parameters]
-        assert not unknown, f"{name} has {unknown} idle, which are no parameters of it"
-        DECLARATIONS[name] = Declaration(
-            name, signature, asks, inspect.getdoc(method) or "", unserved, where, names, *memory, frozenset(idle.split())
-        )
-        return unserved_method(DECLARATIONS[name])
+        doc = inspect.getdoc(method) or ""
+        return _entered(Declaration(method.__name__, signature, asks, doc, unserved, where, held, *memory, frozenset(idle.split())))
 
     return declare
+
+
+def function_like(
+    other: Callable[..., Any], *, renamed: Mapping[str, str] | None = None, before: str = "", apart: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a method as a tex function that takes what the declared ``other`` takes, then the method's own parameters.
+
+    All that ``other`` says of its arguments holds for this one; ``before`` and ``apart`` name more of them. ``renamed``: new names for parameters of
+    ``other``, by the old ones.
+    """
+    declared = DECLARATIONS[other.__name__]
+
+    def here(parameter: str) -> str:
+        return parameter if renamed is None else renamed.get(parameter, parameter)
+
+    def declare(method: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(method)
+        _, *own = signature.parameters.values()
+        shared = [p.replace(name=here(p.name)) for p in declared.signature.parameters.values()]
+        return _entered(
+            replace(
+                declared,
+                name=method.__name__,
+                signature=signature.replace(parameters=[*shared, *own]),
+                doc=inspect.getdoc(method) or "",
+                asks=tuple(map(here, declared.asks)),
+                where={here(parameter): layout for parameter, layout in declared.where.items()},
+                before=(*map(here, declared.before), *before.split()),
+                apart=(*declared.apart, *apart.split()),
+            )
+        )
+
+    return declare
+
+
+def _entered(declaration: Declaration) -> Callable[..., Any]:
+    """The method of a declaration, which is entered into ``DECLARATIONS``."""
+    described = {
+        "asks by": declaration.asks,
+        "describes": (*declaration.where, *declaration.before),
+        "keeps apart": (path.partition("[")[0] for path in (*declaration.apart, *declaration.alone)),
+        "has idle": declaration.idle,
+    }
+    for does, arguments in described.items():
+        unknown = [argument for argument in arguments if argument not in declaration.signature.parameters]
+        assert not unknown, f"{declaration.name} {does} {unknown}, which are no parameters of it"
+    DECLARATIONS[declaration.name] = declaration
+    return unserved_method(declaration)
 
 
 def requires(supports: Callable[[Request], str | None]) -> Callable[[F], F]:

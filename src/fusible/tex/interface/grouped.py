@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.arguments import GroupedTensor, Quantizer, Tensor
-from fusible.tex.interface.declare import function
+from fusible.tex.interface.declare import function, function_like
 from fusible.tex.interface.domains import Count, Finite, FloatingDType, GivenTensor, Positive
 
 __all__ = ["Grouped"]
@@ -80,42 +80,12 @@ class Grouped:
         product counts as 0, without bias.
         """
 
-    @function("A", "B", "D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
-    def te_general_grouped_gemm_for_discrete_in(
-        self,
-        A: GroupedTensor | Sequence[Tensor],
-        transa: bool,
-        B: GroupedTensor | Sequence[Tensor],
-        transb: bool,
-        D: GroupedTensor | Sequence[Tensor],
-        bias: GroupedTensor | None,
-        bias_scale: Tensor | None,
-        alpha: Tensor,
-        beta: Tensor,
-        workspace_setup: Tensor | None,
-        workspace_cublas: Tensor | None,
-        use_split_accumulator: bool,
-        math_sm_count: int,
-    ) -> Any:
+    @function_like(te_general_grouped_gemm_for_grouped_tensor)
+    def te_general_grouped_gemm_for_discrete_in(self) -> Any:
         """``te_general_grouped_gemm_for_grouped_tensor`` whose A is a list of tensors."""
 
-    @function("A", "B", "D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
-    def te_general_grouped_gemm_for_discrete_out(
-        self,
-        A: GroupedTensor | Sequence[Tensor],
-        transa: bool,
-        B: GroupedTensor | Sequence[Tensor],
-        transb: bool,
-        D: GroupedTensor | Sequence[Tensor],
-        bias: GroupedTensor | None,
-        bias_scale: Tensor | None,
-        alpha: Tensor,
-        beta: Tensor,
-        workspace_setup: Tensor | None,
-        workspace_cublas: Tensor | None,
-        use_split_accumulator: bool,
-        math_sm_count: int,
-    ) -> Any:
+    @function_like(te_general_grouped_gemm_for_grouped_tensor)
+    def te_general_grouped_gemm_for_discrete_out(self) -> Any:
         """``te_general_grouped_gemm_for_grouped_tensor`` whose D is a list of tensors."""
 
     @function()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusible.tex.interface.arguments import Tensor
-from fusible.tex.interface.declare import function
+from fusible.tex.interface.declare import function, function_like
 from fusible.tex.interface.domains import BooleanNumber, Decay, Epsilon, Finite, FP8DType, Positive, Size
 
 __all__ = ["Optimizer"]
@@ -79,55 +79,16 @@ class Optimizer:
         ``p`` is read from them and written to both. ``g`` is left alone, and ``noop_flag`` is not read.
         """
 
-    @function(
-        "tensor_lists",
-        noop_flag="int32 [1]",
-        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay",
-        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4]",
-        idle="chunk_size",
-    )
-    def multi_tensor_adam_param_remainder(
-        self,
-        chunk_size: int,
-        noop_flag: Tensor,
-        tensor_lists: Sequence[Sequence[Tensor]],
-        lr: Finite,
-        beta1: Decay,
-        beta2: Decay,
-        epsilon: Epsilon,
-        step: Size,
-        mode: BooleanNumber,
-        bias_correction: BooleanNumber,
-        weight_decay: Finite,
-    ) -> None:
+    @function_like(multi_tensor_adam)
+    def multi_tensor_adam_param_remainder(self) -> None:
         """``[g, p, m, v, remainder]``: ``multi_tensor_adam`` whose fp32 master weight is a bf16 ``p`` and an int16 ``remainder`` together.
 
         As bits, ``master = (p << 16) + remainder``: ``p`` is the master rounded to the nearest (ties away from zero), and the remainder, signed, what
         that is off by. Both are written. Raises ``DTypeError`` for other types.
         """
 
-    @function(
-        "tensor_lists",
-        noop_flag="int32 [1]",
-        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay fp8_dtype",
-        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
-        idle="chunk_size",
-    )
-    def multi_tensor_adam_fp8(
-        self,
-        chunk_size: int,
-        noop_flag: Tensor,
-        tensor_lists: Sequence[Sequence[Tensor]],
-        lr: Finite,
-        beta1: Decay,
-        beta2: Decay,
-        epsilon: Epsilon,
-        step: Size,
-        mode: BooleanNumber,
-        bias_correction: BooleanNumber,
-        weight_decay: Finite,
-        fp8_dtype: FP8DType,
-    ) -> None:
+    @function_like(multi_tensor_adam, before="fp8_dtype", apart="tensor_lists[5] tensor_lists[6] tensor_lists[7]")
+    def multi_tensor_adam_fp8(self, fp8_dtype: FP8DType) -> None:
         """``[g, p, m, v, master, scale, amax, scale_inv]``: ``multi_tensor_adam`` of fp32 ``master`` weights, whose copy ``p`` (uint8, in the
         FP8 format ``fp8_dtype``) is written as ``cast(master * scale)``.
 
@@ -166,31 +127,8 @@ class Optimizer:
         ``g * inv_scale`` takes the place of ``g``, in the step unrounded and in the tensor rounded to its dtype.
         """
 
-    @function(
-        "tensor_lists",
-        noop_flag="int32 [1]",
-        lr="fp32 (1)",
-        step="int32|fp32 (1)",
-        inv_scale="fp32 (1)",
-        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
-        apart="noop_flag tensor_lists",
-        idle="chunk_size",
-    )
-    def multi_tensor_adam_capturable_master(
-        self,
-        chunk_size: int,
-        noop_flag: Tensor,
-        tensor_lists: Sequence[Sequence[Tensor]],
-        lr: Tensor,
-        beta1: Decay,
-        beta2: Decay,
-        epsilon: Epsilon,
-        step: Tensor,
-        mode: BooleanNumber,
-        bias_correction: BooleanNumber,
-        weight_decay: Finite,
-        inv_scale: Tensor,
-    ) -> None:
+    @function_like(multi_tensor_adam_capturable)
+    def multi_tensor_adam_capturable_master(self) -> None:
         """``[g, p, m, v, master]``: ``multi_tensor_adam_capturable`` whose parameter is read from fp32 ``master`` weights and written to both."""
 
     @function(

@@ -7,7 +7,7 @@ from typing import Any
 
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.interface.arguments import Tensor
-from fusible.tex.interface.declare import function
+from fusible.tex.interface.declare import function, function_like
 from fusible.tex.interface.domains import Count, Lengths, Size
 
 __all__ = ["Rope"]
@@ -49,27 +49,8 @@ class Rope:
         ``R(x)[i] = -x[i + d2/2]`` in the first half and ``x[i - d2/2]`` in the second; interleaved, ``R(x)[2i] = -x[2i+1]``, ``R(x)[2i+1] = x[2i]``.
         """
 
-    @function(
-        "output_grads",
-        "freqs",
-        "qkv_format",
-        "interleaved",
-        output_grads="real [* h d]",
-        freqs="fp32|fp64 [s 1 1 w]",
-        start_positions="int32 [b]",
-        cu_seqlens="int32 [n+1]",
-    )
-    def fused_rope_backward(
-        self,
-        output_grads: Tensor,
-        freqs: Tensor,
-        start_positions: Lengths | None,
-        qkv_format: NVTE_QKV_Format,
-        interleaved: bool,
-        cu_seqlens: Lengths | None,
-        cp_size: Count,
-        cp_rank: Size,
-    ) -> Any:
+    @function_like(fused_rope_forward, renamed={"input": "output_grads"})
+    def fused_rope_backward(self) -> Any:
         """``dx = g cos f + R^T(g sin f)``: the exact transpose of ``fused_rope_forward``, also where both halves of ``freqs`` differ."""
 
     @function(
