@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +20,8 @@ __all__ = [
     "FLT_MAX",
     "FP8_MAX",
     "INT64",
+    "QuantizerLike",
+    "TensorLike",
     "accumulator",
     "check_amax_buffer",
     "check_bytes",
@@ -33,6 +35,36 @@ __all__ = [
     "to_torch",
     "transposed_shape",
 ]
+
+
+class TensorLike(Protocol):
+    """A plain tensor, one of torch's or a lazy one: what checks of arguments and shape rules read of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def dtype(self) -> Any:
+        """Of the tensor's own framework."""
+
+    @property
+    def device(self) -> Any:
+        """Of the tensor's own framework."""
+
+
+class QuantizerLike(Protocol):
+    """What every quantizer has, ours or NVIDIA's. Everything else depends on its format (``tex.formats.scheme_of``)."""
+
+    rowwise_usage: bool
+    columnwise_usage: bool
+    internal: bool
+    """Whether it makes bare storages instead of torch tensors."""
+    optimize_for_gemm: bool
+    """Whether it stores scales in the order that NVIDIA's products read."""
+
 
 FLT_MAX = 3.4028234663852886e38
 """The largest fp32, and so the largest scale."""

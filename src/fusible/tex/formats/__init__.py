@@ -10,6 +10,6 @@ from fusible.tex.formats.float8 import CURRENT, DELAYED, FLOAT8, transposed, upd
 from fusible.tex.formats.float8_blocks import FLOAT8_BLOCKS, FLOAT8_BLOCKS_SCHEME
 from fusible.tex.formats.format import *
 from fusible.tex.formats.mxfp8 import MXFP8, MXFP8_SCHEME
-from fusible.tex.formats.nvfp4 import NVFP4, NVFP4_OPTIONS, NVFP4_SCHEME
+from fusible.tex.formats.nvfp4 import NVFP4, NVFP4_OPTIONS, NVFP4_SCHEME, NVFP4QuantizerLike
 
 __all__ = _public_names(globals())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -11,12 +11,26 @@ from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.tex.enums import DType
 from fusible.tex.formats.blocks import WAYS, BlockFormat
 from fusible.tex.formats.format import Marks, Scheme
-from fusible.tex.protocol import outer, to_dtype
+from fusible.tex.protocol import QuantizerLike, outer, to_dtype
 
-__all__ = ["NVFP4", "NVFP4Format", "NVFP4_OPTIONS", "NVFP4_SCHEME"]
+__all__ = ["NVFP4", "NVFP4Format", "NVFP4QuantizerLike", "NVFP4_OPTIONS", "NVFP4_SCHEME"]
 
 NVFP4_OPTIONS = ("row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
 """The options of a quantizer that its tensors repeat."""
+
+
+class NVFP4QuantizerLike(QuantizerLike, Protocol):
+    """The options of an NVFP4 quantizer, ours or NVIDIA's; ``quantized.NVFP4Quantizer`` says what each does."""
+
+    with_amax_reduction: bool
+    with_rht: bool
+    rht_matrix: Any
+    with_2d_quantization: bool
+    stochastic_rounding: bool
+    row_scaled_nvfp4: bool
+    nvfp4_use_4over6: bool
+    nvfp4_e4m3_max: int
+    nvfp4_4over6_err_mode: str
 
 
 class NVFP4Format(BlockFormat):

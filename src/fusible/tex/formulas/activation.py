@@ -8,21 +8,23 @@ from typing import Any, ClassVar
 from fusible.tex.activations import ELEMENTWISE
 from fusible.tex.calls.activation import ScaledActivations, elementwise, give_method
 from fusible.tex.calls.checks import check_gradient, check_row_scales, check_width_even, check_width_of_blocks
-from fusible.tex.formulas.arrays import ArrayKernels
+from fusible.tex.formulas.arrays import Array, ArrayKernels
 from fusible.tex.formulas.pointwise import Gate, Pointwise
+from fusible.tex.interface.arguments import Tensor
+from fusible.tex.protocol import QuantizerLike
 
 __all__ = ["ActivationFormulas"]
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
+    def forward(self: Any, input: Tensor, quantizer: QuantizerLike | None) -> Any:
         return self._activated(name, self._plain(input), quantizer)
 
     return forward
 
 
 def _backward(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+    def backward(self: Any, grad: Tensor, fwd_input: Tensor, quantizer: QuantizerLike | None) -> Any:
         g, x = self._plain(grad), self._plain(fwd_input)
         check_gradient(g, x.shape, f"d{name}")
         return self._differentiated(name, g, x, quantizer)
@@ -31,7 +33,7 @@ def _backward(name: str) -> Callable[..., Any]:
 
 
 def _backward_with_bias(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+    def backward(self: Any, grad: Tensor, fwd_input: Tensor, quantizer: QuantizerLike | None) -> list[Any]:
         g, x, xp = self._plain(grad), self._plain(fwd_input), self._arrays
         check_gradient(g, x.shape, f"dbias_d{name}")
         dx = self._pointwise[name].gradient(xp.wide(g), xp.wide(x))
@@ -41,7 +43,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
 
 def _scaled(name: str) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, act_scales: Any, quantizer: Any) -> Any:
+    def forward(self: Any, input: Tensor, act_scales: Array, quantizer: QuantizerLike | None) -> Any:
         x, xp = self._plain(input), self._arrays
         scales = self._row_scales(act_scales, x, f"scaled_{name}")
         return self._finish(xp.times(self._pointwise[name].f(xp.wide(x)), scales), quantizer, x.dtype)
@@ -50,7 +52,9 @@ def _scaled(name: str) -> Callable[..., Any]:
 
 
 def _scaled_backward(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, act_scales: Any, quantizer: Any, compute_scale_grad: bool = True) -> Any:
+    def backward(
+        self: Any, grad: Tensor, fwd_input: Tensor, act_scales: Array, quantizer: QuantizerLike | None, compute_scale_grad: bool = True
+    ) -> Any:
         g, x, xp = self._plain(grad), self._plain(fwd_input), self._arrays
         check_gradient(g, x.shape, f"scaled_d{name}")
         scales, activation, point, g = self._row_scales(act_scales, x, f"scaled_d{name}"), self._pointwise[name], xp.wide(x), xp.wide(g)
@@ -67,24 +71,24 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
     _pointwise: ClassVar[Mapping[str, Pointwise]]
     _gates: ClassVar[Mapping[str, Gate]]
 
-    def _activated(self, name: str, x: Any, quantizer: Any) -> Any:
+    def _activated(self, name: str, x: Array, quantizer: QuantizerLike | None) -> Any:
         return self._finish(self._pointwise[name].f(self._arrays.wide(x)), quantizer, x.dtype)
 
-    def _differentiated(self, name: str, g: Any, x: Any, quantizer: Any) -> Any:
+    def _differentiated(self, name: str, g: Array, x: Array, quantizer: QuantizerLike | None) -> Any:
         xp = self._arrays
         return self._finish(self._pointwise[name].gradient(xp.wide(g), xp.wide(x)), quantizer, x.dtype)
 
-    def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
+    def gate(self, name: str, input: Tensor, quantizer: QuantizerLike | None, *options: float) -> Any:
         x = self._plain(input)
         return self._finish(self._gates[name].f(*self._halves(x, name), *options), quantizer, x.dtype)
 
-    def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+    def gate_gradient(self, name: str, function: str, grad: Tensor, fwd_input: Tensor, quantizer: QuantizerLike | None, *options: float) -> Any:
         g, x = self._plain(grad), self._plain(fwd_input)
         a, b = self._halves(x, function)
         check_gradient(g, a.shape, function)
         return self._finish(self._side_by_side(*self._gates[name].gradient(self._arrays.wide(g), a, b, *options)), quantizer, x.dtype)
 
-    def scaled_gate(self, name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
+    def scaled_gate(self, name: str, input: Tensor, act_scales: Array, quantizer: QuantizerLike | None, interleave: int, *options: float) -> Any:
         x = self._plain(input)
         return self._finish(self._gate_by_rows(name, f"scaled_{name}", x, act_scales, *options, interleave=interleave), quantizer, x.dtype)
 
@@ -99,21 +103,21 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
         dx = self._side_by_side(*gate.gradient(g * scales, a, b, *options), interleave)
         return self._finish(dx, quantizer, x.dtype), for_scales
 
-    def _gate_by_rows(self, name: str, function: str, x: Any, act_scales: Any, *options: float, interleave: int = 0) -> Any:
+    def _gate_by_rows(self, name: str, function: str, x: Array, act_scales: Array, *options: float, interleave: int = 0) -> Any:
         """A gate of ``x`` times each row's scale, not rounded yet."""
         scales = self._row_scales(act_scales, x, function)
         return self._arrays.times(self._gates[name].f(*self._halves(x, function, interleave), *options), scales)
 
-    def _row_scales(self, act_scales: Any, x: Any, function: str) -> Any:
+    def _row_scales(self, act_scales: Array, x: Array, function: str) -> Any:
         """``act_scales`` as a wide factor of each row of ``x``."""
         check_row_scales(act_scales, x, function)
         return self._arrays.reshape(self._arrays.wide(act_scales), (*x.shape[:-1], 1))
 
-    def _scales_gradient(self, g: Any, activated: Any, act_scales: Any) -> Any:
+    def _scales_gradient(self, g: Array, activated: Array, act_scales: Array) -> Any:
         xp = self._arrays
         return xp.cast(xp.reshape(xp.sum(xp.times(activated, g), -1), act_scales.shape), act_scales.dtype)
 
-    def _halves(self, x: Any, function: str, interleave: int = 0) -> tuple[Any, Any]:
+    def _halves(self, x: Array, function: str, interleave: int = 0) -> tuple[Any, Any]:
         """The operands of a gate, wide; with ``interleave`` k they alternate in blocks of k."""
         check_width_even(x, function)
         check_width_of_blocks(x, interleave, function)
@@ -123,7 +127,7 @@ class ActivationFormulas(ArrayKernels, ScaledActivations):
         a, b = xp.halves(xp.reshape(x, (*half[:-1], half[-1] // interleave, 2 * interleave)))
         return xp.reshape(a, half), xp.reshape(b, half)
 
-    def _side_by_side(self, da: Any, db: Any, interleave: int = 0) -> Any:
+    def _side_by_side(self, da: Array, db: Array, interleave: int = 0) -> Any:
         """The inverse of ``_halves``."""
         xp = self._arrays
         if not interleave:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-__all__ = ["ArrayKernels", "Arrays", "Fp8", "Function"]
+from fusible.tex.protocol import QuantizerLike
+
+if TYPE_CHECKING:
+    import torch
+
+    from fusible import lazy
+
+__all__ = ["Array", "ArrayKernels", "Arrays", "Fp8", "Function"]
 
 Function = Callable[..., Any]
 """Its arguments are said where it is named."""
+
+
+Array: TypeAlias = "torch.Tensor | lazy.Tensor"
+"""A plain tensor of one framework: every formula serves both."""
 
 
 class Fp8(Protocol):
@@ -159,6 +170,6 @@ class ArrayKernels:
     _emit: ClassVar[Function]
     """``(result, quantizer, dtype, output=None)``: a wide ``result`` quantized."""
 
-    def _finish(self, result: Any, quantizer: Any, dtype: Any) -> Any:
+    def _finish(self, result: Array, quantizer: QuantizerLike | None, dtype: Any) -> Any:
         """A wide ``result`` as what the caller asked for: rounded, or quantized."""
         return self._arrays.cast(result, dtype) if quantizer is None else self._emit(result, quantizer, dtype)

@@ -10,22 +10,22 @@ from typing import Any
 from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, ScoreRules
 from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.enums import NVTE_Softmax_Type
-from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.formulas.arrays import Array, Arrays, Function
 
 __all__ = ["AttentionMath", "Gradients", "Part", "Tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of queries ``[.., s, 1]`` or of keys ``[.., 1, t]``: their sequence, their position in it, its length.
+    """The tokens of queries ``[.., s, 1]`` or of keys ``[.., 1, t]``: their sequence (None: it decides nothing), their position in it, its length.
 
     ``apart``: several sequences lie side by side, and see nothing of one another. ``inside``: which tokens count, or None for all.
     """
 
-    sequence: Any
-    position: Any
-    length: Any
-    inside: Any | None
+    sequence: Array | None
+    position: Array
+    length: Array | int
+    inside: Array | None
     apart: bool
 
 
@@ -36,7 +36,7 @@ class Part:
     rules: ScoreRules[Any]
     queries: Tokens
     keys: Tokens
-    bias: Any | None
+    bias: Array | None
 
     @property
     def diagonal(self) -> Any:
@@ -48,7 +48,7 @@ class Part:
         """Which keys each query sees, broadcastable to ``[n, h, s, t]``; None where all see all."""
         rules, rows, columns = self.rules, self.queries, self.keys
         i, j = rows.position, columns.position
-        found = [tokens.inside for tokens in (rows, columns) if tokens.inside is not None]
+        found: list[Any] = [tokens.inside for tokens in (rows, columns) if tokens.inside is not None]
         if rows.apart:
             found.append(rows.sequence == columns.sequence)
         if rules.mask in CAUSAL:
@@ -77,7 +77,7 @@ class Gradients:
     extra: Any | None
 
 
-def _unseen(scores: Any) -> None:
+def _unseen(scores: Array) -> None:
     pass
 
 
@@ -102,7 +102,7 @@ class AttentionMath:
             return xp.full((1, 1, 1, 1), 0, xp.float32, rules.rng_state)
         return None if rules.offset is None else xp.reshape(xp.wide(rules.offset), (1, -1, 1, 1))
 
-    def forward(self, part: Part, q: Any, k: Any, v: Any, see: Callable[[Any], None] = _unseen) -> tuple[Any, Any, Any]:
+    def forward(self, part: Part, q: Array, k: Array, v: Array, see: Callable[[Any], None] = _unseen) -> tuple[Any, Any, Any]:
         """``(o [n, h, s, e], stats [n, h, s, 1], largest [n, h, s, 1])`` of what has keys; ``see`` sees the probabilities that V is multiplied by."""
         xp, (n, h, s, _) = self.arrays, q.shape
         p, _ = self._scores(part, q, k)
@@ -122,7 +122,9 @@ class AttentionMath:
         see(p)
         return xp.reshape(self.product(self._grouped(p, k.shape[1]), v, 3, 2), (n, h, s, v.shape[3])), stats, largest
 
-    def backward(self, part: Part, q: Any, k: Any, v: Any, o: Any, do: Any, stats: Any, see: Callable[[Any], None] = _unseen) -> Gradients:
+    def backward(
+        self, part: Part, q: Array, k: Array, v: Array, o: Array, do: Array, stats: Array, see: Callable[[Any], None] = _unseen
+    ) -> Gradients:
         """The gradients of what has queries and keys; ``see`` sees those of the scores."""
         xp, groups, h, scale = self.arrays, k.shape[1], q.shape[1], part.rules.scale
         stats = xp.filled(stats, stats == -math.inf, 0.0)
@@ -145,7 +147,7 @@ class AttentionMath:
         extra = self.extra_logit(part.rules)
         return Gradients(dq, dk, dv, ds, None if extra is None else -xp.times(xp.exp(extra - stats), delta))
 
-    def _scores(self, part: Part, q: Any, k: Any) -> tuple[Any, Any | None]:
+    def _scores(self, part: Part, q: Array, k: Array) -> tuple[Any, Any | None]:
         """The scores, and where they are capped the derivative of the cap."""
         xp, rules, (n, h, s, _) = self.arrays, part.rules, q.shape
         scores = xp.reshape(self.product(self._grouped(q, k.shape[1]), k, 3, 3), (n, h, s, k.shape[2]))
@@ -164,7 +166,7 @@ class AttentionMath:
         visible = part.visible()
         return (scores if visible is None else xp.hidden(scores, visible, -math.inf)), slope
 
-    def _grouped(self, x: Any, groups: int) -> Any:
+    def _grouped(self, x: Array, groups: int) -> Any:
         """``[n, h, s, d] -> [n, g, h / g * s, d]``: the queries of a kv head, one after the other."""
         n, h, s, d = x.shape
         return self.arrays.reshape(x, (n, groups, h // groups * s, d))

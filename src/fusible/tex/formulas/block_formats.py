@@ -19,7 +19,8 @@ from fusible.tex.formats import (
     usages,
 )
 from fusible.tex.formats.block_reading import BlockReader
-from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.formulas.arrays import Array, Arrays, Function
+from fusible.tex.interface.arguments import QuantizedTensor
 from fusible.tex.protocol import outer, to_torch
 
 __all__ = ["BlockTensors"]
@@ -38,7 +39,7 @@ class BlockTensors:
     draw: Function
     """``(count, like)``: take seeds, as stochastic rounding of so many copies would: who records a program does not know which tensors are empty."""
 
-    def quantize(self, x: Any, quantizer: Any, dtype: Any, output: Any = None, noop: Any = None, **given: Any) -> Any:
+    def quantize(self, x: Array, quantizer: Any, dtype: Any, output: QuantizedTensor | None = None, noop: Array | None = None, **given: Any) -> Any:
         """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``given``: what is known of it to the format's codec.
 
         Written are the copies that the quantizer asks for and those that ``output`` has. Raises before anything is written.
@@ -57,7 +58,7 @@ class BlockTensors:
         fields = {name: buffers.get(name) for name in form.buffers}
         return build_quantized(quantizer, shape=tuple(x.shape), dtype=to_torch(dtype), **fields, **options)
 
-    def dense(self, x: Any) -> Any:
+    def dense(self, x: QuantizedTensor) -> Any:
         """The value of a quantized tensor of any format in fp32, from its row-wise copy where it has one, else from the column-wise one."""
         if format_of(x) is FLOAT8:
             return self._of_one_scale(x)
@@ -67,7 +68,7 @@ class BlockTensors:
             values = xp.times(values, xp.reshape(factor, (-1, 1) if way == "rowwise" else (1, -1)))
         return xp.reshape(values, logical_shape(x))
 
-    def _of_one_scale(self, x: Any) -> Any:
+    def _of_one_scale(self, x: QuantizedTensor) -> Any:
         xp = self.arrays
         scale_inv = x._scale_inv if len(logical_shape(x)) else xp.reshape(x._scale_inv, ())
         if x._data is not None:
@@ -77,7 +78,7 @@ class BlockTensors:
             raise ArgumentError(expected("data or transposed data", of="a quantized tensor", got="neither", do="quantize it again"))
         return xp.permute(xp.times(self.arrays.fp8.decode(data, x._fp8_dtype), scale_inv), (*range(1, data.ndim), 0))
 
-    def _encoded(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Any]:
+    def _encoded(self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool, swizzled: bool, given: dict[str, Any]) -> dict[str, Any]:
         """The buffers of ``x``, by name."""
         xp, form = self.arrays, block_format_of(quantizer)
         specs = form.buffer_specs(quantizer, x.shape, rowwise, columnwise)
@@ -93,7 +94,7 @@ class BlockTensors:
             buffers[f"{way}_scale_inv"] = self.swizzle(scales, way == "columnwise" and form.blocks_first) if swizzled else scales
         return buffers
 
-    def _fill(self, output: Any, buffers: dict[str, Any], options: dict[str, Any], noop: Any) -> Any:
+    def _fill(self, output: QuantizedTensor, buffers: dict[str, Any], options: dict[str, Any], noop: Array | None) -> Any:
         xp = self.arrays
         for name, new in buffers.items():
             held = getattr(output, f"_{name}")

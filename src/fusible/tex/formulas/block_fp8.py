@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, BlockCodec, BlockFormat, Copy
-from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.formulas.arrays import Array, Arrays, Function
+from fusible.tex.interface.arguments import QuantizedTensor
 from fusible.tex.protocol import FP8_MAX, fp8_format
 
 __all__ = ["BlockFp8"]
@@ -44,7 +45,7 @@ class BlockFp8:
             MXFP8: BlockCodec(lambda *asked: ({}, self._mxfp8(*asked)), self._mxfp8_values),
         }
 
-    def _float8_blocks(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
+    def _float8_blocks(self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
         """``cast(x * scale)`` and ``1 / scale`` of each block of the matrix ``x``; ``scale`` follows from the block's amax."""
         fp8, overflow, tiled = fp8_format(quantizer.dtype), self.largest(x.dtype), FLOAT8_BLOCKS.is_tiled(quantizer)
 
@@ -55,17 +56,17 @@ class BlockFp8:
         for way, data, grid in self._cast(cast, FLOAT8_BLOCKS, tiled, rowwise, columnwise):
             yield way, data if way == "rowwise" else self.arrays.transpose(data), self._turned(grid, way, tiled)
 
-    def _float8_blocks_values(self, x: Any, way: str, scales: Any, shape: tuple[int, int], undo: bool) -> tuple[Any, None]:
+    def _float8_blocks_values(self, x: QuantizedTensor, way: str, scales: Array, shape: tuple[int, int], undo: bool) -> tuple[Any, None]:
         xp, data = self.arrays, getattr(x, f"_{way}_data")
         data = xp.reshape(data, shape) if way == "rowwise" else xp.transpose(xp.reshape(data, (shape[1], shape[0])))
         block = FLOAT8_BLOCKS.block(way, x._is_2D_scaled)
         return self.scaled(self.arrays.fp8.decode(data, x._fp8_dtype), self._turned(scales, way, x._is_2D_scaled), block), None
 
-    def _turned(self, grid: Any, way: str, tiled: bool) -> Any:
+    def _turned(self, grid: Array, way: str, tiled: bool) -> Any:
         """Scales by their block's place in the matrix as they are stored, and the other way round."""
         return grid if tiled == (way == "rowwise") else self.arrays.transpose(grid)
 
-    def _mxfp8(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
+    def _mxfp8(self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool) -> Iterator[Copy]:
         """``cast(x / 2^e)`` and the byte ``e + 127`` of each block of the matrix ``x``: the least ``2^e`` that is not below ``amax / fp8_max``."""
         fp8, tiled = fp8_format(quantizer.dtype), MXFP8.is_tiled(quantizer)
 
@@ -76,7 +77,7 @@ class BlockFp8:
         for way, data, grid in self._cast(cast, MXFP8, tiled, rowwise, columnwise):
             yield way, data, self.arrays.repeated(grid, MXFP8.length, 0 if way == "rowwise" else 1) if tiled else grid
 
-    def _mxfp8_values(self, x: Any, way: str, scales: Any, shape: tuple[int, int], undo: bool) -> tuple[Any, None]:
+    def _mxfp8_values(self, x: QuantizedTensor, way: str, scales: Array, shape: tuple[int, int], undo: bool) -> tuple[Any, None]:
         data = self.arrays.reshape(getattr(x, f"_{way}_data"), shape)
         return self.multiplied(self.arrays.fp8.decode(data, x._fp8_dtype), scales, MXFP8.block(way, False)), None
 

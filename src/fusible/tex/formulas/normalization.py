@@ -7,17 +7,18 @@ from typing import Any
 from fusible.errors import DTypeError, expected
 from fusible.tex.calls.normalization import NormalizationBySteps, NormGradient, NormOutput
 from fusible.tex.formats import is_quantized
-from fusible.tex.formulas.arrays import ArrayKernels
+from fusible.tex.formulas.arrays import Array, ArrayKernels
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.protocol import outer
 
 __all__ = ["NormalizationFormulas"]
 
 
 class NormalizationFormulas(ArrayKernels, NormalizationBySteps):
-    def norm_operand(self, x: Any) -> Any:
+    def norm_operand(self, x: Tensor) -> Any:
         return self._plain(x)
 
-    def layernorm(self, x: Any, gamma: Any, bias: Any, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
+    def layernorm(self, x: Array, gamma: Array, bias: Array | None, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
         xp = self._arrays
         rows = xp.wide(x)
         mu = xp.mean(rows)
@@ -27,7 +28,7 @@ class NormalizationFormulas(ArrayKernels, NormalizationBySteps):
         y = y if bias is None else xp.plus(y, xp.wide(bias))
         return [self._norm_result(y, output), _by_rows(xp, mu), _by_rows(xp, rsigma)]
 
-    def rmsnorm(self, x: Any, gamma: Any, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
+    def rmsnorm(self, x: Array, gamma: Array, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
         xp = self._arrays
         rows = xp.wide(x)
         rsigma = xp.rsqrt(xp.plus(xp.mean(rows * rows), eps))
@@ -50,17 +51,17 @@ class NormalizationFormulas(ArrayKernels, NormalizationBySteps):
         dx = (dy - xh * xp.mean(dy * xh)) * rs
         return [self._norm_gradient(dx, of), xp.cast(self._row_sum(xh * g), of.gamma.dtype)]
 
-    def _norm_gain(self, gamma: Any, x: Any, zero_centered: bool) -> Any:
+    def _norm_gain(self, gamma: Array, x: Array, zero_centered: bool) -> Any:
         gamma = self._arrays.wide(gamma)
         return gamma + 1.0 if zero_centered else gamma
 
-    def _norm_statistic(self, statistic: Any, x: Any) -> Any:
+    def _norm_statistic(self, statistic: Array, x: Array) -> Any:
         return self._arrays.reshape(statistic, (*x.shape[:-1], 1))
 
-    def _norm_gradient(self, dx: Any, of: NormGradient) -> Any:
+    def _norm_gradient(self, dx: Array, of: NormGradient) -> Any:
         return self._arrays.cast(dx if of.add is None else self._arrays.plus(dx, self._arrays.wide(of.add)), of.x.dtype)
 
-    def _norm_result(self, y: Any, output: NormOutput) -> Any:
+    def _norm_result(self, y: Array, output: NormOutput) -> Any:
         dtype, out = self._arrays.dtype(output.dtype), output.out
         if output.quantizer is None:
             return self._write(y, dtype, out)
@@ -69,5 +70,5 @@ class NormalizationFormulas(ArrayKernels, NormalizationBySteps):
         return self._emit(y, output.quantizer, dtype, out)
 
 
-def _by_rows(xp: Any, statistic: Any) -> Any:
+def _by_rows(xp: Any, statistic: Array) -> Any:
     return xp.reshape(statistic, (outer(statistic.shape),))

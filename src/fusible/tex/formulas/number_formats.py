@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.formulas.arrays import Array, Arrays, Function
 
 __all__ = ["E2M1", "E2M1Codes", "E2M1_MAX"]
 
@@ -28,12 +28,12 @@ class E2M1Codes:
     decode: Function
     """``(code)``: fp32."""
 
-    def encode(self, x: Any) -> Any:
+    def encode(self, x: Array) -> Any:
         """The codes (bit 3 the sign) of fp32 values: rounded to the nearest, ties to the even code, saturating at 6; NaN becomes 6."""
         size = self.arrays.abs(x)
         return self.counted_down(_below(size), x) | self.sign_bit(x)
 
-    def encode_stochastically(self, x: Any, random: Any) -> Any:
+    def encode_stochastically(self, x: Array, random: Array) -> Any:
         """The codes of fp32 values rounded to one of their two neighbours: up in size with the probability that makes the mean ``|x|``.
 
         ``random``: fp32 in [0, 1), of the shape of ``x``. What E2M1 holds stays as it is, what lies above 6 becomes 6, and NaN too.
@@ -48,6 +48,6 @@ class E2M1Codes:
         return (code + xp.cast(up, code.dtype)) | self.sign_bit(x)
 
 
-def _below(size: Any) -> Iterator[Any]:
+def _below(size: Array) -> Iterator[Any]:
     for lower, threshold in enumerate(_UP):
         yield size < threshold if lower % 2 else size <= threshold

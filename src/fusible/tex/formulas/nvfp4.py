@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.tex.enums import DType
-from fusible.tex.formats import BlockCodec, Copy
-from fusible.tex.formulas.arrays import Arrays, Function
+from fusible.tex.formats import BlockCodec, Copy, NVFP4QuantizerLike
+from fusible.tex.formulas.arrays import Array, Arrays, Function
 from fusible.tex.formulas.number_formats import E2M1_MAX
+from fusible.tex.interface.arguments import QuantizedTensor
 from fusible.tex.protocol import FP8_MAX
 
 __all__ = ["E4M3_MAX", "Nvfp4", "Random"]
@@ -50,14 +51,14 @@ class Nvfp4:
         return BlockCodec(self._encode, self._values, self.transform)
 
     def _encode(
-        self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Any] | None = None, random: Random | None = None
+        self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Any] | None = None, random: Random | None = None
     ) -> tuple[dict[str, Any], Iterator[Copy]]:
         """``amaxes`` and ``random``, where given, are taken in the place of the matrix's own and of numbers that are drawn."""
         amaxes = self._amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
         flat = {f"amax_{way}": amax if amax.ndim == 1 else self.arrays.reshape(amax, (-1,)) for way, amax in amaxes.items()}
         return flat, self._copies(x, quantizer, amaxes, random)
 
-    def _amaxes(self, x: Any, quantizer: Any, rowwise: bool, columnwise: bool) -> dict[str, Any]:
+    def _amaxes(self, x: Array, quantizer: NVFP4QuantizerLike, rowwise: bool, columnwise: bool) -> dict[str, Any]:
         """``max |x|`` that each copy is scaled by."""
         amaxes = {"rowwise": self.amax(x, 1, quantizer)} if rowwise else {}
         if columnwise and quantizer.with_rht:
@@ -67,7 +68,7 @@ class Nvfp4:
             amaxes["columnwise"] = self.arrays.copy(amaxes["rowwise"]) if alike else self.amax(x, 0, quantizer)
         return {way: self.arrays.fp8.reduced(amax, quantizer) for way, amax in amaxes.items()}
 
-    def _copies(self, x: Any, quantizer: Any, amaxes: dict[str, Any], random: Random | None) -> Iterator[Copy]:
+    def _copies(self, x: Array, quantizer: NVFP4QuantizerLike, amaxes: dict[str, Any], random: Random | None) -> Iterator[Copy]:
         """Of each copy that has an amax."""
         for way, amax in amaxes.items():
             lines = x if way == "rowwise" else self.column_source(x, quantizer)
@@ -75,7 +76,7 @@ class Nvfp4:
             tiled = quantizer.with_2d_quantization and not quantizer.nvfp4_use_4over6
             yield way, codes, self._lines(scales, 16 if tiled else 1)
 
-    def column_source(self, x: Any, quantizer: Any) -> Any:
+    def column_source(self, x: Array, quantizer: NVFP4QuantizerLike) -> Any:
         """``x`` transposed; where the quantizer asks for it, rounded to bfloat16 and transformed in groups of 16, in fp32, and rounded again."""
         xp, lines = self.arrays, self.arrays.transpose(x)
         if not quantizer.with_rht:
@@ -83,16 +84,16 @@ class Nvfp4:
         bf16 = xp.dtype(DType.kBFloat16)
         return xp.cast(self.transformed(xp.cast(lines, bf16), self.hadamard(quantizer)), bf16)
 
-    def e4m3(self, x: Any) -> Any:
+    def e4m3(self, x: Array) -> Any:
         """The bytes of numbers >= 0, which saturate; NaN stays. Perhaps in the memory of ``x``."""
         return self.arrays.fp8.encode(x, DType.kFloat8E4M3)
 
-    def transform(self, x: Any, way: str) -> Any | None:
+    def transform(self, x: QuantizedTensor, way: str) -> Any | None:
         """The matrix that the groups of 16 in a copy of the tensor ``x`` were multiplied by, or None."""
         quantizer = x._quantizer
         return self.hadamard(quantizer) if way == "columnwise" and quantizer is not None and quantizer.with_rht else None
 
-    def _values(self, x: Any, way: str, scales: Any, shape: tuple[int, int], undo: bool) -> tuple[Any, Any]:
+    def _values(self, x: QuantizedTensor, way: str, scales: Array, shape: tuple[int, int], undo: bool) -> tuple[Any, Any]:
         xp, count, width = self.arrays, *(shape if way == "rowwise" else (shape[1], shape[0]))
         values = self.scaled(self.codes(xp.reshape(getattr(x, f"_{way}_data"), (count, width // 2))), self.of_e4m3(scales), (1, 16))
         matrix = self.transform(x, way) if undo else None
@@ -101,7 +102,7 @@ class Nvfp4:
         largest = E2M1_MAX * (x._nvfp4_e4m3_max if x._nvfp4_use_4over6 else E4M3_MAX)
         return values if way == "rowwise" else xp.permute(values, (1, 0)), self.over(getattr(x, f"_amax_{way}"), largest)
 
-    def better(self, base: Any, codes_by: Function, error_of: Function, high: int) -> tuple[Any, Any]:
+    def better(self, base: Array, codes_by: Function, error_of: Function, high: int) -> tuple[Any, Any]:
         """Codes, and scales of each block's lines, with the block's amax mapped to 6 or, where the error is less, to 4 (Cook et al. 2025,
         arXiv:2512.02010). ``base``: scales for 6; ``codes_by(scales)``; ``error_of(codes, scales of lines)``: of the blocks of each line."""
         xp, candidates = self.arrays, []
@@ -116,11 +117,11 @@ class Nvfp4:
         codes = xp.where(better[:, :, None], xp.reshape(four, blocks), xp.reshape(six, blocks))
         return xp.reshape(codes, six.shape), xp.where(better, scales_four, scales_six)
 
-    def _lines(self, grid: Any, high: int) -> Any:
+    def _lines(self, grid: Array, high: int) -> Any:
         """One row per line, of tiles that are ``high`` lines."""
         return grid if high == 1 else self.arrays.repeated(grid, high, 0)
 
-    def _of_tiles(self, error: Any, high: int) -> Any:
+    def _of_tiles(self, error: Array, high: int) -> Any:
         """The sums of numbers per block over the lines of a tile, pairwise."""
         while high > 1:
             high //= 2

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from fusible.tex.calls.optimizer import AdamRule, check_float_lists, check_typed_lists
 from fusible.tex.enums import DType
-from fusible.tex.formulas.arrays import ArrayKernels, Function
+from fusible.tex.formulas.arrays import Array, ArrayKernels, Function
 from fusible.tex.formulas.block_fp8 import BlockFp8
 from fusible.tex.formulas.quantize import Quantizing
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.optimizer import Optimizer
 from fusible.tex.protocol import FLT_MAX, FP8_MAX, INT16, fp8_format
 
@@ -37,35 +37,35 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
         """The L2 norm of all tensors, ``[1]``, and that of each."""
         raise NotImplementedError
 
-    def _less_power(self, beta: float, steps: Any) -> Any:
+    def _less_power(self, beta: float, steps: Array) -> Any:
         """``1 - beta^steps`` for ``beta > 0``, without the cancellation of fp32 where that is close to 1."""
         raise NotImplementedError
 
-    def _write_together(self, old: Sequence[Any], new: Sequence[Any], skip: Any = None) -> None:
+    def _write_together(self, old: Sequence[Any], new: Sequence[Any], skip: Array | None = None) -> None:
         """Round each of ``new`` into its tensor of ``old``, except where ``skip`` (one flag)."""
         raise NotImplementedError
 
-    def multi_tensor_scale(self, chunk_size: int, noop_flag: Any, tensor_lists: _Lists, scale: float) -> None:
+    def multi_tensor_scale(self, chunk_size: int, noop_flag: Array, tensor_lists: _Lists, scale: float) -> None:
         self._check_floats(tensor_lists, (2,), "multi_tensor_scale")
         self._scale_lists(noop_flag, tensor_lists, scale)
 
-    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Any, tensor_lists: _Lists, scale: Any) -> None:
+    def multi_tensor_scale_tensor(self, chunk_size: int, is_infinite: Array, tensor_lists: _Lists, scale: Array | float) -> None:
         self._check_floats(tensor_lists, (2,), "multi_tensor_scale_tensor")
         self._scale_lists(is_infinite, tensor_lists, self._arrays.reshape(scale, ()))
 
-    def multi_tensor_l2norm(self, chunk_size: int, noop_flag: Any, tensor_lists: _Lists, per_tensor_python: bool | None) -> tuple[Any, Any]:
+    def multi_tensor_l2norm(self, chunk_size: int, noop_flag: Array, tensor_lists: _Lists, per_tensor_python: bool | None) -> tuple[Any, Any]:
         self._check_floats(tensor_lists, (1,), "multi_tensor_l2norm")
         return self._checked_norms(noop_flag, len(tensor_lists[0]), tensor_lists[0], per_tensor_python)
 
     def multi_tensor_unscale_l2norm(
-        self, chunk_size: int, noop_flag: Any, tensor_lists: _Lists, inv_scale: Any, per_tensor_python: bool | None
+        self, chunk_size: int, noop_flag: Array, tensor_lists: _Lists, inv_scale: Array, per_tensor_python: bool | None
     ) -> tuple[Any, Any]:
         self._check_floats(tensor_lists, (1,), "multi_tensor_unscale_l2norm")
         xp, (tensors,) = self._arrays, tensor_lists
         return self._checked_norms(noop_flag, len(tensors), (xp.wide(x) * xp.reshape(inv_scale, ()) for x in tensors), per_tensor_python)
 
     @by_name
-    def multi_tensor_adam(self, call: Any) -> None:
+    def multi_tensor_adam(self, call: CallArguments) -> None:
         self._check_floats(call.tensor_lists, (4, 5), "multi_tensor_adam")
         xp, rule = self._arrays, AdamRule.of(call)
         for g, p, m, v, *master in zip(*call.tensor_lists, strict=True):
@@ -73,7 +73,7 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
             self._write_together((m, v, p, *master), (*moments, new, *[new] * len(master)))
 
     @by_name
-    def multi_tensor_adam_param_remainder(self, call: Any) -> None:
+    def multi_tensor_adam_param_remainder(self, call: CallArguments) -> None:
         xp, (fp32, bf16, _), rule = self._arrays, self._floats, AdamRule.of(call)
         int16, int32 = xp.dtype(INT16), xp.dtype(DType.kInt32)
         check_typed_lists(call.tensor_lists, (self._floats, (bf16,), self._floats, self._floats, (int16,)), "multi_tensor_adam_param_remainder")
@@ -86,7 +86,7 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
             self._write_together((m, v, remainder, p), (*moments, low, xp.bitcast(high, bf16)))
 
     @by_name
-    def multi_tensor_adam_fp8(self, call: Any) -> None:
+    def multi_tensor_adam_fp8(self, call: CallArguments) -> None:
         xp, to, fp8, floats, fp32 = self._arrays, self._quantizing, fp8_format(call.fp8_dtype), self._floats, self._floats[:1]
         check_typed_lists(call.tensor_lists, (floats, self._bytes, floats, floats, *[fp32] * 4), "multi_tensor_adam_fp8", single=3)
         rule = AdamRule.of(call)
@@ -97,17 +97,17 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
             self._write_together((m, v, master, amax, scale_inv, p), (*moments, new, *numbers, data))
 
     @by_name
-    def multi_tensor_adam_capturable(self, call: Any) -> None:
+    def multi_tensor_adam_capturable(self, call: CallArguments) -> None:
         self._check_floats(call.tensor_lists, (4,), "multi_tensor_adam_capturable")
         self._adam_of_tensors(call)
 
     @by_name
-    def multi_tensor_adam_capturable_master(self, call: Any) -> None:
+    def multi_tensor_adam_capturable_master(self, call: CallArguments) -> None:
         check_typed_lists(call.tensor_lists, (*[self._floats] * 4, self._floats[:1]), "multi_tensor_adam_capturable_master")
         self._adam_of_tensors(call)
 
     @by_name
-    def multi_tensor_sgd(self, call: Any) -> None:
+    def multi_tensor_sgd(self, call: CallArguments) -> None:
         self._check_floats(call.tensor_lists, (3, 4), "multi_tensor_sgd")
         xp = self._arrays
         skip = xp.reshape(call.noop_flag, ()) != 0
@@ -125,7 +125,7 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
             self._write_together(old, [*new, *[xp.minus_scaled(value, update, call.lr)] * (1 + len(copies))], skip)
 
     @by_name
-    def multi_tensor_compute_scale_and_scale_inv(self, call: Any) -> None:
+    def multi_tensor_compute_scale_and_scale_inv(self, call: CallArguments) -> None:
         xp = self._arrays
         check_typed_lists(call.tensor_lists, [self._floats[:1]] * 3, "multi_tensor_compute_scale_and_scale_inv")
         for amax, scale, scale_inv in zip(*call.tensor_lists, strict=True):
@@ -144,14 +144,14 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
     def _check_floats(self, tensor_lists: _Lists, counts: tuple[int, ...], function: str) -> None:
         check_float_lists(tensor_lists, counts, function, self._alike, self._floats)
 
-    def _scale_lists(self, flag: Any, tensor_lists: _Lists, scale: Any) -> None:
+    def _scale_lists(self, flag: Array, tensor_lists: _Lists, scale: Array | float) -> None:
         xp = self._arrays
         for x, out in zip(*tensor_lists, strict=True):
             finite = xp.all_finite(x)
             xp.put(out, xp.wide(x) * scale)
             xp.set_unless(flag, finite)
 
-    def _checked_norms(self, flag: Any, count: int, tensors: Iterable[Any], each: bool | None) -> tuple[Any, Any]:
+    def _checked_norms(self, flag: Array, count: int, tensors: Iterable[Any], each: bool | None) -> tuple[Any, Any]:
         xp = self._arrays
         empty = xp.full((0,), 0.0, xp.float32, flag)
         if not count:
@@ -160,7 +160,7 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
         xp.set_unless(flag, xp.all_finite(norm))
         return norm, norms if each else empty
 
-    def _adam_step(self, rule: AdamRule, gradient: Any, value: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
+    def _adam_step(self, rule: AdamRule, gradient: Array, value: Array, m: Array, v: Array) -> tuple[Any, Any, Any]:
         """The new value of a parameter and its new moments, all fp32."""
         xp = self._arrays
         if rule.l2:
@@ -172,7 +172,7 @@ class OptimizerFormulas(ArrayKernels, Optimizer):
             update = xp.plus_scaled(update, value, rule.decoupled)
         return xp.minus_scaled(value, update, rule.lr), first, second
 
-    def _adam_of_tensors(self, call: Any) -> None:
+    def _adam_of_tensors(self, call: CallArguments) -> None:
         """A step whose rate, count and gradient scale are tensors, none of which is read back."""
         xp = self._arrays
         rate, steps, skip, factor = (xp.reshape(x, ()) for x in (call.lr, call.step, call.noop_flag, call.inv_scale))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusible.tex.activations import ELEMENTWISE, GATES, Activation
-from fusible.tex.formulas.arrays import Arrays
+from fusible.tex.formulas.arrays import Array, Arrays
 
 __all__ = ["Functions", "Gate", "Pointwise"]
 
@@ -54,75 +54,75 @@ class Functions:
             return Gate(getattr(self, row.name), getattr(self, row.gradient))
         times, activation = self.xp.times, self.pointwise[row.of]
 
-        def f(a: Any, b: Any) -> Any:
+        def f(a: Array, b: Array) -> Any:
             return times(activation.f(a), b)
 
-        def gradient(g: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        def gradient(g: Array, a: Array, b: Array) -> tuple[Any, Any]:
             return activation.gradient(g * b, a), times(activation.f(a), g)
 
         return Gate(f, gradient)
 
-    def _tanh_of_gelu(self, x: Any) -> Any:
+    def _tanh_of_gelu(self, x: Array) -> Any:
         return self.xp.tanh((x * (x * x * _KAPPA + 1.0)) * _BETA)
 
-    def gelu(self, x: Any) -> Any:
+    def gelu(self, x: Array) -> Any:
         return x * 0.5 * (self._tanh_of_gelu(x) + 1.0)
 
-    def dgelu(self, g: Any, x: Any) -> Any:
+    def dgelu(self, g: Array, x: Array) -> Any:
         t = self._tanh_of_gelu(x)
         inner = (x * x * (3 * _KAPPA) + 1.0) * _BETA
         return g * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner)
 
-    def sigmoid(self, x: Any) -> Any:
+    def sigmoid(self, x: Array) -> Any:
         return self.xp.sigmoid(x)
 
-    def dsigmoid(self, g: Any, x: Any) -> Any:
+    def dsigmoid(self, g: Array, x: Array) -> Any:
         s = self.xp.sigmoid(x)
         return g * (1.0 - s) * s
 
-    def silu(self, x: Any) -> Any:
+    def silu(self, x: Array) -> Any:
         return x * self.xp.sigmoid(x)
 
-    def dsilu(self, g: Any, x: Any) -> Any:
+    def dsilu(self, g: Array, x: Array) -> Any:
         s = self.xp.sigmoid(x)
         return g * s * (x * (1.0 - s) + 1.0)
 
-    def qgelu(self, x: Any) -> Any:
+    def qgelu(self, x: Array) -> Any:
         return self.xp.times(self.xp.sigmoid(x * 1.702), x)
 
-    def dqgelu(self, g: Any, x: Any) -> Any:
+    def dqgelu(self, g: Array, x: Array) -> Any:
         # With u = 1.702 x, qgelu(x) = silu(u) / 1.702: its derivative is that of silu at u.
         return self.pointwise["silu"].gradient(g, x * 1.702)
 
-    def relu(self, x: Any) -> Any:
+    def relu(self, x: Array) -> Any:
         return self.xp.relu(x)
 
-    def drelu(self, g: Any, x: Any) -> Any:
+    def drelu(self, g: Array, x: Array) -> Any:
         return self.xp.where(x <= 0.0, 0.0, g)
 
-    def srelu(self, x: Any) -> Any:
+    def srelu(self, x: Array) -> Any:
         y = self.xp.relu(x)
         return self.xp.times(y, y)
 
-    def dsrelu(self, g: Any, x: Any) -> Any:
+    def dsrelu(self, g: Array, x: Array) -> Any:
         return self.xp.times(self.xp.times(self.xp.relu(x), 2.0), g)
 
-    def situglu(self, a: Any, b: Any, beta1: float, beta2: float) -> Any:
+    def situglu(self, a: Array, b: Array, beta1: float, beta2: float) -> Any:
         xp = self.xp
         gate = xp.times(xp.times(xp.tanh(a / beta1), beta1), xp.sigmoid(a))
         return xp.times(gate, xp.times(xp.tanh(b / beta2), beta2))
 
-    def dsituglu(self, g: Any, a: Any, b: Any, beta1: float, beta2: float) -> tuple[Any, Any]:
+    def dsituglu(self, g: Array, a: Array, b: Array, beta1: float, beta2: float) -> tuple[Any, Any]:
         xp = self.xp
         t, s, u = xp.tanh(a / beta1), xp.sigmoid(a), xp.tanh(b / beta2)
         da = g * ((1.0 - t * t) * s + t * beta1 * s * (1.0 - s)) * (u * beta2)
         return da, g * (1.0 - u * u) * (t * beta1 * s)
 
-    def clamped_swiglu(self, a: Any, b: Any, limit: float, alpha: float, offset: float) -> Any:
+    def clamped_swiglu(self, a: Array, b: Array, limit: float, alpha: float, offset: float) -> Any:
         xp, c = self.xp, self.xp.clip(a, None, limit)
         return xp.times(xp.times(xp.sigmoid(c * alpha), c), xp.plus(xp.clip(b, -limit, limit), offset))
 
-    def clamped_dswiglu(self, g: Any, a: Any, b: Any, limit: float, alpha: float, offset: float) -> tuple[Any, Any]:
+    def clamped_dswiglu(self, g: Array, a: Array, b: Array, limit: float, alpha: float, offset: float) -> tuple[Any, Any]:
         xp, c = self.xp, self.xp.clip(a, None, limit)
         s = xp.sigmoid(c * alpha)
         up = xp.plus(xp.clip(b, -limit, limit), offset)

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from fusible.tex.calls.checks import check_scale_update
-from fusible.tex.formulas.arrays import ArrayKernels
-from fusible.tex.interface.declare import by_name
+from fusible.tex.formulas.arrays import Array, ArrayKernels
+from fusible.tex.interface.arguments import Tensor
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.protocol import FP8_MAX, check_amax_buffer, fp8_format
 
@@ -20,13 +21,13 @@ class RecipeFormulas(ArrayKernels, Recipe):
         window or the latest."""
         raise NotImplementedError
 
-    def compute_amax(self, input: Any, amax: Any) -> None:
+    def compute_amax(self, input: Tensor, amax: Array) -> None:
         xp = self._arrays
         check_amax_buffer(amax, "amax of compute_amax", xp.float32)
         xp.put(amax, xp.reshape(xp.fp8.tensor_amax(self._plain(input)), amax.shape))
 
     @by_name
-    def fused_amax_and_scale_update_after_reduction(self, call: Any) -> None:
+    def fused_amax_and_scale_update_after_reduction(self, call: CallArguments) -> None:
         xp = self._arrays
         sizes = check_scale_update(call.amax_reduction_buffer, call.amax_histories, call.scales, call.amax_compute_algo)
         largest = FP8_MAX[fp8_format(call.fp8_dtype)] * 2.0**-call.margin

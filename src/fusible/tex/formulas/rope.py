@@ -7,8 +7,9 @@ from typing import Any
 from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.rope import starts_of
 from fusible.tex.enums import NVTE_QKV_Format
-from fusible.tex.formulas.arrays import ArrayKernels
-from fusible.tex.interface.declare import by_name
+from fusible.tex.formulas.arrays import Array, ArrayKernels
+from fusible.tex.formulas.segments import Segments
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.rope import Rope
 
 __all__ = ["RopeFormulas"]
@@ -17,19 +18,19 @@ __all__ = ["RopeFormulas"]
 class RopeFormulas(ArrayKernels, Rope):
     """A backend says which tokens of packed sequences belong to one."""
 
-    def _check_places(self, x: Any, call: Any, function: str) -> None:
+    def _check_places(self, x: Array, call: CallArguments, function: str) -> None:
         """Raise for lengths and starts that reach beyond the angles, where they can be read."""
 
-    def _rank_segments(self, tokens: int, cu_seqlens: Any, cp_size: int) -> Any:
+    def _rank_segments(self, tokens: int, cu_seqlens: Array, cp_size: int) -> Segments[Any]:
         """Of each token of a rank its ``sequence``, its ``position`` in that, the ``length`` of the part here, and whether it is ``inside``."""
         raise NotImplementedError
 
-    def _of_sequences(self, out: Any, inside: Any) -> Any:
+    def _of_sequences(self, out: Array, inside: Array) -> Any:
         """``out`` where tokens belong to a sequence, 0 elsewhere."""
         raise NotImplementedError
 
     @by_name
-    def fused_rope_forward(self, call: Any) -> Any:
+    def fused_rope_forward(self, call: CallArguments) -> Any:
         x, xp = self._plain(call.input), self._arrays
         angles, inside = self._rope_angles(x, call, "fused_rope_forward")
         head = xp.wide(x[..., : angles.shape[-1]])
@@ -37,14 +38,14 @@ class RopeFormulas(ArrayKernels, Rope):
         return self._rope_result(x, xp.plus_product(rotated, head, xp.cos(angles)), inside)
 
     @by_name
-    def fused_rope_backward(self, call: Any) -> Any:
+    def fused_rope_backward(self, call: CallArguments) -> Any:
         g, xp = self._plain(call.output_grads), self._arrays
         angles, inside = self._rope_angles(g, call, "fused_rope_backward")
         head = xp.wide(g[..., : angles.shape[-1]])
         rotated = self._rope_rotated(head * xp.sin(angles), call.interleaved)
         return self._rope_result(g, xp.product_minus(rotated, head, xp.cos(angles)), inside)
 
-    def _rope_angles(self, x: Any, call: Any, function: str) -> tuple[Any, Any]:
+    def _rope_angles(self, x: Array, call: CallArguments, function: str) -> tuple[Any, Any]:
         """The angle of every token, broadcastable to ``x``; and for THD, which tokens belong to a sequence."""
         xp, freqs, start, cu_seqlens = self._arrays, call.freqs, call.start_positions, call.cu_seqlens
         qkv_format, cp_size, cp_rank = int(call.qkv_format), call.cp_size, call.cp_rank
@@ -69,7 +70,7 @@ class RopeFormulas(ArrayKernels, Rope):
             angles = xp.take(table, position)
         return (angles[:, None, None] if along == 0 else angles[None, :, None]), None
 
-    def _in_whole(self, position: Any, length: Any, cp_size: int, cp_rank: int) -> Any:
+    def _in_whole(self, position: Array, length: Array, cp_size: int, cp_rank: int) -> Any:
         """Where a rank's tokens stand in the whole sequence: it holds one chunk from the front and its mirror image from the back."""
         if cp_size == 1:
             return position
@@ -77,7 +78,7 @@ class RopeFormulas(ArrayKernels, Rope):
         front, back = half * cp_rank, length * cp_size - half * (cp_rank + 1) - half
         return position + self._arrays.where(position < half, front, back)
 
-    def _rope_rotated(self, x: Any, interleaved: bool) -> Any:
+    def _rope_rotated(self, x: Array, interleaved: bool) -> Any:
         """``R(x)``, a new tensor. R is antisymmetric: its transpose is ``-R``."""
         xp = self._arrays
         if interleaved:
@@ -85,7 +86,7 @@ class RopeFormulas(ArrayKernels, Rope):
         half = x.shape[-1] // 2
         return xp.concatenate([-x[..., half:], x[..., :half]], -1)
 
-    def _rope_result(self, x: Any, head: Any, inside: Any) -> Any:
+    def _rope_result(self, x: Array, head: Array, inside: Array | None) -> Any:
         """``head`` in the place of the first columns of ``x``, and 0 for tokens of nobody."""
         xp, width = self._arrays, head.shape[-1]
         head = xp.cast(head, x.dtype)

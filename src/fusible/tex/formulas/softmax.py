@@ -6,20 +6,21 @@ import math
 from typing import Any
 
 from fusible.tex.calls.softmax import MASKED_SCORE, SoftmaxBySteps
-from fusible.tex.formulas.arrays import ArrayKernels
+from fusible.tex.formulas.arrays import Array, ArrayKernels
+from fusible.tex.interface.arguments import Tensor
 
 __all__ = ["SoftmaxFormulas"]
 
 
 class SoftmaxFormulas(ArrayKernels, SoftmaxBySteps):
-    def _hidden_from(self, scores: Any) -> Any:
+    def _hidden_from(self, scores: Array) -> Any:
         """What the causal mask hides of ``[*, q, k]``, the last query seeing every key."""
         raise NotImplementedError
 
-    def softmax_operand(self, x: Any) -> Any:
+    def softmax_operand(self, x: Tensor) -> Any:
         return self._plain(x)
 
-    def softmax_forward(self, x: Any, scale: float, mask: Any, causal: bool) -> Any:
+    def softmax_forward(self, x: Array, scale: float, mask: Array | None, causal: bool) -> Any:
         xp = self._arrays
         if 0 in x.shape:
             return xp.copy(x)
@@ -33,7 +34,7 @@ class SoftmaxFormulas(ArrayKernels, SoftmaxBySteps):
         y = xp.softmax(scores)
         return xp.cast(y if zero is None else xp.fill(y, zero, 0.0), x.dtype)
 
-    def softmax_backward(self, g: Any, y: Any, scale: float, causal: bool) -> Any:
+    def softmax_backward(self, g: Array, y: Array, scale: float, causal: bool) -> Any:
         xp = self._arrays
         wide, p = xp.wide(g), xp.wide(y)
         if causal:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fusible.errors import NotServedError, check_callable
 
 __all__ = [
+    "CallArguments",
     "DECLARATIONS",
     "Declaration",
     "Request",
@@ -26,6 +27,9 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+CallArguments = SimpleNamespace
+"""The arguments of one call, by the parameters of the declared function (``by_name``)."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def inherited(method: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def by_name(method: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def by_name(method: Callable[[Any, CallArguments], Any]) -> Callable[..., Any]:
     """Hand a backend's method the arguments of the declared function of its name as one object: ``def f(self, call): ... call.parameter ...``.
 
     Defaults are filled in. Raises ``TypeError`` for a call that does not fit the declaration.
@@ -256,7 +260,7 @@ def _adapted(declaration: Declaration, method: Callable[..., Any], call: str) ->
         parts.append(name if p.default is p.empty else f"{name}=defaults[{name!r}]")
     # Compiled as of this file: a traceback, or the search for a user's own line, takes it for what it is.
     code = compile(f"lambda {', '.join(parts)}: {call}", __file__, "eval")
-    adapted: Any = eval(code, {"method": method, "defaults": defaults, "call": SimpleNamespace})
+    adapted: Any = eval(code, {"method": method, "defaults": defaults, "call": CallArguments})
     functools.update_wrapper(adapted, method)
     del adapted.__wrapped__  # or its signature would be the method's
     adapted.__code__ = adapted.__code__.replace(co_name=declaration.name, co_qualname=declaration.name)  # which errors and tracebacks name

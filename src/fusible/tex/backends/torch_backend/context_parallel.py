@@ -16,7 +16,7 @@ from fusible.tex.calls.context_parallel import check_halves, check_lse, check_mo
 from fusible.tex.calls.index_checks import check_cumulative, check_lengths
 from fusible.tex.formulas.segments import Segments
 from fusible.tex.interface.context_parallel import ContextParallel
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 
 __all__ = ["ContextParallelKernels"]
 
@@ -58,21 +58,21 @@ class ContextParallelKernels(ContextParallel):
         return _pick(lse, token).float().masked_fill_(~inside, 0)
 
     @by_name
-    def thd_out_correction(self, call: Any) -> None:
+    def thd_out_correction(self, call: CallArguments) -> None:
         out, out_per_step = call.out, call.out_per_step
-        call = out_correction(*vars(call).values())
-        seg = _whole(out.shape[0], call.cu_seqlens)
+        given = out_correction(*vars(call).values())
+        seg = _whole(out.shape[0], given.cu_seqlens)
         touched, before = seg.inside, torch.zeros_like(seg.position)
-        if call.only_second_half:
+        if given.only_second_half:
             before = seg.length // 2
             touched = touched.logical_and(seg.position >= before)
-        row = (seg.start // 2 if call.only_second_half else seg.start) + seg.position - before
-        lse, step_lse = (_of_tokens(x, seg, index, call.lse_packed) for x, index in ((call.lse, None), (call.lse_per_step, (row, before))))
+        row = (seg.start // 2 if given.only_second_half else seg.start) + seg.position - before
+        lse, step_lse = (_of_tokens(x, seg, index, given.lse_packed) for x, index in ((given.lse, None), (given.lse_per_step, (row, before))))
         change = _weight(step_lse, lse) * out_per_step.index_select(0, row.clamp(0, max(out_per_step.shape[0] - 1, 0))).float()
-        if call.old_lse is None:
+        if given.old_lse is None:
             change.add_(out)
         else:
-            change.addcmul_(out.float(), _weight(_of_tokens(call.old_lse, seg, None, call.lse_packed), lse))
+            change.addcmul_(out.float(), _weight(_of_tokens(given.old_lse, seg, None, given.lse_packed), lse))
         out.copy_(torch.where(_along(touched, 0, out.dim()), change.to(out.dtype), out))
 
     def thd_grad_correction(self, grad: Any, grad_per_step: Any, cu_seqlens: Any, first_half: str, second_half: str) -> None:
@@ -113,7 +113,7 @@ class ContextParallelKernels(ContextParallel):
         out.copy_(torch.where(_along(seg.inside, 0, out.dim()), inp, out))
 
 
-def _whole(tokens: int, cu_seqlens: Tensor) -> Segments:
+def _whole(tokens: int, cu_seqlens: Tensor) -> Segments[Tensor]:
     """The sequences of a rank's tokens."""
     return segments(tokens, cu_seqlens)
 
@@ -123,7 +123,7 @@ def _check_each(cu_seqlens: Tensor, tokens: int) -> None:
     check_lengths(cu_seqlens, "cu_seqlens", tokens)
 
 
-def _halves(tokens: int, cu_seqlens: Tensor) -> Segments:
+def _halves(tokens: int, cu_seqlens: Tensor) -> Segments[Tensor]:
     """The sequences of tokens that are halves of theirs, one after the other."""
     return _whole(tokens, cu_seqlens // 2)
 
@@ -139,7 +139,7 @@ def _pick(lse: Tensor, token: Tensor) -> Tensor:
     return lse.index_select(-1, index) if index.dim() == 1 else lse.gather(-1, index.long().expand(*lse.shape[:-1], -1))
 
 
-def _of_tokens(lse: Tensor, seg: Segments, shifted: tuple[Tensor, Tensor] | None, packed: bool) -> Tensor:
+def _of_tokens(lse: Tensor, seg: Segments[Tensor], shifted: tuple[Tensor, Tensor] | None, packed: bool) -> Tensor:
     """``lse`` of each token and head, ``[t, h]``. ``shifted``: the token of a step's own, and by how much it is earlier in its sequence."""
     last = max(lse.shape[-1] - 1, 0)
     if packed:

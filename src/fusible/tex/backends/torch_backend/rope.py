@@ -14,24 +14,24 @@ from fusible.tex.calls.index_relations import RopeIndices, check_rope_indices
 from fusible.tex.calls.rope import check_qkv_rope, check_qkv_rope_gradients
 from fusible.tex.formulas.rope import RopeFormulas
 from fusible.tex.formulas.segments import Segments
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 
 __all__ = ["RopeKernels"]
 
 
 class RopeKernels(TorchKernels, RopeFormulas):
-    def _check_places(self, x: Tensor, call: Any, function: str) -> None:
+    def _check_places(self, x: Tensor, call: CallArguments, function: str) -> None:
         places = RopeIndices(x, call.freqs.shape[0], call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank)
         check_rope_indices(places, function)
 
-    def _rank_segments(self, tokens: int, cu_seqlens: Tensor, cp_size: int) -> Segments:
+    def _rank_segments(self, tokens: int, cu_seqlens: Tensor, cp_size: int) -> Segments[Tensor]:
         return segments(tokens, cu_seqlens.long() // cp_size)
 
     def _of_sequences(self, out: Tensor, inside: Tensor) -> Tensor:
         return out.mul_(inside.view(-1, 1, 1))
 
     @by_name
-    def fused_qkv_rope_forward(self, call: Any) -> Any:
+    def fused_qkv_rope_forward(self, call: CallArguments) -> Any:
         x = plain(call.qkv_input)
         dq, dk, dv = check_qkv_rope(x, call.qkv_split_arg_list, call.qkv_format, "fused_qkv_rope_forward")
         start = call.start_positions if call.cp_size == 1 else None
@@ -45,7 +45,7 @@ class RopeKernels(TorchKernels, RopeFormulas):
         return found[0], found[1], x[..., dq + dk :].contiguous()
 
     @by_name
-    def fused_qkv_rope_backward(self, call: Any) -> Any:
+    def fused_qkv_rope_backward(self, call: CallArguments) -> Any:
         grads = [plain(g) for g in (call.q_grad_out, call.k_grad_out, call.v_grad_out)]
         dq, dk, dv = check_qkv_rope_gradients(grads, call.qkv_split_arg_list, call.qkv_format, "fused_qkv_rope_backward")
         heads = grads[2].shape[:3]

@@ -12,7 +12,7 @@ from fusible.tex.formulas.segments import Segments
 __all__ = ["segments"]
 
 
-def segments(tokens: int, ends: Tensor, of_lengths: Tensor | None = None) -> Segments:
+def segments(tokens: int, ends: Tensor, of_lengths: Tensor | None = None) -> Segments[Tensor]:
     """The segments of ``tokens`` tokens between the cumulative lengths ``ends [b + 1]``: a token's sequence is the last one that has begun, and of
     two that begin at once the later one. ``of_lengths``: cumulative lengths of which the sequences are as long, where they are padded.
 

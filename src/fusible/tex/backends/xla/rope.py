@@ -13,7 +13,7 @@ __all__ = ["RopeKernels"]
 
 
 class RopeKernels(LazyKernels, RopeFormulas):
-    def _rank_segments(self, tokens: int, cu_seqlens: Tensor, cp_size: int) -> Segments:
+    def _rank_segments(self, tokens: int, cu_seqlens: Tensor, cp_size: int) -> Segments[Tensor]:
         if cp_size != 1:  # each bound is a multiple of it, and float64 holds every int32 exactly
             cu_seqlens = lazy.cast(lazy.floor(lazy.cast(cu_seqlens, lazy.float64) / float(cp_size)), lazy.int32)
         return thd_segments(tokens, cu_seqlens)

@@ -14,7 +14,7 @@ def lengths(cu_seqlens: Tensor) -> Tensor:
     return cu_seqlens[1:] - cu_seqlens[:-1]
 
 
-def thd_segments(tokens: int, cu_seqlens: Tensor, starts: Tensor | None = None) -> Segments:
+def thd_segments(tokens: int, cu_seqlens: Tensor, starts: Tensor | None = None) -> Segments[Tensor]:
     """The segments of ``tokens`` tokens; sequence i begins at ``starts[i]`` (default ``cu_seqlens[i]``).
 
     A token's sequence is the last one that has begun: the count of starts up to it, less one.
