@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
 from fusible.tex.formats import format_of, is_quantized, logical_shape, scaling
+from fusible.tex.interface.arguments import DTypeLike, Tensor
 from fusible.tex.interface.gemm import GEMM
-from fusible.tex.protocol import outer
+from fusible.tex.protocol import QuantizerLike, TensorLike, outer
 
 __all__ = ["GemmBySteps", "GemmJob", "GemmShape", "GemmTypes", "check_bias", "check_gelu_input", "gemm_shape"]
 
@@ -62,9 +63,18 @@ def _check_beta(accumulate: bool, beta: float | None, has_output: bool) -> float
 
 
 class GemmJob(NamedTuple, Generic[T]):
-    """A checked call; ``dtype`` is that of the result, ``quantized`` whether both operands are, ``per_tensor`` whether with one scale each,
-    ``beta`` 0 where D is not read."""
+    """A checked call: ``D = alpha * op(B) @ op(A) + beta * D``, by ``quantizer`` where there is one.
 
+    ``dtype`` is that of the result, ``quantized`` whether both operands are, ``per_tensor`` whether with one scale each, ``beta`` 0 where D is not
+    read.
+    """
+
+    A: Tensor
+    transA: bool
+    B: Tensor
+    transB: bool
+    D: Tensor | None
+    quantizer: QuantizerLike | None
     shape: GemmShape
     dtype: T
     quantized: bool
@@ -103,10 +113,12 @@ class GemmTypes(Generic[T]):
             scaling(quantizer)
             if accumulate:
                 raise ArgumentError(expected("no quantizer", of="an accumulating generic_gemm", got="one", do="accumulate in high precision"))
+        elif D is not None and is_quantized(D):
+            quantizer = D._quantizer
         quantized, per_tensor = is_quantized(A) and is_quantized(B), format_of(A).per_tensor and format_of(B).per_tensor
-        return GemmJob(shape, dtype, quantized, float(alpha), factor, per_tensor)
+        return GemmJob(A, transA, B, transB, D, quantizer, shape, dtype, quantized, float(alpha), factor, per_tensor)
 
-    def _check_output(self, D: Any, shape: GemmShape, dtype: T, dtype_given: bool, factor: float) -> T:
+    def _check_output(self, D: Tensor, shape: GemmShape, dtype: T, dtype_given: bool, factor: float) -> T:
         if logical_shape(D) != shape.output:
             got = list(logical_shape(D))
             raise ShapeError(expected(f"shape {list(shape.output)}", of="D of generic_gemm", got=got, do="pass a tensor of that shape"))
@@ -131,25 +143,24 @@ class GemmBySteps(GEMM):
     before anything is checked, with no D, quantizer, alpha or beta."""
 
     def _gemm(
-        self, job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool,
-        gelu_in: Any, grad: bool,
-    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        self, job: GemmJob[Any], bias: TensorLike | None, bias_type: DTypeLike | None, gelu: bool, gelu_in: TensorLike | None, grad: bool
+    ) -> tuple[Any, Any, Any]:
         """``(D, bias_grad, pre_gelu_out)``."""
         raise NotImplementedError
 
     def generic_gemm(
         self,
-        A: Any,
+        A: Tensor,
         transA: bool,
-        B: Any,
+        B: Tensor,
         transB: bool,
-        D: Any,
-        quantizer: Any,
-        output_dtype: Any,
-        bias: Any,
-        bias_type: Any,
+        D: Tensor | None,
+        quantizer: QuantizerLike | None,
+        output_dtype: DTypeLike | None,
+        bias: TensorLike | None,
+        bias_type: DTypeLike | None,
         gelu: bool,
-        gelu_in: Any,
+        gelu_in: TensorLike | None,
         grad: bool,
         accumulate: bool,
         use_split_accumulator: bool,
@@ -168,19 +179,17 @@ class GemmBySteps(GEMM):
             of = f"the {self.NAME} backend's generic_gemm"
             raise NotServedError(expected("no comm_overlap", of=of, got=type(comm_overlap).__name__, do="pass None"))
         job = self._gemm_types.check(A, transA, B, transB, D, quantizer, output_dtype, accumulate, alpha, beta)
-        if quantizer is None and D is not None and is_quantized(D):
-            quantizer = D._quantizer
-        return [*self._gemm(job, A, transA, B, transB, D, quantizer, bias, bias_type, gelu, gelu_in, grad), extra_output]
+        return [*self._gemm(job, bias, bias_type, gelu, gelu_in, grad), extra_output]
 
 
-def check_bias(bias: Any, job: GemmJob[Any]) -> None:
+def check_bias(bias: TensorLike, job: GemmJob[Any]) -> None:
     """Raise ``ShapeError`` unless ``bias`` has one element per column of the result."""
     if tuple(bias.shape) != (job.shape.columns,):
         got = list(bias.shape)
         raise ShapeError(expected(f"shape [{job.shape.columns}]", of="bias of generic_gemm", got=got, do="pass one value per column of D"))
 
 
-def check_gelu_input(gelu_in: Any, job: GemmJob[Any]) -> None:
+def check_gelu_input(gelu_in: TensorLike | None, job: GemmJob[Any]) -> None:
     """Raise ``ShapeError`` unless ``gelu_in`` is given, in the shape of the result."""
     if gelu_in is None or tuple(gelu_in.shape) != job.shape.output:
         got = "None" if gelu_in is None else list(gelu_in.shape)

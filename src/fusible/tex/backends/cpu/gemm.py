@@ -19,6 +19,7 @@ from fusible.tex.protocol import to_torch
 
 __all__ = ["GemmKernels", "products_gain"]
 
+_Job = GemmJob[torch.dtype]
 _BF16 = ("cpu", torch.bfloat16)
 _NO_GELU, _GELU, _GELU_GRADIENT = range(3)
 
@@ -41,12 +42,9 @@ class GemmKernels(GemmBySteps):
     _gemm_types = GemmTypes(frozenset({torch.float32, torch.bfloat16, torch.float16}), nominal, to_torch)
     generic_gemm = requires(_better_here)(inherited(GemmBySteps.generic_gemm))
 
-    def _gemm(
-        self, job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool,
-        gelu_in: Any, grad: bool,
-    ) -> tuple[Any, Any, Any]:  # fmt: skip
+    def _gemm(self, job: _Job, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any, grad: bool) -> tuple[Any, Any, Any]:
         if grad:
-            return _backward(job, A, transA, B, transB, D, quantizer, bias, gelu, gelu_in)
+            return _backward(job, bias, gelu, gelu_in)
         if bias is not None:
             check_bias(bias, job)
             bias = None if job.shape.empty else bias.contiguous()
@@ -57,33 +55,31 @@ class GemmKernels(GemmBySteps):
         epilogue: dict[str, Any] = {} if bias is None else {"bias": bias}
         if gelu:
             epilogue |= {"gelu": _GELU, "pre_gelu": pre_gelu}
-        return _product(job, A, transA, B, transB, D, quantizer, **epilogue), None, pre_gelu
+        return _product(job, **epilogue), None, pre_gelu
 
 
-def _backward(
-    job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, gelu: bool, gelu_in: Any
-) -> tuple[Any, Tensor | None, None]:
+def _backward(job: _Job, bias: Any, gelu: bool, gelu_in: Any) -> tuple[Any, Tensor | None, None]:
     if not gelu:
-        return _product(job, A, transA, B, transB, D, quantizer), None if bias is None else _row_sum(B, job.dtype), None
+        return _product(job), None if bias is None else _row_sum(job.B, job.dtype), None
     check_gelu_input(gelu_in, job)
     sums = None if bias is None else torch.empty(job.shape.columns, dtype=torch.float32)
     step = _NO_GELU if job.shape.empty else _GELU_GRADIENT
-    result = _product(job, A, transA, B, transB, D, quantizer, gelu=step, pre_gelu=gelu_in.contiguous(), column_sums=sums)
+    result = _product(job, gelu=step, pre_gelu=gelu_in.contiguous(), column_sums=sums)
     return result, None if sums is None else sums.to(job.dtype), None
 
 
-def _product(job: GemmJob[Any], A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, **epilogue: Any) -> Any:
+def _product(job: _Job, **epilogue: Any) -> Any:
     """``D`` by the native kernel. Its left operand is ``B``: rows come first there, as in memory."""
-    operands = (*_operand(B, transB), *_operand(A, transA))
-    if job.beta:
-        epilogue |= {"addend": D.contiguous(), "beta": job.beta}
+    operands = (*_operand(job.B, job.transB), *_operand(job.A, job.transA))
+    if job.D is not None and job.beta:
+        epilogue |= {"addend": job.D.contiguous(), "beta": job.beta}
     if job.alpha != 1.0:
         epilogue["alpha"] = job.alpha
 
     kernel = partial(native.gemm, **epilogue)
-    if quantizer is None or job.quantized:
-        return produce(kernel, operands, job.shape.output, job.dtype, quantizer, D)
-    return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), quantizer, D)
+    if job.quantizer is None or job.quantized:
+        return produce(kernel, operands, job.shape.output, job.dtype, job.quantizer, job.D)
+    return quantize_tensor(produce(kernel, operands, job.shape.output, job.dtype, None), job.quantizer, job.D)
 
 
 def _operand(x: Any, transpose: bool) -> tuple[Tensor, bool, Any, Any]:

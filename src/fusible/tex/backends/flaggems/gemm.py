@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fusible.tex.backends.flaggems.operands import FLOATING, refused
 from fusible.tex.calls.gemm import GemmTypes, check_bias, check_gelu_input
-from fusible.tex.interface.declare import by_name, requires
+from fusible.tex.interface.declare import CallArguments, by_name, requires
 from fusible.tex.interface.gemm import GEMM
 from fusible.tex.protocol import check_same_device, to_torch
 from fusible.tex.selection.dispatch import hand_over
@@ -29,7 +29,7 @@ class GemmKernels(GEMM):
 
     @requires(refused)
     @by_name
-    def generic_gemm(self, call: Any) -> list[Any]:
+    def generic_gemm(self, call: CallArguments) -> list[Any]:
         if call.comm_overlap is not None:
             return hand_over(self, "generic_gemm", **vars(call))  # type: ignore[arg-type]
         job = _TYPES.check(

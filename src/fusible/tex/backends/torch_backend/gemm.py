@@ -56,23 +56,21 @@ class GemmKernels(TorchKernels, GemmFormulas):
     _gemm_at_once = staticmethod(_at_once)
     _gelu = POINTWISE["gelu"]
 
-    def _gemm(
-        self, job: _Job, A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, bias: Any, bias_type: Any, gelu: bool, gelu_in: Any,
-        grad: bool,
-    ) -> tuple[Any, Any, Any]:  # fmt: skip
+    def _gemm(self, job: _Job, bias: Tensor | None, bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool) -> tuple[Any, Any, Any]:
+        A, B, D = job.A, job.B, job.D
         _check_devices(A, B, D)
         if D is not None:
             check_disjoint(D, [x for x in (A, B) if type(x) in _PLAIN], "D of generic_gemm")
-        if not gelu and quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
-            result = _native(job, A, transA, B, transB, D, None if grad else bias)
+        if not gelu and job.quantizer is None and type(A) in _PLAIN and type(B) in _PLAIN and A.dtype is B.dtype is job.dtype:
+            result = _native(job, None if grad else bias)
             if result is not None:
                 return result, self._row_sum(B).to(job.dtype) if grad and bias is not None else None, None
         if bias is not None and not grad:
             check_same_device(bias, a_buffer(A), "bias of generic_gemm")
-        return super()._gemm(job, A, transA, B, transB, D, quantizer, bias, bias_type, gelu, gelu_in, grad)
+        return super()._gemm(job, bias, bias_type, gelu, gelu_in, grad)
 
-    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        (a, scale_a), (b, scale_b) = _operand(A, transA, transA, undo), _operand(B, transB, not transB, undo)
+    def _bare_product(self, job: _Job, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        (a, scale_a), (b, scale_b) = _operand(job.A, job.transA, job.transA, undo), _operand(job.B, job.transB, not job.transB, undo)
         return torch.mm(b, a), scale_a, scale_b
 
     def _accumulated_product(self, result: Tensor, D: Tensor, beta: float) -> Tensor:
@@ -98,12 +96,12 @@ def _row_sum_of(B: Tensor, dtype: torch.dtype) -> Tensor:
     return B.sum(0) if dtype is torch.float32 else B.sum(0, dtype=accumulator(dtype)).to(dtype)
 
 
-def _native(job: _Job, A: Tensor, transA: bool, B: Tensor, transB: bool, D: Tensor | None, bias: Tensor | None) -> Tensor | None:
+def _native(job: _Job, bias: Tensor | None) -> Tensor | None:
     """One torch kernel, where it accumulates in fp32 and rounds once (measured for bf16, fp16 and fp32, with and without bias); else None."""
     if job.alpha != 1.0 or job.shape.empty or (bias is not None and bias.dtype is not job.dtype):
         return None
-    a, b = flat(A), flat(B)
-    a, b = a.t() if transA else a, b.t() if transB else b
+    a, b, D = flat(job.A), flat(job.B), job.D
+    a, b = a.t() if job.transA else a, b.t() if job.transB else b
     if D is None:
         if bias is None:
             result = torch.mm(b, a)

@@ -12,7 +12,7 @@ from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.backends.xla.fp8 import as_float8
 from fusible.tex.backends.xla.kernels import LazyKernels
 from fusible.tex.backends.xla.operands import flat, fp32, nominal
-from fusible.tex.calls.gemm import GemmTypes
+from fusible.tex.calls.gemm import GemmJob, GemmTypes
 from fusible.tex.formats import PLAIN, format_of, transposed
 from fusible.tex.formulas.gemm import GemmFormulas, copy_of
 
@@ -23,11 +23,11 @@ class GemmKernels(LazyKernels, GemmFormulas):
     _gemm_types = GemmTypes(frozenset({lazy.float32, lazy.bfloat16, lazy.float16}), nominal, to_lazy)
     _gelu = POINTWISE["gelu"]
 
-    def _bare_product(self, A: Any, transA: bool, B: Any, transB: bool, undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(A, transA, undo), _operand(B, not transB, undo)
+    def _bare_product(self, job: GemmJob[Any], undo: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        (a, a_lies, scale_a), (b, b_lies, scale_b) = _operand(job.A, job.transA, undo), _operand(job.B, not job.transB, undo)
         if a.dtype is not b.dtype and not (a.dtype.is_float8 and b.dtype.is_float8):
             a, b = fp32(a), fp32(b)
-        contracting = ((0 if transB != b_lies else 1,), (1 if transA != a_lies else 0,))
+        contracting = ((0 if job.transB != b_lies else 1,), (1 if job.transA != a_lies else 0,))
         return lazy.dot_general(b, a, contracting, dtype=lazy.float32), scale_a, scale_b
 
     def _accumulated_product(self, result: Tensor, D: Tensor, beta: float) -> Tensor:
