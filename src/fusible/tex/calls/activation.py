@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from fusible.tex.activations import ELEMENTWISE, GATES
 from fusible.tex.interface.activation import Activation
+from fusible.tex.interface.arguments import Tensor
 from fusible.tex.interface.declare import handing_on
+from fusible.tex.protocol import QuantizerLike, TensorLike
 
 __all__ = ["GatedActivations", "ScaledActivations", "elementwise", "give_method"]
 
@@ -39,11 +41,11 @@ class GatedActivations(Activation):
 
     HELPERS = frozenset({"gate", "gate_gradient"})
 
-    def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
+    def gate(self, name: str, input: Tensor, quantizer: QuantizerLike | None, *options: float) -> Any:
         """``gate(a, b)`` of the halves of ``input``."""
         raise NotImplementedError
 
-    def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+    def gate_gradient(self, name: str, function: str, grad: Tensor, fwd_input: Tensor, quantizer: QuantizerLike | None, *options: float) -> Any:
         """The gradient of ``gate``."""
         raise NotImplementedError
 
@@ -53,7 +55,7 @@ class ScaledActivations(GatedActivations):
 
     HELPERS = frozenset({"scaled_gate", "scaled_gate_gradient"})
 
-    def scaled_gate(self, name: str, input: Any, act_scales: Any, quantizer: Any, interleave: int, *options: float) -> Any:
+    def scaled_gate(self, name: str, input: Tensor, act_scales: TensorLike, quantizer: QuantizerLike | None, interleave: int, *options: float) -> Any:
         """``gate(a, b)`` times a number for each row."""
         raise NotImplementedError
 

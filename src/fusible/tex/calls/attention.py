@@ -18,7 +18,8 @@ from fusible.errors import ArgumentError, NotServedError, ShapeError, expected
 from fusible.tex.calls.attention_layout import Layout, layout
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.formats import is_quantized
-from fusible.tex.protocol import to_torch
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.protocol import TensorLike, to_torch
 
 __all__ = [
     "BOTTOM_RIGHT",
@@ -37,7 +38,7 @@ __all__ = [
     "side_inputs",
 ]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=TensorLike)
 
 _M = NVTE_Mask_Type
 _WIDEST = 2**31 - 1
@@ -56,7 +57,7 @@ class Served:
     alibi: bool = False
     fp8: bool = False
 
-    def refusal(self, qkv_layout: Any, bias_type: Any, dtype: Any) -> str | None:
+    def refusal(self, qkv_layout: int, bias_type: int, dtype: Any) -> str | None:
         """Why a problem is not served, or None."""
         lay = layout(qkv_layout)
         if lay is None or (lay.paged and not self.paged):
@@ -67,7 +68,7 @@ class Served:
             return f"{dtype} is not served; float32, bfloat16 and float16 are"
         return None
 
-    def check(self, call: Any, quantizers: tuple[Any, ...] = ()) -> Layout:
+    def check(self, call: CallArguments, quantizers: tuple[Any, ...] = ()) -> Layout:
         """The layout of a call that is served. Raises ``NotServedError`` with the reason, ``ShapeError`` for shapes that do not fit.
 
         A backend of ``fp8`` checks its operands once they are read as plain tensors.
@@ -94,7 +95,7 @@ class Served:
         return lay
 
 
-def _check_shapes(lay: Layout, q: Any, k: Any, v: Any) -> None:
+def _check_shapes(lay: Layout, q: TensorLike, k: TensorLike, v: TensorLike) -> None:
     for name, x, dims in (("Q", q, lay.q), ("K", k, lay.kv), ("V", v, lay.kv)):
         if x.ndim != len(dims):
             raise ShapeError(expected(f"[{', '.join(dims.lower())}]", of=f"{name} of attention", got=list(x.shape), do="reshape it"))
@@ -103,7 +104,7 @@ def _check_shapes(lay: Layout, q: Any, k: Any, v: Any) -> None:
         raise ShapeError(expected(wanted, of="attention", got=f"{list(q.shape)}, {list(k.shape)}, {list(v.shape)}", do="reshape them"))
 
 
-def _check_sequences(lay: Layout, q: Any, k: Any, tables: Sequence[Any]) -> None:
+def _check_sequences(lay: Layout, q: TensorLike, k: TensorLike, tables: Sequence[Any]) -> None:
     """Every sequence of dense queries has keys: a batch of its own, or a row of each page table."""
     if "B" not in lay.q:
         return
@@ -133,7 +134,7 @@ class ScoreRules(Generic[T]):
     max_skv: int
 
     @classmethod
-    def of(cls, call: Any, bias: T | None, offset: T | None, dropout: float, rng_state: T, **more: Any) -> Self:
+    def of(cls, call: CallArguments, bias: T | None, offset: T | None, dropout: float, rng_state: T, **more: Any) -> Self:
         """The rules of a call; ``more`` are the fields of a subclass. Raises ``ShapeError`` where a bias or an offset that its types ask for is
         missing. A call of ``prim.attention`` has ``soft_cap`` and ``alibi_slopes`` beside what one of NVIDIA's has (``beyond_nvidias``)."""
         biased, learnable = has_bias(call), _learnable(call)
@@ -164,7 +165,7 @@ class ScoreRules(Generic[T]):
         return self.bias_type == NVTE_Bias_Type.NVTE_PRE_SCALE_BIAS
 
 
-def _window(size: Any) -> tuple[int, int]:
+def _window(size: Sequence[int] | None) -> tuple[int, int]:
     """The two edges of a window, None standing for none; one beyond int32 is as wide as any sequence."""
     if size is None:
         return -1, -1
@@ -174,7 +175,7 @@ def _window(size: Any) -> tuple[int, int]:
     return left, right
 
 
-def _check_side_inputs(call: Any, bias: Any | None, offset: Any | None) -> None:
+def _check_side_inputs(call: CallArguments, bias: TensorLike | None, offset: TensorLike | None) -> None:
     lay = layout(call.qkv_layout)
     assert lay is not None
     heads = call.Q.shape[lay.q.index("H")]
@@ -190,13 +191,13 @@ def _check_side_inputs(call: Any, bias: Any | None, offset: Any | None) -> None:
         raise ShapeError(expected(f"[1, {heads}, 1, 1]", of="SoftmaxOffset", got=list(offset.shape), do="pass one offset per head"))
 
 
-def side_inputs(call: Any) -> list[Any]:
+def side_inputs(call: CallArguments) -> list[Any]:
     """Those of Bias and SoftmaxOffset that forward hands on to backward: a softmax off by one hands on what it is given, and reads it as 0."""
     offset = call.SoftmaxOffset if int(call.softmax_type) != NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX else None
     return [x for x in (call.Bias if has_bias(call) else None, offset) if x is not None]
 
 
-def auxiliary(call: Any) -> tuple[Any, Any, Any | None, Any | None]:
+def auxiliary(call: CallArguments) -> tuple[Any, Any, Any | None, Any | None]:
     """``(Stats, rng_state, Bias, SoftmaxOffset)`` of what forward returned and backward is given."""
     tensors: Sequence[Any] = call.Aux_CTX_Tensors
     biased, learnable = has_bias(call), _learnable(call)
@@ -210,7 +211,7 @@ def auxiliary(call: Any) -> tuple[Any, Any, Any | None, Any | None]:
     return tensors[0], tensors[1], rest.pop(0) if biased else None, rest.pop(0) if rest else None
 
 
-def check_stats(stats: Any, call: Any) -> None:
+def check_stats(stats: TensorLike, call: CallArguments) -> None:
     """Raise unless ``stats`` are fp32 ``[b, h, s, 1]``, or of THD ``[t, h, 1]``; fp64 where Q is."""
     lay = layout(call.qkv_layout)
     assert lay is not None
@@ -226,16 +227,16 @@ def check_stats(stats: Any, call: Any) -> None:
         raise ArgumentError(expected("a tensor with data", of="Aux_CTX_Tensors[0]", got="one on meta", do="pass what the forward returned"))
 
 
-def has_bias(call: Any) -> bool:
+def has_bias(call: CallArguments) -> bool:
     """Whether a call has a Bias tensor; ALiBi is computed."""
     return int(call.bias_type) not in (NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Bias_Type.NVTE_ALIBI)
 
 
-def _learnable(call: Any) -> bool:
+def _learnable(call: CallArguments) -> bool:
     return int(call.softmax_type) == NVTE_Softmax_Type.NVTE_LEARNABLE_SOFTMAX
 
 
-def beyond_nvidias(call: Any, rng_state: Callable[[Any, int], Any]) -> SimpleNamespace:
+def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) -> SimpleNamespace:
     """A call of ``prim.attention``, or of its backward, as one of ``fused_attn_fwd`` or ``fused_attn_bwd`` that has a ``soft_cap``, ``alibi_slopes``
     and a ``rng_state`` too. ``rng_state(seed, offset)`` makes that one. Raises ``ArgumentError`` for dropout without a seed."""
     if call.probability and call.seed is None:
@@ -254,7 +255,7 @@ def beyond_nvidias(call: Any, rng_state: Callable[[Any, int], Any]) -> SimpleNam
     )  # fmt: skip
 
 
-def _slopes(call: Any) -> Sequence[float] | None:
+def _slopes(call: CallArguments) -> Sequence[float] | None:
     """The slope of each head, where distances count."""
     slopes, lay = getattr(call, "alibi_slopes", None), layout(call.qkv_layout)
     assert lay is not None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import torch
 
 from fusible.errors import DTypeError, ShapeError, expected
+from fusible.tex.protocol import TensorLike
 
 __all__ = ["check_convert", "check_interleaved", "check_parts"]
 
 
-def check_convert(tensor: Any, cu_seqlens: Any, b: int, leading: int, function: str) -> None:
+def check_convert(tensor: TensorLike, cu_seqlens: TensorLike, b: int, leading: int, function: str) -> None:
     """Raise ``ShapeError`` unless ``tensor`` has its ``leading`` dimensions and there are lengths of ``b`` sequences."""
     if tensor.ndim < leading:
         wanted = "[t, ..]" if leading == 1 else "[b, s, ..]"
@@ -19,7 +20,7 @@ def check_convert(tensor: Any, cu_seqlens: Any, b: int, leading: int, function: 
         raise ShapeError(expected(f"[{b + 1}]", of=f"cu_seqlens of {function}", got=got, do="pass the cumulative lengths of b sequences"))
 
 
-def check_interleaved(qkvi: Any, stored: int) -> None:
+def check_interleaved(qkvi: torch.Tensor, stored: int) -> None:
     """Raise ``ShapeError`` unless ``qkvi`` is Q in a contiguous ``[s, b, n, 3h]``, whose memory of ``stored`` elements holds K and V too."""
     if qkvi.ndim != 4:
         raise ShapeError(expected("[s, b, n, h]", of="qkvi of fa_prepare_fwd", got=list(qkvi.shape), do="pass Q as a view of the packed buffer"))
@@ -31,7 +32,7 @@ def check_interleaved(qkvi: Any, stored: int) -> None:
         raise ShapeError(expected(f"strides {list(steps)}", of="qkvi of fa_prepare_fwd", got=got, do="pass Q as a view of [s, b, n, 3h]"))
 
 
-def check_parts(q: Any, k: Any, v: Any) -> None:
+def check_parts(q: TensorLike, k: TensorLike, v: TensorLike) -> None:
     """Raise unless dQ, dK, dV are ``[b, s, n, h]`` of one shape and dtype."""
     shapes = [list(x.shape) for x in (q, k, v)]
     if q.ndim != 4 or shapes[1] != shapes[0] or shapes[2] != shapes[0]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fusible.errors import ArgumentError, NotServedError, expected
 from fusible.tex.enums import NVTE_QKV_Format, NVTE_QKV_Layout
@@ -53,12 +52,12 @@ def _parse(name: str) -> Layout | None:
 _LAYOUTS = {int(member): _parse(name) for name, member in NVTE_QKV_Layout.__members__.items()}
 
 
-def layout(value: Any) -> Layout | None:
+def layout(value: int) -> Layout | None:
     """The layout of an ``NVTE_QKV_Layout``, or None where it is not set."""
     return _LAYOUTS.get(int(value))
 
 
-def gradient_layout(value: Any, of: Layout) -> Layout:
+def gradient_layout(value: int, of: Layout) -> Layout:
     """The layout of the gradients of tensors in layout ``of``: any of as many dimensions. Raises ``NotServedError`` for another.
 
     Packing and the order of dimensions may differ.
@@ -70,7 +69,7 @@ def gradient_layout(value: Any, of: Layout) -> Layout:
     return found
 
 
-def format_name(value: Any, default: str) -> str:
+def format_name(value: int, default: str) -> str:
     """``SBHD``, ``BSHD``, ``BHSD`` or ``THD``; ``default`` where the format is not set."""
     if int(value) == NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET:
         return default

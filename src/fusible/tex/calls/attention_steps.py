@@ -10,7 +10,8 @@ from fusible.tex.calls.attention_layout import Layout, format_name, gradient_lay
 from fusible.tex.calls.checks import check_probability
 from fusible.tex.calls.kv_cache import check_cache_call
 from fusible.tex.interface.attention import Attention
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
+from fusible.tex.protocol import TensorLike
 
 __all__ = ["AttentionBySteps"]
 
@@ -22,29 +23,31 @@ class AttentionBySteps(Attention):
     _put_cache: ClassVar[Callable[..., None]]
     """``(call, name)``: what ``copy_to_kv_cache`` writes, of tokens in the format ``name``."""
 
-    def _attention_operands(self, call: Any) -> tuple[Layout, Any]:
+    def _attention_operands(self, call: CallArguments) -> tuple[Layout, Any]:
         """The layout of a call of ``fused_attn_*`` that is served, and what later steps need to know of the operands' number formats.
 
         Operands are read as plain tensors here.
         """
         raise NotImplementedError
 
-    def _draw_state(self, call: Any, dropout: float) -> Any:
+    def _draw_state(self, call: CallArguments, dropout: float) -> Any:
         """``(seed, offset)`` of a forward call."""
         raise NotImplementedError
 
-    def _attended(self, call: Any, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: Any = None) -> tuple[Any, Any, Any]:
+    def _attended(
+        self, call: CallArguments, lay: Layout, offset: TensorLike | None, dropout: float, rng_state: TensorLike, formats: Any = None
+    ) -> tuple[Any, Any, Any]:
         """O, Stats and Max; ``formats``: of ``_attention_operands``."""
         raise NotImplementedError
 
     def _attention_gradients(
-        self, call: Any, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: Any = None
+        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: Any = None
     ) -> tuple[Any, Any, Any, Any, Any]:
         """Of Q, K and V, in the second of the layouts, and of ``sides``, Bias and SoftmaxOffset."""
         raise NotImplementedError
 
     @by_name
-    def fused_attn_fwd(self, call: Any) -> list[Any]:
+    def fused_attn_fwd(self, call: CallArguments) -> list[Any]:
         lay, formats = self._attention_operands(call)
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
@@ -53,7 +56,7 @@ class AttentionBySteps(Attention):
         return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
 
     @by_name
-    def fused_attn_bwd(self, call: Any) -> list[Any]:
+    def fused_attn_bwd(self, call: CallArguments) -> list[Any]:
         lay, formats = self._attention_operands(call)
         to = gradient_layout(call.dqkv_layout, lay)
         check_probability(call.p_dropout, "fused_attn_bwd")
@@ -61,13 +64,13 @@ class AttentionBySteps(Attention):
         return [*self._attention_gradients(call, (lay, to), (sides[0], sides[1]), stats, rng_state, formats)]
 
     @by_name
-    def prim_attention(self, call: Any) -> tuple[Any, Any]:
+    def prim_attention(self, call: CallArguments) -> tuple[Any, Any]:
         check_probability(call.probability, "prim.attention")
         call = beyond_nvidias(call, self._seeded)
         return self._attended(call, self._served.check(call), None, call.p_dropout, call.rng_state)[:2]
 
     @by_name
-    def prim_attention_backward(self, call: Any) -> tuple[Any, Any, Any, Any]:
+    def prim_attention_backward(self, call: CallArguments) -> tuple[Any, Any, Any, Any]:
         check_probability(call.probability, "prim.attention_backward")
         call = beyond_nvidias(call, self._seeded)
         lay = self._served.check(call)
@@ -75,6 +78,6 @@ class AttentionBySteps(Attention):
         return self._attention_gradients(call, (lay, lay), (call.Bias, None), call.stats, call.rng_state)[:4]
 
     @by_name
-    def copy_to_kv_cache(self, call: Any) -> None:
+    def copy_to_kv_cache(self, call: CallArguments) -> None:
         check_cache_call(call)
         self._put_cache(call, format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD"))

@@ -13,7 +13,7 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.enums import NVTE_QKV_Format
 from fusible.tex.formats import PLAIN, BlockFormat, format_named
 from fusible.tex.interface.declare import Request
-from fusible.tex.protocol import check_shape, outer
+from fusible.tex.protocol import TensorLike, check_shape, outer
 
 __all__ = [
     "adam_corrections",
@@ -91,39 +91,39 @@ def check_probability(probability: float, function: str) -> None:
         raise ArgumentError(expected("a probability in [0, 1)", of=function, got=probability, do="pass such a number"))
 
 
-def check_gradient(grad: Any, shape: Sequence[int], function: str) -> None:
+def check_gradient(grad: TensorLike, shape: Sequence[int], function: str) -> None:
     """Raise ``ShapeError`` unless ``grad`` has the shape of what ``function`` differentiates."""
     if grad.shape != shape:
         raise ShapeError(expected(f"shape {list(shape)}", of=f"grad of {function}", got=list(grad.shape), do="pass the gradient of its output"))
 
 
-def check_width_even(x: Any, function: str) -> None:
+def check_width_even(x: TensorLike, function: str) -> None:
     """Raise ``ShapeError`` unless the last dimension of a gated activation's input has two halves."""
     if x.shape[-1] % 2:
         raise ShapeError(expected("an even last dimension", of=f"the input of {function}", got=list(x.shape), do="pass both halves side by side"))
 
 
-def check_width_of_blocks(x: Any, interleave: int, function: str) -> None:
+def check_width_of_blocks(x: TensorLike, interleave: int, function: str) -> None:
     """Raise ``ShapeError`` unless the operands of a gate that alternate in blocks of ``interleave`` columns (0: do not) have whole blocks."""
     if interleave and (interleave < 0 or x.shape[-1] % (2 * interleave)):
         of, got = f"the input of {function} with glu_interleave_size {interleave}", list(x.shape)
         raise ShapeError(expected(f"a multiple of {2 * interleave} columns", of=of, got=got, do="pass whole blocks of both operands"))
 
 
-def check_row_scales(act_scales: Any, x: Any, function: str) -> None:
+def check_row_scales(act_scales: TensorLike, x: TensorLike, function: str) -> None:
     """Raise ``ShapeError`` unless there is one scale per row of ``x``."""
     if outer((*act_scales.shape, 1)) != outer(x.shape):
         got = list(act_scales.shape)
         raise ShapeError(expected(f"{list(x.shape[:-1])} scales", of=f"act_scales of {function}", got=got, do="pass one scale per row"))
 
 
-def check_norm_parameter(parameter: Any, x: Any, of: str) -> None:
+def check_norm_parameter(parameter: TensorLike, x: TensorLike, of: str) -> None:
     """Raise ``ShapeError`` unless ``parameter`` has one value per column of ``x``."""
     if parameter.shape != x.shape[-1:]:
         check_shape(parameter, x.shape[-1:], of)
 
 
-def check_norm_statistic(statistic: Any, x: Any, of: str) -> None:
+def check_norm_statistic(statistic: TensorLike, x: TensorLike, of: str) -> None:
     """Raise ``ShapeError`` unless ``statistic`` has one value per row of ``x``."""
     if statistic.shape == x.shape[:-1]:
         return
@@ -132,7 +132,7 @@ def check_norm_statistic(statistic: Any, x: Any, of: str) -> None:
         raise ShapeError(expected(f"shape [{rows}]", of=of, got=list(statistic.shape), do="pass what the forward returned"))
 
 
-def check_norm_backward(dz: Any, x: Any, rsigma: Any, gamma: Any, function: str) -> None:
+def check_norm_backward(dz: TensorLike, x: TensorLike, rsigma: TensorLike, gamma: TensorLike, function: str) -> None:
     """Raise ``ShapeError`` unless the arguments that the gradients of every norm take fit ``x``."""
     if dz.shape != x.shape:
         check_shape(dz, x.shape, f"dz of {function}")
@@ -140,7 +140,9 @@ def check_norm_backward(dz: Any, x: Any, rsigma: Any, gamma: Any, function: str)
     check_norm_statistic(rsigma, x, f"rsigma of {function}")
 
 
-def check_rope(x: Any, freqs: Any, qkv_format: int, cu_seqlens: Any, cp_size: int, cp_rank: int, function: str, fp32: Any) -> None:
+def check_rope(
+    x: TensorLike, freqs: TensorLike, qkv_format: int, cu_seqlens: TensorLike | None, cp_size: int, cp_rank: int, function: str, fp32: Any
+) -> None:
     """Raise for what the rotary embeddings refuse (``interface.rope.Rope``)."""
     sbhd, thd = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
     if qkv_format not in (sbhd, NVTE_QKV_Format.NVTE_BSHD, thd):
@@ -165,7 +167,7 @@ def check_rope(x: Any, freqs: Any, qkv_format: int, cu_seqlens: Any, cp_size: in
         raise ShapeError(expected(f"at least {length * cp_size} positions", of=f"freqs of {function}", got=freqs.shape[0], do="make more angles"))
 
 
-def check_scores(x: Any, function: str, *, square: bool = False) -> None:
+def check_scores(x: TensorLike, function: str, *, square: bool = False) -> None:
     """Raise ``ShapeError`` unless ``x`` is ``[b, h, q, k]``, or ``[b * h, s, s]`` where ``square``."""
     fits = (x.ndim == 3 and x.shape[1] == x.shape[2]) if square else x.ndim == 4
     if not fits:
@@ -174,7 +176,7 @@ def check_scores(x: Any, function: str, *, square: bool = False) -> None:
         raise ShapeError(expected(f"scores {wanted}", of=f"{tensor} of {function}", got=list(x.shape), do="reshape them"))
 
 
-def check_mask(mask: Any, x: Any, function: str) -> None:
+def check_mask(mask: TensorLike, x: TensorLike, function: str) -> None:
     """Raise unless ``mask`` is one byte ``[b or 1, 1, q, k]`` for each query and key of the scores ``x``."""
     if mask.dtype.itemsize != 1:
         raise DTypeError(expected("uint8", of=f"mask of {function}", got=mask.dtype, do="cast it"))
@@ -184,7 +186,7 @@ def check_mask(mask: Any, x: Any, function: str) -> None:
         raise ShapeError(expected(f"[{batch} or 1, 1, {queries}, {keys}]", of=f"mask of {function}", got=got, do="pass a mask for all heads"))
 
 
-def check_scores_gradient(g: Any, y: Any, function: str) -> None:
+def check_scores_gradient(g: TensorLike, y: TensorLike, function: str) -> None:
     """Raise unless the gradient ``g`` has the shape and dtype of the softmax results ``y``."""
     check_gradient(g, y.shape, function)
     if g.dtype is not y.dtype:
@@ -212,7 +214,7 @@ def adam_corrections(mode: int, bias_correction: int, step: int, beta1: float, b
     return (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
 
 
-def check_scale_update(buffer: Any, histories: Sequence[Any], scales: Sequence[Any], algorithm: str) -> list[int]:
+def check_scale_update(buffer: TensorLike, histories: Sequence[Any], scales: Sequence[Any], algorithm: str) -> list[int]:
     """How many numbers each of the scales has. Raises unless the arguments of ``fused_amax_and_scale_update_after_reduction`` add up."""
     if algorithm not in ("max", "most_recent"):
         raise ArgumentError(expected("'max' or 'most_recent'", of="amax_compute_algo", got=repr(algorithm), do="pass one of the two"))

@@ -9,7 +9,7 @@ import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.interface.domains import is_flag
-from fusible.tex.protocol import to_torch
+from fusible.tex.protocol import TensorLike, to_torch
 
 __all__ = ["OutCorrection", "check_halves", "check_lse", "check_moved", "check_partition", "out_correction", "per_step_tokens"]
 
@@ -28,7 +28,7 @@ class OutCorrection:
     old_lse: Any = None
 
 
-def out_correction(out: Any, out_per_step: Any, *arguments: Any) -> OutCorrection:
+def out_correction(out: TensorLike, out_per_step: TensorLike, *arguments: Any) -> OutCorrection:
     """The arguments from ``old_lse`` on, None where left out: seven positional ones of a call stop before ``lse_packed``. Raises ``DTypeError`` where
     one but ``old_lse`` is missing."""
     old_lse, *rest = arguments if arguments[-1] is not None else (None, *arguments[:-1])
@@ -59,7 +59,7 @@ def out_correction(out: Any, out_per_step: Any, *arguments: Any) -> OutCorrectio
     return call
 
 
-def check_lse(lse: Any, cu_seqlens: Any, packed: bool, heads: int, of: str) -> None:
+def check_lse(lse: TensorLike, cu_seqlens: TensorLike, packed: bool, heads: int, of: str) -> None:
     """Raise ``ShapeError`` unless ``lse`` is ``[h, t]`` where ``packed``, else ``[b, h, s]``, of ``heads`` heads and all sequences."""
     batch = cu_seqlens.shape[0] - 1
     if tuple(lse.shape[:-1]) != ((heads,) if packed else (batch, heads)):
@@ -67,7 +67,7 @@ def check_lse(lse: Any, cu_seqlens: Any, packed: bool, heads: int, of: str) -> N
         raise ShapeError(expected(wanted, of=of, got=list(lse.shape), do="pass the logsumexp of all heads"))
 
 
-def check_halves(tensor: Any, half_idx: int) -> int:
+def check_halves(tensor: TensorLike, half_idx: int) -> int:
     """The dimension of the tokens of ``thd_read_half_tensor``. Raises for what it refuses."""
     if half_idx not in (0, 1):
         raise ArgumentError(expected("0 or 1", of="half_idx of thd_read_half_tensor", got=half_idx, do="pass one of the two"))
@@ -81,7 +81,7 @@ def check_halves(tensor: Any, half_idx: int) -> int:
     return along
 
 
-def per_step_tokens(grad: Any, grad_per_step: Any, first_half: str, second_half: str) -> int:
+def per_step_tokens(grad: TensorLike, grad_per_step: TensorLike, first_half: str, second_half: str) -> int:
     """How many tokens a step's gradient has: those of ``grad``, or of one of its halves. Raises for words and shapes that do not fit."""
     for name, word in (("first_half", first_half), ("second_half", second_half)):
         if word not in _WORDS:
@@ -107,7 +107,7 @@ def check_partition(total: int, world: int, rank: int, function: str, tokens: in
         raise ShapeError(expected(f"all tokens, a multiple of {world}", of=f"total_tokens of {function}", got=got, do="pad the sequences"))
 
 
-def check_moved(out: Any, inp: Any, starts: Any, ends: Any) -> None:
+def check_moved(out: TensorLike, inp: TensorLike, starts: TensorLike, ends: TensorLike) -> None:
     """Raise unless tokens can be copied from ``inp`` to ``out``."""
     function = "thd_copy_valid_tokens_from_per_split_to_rank_local"
     if tuple(out.shape) != tuple(inp.shape) or starts.shape != ends.shape:

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
+
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_callable, check_class, expected
 from fusible.tex.formats import scheme_of
+from fusible.tex.interface.arguments import GroupedTensor, QuantizedTensor
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.protocol import QuantizerLike
 
 __all__ = [
     "GroupLayout",
@@ -33,7 +38,7 @@ __all__ = [
 _FACTORIES: dict[type, Callable[..., Any]] = {}
 
 
-def check_list_lengths(call: Any, outputs: int) -> None:
+def check_list_lengths(call: CallArguments, outputs: int) -> None:
     """Raise ``ArgumentError`` unless the lists of a call of ``te_general_grouped_gemm`` are as long as A, as are its ``outputs``, ``DTypeError``
     for a bias or an input of a GELU that is no tensor."""
     counts = [len(call.A), len(call.B), len(call.bias), len(call.pre_gelu_out), outputs]
@@ -59,7 +64,7 @@ def register_grouped_factory(quantizer_class: type, factory: Callable[..., Any])
     _FACTORIES[quantizer_class] = factory
 
 
-def build_grouped(like: Any, **fields: Any) -> Any:
+def build_grouped(like: QuantizerLike | None, **fields: Any) -> Any:
     """The grouped tensor of the room that the quantizer ``like`` (or None) belongs to."""
     for cls in type(like).__mro__:
         if cls in _FACTORIES:
@@ -73,7 +78,7 @@ def is_grouped(x: Any) -> bool:
     return hasattr(x, "num_tensors") and hasattr(x, "logical_shape")
 
 
-def member_fields(quantizer: Any) -> Mapping[str, str]:
+def member_fields(quantizer: QuantizerLike) -> Mapping[str, str]:
     """Each buffer of a grouped tensor of ``quantizer``, and the attribute that holds a member's part of it."""
     scheme = scheme_of(quantizer)
     if not scheme.format.member_fields:
@@ -93,7 +98,7 @@ class GroupLayout:
     def total(self) -> int:
         return math.prod(self.logical_shape)
 
-    def pieces(self, flat: Any) -> list[Any]:
+    def pieces(self, flat: torch.Tensor) -> list[Any]:
         """The members as views of their flat buffer."""
         return [flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)]
 
@@ -146,7 +151,7 @@ def layout_of(logical_shape: Sequence[int], count: int, first_dims: Any = None, 
     return GroupLayout(tuple(logical_shape), shapes, tuple(offsets[:count]))
 
 
-def layout_of_grouped(x: Any) -> GroupLayout:
+def layout_of_grouped(x: GroupedTensor) -> GroupLayout:
     """The layout that a grouped tensor describes."""
     shapes = getattr(x, "tensor_shapes", None)
     if not shapes or x.first_dims is not None or x.last_dims is not None:
@@ -157,7 +162,7 @@ def layout_of_grouped(x: Any) -> GroupLayout:
     return layout_of((1, total), x.num_tensors, rows, columns, x.tensor_offsets)
 
 
-def members(x: Any, create_empty: Callable[..., Any], *, bare: bool = False) -> list[Any]:
+def members(x: GroupedTensor, create_empty: Callable[..., Any], *, bare: bool = False) -> list[Any]:
     """Each member as a tensor of its own that shares the buffers of ``x``: views, or quantized tensors of the quantizer's class.
 
     ``create_empty(quantizer, shape, dtype, device)`` makes an empty member, which says how each buffer is shaped; ``bare`` asks for storages.
@@ -184,7 +189,7 @@ def members(x: Any, create_empty: Callable[..., Any], *, bare: bool = False) -> 
     return found
 
 
-def _attach(member: Any, x: Any, fields: Mapping[str, str], used: dict[str, int], offset: int, elements: int) -> None:
+def _attach(member: QuantizedTensor, x: GroupedTensor, fields: Mapping[str, str], used: dict[str, int], offset: int, elements: int) -> None:
     """Put the views of ``x``'s buffers in place of a member's own. Data lies at the member's offset, scales one after the other."""
     for field, attribute in fields.items():
         part, buffer = getattr(member, attribute), getattr(x, field)

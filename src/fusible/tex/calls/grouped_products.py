@@ -14,6 +14,8 @@ from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.calls.gemm import GemmShape, GemmTypes, gemm_shape
 from fusible.tex.calls.grouped import check_list_lengths
 from fusible.tex.formats import is_quantized, logical_shape, nominal
+from fusible.tex.interface.arguments import DTypeLike
+from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import check_same_device, check_shape, to_torch
 
 __all__ = ["Problem", "bare_key", "check_problems", "problems_of", "solve"]
@@ -99,7 +101,7 @@ def bare_key(problem: Problem) -> Any:
     return A.shape, B.shape, D.shape, A.dtype
 
 
-def _outputs(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Any] | None, D_type: Any, single: bool) -> list[Any]:
+def _outputs(A: list[Any], transa: bool, B: list[Any], transb: bool, D: list[Any] | None, D_type: DTypeLike, single: bool) -> list[Any]:
     """Where each product goes."""
     dtype = to_torch(D_type)
     if D is None:
@@ -134,7 +136,7 @@ def _output_blocks(A: Sequence[Any], transa: bool, B: Sequence[Any], transb: boo
     return [*matrix[: sum(rows)].split(rows)]
 
 
-def problems_of(call: Any) -> tuple[list[Problem], list[GemmShape]]:
+def problems_of(call: CallArguments) -> tuple[list[Problem], list[GemmShape]]:
     """The problems of a call of ``te_general_grouped_gemm`` and their shapes, checked all."""
     outputs = _outputs(call.A, call.transa, call.B, call.transb, call.D, call.D_type, call.single_output)
     check_list_lengths(call, len(outputs))
@@ -156,7 +158,7 @@ def solve(
     transa: bool,
     transb: bool,
     grad: bool,
-    bias_type: Any,
+    bias_type: DTypeLike | None,
     *,
     gemm: Callable[..., list[Any]],
     multiply: Callable[[Problem, bool, bool], Any],
@@ -182,7 +184,7 @@ def _clear(problem: Problem, grad: bool) -> None:
         problem.pre_gelu.zero_()
 
 
-def _generic(gemm: Callable[..., list[Any]], problem: Problem, transa: bool, transb: bool, grad: bool, bias_type: Any) -> None:
+def _generic(gemm: Callable[..., list[Any]], problem: Problem, transa: bool, transb: bool, grad: bool, bias_type: DTypeLike | None) -> None:
     gelu, bias = problem.pre_gelu is not None, problem.bias
     gelu_in = problem.pre_gelu.view(problem.D.shape) if problem.pre_gelu is not None and grad else None
     operands = (problem.A, transa, problem.B, transb, problem.D, None, None)

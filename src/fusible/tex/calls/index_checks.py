@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -23,13 +22,13 @@ __all__ = [
 ]
 
 
-def _readable(x: Any, of: str) -> bool:
+def _readable(x: torch.Tensor, of: str) -> bool:
     if x.is_floating_point() or x.is_complex():
         raise DTypeError(expected("int32", of=of, got=x.dtype, do="pass whole numbers"))
     return x.is_cpu
 
 
-def check_cumulative(ends: Any, limit: int, of: str) -> None:
+def check_cumulative(ends: torch.Tensor, limit: int, of: str) -> None:
     """Raise ``ArgumentError`` unless ``0 <= ends[0] <= ends[1] <= .. <= limit``, ``ShapeError`` for a tensor of another rank or without elements."""
     if ends.ndim != 1 or not ends.shape[0]:
         raise ShapeError(expected("[b + 1]", of=of, got=list(ends.shape), do="pass cumulative lengths from 0 on"))
@@ -42,7 +41,7 @@ def check_cumulative(ends: Any, limit: int, of: str) -> None:
         raise ArgumentError(expected(f"at most {limit} tokens", of=of, got=numbers[-1], do="pass the lengths of the tensors"))
 
 
-def check_lengths(cumulative: Any, of: str, longest: int | None = None) -> None:
+def check_lengths(cumulative: torch.Tensor, of: str, longest: int | None = None) -> None:
     """Raise ``ArgumentError`` unless ``cumulative`` never decreases from 0 or above, by ``longest`` at most (None: by any number)."""
     if not _readable(cumulative, of):
         return
@@ -54,7 +53,7 @@ def check_lengths(cumulative: Any, of: str, longest: int | None = None) -> None:
         raise ShapeError(expected(f"sequences of at most {longest} tokens", of=of, got=max(lengths), do="pass the lengths of the tensors"))
 
 
-def check_range(x: Any, lower: int, upper: int | None, of: str) -> None:
+def check_range(x: torch.Tensor, lower: int, upper: int | None, of: str) -> None:
     """Raise ``ArgumentError`` unless ``lower <= x < upper`` (None: whatever the type holds) for every element of ``x``."""
     if not (_readable(x, of) and x.numel()):
         return
@@ -64,7 +63,7 @@ def check_range(x: Any, lower: int, upper: int | None, of: str) -> None:
         raise ArgumentError(expected(wanted, of=of, got=least if least < lower else most, do="pass indices of what there is"))
 
 
-def check_sequences(starts: Any, lengths: Any, limit: int, of: str) -> None:
+def check_sequences(starts: torch.Tensor, lengths: torch.Tensor, limit: int, of: str) -> None:
     """Raise ``ArgumentError`` unless every sequence lies within ``limit`` tokens, and no two share one."""
     if not (_readable(starts, of) and _readable(lengths, of)):
         return
@@ -90,7 +89,7 @@ def check_indices(numbers: Sequence[int], count: int, what: str, of: str) -> Non
             raise ArgumentError(expected(f"{what} below {count}", of=of, got=number, do="check the table"))
 
 
-def check_once(x: Any, of: str) -> None:
+def check_once(x: torch.Tensor, of: str) -> None:
     """Raise ``ArgumentError`` where an index of 0 and above comes twice in ``x``, so that two would write to one place."""
     if not _readable(x, of):
         return
@@ -100,7 +99,7 @@ def check_once(x: Any, of: str) -> None:
         raise ArgumentError(expected("each index at most once", of=of, got=got, do="pass what the forward returned"))
 
 
-def check_counts_fit(sizes: Any, factors: Sequence[int], bounds: Sequence[int], of: str) -> None:
+def check_counts_fit(sizes: torch.Tensor, factors: Sequence[int], bounds: Sequence[int], of: str) -> None:
     """Raise ``ArgumentError`` unless ``sizes`` are at least 0, and their sum times each of ``factors`` is at most the bound beside it."""
     check_range(sizes, 0, None, of)
     if not (sizes.is_cpu and factors):

@@ -19,6 +19,8 @@ from fusible.tex.calls.attention_layout import Layout, format_name, layout
 from fusible.tex.calls.index_checks import check_cumulative, check_indices, check_lengths, check_positions
 from fusible.tex.calls.kv_cache import check_cache_call, check_cache_indices
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.protocol import TensorLike
 
 __all__ = ["RopeIndices", "check_attention_indices", "check_rope_indices", "key_limit", "wrong_indices"]
 
@@ -38,7 +40,7 @@ def wrong_indices(function: str, named: Mapping[str, Any]) -> FusibleError | Non
     return None
 
 
-def key_limit(call: Any, lay: Layout) -> int:
+def key_limit(call: CallArguments, lay: Layout) -> int:
     """The tokens that K has in memory: all of them for THD, else those of a sequence."""
     if lay.paged:
         sizes = ((call.K, call.page_table_k), (call.V, call.page_table_v))
@@ -47,7 +49,7 @@ def key_limit(call: Any, lay: Layout) -> int:
     return call.K.shape[0] if lay.kv == "THD" else call.K.shape[lay.kv.index("S")]
 
 
-def check_attention_indices(call: Any, function: str) -> None:
+def check_attention_indices(call: CallArguments, function: str) -> None:
     """Raise ``ArgumentError`` or ``ShapeError`` for lengths and pages that are not those of Q, K and V.
 
     No two sequences of packed tokens may share one, for a gradient is written to each.
@@ -70,7 +72,7 @@ def check_attention_indices(call: Any, function: str) -> None:
             check_indices(table[i, : -(-length // size)].tolist(), x.shape[lay.kv.index("B")], "pages", f"{name} of {function}")
 
 
-def _check_side(call: Any, side: str, batch: int, dims: str, limit: int, function: str) -> list[int]:
+def _check_side(call: CallArguments, side: str, batch: int, dims: str, limit: int, function: str) -> list[int]:
     """The lengths of the sequences of queries or of keys, which may be of ``limit`` tokens each, or together where they are packed."""
     name = f"cu_seqlens_{side}"
     cu = bounds(getattr(call, name), side)
@@ -107,7 +109,7 @@ def _check_disjoint(starts: Sequence[int], lengths: Sequence[int], of: str) -> N
 class RopeIndices(NamedTuple):
     """What decides about the positions of the tokens ``x``, for which there are ``angles``."""
 
-    x: Any
+    x: TensorLike
     angles: int
     start_positions: Any
     qkv_format: int
@@ -147,14 +149,14 @@ def _ends_of(first: int, length: int, cp_size: int, cp_rank: int) -> tuple[int, 
     return first + cp_rank * half, first + length * cp_size - 1 - cp_rank * half
 
 
-def _check_rope(call: Any, function: str) -> None:
+def _check_rope(call: CallArguments, function: str) -> None:
     x = call.output_grads if function == "fused_rope_backward" else call.input
     check_rope_indices(
         RopeIndices(x, call.freqs.shape[0], call.start_positions, int(call.qkv_format), call.cu_seqlens, call.cp_size, call.cp_rank), function
     )
 
 
-def _check_cache(call: Any, function: str) -> None:
+def _check_cache(call: CallArguments, function: str) -> None:
     check_cache_call(call)
     check_cache_indices(call, format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD"))
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.calls.index_checks import check_indices
+from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["check_cache_call", "check_cache_indices"]
 
 
-def check_cache_call(call: Any) -> None:
+def check_cache_call(call: CallArguments) -> None:
     """Raise for arguments that do not fit one another; ``call`` has the declared parameters as attributes."""
     _check_numbers(call)
     _check_tokens(call)
     (_check_rows if call.is_non_paged else _check_pages)(call)
 
 
-def _check_numbers(call: Any) -> None:
+def _check_numbers(call: CallArguments) -> None:
     for name, lengths in (("cu_new_lens", call.cu_new_lens), ("cu_cached_lens", call.cu_cached_lens)):
         if math.prod(lengths.shape) <= call.b:
             got = list(lengths.shape)
@@ -30,7 +30,7 @@ def _check_numbers(call: Any) -> None:
         raise ArgumentError(expected("b >= 0 sequences of at least one page", of="copy_to_kv_cache", got=got, do="pass such numbers"))
 
 
-def _check_tokens(call: Any) -> None:
+def _check_tokens(call: CallArguments) -> None:
     """New keys and values are of the caches' heads, and alike."""
     for name, new, cache in (("k", call.new_k, call.k_cache), ("v", call.new_v, call.v_cache)):
         if cache.ndim != 4 or new.ndim not in (3, 4) or tuple(new.shape[-2:]) != tuple(cache.shape[-2:]):
@@ -49,7 +49,7 @@ def _check_tokens(call: Any) -> None:
             raise DTypeError(expected(f"{like.dtype} on {like.device}", of=f"{name} of copy_to_kv_cache", got=got, do=do))
 
 
-def _check_rows(call: Any) -> None:
+def _check_rows(call: CallArguments) -> None:
     """Of caches with a row for each sequence."""
     if min(call.k_cache.shape[0], call.v_cache.shape[0]) < call.b:
         got = f"{call.k_cache.shape[0]} and {call.v_cache.shape[0]}"
@@ -58,7 +58,7 @@ def _check_rows(call: Any) -> None:
         raise ShapeError(expected(f"[{call.b}]", of="page_table", got=list(call.page_table.shape), do="pass the row of each sequence"))
 
 
-def _check_pages(call: Any) -> None:
+def _check_pages(call: CallArguments) -> None:
     """Of caches in pages, which a table gives to sequences."""
     if min(call.k_cache.shape[1], call.v_cache.shape[1]) < 1:
         got = f"{list(call.k_cache.shape)} and {list(call.v_cache.shape)}"
@@ -90,7 +90,7 @@ def _check_lengths(new: Sequence[int], cached: Sequence[int], tokens: int, room:
             raise ArgumentError(expected(f"at most {tokens} tokens", of=of, got=got, do="pass the lengths of new_k and new_v"))
 
 
-def check_cache_indices(call: Any, name: str) -> None:
+def check_cache_indices(call: CallArguments, name: str) -> None:
     """Raise ``ArgumentError`` or ``ShapeError`` for a length or a page that is not in the tensors of ``copy_to_kv_cache``, whose tokens come in the
     format ``name``; the indices lie on the host."""
     starts, cached = (x.flatten().tolist()[: call.b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.tex.protocol import check_same_device
+from fusible.tex.protocol import TensorLike, check_same_device
 
 __all__ = ["check_disjoint", "check_each", "check_equal_lengths", "check_same_dtype", "check_segments", "check_wider"]
 
 
-def check_disjoint(out: Any, others: Sequence[Any], of: str) -> None:
+def check_disjoint(out: TensorLike, others: Sequence[Any], of: str) -> None:
     """Raise ``ArgumentError`` where ``out``, which a movement writes, shares memory with a tensor that it still reads, or writes too.
 
     Told by the first and the last byte of each, so that tensors which lie within one another without an element in common are refused as well. Lazy
@@ -50,13 +50,13 @@ def check_each(values: Sequence[Any], belongs: Callable[[Any], bool], what: str,
             raise DTypeError(expected(what, of=f"{of.replace(' of ', f'[{i}] of ', 1)}", got=repr(value), do="pass such ones alone"))
 
 
-def check_same_dtype(x: Any, like: Any, of: str) -> None:
+def check_same_dtype(x: TensorLike, like: TensorLike, of: str) -> None:
     """Raise ``DTypeError`` unless ``x`` has the dtype of ``like``."""
     if x.dtype != like.dtype:
         raise DTypeError(expected(like.dtype, of=of, got=x.dtype, do="pass a tensor of that dtype"))
 
 
-def check_segments(short: Any, padded: Any, rows: Sequence[int], padded_rows: Sequence[int], function: str) -> None:
+def check_segments(short: TensorLike, padded: TensorLike, rows: Sequence[int], padded_rows: Sequence[int], function: str) -> None:
     """Raise ``ShapeError`` unless ``short`` and ``padded`` are matrices of the same segments, none of which padding shortens."""
     check_equal_lengths(function, rows, padded_rows)
     back = function == "fused_multi_row_unpadding"
@@ -73,7 +73,7 @@ def check_segments(short: Any, padded: Any, rows: Sequence[int], padded_rows: Se
         raise ShapeError(expected("segments that padding does not shorten", of=of, got=got, do="pass both lists in the same order"))
 
 
-def check_wider(out: Any, x: Any, of: str) -> None:
+def check_wider(out: TensorLike, x: TensorLike, of: str) -> None:
     """Raise unless ``out`` is like ``x``, where that is, or wider in its last dimension."""
     shape = tuple(out.shape)
     if shape[:-1] != tuple(x.shape[:-1]) or not shape or shape[-1] < x.shape[-1]:

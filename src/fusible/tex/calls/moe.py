@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.enums import NVTERoutingMapFormat
-from fusible.tex.protocol import check_shape
+from fusible.tex.protocol import TensorLike, check_shape
 
 __all__ = [
     "Routing",
@@ -28,26 +28,26 @@ SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
 _FORMATS = tuple(int(value) for value in NVTERoutingMapFormat)
 
 
-def check_float(x: Any, of: str, floating: frozenset[Any]) -> None:
+def check_float(x: TensorLike, of: str, floating: frozenset[Any]) -> None:
     """Raise ``DTypeError`` unless ``x`` has one of the dtypes ``floating``."""
     if x.dtype not in floating:
         raise DTypeError(expected("float32, bfloat16 or float16", of=of, got=x.dtype, do="cast it"))
 
 
-def check_integers(x: Any, of: str, allowed: Sequence[Any]) -> None:
+def check_integers(x: TensorLike, of: str, allowed: Sequence[Any]) -> None:
     """Raise ``DTypeError`` unless ``x`` has one of the dtypes ``allowed``."""
     if x.dtype not in allowed:
         raise DTypeError(expected(" or ".join(map(str, allowed)), of=of, got=x.dtype, do="cast it"))
 
 
-def check_permutation(x: Any, indices: Any) -> None:
+def check_permutation(x: TensorLike, indices: TensorLike) -> None:
     """Raise ``ShapeError`` unless ``x [T, H]`` and ``indices [T, K]`` belong together."""
     if x.ndim != 2 or indices.ndim != 2 or x.shape[0] != indices.shape[0]:
         got = f"{list(x.shape)} and {list(indices.shape)}"
         raise ShapeError(expected("[T, H] and [T, K]", of="input and indices of moe_permute_fwd", got=got, do="pass the experts of each token"))
 
 
-def check_moved(row_id_map: Any, prob: Any, tokens: int, copies: int, function: str) -> None:
+def check_moved(row_id_map: TensorLike, prob: TensorLike | None, tokens: int, copies: int, function: str) -> None:
     """Raise ``ShapeError`` unless ``row_id_map`` has ``copies`` rows for each token, and ``prob`` a weight for each or none at all."""
     if math.prod(row_id_map.shape) != tokens * copies:
         got = list(row_id_map.shape)
@@ -70,10 +70,10 @@ class Routing(NamedTuple):
     @classmethod
     def of(
         cls,
-        logits: Any,
+        logits: TensorLike,
         topk: int,
         score_function: str,
-        routing_map_format: Any,
+        routing_map_format: int,
         function: str,
         *,
         num_groups: int | None = None,
@@ -120,7 +120,7 @@ def map_shape(shape: Sequence[int], map_format: int) -> tuple[int, ...]:
     return (*shape[:-1], last)
 
 
-def check_score_gradient(routing: Routing, intermediate: Any, grad: Any, grad_logits: Any, function: str) -> None:
+def check_score_gradient(routing: Routing, intermediate: TensorLike, grad: TensorLike, grad_logits: TensorLike, function: str) -> None:
     """Raise ``ShapeError`` unless what the backward of a router takes, and what it writes, has the shape of the gradient ``grad``."""
     check_shape(intermediate, grad.shape, f"intermediate_output of {function}")
     check_shape(grad_logits, grad.shape, f"grad_logits of {function}")
@@ -133,7 +133,7 @@ def check_bin_bounds(lower: float, upper: float) -> None:
         raise ArgumentError(expected("finite bounds, the lower one first", of="bin_bounds", got=got, do="pass the range of the scores"))
 
 
-def check_histogram(histogram: Any, bin_bounds: Any, routing: Routing, int32: Any, fp32: Any) -> None:
+def check_histogram(histogram: TensorLike, bin_bounds: TensorLike, routing: Routing, int32: Any, fp32: Any) -> None:
     """Raise unless ``histogram`` is int32 ``[experts, bins]`` and ``bin_bounds`` fp32 ``[2]``, and a token chooses fewer than all experts; the types
     are the backend's own values."""
     experts = routing.experts
@@ -147,7 +147,7 @@ def check_histogram(histogram: Any, bin_bounds: Any, routing: Routing, int32: An
         raise ShapeError(expected("fp32 [2]", of="bin_bounds", got=got, do="pass the lower and the upper bound"))
 
 
-def check_aux_loss(probs: Any, tokens_per_expert: Any, rows: int, columns: int) -> None:
+def check_aux_loss(probs: TensorLike, tokens_per_expert: TensorLike, rows: int, columns: int) -> None:
     """Raise ``ShapeError`` unless ``probs`` is ``[rows, columns]`` and ``tokens_per_expert`` has one number per column."""
     check_shape(probs, (rows, columns), "probs of fused_moe_aux_loss_fwd")
     check_shape(tokens_per_expert, (columns,), "tokens_per_expert of fused_moe_aux_loss_fwd")

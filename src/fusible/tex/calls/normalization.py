@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
+from fusible.tex.interface.arguments import DTypeLike, Tensor
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.interface.prim import Prim
-from fusible.tex.protocol import check_shape
+from fusible.tex.protocol import QuantizerLike, TensorLike, check_shape
 
 __all__ = ["NormGradient", "NormOutput", "NormalizationBySteps"]
 
@@ -15,9 +16,9 @@ __all__ = ["NormGradient", "NormOutput", "NormalizationBySteps"]
 class NormOutput(NamedTuple):
     """Where a norm writes: ``dtype`` as tex was given it, a quantizer or None, and a tensor or None."""
 
-    quantizer: Any
-    dtype: Any
-    out: Any
+    quantizer: QuantizerLike | None
+    dtype: DTypeLike
+    out: Tensor | None
 
 
 class NormGradient(NamedTuple):
@@ -37,15 +38,15 @@ class NormalizationBySteps(Normalization, Prim):
 
     HELPERS = frozenset({"norm_operand", "layernorm", "layernorm_gradient", "rmsnorm", "rmsnorm_gradient"})
 
-    def norm_operand(self, x: Any) -> Any:
+    def norm_operand(self, x: Tensor) -> Any:
         """``x`` as a plain tensor."""
         raise NotImplementedError
 
-    def layernorm(self, x: Any, gamma: Any, bias: Any, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
+    def layernorm(self, x: TensorLike, gamma: TensorLike, bias: TensorLike | None, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
         """``[y, mu, rsigma]``."""
         raise NotImplementedError
 
-    def rmsnorm(self, x: Any, gamma: Any, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
+    def rmsnorm(self, x: TensorLike, gamma: TensorLike, eps: float, zero_centered: bool, output: NormOutput) -> list[Any]:
         """``[y, None, rsigma]``."""
         raise NotImplementedError
 
@@ -58,7 +59,7 @@ class NormalizationBySteps(Normalization, Prim):
         raise NotImplementedError
 
     def layernorm_fwd(
-        self, input: Any, weight: Any, bias: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, zero_centered_gamma: bool
+        self, input: Tensor, weight: Tensor, bias: Any, eps: float, ln_out: Any, quantizer: Any, otype: DTypeLike, zero_centered_gamma: bool
     ) -> list[Any]:
         x, gamma = self.norm_operand(input), self.norm_operand(weight)
         check_norm_parameter(gamma, x, "weight of layernorm_fwd")
@@ -67,24 +68,30 @@ class NormalizationBySteps(Normalization, Prim):
             check_norm_parameter(bias, x, "bias of layernorm_fwd")
         return self.layernorm(x, gamma, bias, eps, zero_centered_gamma, NormOutput(quantizer, otype, ln_out))
 
-    def layernorm_bwd(self, dz: Any, x: Any, mu: Any, rsigma: Any, gamma: Any, zero_centered_gamma: bool) -> list[Any]:
+    def layernorm_bwd(self, dz: Tensor, x: Tensor, mu: TensorLike, rsigma: TensorLike, gamma: Tensor, zero_centered_gamma: bool) -> list[Any]:
         return self.layernorm_gradient(self._checked("layernorm_bwd", dz, x, None, mu, rsigma, gamma, zero_centered_gamma))
 
-    def prim_layernorm_bwd_add(self, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, zero_centered_gamma: bool) -> list[Any]:
+    def prim_layernorm_bwd_add(
+        self, dz: Tensor, x: Tensor, add: Tensor, mu: TensorLike, rsigma: TensorLike, gamma: Tensor, zero_centered_gamma: bool
+    ) -> list[Any]:
         return self.layernorm_gradient(self._checked("prim.layernorm_bwd_add", dz, x, add, mu, rsigma, gamma, zero_centered_gamma))
 
-    def rmsnorm_fwd(self, input: Any, weight: Any, eps: float, ln_out: Any, quantizer: Any, otype: Any, zero_centered_gamma: bool) -> list[Any]:
+    def rmsnorm_fwd(
+        self, input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantizer: Any, otype: DTypeLike, zero_centered_gamma: bool
+    ) -> list[Any]:
         x, gamma = self.norm_operand(input), self.norm_operand(weight)
         check_norm_parameter(gamma, x, "weight of rmsnorm_fwd")
         return self.rmsnorm(x, gamma, eps, zero_centered_gamma, NormOutput(quantizer, otype, ln_out))
 
-    def rmsnorm_bwd(self, dz: Any, x: Any, rsigma: Any, gamma: Any, zero_centered_gamma: bool) -> list[Any]:
+    def rmsnorm_bwd(self, dz: Tensor, x: Tensor, rsigma: TensorLike, gamma: Tensor, zero_centered_gamma: bool) -> list[Any]:
         return self.rmsnorm_gradient(self._checked("rmsnorm_bwd", dz, x, None, None, rsigma, gamma, zero_centered_gamma))
 
-    def rmsnorm_bwd_add(self, dz: Any, x: Any, add: Any, rsigma: Any, gamma: Any, zero_centered_gamma: bool) -> list[Any]:
+    def rmsnorm_bwd_add(self, dz: Tensor, x: Tensor, add: Tensor, rsigma: TensorLike, gamma: Tensor, zero_centered_gamma: bool) -> list[Any]:
         return self.rmsnorm_gradient(self._checked("rmsnorm_bwd_add", dz, x, add, None, rsigma, gamma, zero_centered_gamma))
 
-    def _checked(self, function: str, dz: Any, x: Any, add: Any, mu: Any, rsigma: Any, gamma: Any, zero_centered: bool) -> NormGradient:
+    def _checked(
+        self, function: str, dz: Tensor, x: Tensor, add: Any, mu: TensorLike | None, rsigma: TensorLike, gamma: Tensor, zero_centered: bool
+    ) -> NormGradient:
         x, plain = self.norm_operand(x), self.norm_operand
         if add is not None:
             add = plain(add)

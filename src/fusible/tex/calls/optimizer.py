@@ -10,6 +10,7 @@ from typing import Any
 
 from fusible.errors import DTypeError, expected
 from fusible.tex.calls.checks import adam_corrections, check_lists
+from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["AdamRule", "check_float_lists", "check_typed_lists"]
 
@@ -28,7 +29,7 @@ class AdamRule:
     decoupled: float
 
     @classmethod
-    def of(cls, call: Any, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> AdamRule:
+    def of(cls, call: CallArguments, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> AdamRule:
         """The rule of the arguments ``call``; ``lr`` and the ``corrections`` instead of its own where they are tensors.
 
         Raises ``ArgumentError`` for a mode that there is not.

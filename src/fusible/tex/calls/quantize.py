@@ -10,6 +10,7 @@ import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.formats import NVFP4, scheme_of, usages
+from fusible.tex.protocol import QuantizerLike, TensorLike
 
 __all__ = ["check_sections", "given_amaxes", "quantize_each"]
 
@@ -22,7 +23,7 @@ def quantize_each(quantize: Callable[[Any, Any], Any], tensors: Sequence[Any], q
     return [x if quantizer is None else quantize(x, quantizer) for x, quantizer in zip(tensors, quantizers, strict=True)]
 
 
-def check_sections(sections: Sequence[int], x: Any, quantizers: Sequence[Any]) -> None:
+def check_sections(sections: Sequence[int], x: TensorLike, quantizers: Sequence[Any]) -> None:
     """Raise unless ``split_quantize`` can divide ``x`` into ``sections``, with a quantizer for each."""
     if len(sections) != len(quantizers):
         quantize_each(lambda x, _: x, sections, quantizers, "split_quantize")
@@ -32,7 +33,9 @@ def check_sections(sections: Sequence[int], x: Any, quantizers: Sequence[Any]) -
         raise ShapeError(expected(f"sections of {rows} rows", of="split_sections of split_quantize", got=list(sections), do=do))
 
 
-def given_amaxes(x: Any, quantizer: Any, rowwise: Any, columnwise: Any, fp32: Any = torch.float32) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def given_amaxes(
+    x: TensorLike, quantizer: QuantizerLike, rowwise: TensorLike | None, columnwise: TensorLike | None, fp32: Any = torch.float32
+) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """The amaxes of the copies that an NVFP4 ``quantizer`` makes of ``x``, by copy, and the shape that each is held in.
 
     ``fp32`` is the backend's value of that type. Raises ``DTypeError`` for another quantizer, ``ShapeError`` for an amax that does not fit.

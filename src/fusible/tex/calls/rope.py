@@ -7,11 +7,12 @@ from typing import Any
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.enums import NVTE_QKV_Format
+from fusible.tex.protocol import TensorLike
 
 __all__ = ["check_qkv_rope", "check_qkv_rope_gradients", "starts_of"]
 
 
-def starts_of(x: Any, start: Any, qkv_format: int, cu_seqlens: Any) -> Any:
+def starts_of(x: TensorLike, start: Any, qkv_format: int, cu_seqlens: Any) -> Any:
     """The start positions of the sequences that ``x`` has; NVIDIA's package gives those of the largest batch that a cache has room for."""
     if start is None:
         return None
@@ -20,7 +21,7 @@ def starts_of(x: Any, start: Any, qkv_format: int, cu_seqlens: Any) -> Any:
     return start[: x.shape[1 if qkv_format == NVTE_QKV_Format.NVTE_SBHD else 0]]
 
 
-def check_qkv_rope(qkv: Any, split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:
+def check_qkv_rope(qkv: TensorLike, split: Sequence[int], qkv_format: int, function: str) -> tuple[int, int, int]:
     """``(dq, dk, dv)`` of a call that fits. Raises for one that does not (``interface.rope.Rope.fused_qkv_rope_forward``)."""
     widths = _widths(split, qkv_format, function)
     if qkv.ndim != 4 or qkv.shape[-1] != sum(widths):
@@ -28,7 +29,7 @@ def check_qkv_rope(qkv: Any, split: Sequence[int], qkv_format: Any, function: st
     return widths
 
 
-def check_qkv_rope_gradients(grads: Sequence[Any], split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:
+def check_qkv_rope_gradients(grads: Sequence[Any], split: Sequence[int], qkv_format: int, function: str) -> tuple[int, int, int]:
     """``(dq, dk, dv)`` of gradients of q, k, v that fit one another."""
     dq, dk, dv = _widths(split, qkv_format, function)
     shapes = [tuple(g.shape) for g in grads]
@@ -40,7 +41,7 @@ def check_qkv_rope_gradients(grads: Sequence[Any], split: Sequence[int], qkv_for
     return dq, dk, dv
 
 
-def _widths(split: Sequence[int], qkv_format: Any, function: str) -> tuple[int, int, int]:
+def _widths(split: Sequence[int], qkv_format: int, function: str) -> tuple[int, int, int]:
     if int(qkv_format) not in (NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_BSHD):
         raise ArgumentError(expected("SBHD or BSHD", of=f"qkv_format of {function}", got=qkv_format, do="pass one of the two"))
     widths = [int(width) for width in split]

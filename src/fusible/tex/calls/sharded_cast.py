@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
+from fusible.tex.protocol import TensorLike
 
 __all__ = ["Block", "MatrixSlice", "Rectangle", "check_expansion", "check_fragment", "check_slice", "check_tiles", "square"]
 
@@ -59,7 +60,7 @@ def square(block_len: int, function: str) -> Block:
     return block_len, block_len
 
 
-def check_slice(x: Any, rows: int, columns: int, start: int, function: str, floating: frozenset[Any]) -> MatrixSlice:
+def check_slice(x: TensorLike, rows: int, columns: int, start: int, function: str, floating: frozenset[Any]) -> MatrixSlice:
     """``x`` as a slice of the weight. Raises unless it is of a floating type and lies within."""
     if x.dtype not in floating:
         raise DTypeError(expected("float32, bfloat16 or float16", of=f"the master weight of {function}", got=x.dtype, do="cast it"))
@@ -70,7 +71,7 @@ def check_slice(x: Any, rows: int, columns: int, start: int, function: str, floa
     return MatrixSlice(rows, columns, start, length)
 
 
-def check_tiles(tiles: Any, part: MatrixSlice, block: Block, of: str, dtypes: Sequence[Any]) -> None:
+def check_tiles(tiles: TensorLike, part: MatrixSlice, block: Block, of: str, dtypes: Sequence[Any]) -> None:
     """Raise unless ``tiles`` has a number of one of ``dtypes`` for every tile of the weight."""
     least = part.tiles(block)
     if len(tiles.shape) != 2 or tiles.shape[0] < least[0] or tiles.shape[1] < least[1]:
@@ -79,7 +80,7 @@ def check_tiles(tiles: Any, part: MatrixSlice, block: Block, of: str, dtypes: Se
         raise DTypeError(expected(" or ".join(map(str, dtypes)), of=of, got=tiles.dtype, do="pass such a tensor"))
 
 
-def check_fragment(out: Any, size: int, of: str) -> None:
+def check_fragment(out: TensorLike, size: int, of: str) -> None:
     """Raise unless ``out`` has ``size`` bytes."""
     if out.dtype.itemsize != 1:
         raise DTypeError(expected("uint8", of=of, got=out.dtype, do="pass the data of a quantized tensor"))
@@ -87,7 +88,7 @@ def check_fragment(out: Any, size: int, of: str) -> None:
         raise ShapeError(expected(f"{size} bytes", of=of, got=math.prod(out.shape), do="pass those that the slice fills"))
 
 
-def check_expansion(scale: Any, output: Any, tile_rows: int, tile_cols: int, rows_padded: int, block: Block, function: str) -> None:
+def check_expansion(scale: TensorLike, output: TensorLike, tile_rows: int, tile_cols: int, rows_padded: int, block: Block, function: str) -> None:
     """Raise unless ``output`` is bytes that have a row for each row of the tiles of ``scale``."""
     if tuple(scale.shape) != (tile_rows, tile_cols):
         of, got = f"tile_rows and tile_cols, the tiles of the scales, of {function}", list(scale.shape)

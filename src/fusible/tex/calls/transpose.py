@@ -7,7 +7,8 @@ from typing import Any
 
 from fusible.errors import ShapeError, expected
 from fusible.tex.calls.layout import check_equal_lengths
-from fusible.tex.protocol import check_bytes, check_shape, outer
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.protocol import TensorLike, check_bytes, check_shape, outer
 
 __all__ = ["TILE", "check_codes", "check_scales", "checked_weights"]
 
@@ -15,7 +16,7 @@ TILE = 16
 """The side of the square that has one scale."""
 
 
-def check_codes(data: Any, out: Any | None, function: str) -> None:
+def check_codes(data: TensorLike, out: TensorLike | None, function: str) -> None:
     """Raise unless ``data [*leading, K / 2]`` are packed codes of an even number of rows, and ``out``, where given, holds their transpose."""
     check_bytes(data, f"input of {function}")
     rows, columns = outer(data.shape), 2 * data.shape[-1]
@@ -26,7 +27,7 @@ def check_codes(data: Any, out: Any | None, function: str) -> None:
         check_shape(out, (columns, rows // 2), f"out of {function}")
 
 
-def check_scales(scale: Any, out: Any, down: int, across: int, function: str) -> None:
+def check_scales(scale: TensorLike, out: TensorLike, down: int, across: int, function: str) -> None:
     """Raise unless both are bytes, of at least ``down`` by ``across`` tiles."""
     names = ("input", "output") if function == "nvfp4_2d_scale_transpose" else ("rowwise_scale_inv_list", "columnwise_scale_inv_list")
     for x, (rows, columns), name in zip((scale, out), ((down, across), (across, down)), names, strict=True):
@@ -37,7 +38,7 @@ def check_scales(scale: Any, out: Any, down: int, across: int, function: str) ->
             raise ShapeError(expected(f"at least {list(least)}", of=f"{name}, scales, of {function}", got=got, do="pad them as NVFP4 does"))
 
 
-def checked_weights(call: Any) -> Iterator[tuple[Any, Any, Any, Any, int, int]]:
+def checked_weights(call: CallArguments) -> Iterator[tuple[Any, Any, Any, Any, int, int]]:
     """Of each weight of a call of ``nvfp4_2d_multi_tensor_transpose``: its data, where that goes, its scales, where these go, and its tiles down and
     across. Raises before the first is given."""
     function = "nvfp4_2d_multi_tensor_transpose"
