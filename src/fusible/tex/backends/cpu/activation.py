@@ -13,12 +13,13 @@ from fusible.tex.backends.cpu.operands import plain
 from fusible.tex.backends.cpu.output import produce
 from fusible.tex.calls.activation import GatedActivations, elementwise
 from fusible.tex.calls.checks import check_gradient, check_width_even
+from fusible.tex.protocol import QuantizerLike
 
 __all__ = ["ActivationKernels"]
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
+    def forward(self: Any, input: Any, quantizer: QuantizerLike | None) -> Any:
         x = plain(input)
         return produce(native.activation, (name, x), x.shape, x.dtype, quantizer, like=x)
 
@@ -26,7 +27,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 
 def _backward(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> Any:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"d{name}")
         return produce(native.activation_backward, (name, g, x), x.shape, x.dtype, quantizer, like=x)
@@ -35,7 +36,7 @@ def _backward(name: str) -> Callable[..., Any]:
 
 
 def _backward_with_bias(name: str) -> Callable[..., Any]:
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> list[Any]:
         g, x = plain(grad), plain(fwd_input)
         check_gradient(g, x.shape, f"dbias_d{name}")
         bias_grad = torch.empty(x.shape[-1], dtype=torch.float32)
@@ -45,14 +46,14 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
     return backward
 
 
-def _gated(x: Any, quantizer: Any, name: str, **parameters: float) -> Any:
+def _gated(x: Any, quantizer: QuantizerLike | None, name: str, **parameters: float) -> Any:
     x = plain(x)
     check_width_even(x, name)
     shape = (*x.shape[:-1], x.shape[-1] // 2)
     return produce(partial(native.gated_activation, **parameters), (name, x), shape, x.dtype, quantizer)
 
 
-def _dgated(grad: Any, x: Any, quantizer: Any, name: str, function: str, **parameters: float) -> Any:
+def _dgated(grad: Any, x: Any, quantizer: QuantizerLike | None, name: str, function: str, **parameters: float) -> Any:
     g, x = plain(grad), plain(x)
     check_width_even(x, function)
     check_gradient(g, (*x.shape[:-1], x.shape[-1] // 2), function)
@@ -61,10 +62,10 @@ def _dgated(grad: Any, x: Any, quantizer: Any, name: str, function: str, **param
 
 @elementwise(_forward, _backward, _backward_with_bias)
 class ActivationKernels(GatedActivations):
-    def gate(self, name: str, input: Any, quantizer: Any, *options: float) -> Any:
+    def gate(self, name: str, input: Any, quantizer: QuantizerLike | None, *options: float) -> Any:
         return _gated(input, quantizer, name, **_named(name, options))
 
-    def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: Any, *options: float) -> Any:
+    def gate_gradient(self, name: str, function: str, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None, *options: float) -> Any:
         return _dgated(grad, fwd_input, quantizer, name, function, **_named(name, options))
 
 

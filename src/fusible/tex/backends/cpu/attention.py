@@ -32,7 +32,7 @@ from fusible.tex.calls.kv_cache import check_cache_call
 from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
-from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.interface.declare import CallArguments, Request, by_name, requires
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
@@ -59,7 +59,7 @@ def _refused_beyond(request: Request) -> str | None:
     return None
 
 
-def _state(call: Any) -> Tensor:
+def _state(call: CallArguments) -> Tensor:
     """The state of the draw: any where nothing is dropped."""
     return torch.zeros(2, dtype=torch.int64) if call.rng_state is None else call.rng_state
 
@@ -70,7 +70,7 @@ class AttentionKernels(Attention):
 
     @requires(_refused)
     @by_name
-    def fused_attn_fwd(self, call: Any) -> list[Any]:
+    def fused_attn_fwd(self, call: CallArguments) -> list[Any]:
         lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
         dropout = call.p_dropout if call.is_training else 0.0
         check_probability(dropout, "fused_attn_fwd")
@@ -91,7 +91,7 @@ class AttentionKernels(Attention):
 
     @requires(_refused)
     @by_name
-    def fused_attn_bwd(self, call: Any) -> list[Any]:
+    def fused_attn_bwd(self, call: CallArguments) -> list[Any]:
         lay = _SERVED.check(call, (call.s_quantizer, call.dp_quantizer, call.dqkv_quantizer))
         out_lay = gradient_layout(call.dqkv_layout, lay)
         check_probability(call.p_dropout, "fused_attn_bwd")
@@ -110,7 +110,7 @@ class AttentionKernels(Attention):
 
     @requires(_refused_beyond)
     @by_name
-    def prim_attention(self, call: Any) -> tuple[Any, Any]:
+    def prim_attention(self, call: CallArguments) -> tuple[Any, Any]:
         check_probability(call.probability, "prim.attention")
         call = beyond_nvidias(call, seeded)
         lay = _SERVED.check(call)
@@ -124,7 +124,7 @@ class AttentionKernels(Attention):
 
     @requires(_refused_beyond)
     @by_name
-    def prim_attention_backward(self, call: Any) -> tuple[Any, Any, Any, None]:
+    def prim_attention_backward(self, call: CallArguments) -> tuple[Any, Any, Any, None]:
         check_probability(call.probability, "prim.attention_backward")
         call = beyond_nvidias(call, seeded)
         lay = _SERVED.check(call)
@@ -137,7 +137,7 @@ class AttentionKernels(Attention):
         return dq, dk, dv, None
 
     @by_name
-    def copy_to_kv_cache(self, call: Any) -> None:
+    def copy_to_kv_cache(self, call: CallArguments) -> None:
         name = format_name(call.kv_format, "THD" if call.new_k.ndim == 3 else "BSHD")
         check_cache_call(call)
         table = None if call.page_table is None else int32(call.page_table, "page_table of copy_to_kv_cache")
@@ -171,7 +171,7 @@ def _operands(lay: Layout, qkv: Sequence[Tensor], rows: Sequence[Tensor] = (), n
     return views if len({x.dtype for x in views}) == 1 else [x.float() for x in views]
 
 
-def _lengths(lay: Layout, call: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def _lengths(lay: Layout, call: CallArguments) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Cumulative lengths and starts of the queries, and of the keys: where sequences are not all as long as memory is."""
     flat = "THD" in (lay.q, lay.kv)
     if not flat and int(call.attn_mask_type) not in PADDING:

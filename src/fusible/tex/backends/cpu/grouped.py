@@ -8,7 +8,7 @@ from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.gemm import products_gain
 from fusible.tex.calls.grouped_products import Problem, problems_of, solve
 from fusible.tex.calls.memory_checks import check_outputs_disjoint, surely_disjoint
-from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.interface.declare import CallArguments, Request, by_name, requires
 from fusible.tex.interface.grouped import Grouped
 
 __all__ = ["GroupedKernels"]
@@ -27,7 +27,7 @@ def _better_here(request: Request) -> str | None:
 class GroupedKernels(Grouped):
     @by_name
     @requires(_better_here)
-    def te_general_grouped_gemm(self, call: Any) -> Any:
+    def te_general_grouped_gemm(self, call: CallArguments) -> Any:
         if not surely_disjoint((call.A, call.B, call.D or ())):
             check_outputs_disjoint("te_general_grouped_gemm", vars(call))
         problems, shapes = problems_of(call)

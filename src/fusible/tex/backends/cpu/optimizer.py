@@ -14,7 +14,7 @@ from fusible.tex.calls.checks import adam_corrections
 from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.calls.optimizer import check_float_lists
 from fusible.tex.calls.transaction import Write, commit, run
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.optimizer import Optimizer
 
 __all__ = ["OptimizerKernels"]
@@ -41,7 +41,7 @@ class OptimizerKernels(Optimizer):
         return norm, torch.tensor(each if per_tensor_python else [], dtype=torch.float64).float()
 
     @by_name
-    def multi_tensor_adam(self, call: Any) -> None:
+    def multi_tensor_adam(self, call: CallArguments) -> None:
         check_float_lists(call.tensor_lists, (4, 5), "multi_tensor_adam", Tensor.numel, _FLOATING)
         corrections = adam_corrections(call.mode, call.bias_correction, call.step, call.beta1, call.beta2)
         gradients, *states = call.tensor_lists
@@ -55,7 +55,7 @@ class OptimizerKernels(Optimizer):
         commit([step, *(write for state in written for write in state.copies_back())])
 
     @by_name
-    def multi_tensor_sgd(self, call: Any) -> None:
+    def multi_tensor_sgd(self, call: CallArguments) -> None:
         check_float_lists(call.tensor_lists, (3, 4), "multi_tensor_sgd", Tensor.numel, _FLOATING)
         if call.noop_flag.any():
             return

@@ -14,7 +14,7 @@ from torch import Tensor
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.cpu.quantize import check_output, quantize_tensor, write_delayed
 from fusible.tex.formats import scheme_of
-from fusible.tex.protocol import check_shape
+from fusible.tex.protocol import QuantizerLike, check_shape
 from fusible.tex.selection.dispatch import inner
 
 __all__ = ["produce"]
@@ -27,7 +27,7 @@ def produce(
     operands: tuple[Any, ...],
     shape: Sequence[int],
     dtype: torch.dtype,
-    quantizer: Any,
+    quantizer: QuantizerLike | None,
     out: Any = None,
     like: Tensor | None = None,
 ) -> Any:

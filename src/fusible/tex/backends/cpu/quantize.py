@@ -20,7 +20,7 @@ from fusible.tex.interface.declare import Request, requires
 from fusible.tex.interface.quantize import Quantize
 from fusible.tex.interface.recipe import Recipe
 from fusible.tex.interface.transpose import Transpose
-from fusible.tex.protocol import FLT_MAX, FP8_MAX, check_amax_buffer, check_bytes, check_shape, fp8_format, to_torch, transposed_shape
+from fusible.tex.protocol import FLT_MAX, FP8_MAX, QuantizerLike, check_amax_buffer, check_bytes, check_shape, fp8_format, to_torch, transposed_shape
 
 __all__ = ["QuantizeKernels", "check_output", "dequantize", "quantize_tensor", "write_delayed"]
 
@@ -33,12 +33,12 @@ def _with_quantizer(request: Request) -> str | None:
 
 class QuantizeKernels(Quantize, Recipe, Transpose):
     @requires(_with_quantizer)
-    def quantize(self, tensor: Any, quantizer: Any, output: Any = None, noop: Any = None) -> Any:
+    def quantize(self, tensor: Any, quantizer: QuantizerLike | None, output: Any = None, noop: Any = None) -> Any:
         x = dequantize(tensor, nominal(tensor)) if is_quantized(tensor) else tensor
         return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
-    def bgrad_quantize(self, input: Any, quantizer: Any) -> list[Any]:
+    def bgrad_quantize(self, input: Any, quantizer: QuantizerLike | None) -> list[Any]:
         bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
         quantized = quantize_tensor(input, quantizer, bias_grad=bias_grad)
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
@@ -144,7 +144,7 @@ def _scale_of(amax: float, fp8: int, quantizer: Any) -> np.float32:
     return scale
 
 
-def _buffers(shape: Sequence[int], quantizer: Any, output: Any) -> tuple[Tensor | None, Tensor | None]:
+def _buffers(shape: Sequence[int], quantizer: QuantizerLike | None, output: Any) -> tuple[Tensor | None, Tensor | None]:
     """Where the data and the transposed data go: what the quantizer asks for and what the output has."""
     rowwise, columnwise = usages(quantizer)
     # Kernels write without gaps: where there are some, beside the buffer.

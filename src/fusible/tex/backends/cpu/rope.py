@@ -12,7 +12,7 @@ from fusible.tex.backends.cpu.operands import int32, unquantized
 from fusible.tex.calls.checks import check_rope
 from fusible.tex.calls.rope import starts_of
 from fusible.tex.enums import NVTE_QKV_Format
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.rope import Rope
 
 __all__ = ["RopeKernels"]
@@ -22,15 +22,15 @@ _SBHD, _THD = NVTE_QKV_Format.NVTE_SBHD, NVTE_QKV_Format.NVTE_THD
 
 class RopeKernels(Rope):
     @by_name
-    def fused_rope_forward(self, call: Any) -> Any:
+    def fused_rope_forward(self, call: CallArguments) -> Any:
         return _rope(call, call.input, "fused_rope_forward", backward=False)
 
     @by_name
-    def fused_rope_backward(self, call: Any) -> Any:
+    def fused_rope_backward(self, call: CallArguments) -> Any:
         return _rope(call, call.output_grads, "fused_rope_backward", backward=True)
 
 
-def _rope(call: Any, input: Any, function: str, *, backward: bool) -> Tensor:
+def _rope(call: CallArguments, input: Any, function: str, *, backward: bool) -> Tensor:
     x, layout = unquantized(input), int(call.qkv_format)
     check_rope(x, call.freqs, layout, call.cu_seqlens, call.cp_size, call.cp_rank, function, torch.float32)
     if x.stride(-1) != 1:

@@ -14,6 +14,7 @@ from fusible.tex.backends.flaggems.operands import refused
 from fusible.tex.calls.checks import check_gradient, check_width_even
 from fusible.tex.interface.activation import Activation
 from fusible.tex.interface.declare import Request, requires
+from fusible.tex.protocol import QuantizerLike
 from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["ActivationKernels", "SWIGLU_DEVICES"]
@@ -37,7 +38,7 @@ def _swiglu_refused(request: Request) -> str | None:
 
 def _forward(name: str) -> Callable[..., Any]:
     @requires(refused)
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
+    def forward(self: Any, input: Any, quantizer: QuantizerLike | None) -> Any:
         if not input.numel():
             return hand_over(self, name, input, quantizer)
         return getattr(self.gems, name)(input, **_OPTIONS[name]).contiguous()
@@ -47,7 +48,7 @@ def _forward(name: str) -> Callable[..., Any]:
 
 def _backward(name: str) -> Callable[..., Any]:
     @requires(_backward_refused)
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> Any:
         check_gradient(grad, fwd_input.shape, f"d{name}")
         if not fwd_input.numel():
             return hand_over(self, f"d{name}", grad, fwd_input, quantizer)
@@ -58,7 +59,7 @@ def _backward(name: str) -> Callable[..., Any]:
 
 def _backward_with_bias(name: str) -> Callable[..., Any]:
     @requires(_backward_refused)
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> list[Any]:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> list[Any]:
         check_gradient(grad, fwd_input.shape, f"dbias_d{name}")
         if not fwd_input.numel():
             return hand_over(self, f"dbias_d{name}", grad, fwd_input, quantizer)
@@ -70,7 +71,7 @@ def _backward_with_bias(name: str) -> Callable[..., Any]:
 
 def _gate(name: str, why_not: Callable[[Request], str | None] = refused) -> Callable[..., Any]:
     @requires(why_not)
-    def forward(self: Any, input: Any, quantizer: Any) -> Any:
+    def forward(self: Any, input: Any, quantizer: QuantizerLike | None) -> Any:
         check_width_even(input, name)
         return getattr(self.gems, name)(input) if input.numel() else hand_over(self, name, input, quantizer)
 
@@ -79,7 +80,7 @@ def _gate(name: str, why_not: Callable[[Request], str | None] = refused) -> Call
 
 def _gate_backward(name: str) -> Callable[..., Any]:
     @requires(_backward_refused)
-    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: Any) -> Any:
+    def backward(self: Any, grad: Any, fwd_input: Any, quantizer: QuantizerLike | None) -> Any:
         check_width_even(fwd_input, name)
         check_gradient(grad, (*fwd_input.shape[:-1], fwd_input.shape[-1] // 2), name)
         return getattr(self.gems, name)(grad, fwd_input) if fwd_input.numel() else hand_over(self, name, grad, fwd_input, quantizer)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fusible.tex.backends.flaggems.operands import refused
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 from fusible.tex.interface.attention import Attention
-from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.interface.declare import CallArguments, Request, by_name, requires
 from fusible.tex.selection.dispatch import hand_over
 
 __all__ = ["AttentionKernels"]
@@ -47,7 +47,7 @@ def _put(x: Tensor, name: str) -> Tensor:
     return x.permute([order.index(i) for i in range(4)]).contiguous()
 
 
-def _served(call: Any, dropout: float) -> bool:
+def _served(call: CallArguments, dropout: float) -> bool:
     """Whether FlagGems computes this call: equal lengths and widths, all keys in reach, nothing dropped."""
     causal = call.attn_mask_type == NVTE_Mask_Type.NVTE_CAUSAL_MASK
     left, right = call.window_size
@@ -65,7 +65,7 @@ class AttentionKernels(Attention):
 
     @requires(_refused)
     @by_name
-    def fused_attn_fwd(self, call: Any) -> list[Any]:
+    def fused_attn_fwd(self, call: CallArguments) -> list[Any]:
         unlike = call.page_table_k is not None or call.page_table_v is not None or call.return_max_logit
         if unlike or not _served(call, call.p_dropout if call.is_training else 0.0):
             return hand_over(self, "fused_attn_fwd", **vars(call))  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ class AttentionKernels(Attention):
 
     @requires(_refused)
     @by_name
-    def fused_attn_bwd(self, call: Any) -> list[Any]:
+    def fused_attn_bwd(self, call: CallArguments) -> list[Any]:
         if not _served(call, call.p_dropout) or call.dqkv_layout not in _LAYOUTS:
             return hand_over(self, "fused_attn_bwd", **vars(call))  # type: ignore[arg-type]
         name = _LAYOUTS[call.qkv_layout]

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusible.errors import DTypeError, expected
 from fusible.tex.backends.flaggems.operands import refused
 from fusible.tex.calls.checks import check_norm_backward, check_norm_parameter, check_norm_statistic
-from fusible.tex.interface.declare import Request, by_name, requires
+from fusible.tex.interface.declare import CallArguments, Request, by_name, requires
 from fusible.tex.interface.normalization import Normalization
 from fusible.tex.protocol import check_shape, to_torch
 from fusible.tex.selection.dispatch import hand_over
@@ -43,7 +43,7 @@ class NormalizationKernels(Normalization):
 
     @requires(_layernorm_refused)
     @by_name
-    def layernorm_fwd(self, call: Any) -> list[Any]:
+    def layernorm_fwd(self, call: CallArguments) -> list[Any]:
         x = call.input
         check_norm_parameter(call.weight, x, "weight of layernorm_fwd")
         if call.bias is not None:
@@ -57,7 +57,7 @@ class NormalizationKernels(Normalization):
 
     @requires(refused)
     @by_name
-    def layernorm_bwd(self, call: Any) -> list[Any]:
+    def layernorm_bwd(self, call: CallArguments) -> list[Any]:
         x, gamma = call.x, call.gamma
         check_norm_backward(call.dz, x, call.rsigma, gamma, "layernorm_bwd")
         check_norm_statistic(call.mu, x, "mu of layernorm_bwd")
@@ -73,7 +73,7 @@ class NormalizationKernels(Normalization):
 
     @requires(_forward_refused)
     @by_name
-    def rmsnorm_fwd(self, call: Any) -> list[Any]:
+    def rmsnorm_fwd(self, call: CallArguments) -> list[Any]:
         x, out = call.input, call.ln_out
         check_norm_parameter(call.weight, x, "weight of rmsnorm_fwd")
         if out is not None:

@@ -26,8 +26,8 @@ from fusible.tex.calls.attention_buffers import draw_rng_state, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name, layout
 from fusible.tex.calls.attention_query import support_query
 from fusible.tex.calls.attention_steps import AttentionBySteps
-from fusible.tex.interface.declare import inherited, requires
-from fusible.tex.protocol import to_torch
+from fusible.tex.interface.declare import CallArguments, inherited, requires
+from fusible.tex.protocol import QuantizerLike, to_torch
 
 __all__ = ["AttentionKernels"]
 
@@ -45,7 +45,7 @@ class _Formats(NamedTuple):
         return self.dtypes if self.quantizer is None else [torch.float32] * 3
 
 
-def _formats(call: Any, quantizer: Any = None, observer: Any = None) -> _Formats:
+def _formats(call: CallArguments, quantizer: QuantizerLike | None = None, observer: Any = None) -> _Formats:
     dtypes = [result_dtype(x, getattr(call, "fake_dtype", None)) for x in (call.Q, call.K, call.V)]
     return _Formats(dtypes, quantizer if quantizes(quantizer) else None, observer)
 
@@ -59,7 +59,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
         return support_query(self._served, to_torch, arguments, named)
 
-    def _attention_operands(self, call: Any) -> tuple[Layout, _Formats]:
+    def _attention_operands(self, call: CallArguments) -> tuple[Layout, _Formats]:
         given = layout(call.qkv_layout) or Layout("", "")  # it is not known yet whether it is served
         orders = {"Q": given.q, "K": given.kv, "V": given.kv}
         if hasattr(call, "dO"):
@@ -71,11 +71,11 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         read(call, **orders)
         return self._served.check(call), formats
 
-    def _draw_state(self, call: Any, dropout: float) -> Tensor:
+    def _draw_state(self, call: CallArguments, dropout: float) -> Tensor:
         return draw_rng_state(call.Q.device, dropout, call.rng_gen)
 
     def _attended(
-        self, call: Any, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: _Formats | None = None
+        self, call: CallArguments, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: _Formats | None = None
     ) -> tuple[Any, Tensor, Tensor]:
         (dtype, *_), quantizer, observer = formats = formats or _formats(call)
         scores, seen = Scores.of(call, call.Bias, offset, dropout, rng_state), Amax(observer)
@@ -84,7 +84,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return out if quantizer is None else emit(out, quantizer, dtype), stats, largest
 
     def _attention_gradients(
-        self, call: Any, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: _Formats | None = None
+        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: _Formats | None = None
     ) -> tuple[Any, Any, Any, Any, Any]:
         dtypes, quantizer, observer = formats = formats or _formats(call)
         bias, offset = sides

@@ -21,8 +21,8 @@ from fusible.tex.backends.torch_backend.quantizing import emit
 from fusible.tex.backends.torch_backend.scale_order import unswizzle
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.formats import MXFP8, WAYS, format_named, format_of, is_quantized, nominal, scheme_of
-from fusible.tex.interface.declare import Request
-from fusible.tex.protocol import fp8_format, to_torch
+from fusible.tex.interface.declare import CallArguments, Request
+from fusible.tex.protocol import QuantizerLike, fp8_format, to_torch
 
 __all__ = ["Amax", "quantized_gradients", "quantizes", "read", "refused_formats", "result_dtype", "without_gradient"]
 
@@ -42,8 +42,8 @@ def refused_formats(request: Request) -> str | None:
 class Amax:
     """The largest magnitude of the tensors seen, for a quantizer of delayed scaling; of no other quantizer is anything recorded."""
 
-    def __init__(self, quantizer: Any) -> None:
-        self._quantizer = quantizer if scheme_of(quantizer).delayed else None
+    def __init__(self, quantizer: QuantizerLike | None) -> None:
+        self._quantizer: Any = quantizer if scheme_of(quantizer).delayed else None
         self._amax: Tensor | None = None
 
     def see(self, x: Tensor) -> None:
@@ -62,7 +62,7 @@ class Amax:
             former.copy_(torch.maximum(former, self._amax.view(former.shape)))
 
 
-def read(call: Any, **orders: Any) -> None:
+def read(call: CallArguments, **orders: Any) -> None:
     """Replace the quantized tensors among the arguments of a call by their fp32 values; ``orders`` are their dimensions by name."""
     for name, order in orders.items():
         x = getattr(call, name)
@@ -71,7 +71,7 @@ def read(call: Any, **orders: Any) -> None:
             setattr(call, name, _mxfp8_values(x, name, order, scales) if format_of(x) is MXFP8 else dense(x))
 
 
-def without_gradient(call: Any) -> None:
+def without_gradient(call: CallArguments) -> None:
     """Drop from ``Aux_CTX_Tensors`` the gradient in high precision, which they end with where dO is MXFP8."""
     if format_of(call.dO) is MXFP8:
         call.Aux_CTX_Tensors = list(call.Aux_CTX_Tensors)[:-1]
@@ -113,7 +113,7 @@ def quantizes(quantizer: Any) -> bool:
     return True
 
 
-def quantized_gradients(gradients: tuple[Tensor, Tensor, Tensor], lay: Layout, quantizer: Any, dtype: torch.dtype) -> list[Any]:
+def quantized_gradients(gradients: tuple[Tensor, Tensor, Tensor], lay: Layout, quantizer: QuantizerLike | None, dtype: torch.dtype) -> list[Any]:
     """dQ, dK, dV by one quantizer; the bytes of those that ``lay`` packs are views of one buffer, as the values were."""
     found = [emit(x, quantizer, dtype) for x in gradients]
     packed = found[3 - lay.packed :]

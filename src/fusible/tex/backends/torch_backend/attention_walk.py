@@ -14,12 +14,13 @@ from fusible.tex.backends.torch_backend.attention_pieces import Piece, batches, 
 from fusible.tex.calls.attention_buffers import gradients, outputs
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.formulas.attention import Gradients
+from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import accumulator
 
 __all__ = ["Backward", "attended"]
 
 
-def attended(call: Any, lay: Layout, scores: Scores, seen: Amax, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def attended(call: CallArguments, lay: Layout, scores: Scores, seen: Amax, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """O (of ``dtype``), Stats and Max of a call. ``seen`` sees the probabilities that V is multiplied by."""
     name = format_name(call.o_format, lay.q)
     out, stats, largest = outputs(lay, name, call.Q, call.V, dtype=dtype, statistics=accumulator(call.Q.dtype))

@@ -17,6 +17,7 @@ from fusible.tex.factories import build_quantized
 from fusible.tex.formats import NVFP4, checked_format, usages
 from fusible.tex.formats.block_reading import BlockReader
 from fusible.tex.formulas.block_formats import BlockTensors
+from fusible.tex.protocol import QuantizerLike
 
 __all__ = ["BLOCKS", "empty_blocks"]
 
@@ -30,7 +31,7 @@ BLOCKS = BlockTensors(
 BLOCKS.reader.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
 
 
-def empty_blocks(quantizer: Any, shape: Sequence[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
+def empty_blocks(quantizer: QuantizerLike | None, shape: Sequence[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
     """A tensor of unspecified values with the copies that ``quantizer`` asks for."""
     form = checked_format(quantizer, shape)
     specs = form.buffer_specs(quantizer, shape, *usages(quantizer))

@@ -16,7 +16,8 @@ from fusible.tex.backends.torch_backend.quantizing import quantize_tensor
 from fusible.tex.calls.grouped import GroupLayout, build_grouped, is_grouped, layout_of, member_fields
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, scheme_of, usages
-from fusible.tex.protocol import fp8_format
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.protocol import QuantizerLike, fp8_format
 
 __all__ = ["columnwise_fields", "offsets_of", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
 
@@ -26,10 +27,10 @@ _BUFFERS = {"rowwise_data": "data"}
 
 
 def quantize_group(
-    x: Tensor, quantizer: Any, described: tuple[Any, ...], noop: Tensor | None = None, output: Any = None, quantize: _Quantize | None = None
+    x: Tensor, quantizer: Any, call: CallArguments, noop: Tensor | None = None, output: Any = None, quantize: _Quantize | None = None
 ) -> Any:
-    """The matrix ``x`` as a grouped tensor; ``described`` is ``(num_tensors, first_dims, last_dims, tensor_offsets)``."""
-    count, first_dims, last_dims, tensor_offsets = described
+    """The matrix ``x`` as a grouped tensor, of the ``num_tensors``, ``first_dims``, ``last_dims`` and ``tensor_offsets`` of ``call``."""
+    count, first_dims, last_dims, tensor_offsets = call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets
     layout = layout_of(x.shape, count, first_dims, last_dims, tensor_offsets)
     if output is not None:
         _check_output(output, layout, quantizer)
@@ -70,7 +71,7 @@ def offsets_of(layout: GroupLayout, first_dims: Any, last_dims: Any, tensor_offs
     return torch.tensor([*layout.offsets, layout.offsets[-1] + math.prod(layout.shapes[-1])], dtype=torch.int64, device=device)
 
 
-def _like(quantizer: Any, output: Any, noop: Tensor | None) -> Any:
+def _like(quantizer: QuantizerLike, output: Any, noop: Tensor | None) -> Any:
     """``quantizer``, or where what ``output`` holds may stay, one that orders scales as it does. Delayed scaling has one scale, and state to keep."""
     if output is None or noop is None or scheme_of(quantizer).delayed:
         return quantizer
@@ -136,7 +137,7 @@ def _placed(parts: list[Tensor], layout: GroupLayout) -> Tensor:
     return buffer
 
 
-def _check_output(output: Any, layout: GroupLayout, quantizer: Any) -> None:
+def _check_output(output: Any, layout: GroupLayout, quantizer: QuantizerLike | None) -> None:
     if not is_grouped(output):
         got = type(output).__qualname__
         raise DTypeError(expected("a grouped tensor", of="output of group_quantize", got=got, do="pass one that group_quantize made"))
@@ -158,26 +159,27 @@ def _fill(output: Any, fields: dict[str, Tensor], noop: Tensor | None) -> Any:
     return output
 
 
-def _columnwise_alone(quantizer: Any) -> Any:
+def _columnwise_alone(quantizer: QuantizerLike) -> Any:
     """``quantizer`` making the column-wise copy alone, with the same state."""
     alone = copy(quantizer)
     alone.rowwise_usage, alone.columnwise_usage = False, True
     return alone
 
 
-def quantize_group_columnwise(values: Tensor, quantizer: Any, described: tuple[Any, ...]) -> Any:
-    """``quantize_group`` of the column-wise copy alone, whatever usages ``quantizer`` has."""
+def quantize_group_columnwise(values: Tensor, call: CallArguments) -> Any:
+    """``quantize_group`` of the column-wise copy alone, whatever usages the quantizer of ``call`` has."""
+    quantizer = call.quantizer
     if quantizer is None:
         raise DTypeError(expected("a quantizer", of="a grouped activation", got="None", do="use the scaled activation without a group"))
     alone = _columnwise_alone(quantizer)
-    grouped = quantize_group(values, alone, described)
+    grouped = quantize_group(values, alone, call)
     grouped.quantizer = quantizer
     if getattr(quantizer, "amax", alone) is None:
         quantizer.amax = alone.amax
     return grouped
 
 
-def columnwise_fields(x: Any, values: Tensor, quantizer: Any, layout: GroupLayout) -> dict[str, Tensor]:
+def columnwise_fields(x: Any, values: Tensor, quantizer: QuantizerLike, layout: GroupLayout) -> dict[str, Tensor]:
     """The column-wise copy of ``values``, its scales in the order of those that ``x`` has."""
     alone = _columnwise_alone(quantizer)
     alone.optimize_for_gemm = bool(x._with_gemm_swizzled_scales)

@@ -24,20 +24,20 @@ from fusible.tex.calls.grouped import check_quantized_group, is_grouped, layout_
 from fusible.tex.calls.grouped_products import Problem, check_problems, problems_of, solve
 from fusible.tex.formats import BlockFormat, scheme_of
 from fusible.tex.formulas.grouped import GroupedFormulas
-from fusible.tex.interface.declare import by_name
-from fusible.tex.protocol import accumulator, check_shape, to_torch
+from fusible.tex.interface.declare import CallArguments, by_name
+from fusible.tex.protocol import QuantizerLike, accumulator, check_shape, to_torch
 
 __all__ = ["GroupedKernels"]
 
 
 class GroupedKernels(GroupedFormulas):
     @by_name
-    def te_general_grouped_gemm(self, call: Any) -> Any:
+    def te_general_grouped_gemm(self, call: CallArguments) -> Any:
         problems, shapes = problems_of(call)
         self._solve(problems, shapes, call.transa, call.transb, call.grad, call.bias_type)
         return call.bias
 
-    def _multiply_groups(self, call: Any) -> None:
+    def _multiply_groups(self, call: CallArguments) -> None:
         """Any of A, B and D may be a list of tensors instead."""
         D = call.D
         a, b, d = self._members(call.A, "A"), self._members(call.B, "B"), self._members(D, "D")
@@ -57,22 +57,21 @@ class GroupedKernels(GroupedFormulas):
         return 0
 
     @by_name
-    def group_quantize(self, call: Any) -> Any:
-        described = (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets)
-        return quantize_group(flat(plain(call.tensor)), call.quantizer, described, call.noop_flag, call.output)
+    def group_quantize(self, call: CallArguments) -> Any:
+        return quantize_group(flat(plain(call.tensor)), call.quantizer, call, call.noop_flag, call.output)
 
     @by_name
-    def bgrad_group_quantize(self, call: Any) -> Any:
+    def bgrad_group_quantize(self, call: CallArguments) -> Any:
         x = flat(plain(call.tensor))
         if call.last_dims is not None:
             raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
         layout = layout_of(x.shape, call.num_tensors, call.first_dims, None, call.tensor_offsets)
         sums = [piece.sum(0, dtype=accumulator(x.dtype)) for piece in layout.pieces(x.reshape(-1))]
-        grouped = quantize_group(x, call.quantizer, (call.num_tensors, call.first_dims, None, call.tensor_offsets))
+        grouped = quantize_group(x, call.quantizer, call)
         return [grouped, torch.stack(sums).to(x.dtype)]
 
     @by_name
-    def group_requantize_inplace(self, call: Any) -> Any:
+    def group_requantize_inplace(self, call: CallArguments) -> Any:
         grouped_x, quantizer, num_tensors, first_dims = call.grouped_x, call.quantizer, call.num_tensors, call.first_dims
         tensor_offsets, return_dequantized, otype = call.tensor_offsets, call.return_dequantized, call.otype
         check_quantized_group(grouped_x, "group_requantize_inplace", "use group_quantize")
@@ -100,7 +99,7 @@ class GroupedKernels(GroupedFormulas):
         return values if return_dequantized else None
 
     @by_name
-    def nvfp4_group_quantize_with_amax(self, call: Any) -> Any:
+    def nvfp4_group_quantize_with_amax(self, call: CallArguments) -> Any:
         one = getattr(self, "nvfp4_quantize_with_amax", None)
         if one is None:
             raise NotServedError(expected("NVFP4", of="the torch backend's formats", got="none", do="use another backend"))
@@ -111,24 +110,23 @@ class GroupedKernels(GroupedFormulas):
         def quantize(piece: Tensor, i: int) -> Any:
             return one(piece, call.quantizer, rows[i : i + 1], columns[i : i + 1])
 
-        described = (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets)
-        return quantize_group(flat(plain(call.tensor)), call.quantizer, described, quantize=quantize)
+        return quantize_group(flat(plain(call.tensor)), call.quantizer, call, quantize=quantize)
 
     @by_name
-    def group_scaled_swiglu(self, call: Any) -> Any:
+    def group_scaled_swiglu(self, call: CallArguments) -> Any:
         x = flat(plain(call.input_2h))
         values = self._gate_by_rows("swiglu", "group_scaled_swiglu", x, call.prob)  # type: ignore[attr-defined]
-        return quantize_group_columnwise(values.to(x.dtype), call.quantizer, (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets))
+        return quantize_group_columnwise(values.to(x.dtype), call)
 
     @by_name
-    def group_scaled_clamped_swiglu(self, call: Any) -> Any:
+    def group_scaled_clamped_swiglu(self, call: CallArguments) -> Any:
         options = (call.limit, call.alpha, call.glu_linear_offset)
         if not (all(map(math.isfinite, options)) and call.limit > 0):
             of = "limit, alpha and glu_linear_offset of group_scaled_clamped_swiglu"
             raise ArgumentError(expected("finite numbers and a positive limit", of=of, got=options, do="pass such numbers"))
         x = flat(plain(call.input_2h))
         values = self._gate_by_rows("clamped_swiglu", "group_scaled_clamped_swiglu", x, call.prob, *options)  # type: ignore[attr-defined]
-        return quantize_group_columnwise(values.to(x.dtype), call.quantizer, (call.num_tensors, call.first_dims, call.last_dims, call.tensor_offsets))
+        return quantize_group_columnwise(values.to(x.dtype), call)
 
     def _group_values(self, x: Any, otype: Any) -> Tensor:
         return self._dequantized(x, to_torch(otype)).view(-1)
@@ -148,7 +146,7 @@ class GroupedKernels(GroupedFormulas):
             raise DTypeError(expected("a grouped tensor or a list", of=f"{name} of a grouped GEMM", got=type(x).__qualname__, do="group it"))
         return members(x, self._empty, bare=True)
 
-    def _empty(self, quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
+    def _empty(self, quantizer: QuantizerLike | None, shape: Sequence[int], dtype: Any, device: Any) -> Any:
         return self.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)  # type: ignore[attr-defined]
 
     def _dequantized(self, x: Any, dtype: torch.dtype) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fusible.tex.calls.kv_cache import check_cache_indices
+from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["gathered", "put"]
 
@@ -22,7 +21,7 @@ def gathered(pages: Tensor, table: Tensor, name: str, tokens: int) -> Tensor:
     return pages[wanted].flatten(1, 2)[:, :tokens].transpose(1, 2)
 
 
-def put(call: Any, name: str) -> None:
+def put(call: CallArguments, name: str) -> None:
     """Write the new tokens of ``copy_to_kv_cache`` to its caches, ``[pages, page_size, g, d]``."""
     check_cache_indices(call, name)
     starts, cached = (x.tolist() for x in (call.cu_new_lens, call.cu_cached_lens))
@@ -35,7 +34,7 @@ def put(call: Any, name: str) -> None:
             cache[_places(call, i, cache, cached[i + 1] - cached[i], count)] = tokens.to(cache.dtype)
 
 
-def _places(call: Any, i: int, cache: Tensor, end: int, count: int) -> tuple[Tensor | int, Tensor]:
+def _places(call: CallArguments, i: int, cache: Tensor, end: int, count: int) -> tuple[Tensor | int, Tensor]:
     """The pages of the last ``count`` of the ``end`` tokens of sequence i, and where each stands in its page."""
     positions = torch.arange(end - count, end, device=cache.device)
     if call.is_non_paged:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.calls.index_checks import check_counts_fit
 from fusible.tex.calls.layout import check_disjoint, check_each, check_equal_lengths, check_same_dtype, check_segments, check_wider
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.domains import is_flag
 from fusible.tex.interface.layout import Layout
 from fusible.tex.protocol import to_torch
@@ -58,7 +58,7 @@ class LayoutKernels(Layout):
         return _offsets(ends, logical_last_dim, ends.new_empty(ends.numel() + 1))
 
     @by_name
-    def splits_to_offsets_multi(self, call: Any) -> tuple[Any, list[Any]]:
+    def splits_to_offsets_multi(self, call: CallArguments) -> tuple[Any, list[Any]]:
         function = "splits_to_offsets_multi"
         check_equal_lengths(function, call.strides, call.include_leading_zero, call.dtypes)
         check_each(call.include_leading_zero, is_flag, "a bool", f"include_leading_zero of {function}")

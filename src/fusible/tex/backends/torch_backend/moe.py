@@ -25,7 +25,7 @@ from fusible.tex.calls.moe import (
     check_score_gradient,
     map_shape,
 )
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.moe import MoE
 from fusible.tex.protocol import FP8_MAX, check_same_device, check_shape, to_dtype
 
@@ -40,7 +40,7 @@ _WORKSPACES = 4
 
 class MoEKernels(MoE):
     @by_name
-    def moe_permute_fwd(self, call: Any) -> Any:
+    def moe_permute_fwd(self, call: CallArguments) -> Any:
         check_each(call.workspace, lambda x: isinstance(x, Tensor), "a tensor", "workspace of moe_permute_fwd")
         x = _movable(call.input, call.dtype, "moe_permute_fwd")
         check_permutation(x, call.indices)
@@ -51,11 +51,11 @@ class MoEKernels(MoE):
         return moved, row_id_map, call.workspace or [torch.empty(0, dtype=torch.int32, device=x.device) for _ in range(_WORKSPACES)]
 
     @by_name
-    def moe_permute_bwd(self, call: Any) -> Any:
+    def moe_permute_bwd(self, call: CallArguments) -> Any:
         return _unpermute(call.input, call.dtype, call.row_id_map, call.prob, call.num_tokens, call.topK, "moe_permute_bwd")
 
     @by_name
-    def moe_unpermute_fwd(self, call: Any) -> Any:
+    def moe_unpermute_fwd(self, call: CallArguments) -> Any:
         return _unpermute(call.input, call.dtype, call.row_id_map, call.prob, call.num_tokens, call.topK, "moe_unpermute_fwd")
 
     def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: Any, row_id_map: Any, prob: Any) -> Any:
@@ -74,7 +74,7 @@ class MoEKernels(MoE):
         return unpermute_gradient(g, x, row_id_map, weights)
 
     @by_name
-    def fused_topk_with_score_function_fwd(self, call: Any) -> Any:
+    def fused_topk_with_score_function_fwd(self, call: CallArguments) -> Any:
         function = "fused_topk_with_score_function_fwd"
         groups = {"num_groups": call.num_groups, "group_topk": call.group_topk, "scaling_factor": call.scaling_factor}
         routing = Routing.of(call.logits, call.topk, call.score_function, call.routing_map_format, function, **groups)
@@ -82,7 +82,7 @@ class MoEKernels(MoE):
         return _probabilities(chosen, routing, call.logits), _routed(chosen, routing, call.topk_indices), chosen.intermediate
 
     @by_name
-    def fused_topk_with_score_function_qb_fwd(self, call: Any) -> Any:
+    def fused_topk_with_score_function_qb_fwd(self, call: CallArguments) -> Any:
         function = "fused_topk_with_score_function_qb_fwd"
         routing = Routing.of(call.logits, call.topk, "sigmoid", call.routing_map_format, function, scaling_factor=call.scaling_factor)
         if call.expert_bias is None or not call.expert_bias.numel():
@@ -101,7 +101,7 @@ class MoEKernels(MoE):
         return probabilities, routed, chosen.intermediate, cutoff.squeeze(-1), call.histogram
 
     @by_name
-    def fused_topk_with_score_function_bwd(self, call: Any) -> None:
+    def fused_topk_with_score_function_bwd(self, call: CallArguments) -> None:
         function = "fused_topk_with_score_function_bwd"
         routing = Routing.of(call.grad_probs, call.topk, call.score_function, call.routing_map_format, function, scaling_factor=call.scaling_factor)
         _check_gradient(routing, call.intermediate_output, call.grad_probs, call.grad_logits, function)
@@ -138,12 +138,12 @@ class MoEKernels(MoE):
         grad_logits.copy_(score_gradient(g, saved, routing, None, pre_softmax=True, normalise=True))
 
     @by_name
-    def fused_moe_aux_loss_fwd(self, call: Any) -> Any:
+    def fused_moe_aux_loss_fwd(self, call: CallArguments) -> Any:
         total = torch.full((), float(call.total_num_tokens), dtype=torch.float32, device=call.probs.device)
         return _aux_loss(call.probs, call.tokens_per_expert, total, call.num_experts, call.num_rows, call.num_cols, call.topk, call.coeff)
 
     @by_name
-    def fused_moe_aux_loss_fwd_graph_safe(self, call: Any) -> Any:
+    def fused_moe_aux_loss_fwd_graph_safe(self, call: CallArguments) -> Any:
         if call.total_num_tokens.numel() != 1:
             got = list(call.total_num_tokens.shape)
             raise ShapeError(expected("one number", of="total_num_tokens of fused_moe_aux_loss_fwd_graph_safe", got=got, do="pass a 0-d tensor"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +20,14 @@ from fusible.tex.backends.torch_backend.number_formats import (
 from fusible.tex.backends.torch_backend.nvfp4_scales import element_factor, global_scale
 from fusible.tex.backends.torch_backend.random import uniform
 from fusible.tex.calls.seeds import draw_seeds
+from fusible.tex.formats import NVFP4QuantizerLike
 from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.formulas.nvfp4 import E4M3_MAX, Nvfp4
 
 __all__ = ["NVFP4_CODEC"]
 
 
-def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
+def _amax(x: Tensor, across: int, quantizer: NVFP4QuantizerLike) -> Tensor:
     if not quantizer.row_scaled_nvfp4:
         return tensor_amax(x)
     return x.abs().amax(across).float() if x.shape[across] else x.new_zeros(x.shape[1 - across], dtype=torch.float32)
@@ -37,7 +37,7 @@ def _transformed(x: Tensor, matrix: Tensor) -> Tensor:
     return torch.mm(x.float().contiguous().view(-1, 16), matrix.to(x.device, torch.float32)).view(x.shape)
 
 
-def _cast(way: str, x: Tensor, amax: Tensor, quantizer: Any, random: None) -> tuple[Tensor, Tensor]:
+def _cast(way: str, x: Tensor, amax: Tensor, quantizer: NVFP4QuantizerLike, random: None) -> tuple[Tensor, Tensor]:
     tiled, over6 = quantizer.with_2d_quantization, quantizer.nvfp4_use_4over6
     high = 16 if tiled else 1
     largest = block_amax(x, (high, 16))
@@ -77,7 +77,7 @@ def _of_e4m3(scales: Tensor) -> Tensor:
     return scales.view(torch.float8_e4m3fn).float()
 
 
-def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
+def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: NVFP4QuantizerLike) -> tuple[Tensor, Tensor]:
     packed, scales = (torch.empty(x.shape[0], width, dtype=torch.uint8, device=x.device) for width in (x.shape[1] // 2, largest.shape[1]))
     for part in _parts(x):
         own, by = (value if value.shape[0] == 1 else value[part] for value in (amax, scale))
@@ -86,7 +86,7 @@ def _four_over_six(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high
     return packed, scales
 
 
-def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
+def _better(x: Tensor, amax: Tensor, scale: Tensor, largest: Tensor, high: int, quantizer: NVFP4QuantizerLike) -> tuple[Tensor, Tensor]:
     """The codes and scales of the fp32 lines ``x``."""
     return _NVFP4.better(
         _over(largest, E2M1_MAX) * scale,
@@ -100,7 +100,7 @@ def _over(x: Tensor, divisor: float) -> Tensor:
     return x / torch.full_like(x, divisor)
 
 
-def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, quantizer: Any) -> Tensor:
+def _error(x: Tensor, codes: Tensor, scales: Tensor, amax: Tensor, quantizer: NVFP4QuantizerLike) -> Tensor:
     """The absolute or squared errors of each block, summed in the order of its elements."""
     largest = torch.full_like(amax, E2M1_MAX * quantizer.nvfp4_e4m3_max)
     squared = quantizer.nvfp4_4over6_err_mode == "MSE"

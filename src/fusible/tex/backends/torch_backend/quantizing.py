@@ -12,7 +12,7 @@ from fusible.tex.backends.torch_backend.block_formats import BLOCKS
 from fusible.tex.backends.torch_backend.fp8 import encode
 from fusible.tex.calls.inference_tensors import writing
 from fusible.tex.formulas.quantize import Quantizing
-from fusible.tex.protocol import check_same_device
+from fusible.tex.protocol import QuantizerLike, check_same_device
 
 __all__ = ["QUANTIZING", "emit", "quantize_tensor"]
 
@@ -22,7 +22,7 @@ def _encoded(x: Tensor, scale: Tensor, dtype: Any) -> Tensor:
     return encode(scaled.float(), dtype).view(x.shape)  # a scale has a dimension, and x may have none
 
 
-def _raise_amax(quantizer: Any, former: Tensor, amax: Tensor, noop: Tensor | None) -> None:
+def _raise_amax(quantizer: QuantizerLike | None, former: Tensor, amax: Tensor, noop: Tensor | None) -> None:
     if not former.numel():  # of a quantizer that nobody asks for it
         return
     with writing(former):

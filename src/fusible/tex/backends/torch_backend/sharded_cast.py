@@ -25,7 +25,7 @@ from fusible.tex.calls.sharded_cast import (
     square,
 )
 from fusible.tex.enums import DType
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.sharded_cast import ShardedCast
 from fusible.tex.protocol import check_amax_buffer, check_shape, fp8_format
 
@@ -38,11 +38,11 @@ _MX_BLOCKS: dict[str, Block] = {"rowwise": (1, 32), "colwise": (32, 1)}
 
 class ShardedCastKernels(ShardedCast):
     @by_name
-    def fp8_block_scaling_compute_partial_amax(self, call: Any) -> None:
+    def fp8_block_scaling_compute_partial_amax(self, call: CallArguments) -> None:
         _fill(*_amax_job(call.tensor, call.amax, call.h, call.w, call.start_offset, call.block_len, "fp8_block_scaling_compute_partial_amax"))
 
     @by_name
-    def fp8_block_scaling_partial_cast(self, call: Any) -> None:
+    def fp8_block_scaling_partial_cast(self, call: CallArguments) -> None:
         function = "fp8_block_scaling_partial_cast"
         fp8, block = fp8_format(call.out_dtype), square(call.block_len, function)
         part = check_slice(call.inp, call.h, call.w, call.start_offset, function, _FLOATING)
@@ -51,7 +51,7 @@ class ShardedCastKernels(ShardedCast):
         _store(call.out, cast_by_tiles(call.inp, part, block, call.scale, lambda x: encode(x, fp8)))
 
     @by_name
-    def mxfp8_scaling_compute_partial_amax(self, call: Any) -> None:
+    def mxfp8_scaling_compute_partial_amax(self, call: CallArguments) -> None:
         function = "mxfp8_scaling_compute_partial_amax"
         part = check_slice(call.input, call.rows, call.cols, call.start_offset, function, _FLOATING)
         amaxes = {"rowwise": call.amax_rowwise, "colwise": call.amax_colwise}
@@ -61,7 +61,7 @@ class ShardedCastKernels(ShardedCast):
             _fill(call.input, amax, part, _MX_BLOCKS[name])
 
     @by_name
-    def mxfp8_scaling_partial_cast(self, call: Any) -> None:
+    def mxfp8_scaling_partial_cast(self, call: CallArguments) -> None:
         function = "mxfp8_scaling_partial_cast"
         check_disjoint(call.output_rowwise, [call.output_colwise], f"output_rowwise of {function}")
         part = check_slice(call.input, call.rows, call.cols, call.start_offset, function, _FLOATING)
@@ -74,17 +74,17 @@ class ShardedCastKernels(ShardedCast):
             _store(out, cast_by_tiles(call.input, part, _MX_BLOCKS[name], factors, lambda x: encode(x, DType.kFloat8E4M3)))
 
     @by_name
-    def nvfp4_2d_compute_partial_amax(self, call: Any) -> None:
+    def nvfp4_2d_compute_partial_amax(self, call: CallArguments) -> None:
         _fill(*_amax_job(call.tensor, call.amax, call.h, call.w, call.start_offset, call.block_len, "nvfp4_2d_compute_partial_amax"))
 
     @by_name
-    def nvfp4_2d_partial_cast(self, call: Any) -> None:
+    def nvfp4_2d_partial_cast(self, call: CallArguments) -> None:
         _cast_nvfp4(
             *_cast_job(call.inp, call.out, call.scale, call.global_scale, call.h, call.w, call.start_offset, call.block_len, "nvfp4_2d_partial_cast")
         )
 
     @by_name
-    def nvfp4_multi_tensor_compute_partial_amax(self, call: Any) -> None:
+    def nvfp4_multi_tensor_compute_partial_amax(self, call: CallArguments) -> None:
         function = "nvfp4_multi_tensor_compute_partial_amax"
         lists = (call.master_weight_list, call.partial_amax_list, call.h_list, call.w_list, call.start_offset_list)
         check_equal_lengths(function, *lists, call.global_amax_list)
@@ -96,7 +96,7 @@ class ShardedCastKernels(ShardedCast):
             amax.copy_(tensor_amax(weight).view(amax.shape))
 
     @by_name
-    def nvfp4_multi_tensor_2d_partial_cast(self, call: Any) -> None:
+    def nvfp4_multi_tensor_2d_partial_cast(self, call: CallArguments) -> None:
         function = "nvfp4_multi_tensor_2d_partial_cast"
         lists = (call.inp_list, call.out_list, call.scale_list, call.global_scale_list, call.h_list, call.w_list, call.start_offset_list)
         check_equal_lengths(function, *lists)
@@ -104,7 +104,7 @@ class ShardedCastKernels(ShardedCast):
             _cast_nvfp4(*job)  # two outputs may share a byte, of which each has its half
 
     @by_name
-    def nvfp4_expand_scale_to_fp8(self, call: Any) -> None:
+    def nvfp4_expand_scale_to_fp8(self, call: CallArguments) -> None:
         function = "nvfp4_expand_scale_to_fp8"
         check_expansion(call.input, call.output, call.tile_rows, call.tile_cols, call.rows_padded, square(call.block_len, function), function)
         _expand(call.input, call.output, call.block_len)
@@ -122,13 +122,13 @@ class ShardedCastKernels(ShardedCast):
         global_scale.copy_(nvfp4.global_scale(global_amax.float()))
 
     @by_name
-    def nvfp4_fused_scale(self, call: Any) -> None:
+    def nvfp4_fused_scale(self, call: CallArguments) -> None:
         numbers = (call.block_amax, call.global_amax, call.per_block_scale, call.target_scale, call.target_amax)
         _check_fused_scale(numbers, call.tile_rows, call.tile_cols, call.rows_padded, call.block_len, "nvfp4_fused_scale")
         self._fused_scale(*numbers, call.block_len)
 
     @by_name
-    def nvfp4_multi_tensor_fused_scale(self, call: Any) -> None:
+    def nvfp4_multi_tensor_fused_scale(self, call: CallArguments) -> None:
         function = "nvfp4_multi_tensor_fused_scale"
         lists = (call.block_amax_list, call.global_amax_list, call.per_block_scale_list, call.target_scale_list, call.target_amax_list)
         sizes = (call.tile_rows_list, call.tile_cols_list, call.rows_padded_list)

@@ -23,6 +23,7 @@ from fusible.tex.calls.attention import PADDING, Served, bounds, check_counts
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.formulas.attention import Gradients, Tokens
+from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["AttentionKernels"]
 
@@ -39,12 +40,12 @@ class _Operands:
     restore: Callable[[Tensor, str], Tensor]
 
 
-def _together(lay: Layout, call: Any) -> _Operands:
+def _together(lay: Layout, call: CallArguments) -> _Operands:
     queries, keys = _tokens(lay, call)
     return _Operands(heads_first(call.Q, lay.q), _keys(call.K, lay), _keys(call.V, lay), queries, keys, from_heads_first)
 
 
-def _paged(lay: Layout, call: Any) -> _Operands:
+def _paged(lay: Layout, call: CallArguments) -> _Operands:
     """Each sequence by itself: its queries, and all tokens that its row of the page table reaches."""
     longest = int(call.max_seqlen_kv)
     k, v = (kv_cache.gathered(x, table, lay.kv, longest) for x, table in ((call.K, call.page_table_k), (call.V, call.page_table_v)))
@@ -80,7 +81,7 @@ def _unkeys(x: Tensor, like: Tensor, lay: Layout, to: Layout) -> Tensor:
     return from_heads_first(x, to.kv)
 
 
-def _tokens(lay: Layout, call: Any) -> tuple[Tokens, Tokens]:
+def _tokens(lay: Layout, call: CallArguments) -> tuple[Tokens, Tokens]:
     """The queries and the keys of a call."""
     cu_q, cu_kv = call.cu_seqlens_q, call.cu_seqlens_kv
     if cu_q is not None and cu_kv is not None:
@@ -146,11 +147,11 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
     def _seeded(seed: Tensor, offset: int) -> Tensor:
         return lazy.concatenate([seed, lazy.full((1,), offset, lazy.int64)], 0)
 
-    def _attention_operands(self, call: Any) -> tuple[Layout, None]:
+    def _attention_operands(self, call: CallArguments) -> tuple[Layout, None]:
         quantizers = (call.dp_quantizer, call.dqkv_quantizer) if hasattr(call, "dO") else (call.o_quantizer,)
         return self._served.check(call, (call.s_quantizer, *quantizers)), None
 
-    def _draw_state(self, call: Any, dropout: float) -> Tensor:
+    def _draw_state(self, call: CallArguments, dropout: float) -> Tensor:
         """A program cannot draw, so dropout takes the state itself in the generator's place."""
         state = call.rng_gen
         if not dropout:
@@ -160,7 +161,9 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
             raise NotServedError(expected("an int64 lazy tensor [2] as rng_gen", of=of, got=got, do="pass rng_state"))
         return state
 
-    def _attended(self, call: Any, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _attended(
+        self, call: CallArguments, lay: Layout, offset: Any, dropout: float, rng_state: Any, formats: None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         given = _paged(lay, call) if lay.paged else _together(lay, call)
         scores = Scores.of(call, call.Bias, offset, dropout, rng_state, queries=given.queries, keys=given.keys)
         if scores.bias is not None and lay.q == "THD":
@@ -173,7 +176,7 @@ class AttentionKernels(TokenLayoutKernels, AttentionBySteps):
         return out, stats, largest
 
     def _attention_gradients(
-        self, call: Any, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: None = None
+        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Any, rng_state: Any, formats: None = None
     ) -> tuple[Any, Any, Any, Any, Any]:
         (lay, to), (bias, offset), q, k, v = layouts, sides, call.Q, call.K, call.V
         queries, keys = _tokens(lay, call)

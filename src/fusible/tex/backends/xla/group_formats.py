@@ -23,7 +23,8 @@ from fusible.tex.calls.grouped import build_grouped, member_fields
 from fusible.tex.factories import build_quantized
 from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, PLAIN, BlockFormat, block_format_of, scheme_of, usages
 from fusible.tex.formulas.nvfp4 import Random
-from fusible.tex.protocol import fp8_format, to_torch
+from fusible.tex.interface.declare import CallArguments
+from fusible.tex.protocol import QuantizerLike, fp8_format, to_torch
 
 __all__ = ["group_values", "groups_of", "quantize_group"]
 
@@ -43,8 +44,9 @@ def _groups(shape: Sequence[int], count: int, first_dims: Tensor | None, tensor_
     return groups(rows, count, first_dims, None if tensor_offsets is None else tensor_offsets // max(columns, 1))
 
 
-def quantize_group(x: Tensor, quantizer: Any, count: int, first_dims: Tensor | None, tensor_offsets: Tensor | None) -> tuple[Any, Groups]:
-    """The matrix ``x`` as a grouped tensor, and its groups."""
+def quantize_group(x: Tensor, call: CallArguments) -> tuple[Any, Groups]:
+    """The matrix ``x`` as a grouped tensor of what ``call`` says of its members, and its groups."""
+    quantizer, count, first_dims, tensor_offsets = call.quantizer, call.num_tensors, call.first_dims, call.tensor_offsets
     if count < 1:
         raise ArgumentError(expected("at least one member", of="a grouped tensor", got=count, do="pass num_tensors"))
     if first_dims is None and x.shape[0] % count:
@@ -90,7 +92,7 @@ def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     return fields | turned
 
 
-def _blocks(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
+def _blocks(x: Tensor, quantizer: QuantizerLike, of: Groups) -> dict[str, Any]:
     tiles = of.tiles(block_format_of(quantizer).length)
     matrix = lazy.reshape(tiles.put(x), (tiles.rows, x.shape[1]))
     plain = copy(quantizer)
@@ -113,7 +115,7 @@ def _blocks(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     return fields
 
 
-def _random(matrix: Tensor, quantizer: Any, of: Groups, tiles: Tiles) -> Random:
+def _random(matrix: Tensor, quantizer: QuantizerLike, of: Groups, tiles: Tiles) -> Random:
     """Numbers of which each member draws those that it would draw by itself: for each of its copies under a seed of its own."""
     ways = [way for way, asked in zip(("rowwise", "columnwise"), usages(quantizer), strict=True) if asked]
     seeds: dict[str, list[Tensor]] = {way: [] for way in ways}

@@ -17,7 +17,7 @@ from fusible.tex.backends.xla.operands import dense, flat, fp32, plain
 from fusible.tex.calls.grouped import is_grouped
 from fusible.tex.formats import PLAIN, format_of, logical_shape
 from fusible.tex.formulas.grouped import GroupedFormulas
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.protocol import check_shape, outer
 
 __all__ = ["GroupedKernels"]
@@ -25,18 +25,18 @@ __all__ = ["GroupedKernels"]
 
 class GroupedKernels(GroupedFormulas):
     @by_name
-    def group_quantize(self, call: Any) -> Any:
+    def group_quantize(self, call: CallArguments) -> Any:
         for name in ("last_dims", "noop_flag", "output"):
             if getattr(call, name) is not None:
                 raise NotServedError(expected(f"no {name}", of="group_quantize of lazy tensors", got="some", do="quantize rows into a new tensor"))
-        return quantize_group(flat(plain(call.tensor)), call.quantizer, call.num_tensors, call.first_dims, call.tensor_offsets)[0]
+        return quantize_group(flat(plain(call.tensor)), call)[0]
 
     @by_name
-    def bgrad_group_quantize(self, call: Any) -> Any:
+    def bgrad_group_quantize(self, call: CallArguments) -> Any:
         if call.last_dims is not None:
             raise ArgumentError(expected("no last_dims", of="bgrad_group_quantize", got="some", do="pass members of equal width"))
         x = flat(plain(call.tensor))
-        grouped, of = quantize_group(x, call.quantizer, call.num_tensors, call.first_dims, call.tensor_offsets)
+        grouped, of = quantize_group(x, call)
         tiles = of.tiles()
         return [grouped, lazy.cast(tiles.sums(lazy.sum(tiles.put(fp32(x)), 1)), x.dtype)]
 
@@ -46,10 +46,10 @@ class GroupedKernels(GroupedFormulas):
         return lazy.reshape(lazy.cast(values, to_lazy(otype)), (-1,))
 
     @by_name
-    def te_general_grouped_gemm(self, call: Any) -> Any:
+    def te_general_grouped_gemm(self, call: CallArguments) -> Any:
         return listed_products(self.generic_gemm, call)  # type: ignore[attr-defined]
 
-    def _multiply_groups(self, call: Any) -> None:
+    def _multiply_groups(self, call: CallArguments) -> None:
         """Two kinds of products: of each group's rows with a matrix of its own, and of two groups' rows over those rows."""
         A, B, D = call.A, call.B, call.D
         if not is_grouped(B) or (call.transb and call.transa):
@@ -136,7 +136,7 @@ def _accumulated(result: Tensor, former: Tensor, alpha: Tensor, beta: Tensor) ->
     return result * alpha + lazy.where(beta == 0.0, 0.0, fp32(former) * beta)
 
 
-def _write_rows(D: Any, call: Any, of: Groups) -> None:
+def _write_rows(D: Any, call: CallArguments, of: Groups) -> None:
     """Products of rows with a matrix of their group, into the rows of ``D``, which may lie elsewhere."""
     listed = not is_grouped(D)
     into = of if listed else groups_of(D)
@@ -163,7 +163,7 @@ def _write_rows(D: Any, call: Any, of: Groups) -> None:
         place.assign_(lazy.reshape(lazy.where(owned[:, None], new, former), place.shape))
 
 
-def _bias_rows(call: Any, of: Groups, into: Groups, columns: int) -> Tensor | None:
+def _bias_rows(call: CallArguments, of: Groups, into: Groups, columns: int) -> Tensor | None:
     """What each row takes of its group's bias, in fp32."""
     if call.bias is None:
         return None

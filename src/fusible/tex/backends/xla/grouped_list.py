@@ -14,12 +14,13 @@ from fusible.tex.backends.xla.operands import flat
 from fusible.tex.calls.gemm import gemm_shape
 from fusible.tex.calls.grouped import check_list_lengths
 from fusible.tex.formats import logical_shape
+from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import check_shape
 
 __all__ = ["listed_products"]
 
 
-def listed_products(gemm: Callable[..., list[Any]], call: Any) -> list[Any]:
+def listed_products(gemm: Callable[..., list[Any]], call: CallArguments) -> list[Any]:
     """``te_general_grouped_gemm``; ``gemm`` is the backend's ``generic_gemm``. Results are assigned once all products are recorded."""
     shapes = [gemm_shape(logical_shape(a), call.transa, logical_shape(b), call.transb) for a, b in zip(call.A, call.B, strict=False)]
     former = _former(call, [shape.output for shape in shapes])
@@ -52,7 +53,7 @@ def listed_products(gemm: Callable[..., list[Any]], call: Any) -> list[Any]:
     return call.bias
 
 
-def _row(bias: Tensor, b: Any, call: Any, columns: int) -> Tensor:
+def _row(bias: Tensor, b: Any, call: CallArguments, columns: int) -> Tensor:
     """A bias that is added, or where its gradient goes, as one row."""
     length = logical_shape(b)[-1] if call.grad else columns
     if bias.size != length:
@@ -60,7 +61,7 @@ def _row(bias: Tensor, b: Any, call: Any, columns: int) -> Tensor:
     return lazy.reshape(bias, (length,))
 
 
-def _former(call: Any, shapes: list[tuple[int, ...]]) -> list[Tensor] | None:
+def _former(call: CallArguments, shapes: list[tuple[int, ...]]) -> list[Tensor] | None:
     """What D held, for each product; None where nobody asks for the products."""
     if call.D is None:
         if call.single_output:

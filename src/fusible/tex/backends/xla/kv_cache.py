@@ -17,6 +17,7 @@ from fusible.tex.backends.xla.segments import lengths
 from fusible.tex.backends.xla.token_layouts import in_rows, in_sequence
 from fusible.tex.calls.attention import bounds, check_counts
 from fusible.tex.calls.attention_layout import Layout
+from fusible.tex.interface.declare import CallArguments
 
 __all__ = ["Apart", "gathered", "put"]
 
@@ -32,7 +33,7 @@ class Apart:
     longest: int
 
     @classmethod
-    def of(cls, lay: Layout, call: Any) -> Apart | None:
+    def of(cls, lay: Layout, call: CallArguments) -> Apart | None:
         """The queries of a call, or None where they are rows already."""
         if lay.q != "THD":
             return None
@@ -68,7 +69,7 @@ def gathered(pages: Tensor, table: Tensor, name: str, longest: int) -> Tensor:
     return lazy.permute(found[:, :tokens], (0, 2, 1, 3))
 
 
-def put(call: Any, name: str) -> None:
+def put(call: CallArguments, name: str) -> None:
     """``copy_to_kv_cache``: each place of the caches takes the new token that belongs there, or keeps what it has."""
     b, size = call.b, call.k_cache.shape[1]
     starts, cached = (lazy.cast(x, lazy.int32)[: b + 1] for x in (call.cu_new_lens, call.cu_cached_lens))
@@ -92,7 +93,7 @@ def put(call: Any, name: str) -> None:
         cache.assign_(lazy.where(written[:, :, None, None], taken, _former(call, cache)))
 
 
-def _former(call: Any, cache: Tensor) -> Tensor:
+def _former(call: CallArguments, cache: Tensor) -> Tensor:
     """The cache as it was; of one without pages, each sequence's row from where the table has it."""
     if not call.is_non_paged or call.page_table is None:
         return cache
@@ -101,7 +102,7 @@ def _former(call: Any, cache: Tensor) -> Tensor:
     return moved if call.b == cache.shape[0] else lazy.concatenate([moved, cache[call.b :]], 0)
 
 
-def _owners(call: Any, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _owners(call: CallArguments, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of each page: the sequence that writes to it, the position of its first token there, and whether there is such a sequence."""
     pages, size = call.k_cache.shape[:2]
     page = lazy.iota((pages,), 0, lazy.int32)

@@ -9,7 +9,7 @@ from fusible.errors import ShapeError, expected
 from fusible.lazy import Tensor
 from fusible.tex.backends.xla.dtypes import to_lazy
 from fusible.tex.calls.layout import check_equal_lengths
-from fusible.tex.interface.declare import by_name
+from fusible.tex.interface.declare import CallArguments, by_name
 from fusible.tex.interface.layout import Layout
 
 __all__ = ["LayoutKernels"]
@@ -20,7 +20,7 @@ class LayoutKernels(Layout):
         return _offsets(_ends(first_dims, "splits_to_offsets"), logical_last_dim, True, lazy.int64)
 
     @by_name
-    def splits_to_offsets_multi(self, call: Any) -> tuple[Any, list[Any]]:
+    def splits_to_offsets_multi(self, call: CallArguments) -> tuple[Any, list[Any]]:
         function = "splits_to_offsets_multi"
         check_equal_lengths(function, call.strides, call.include_leading_zero, call.dtypes)
         sizes = lazy.cast(call.split_sizes, lazy.int64)

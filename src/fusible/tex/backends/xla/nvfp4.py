@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fusible import lazy
 from fusible.lazy import Tensor
@@ -19,6 +19,7 @@ from fusible.tex.backends.xla.number_formats import (
     unpack_nibbles,
 )
 from fusible.tex.backends.xla.random import next_seed, uniform
+from fusible.tex.formats import NVFP4QuantizerLike
 from fusible.tex.formulas.number_formats import E2M1_MAX
 from fusible.tex.formulas.nvfp4 import E4M3_MAX, Nvfp4, Random
 from fusible.tex.protocol import FLT_MAX
@@ -29,7 +30,7 @@ _LIFTED = 2.0**64
 """The unit in which small tensors are scaled, as the inverse of their scale is subnormal: a whole number of 2^-149."""
 
 
-def _amax(x: Tensor, across: int, quantizer: Any) -> Tensor:
+def _amax(x: Tensor, across: int, quantizer: NVFP4QuantizerLike) -> Tensor:
     return lazy.bitcast(lazy.max(magnitude(x), across), lazy.float32) if quantizer.row_scaled_nvfp4 else tensor_amax(x)
 
 
@@ -38,7 +39,7 @@ def _drawn(way: str, lines: Tensor) -> Tensor:
     return lazy.reshape(uniform(next_seed(lines, "stochastic rounding"), counter), lines.shape)
 
 
-def _matrix(quantizer: Any) -> Tensor:
+def _matrix(quantizer: NVFP4QuantizerLike) -> Tensor:
     matrix = quantizer.rht_matrix
     return matrix if isinstance(matrix, Tensor) else Tensor(matrix.float().numpy())
 
@@ -55,7 +56,7 @@ def _over(x: Tensor, divisor: float) -> Tensor:
     return x / settled(lazy.full(x.shape, divisor), lazy.abs(x))
 
 
-def _cast(way: str, source: Tensor, amax: Tensor, quantizer: Any, random: Random | None) -> tuple[Tensor, Tensor]:
+def _cast(way: str, source: Tensor, amax: Tensor, quantizer: NVFP4QuantizerLike, random: Random | None) -> tuple[Tensor, Tensor]:
     """``amax`` is one, one per line, or ``[1, blocks]``, one per block along the lines."""
     x, amax = fp32(source), amax if amax.ndim == 2 else lazy.reshape(amax, (-1, 1))
     numbers = (random or _drawn)(way, x) if quantizer.stochastic_rounding else None
@@ -99,7 +100,7 @@ def _codes(lifted: _Lifted, scales: Tensor, high: int, random: Tensor | None = N
     return encode_e2m1(scaled) if random is None else encode_e2m1_stochastically(scaled, random)
 
 
-def _four_over_six(x: Tensor, amax: Tensor, lifted: _Lifted, largest: Tensor, high: int, quantizer: Any) -> tuple[Tensor, Tensor]:
+def _four_over_six(x: Tensor, amax: Tensor, lifted: _Lifted, largest: Tensor, high: int, quantizer: NVFP4QuantizerLike) -> tuple[Tensor, Tensor]:
     squared = quantizer.nvfp4_4over6_err_mode == "MSE"
     measured = (x, amax) if squared else (lifted.x, lifted.amax)  # the squares of a small tensor's errors are 0
     return _NVFP4.better(
