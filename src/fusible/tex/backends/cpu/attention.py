@@ -17,22 +17,17 @@ from fusible.tex.calls.attention import (
     PADDING,
     ScoreRules,
     Served,
-    auxiliary,
-    beyond_nvidias,
     bounds,
     check_counts,
-    check_stats,
-    side_inputs,
 )
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
-from fusible.tex.calls.attention_layout import Layout, format_name, gradient_layout
+from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.calls.attention_query import support_query
-from fusible.tex.calls.checks import check_probability
+from fusible.tex.calls.attention_steps import AttentionBySteps
 from fusible.tex.calls.kv_cache import check_cache_call
 from fusible.tex.calls.memory_checks import check_no_inner_overlap
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Softmax_Type
-from fusible.tex.interface.attention import Attention
-from fusible.tex.interface.declare import CallArguments, Request, by_name, requires
+from fusible.tex.interface.declare import CallArguments, Request, by_name, inherited, requires
 from fusible.tex.protocol import to_torch
 
 __all__ = ["AttentionKernels"]
@@ -59,82 +54,49 @@ def _refused_beyond(request: Request) -> str | None:
     return None
 
 
-def _state(call: CallArguments) -> Tensor:
-    """The state of the draw: any where nothing is dropped."""
-    return torch.zeros(2, dtype=torch.int64) if call.rng_state is None else call.rng_state
+class AttentionKernels(AttentionBySteps):
+    _served, _seeded = _SERVED, staticmethod(seeded)
+    fused_attn_fwd = requires(_refused)(inherited(AttentionBySteps.fused_attn_fwd))
+    fused_attn_bwd = requires(_refused)(inherited(AttentionBySteps.fused_attn_bwd))
+    prim_attention = requires(_refused_beyond)(inherited(AttentionBySteps.prim_attention))
+    prim_attention_backward = requires(_refused_beyond)(inherited(AttentionBySteps.prim_attention_backward))
 
-
-class AttentionKernels(Attention):
     def get_fused_attn_backend(self, *arguments: Any, **named: Any) -> Any:
         return support_query(_ANSWERED, to_torch, arguments, named)
 
-    @requires(_refused)
-    @by_name
-    def fused_attn_fwd(self, call: CallArguments) -> list[Any]:
-        lay = _SERVED.check(call, (call.s_quantizer, call.o_quantizer))
-        dropout = call.p_dropout if call.is_training else 0.0
-        check_probability(dropout, "fused_attn_fwd")
-        rng_state = draw_rng_state(call.Q.device, dropout, call.rng_gen)
-        rules = ScoreRules.of(call, None, call.SoftmaxOffset, dropout, rng_state)
+    def _attention_operands(self, call: CallArguments) -> tuple[Layout, None]:
+        names = ("s_quantizer", "o_quantizer", "dp_quantizer", "dqkv_quantizer")
+        return _SERVED.check(call, tuple(getattr(call, name, None) for name in names)), None
+
+    def _draw_state(self, call: CallArguments, dropout: float) -> Tensor:
+        return draw_rng_state(call.Q.device, dropout, call.rng_gen)
+
+    def _attended(
+        self, call: CallArguments, lay: Layout, offset: Tensor | None, dropout: float, rng_state: Tensor | None, formats: None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rules = _rules(call, offset, dropout, rng_state)
         name = format_name(call.o_format, lay.q)
         out, stats, largest = outputs(lay, name, call.Q, call.V, torch.empty)
         q, k, v = _operands(lay, (call.Q, call.K, call.V))
         written = (_tokens(out, name), _tokens(stats, lay.statistics), _tokens(largest, lay.statistics))
-        pages_k, pages_v = (
-            None if table is None else int32(table, f"page_table_{side} of attention")
-            for side, table in (("k", call.page_table_k), ("v", call.page_table_v))
-        )
-        lengths = _lengths(lay, call)
-        extra = _extra_logits(rules, q.shape[-2])
-        native.attention_forward(q, k, v, *written, *_mask(rules), *lengths, pages_k, pages_v, extra, *_draw(rules))
-        return [out, stats, *([largest] if call.return_max_logit else []), rng_state, *side_inputs(call)]
+        pages, lengths, extra = _pages(call), _lengths(lay, call), _extra_logits(rules, q.shape[-2])
+        native.attention_forward(q, k, v, *written, *_mask(rules), *lengths, *pages, extra, *_draw(rules))
+        return out, stats, largest
 
-    @requires(_refused)
-    @by_name
-    def fused_attn_bwd(self, call: CallArguments) -> list[Any]:
-        lay = _SERVED.check(call, (call.s_quantizer, call.dp_quantizer, call.dqkv_quantizer))
-        out_lay = gradient_layout(call.dqkv_layout, lay)
-        check_probability(call.p_dropout, "fused_attn_bwd")
-        stats, rng_state, _, offset = auxiliary(call)
-        rules = ScoreRules.of(call, None, offset, call.p_dropout, rng_state)
-        dq, dk, dv = gradients(out_lay, lay, call.Q, call.K, call.V, (call.Q.dtype, call.K.dtype, call.V.dtype))
+    def _attention_gradients(
+        self, call: CallArguments, layouts: tuple[Layout, Layout], sides: tuple[Any, Any], stats: Tensor, rng_state: Any, formats: None = None
+    ) -> tuple[Tensor, Tensor, Tensor, None, Tensor | None]:
+        (lay, to), offset = layouts, sides[1]
+        rules = _rules(call, offset, call.p_dropout, rng_state)
+        dq, dk, dv = gradients(to, lay, call.Q, call.K, call.V, (call.Q.dtype, call.K.dtype, call.V.dtype))
         names = (format_name(call.o_format, lay.q), format_name(call.do_format, lay.q))
         q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), names)
         extra = _extra_logits(rules, q.shape[-2])
         doffset = None if offset is None else torch.empty(1, q.shape[-2], 1, 1, dtype=torch.float32)
-        written = (_tokens(dq, out_lay.q), _tokens(dk, out_lay.kv), _tokens(dv, out_lay.kv))
-        row_stats = _readable(_tokens(stats, lay.statistics))
-        lengths = _lengths(lay, call)
+        written = (_tokens(dq, to.q), _tokens(dk, to.kv), _tokens(dv, to.kv))
+        row_stats, lengths = _readable(_tokens(stats, lay.statistics)), _lengths(lay, call)
         native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *lengths, extra, doffset, *_draw(rules))
-        return [dq, dk, dv, None, doffset]
-
-    @requires(_refused_beyond)
-    @by_name
-    def prim_attention(self, call: CallArguments) -> tuple[Any, Any]:
-        check_probability(call.probability, "prim.attention")
-        call = beyond_nvidias(call, seeded)
-        lay = _SERVED.check(call)
-        rules = ScoreRules.of(call, None, None, call.p_dropout, _state(call))
-        out, stats, largest = outputs(lay, lay.q, call.Q, call.V, torch.empty)
-        written = (_tokens(out, lay.q), _tokens(stats, lay.statistics), _tokens(largest, lay.statistics))
-        pages = None if call.page_table_k is None else int32(call.page_table_k, "page_table of attention")
-        q, k, v = _operands(lay, (call.Q, call.K, call.V))
-        native.attention_forward(q, k, v, *written, *_mask(rules), *_lengths(lay, call), pages, pages, None, *_draw(rules))
-        return out, stats
-
-    @requires(_refused_beyond)
-    @by_name
-    def prim_attention_backward(self, call: CallArguments) -> tuple[Any, Any, Any, None]:
-        check_probability(call.probability, "prim.attention_backward")
-        call = beyond_nvidias(call, seeded)
-        lay = _SERVED.check(call)
-        check_stats(call.stats, call)
-        rules = ScoreRules.of(call, None, None, call.p_dropout, _state(call))
-        dq, dk, dv = gradients(lay, lay, call.Q, call.K, call.V, (call.Q.dtype, call.K.dtype, call.V.dtype))
-        q, k, v, o, do = _operands(lay, (call.Q, call.K, call.V), (call.O, call.dO), (lay.q, lay.q))
-        written, row_stats = (_tokens(dq, lay.q), _tokens(dk, lay.kv), _tokens(dv, lay.kv)), _readable(_tokens(call.stats, lay.statistics))
-        native.attention_backward(q, k, v, o, do, row_stats, *written, *_mask(rules), *_lengths(lay, call), None, None, *_draw(rules))
-        return dq, dk, dv, None
+        return dq, dk, dv, None, doffset
 
     @by_name
     def copy_to_kv_cache(self, call: CallArguments) -> None:
@@ -154,6 +116,21 @@ class AttentionKernels(Attention):
         for given, written in zip((call.k_cache, call.v_cache), caches, strict=True):
             if written is not given:
                 given.copy_(written)
+
+
+def _rules(call: CallArguments, offset: Tensor | None, dropout: float, rng_state: Tensor | None) -> ScoreRules[Tensor]:
+    """The rules of a call without a bias; the state of the draw is any where nothing is dropped."""
+    return ScoreRules.of(call, None, offset, dropout, torch.zeros(2, dtype=torch.int64) if rng_state is None else rng_state)
+
+
+def _pages(call: CallArguments) -> tuple[Tensor | None, Tensor | None]:
+    """The page tables of K and V; a call of ``prim.attention`` has one for both."""
+    names = ("page_table", "page_table") if hasattr(call, "soft_cap") else ("page_table_k", "page_table_v")
+    k, v = (
+        None if table is None else int32(table, f"{name} of attention")
+        for name, table in zip(names, (call.page_table_k, call.page_table_v), strict=True)
+    )
+    return k, v
 
 
 def _tokens(x: Tensor, name: str) -> Tensor:
