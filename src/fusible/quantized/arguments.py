@@ -7,17 +7,16 @@ values are held against; Python's own (``bool``, ``int | None``, ``torch.dtype``
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import torch
 
-from fusible.errors import ShapeError, expected
-from fusible.tex.calls.argument_kinds import Kind, Wrong, kind_of, shown
+from fusible.errors import ShapeError
+from fusible.tex.calls.argument_kinds import Kind, ListOf, Wrong, kind_of, shown
+from fusible.tex.calls.constructors import kinds_of, looked_at
 from fusible.tex.formats import is_quantized
 
 __all__ = [
@@ -70,25 +69,13 @@ class _Sizes(Kind):
     def wrong(self, value: Any, place: str) -> Wrong | None:
         if isinstance(value, list | tuple) and (value or self.accepts(value)):
             return next((found for i, size in enumerate(value) if (found := _SIZE.wrong(size, f"{place}[{i}]"))), None)
-        return None if self.accepts(value) else (place, self, shown(value))
+        return None if self.accepts(value) else Wrong(place, self, shown(value))
 
 
 def _of_tex(text: str) -> Kind:
     found = kind_of(text)
     assert found is not None, text
     return found
-
-
-@dataclass(frozen=True)
-class _Each(Kind):
-    """A list or tuple, each of whose items is of one kind."""
-
-    item: Kind
-
-    def wrong(self, value: Any, place: str) -> Wrong | None:
-        if not self.accepts(value):
-            return place, self, shown(value)
-        return next((found for i, item in enumerate(value) if (found := self.item.wrong(item, f"{place}[{i}]"))), None)
 
 
 _TENSOR = _of_tex("Tensor")
@@ -157,7 +144,7 @@ Sizes = Annotated[Iterable[int], _Sizes("a list of sizes", lambda x: hasattr(x, 
 SomeSizes = Annotated[Sequence[int], _Sizes("a list of at least one size", _are_some)]
 """A shape that has a last dimension."""
 
-Sources = Annotated[Sequence[Any], _Each("a list of dense tensors", _are_some, Kind("a dense tensor", _is_source))]
+Sources = Annotated[Sequence[Any], ListOf("a list of dense tensors", _are_some, Kind("a dense tensor", _is_source))]
 """What can be quantized, one for each of several."""
 
 Dense = Annotated[torch.Tensor, Kind("a dense torch.Tensor", _is_dense)]
@@ -179,7 +166,7 @@ HostSizes = Annotated[torch.Tensor, Kind("a tensor [n] of integers, with data", 
 """The same, where they are read."""
 
 _MATRIX = Kind("a shape [rows, columns]", _is_matrix, error=ShapeError)
-MemberShapes = Annotated[Sequence[Any], _Each("a list of shapes [rows, columns]", _are_some, _MATRIX)]
+MemberShapes = Annotated[Sequence[Any], ListOf("a list of shapes [rows, columns]", _are_some, _MATRIX)]
 """The shape of each member of a group."""
 
 DTypeLike = Annotated[Any, _of_tex("DTypeLike")]
@@ -231,40 +218,17 @@ def check_methods(cls: type) -> None:
             continue
         around = type(value) if isinstance(value, classmethod | staticmethod) else None
         function = value.__func__ if around is not None else value
-        if inspect.isfunction(function) and (kinds := _kinds_of(function)):
-            checked = _checked(function, name, kinds, own=around is not staticmethod, owner=cls.__name__)
+        if inspect.isfunction(function) and (kinds := kinds_of(function, _KNOWN)):
+            checked = looked_at(function, kinds, _owner(cls.__name__, name, own=around is not staticmethod))
             setattr(cls, name, checked if around is None else around(checked))
 
 
-def _kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
-    single = [p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    found = {parameter.name: kind_of(parameter.annotation, _KNOWN) for parameter in single}
-    return {name: kind for name, kind in found.items() if kind is not None}
+def _owner(cls: str, method: str, *, own: bool) -> Callable[..., str]:
+    """What a sentence calls the method: by the class of the object it was called on, or by ``cls``. ``own``: its first argument is that object."""
 
-
-def _checked(function: Callable[..., Any], name: str, kinds: Mapping[str, Kind], *, own: bool, owner: str) -> Callable[..., Any]:
-    """``function``, checked before; ``own``: its first argument is whose method it is."""
-    parameters = inspect.signature(function).parameters.values()
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][own:]
-    rows = {key: (key, kind, kind.at_once) for key, kind in kinds.items()}
-    places = [rows.get(key) for key in positional]
-
-    def refuse(args: tuple[Any, ...], found: Wrong) -> Exception:
+    def owner(*args: Any) -> str:
         subject = args[0] if own and args else None
-        title = owner if subject is None else getattr(subject, "__name__", type(subject).__name__)
-        place, kind, got = found
-        of = f"{place} of {title if name == '__call__' else f'{title}.{name}'}"
-        return kind.error(expected(kind.what, of=of, got=got, do="pass one"))
+        title = cls if subject is None else getattr(subject, "__name__", type(subject).__name__)
+        return title if method == "__call__" else f"{title}.{method}"
 
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        for value, row in zip(args[own:], places, strict=False):
-            if row is not None and value.__class__ not in row[2] and (found := row[1].wrong(value, row[0])) is not None:
-                raise refuse(args, found)
-        for key, value in kwargs.items():
-            row = rows.get(key)
-            if row is not None and value.__class__ not in row[2] and (found := row[1].wrong(value, key)) is not None:
-                raise refuse(args, found)
-        return function(*args, **kwargs)
-
-    return checked
+    return owner

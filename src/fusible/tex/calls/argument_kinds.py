@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import NoneType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from fusible.errors import ArgumentError, DTypeError
+from fusible.errors import ArgumentError, DTypeError, expected
 from fusible.tex import enums
 from fusible.tex.calls.grouped import is_grouped
 from fusible.tex.formats import is_quantized
@@ -20,10 +20,19 @@ from fusible.tex.interface.domains import is_flag
 from fusible.tex.operands import kind
 from fusible.tex.protocol import to_torch
 
-__all__ = ["Kind", "kind_of", "shown"]
+__all__ = ["Kind", "ListOf", "Wrong", "kind_of", "shown"]
 
-Wrong = tuple[str, "Kind", str]
-"""Where in an argument the fault is, the kind that was expected there, and what came."""
+
+class Wrong(NamedTuple):
+    """Where in an argument the fault is, the kind that was expected there, and what came."""
+
+    place: str
+    kind: Kind
+    got: str
+
+    def error(self, owner: str) -> ArgumentError | DTypeError:
+        """The error of a call of ``owner``."""
+        return self.kind.error(expected(self.kind.what, of=f"{self.place} of {owner}", got=self.got, do="pass one"))
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,7 @@ class Kind:
 
     def wrong(self, value: Any, place: str) -> Wrong | None:
         """What is wrong with ``value``, which is at ``place``, or None."""
-        return None if self.accepts(value) else (place, self, shown(value))
+        return None if self.accepts(value) else Wrong(place, self, shown(value))
 
     def __or__(self, other: Kind | None) -> Kind:
         at_once = self.at_once | (other.at_once if other is not None else {NoneType})
@@ -60,27 +69,31 @@ class _Either(Kind):
         found = self.first.wrong(value, place)
         if found is None or (self.second is not None and self.second.wrong(value, place) is None):
             return None
-        return found if found[0] != place else (place, self, shown(value))
+        return found if found.place != place else Wrong(place, self, shown(value))
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, list | tuple)  # torch.Size is a tuple
 
 
 @dataclass(frozen=True)
-class _List(Kind):
-    """A sequence, each of whose items is of one kind."""
+class ListOf(Kind):
+    """A list or tuple, each of whose items is of one kind."""
 
     item: Kind
 
     def wrong(self, value: Any, place: str) -> Wrong | None:
-        if not isinstance(value, list | tuple):  # torch.Size is a tuple
-            return place, self, shown(value)
+        if not self.accepts(value):
+            return Wrong(place, self, shown(value))
         return next((found for i, item in enumerate(value) if (found := self.item.wrong(item, f"{place}[{i}]"))), None)
 
 
-class _ListOf:
+class _ListOfItems:
     """``Sequence[...]`` and ``list[...]`` of an annotation."""
 
     def __getitem__(self, item: Kind) -> Kind:
         plural = item.what.removesuffix(" or None").split(" ", 1)[-1]
-        return _List(f"a list of {plural}s" if not plural.startswith("list") else f"a list of {plural}", lambda value: True, item)
+        return ListOf(f"a list of {plural}s" if not plural.startswith("list") else f"a list of {plural}", _is_list, item)
 
 
 class _IterableOf:
@@ -97,8 +110,8 @@ class _Tuple(Kind):
     items: tuple[Kind, ...]
 
     def wrong(self, value: Any, place: str) -> Wrong | None:
-        if not isinstance(value, list | tuple) or len(value) != len(self.items):
-            return place, self, shown(value)
+        if not self.accepts(value) or len(value) != len(self.items):
+            return Wrong(place, self, shown(value))
         each = zip(self.items, value, strict=True)
         return next((found for i, (kind, item) in enumerate(each) if (found := kind.wrong(item, f"{place}[{i}]"))), None)
 
@@ -108,10 +121,10 @@ class _TupleOf:
 
     def __getitem__(self, items: tuple[Any, ...]) -> Kind:
         if items[-1] is Ellipsis:
-            return _ListOf()[items[0]]
+            return _ListOfItems()[items[0]]
         first, *more = [item.what for item in items]
         alike = f"{len(items)} {first.removeprefix('an ').removeprefix('a ')}s" if set(more) <= {first} else ", ".join([first, *more])
-        return _Tuple(f"a tuple of {alike}", lambda value: True, items)
+        return _Tuple(f"a tuple of {alike}", _is_list, items)
 
 
 class _Whole(Kind):
@@ -208,13 +221,13 @@ _NAMES: dict[str, Any] = {
     "QuantizedTensor": Kind("a quantized tensor", is_quantized),
     "Iterable": _IterableOf(),
     "Quantizer": Kind("a quantizer", lambda x: hasattr(x, "rowwise_usage") and hasattr(x, "columnwise_usage")),
-    "Sequence": _ListOf(),
-    "Shape": _List("a list of sizes", lambda value: True, _SIZE),
+    "Sequence": _ListOfItems(),
+    "Shape": ListOf("a list of sizes", _is_list, _SIZE),
     "Tensor": Kind("a tensor", _is_tensor),
     "bool": Kind("a bool", lambda x: x is None or is_flag(x)),  # which None is for NVIDIA's binding
     "float": Kind("a number", _is_float),
     "int": _INT,
-    "list": _ListOf(),
+    "list": _ListOfItems(),
     "torch": SimpleNamespace(
         Tensor=Kind("a torch.Tensor", lambda x: isinstance(x, torch.Tensor)),
         device=Kind("a device that torch has here", _is_device, error=ArgumentError),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from fusible.errors import expected
 from fusible.tex.calls.argument_kinds import Kind, kind_of
 
-__all__ = ["check_constructor", "check_forward"]
+__all__ = ["check_constructor", "check_forward", "kinds_of", "looked_at"]
 
 _MEANT = {
     **dict.fromkeys(("in_features", "out_features", "features", "heads", "head_width", "size", "num_groups", "sequences", "capacity"), "Count"),
@@ -40,44 +39,46 @@ def check_constructor(cls: type, known: Mapping[str, Any] | None = None) -> None
 
 def check_forward(cls: Any) -> None:
     """``check_constructor`` of the ``forward`` of a module. What ``torch.compile`` traces is not looked at."""
-    made, looked_at = cls.__dict__["forward"], _by_annotations(cls.__dict__["forward"], {})
+    made, checked = cls.__dict__["forward"], _by_annotations(cls.__dict__["forward"], {})
 
     @functools.wraps(made)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return made(*args, **kwargs) if torch.compiler.is_compiling() else looked_at(*args, **kwargs)
+        return made(*args, **kwargs) if torch.compiler.is_compiling() else checked(*args, **kwargs)
 
     cls.forward = forward
 
 
 def _by_annotations(made: Callable[..., Any], known: Mapping[str, Any]) -> Callable[..., Any]:
     """A method that looks at its arguments before it begins, if its annotations say anything of them."""
-    signature = inspect.signature(made)
-    kinds: dict[str, Kind] = {}
-    for name, parameter in signature.parameters.items():
-        kind = kind_of(_MEANT.get(name, parameter.annotation), known)
-        if kind is not None and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            kinds[name] = kind
-    positional = [name for name, p in signature.parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return _checked(made, positional, kinds) if kinds else made
+    kinds = kinds_of(made, known, _MEANT)
+    return looked_at(made, kinds, lambda owner, *_: type(owner).__name__) if kinds else made
 
 
-def _checked(made: Callable[..., Any], positional: Sequence[str], kinds: Mapping[str, Kind]) -> Callable[..., Any]:
-    """``made``, checked before. Arguments that it has no place for are left to Python, which says so itself."""
-    places = [(name, kinds.get(name)) for name in positional]
+def kinds_of(function: Callable[..., Any], known: Mapping[str, Any], meant: Mapping[str, str] | None = None) -> dict[str, Kind]:
+    """The kinds of the parameters of a function whose annotations, or what is ``meant`` by these, say something known (``kind_of``)."""
+    single = [p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    found = {p.name: kind_of((meant or {}).get(p.name, p.annotation), known) for p in single}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
-    @functools.wraps(made)
+
+def looked_at(function: Callable[..., Any], kinds: Mapping[str, Kind], owner: Callable[..., str]) -> Callable[..., Any]:
+    """``function``, which refuses before it begins an argument that is not of its kind; ``owner(*args)`` is what the sentence calls it.
+
+    Arguments that it has no place for are left to Python, which says so itself.
+    """
+    rows = {name: (name, kind, kind.at_once) for name, kind in kinds.items()}
+    parameters = inspect.signature(function).parameters.values()
+    places = [rows.get(p.name) for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        for value, (name, kind) in zip(args, places, strict=False):
-            if kind is not None and (found := kind.wrong(value, name)) is not None:
-                raise _refusal(found, args[0])
-        for name, value in kwargs.items():
-            if name in kinds and (found := kinds[name].wrong(value, name)) is not None:
-                raise _refusal(found, args[0])
-        return made(*args, **kwargs)
+        for value, row in zip(args, places, strict=False):
+            if row is not None and value.__class__ not in row[2] and (found := row[1].wrong(value, row[0])) is not None:
+                raise found.error(owner(*args))
+        for key, value in kwargs.items():
+            row = rows.get(key)
+            if row is not None and value.__class__ not in row[2] and (found := row[1].wrong(value, key)) is not None:
+                raise found.error(owner(*args))
+        return function(*args, **kwargs)
 
     return checked
-
-
-def _refusal(found: tuple[str, Kind, str], made: object) -> Exception:
-    place, kind, got = found
-    return kind.error(expected(kind.what, of=f"{place} of {type(made).__name__}", got=got, do="pass one"))

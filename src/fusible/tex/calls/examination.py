@@ -158,8 +158,7 @@ def _examine(declaration: Declaration, arguments: Mapping[str, Any], classes_alo
         said = kind_of(parameters[name].annotation) if name in parameters else None
         found = said.wrong(value, name) if said is not None else None
         if found is not None:
-            place, kind, got = found
-            return kind.error(expected(kind.what, of=f"{place} of {of}", got=got, do="pass one"))
+            return found.error(of)
     if classes_alone:
         return None
     tensors = [(place, x) for name, value in named.items() for place, x in _tensors(name, value)]

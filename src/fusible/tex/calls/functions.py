@@ -77,8 +77,7 @@ _PYTHONS: dict[str, frozenset[type]] = {"bool": frozenset({bool}), "float": froz
 def _check(function: str, argument: str, value: Any, kind: Kind) -> None:
     found = kind.wrong(value, argument)
     if found is not None:
-        place, wanted, got = found
-        raise wanted.error(expected(wanted.what, of=f"{place} of {function}", got=got, do="pass one"))
+        raise found.error(function)
 
 
 def _tell(function: str, module: str, error: Exception, arguments: Mapping[str, Any]) -> None:
