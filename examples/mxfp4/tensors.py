@@ -28,9 +28,8 @@ class MXFP4TensorStorage(BlockScaledStorage):
         *,
         fake_dtype: Any = None,
     ) -> None:
-        rows = {"rowwise_data": rowwise_data, "rowwise_scale_inv": rowwise_scale_inv}
-        columns = {"columnwise_data": columnwise_data, "columnwise_scale_inv": columnwise_scale_inv}
-        self._hold(quantizer, fake_dtype, **rows, **columns, fp4_dtype=DType(fp4_dtype))
+        copies = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
+        self._hold(quantizer, fake_dtype, *copies, fp4_dtype=DType(fp4_dtype))
 
 
 class MXFP4Tensor(QuantizedTensor, MXFP4TensorStorage):

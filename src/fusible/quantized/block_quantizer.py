@@ -9,7 +9,7 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, check_number, expected
 from fusible.quantized.arguments import AnyTensor, SomeSizes
-from fusible.quantized.quantizer import Quantizer
+from fusible.quantized.quantizer import Quantizer, kind_of_quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.tensor import QuantizedTensor
 from fusible.quantized.tensors import Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor
@@ -165,10 +165,6 @@ def rht_matrix(with_random_sign_mask: bool = True) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.bfloat16, device=device)
 
 
-def _quantizer_kind(quantizer: Any) -> tuple[Any, ...]:
-    return quantizer._SCHEME.name, quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
-
-
 def _storage_kind(storage: Any) -> tuple[Any, ...]:
     form = format_of(storage)
     held = form.buffer(storage)
@@ -192,7 +188,7 @@ def register_block_format(quantizer_class: type[BlockScalingQuantizer], tensor_c
     all of them. Their format must have a codec for each framework that is to compute with it (``BlockFormat.codecs``)."""
     storage_class: Any = tensor_class._STORAGE
     tex.register_factory(quantizer_class, _factory(tensor_class))
-    tex.register_kind(quantizer_class, _quantizer_kind)
+    tex.register_kind(quantizer_class, kind_of_quantizer)
     tex.register_kind(storage_class, _storage_kind)
     tex.register_kind(tensor_class, _storage_kind)
     register_saved(quantizer_class, storage_class, tensor_class)

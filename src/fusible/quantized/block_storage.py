@@ -32,10 +32,11 @@ class BlockScaledStorage(FieldStorage):
     _columnwise_data: Any
     _columnwise_scale_inv: Any
 
-    def _hold(self, quantizer: Any, fake_dtype: Any, **fields: Any) -> None:
+    def _hold(self, quantizer: Any, fake_dtype: Any, *buffers: Any, **options: Any) -> None:
+        """Set the fields of a new storage; ``buffers`` in the order of its format."""
         self._quantizer = quantizer
         self._dtype = fake_dtype if fake_dtype is not None else torch.float32
-        for name, value in fields.items():
+        for name, value in (*zip(self._FORMAT.buffers, buffers, strict=True), *options.items()):
             setattr(self, f"_{name}", value)
 
     @property
@@ -192,9 +193,8 @@ class Float8BlockwiseQTensorStorage(BlockScaledStorage):
         *,
         fake_dtype: Any = None,
     ) -> None:
-        copies = {"rowwise_data": rowwise_data, "rowwise_scale_inv": rowwise_scale_inv}
-        copies |= {"columnwise_data": columnwise_data, "columnwise_scale_inv": columnwise_scale_inv}
-        self._hold(quantizer, fake_dtype, **copies, fp8_dtype=DType(fp8_dtype), is_2D_scaled=is_2D_scaled)
+        copies = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
+        self._hold(quantizer, fake_dtype, *copies, fp8_dtype=DType(fp8_dtype), is_2D_scaled=is_2D_scaled)
 
     @property
     def _tiled(self) -> bool:
@@ -238,9 +238,8 @@ class MXFP8TensorStorage(BlockScaledStorage):
         *,
         fake_dtype: Any = None,
     ) -> None:
-        copies = {"rowwise_data": rowwise_data, "rowwise_scale_inv": rowwise_scale_inv}
-        copies |= {"columnwise_data": columnwise_data, "columnwise_scale_inv": columnwise_scale_inv}
-        self._hold(quantizer, fake_dtype, **copies, fp8_dtype=DType(fp8_dtype), with_gemm_swizzled_scales=with_gemm_swizzled_scales)
+        copies = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
+        self._hold(quantizer, fake_dtype, *copies, fp8_dtype=DType(fp8_dtype), with_gemm_swizzled_scales=with_gemm_swizzled_scales)
 
 
 class NVFP4TensorStorage(BlockScaledStorage):
@@ -281,11 +280,10 @@ class NVFP4TensorStorage(BlockScaledStorage):
         nvfp4_use_4over6: bool = False,
         nvfp4_e4m3_max: int = 448,
     ) -> None:
-        copies = {"rowwise_data": rowwise_data, "rowwise_scale_inv": rowwise_scale_inv, "amax_rowwise": amax_rowwise}
-        copies |= {"columnwise_data": columnwise_data, "columnwise_scale_inv": columnwise_scale_inv, "amax_columnwise": amax_columnwise}
+        copies = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv, amax_rowwise, amax_columnwise)
         options = {"row_scaled_nvfp4": row_scaled_nvfp4, "nvfp4_use_4over6": nvfp4_use_4over6}
         options |= {"nvfp4_e4m3_max": nvfp4_e4m3_max if nvfp4_use_4over6 else 448, "with_gemm_swizzled_scales": with_gemm_swizzled_scales}
-        self._hold(quantizer, fake_dtype, **copies, **options, fp4_dtype=DType(fp4_dtype))
+        self._hold(quantizer, fake_dtype, *copies, **options, fp4_dtype=DType(fp4_dtype))
 
     @property
     def _tiled(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.quantized.arguments import Grouped, NoopFlag, Source, Storage
-from fusible.quantized.grouped import GROUPED_BUFFERS, GroupedTensorStorage, kind_of_grouped
+from fusible.quantized.grouped import GroupedTensorStorage, kind_of_grouped
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import note_written
 from fusible.quantized.tensor import QuantizedTensor
@@ -21,9 +21,7 @@ from fusible.tex.protocol import to_torch
 
 __all__ = ["GroupedTensor"]
 
-_ARGUMENTS = {"rowwise_data": "data"}
-_OPTIONS = ("offsets", "scale_inv_offsets", "columnwise_scale_inv_offsets")
-_FLAGS = ("row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")
+_OFFSETS = ("offsets", "scale_inv_offsets", "columnwise_scale_inv_offsets")
 
 
 class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
@@ -175,10 +173,9 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
 
 
 def _fields(x: GroupedTensorStorage) -> dict[str, Any]:
-    fields: dict[str, Any] = {_ARGUMENTS.get(name, name): getattr(x, name) for name in GROUPED_BUFFERS}
-    fields |= {name: getattr(x, name) for name in (*_OPTIONS, *_FLAGS)}
-    fields["with_gemm_swizzled_scales"] = x._with_gemm_swizzled_scales
-    return {**fields, "num_tensors": x.num_tensors, "shapes": x.tensor_shapes, "quantizer": x.quantizer}
+    fields = GroupedTensorStorage.get_metadata(x) | {name: getattr(x, name) for name in _OFFSETS}
+    del fields["shape"], fields["dtype"]
+    return {**fields, "shapes": x.tensor_shapes}
 
 
 tex.register_kind(GroupedTensor, kind_of_grouped)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.quantized.arguments import AnyTensor, Buffers, Device, DTypeLike, Extracted, NoopFlag, Saved, Sizes, Source, Storage, Target
+from fusible.quantized.arguments import AnyTensor, Buffers, Extracted, NoopFlag, Saved, Source, Storage, Target
 from fusible.quantized.gathered import whole_fields
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
@@ -298,23 +298,14 @@ class HybridQuantizer(Quantizer):
             self.columnwise_quantizer.update_quantized(self._columnwise_of(src, rowwise), dst._columnwise_storage, noop_flag=noop_flag)
         return dst
 
-    def make_empty(
-        self,
-        shape: Sizes,
-        *,
-        dtype: DTypeLike | None = torch.float32,
-        device: Device | None = "cpu",
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-    ) -> Any:
+    def _made_empty(self, shape: Iterable[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
         self._check_usages()
         size = tuple(shape)
         parts = [
             part.make_empty(size, dtype=dtype, device=device, pin_memory=pin_memory) if asked else None
             for part, asked in zip(self._parts, (self.rowwise_usage, self.columnwise_usage), strict=True)
         ]
-        made = self._made(size, dtype, *parts)
-        return made.requires_grad_(True) if requires_grad else made
+        return self._made(size, dtype, *parts)
 
     def calibrate(self, tensor: Source) -> None:
         """Update the state of both quantizers."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 
 from fusible import tex
 from fusible.errors import DTypeError, ShapeError, expected
-from fusible.quantized.arguments import Device, DTypeLike, NoopFlag, Sizes, Source, Target
+from fusible.quantized.arguments import NoopFlag, Source, Target
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage
@@ -124,17 +124,8 @@ class IdentityQuantizer(Quantizer):
         held.copy_(values if noop_flag is None else torch.where(noop_flag == 1, held, values))
         return dst
 
-    def make_empty(
-        self,
-        shape: Sizes,
-        *,
-        dtype: DTypeLike | None = torch.float32,
-        device: Device | None = "cpu",
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-    ) -> Any:
-        made = self._made(torch.empty(tuple(shape), dtype=self.dtype or to_torch(dtype), device=device, pin_memory=pin_memory))
-        return made.requires_grad_(True) if requires_grad else made
+    def _made_empty(self, shape: Iterable[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+        return self._made(torch.empty(tuple(shape), dtype=self.dtype or to_torch(dtype), device=device, pin_memory=pin_memory))
 
     def is_requantization_safe(self) -> bool:
         return True

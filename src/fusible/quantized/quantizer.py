@@ -20,7 +20,7 @@ from fusible.tex import DType
 from fusible.tex.calls.constructors import check_constructor
 from fusible.tex.formats import CURRENT, DELAYED, FLOAT8, Scheme
 
-__all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer"]
+__all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer", "kind_of_quantizer"]
 
 
 _ANY_SHAPE = (128, 128)
@@ -110,9 +110,12 @@ class Quantizer:
         pin_memory: bool = False,
     ) -> Any:
         """A quantized tensor of unspecified values."""
-        self._refuse_custom("make_empty")
-        made = tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device("cpu" if device is None else device), pin_memory)
+        made = self._made_empty(shape, dtype, device, pin_memory)
         return made.requires_grad_(True) if requires_grad else made
+
+    def _made_empty(self, shape: Iterable[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+        self._refuse_custom("make_empty")
+        return tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device("cpu" if device is None else device), pin_memory)
 
     def inner_tensor_specs(self, shape: Sizes) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor that a quantized tensor of ``shape`` consists of, by attribute, in the order of ``__tensor_flatten__``."""
@@ -342,7 +345,8 @@ def _make_float8(quantizer: Quantizer, *, shape: Any, dtype: Any, data: Any, dat
     return Float8Tensor(tuple(shape), dtype, **fields)
 
 
-def _kind(quantizer: Any) -> tuple[Any, ...]:
+def kind_of_quantizer(quantizer: Any) -> tuple[Any, ...]:
+    """What dispatch sees of a quantizer."""
     return quantizer._SCHEME.name, quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
 
 
@@ -353,7 +357,7 @@ def _storage_kind(storage: Any) -> tuple[Any, ...]:
 
 for _class in (Float8Quantizer, Float8CurrentScalingQuantizer):
     tex.register_factory(_class, _make_float8)
-    tex.register_kind(_class, _kind)
+    tex.register_kind(_class, kind_of_quantizer)
 for _class in (Float8TensorStorage, Float8Tensor):
     tex.register_kind(_class, _storage_kind)
 register_saved(Float8Quantizer, Float8CurrentScalingQuantizer)
