@@ -43,14 +43,7 @@ class Attention:
         """
 
     @function(
-        "Q",
-        "K",
-        "qkv_layout",
-        "bias_type",
-        "attn_mask_type",
-        "softmax_type",
-        "s_quantizer",
-        "o_quantizer",
+        "Q K qkv_layout bias_type attn_mask_type softmax_type s_quantizer o_quantizer",
         cu_seqlens_q="int32 [b]",
         cu_seqlens_kv="int32 [b]",
         window_size="2 * any",
@@ -114,15 +107,7 @@ class Attention:
         """
 
     @function(
-        "Q",
-        "K",
-        "qkv_layout",
-        "dqkv_layout",
-        "bias_type",
-        "attn_mask_type",
-        "softmax_type",
-        "dO",
-        "dqkv_quantizer",
+        "Q K qkv_layout dqkv_layout bias_type attn_mask_type softmax_type dO dqkv_quantizer",
         cu_seqlens_q="int32 [b]",
         cu_seqlens_kv="int32 [b]",
         window_size="2 * any",
@@ -178,9 +163,7 @@ class Attention:
         """
 
     @function(
-        "new_k",
-        "k_cache",
-        "kv_format",
+        "new_k k_cache kv_format",
         new_k="any [* g d]",
         new_v="=new_k [* h e]",
         k_cache="=new_k [p s g d]",

@@ -32,11 +32,11 @@ class ContextParallel:
         Of 4 dimensions, the second is that of the tokens. Raises ``ArgumentError`` for another ``half_idx``, ``ShapeError`` for an odd ``t``.
         """
 
-    @function("lse", "lse_packed", lse="fp32|fp64 [_ * t]", lse_per_step="fp32|fp64 [_ * u]", cu_seqlens="int32 [n+1]")
+    @function("lse lse_packed", lse="fp32|fp64 [_ * t]", lse_per_step="fp32|fp64 [_ * u]", cu_seqlens="int32 [n+1]")
     def thd_second_half_lse_correction(self, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Lengths, lse_packed: bool) -> None:
         """``lse = log(exp(lse) + exp(lse_per_step))`` on second halves, in place; ``lse_per_step`` is ``[h, >= t / 2]`` or ``[b, h, >= s / 2]``."""
 
-    @function("lse", "lse_packed", lse="fp32|fp64 [_ * t]", cu_seqlens="int32 [n+1]")
+    @function("lse lse_packed", lse="fp32|fp64 [_ * t]", cu_seqlens="int32 [n+1]")
     def thd_read_second_half_lse(self, lse: Tensor, cu_seqlens: Lengths, lse_packed: bool, second_half_lse_seqlen: Size) -> Any:
         """``lse`` of second halves, fp32 ``[h, second_half_lse_seqlen]`` or ``[b, h, second_half_lse_seqlen]``, the rest 0."""
 

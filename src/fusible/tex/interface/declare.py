@@ -122,7 +122,7 @@ def unserved_method(declaration: Declaration) -> Callable[..., Any]:
 def function(
     *asks: str, unserved: str | None = None, before: str = "", apart: str = "", alone: str = "", idle: str = "", **where: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on.
+    """Declare a method of an interface mixin as a tex function; ``asks`` names the arguments whose kinds a choice depends on, one or more in a text.
 
     The annotations say what each argument may be (``interface.arguments``), ``where`` of which dtype and shape (``interface.layouts``): a call that
     fails is held against them. ``before`` names the arguments that are so before every call (``"*"``: all of them). ``apart`` names those whose
@@ -139,7 +139,8 @@ def function(
         held = tuple(signature.parameters) if before == "*" else tuple(before.split())
         memory = tuple(apart.split()), tuple(alone.split())
         doc = inspect.getdoc(method) or ""
-        return _entered(Declaration(method.__name__, signature, asks, doc, unserved, where, held, *memory, frozenset(idle.split())))
+        asked = tuple(" ".join(asks).split())
+        return _entered(Declaration(method.__name__, signature, asked, doc, unserved, where, held, *memory, frozenset(idle.split())))
 
     return declare
 

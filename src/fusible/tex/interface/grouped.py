@@ -14,6 +14,9 @@ from fusible.tex.interface.domains import Count, Finite, FloatingDType, GivenTen
 
 __all__ = ["Grouped"]
 
+_MEMBERS = {"first_dims": "integer [num_tensors]", "last_dims": "integer [num_tensors]", "tensor_offsets": "integer [>num_tensors]"}
+"""What describes the members of a group."""
+
 
 class Grouped:
     """Many matrices at once: the experts of a mixture, each with its own number of tokens.
@@ -25,7 +28,7 @@ class Grouped:
     member alone. The functions raise ``ShapeError``, ``DTypeError`` or ``ArgumentError`` before anything is written.
     """
 
-    @function("A", "B", "transb", "D", A="n * any [* a]", B="n * any [* b]", bias="n * any", pre_gelu_out="n * any", alone="D")
+    @function("A B transb D", A="n * any [* a]", B="n * any [* b]", bias="n * any", pre_gelu_out="n * any", alone="D")
     def te_general_grouped_gemm(
         self,
         A: list[Tensor],
@@ -55,7 +58,7 @@ class Grouped:
         ``pre_gelu_out``. ``m_splits``, the workspaces and ``math_sm_count`` change nothing.
         """
 
-    @function("A", "B", "D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
+    @function("A B D", bias_scale="fp32|fp64", alpha="fp32", beta="fp32", alone="D")
     def te_general_grouped_gemm_for_grouped_tensor(
         self,
         A: GroupedTensor | Sequence[Tensor],
@@ -92,15 +95,7 @@ class Grouped:
     def get_grouped_gemm_setup_workspace_size(self, num_tensors: Count) -> int:
         """The bytes of ``workspace_setup`` for ``num_tensors`` problems: 0 where a backend needs none."""
 
-    @function(
-        "tensor",
-        "quantizer",
-        tensor="float [* n]",
-        first_dims="integer [num_tensors]",
-        last_dims="integer [num_tensors]",
-        tensor_offsets="integer [>num_tensors]",
-        noop_flag="fp32 [1]",
-    )
+    @function("tensor quantizer", tensor="float [* n]", **_MEMBERS, noop_flag="fp32 [1]")
     def group_quantize(
         self,
         tensor: Tensor,
@@ -123,14 +118,7 @@ class Grouped:
     def group_dequantize(self, input: GroupedTensor, otype: FloatingDType) -> Any:
         """The unquantized grouped tensor of a quantized one, in ``otype``."""
 
-    @function(
-        "tensor",
-        "quantizer",
-        tensor="real [* n]",
-        first_dims="integer [num_tensors]",
-        last_dims="integer [num_tensors]",
-        tensor_offsets="integer [>num_tensors]",
-    )
+    @function("tensor quantizer", tensor="real [* n]", **_MEMBERS)
     def bgrad_group_quantize(
         self,
         tensor: Tensor,
@@ -145,7 +133,7 @@ class Grouped:
         The members share their columns.
         """
 
-    @function("grouped_x", "quantizer", first_dims="integer [num_tensors]", tensor_offsets="integer [>num_tensors]")
+    @function("grouped_x quantizer", first_dims="integer [num_tensors]", tensor_offsets="integer [>num_tensors]")
     def group_requantize_inplace(
         self,
         grouped_x: GroupedTensor,
@@ -165,8 +153,7 @@ class Grouped:
         """
 
     @function(
-        "tensor",
-        "quantizer",
+        "tensor quantizer",
         tensor="float [* n]",
         first_dims="integer [num_tensors]",
         last_dims="integer [num_tensors]",
@@ -190,16 +177,7 @@ class Grouped:
         Both must be given: NVIDIA's signature has them behind a parameter with a default. Raises ``DTypeError`` without.
         """
 
-    @function(
-        "input_2h",
-        "prob",
-        "quantizer",
-        input_2h="float [*n 2*h]",
-        prob="float (n)",
-        first_dims="integer [num_tensors]",
-        last_dims="integer [num_tensors]",
-        tensor_offsets="integer [>num_tensors]",
-    )
+    @function("input_2h prob quantizer", input_2h="float [*n 2*h]", prob="float (n)", **_MEMBERS)
     def group_scaled_swiglu(
         self,
         input_2h: Tensor,
@@ -216,16 +194,7 @@ class Grouped:
         ``tensor_offsets`` are those of the result.
         """
 
-    @function(
-        "input_2h",
-        "prob",
-        "quantizer",
-        input_2h="float [*n 2*h]",
-        prob="float (n)",
-        first_dims="integer [num_tensors]",
-        last_dims="integer [num_tensors]",
-        tensor_offsets="integer [>num_tensors]",
-    )
+    @function("input_2h prob quantizer", input_2h="float [*n 2*h]", prob="float (n)", **_MEMBERS)
     def group_scaled_clamped_swiglu(
         self,
         input_2h: Tensor,

@@ -28,7 +28,7 @@ class MoE:
     (BITMAP_U8), where expert e is bit ``e % 8`` of byte ``e // 8``. Of equal scores the expert of the lowest index comes first.
     """
 
-    @function("input", "indices", input="any [t h]", indices="integer [t k]")
+    @function("input indices", input="any [t h]", indices="integer [t k]")
     def moe_permute_fwd(
         self, input: Tensor, dtype: AnyDType, indices: Tensor, num_out_tokens: int, workspace: list[Tensor], max_expanded_token_num: int
     ) -> Any:
@@ -40,11 +40,11 @@ class MoE:
         Raises ``ShapeError`` or ``DTypeError``.
         """
 
-    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 (n)", prob="fp32")
+    @function("input row_id_map", input="any [r h]", row_id_map="int32 (n)", prob="fp32")
     def moe_permute_bwd(self, input: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor | None, num_tokens: Size, topK: Count) -> Any:
         """The gradient of ``moe_permute_fwd``: ``moe_unpermute_fwd`` of the gradient ``input``, ``prob`` being empty."""
 
-    @function("input", "row_id_map", input="any [r h]", row_id_map="int32 (n)", prob="fp32")
+    @function("input row_id_map", input="any [r h]", row_id_map="int32 (n)", prob="fp32")
     def moe_unpermute_fwd(self, input: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor | None, num_tokens: Size, topK: Count) -> Any:
         """``out[t] = sum_k prob[t, k] * input[row_id_map[k * T + t]]``, dropped copies being skipped: ``[T, H]`` in ``input``'s dtype.
 
@@ -52,7 +52,7 @@ class MoE:
         summed, so that it stays in range. Raises ``ShapeError`` or ``DTypeError``.
         """
 
-    @function("input_bwd", "input_fwd", "row_id_map", input_bwd="any [t h]", input_fwd="any [r h]", row_id_map="int32 [n]", prob="fp32")
+    @function("input_bwd input_fwd row_id_map", input_bwd="any [t h]", input_fwd="any [r h]", row_id_map="int32 [n]", prob="fp32")
     def moe_unpermute_bwd(self, input_bwd: Tensor, input_fwd: Tensor, dtype: AnyDType, row_id_map: Tensor, prob: Tensor) -> Any:
         """``(act_grad, prob_grad)`` of ``moe_unpermute_fwd`` for the gradient ``input_bwd [T, H]`` and the forward's ``input_fwd [rows, H]``.
 
@@ -91,8 +91,7 @@ class MoE:
         """
 
     @function(
-        "logits",
-        "expert_bias",
+        "logits expert_bias",
         logits="float [*m e]",
         expert_bias="float [e]",
         topk_indices="int16|integer [*m topk]",
@@ -124,9 +123,7 @@ class MoE:
         """
 
     @function(
-        "intermediate_output",
-        "grad_probs",
-        "grad_logits",
+        "intermediate_output grad_probs grad_logits",
         routing_map="bool|uint8|int16|integer [*m k]",
         intermediate_output="fp32 [*m e]",
         grad_probs="float [*m e]",
@@ -161,14 +158,14 @@ class MoE:
         """
 
     @function(
-        "intermediate_output", "grad_scores", "grad_logits", intermediate_output="fp32 [*m e]", grad_scores="float [*m e]", grad_logits="float [*m e]"
+        "intermediate_output grad_scores grad_logits", intermediate_output="fp32 [*m e]", grad_scores="float [*m e]", grad_logits="float [*m e]"
     )
     def fused_score_for_moe_aux_loss_bwd(
         self, intermediate_output: Tensor, grad_scores: Tensor, grad_logits: Tensor, topk: Count, score_function: str
     ) -> None:
         """Write the gradient of ``fused_score_for_moe_aux_loss_fwd``'s scores to ``grad_logits`` (shape of ``grad_scores``)."""
 
-    @function("probs", "tokens_per_expert", probs="float [num_rows num_cols]", tokens_per_expert="float|integer [num_cols]")
+    @function("probs tokens_per_expert", probs="float [num_rows num_cols]", tokens_per_expert="float|integer [num_cols]")
     def fused_moe_aux_loss_fwd(
         self,
         probs: Tensor,
@@ -187,9 +184,7 @@ class MoE:
         """
 
     @function(
-        "probs",
-        "tokens_per_expert",
-        "total_num_tokens",
+        "probs tokens_per_expert total_num_tokens",
         probs="float [num_rows num_cols]",
         tokens_per_expert="float|integer [num_cols]",
         total_num_tokens="integer (1)",
@@ -208,12 +203,7 @@ class MoE:
         """``fused_moe_aux_loss_fwd`` whose ``total_num_tokens`` is a tensor of one integer, never read by the host."""
 
     @function(
-        "Const_buf",
-        "tokens_per_expert",
-        "grad_aux_loss",
-        Const_buf="fp32 (2)",
-        tokens_per_expert="float|integer [num_cols]",
-        grad_aux_loss="float (1)",
+        "Const_buf tokens_per_expert grad_aux_loss", Const_buf="fp32 (2)", tokens_per_expert="float|integer [num_cols]", grad_aux_loss="float (1)"
     )
     def fused_moe_aux_loss_bwd(self, Const_buf: Tensor, tokens_per_expert: Tensor, num_rows: Size, num_cols: Size, grad_aux_loss: Tensor) -> Any:
         """The gradient for ``probs``: ``C * tokens_per_expert[c] * grad_aux_loss``, ``[num_rows, num_cols]`` in ``grad_aux_loss``'s dtype."""

@@ -23,7 +23,7 @@ class Normalization:
     ``x`` in fp64 all is computed in fp64, statistics included, and nothing is quantized.
     """
 
-    @function("input", "weight", "quantizer", "otype", input="real [* n]", weight="real [n]", bias="real [n]", ln_out="any [* n]", idle="sm_margin")
+    @function("input weight quantizer otype", input="real [* n]", weight="real [n]", bias="real [n]", ln_out="any [* n]", idle="sm_margin")
     def layernorm_fwd(
         self,
         input: Tensor,
@@ -39,14 +39,14 @@ class Normalization:
         """``[y, mu, rsigma]``: ``y = (x - mu) * rsigma * g + bias``, ``rsigma = 1 / sqrt(mean (x - mu)^2 + eps)`` (Ba et al. 2016,
         arXiv:1607.06450)."""
 
-    @function("dz", "x", "gamma", dz="real [*m n]", x="real [*m n]", mu="fp32|fp64 (m)", rsigma="fp32|fp64 (m)", gamma="real [n]", idle="sm_margin")
+    @function("dz x gamma", dz="real [*m n]", x="real [*m n]", mu="fp32|fp64 (m)", rsigma="fp32|fp64 (m)", gamma="real [n]", idle="sm_margin")
     def layernorm_bwd(self, dz: Tensor, x: Tensor, mu: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         """``[dx, dgamma, dbeta]``: with ``xh = (x - mu) rsigma`` and ``dy = dz g``, ``dx = rsigma (dy - mean(dy) - xh mean(dy xh))``.
 
         ``dgamma = sum dz xh`` and ``dbeta = sum dz`` over rows, in ``gamma``'s dtype; ``dx`` in ``x``'s.
         """
 
-    @function("input", "weight", "quantizer", "otype", input="real [* n]", weight="real [n]", ln_out="any [* n]", idle="sm_margin")
+    @function("input weight quantizer otype", input="real [* n]", weight="real [n]", ln_out="any [* n]", idle="sm_margin")
     def rmsnorm_fwd(
         self,
         input: Tensor,
@@ -60,16 +60,14 @@ class Normalization:
     ) -> list[Any]:
         """``[y, None, rsigma]``: ``y = x * rsigma * g``, ``rsigma = 1 / sqrt(mean x^2 + eps)`` (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
-    @function("dz", "x", "gamma", dz="real [*m n]", x="real [*m n]", rsigma="fp32|fp64 (m)", gamma="real [n]", idle="sm_margin")
+    @function("dz x gamma", dz="real [*m n]", x="real [*m n]", rsigma="fp32|fp64 (m)", gamma="real [n]", idle="sm_margin")
     def rmsnorm_bwd(self, dz: Tensor, x: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool) -> list[Any]:
         """``[dx, dgamma]``: with ``xh = x rsigma`` and ``dy = dz g``, ``dx = rsigma (dy - xh mean(dy xh))`` in ``x``'s dtype.
 
         ``dgamma = sum dz xh`` over rows, in ``gamma``'s dtype.
         """
 
-    @function(
-        "dz", "x", "add", "gamma", dz="real [*m n]", x="real [*m n]", add="real [*m n]", rsigma="fp32|fp64 (m)", gamma="real [n]", idle="sm_margin"
-    )
+    @function("dz x add gamma", dz="real [*m n]", x="real [*m n]", add="real [*m n]", rsigma="fp32|fp64 (m)", gamma="real [n]", idle="sm_margin")
     def rmsnorm_bwd_add(
         self, dz: Tensor, x: Tensor, add: Tensor, rsigma: Tensor, gamma: Tensor, sm_margin: int, zero_centered_gamma: bool
     ) -> list[Any]:

@@ -20,7 +20,7 @@ class Prim:
     """Each takes and gives tensors of one kind (real ones of a device, or lazy ones); ``dtype`` is a ``tex.DType``, its integer value
     (C++'s kInt64 = 3 included), or a dtype of the tensors' own kind. What is computed in fp32 is of fp64 operands computed in fp64."""
 
-    @function("a", "b", a="real", b="real")
+    @function("a b", a="real", b="real")
     def prim_add(self, a: Tensor, b: Tensor, dtype: AnyDType | None = None) -> Any:
         """``a + b`` in fp32, rounded once to ``dtype`` (default: the dtype of ``a``). Shapes broadcast."""
 
@@ -101,11 +101,7 @@ class Prim:
         """``dy * mask / (1 - probability)`` in the dtype of ``dy``."""
 
     @function(
-        "q",
-        "k",
-        "bias",
-        "soft_cap",
-        "alibi_slopes",
+        "q k bias soft_cap alibi_slopes",
         q="real [_ * _ d]",
         k="=q [_ * _ d]",
         v="=q [_ * _ e]",
@@ -146,11 +142,7 @@ class Prim:
         """
 
     @function(
-        "q",
-        "k",
-        "bias",
-        "soft_cap",
-        "alibi_slopes",
+        "q k bias soft_cap alibi_slopes",
         do="real [_ * _ e]",
         q="=do [_ * _ d]",
         k="=do [_ * _ d]",
@@ -191,10 +183,7 @@ class Prim:
         """
 
     @function(
-        "dz",
-        "x",
-        "add",
-        "gamma",
+        "dz x add gamma",
         dz="real [*m n]",
         x="real [*m n]",
         add="real [*m n]",

@@ -38,7 +38,7 @@ class Quantize:
     With ``optimize_for_gemm`` the scales of MXFP8 and NVFP4 lie in the order that tensor cores read.
     """
 
-    @function("tensor", "quantizer", tensor="float [*]", noop="fp32 (1)")
+    @function("tensor quantizer", tensor="float [*]", noop="fp32 (1)")
     def quantize(self, tensor: Tensor, quantizer: Quantizer, output: QuantizedTensor | None = None, noop: Tensor | None = None) -> Any:
         """``cast(tensor * scale)`` with ``scale_inv = 1 / scale`` beside it, of the quantizer's class.
 
@@ -55,7 +55,7 @@ class Quantize:
         is taken back.
         """
 
-    @function("input", "quantizer", input="real [* n]")
+    @function("input quantizer", input="real [* n]")
     def bgrad_quantize(self, input: Tensor, quantizer: Quantizer | None) -> list[Any]:
         """``[grad_bias, quantized]`` of ``input [*leading, last]``: the sum over rows ``[last]`` in ``input``'s dtype, and ``quantize(input)``.
 
@@ -69,14 +69,14 @@ class Quantize:
         With ``quantizer`` None, a plain tensor of ``dtype``.
         """
 
-    @function("tensor_list", "quantizer_list", tensor_list="k * any", quantizer_list="k * any")
+    @function("tensor_list quantizer_list", tensor_list="k * any", quantizer_list="k * any")
     def multi_tensor_quantize(self, tensor_list: Sequence[Tensor], quantizer_list: Sequence[Quantizer | None]) -> list[Any]:
         """``quantize`` of each tensor by the quantizer at its place; the tensor itself where that is None.
 
         Raises ``ArgumentError`` for unequal counts.
         """
 
-    @function("tensor", "quantizer_list", tensor="float [r *]", split_sections="k * any", quantizer_list="k * any", idle="disable_bulk_allocation")
+    @function("tensor quantizer_list", tensor="float [r *]", split_sections="k * any", quantizer_list="k * any", idle="disable_bulk_allocation")
     def split_quantize(
         self, tensor: Tensor, split_sections: Shape, quantizer_list: Sequence[Quantizer | None], disable_bulk_allocation: bool = False
     ) -> list[Any]:
@@ -85,7 +85,7 @@ class Quantize:
         Rows beyond the last part are left out. ``disable_bulk_allocation`` changes no value. Raises ``ShapeError`` where they exceed the rows.
         """
 
-    @function("tensor", "quantizer", tensor="float [* n]", rowwise_amax="fp32", columnwise_amax="fp32")
+    @function("tensor quantizer", tensor="float [* n]", rowwise_amax="fp32", columnwise_amax="fp32")
     def nvfp4_quantize_with_amax(self, tensor: Tensor, quantizer: Quantizer, rowwise_amax: Tensor | None, columnwise_amax: Tensor | None) -> Any:
         """``quantize`` by an NVFP4 quantizer with known amaxes, fp32 ``[1]`` (``[M]`` and ``[K]`` with ``row_scaled_nvfp4``), of each copy.
 

@@ -24,14 +24,7 @@ class Rope:
     """
 
     @function(
-        "input",
-        "freqs",
-        "qkv_format",
-        "interleaved",
-        input="real [* h d]",
-        freqs="fp32|fp64 [s 1 1 w]",
-        start_positions="int32 [b]",
-        cu_seqlens="int32 [n+1]",
+        "input freqs qkv_format interleaved", input="real [* h d]", freqs="fp32|fp64 [s 1 1 w]", start_positions="int32 [b]", cu_seqlens="int32 [n+1]"
     )
     def fused_rope_forward(
         self,
@@ -54,10 +47,7 @@ class Rope:
         """``dx = g cos f + R^T(g sin f)``: the exact transpose of ``fused_rope_forward``, also where both halves of ``freqs`` differ."""
 
     @function(
-        "qkv_input",
-        "q_freqs",
-        "qkv_format",
-        "interleaved",
+        "qkv_input q_freqs qkv_format interleaved",
         qkv_input="real [a b h d]",
         q_freqs="fp32|fp64 [s 1 1 w]",
         k_freqs="fp32|fp64 [_ 1 1 v]",
@@ -84,10 +74,7 @@ class Rope:
         """
 
     @function(
-        "q_grad_out",
-        "q_freqs",
-        "qkv_format",
-        "interleaved",
+        "q_grad_out q_freqs qkv_format interleaved",
         q_grad_out="real [a b q d]",
         k_grad_out="=q_grad_out [a b h d]",
         v_grad_out="=q_grad_out [a b h e]",

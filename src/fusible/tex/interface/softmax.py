@@ -26,7 +26,7 @@ class Softmax:
     def scaled_softmax_forward(self, input: Tensor, scale_factor: Finite) -> Any:
         """Without a mask: ``[b, h, q, k]``."""
 
-    @function("output_grad_", "softmax_results_", output_grad_="=softmax_results_ [b h q k]", softmax_results_="float [b h q k]")
+    @function("output_grad_ softmax_results_", output_grad_="=softmax_results_ [b h q k]", softmax_results_="float [b h q k]")
     def scaled_softmax_backward(self, output_grad_: Tensor, softmax_results_: Tensor, scale_factor: Finite) -> Any:
         """The gradient of ``scaled_softmax_forward``."""
 
@@ -37,7 +37,7 @@ class Softmax:
         A row whose largest score is -10000 becomes 0. Raises ``DTypeError`` for a mask of more than a byte an element.
         """
 
-    @function("output_grad_", "softmax_results_", output_grad_="=softmax_results_ [b h q k]", softmax_results_="float [b h q k]")
+    @function("output_grad_ softmax_results_", output_grad_="=softmax_results_ [b h q k]", softmax_results_="float [b h q k]")
     def scaled_masked_softmax_backward(self, output_grad_: Tensor, softmax_results_: Tensor, scale_factor: Finite) -> Any:
         """The gradient of ``scaled_masked_softmax_forward``."""
 
@@ -45,7 +45,7 @@ class Softmax:
     def scaled_upper_triang_masked_softmax_forward(self, input: Tensor, scale_factor: Finite) -> Any:
         """With a causal mask on ``[b * h, s, s]``: query ``i`` sees keys ``j <= i``."""
 
-    @function("output_grads_", "softmax_results_", output_grads_="=softmax_results_ [n s s]", softmax_results_="float [n s s]")
+    @function("output_grads_ softmax_results_", output_grads_="=softmax_results_ [n s s]", softmax_results_="float [n s s]")
     def scaled_upper_triang_masked_softmax_backward(self, output_grads_: Tensor, softmax_results_: Tensor, scale_factor: Finite) -> Any:
         """The gradient of ``scaled_upper_triang_masked_softmax_forward``: 0 where the mask hides, whatever ``g`` has there."""
 
@@ -53,6 +53,6 @@ class Softmax:
     def scaled_aligned_causal_masked_softmax_forward(self, input: Tensor, scale_factor: Finite) -> Any:
         """With a causal mask aligned to the last key: query ``i`` sees keys ``j <= i + k - q``. A row that sees none is 0."""
 
-    @function("output_grads_", "softmax_results_", output_grads_="=softmax_results_ [b h q k]", softmax_results_="float [b h q k]")
+    @function("output_grads_ softmax_results_", output_grads_="=softmax_results_ [b h q k]", softmax_results_="float [b h q k]")
     def scaled_aligned_causal_masked_softmax_backward(self, output_grads_: Tensor, softmax_results_: Tensor, scale_factor: Finite) -> Any:
         """The gradient of ``scaled_aligned_causal_masked_softmax_forward``: 0 where the mask hides, whatever ``g`` has there."""

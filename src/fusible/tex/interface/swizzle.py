@@ -52,7 +52,7 @@ class Swizzle:
         Scales not asked for stay in plain order, as above. Raises ``ShapeError`` where the members need more scales than there are.
         """
 
-    @function("data_tensors", "scale_tensors", data_tensors="k * any [_ *]", scale_tensors="k * any")
+    @function("data_tensors scale_tensors", data_tensors="k * any [_ *]", scale_tensors="k * any")
     def swizzle_scales_and_pack_ptrs_for_discrete_weights(
         self, data_tensors: Sequence[Tensor], scale_tensors: Sequence[Tensor], swizzle_type: str, device: Device
     ) -> tuple[Any, Any, Any]:

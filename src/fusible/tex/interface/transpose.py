@@ -39,8 +39,7 @@ class Transpose:
         """
 
     @function(
-        "rowwise_data_list",
-        "rowwise_scale_inv_list",
+        "rowwise_data_list rowwise_scale_inv_list",
         rowwise_data_list="k * byte [* n]",
         columnwise_data_list="k * byte [c *]",
         rowwise_scale_inv_list="k * byte [a b]",
