@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, check_number, expected
 from fusible.quantized.arguments import AnyTensor, SomeSizes
+from fusible.quantized.block_storage import BlockScaledStorage
 from fusible.quantized.quantizer import Quantizer, kind_of_quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.tensor import QuantizedTensor
@@ -165,16 +167,16 @@ def rht_matrix(with_random_sign_mask: bool = True) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.bfloat16, device=device)
 
 
-def _storage_kind(storage: Any) -> tuple[Any, ...]:
+def _storage_kind(storage: BlockScaledStorage) -> tuple[Any, ...]:
     form = format_of(storage)
     held = form.buffer(storage)
     return form.name, held.device.type if isinstance(held, torch.Tensor) else "lazy", form.element(storage)
 
 
-def _factory(tensor_class: Any) -> Any:
+def _factory(tensor_class: type[QuantizedTensor]) -> Any:
     storage_class = tensor_class._STORAGE
 
-    def make(quantizer: Any, *, shape: Any, dtype: Any, **fields: Any) -> Any:
+    def make(quantizer: Any, *, shape: Sequence[int], dtype: torch.dtype, **fields: Any) -> Any:
         held = fields["rowwise_data"] if fields["rowwise_data"] is not None else fields["columnwise_data"]
         if quantizer.internal or not isinstance(held, torch.Tensor):
             return storage_class(**fields, quantizer=quantizer, fake_dtype=dtype)

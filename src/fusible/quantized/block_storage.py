@@ -12,7 +12,8 @@ from fusible.errors import ArgumentError, expected
 from fusible.quantized.storage import FieldStorage, wrong_buffer
 from fusible.tex import DType
 from fusible.tex.formats import FLOAT8_BLOCKS, MXFP8, NVFP4, WAYS, BlockFormat
-from fusible.tex.protocol import outer
+from fusible.tex.formulas.arrays import Array
+from fusible.tex.protocol import QuantizerLike, outer
 
 __all__ = ["BlockScaledStorage", "Float8BlockwiseQTensorStorage", "MXFP8TensorStorage", "NVFP4TensorStorage"]
 
@@ -32,7 +33,7 @@ class BlockScaledStorage(FieldStorage):
     _columnwise_data: Any
     _columnwise_scale_inv: Any
 
-    def _hold(self, quantizer: Any, fake_dtype: Any, *buffers: Any, **options: Any) -> None:
+    def _hold(self, quantizer: QuantizerLike | None, fake_dtype: torch.dtype | None, *buffers: Any, **options: Any) -> None:
         """Set the fields of a new storage; ``buffers`` in the order of its format."""
         self._quantizer = quantizer
         self._dtype = fake_dtype if fake_dtype is not None else torch.float32
@@ -183,15 +184,15 @@ class Float8BlockwiseQTensorStorage(BlockScaledStorage):
 
     def __init__(
         self,
-        rowwise_data: Any,
-        rowwise_scale_inv: Any,
-        columnwise_data: Any,
-        columnwise_scale_inv: Any,
-        fp8_dtype: Any,
-        quantizer: Any,
+        rowwise_data: Array | None,
+        rowwise_scale_inv: Array | None,
+        columnwise_data: Array | None,
+        columnwise_scale_inv: Array | None,
+        fp8_dtype: int,
+        quantizer: QuantizerLike | None,
         is_2D_scaled: bool,
         *,
-        fake_dtype: Any = None,
+        fake_dtype: torch.dtype | None = None,
     ) -> None:
         copies = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
         self._hold(quantizer, fake_dtype, *copies, fp8_dtype=DType(fp8_dtype), is_2D_scaled=is_2D_scaled)
@@ -228,15 +229,15 @@ class MXFP8TensorStorage(BlockScaledStorage):
 
     def __init__(
         self,
-        rowwise_data: Any,
-        rowwise_scale_inv: Any,
-        columnwise_data: Any,
-        columnwise_scale_inv: Any,
-        fp8_dtype: Any,
-        quantizer: Any,
+        rowwise_data: Array | None,
+        rowwise_scale_inv: Array | None,
+        columnwise_data: Array | None,
+        columnwise_scale_inv: Array | None,
+        fp8_dtype: int,
+        quantizer: QuantizerLike | None,
         with_gemm_swizzled_scales: bool,
         *,
-        fake_dtype: Any = None,
+        fake_dtype: torch.dtype | None = None,
     ) -> None:
         copies = (rowwise_data, rowwise_scale_inv, columnwise_data, columnwise_scale_inv)
         self._hold(quantizer, fake_dtype, *copies, fp8_dtype=DType(fp8_dtype), with_gemm_swizzled_scales=with_gemm_swizzled_scales)
@@ -265,17 +266,17 @@ class NVFP4TensorStorage(BlockScaledStorage):
 
     def __init__(
         self,
-        rowwise_data: Any,
-        rowwise_scale_inv: Any,
-        columnwise_data: Any,
-        columnwise_scale_inv: Any,
-        amax_rowwise: Any,
-        amax_columnwise: Any,
-        fp4_dtype: Any,
-        quantizer: Any,
+        rowwise_data: Array | None,
+        rowwise_scale_inv: Array | None,
+        columnwise_data: Array | None,
+        columnwise_scale_inv: Array | None,
+        amax_rowwise: Array | None,
+        amax_columnwise: Array | None,
+        fp4_dtype: int,
+        quantizer: QuantizerLike | None,
         with_gemm_swizzled_scales: bool,
         *,
-        fake_dtype: Any = None,
+        fake_dtype: torch.dtype | None = None,
         row_scaled_nvfp4: bool = False,
         nvfp4_use_4over6: bool = False,
         nvfp4_e4m3_max: int = 448,

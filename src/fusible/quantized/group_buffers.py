@@ -19,7 +19,7 @@ ARGUMENTS = {"rowwise_data": "data"}
 """The buffers whose argument has another name."""
 
 
-def empty_buffers(quantizer: Any, layout: GroupLayout, dtype: Any, device: Any) -> dict[str, Any]:
+def empty_buffers(quantizer: Any, layout: GroupLayout, dtype: torch.dtype | None, device: torch.device | str) -> dict[str, Any]:
     """New buffers for members of a layout, by argument: as large as all that they consist of by themselves."""
     if quantizer is None:
         return {"data": torch.empty(layout.total, dtype=dtype, device=device)}
@@ -35,7 +35,7 @@ def empty_buffers(quantizer: Any, layout: GroupLayout, dtype: Any, device: Any) 
     return buffers
 
 
-def empty_member(quantizer: Any, shape: Sequence[int], dtype: Any, device: Any) -> Any:
+def empty_member(quantizer: Any, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str) -> Any:
     """A new quantized tensor of ``shape``, on ``device``, with what ``quantizer`` asks for."""
     return tex.create_empty_quantized_tensor(quantizer, list(shape), dtype, device, False)
 

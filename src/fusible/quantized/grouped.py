@@ -31,6 +31,7 @@ from fusible.quantized.saving import register_saved
 from fusible.quantized.shapes import size_of
 from fusible.tex.calls.grouped import layout_of, layout_of_grouped, members, register_grouped_factory
 from fusible.tex.formats import NVFP4_OPTIONS, scaling
+from fusible.tex.formulas.arrays import Array
 
 __all__ = ["GROUPED_BUFFERS", "GroupedTensorStorage", "kind_of_grouped"]
 
@@ -86,16 +87,16 @@ class GroupedTensorStorage:
         num_tensors: int,
         shapes: Sequence[Sequence[int]] | None = None,
         quantizer: Any = None,
-        data: Any = None,
-        columnwise_data: Any = None,
-        scale_inv: Any = None,
-        columnwise_scale_inv: Any = None,
-        amax: Any = None,
-        columnwise_amax: Any = None,
-        scale: Any = None,
-        first_dims: Any = None,
-        last_dims: Any = None,
-        tensor_offsets: Any = None,
+        data: Array | None = None,
+        columnwise_data: Array | None = None,
+        scale_inv: Array | None = None,
+        columnwise_scale_inv: Array | None = None,
+        amax: Array | None = None,
+        columnwise_amax: Array | None = None,
+        scale: Array | None = None,
+        first_dims: Array | None = None,
+        last_dims: Array | None = None,
+        tensor_offsets: Array | None = None,
         offsets: Sequence[int] | None = None,
         scale_inv_offsets: Sequence[int] | None = None,
         columnwise_scale_inv_offsets: Sequence[int] | None = None,
@@ -328,7 +329,7 @@ class GroupedTensorStorage:
         """The shape that the constructor takes."""
         return self.logical_shape
 
-    def _check_buffers(self, shape: Any) -> str | None:
+    def _check_buffers(self, shape: Sequence[int]) -> str | None:
         """Why the buffers cannot be those of the members that are described, or None."""
         try:
             layout = layout_of_grouped(self)
@@ -355,7 +356,7 @@ class GroupedTensorStorage:
 check_methods(GroupedTensorStorage)
 
 
-def _make_grouped(like: Any, /, **fields: Any) -> GroupedTensorStorage:
+def _make_grouped(like: Quantizer | None, /, **fields: Any) -> GroupedTensorStorage:
     return GroupedTensorStorage(fields.pop("shape"), fields.pop("dtype"), **fields)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
-from fusible.quantized.arguments import Grouped, NoopFlag, Source, Storage
+from fusible.quantized.arguments import DTypeLike, Grouped, NoopFlag, Source, Storage
 from fusible.quantized.grouped import GroupedTensorStorage, kind_of_grouped
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import note_written
@@ -103,7 +103,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
             raise ShapeError(expected("members of one width", of=of, got=[list(shape) for shape in layout.shapes], do=do))
         return layout.shapes if self.tensor_shapes is None else tuple(self.tensor_shapes)
 
-    def _dequantized(self, dtype: Any) -> Any:
+    def _dequantized(self, dtype: DTypeLike) -> Any:
         self._arranged()
         dtype = to_torch(dtype)
         if self.quantizer is None and self.tensor_offsets is None:
@@ -155,7 +155,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
     def _viewed(self, shape: tuple[int, ...]) -> None:
         return None
 
-    def _empty(self, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None, pin_memory: bool) -> Any:
         return NotImplemented
 
     def _rows(self, start: int, stop: int) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.quantized.arguments import AnyTensor, Buffers, Extracted, NoopFlag, Saved, Source, Storage, Target
+from fusible.quantized.arguments import AnyTensor, Buffers, Device, DTypeLike, Extracted, NoopFlag, Saved, Source, Storage, Target
 from fusible.quantized.gathered import whole_fields
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
@@ -39,7 +39,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
     _rowwise_storage: Any
     _columnwise_storage: Any
 
-    def __init__(self, *, rowwise_storage: Any, columnwise_storage: Any, quantizer: Any, fake_dtype: Any = None) -> None:
+    def __init__(self, *, rowwise_storage: Any, columnwise_storage: Any, quantizer: Quantizer | None, fake_dtype: torch.dtype | None = None) -> None:
         self._rowwise_storage = rowwise_storage
         self._columnwise_storage = columnwise_storage
         self._quantizer = quantizer
@@ -91,7 +91,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
             raise ArgumentError(expected(f"a {way} copy", of="a hybrid tensor in a product", got="the other one alone", do=do))
         return part.operand(columnwise)
 
-    def _dequantized(self, dtype: Any) -> Any:
+    def _dequantized(self, dtype: DTypeLike) -> Any:
         return detached(next(iter(self._held().values())).dequantize(dtype=dtype))
 
     def _mapped(self, move: Callable[[Any], Any], quantizer: Callable[[Any], Any] = lambda quantizer: quantizer) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class HybridQuantizedTensorStorage(FieldStorage):
         return f"{type(self).__name__}({', '.join(told)}, dtype={self._dtype})"
 
 
-def _rebuilt(part: Any, fields: dict[str, Any], shape: Any = None) -> Any:
+def _rebuilt(part: Any, fields: dict[str, Any], shape: Sequence[int] | None = None) -> Any:
     """A tensor or storage of the class of ``part`` with other fields."""
     if not isinstance(part, QuantizedTensor):
         return type(part)(**fields)
@@ -261,7 +261,7 @@ class HybridQuantizer(Quantizer):
         other.rowwise_quantizer, other.columnwise_quantizer = (part.copy() for part in self._parts)
         return other
 
-    def _made(self, shape: Any, dtype: Any, rowwise: Any, columnwise: Any, *, of_torch: bool = True) -> Any:
+    def _made(self, shape: Sequence[int], dtype: DTypeLike, rowwise: Any, columnwise: Any, *, of_torch: bool = True) -> Any:
         parts = {"rowwise_storage": rowwise, "columnwise_storage": columnwise, "quantizer": self}
         if self.internal or not of_torch:
             return HybridQuantizedTensorStorage(fake_dtype=to_torch(dtype), **parts)
@@ -298,7 +298,7 @@ class HybridQuantizer(Quantizer):
             self.columnwise_quantizer.update_quantized(self._columnwise_of(src, rowwise), dst._columnwise_storage, noop_flag=noop_flag)
         return dst
 
-    def _made_empty(self, shape: Iterable[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+    def _made_empty(self, shape: Iterable[int], dtype: DTypeLike | None, device: Device | None, pin_memory: bool) -> Any:
         self._check_usages()
         size = tuple(shape)
         parts = [
@@ -328,7 +328,7 @@ class HybridQuantizer(Quantizer):
         return f"HybridQuantizer({self.rowwise_quantizer!r}, {self.columnwise_quantizer!r}, {self.columnwise_source!r})"
 
 
-def _kind(storage: Any) -> tuple[Any, ...]:
+def _kind(storage: HybridQuantizedTensorStorage) -> tuple[Any, ...]:
     held = next((tensor for tensor in storage.get_data_tensors() if tensor is not None), None)
     return "hybrid", "cpu" if held is None else held.device.type, storage._dtype
 

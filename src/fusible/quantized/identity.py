@@ -9,12 +9,13 @@ import torch
 
 from fusible import tex
 from fusible.errors import DTypeError, ShapeError, expected
-from fusible.quantized.arguments import NoopFlag, Source, Target
+from fusible.quantized.arguments import Device, DTypeLike, NoopFlag, Source, Target
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.storage import FieldStorage, QuantizedTensorStorage
 from fusible.quantized.tensor import QuantizedTensor
-from fusible.tex.protocol import to_torch
+from fusible.tex.formulas.arrays import Array
+from fusible.tex.protocol import QuantizerLike, to_torch
 
 __all__ = ["IdentityQuantizer", "IdentityTensor", "IdentityTensorStorage"]
 
@@ -27,7 +28,7 @@ class IdentityTensorStorage(FieldStorage):
 
     _hp_data: Any
 
-    def __init__(self, *, hp_data: Any, fake_dtype: Any = None, quantizer: Any = None) -> None:
+    def __init__(self, *, hp_data: Array | None, fake_dtype: torch.dtype | None = None, quantizer: QuantizerLike | None = None) -> None:
         self._hp_data = hp_data
         self._dtype = fake_dtype if fake_dtype is not None else to_torch(hp_data.dtype) if hp_data is not None else torch.float32
         self._quantizer = quantizer
@@ -48,7 +49,7 @@ class IdentityTensorStorage(FieldStorage):
     def operand(self, columnwise: bool) -> Any:
         return self._hp_data
 
-    def _dequantized(self, dtype: Any) -> Any:
+    def _dequantized(self, dtype: DTypeLike) -> Any:
         dtype = to_torch(dtype) if isinstance(self._hp_data, torch.Tensor) else dtype
         # A tensor object of its own: autograd writes on what a function returns.
         return self._hp_data.detach().to(dtype) if isinstance(self._hp_data, torch.Tensor) else tex.prim.cast(self._hp_data, dtype)
@@ -96,7 +97,7 @@ class IdentityQuantizer(Quantizer):
         super().__init__(rowwise=rowwise, columnwise=columnwise)
         self.dtype = dtype
 
-    def _made(self, data: Any) -> Any:
+    def _made(self, data: Array) -> Any:
         if self.internal or not isinstance(data, torch.Tensor):
             return IdentityTensorStorage(hp_data=data, quantizer=self)
         return IdentityTensor(data.shape, data.dtype, hp_data=data, quantizer=self)
@@ -124,7 +125,7 @@ class IdentityQuantizer(Quantizer):
         held.copy_(values if noop_flag is None else torch.where(noop_flag == 1, held, values))
         return dst
 
-    def _made_empty(self, shape: Iterable[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+    def _made_empty(self, shape: Iterable[int], dtype: DTypeLike | None, device: Device | None, pin_memory: bool) -> Any:
         return self._made(torch.empty(tuple(shape), dtype=self.dtype or to_torch(dtype), device=device, pin_memory=pin_memory))
 
     def is_requantization_safe(self) -> bool:
@@ -134,7 +135,7 @@ class IdentityQuantizer(Quantizer):
         return f"IdentityQuantizer({self.dtype}, rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage})"
 
 
-def _kind(storage: Any) -> tuple[Any, ...]:
+def _kind(storage: IdentityTensorStorage) -> tuple[Any, ...]:
     held = storage._hp_data
     return "identity", "cpu" if held is None else held.device.type, storage._dtype
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from copy import copy, deepcopy
 from typing import Any, ClassVar, Self
 
@@ -19,6 +19,7 @@ from fusible.quantized.tensors import Float8Tensor
 from fusible.tex import DType
 from fusible.tex.calls.constructors import check_constructor
 from fusible.tex.formats import CURRENT, DELAYED, FLOAT8, Scheme
+from fusible.tex.formulas.arrays import Array
 
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer", "kind_of_quantizer"]
 
@@ -113,7 +114,7 @@ class Quantizer:
         made = self._made_empty(shape, dtype, device, pin_memory)
         return made.requires_grad_(True) if requires_grad else made
 
-    def _made_empty(self, shape: Iterable[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+    def _made_empty(self, shape: Iterable[int], dtype: DTypeLike | None, device: Device | None, pin_memory: bool) -> Any:
         self._refuse_custom("make_empty")
         return tex.create_empty_quantized_tensor(self, list(shape), dtype, torch.device("cpu" if device is None else device), pin_memory)
 
@@ -250,9 +251,11 @@ class Float8Quantizer(Quantizer):
     ``scale``: fp32 ``[1]``; ``amax``: fp32 ``[1]``, updated in place, or None: then the backend assigns a new tensor to the attribute.
     """
 
-    def __init__(self, scale: Any, amax: Any, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, internal: bool = False) -> None:
+    def __init__(
+        self, scale: Array, amax: Array | None, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, internal: bool = False
+    ) -> None:
         self.scale = scale
-        self.amax = amax
+        self.amax: Any = amax
         self.dtype = _fp8(fp8_dtype)
         self.rowwise_usage = rowwise
         self.columnwise_usage = columnwise
@@ -338,8 +341,8 @@ class Float8CurrentScalingQuantizer(Quantizer):
         return True
 
 
-def _make_float8(quantizer: Quantizer, *, shape: Any, dtype: Any, data: Any, data_transpose: Any, scale_inv: Any, fp8_dtype: Any) -> Any:
-    fields = {"data": data, "data_transpose": data_transpose, "fp8_scale_inv": scale_inv, "fp8_dtype": DType(fp8_dtype), "quantizer": quantizer}
+def _make_float8(quantizer: Quantizer, *, shape: Sequence[int], dtype: torch.dtype, scale_inv: Array, fp8_dtype: int, **copies: Array | None) -> Any:
+    fields: dict[str, Any] = {**copies, "fp8_scale_inv": scale_inv, "fp8_dtype": DType(fp8_dtype), "quantizer": quantizer}
     if quantizer.internal or not isinstance(scale_inv, torch.Tensor):
         return Float8TensorStorage(fake_dtype=dtype, **fields)
     return Float8Tensor(tuple(shape), dtype, **fields)
@@ -350,7 +353,7 @@ def kind_of_quantizer(quantizer: Any) -> tuple[Any, ...]:
     return quantizer._SCHEME.name, quantizer.dtype, 2 * quantizer.rowwise_usage + quantizer.columnwise_usage
 
 
-def _storage_kind(storage: Any) -> tuple[Any, ...]:
+def _storage_kind(storage: Float8TensorStorage) -> tuple[Any, ...]:
     held = storage._data if storage._data is not None else storage._transpose
     return FLOAT8.name, held.device.type if isinstance(held, torch.Tensor) else "lazy", storage._fp8_dtype
 

@@ -23,7 +23,7 @@ def resolved(shape: Iterable[int], have: Sequence[int]) -> tuple[int, ...]:
     return tuple(elements // max(known, 1) if size == -1 else size for size in wanted)
 
 
-def size_of(shape: Any, dim: int | None, of: str) -> Any:
+def size_of(shape: Sequence[int], dim: int | None, of: str) -> Any:
     """``shape``, or its size in a dimension. Raises ``ArgumentError`` for a dimension that it lacks."""
     if dim is None:
         return shape

@@ -16,6 +16,7 @@ from fusible.quantized.gathered import check_saved, whole_fields
 from fusible.quantized.shapes import resolved, size_of
 from fusible.tex import DType
 from fusible.tex.formats import FLOAT8, Format
+from fusible.tex.formulas.arrays import Array
 
 __all__ = ["FieldStorage", "Float8TensorStorage", "QuantizedTensorStorage", "detached", "kind_of", "note_written"]
 
@@ -119,7 +120,7 @@ class FieldStorage(QuantizedTensorStorage):
         """The values in ``dtype`` (default: the nominal dtype)."""
         return self._dequantized(dtype if dtype is not None else self._dtype)
 
-    def _dequantized(self, dtype: Any) -> Any:
+    def _dequantized(self, dtype: DTypeLike) -> Any:
         return tex.dequantize(self, dtype)
 
     def get_metadata(self) -> dict[str, Any]:
@@ -276,11 +277,11 @@ class Float8TensorStorage(FieldStorage):
     def __init__(
         self,
         *,
-        data: Any,
-        fp8_scale_inv: Any,
+        data: Array | None,
+        fp8_scale_inv: Array,
         fp8_dtype: DType,
-        fake_dtype: Any = None,
-        data_transpose: Any = None,
+        fake_dtype: torch.dtype | None = None,
+        data_transpose: Array | None = None,
         quantizer: Any = None,
     ) -> None:
         self._data = data
@@ -396,7 +397,7 @@ def wrong_buffer(storage: FieldStorage, wanted: dict[str, tuple[Sequence[int], t
     return None
 
 
-def _untransposed(transpose: Any, fp8_dtype: DType) -> Any:
+def _untransposed(transpose: Array, fp8_dtype: DType) -> Any:
     last, *leading = transpose.shape
     flat = tex.prim.reshape(transpose, (last, -1 if 0 not in transpose.shape else 0))
     return tex.prim.reshape(tex.fp8_transpose(flat, fp8_dtype, out=None), (*leading, last))

@@ -69,7 +69,7 @@ class QuantizedTensor(torch.Tensor):
         requires_grad: bool = False,
         device: Any = None,
         stride: Any = None,
-        fake_dtype: Any = None,
+        fake_dtype: torch.dtype | None = None,
         **fields: Any,
     ) -> Self:
         if fake_dtype is not None and fake_dtype is not dtype:
@@ -87,7 +87,7 @@ class QuantizedTensor(torch.Tensor):
         requires_grad: bool = False,
         device: Any = None,
         stride: Any = None,
-        fake_dtype: Any = None,
+        fake_dtype: torch.dtype | None = None,
         **fields: Any,
     ) -> None:
         self._STORAGE.__init__(self, fake_dtype=dtype, **fields)
@@ -203,7 +203,7 @@ class QuantizedTensor(torch.Tensor):
         """Plain tensors and JSON: so ``torch.load(weights_only=True)`` reads it. Raises ``CheckpointError`` for a quantizer that JSON cannot tell."""
         return rebuild, reduced(self)
 
-    def _empty(self, shape: Sequence[int], dtype: Any, device: Any, pin_memory: bool) -> Any:
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str | None, pin_memory: bool) -> Any:
         """A tensor of this format with unspecified values, or NotImplemented where ``shape`` or ``dtype`` cannot have it."""
         dtype, device = dtype or self.dtype, device or self.device
         if self._quantizer is None or dtype not in FLOATS or not self._fits(shape):
@@ -237,7 +237,7 @@ class QuantizedTensor(torch.Tensor):
         shape, fields = self._of_rows(parts, meta)
         return self._gathered(shape, fields, self.dtype, self._quantizer, self.get_usages())
 
-    def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: Any, quantizer: Any, usages: dict[str, bool]) -> Self:
+    def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: torch.dtype, quantizer: Any, usages: dict[str, bool]) -> Self:
         """The tensor of rows that were gathered or divided, with the copies that ``usages`` says."""
         absent = dict.fromkeys(self._TENSORS)
         fields = {**self.get_metadata(), **absent, **fields, "quantizer": quantizer, "fake_dtype": dtype}
