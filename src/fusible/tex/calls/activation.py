@@ -19,7 +19,8 @@ Made = Callable[[str], Callable[..., Any]]
 
 
 def elementwise(forward: Made, backward: Made, backward_with_bias: Made) -> Callable[[C], C]:
-    """Give a backend's class the methods of every elementwise activation: they are made anew for each, as a call through a common one costs more."""
+    """Give a backend's class the methods of every elementwise activation. Each is a function of its own: to go through a common one would cost a call
+    more."""
 
     def give(cls: C) -> C:
         for row in ELEMENTWISE:

@@ -1,4 +1,4 @@
-"""What the annotations of a declaration allow: of each, which values it takes and how a sentence says it."""
+"""What the annotations of a declaration allow: for each annotation, which values it accepts and how an error message names it."""
 
 from __future__ import annotations
 
@@ -259,9 +259,9 @@ def _kind(text: str) -> Kind | None:
 
 
 def kind_of(annotation: Any, known: Mapping[str, Any] | None = None) -> Kind | None:
-    """The kind that an annotation stands for: its text, or a plain class; None where it says nothing that is known here.
+    """The kind that an annotation stands for, given as text or as a plain class; None for an annotation that is not known here.
 
-    With ``known``, its names (of kinds, or of what has kinds as attributes) and Python's own take the place of the interface's.
+    ``known`` replaces the names of the interface: it holds kinds, or objects that have kinds as attributes. Python's own names stay.
     """
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return _kind(text) if known is None else _evaluated(text, {**_PYTHONS, **known})

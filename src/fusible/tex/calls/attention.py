@@ -135,8 +135,11 @@ class ScoreRules(Generic[T]):
 
     @classmethod
     def of(cls, call: CallArguments, bias: T | None, offset: T | None, dropout: float, rng_state: T, **more: Any) -> Self:
-        """The rules of a call; ``more`` are the fields of a subclass. Raises ``ShapeError`` where a bias or an offset that its types ask for is
-        missing. A call of ``prim.attention`` has ``soft_cap`` and ``alibi_slopes`` beside what one of NVIDIA's has (``beyond_nvidias``)."""
+        """The rules of a call; ``more`` are the fields of a subclass.
+
+        A call of ``prim.attention`` also has ``soft_cap`` and ``alibi_slopes`` (``beyond_nvidias``). Raises ``ShapeError`` where ``bias_type`` or
+        ``softmax_type`` needs a tensor that is missing.
+        """
         biased, learnable = has_bias(call), _learnable(call)
         for wanted, given, name in ((biased, bias, "Bias"), (learnable, offset, "SoftmaxOffset")):
             if wanted and given is None:
@@ -192,7 +195,8 @@ def _check_side_inputs(call: CallArguments, bias: TensorLike | None, offset: Ten
 
 
 def side_inputs(call: CallArguments) -> list[Any]:
-    """Those of Bias and SoftmaxOffset that forward hands on to backward: a softmax off by one hands on what it is given, and reads it as 0."""
+    """The tensors among Bias and SoftmaxOffset that forward hands on to backward. A softmax off by one hands on a SoftmaxOffset that it was given,
+    and reads it as 0."""
     offset = call.SoftmaxOffset if int(call.softmax_type) != NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX else None
     return [x for x in (call.Bias if has_bias(call) else None, offset) if x is not None]
 
@@ -237,8 +241,11 @@ def _learnable(call: CallArguments) -> bool:
 
 
 def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) -> SimpleNamespace:
-    """A call of ``prim.attention``, or of its backward, as one of ``fused_attn_fwd`` or ``fused_attn_bwd`` that has a ``soft_cap``, ``alibi_slopes``
-    and a ``rng_state`` too. ``rng_state(seed, offset)`` makes that one. Raises ``ArgumentError`` for dropout without a seed."""
+    """The arguments of ``prim.attention`` or of its backward, under the names of ``fused_attn_fwd`` and ``fused_attn_bwd``, with ``soft_cap``,
+    ``alibi_slopes`` and ``rng_state`` beside them.
+
+    ``rng_state(seed, offset)`` makes the state of the draw. Raises ``ArgumentError`` for dropout without a seed.
+    """
     if call.probability and call.seed is None:
         raise ArgumentError(expected("an int64 tensor [1]", of="the seed of attention with dropout", got="None", do="pass one"))
     unset, mask = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, int(call.attn_mask_type)
@@ -256,7 +263,7 @@ def beyond_nvidias(call: CallArguments, rng_state: Callable[[Any, int], Any]) ->
 
 
 def _slopes(call: CallArguments) -> Sequence[float] | None:
-    """The slope of each head, where distances count."""
+    """The slope of each head; None without ALiBi."""
     slopes, lay = getattr(call, "alibi_slopes", None), layout(call.qkv_layout)
     assert lay is not None
     heads = call.Q.shape[lay.q.index("H")]
@@ -291,7 +298,7 @@ def check_counts(q: int, kv: int) -> None:
 
 
 def check_within(ends: Sequence[int], limit: int, side: str) -> None:
-    """Raise ``ShapeError`` where a sequence reaches past the ``limit`` tokens that there are for it."""
+    """Raise ``ShapeError`` where a sequence ends past the ``limit`` tokens of its side."""
     if ends and max(ends) > limit:
         of = f"a sequence by cu_seqlens_{side}"
         raise ShapeError(expected(f"at most {limit} tokens", of=of, got=max(ends), do="pass the lengths of the tensors"))

@@ -1,4 +1,4 @@
-"""How the operands of attention lie in memory, by name: the layouts of Q, K and V, and the formats of what goes with them."""
+"""The layouts of attention's operands by name: the dimension orders of Q, K and V, and the formats of O, dO and the statistics."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _OF_ANY_TYPE = frozenset(
         "nvfp4_2d_scale_transpose nvfp4_data_transpose swap_first_dims swizzle_scales_for_gemm_"
     ).split()
 )
-"""Functions that take bytes, whatever these stand for: dtypes that they tell apart they check themselves."""
+"""Functions that take bytes, whatever the bytes mean. They check dtypes themselves where they tell them apart."""
 
 
 def refused_kind(request: Request, floating: frozenset[Any], framework: str) -> str | None:
@@ -194,7 +194,7 @@ def check_scores_gradient(g: TensorLike, y: TensorLike, function: str) -> None:
 
 
 def check_lists(tensor_lists: Sequence[Sequence[Any]], counts: tuple[int, ...], function: str, alike: Callable[[Any], Any]) -> None:
-    """Raise unless there are ``counts`` lists of equally many tensors, of which those that belong together agree in ``alike(tensor)``."""
+    """Raise unless the number of lists is one of ``counts``, all lists are equally long, and the tensors at one place agree in ``alike(tensor)``."""
     if len(tensor_lists) not in counts:
         wanted = " or ".join(map(str, counts))
         raise ArgumentError(expected(f"{wanted} lists", of=f"tensor_lists of {function}", got=len(tensor_lists), do="pass the lists it documents"))

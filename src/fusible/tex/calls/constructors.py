@@ -1,4 +1,5 @@
-"""What a class's constructor, or a module's forward, may be given, by its annotations: held against every call, for it is often read much later."""
+"""Checks of the arguments of constructors and of modules' ``forward``, by their annotations. Every call is checked, since an argument is often read
+much later."""
 
 from __future__ import annotations
 

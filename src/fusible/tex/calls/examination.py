@@ -36,7 +36,7 @@ _NOT_THE_ARGUMENTS = (MemoryError, RecursionError, ImportError)
 
 
 def blame(declaration: Declaration, error: Exception, arguments: Mapping[str, Any]) -> None:
-    """Raise what the user is told of ``error``, where that is more than ``error`` says: which argument is wrong, or at least of which function."""
+    """Raise a better error than ``error`` where one is found: one that says which argument is wrong, or at least names the function."""
     if isinstance(error, _NOT_THE_ARGUMENTS) or (isinstance(error, NotServedError) and declaration.unserved):
         return
     name = declaration.name.removeprefix("prim_")
@@ -141,7 +141,7 @@ def _seen(value: Any) -> tuple[Any, ...]:
 def examine(declaration: Declaration, arguments: Mapping[str, Any], *, classes_alone: bool = False) -> FusibleError | None:
     """The error of the first argument that is not what ``declaration`` says, or None.
 
-    First of what class each is; then memory layouts, devices, and where they are declared, dtypes and shapes.
+    Classes are looked at first, then memory layouts, devices, and the declared dtypes and shapes.
     """
     wrong = _examine(declaration, arguments, classes_alone)
     if wrong is not None:

@@ -85,7 +85,8 @@ class GemmJob(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True)
 class GemmTypes(Generic[T]):
-    """What a backend says of dtypes: its values of fp32, bf16 and fp16, the unquantized dtype of an operand, and a given dtype as one of its own."""
+    """A backend's dtypes: ``floating``, its values of fp32, bf16 and fp16; ``nominal(x)``, the unquantized dtype of an operand; ``of(dtype)``, a
+    given dtype as one of its own."""
 
     floating: frozenset[T]
     nominal: Callable[[Any], T]

@@ -1,7 +1,7 @@
-"""What the indices of a call must be beside its other arguments, for functions that more than one backend computes.
+"""Checks of the indices of a call against its other arguments, for functions that several backends compute.
 
-The reference asks before it computes. A native kernel checks what it reads before it computes, too, in words of its own; where a backend has refused
-a call, dispatch asks here for the sentence, so that it is one and the same whoever serves the call. Indices on a device are not read.
+The reference backend checks before it computes. A native kernel also checks what it reads, with messages of its own; when a backend refuses a call,
+dispatch asks here for the message, so that it is the same whichever backend serves the call. Indices on a device are not read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["RopeIndices", "check_attention_indices", "check_rope_indices", "key_
 
 
 def wrong_indices(function: str, named: Mapping[str, Any]) -> FusibleError | None:
-    """What is wrong with the indices of a call that a backend refused; None where nothing is, or where nobody can read them here."""
+    """The error in the indices of a call that a backend refused; None where there is none, or where the indices cannot be read on the host."""
     check = _CHECKS.get(function)
     indices = [named.get(name) for name in _INDICES if named.get(name) is not None]
     if check is None or not all(isinstance(x, torch.Tensor) and x.is_cpu for x in indices):

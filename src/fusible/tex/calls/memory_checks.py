@@ -1,8 +1,9 @@
-"""What a call writes shares no memory with what else it writes, nor, where it says so, with what it reads; and each of its elements has memory of its
-own. Checked before anything is written: torch refuses to write to other tensors, and by then others may be written.
+"""Checks that a call's outputs share no memory with one another, nor, where declared, with its inputs, and that no output overlaps itself.
 
-Functions declare it (``interface.declare.function``: ``apart``, ``alone``); who computes one by several steps, of which a later one reads what an
-earlier one wrote, wraps its method here. A native kernel asks by itself (``cppsrc/include/fusible/overlap.hpp``).
+They run before anything is written: torch refuses to write to an overlapping tensor, but by then other tensors may have been written. Functions
+declare what must be disjoint (``interface.declare.function``: ``apart``, ``alone``). A backend that computes a function in several steps, where a
+later step reads what an earlier one wrote, wraps its method by ``writing_without_overlap``. A native kernel checks by itself
+(``cppsrc/include/fusible/overlap.hpp``).
 """
 
 from __future__ import annotations

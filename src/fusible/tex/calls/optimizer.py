@@ -30,9 +30,9 @@ class AdamRule:
 
     @classmethod
     def of(cls, call: CallArguments, lr: Any = None, corrections: tuple[Any, Any] | None = None) -> AdamRule:
-        """The rule of the arguments ``call``; ``lr`` and the ``corrections`` instead of its own where they are tensors.
+        """The rule of a call. ``lr`` and ``corrections`` replace those of the call where they are tensors.
 
-        Raises ``ArgumentError`` for a mode that there is not.
+        Raises ``ArgumentError`` for an unknown mode.
         """
         known = adam_corrections(call.mode, call.bias_correction, 0 if corrections else call.step, call.beta1, call.beta2)
         decays = (call.weight_decay, 0.0) if call.mode == 0 else (0.0, call.weight_decay)

@@ -1,7 +1,7 @@
-"""Seeds for kernels that round at random: each draws one for every tensor, and takes its numbers from the counter-based words under it.
+"""Seeds for kernels that round at random. Each kernel draws one seed for every tensor, and its numbers are the counter-based words under that seed.
 
-Eagerly, a seed comes from torch's default generator when the kernel runs. Who records a program supplies placeholders instead, and draws as many
-seeds at every run of it: so both draw the same, in the same order.
+In eager execution a seed comes from torch's default generator when the kernel runs. A recorded program gets placeholders instead (``supplying``), and
+as many seeds are drawn for each of its runs. So both draw the same seeds, in the same order.
 """
 
 from __future__ import annotations

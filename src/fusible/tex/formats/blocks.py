@@ -149,8 +149,8 @@ def block_format_of(quantizer: Any) -> BlockFormat:
 
 
 def check_scales(scales: Any, least: Sequence[int], whole: Sequence[int], of: str) -> None:
-    """Raise ``ShapeError`` unless there is a matrix of scales with ``least`` lines and blocks at least: none is used for two blocks. ``whole`` is the
-    padded shape."""
+    """Raise ``ShapeError`` unless ``scales`` is a matrix of at least ``least`` lines and blocks, so that no two blocks share a scale. ``whole``: the
+    padded shape, for the sentence."""
     if scales is None or len(scales.shape) != 2 or scales.shape[0] < least[0] or scales.shape[1] < least[1]:
         got = "None" if scales is None else list(scales.shape)
         raise ShapeError(expected(f"shape {list(whole)}", of=of, got=got, do="pass one scale per block, padded"))

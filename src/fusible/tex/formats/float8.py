@@ -47,9 +47,10 @@ def transposed(x: Any) -> Any:
 
 
 def update_buffers(output: Any, quantizer: Any, data: Any, transpose: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> None:
-    """Write ``data`` into the buffers of a tensor, each by ``buffer = put(buffer or None, new)``, and its transpose where that is due.
+    """Write ``data`` into the buffers of a tensor, each by ``buffer = put(buffer or None, new)``, and its transpose where there is to be one.
 
-    Written are the buffers that the quantizer asks for, and those that the tensor has; but a transpose beside data that nobody asks for goes stale.
+    The buffers that the quantizer asks for and those that the tensor has are written. A transpose that the quantizer does not ask for, beside data,
+    is marked invalid instead.
     """
     rowwise, columnwise = usages(quantizer)
     has_data, has_transpose = output._data is not None, output._transpose is not None

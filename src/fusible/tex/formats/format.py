@@ -59,7 +59,7 @@ class Format(ABC):
     block_scaled: ClassVar[bool] = False
     """Whether it has one for each block of its elements, and is a ``BlockFormat``."""
     gathers: ClassVar[bool] = False
-    """Whether rows that were quantized apart make, one after another, the quantized whole, where no block lies in two parts."""
+    """Whether parts of the rows, quantized apart and concatenated, are the quantized whole, as long as no block is cut."""
     packed: ClassVar[int] = 1
     """Elements in a byte of data."""
     transposed: ClassVar[bool] = True
@@ -67,9 +67,9 @@ class Format(ABC):
     member_fields: ClassVar[Mapping[str, str]] = {}
     """Each buffer of a grouped tensor, and the attribute that holds a member's part of it."""
     scale_fields: ClassVar[tuple[str, ...]] = ()
-    """The arguments of a storage that are proportional to its values."""
+    """The constructor's arguments of a storage that are proportional to its values."""
     scales_are_exponents: ClassVar[bool] = False
-    """Whether these are powers of two, by their exponents plus 127."""
+    """Whether these scales are powers of two, stored as exponents plus 127."""
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
@@ -77,7 +77,7 @@ class Format(ABC):
 
     @classmethod
     def value(cls) -> Any:
-        """The one object of this class."""
+        """The only object of this class."""
         return _FORMATS_BY_NAME[cls.name]
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class Format(ABC):
         return x._fp8_dtype
 
     def buffer(self, x: Any) -> Any:
-        """A buffer of a tensor, which lies where the tensor does."""
+        """A buffer of a tensor, on the tensor's device."""
         rowwise, columnwise = self.copies(x)
         if rowwise is None and columnwise is None:
             raise _without_data()
@@ -227,7 +227,7 @@ def is_quantized(x: Any) -> bool:
 
 
 def a_buffer(x: Any) -> Any:
-    """A tensor that ``x`` consists of: itself, or a buffer where it is quantized; it lies where ``x`` does."""
+    """``x`` itself, or one of its buffers where it is quantized: a tensor on the device of ``x``."""
     return format_of(x).buffer(x)
 
 

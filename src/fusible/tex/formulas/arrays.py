@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Array", "ArrayKernels", "Arrays", "Fp8", "Function"]
 
 Function = Callable[..., Any]
-"""Its arguments are said where it is named."""
+"""A function; the field that holds it documents its arguments."""
 
 
 Array: TypeAlias = "torch.Tensor | lazy.Tensor"
@@ -47,7 +47,10 @@ class Fp8(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """A framework's functions of its own tensors, which have operators, slices, ``shape`` and ``dtype``. There is one value of each framework."""
+    """A framework's functions of its own tensors, which have operators, slices, ``shape`` and ``dtype``. There is one value of each framework.
+
+    ``in place``: the function may write its result to the memory of its first argument, which must be a tensor that the formula itself has made.
+    """
 
     fp8: Fp8
     float32: Any
@@ -62,27 +65,27 @@ class Arrays:
     wide: Function
     """``(x)`` in the dtype that is computed in."""
     times: Function
-    """``(x, y)``: the product, perhaps in the memory of ``x``, which must be of the formula's own making."""
+    """``(x, y)``: ``x y``, in place."""
     plus: Function
-    """``(x, y)``: the sum, likewise."""
+    """``(x, y)``: ``x + y``, in place."""
     plus_product: Function
-    """``(x, y, z)``: ``x + y z``, likewise."""
+    """``(x, y, z)``: ``x + y z``, in place."""
     product_minus: Function
-    """``(x, y, z)``: ``y z - x``, likewise."""
+    """``(x, y, z)``: ``y z - x``, in place."""
     minus: Function
-    """``(x, y)``: the difference, likewise."""
+    """``(x, y)``: ``x - y``, in place."""
     minus_product: Function
-    """``(x, y, z)``: ``x - y z``, likewise."""
+    """``(x, y, z)``: ``x - y z``, in place."""
     over: Function
-    """``(x, y)``: the quotient, likewise."""
+    """``(x, y)``: ``x / y``, in place."""
     sqrt: Function
-    """``(x)``, likewise."""
+    """``(x)``, in place."""
     exp: Function
-    """``(x)``, likewise."""
+    """``(x)``, in place."""
     hidden: Function
-    """``(x, visible, value)``: ``value`` where not ``visible``, likewise; and ``visible`` is the formula's own too."""
+    """``(x, visible, value)``: ``value`` where not ``visible``, else ``x``, in place; ``visible`` may be overwritten, too."""
     plus_scaled_square: Function
-    """``(x, y, factor)``: ``x + factor y^2``, likewise."""
+    """``(x, y, factor)``: ``x + factor y^2``, in place."""
     plus_scaled: Function
     """``(x, y, factor)``: ``x + factor y``, a new tensor."""
     minus_scaled: Function
@@ -114,22 +117,22 @@ class Arrays:
     sum: Function
     """``(x, axis)``."""
     mean: Function
-    """``(x)``: the mean of the last dimension, which stays as one of size 1."""
+    """``(x)``: the mean over the last dimension, which stays as one of size 1."""
     total: Function
-    """``(x)``: the sum of the last dimension, likewise."""
+    """``(x)``: the sum over the last dimension, which stays as one of size 1."""
     largest: Function
-    """``(x)``: the maximum of the last dimension, likewise."""
+    """``(x)``: the maximum over the last dimension, which stays as one of size 1."""
     log: Function
     take: Function
     """``(x, places)``: the rows at ``places``, in the shape of these."""
     where: Function
     """``(condition, x, y)``."""
     fill: Function
-    """``(x, condition, value)``: the number ``value`` where ``condition``, else ``x``, likewise."""
+    """``(x, condition, value)``: the number ``value`` where ``condition``, else ``x``, in place."""
     filled: Function
-    """The same, a new tensor."""
+    """``fill`` into a new tensor."""
     clip: Function
-    """``(x, least, largest)``; None for a bound that there is not."""
+    """``(x, least, largest)``: ``x`` clamped to the bounds; None for no bound."""
     relu: Function
     abs: Function
     tanh: Function
@@ -142,9 +145,9 @@ class Arrays:
     sin: Function
     cos: Function
     contiguous: Function
-    """``(x)`` without gaps: itself, where it has none, or nothing is known of how it lies."""
+    """``(x)``: ``x``, contiguous: itself where it is so already, or where the framework has no strides."""
     copy: Function
-    """``(x)``: a tensor of the same values without gaps that nobody else has."""
+    """``(x)``: a contiguous copy that shares no memory with ``x``."""
     unless: Function
     """``(noop, old, new)``: ``old`` where ``noop`` (one number) is 1, else ``new``."""
     set_unless: Function

@@ -37,7 +37,8 @@ class BlockTensors:
     swizzle: Function
     """``(scales, columnwise)``: scales in the order of NVIDIA's products."""
     draw: Function
-    """``(count, like)``: take seeds, as stochastic rounding of so many copies would: who records a program does not know which tensors are empty."""
+    """``(count, like)``: draw ``count`` seeds and drop them, for a tensor without elements. A recorded program does not know which tensors are empty,
+    so every tensor takes its seeds; then eager and compiled execution draw the same numbers."""
 
     def quantize(self, x: Array, quantizer: Any, dtype: Any, output: QuantizedTensor | None = None, noop: Array | None = None, **given: Any) -> Any:
         """``x`` quantized in blocks; into ``output``, where given, unless ``noop[0] == 1``. ``given``: what is known of it to the format's codec.

@@ -22,7 +22,7 @@ class E2M1Codes:
 
     arrays: Arrays
     counted_down: Function
-    """``(below, like)``: uint8 of the shape of ``like``, 7 less the number of what is true of the conditions ``below``, which come one by one."""
+    """``(below, like)``: uint8 of the shape of ``like``: 7 minus the number of conditions in ``below`` that hold. The conditions come one by one."""
     sign_bit: Function
     """``(x)``: uint8, 8 where ``x`` has a sign and is a number."""
     decode: Function

@@ -22,7 +22,7 @@ __all__ = ["E4M3_MAX", "Nvfp4", "Random"]
 E4M3_MAX = FP8_MAX[DType.kFloat8E4M3]
 
 Random = Callable[[str, Any], Any]
-"""Of a copy and its lines the numbers in [0, 1) by which they are rounded stochastically."""
+"""``(way, lines)``: the random numbers in [0, 1) by which the lines of a copy are rounded stochastically."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Nvfp4:
     def _encode(
         self, x: Array, quantizer: Any, rowwise: bool, columnwise: bool, amaxes: dict[str, Any] | None = None, random: Random | None = None
     ) -> tuple[dict[str, Any], Iterator[Copy]]:
-        """``amaxes`` and ``random``, where given, are taken in the place of the matrix's own and of numbers that are drawn."""
+        """``amaxes`` and ``random``, where given, replace the matrix's own amaxes and the numbers that would be drawn."""
         amaxes = self._amaxes(x, quantizer, rowwise, columnwise) if amaxes is None else amaxes
         flat = {f"amax_{way}": amax if amax.ndim == 1 else self.arrays.reshape(amax, (-1,)) for way, amax in amaxes.items()}
         return flat, self._copies(x, quantizer, amaxes, random)

@@ -35,10 +35,11 @@ class Gate:
 
 
 class Functions:
-    """A method for each activation and one for its gradient, by their names in tex, in the functions of ``xp``.
+    """Each activation and its gradient as methods, by their names in tex, computed with the functions of ``xp``.
 
-    Elementwise, ``name(x)`` and ``dname(g, x)``; of a gate with a formula of its own, ``name(a, b, *options)`` and the gradients for ``a`` and for
-    ``b`` of ``dname(g, a, b, *options)``, where the options come in the order of its row. ``kernels``: what stands in the place of the formulas.
+    An elementwise activation has ``name(x)`` and ``dname(g, x)``. A gate with a formula of its own has ``name(a, b, *options)``, and ``dname(g, a, b,
+    *options)``, which gives the gradients for ``a`` and for ``b``; the options come in the order of its row. ``kernels`` replace the formulas of
+    these names.
     """
 
     def __init__(self, xp: Arrays, kernels: Mapping[str, Pointwise] | None = None) -> None:

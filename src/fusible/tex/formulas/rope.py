@@ -87,7 +87,7 @@ class RopeFormulas(ArrayKernels, Rope):
         return xp.concatenate([-x[..., half:], x[..., :half]], -1)
 
     def _rope_result(self, x: Array, head: Array, inside: Array | None) -> Any:
-        """``head`` in the place of the first columns of ``x``, and 0 for tokens of nobody."""
+        """``x`` with its first columns replaced by ``head``; 0 for tokens that belong to no sequence."""
         xp, width = self._arrays, head.shape[-1]
         head = xp.cast(head, x.dtype)
         out = head if width == x.shape[-1] else xp.concatenate([head, x[..., width:]], -1)

@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Segments(Generic[T]):
-    """Per token (int32 ``[t]``): its sequence, the token's position there, the sequence's length; whether it is in one (bool); and where that begins,
-    if anybody asks."""
+    """Per token, int32 ``[t]``: its sequence, its position in that sequence, the sequence's length, and ``inside``, bool: whether it is in a sequence
+    at all. ``start``: where the sequence begins, or None where it was not computed."""
 
     sequence: T
     position: T

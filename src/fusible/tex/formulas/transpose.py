@@ -23,7 +23,7 @@ class TransposeFormulas(ArrayKernels, Transpose):
         raise NotImplementedError
 
     def _codes_transposed(self, data: Array) -> Any:
-        """The transposed matrix of codes, two to a byte along its last dimension, packed likewise."""
+        """The transpose of a matrix of codes. Both are packed two codes to a byte along the last dimension."""
         raise NotImplementedError
 
     def _first_swapped(self, x: Array) -> Any:

@@ -117,7 +117,7 @@ class TEXBackendBase(
         return None
 
     def lacks(self, function: str) -> str | None:
-        """Why this backend does not have ``function`` whatever the arguments, or None where it has it."""
+        """Why this backend does not implement ``function`` for any arguments; None where it does."""
         if function in vars(self) or getattr(type(self), function, None) is not getattr(TEXBackendBase, function, None):
             return None
         declaration = DECLARATIONS.get(function)

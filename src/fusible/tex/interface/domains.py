@@ -182,8 +182,8 @@ class Presence(Domain):
 
 @dataclass(frozen=True)
 class Integers(Domain):
-    """A tensor of int32, of ``rank`` dimensions (0: of any number): lengths and indices. Both are in a call's key, which has them tested once. Their
-    values are checked by who reads them."""
+    """A tensor of int32, of ``rank`` dimensions (0: any number): lengths and indices. A call's key holds dtype and rank, so each combination is
+    tested once. Backends check the values."""
 
     rank: int
     refusal = DTypeError

@@ -1,4 +1,4 @@
-"""Movements, paddings and allocations of plain tensors, and the offsets of what is put side by side."""
+"""Movements, paddings and allocations of plain tensors, and the offsets of tensors in a common buffer."""
 
 # A declaration is documentation alone.
 # pyright: reportReturnType=false

@@ -122,8 +122,8 @@ def check_integers(declaration: Declaration, arguments: Mapping[str, Any]) -> No
 
 
 def check_layouts(declaration: Declaration, arguments: Mapping[str, Any]) -> None:
-    """Raise ``ArgumentError`` for the first argument that is a sparse tensor, or one of another library's layout: that is in a call's key. Those in
-    lists are left to who reads them."""
+    """Raise ``ArgumentError`` for the first argument that is a sparse tensor, or one of another library's layout. Layouts are part of a call's key.
+    Tensors in lists are checked by the kernels that read them."""
     for name, value in arguments.items():
         if not is_dense(value):
             error = not_dense(value, f"{name} of {declaration.name.removeprefix('prim_')}")

@@ -13,10 +13,8 @@ __all__ = ["Decision", "refusal"]
 
 @dataclass(frozen=True)
 class Decision:
-    """Who serves a request (``backend`` is None where nobody does), and for each other backend why it does not.
-
-    ``failed`` are the plugins that did not load, each with its reason: their backends are not among the others.
-    """
+    """Which backend serves a request (``backend``, None where none does), and why each other backend does not (``others``). ``failed``: the plugins
+    that did not load, with their reasons; their backends are not among the others."""
 
     request: Request
     backend: str | None

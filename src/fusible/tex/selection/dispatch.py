@@ -172,12 +172,12 @@ def _make(_find_key_maker, _choose, _whats_here, _scope_here, _heard, _on_change
 
 
 def inner(function: str) -> Callable[..., Any]:
-    """``tex.<function>`` for a backend's own use inside a call of it: dispatched alike, but who listens to the call does not hear it as another."""
+    """``tex.<function>`` for a backend to call inside another call. It dispatches like the public function; recorders of tex calls do not see it."""
     return dispatcher(DECLARATIONS[function], hears=False)
 
 
 def dispatcher(declaration: Declaration, hears: bool = True) -> Callable[..., Any]:
-    """The public function of ``declaration``; who listens hears its calls, unless it is for a backend's own use."""
+    """The public function of ``declaration``. ``hears``: recorders of tex calls see its calls; not those that a backend makes inside another call."""
     name = declaration.name.removeprefix("prim_")
     names: dict[str, Any] = {}
 
@@ -218,10 +218,10 @@ def explain(function: str, *args: Any, **kwargs: Any) -> Decision:
 
 
 def hand_over(backend: TEXBackendBase, function: str, *args: Any, **kwargs: Any) -> Any:
-    """Serve a call by the best backend that comes after ``backend``.
+    """Serve a call by the best backend after ``backend``.
 
-    For a backend's method that is refused by a value which no kind shows (a window, a probability). It must not have written anything. Raises
-    ``NotServedError`` where nobody else serves the call.
+    A backend's method uses it to refuse a call for a value that its kinds do not show (a window, a probability), before it has written anything.
+    Raises ``NotServedError`` where no other backend serves the call.
     """
     declaration = _declared(function, "hand_over")
     request = _request(declaration, _kinds(declaration, args, kwargs))

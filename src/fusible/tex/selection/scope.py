@@ -1,6 +1,6 @@
-"""What holds for one thread, or one asynchronous task, alone: a policy entered by ``with``, and who listens to its calls.
+"""State of one thread, or of one asynchronous task: a policy entered by ``with``, and recorders of its tex calls.
 
-All of it is one context variable, which dispatch reads once per call and finds None, unless something holds.
+All of it is one context variable, which is None unless there is such state; dispatch reads it once per call.
 """
 
 from __future__ import annotations

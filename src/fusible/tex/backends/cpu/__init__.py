@@ -30,7 +30,7 @@ from fusible.tex.selection.registry import registry
 __all__ = ["CpuBackend", "compiled_keys", "fingerprints", "info"]
 
 _HANDS_ON = {*vars(Activation), "layernorm_fwd", "rmsnorm_fwd"}
-"""What writes wide floats for another backend to quantize, where it does not quantize to the format itself."""
+"""Functions that serve quantizers of block formats, too: they write wide floats, and another backend quantizes these."""
 _READS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WRITES = _READS | {DType.kFloat32, DType.kFloat16, DType.kBFloat16}
 

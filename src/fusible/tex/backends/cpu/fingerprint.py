@@ -12,10 +12,10 @@ __all__ = ["fingerprints"]
 
 
 def fingerprints(tensors: Sequence[Tensor]) -> list[tuple[int, int]] | None:
-    """128 bits for the values of each tensor of host memory, as they lie in the order of its indices; None where there are no native kernels.
+    """A 128-bit fingerprint of the values of each tensor in host memory, in the order of its indices; None where there are no native kernels.
 
-    Another value anywhere gives others for certain, several values others but for a chance of 2^-32 at most. A tensor that is not contiguous is
-    copied first. Shape, strides and dtype do not enter.
+    If one value changes, the fingerprint surely changes; if several do, it changes but for a chance of at most 2^-32. Shape, strides and dtype do not
+    count. A tensor that is not contiguous is copied first.
     """
     if not native.available:
         return None

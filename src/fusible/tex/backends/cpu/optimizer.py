@@ -75,9 +75,9 @@ def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Written:
-    """Tensors that a kernel writes, or contiguous copies of those that are not contiguous, which go back afterwards.
+    """Tensors that a kernel writes: themselves, or contiguous copies where they are not contiguous, whose results are copied back afterwards.
 
-    Raises ``ArgumentError`` for one to which nothing can go back.
+    Raises ``ArgumentError`` for a tensor that cannot be written back to.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:

@@ -14,7 +14,7 @@ FLOATING = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 def refused(request: Request, floating: frozenset[Any] = FLOATING) -> str | None:
-    """Why a request is refused whatever the function: something is quantized, or no number that the kernels read."""
+    """Why FlagGems' kernels refuse a request, for any function: an argument is quantized, or of a dtype that they do not read."""
     for name, kind in request.kinds:
         if name.endswith("quantizer"):
             if kind is not None:

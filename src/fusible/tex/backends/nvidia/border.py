@@ -44,7 +44,7 @@ _ENUM_PARAMETERS = {
     "softmax_type": "NVTE_Softmax_Type",
     "comm_type": "CommOverlapType",
 }
-"""Which enumeration a parameter takes, whatever the function: callers may pass a number, or a torch dtype."""
+"""The enumeration that a parameter of this name takes, in every function. Callers may pass a number or a torch dtype."""
 
 
 def _enumeration(function: str, parameter: str) -> str | None:
@@ -159,7 +159,7 @@ class Crossing:
 
 
 def _ours(grouped: Any, quantizer: Any) -> Any:
-    """A new grouped tensor of the native library as one of the quantizer's room."""
+    """A new grouped tensor of the native library, as one of the package that ``quantizer`` belongs to."""
     fields = {name: getattr(grouped, name) for name in _GROUPED if name != "rowwise_data"}
     options = {name: getattr(grouped, name) for name in NVFP4_OPTIONS}
     described = {"shape": tuple(grouped.logical_shape), "dtype": grouped.fake_dtype, "num_tensors": grouped.num_tensors, "quantizer": quantizer}

@@ -21,9 +21,10 @@ private ones: in a torch that has others, such checkpointing refuses what it kep
 
 
 def as_kernel(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` recording no graph, for who calls it defines its gradient, and showing none of its operations to selective checkpointing.
+    """``method`` without autograd graphs, since its callers define its gradient, and hidden from selective activation checkpointing.
 
-    That would keep a product to which the method then adds a bias in place, and refuse it when it is wanted again.
+    Selective checkpointing would keep the result of a product to which the method then adds a bias in place, and refuse it as modified when it is
+    needed again.
     """
 
     @functools.wraps(method)

@@ -33,7 +33,7 @@ __all__ = ["AttentionKernels"]
 
 
 class _Formats(NamedTuple):
-    """What results are of, by what they are quantized, or None, and which quantizer observes the scores or their gradients."""
+    """The dtypes of the results, the quantizer of the results or None, and the quantizer that observes the scores or their gradients."""
 
     dtypes: list[torch.dtype]
     quantizer: Any

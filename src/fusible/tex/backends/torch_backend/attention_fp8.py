@@ -99,7 +99,7 @@ def _mxfp8_values(x: Any, name: str, order: str, scale_format: Any) -> Tensor:
 
 
 def result_dtype(x: Any, fake_dtype: Any) -> torch.dtype:
-    """The dtype of what is computed from ``x``: its own, or where it is quantized the one that it stands for."""
+    """The dtype of what is computed from ``x``: that of ``x``, or ``fake_dtype`` or the nominal dtype where ``x`` is quantized."""
     if not is_quantized(x):
         return x.dtype
     return nominal(x) if fake_dtype is None else to_torch(fake_dtype)
@@ -114,7 +114,7 @@ def quantizes(quantizer: Any) -> bool:
 
 
 def quantized_gradients(gradients: tuple[Tensor, Tensor, Tensor], lay: Layout, quantizer: QuantizerLike | None, dtype: torch.dtype) -> list[Any]:
-    """dQ, dK, dV by one quantizer; the bytes of those that ``lay`` packs are views of one buffer, as the values were."""
+    """dQ, dK, dV, quantized by one quantizer. Where ``lay`` packs them, their bytes are views of one buffer, as the values were."""
     found = [emit(x, quantizer, dtype) for x in gradients]
     packed = found[3 - lay.packed :]
     if lay.packed > 1 and all(x._data is not None for x in packed):

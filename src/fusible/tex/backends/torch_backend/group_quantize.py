@@ -64,7 +64,7 @@ def quantize_group(
 def offsets_of(layout: GroupLayout, first_dims: Any, last_dims: Any, tensor_offsets: Any, device: Any) -> Any:
     """Where the members begin and the last one ends, in elements: as given, or int64 ``[num_tensors + 1]`` where their sizes differ.
 
-    A grouped tensor without offsets is one of equal members: who splits it counts by the size of one.
+    None stands for equal members, whose offsets follow from their size.
     """
     if tensor_offsets is not None or (first_dims is None and last_dims is None):
         return tensor_offsets
@@ -180,7 +180,7 @@ def quantize_group_columnwise(values: Tensor, call: CallArguments) -> Any:
 
 
 def columnwise_fields(x: Any, values: Tensor, quantizer: QuantizerLike, layout: GroupLayout) -> dict[str, Tensor]:
-    """The column-wise copy of ``values``, its scales in the order of those that ``x`` has."""
+    """The column-wise copy of ``values``. Its scales are swizzled if those of ``x`` are."""
     alone = _columnwise_alone(quantizer)
     alone.optimize_for_gemm = bool(x._with_gemm_swizzled_scales)
     found = [quantize_tensor(piece, alone, piece.dtype) for piece in layout.pieces(values.view(-1))]

@@ -45,7 +45,7 @@ def _groups(shape: Sequence[int], count: int, first_dims: Tensor | None, tensor_
 
 
 def quantize_group(x: Tensor, call: CallArguments) -> tuple[Any, Groups]:
-    """The matrix ``x`` as a grouped tensor of what ``call`` says of its members, and its groups."""
+    """The matrix ``x`` as a grouped tensor whose members ``call`` describes, and its groups."""
     quantizer, count, first_dims, tensor_offsets = call.quantizer, call.num_tensors, call.first_dims, call.tensor_offsets
     if count < 1:
         raise ArgumentError(expected("at least one member", of="a grouped tensor", got=count, do="pass num_tensors"))
@@ -158,8 +158,10 @@ def _amaxes(matrix: Tensor, quantizer: Any, of: Groups, tiles: Tiles) -> dict[st
 
 
 def group_values(x: Any, way: str, of: Groups) -> Tensor:
-    """The values of a copy of the grouped tensor ``x`` in fp32 ``[rows, columns]``; those of nobody's rows mean nothing. Per-tensor FP8 and
-    unquantized data are read either way. Raises ``ArgumentError`` where ``x`` lacks that copy."""
+    """The values of a copy of the grouped tensor ``x``, fp32 ``[rows, columns]``. Rows that belong to no group have no meaningful values.
+
+    Per-tensor FP8 and unquantized data are read from whichever copy there is. Raises ``ArgumentError`` where ``x`` lacks the copy ``way``.
+    """
     rows, columns = x.logical_shape
     form = scheme_of(x.quantizer).format
     if form is PLAIN:

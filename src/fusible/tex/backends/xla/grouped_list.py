@@ -62,7 +62,7 @@ def _row(bias: Tensor, b: Any, call: CallArguments, columns: int) -> Tensor:
 
 
 def _former(call: CallArguments, shapes: list[tuple[int, ...]]) -> list[Tensor] | None:
-    """What D held, for each product; None where nobody asks for the products."""
+    """The former values of D for each product; None without a D."""
     if call.D is None:
         if call.single_output:
             raise ArgumentError(expected("a given D", of="te_general_grouped_gemm with a single output", got="None", do="pass a list of one tensor"))

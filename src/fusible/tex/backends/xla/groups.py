@@ -105,8 +105,8 @@ class Tiles:
         return lazy.where(self.inside[:, :, None], lazy.reshape(taken, shape), lazy.zeros((1, 1, 1), x.dtype))
 
     def take(self, tiled: Tensor, into: Groups | None = None) -> Tensor:
-        """The inverse of ``put``, from ``[count, size, columns]`` or its rows; zeros in rows of nobody. ``into``: groups of the same sizes that lie
-        elsewhere."""
+        """The inverse of ``put``, from ``[count, size, columns]`` or its rows; rows that belong to no group are 0. ``into``: groups of the same sizes
+        that lie elsewhere."""
         into = self.of if into is None else into
         place = lazy.gather(self._first, 0, into.group) * self.size + into.position
         taken = lazy.gather(lazy.reshape(tiled, (self.rows, tiled.shape[-1])), 0, place)

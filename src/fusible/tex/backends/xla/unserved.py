@@ -1,4 +1,4 @@
-"""Why the xla backend leaves a function to others, in the words of what it is for."""
+"""Why the xla backend does not serve some functions, as phrases for error messages."""
 
 from __future__ import annotations
 
