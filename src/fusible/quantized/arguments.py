@@ -1,8 +1,7 @@
-"""What the methods of quantizers and of quantized tensors may be given, said by their annotations and looked at before they begin: what they are
-given is often read much later, or not by them.
+"""Types of the arguments of quantizers and quantized tensors, checked before a method begins: many arguments are read much later, or by other code.
 
-A method that says ``noop_flag: NoopFlag | None`` has its calls checked. Each word of this file is a type for type checkers, and the ``Kind`` that
-values are held against; Python's own (``bool``, ``int | None``, ``torch.dtype``) mean what they say. ``Any`` allows anything.
+A method that says ``noop_flag: NoopFlag | None`` has its calls checked. Each name of this file is a type for type checkers, and a ``Kind`` that
+values are checked against; Python's own (``bool``, ``int | None``, ``torch.dtype``) mean what they say. ``Any`` allows anything.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ Storage = Annotated[Any, Kind("a quantized tensor", lambda x: is_quantized(x) or
 """A quantized tensor or its bare storage."""
 
 Target = Annotated[Any, Kind("a quantized tensor", lambda x: x is not None)]
-"""What a quantizer writes to; of what kind it must be, the quantizer says."""
+"""What a quantizer writes to. Each quantizer checks its class itself."""
 
 NoopFlag = Annotated[Any, Kind("a tensor [1]", _is_flag)]
 """A tensor of one number: nothing is written where it is 1."""
@@ -145,7 +144,7 @@ SomeSizes = Annotated[Sequence[int], _Sizes("a list of at least one size", _are_
 """A shape that has a last dimension."""
 
 Sources = Annotated[Sequence[Any], ListOf("a list of dense tensors", _are_some, Kind("a dense tensor", _is_source))]
-"""What can be quantized, one for each of several."""
+"""Several tensors to quantize."""
 
 Dense = Annotated[torch.Tensor, Kind("a dense torch.Tensor", _is_dense)]
 """A plain tensor that lies in memory."""
@@ -163,7 +162,7 @@ SizesOfMembers = Annotated[torch.Tensor, Kind("a tensor [n] of integers", _are_s
 """The rows or the columns of each member of a group."""
 
 HostSizes = Annotated[torch.Tensor, Kind("a tensor [n] of integers, with data", lambda x: _are_sizes(x) and not x.is_meta)]
-"""The same, where they are read."""
+"""Sizes of members whose values are read on the host."""
 
 _MATRIX = Kind("a shape [rows, columns]", _is_matrix, error=ShapeError)
 MemberShapes = Annotated[Sequence[Any], ListOf("a list of shapes [rows, columns]", _are_some, _MATRIX)]

@@ -1,4 +1,4 @@
-"""What a user's own quantizer is told of a matrix product that its ``qgemm`` is to make. Names are those of ``custom_recipes.gemm``."""
+"""What a custom quantizer's ``qgemm`` is told of the matrix product that it computes. Names are those of ``custom_recipes.gemm``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that a storage takes over: saved ones, and those gathered from its shards. Whether they can be what they are said to be."""
+"""Checks of the tensors that a storage takes over: saved ones, and those gathered from its shards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gathered_fields(storage: Any, buffers: Sequence[Any], meta: dict[str, Any], 
 
 
 def whole_fields(storage: Any, buffers: Sequence[Any], meta: dict[str, Any]) -> dict[str, Any]:
-    """The fields that ``storage`` takes over: those of a ``torch.Tensor``, whose shape stays what it is, have as many rows."""
+    """The fields that ``storage`` takes over from gathered buffers. A ``torch.Tensor`` keeps its shape, so there must be as many rows."""
     what = "gathered of fsdp_assign_gathered"
     shape, fields = gathered_fields(storage, buffers, meta, what)
     if isinstance(storage, torch.Tensor) and tuple(storage.shape) != tuple(shape):

@@ -1,4 +1,4 @@
-"""The buffers of a grouped tensor: empty ones, and what its members may be written with."""
+"""The buffers of a grouped tensor: how empty ones are made, and checks of the tensors that are written to its members."""
 
 from __future__ import annotations
 

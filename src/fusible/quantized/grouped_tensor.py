@@ -96,7 +96,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         return self
 
     def _arranged(self) -> tuple[tuple[int, ...], ...]:
-        """The members' shapes, where their values lie one after the other in this tensor's shape."""
+        """The members' shapes, if their values lie one after another in this tensor's shape."""
         layout = layout_of_grouped(self)
         if len({shape[1:] for shape in layout.shapes}) > 1:
             of, do = "a GroupedTensor in an operation", "use split_into_quantized_tensors"
@@ -138,7 +138,7 @@ class GroupedTensor(QuantizedTensor, GroupedTensorStorage):
         return like and all(mine is None or (theirs is not None and mine.shape == theirs.shape) for mine, theirs in self._pairs(other))
 
     def _same_format(self, other: Any) -> bool:
-        """Whether rows of both can be joined by their bytes: a group's cannot, which are its members'."""
+        """False: the bytes of two groups cannot be concatenated, as each member has its own."""
         return False
 
     def copy_from_storage(self, src: Storage) -> None:

@@ -23,7 +23,7 @@ _SOURCES = ("original", "rowwise_dequantized")
 
 
 def operand(x: Any, columnwise: bool = False) -> Any:
-    """What a matrix product reads of ``x`` when it takes it row-wise or column-wise: a plain tensor, or a quantized one that tex knows.
+    """The operand of a matrix product that reads ``x`` row-wise or column-wise: a plain tensor, or a quantized one that tex knows.
 
     A hybrid tensor gives the copy of that usage, an identity tensor the tensor it keeps; anything else is itself. Raises ``ArgumentError`` where a
     hybrid tensor lacks that copy.
@@ -113,7 +113,8 @@ class HybridQuantizedTensorStorage(FieldStorage):
             part.clear()
 
     def _own_parts(self) -> Iterator[Any]:
-        """The copies that are there, as objects that no other tensor holds: one that shares them, as ``detach`` gives, is to stay whole."""
+        """The copies that are there, first replaced by objects of this tensor's own: emptying one must not empty another tensor that shares it, as
+        ``detach`` gives."""
         for name, part in self._held().items():
             own = _rebuilt(part, part.get_metadata())
             setattr(self, self._PARTS[name], own)
@@ -268,7 +269,7 @@ class HybridQuantizer(Quantizer):
         return HybridQuantizedTensor(shape, to_torch(dtype), **parts)
 
     def _columnwise_of(self, tensor: Any, rowwise: Any) -> Any:
-        """What the column-wise copy is made of."""
+        """The tensor from which the column-wise copy is quantized."""
         if self.columnwise_source == "original":
             return tensor
         return (rowwise if rowwise is not None else self.rowwise_quantizer.quantize(tensor)).dequantize(dtype=tensor.dtype)

@@ -1,4 +1,4 @@
-"""Tensors that are kept as they are, where a quantizer is asked for: unquantized directions and operands among quantized ones."""
+"""Unquantized tensors behind the interface of quantized ones, for directions and operands that a recipe leaves in high precision."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class IdentityQuantizer(Quantizer):
         return IdentityTensor(data.shape, data.dtype, hp_data=data, quantizer=self)
 
     def quantize_impl(self, tensor: Source) -> Any:
-        """``tensor`` itself within a tensor of this kind, whatever its strides; a cast copy where it is of another dtype."""
+        """A tensor of this kind around ``tensor`` itself, whatever its strides, or around a cast copy where the dtype differs."""
         if not isinstance(tensor, torch.Tensor):
             return self._made(tensor if self.dtype is None else tex.prim.cast(tensor, self.dtype))
         data = tensor.detach()

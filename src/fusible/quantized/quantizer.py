@@ -25,7 +25,7 @@ __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer", "Quantizer", "kin
 
 
 _ANY_SHAPE = (128, 128)
-"""That every format can have."""
+"""A shape that every format can have."""
 
 
 class Quantizer:
@@ -125,7 +125,8 @@ class Quantizer:
         return {name: (tuple(getattr(empty, name).shape), getattr(empty, name).dtype) for name in names}
 
     def storage_metadata(self, fake_dtype: DTypeLike) -> dict[str, Any]:
-        """``{"cls": class, "nontensor_kwargs": arguments}`` of what this quantizer makes: all but its tensors, whatever their shape."""
+        """``{"cls": class, "nontensor_kwargs": arguments}`` of the tensors that this quantizer makes: everything but their inner tensors, and
+        independent of shape."""
         _, metadata = self.make_empty(_ANY_SHAPE, dtype=fake_dtype, device="meta").__tensor_flatten__()
         return {"cls": metadata["cls"], "nontensor_kwargs": {**metadata["nontensor_kwargs"], "quantizer": self}}
 
@@ -153,7 +154,8 @@ class Quantizer:
         return {"rowwise": self.rowwise_usage, "columnwise": self.columnwise_usage}
 
     def with_usages(self, *, rowwise: bool, columnwise: bool) -> Self:
-        """A quantizer like this one that makes these copies, as a ``torch.Tensor``: itself where it does; where both are False, the usages stay."""
+        """A quantizer like this one that makes these copies as a ``torch.Tensor``: itself where it already does. Where both are False, the usages
+        stay."""
         usages = {"rowwise": rowwise, "columnwise": columnwise} if rowwise or columnwise else self.get_usages()
         if usages == self.get_usages() and not self.internal:
             return self
@@ -163,7 +165,7 @@ class Quantizer:
         return other
 
     def is_quantizable(self, inp: AnyTensor) -> bool:
-        """Whether ``inp`` can be quantized as it lies, and its shards gathered after that."""
+        """Whether ``inp`` can be quantized without padding, and its shards gathered after that."""
         return True
 
     def is_requantization_safe(self) -> bool:
@@ -195,7 +197,7 @@ class Quantizer:
         return other
 
     def quantizes_like(self, other: Any) -> bool:
-        """Whether ``other`` gives the same values, whichever copies each makes, and wherever."""
+        """Whether ``other`` quantizes to the same values, whatever copies each makes and whatever their devices."""
         if self is other or type(self) is not type(other):
             return self is other
         here, there = (copy(quantizer.with_usages(rowwise=True, columnwise=True)) for quantizer in (self, other))
@@ -204,7 +206,7 @@ class Quantizer:
         return None not in (here._value_key(), there._value_key()) and here == there
 
     def _value_key(self) -> Hashable:
-        """What makes two quantizers of one class the same; None where each is itself, having state of its own."""
+        """The key by which two quantizers of one class are equal; None for a quantizer with state, which is equal to itself alone."""
         options = {"internal": self.internal, "optimize_for_gemm": self.optimize_for_gemm, **vars(self)}
         return tuple((name, _hashable(value)) for name, value in sorted(options.items()))
 
@@ -282,12 +284,12 @@ class Float8Quantizer(Quantizer):
         return True
 
     def quantizes_like(self, other: Any) -> bool:
-        """Whether ``other`` gives values of this format; its scale comes with them."""
+        """Whether ``other`` quantizes to this format: each tensor carries its own scale."""
         return type(self) is type(other) and self.dtype == other.dtype
 
     def take_state_of(self, other: QuantizerLike) -> None:
-        """Quantize on by the scale of ``other``, and with the amax that it has recorded; in place, where there are tensors of both. Raises
-        ``DTypeError`` for a quantizer that has none."""
+        """Take over the scale of ``other`` and the amax that it has recorded; in place, where both are tensors. Raises ``DTypeError`` for a quantizer
+        without them."""
         if not (hasattr(other, "scale") and hasattr(other, "amax")):
             of, got = "other of Float8Quantizer.take_state_of", type(other).__name__
             raise DTypeError(expected("a quantizer with a scale and an amax", of=of, got=got, do="pass a Float8Quantizer"))

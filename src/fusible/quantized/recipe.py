@@ -39,7 +39,7 @@ class Recipe(Options):
         self._check_one_of("backward_override", None, "high_precision", "dequantized")
 
     def settled(self) -> Self:
-        """The recipe as it is now, which nobody can change: itself. One that can be changed gives a copy."""
+        """An immutable recipe with the present options: itself, or a copy of a recipe that can be changed."""
         return self
 
     # What kind of recipe it is. The class may be asked, too.

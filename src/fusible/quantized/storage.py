@@ -35,7 +35,7 @@ class QuantizedTensorStorage:
         check_methods(cls)
 
     def quantize_(self, tensor: Source, *, noop_flag: NoopFlag | None = None) -> Self:
-        """Overwrite the copies that there are with ``tensor``, quantized by this tensor's quantizer; nothing where ``noop_flag[0] == 1``."""
+        """Overwrite this tensor's copies with ``tensor``, quantized by this tensor's quantizer. Nothing is written where ``noop_flag[0] == 1``."""
         if isinstance(tensor, QuantizedTensorStorage):
             tensor = tensor.dequantize()
         self._get_quantizer().with_usages(**self.get_usages()).update_quantized(tensor, self, noop_flag=noop_flag)
@@ -51,7 +51,7 @@ class QuantizedTensorStorage:
             self._quantizer = quantizer
 
     def operand(self, columnwise: bool) -> Any:
-        """What a matrix product reads of this tensor, row-wise or column-wise: itself, or a tensor within."""
+        """The operand of a matrix product that reads this tensor row-wise or column-wise: itself, or a tensor within."""
         return self
 
     def get_metadata(self) -> dict[str, Any]:
@@ -78,9 +78,9 @@ check_methods(QuantizedTensorStorage)
 class FieldStorage(QuantizedTensorStorage):
     """A storage that declares its fields once: from the declaration follow saving, copying, moving, flattening and checkpoints.
 
-    ``_TENSORS``: the tensors, in the order in which they are saved, by argument of the constructor and attribute. ``_OPTIONS``: the arguments that
-    say how they are to be read; their attributes have an underscore before. ``_PARTS``: storages within, like ``_TENSORS``. ``_ALIKE``: of a format
-    in which they are read alike at every place, the argument of the values.
+    ``_TENSORS``: the tensors, by constructor argument and attribute, in the order in which they are saved. ``_OPTIONS``: the constructor arguments
+    that say how the tensors are to be read; each attribute has an underscore before. ``_PARTS``: storages within, given like ``_TENSORS``.
+    ``_ALIKE``: the argument of the values, for a format that reads a value alike wherever it lies (one scale per tensor).
     """
 
     _TENSORS: ClassVar[dict[str, str]] = {}
@@ -94,7 +94,7 @@ class FieldStorage(QuantizedTensorStorage):
 
     @property
     def _saved_shape(self) -> Any:
-        """The shape that a checkpoint has of it."""
+        """The shape that a checkpoint records."""
         return self.shape
 
     @property
@@ -166,7 +166,8 @@ class FieldStorage(QuantizedTensorStorage):
         )
 
     def _takes_bytes_of(self, other: Any) -> bool:
-        """Whether copying buffers gives ``self`` what quantizing the same values would have given: all of its copies are there, made alike."""
+        """Whether copying the buffers of ``other`` gives the same as quantizing its values: ``other`` has all copies that ``self`` has, made in the
+        same way."""
         if not self._same_format(other) or tuple(other.shape) != tuple(self.shape):
             return False
         pairs = [(getattr(self, attribute), getattr(other, attribute)) for attribute in self._TENSORS.values()]
@@ -175,7 +176,7 @@ class FieldStorage(QuantizedTensorStorage):
         return self._quantizer is None or other._quantizer is None or self._quantizer.quantizes_like(other._quantizer)
 
     def _mapped(self, move: Callable[[Any], Any], quantizer: Callable[[Any], Any] = lambda quantizer: quantizer) -> dict[str, Any]:
-        """``get_metadata`` with every tensor moved by ``move``, and the quantizer by ``quantizer``."""
+        """``get_metadata`` with ``move`` applied to every tensor, and ``quantizer`` to the quantizer."""
         fields = self.get_metadata()
         moved = {name: move(fields[name]) for name in self._TENSORS if fields[name] is not None}
         return {**fields, **moved, "quantizer": quantizer(fields["quantizer"])}
@@ -198,11 +199,11 @@ class FieldStorage(QuantizedTensorStorage):
         return True
 
     def _row_step(self) -> int:
-        """The number of rows at whose multiples the data can be divided."""
+        """The data can be divided at multiples of this number of rows."""
         return 1
 
     def fsdp_buffer_fields(self) -> tuple[str, ...]:
-        """The attributes that are gathered from the shards of a tensor; a copy that others can be made of is gathered alone."""
+        """The attributes that are gathered from the shards of a tensor. A copy that can be made from another one is not gathered."""
         raise NotImplementedError
 
     def fsdp_extract_buffers(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -246,7 +247,8 @@ class FieldStorage(QuantizedTensorStorage):
 
 
 def note_written(storage: Any) -> None:
-    """Let torch know that kernels have written to the data of ``storage``, of which it sees nothing: a backward that still needs it must raise."""
+    """Increment the version counters of the data of ``storage``. Kernels write to it without torch's knowledge, and a backward that still needs the
+    old data must raise."""
     data = storage.get_data_tensors() if hasattr(storage, "get_data_tensors") else ()
     increment_version([tensor for tensor in data if isinstance(tensor, torch.Tensor) and not tensor.is_inference()])
 
@@ -384,12 +386,12 @@ class Float8TensorStorage(FieldStorage):
 
 
 def detached(x: Any) -> Any:
-    """A torch tensor as a tensor object of its own without autograd; a lazy one, which has none, itself."""
+    """A new tensor object without autograd over the data of a torch tensor; a lazy tensor itself, as it has no autograd."""
     return x.detach() if isinstance(x, torch.Tensor) else x
 
 
 def wrong_buffer(storage: FieldStorage, wanted: dict[str, tuple[Sequence[int], torch.dtype]]) -> str | None:
-    """The first of a storage's tensors that has not its shape and type, in words; None where all have."""
+    """The first tensor of a storage with a wrong shape or dtype, in words; None where all are right."""
     for name, (shape, dtype) in wanted.items():
         held = getattr(storage, storage._TENSORS[name])
         if held is not None and (tuple(held.shape) != tuple(shape) or held.dtype is not dtype):

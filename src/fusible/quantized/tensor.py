@@ -119,8 +119,8 @@ class QuantizedTensor(torch.Tensor):
 
     @classmethod
     def __metadata_guard__(cls, compiled: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Whether a program of ``torch.compile`` for a tensor serves another, by what ``__tensor_flatten__`` says of both: of quantizers that have a
-        state, as delayed scaling's, the options count and the state does not."""
+        """Whether a ``torch.compile`` program that was compiled for one tensor serves another, given what ``__tensor_flatten__`` returned for both.
+        Quantizers with state, as those of delayed scaling, are compared by their options, not by their state."""
         (one, first), (other, second) = (_without_quantizer(metadata) for metadata in (compiled, now))
         if one is None or other is None or one == other:
             return first == second and one == other
@@ -145,7 +145,8 @@ class QuantizedTensor(torch.Tensor):
 
     @property
     def data(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """This tensor without its history. Assigning a tensor of the same class takes over its fields; any other is quantized into this one."""
+        """This tensor detached from autograd. Assigning a tensor of the same class takes over its fields; any other tensor is quantized into this
+        one."""
         return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
 
     @data.setter
@@ -214,7 +215,8 @@ class QuantizedTensor(torch.Tensor):
         return made
 
     def _of_values(self, data: torch.Tensor) -> Self:
-        """A tensor of values at other places, of a format in which these are read alike at each: a copy, with the copies that this one has."""
+        """A quantized copy of ``data``, which holds values of this tensor at other places, for a format that reads a value alike wherever it lies. It
+        has the row-wise and column-wise copies that this tensor has."""
         absent = dict.fromkeys(self._TENSORS.keys() & {"data_transpose"})
         fields = {**self.get_metadata(), **absent, self._ALIKE: data.clone(memory_format=torch.contiguous_format)}
         made = self._made(data.shape, fields, device=self.device)
@@ -238,7 +240,7 @@ class QuantizedTensor(torch.Tensor):
         return self._gathered(shape, fields, self.dtype, self._quantizer, self.get_usages())
 
     def _gathered(self, shape: Sequence[int], fields: dict[str, Any], dtype: torch.dtype, quantizer: Any, usages: dict[str, bool]) -> Self:
-        """The tensor of rows that were gathered or divided, with the copies that ``usages`` says."""
+        """The tensor of gathered or divided rows, with the copies that ``usages`` names."""
         absent = dict.fromkeys(self._TENSORS)
         fields = {**self.get_metadata(), **absent, **fields, "quantizer": quantizer, "fake_dtype": dtype}
         made = self._made(shape, fields)
@@ -246,9 +248,11 @@ class QuantizedTensor(torch.Tensor):
         return made
 
     def fsdp_pre_all_gather(self, mesh: Mesh | None, orig_size: Any, contiguous_orig_stride: Any, module: Any, mp_policy: Any) -> tuple[Any, Any]:
-        """``(buffers, metadata)`` of this shard, for FSDP2: the quantized bytes are gathered, and what the shards are written with is quantized by a
-        common amax, where the quantizer can take one. What the bytes of all shards are read by is gathered with them, to be compared; so is the amax
-        that a delayed-scaling quantizer has recorded, of which all shards take the largest: from it follow their next scales.
+        """``(buffers, metadata)`` of this shard, for FSDP2, which gathers the quantized bytes.
+
+        From now on the shards are quantized by a common amax, where the quantizer can reduce one. Two kinds of tensors are gathered beside the bytes:
+        what the bytes are read by (scales), so that the shards can be compared; and the amax that a delayed-scaling quantizer has recorded, of which
+        all shards take the largest, as their next scales follow from it.
         """
         quantizer = self._quantizer
         buffers, meta = self.fsdp_extract_buffers()
@@ -262,10 +266,10 @@ class QuantizedTensor(torch.Tensor):
     def fsdp_post_all_gather(
         self, all_gather_outputs: Buffers, metadata: GatherInput, param_dtype: torch.dtype, *, out: Shard | None = None
     ) -> tuple[Any, tuple[torch.Tensor, ...]]:
-        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where there is one.
+        """The whole tensor of the gathered buffers, and the tensors that FSDP2 may free after use; written to ``out`` where it is given.
 
-        Raises ``ArgumentError`` where the shards have scales of their own. That is looked at once, since a device other than the CPU must be waited
-        for, and shards that begin alike stay so.
+        Raises ``ArgumentError`` where the shards have different scales. This is checked the first time only: the check waits for the device, and
+        shards with equal scales keep them equal.
         """
         meta, usages, count, common = metadata
         of = "all_gather_outputs of fsdp_post_all_gather"
@@ -289,7 +293,7 @@ class QuantizedTensor(torch.Tensor):
 
     @staticmethod
     def joined(parts: Parts) -> QuantizedTensor | None:
-        """The tensor whose rows are those of ``parts``, by their bytes; None where they have formats or scales of their own, or cut blocks."""
+        """The concatenation of ``parts`` along the first dimension, by their bytes; None where their formats or scales differ, or blocks are cut."""
         first = parts[0]
         if any(type(part) is not type(first) or not first._same_format(part) or part.get_usages() != first.get_usages() for part in parts):
             return None
@@ -308,7 +312,8 @@ class QuantizedTensor(torch.Tensor):
         return first._gathered(shape, fields, first.dtype, quantizer, first.get_usages())
 
     def __get_tensor_shard__(self, index: Any) -> Self:
-        """What ``torch.distributed.checkpoint`` reads into: this tensor, of which no part can be taken, as writing to a part changes nothing here."""
+        """The tensor that ``torch.distributed.checkpoint`` reads into: this one, undivided, since writing to a part of it would change nothing
+        here."""
         whole = self._like(requires_grad=False)
         whole._undivided = True
         return whole
@@ -323,13 +328,13 @@ check_methods(QuantizedTensor)
 
 
 def recorded_amax(quantizer: Any) -> torch.Tensor | None:
-    """Where a delayed-scaling quantizer notes the largest magnitude that it has seen; None of one without."""
+    """The amax tensor of a delayed-scaling quantizer; None of any other quantizer."""
     amax = getattr(quantizer, "amax", None)
     return amax if isinstance(amax, torch.Tensor) and isinstance(getattr(quantizer, "scale", None), torch.Tensor) else None
 
 
 def _common(meta: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors by which every part of the rows is read, of what ``fsdp_extract_buffers`` tells."""
+    """The tensors that every shard needs to read its rows (scales), from the metadata of ``fsdp_extract_buffers``."""
     return [*meta.get("kept", {}).values(), *(value for _, inner, *_ in meta.get("parts", {}).values() for value in _common(inner))]
 
 
