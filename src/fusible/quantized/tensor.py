@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -20,8 +20,13 @@ __all__ = ["QuantizedTensor"]
 _aten = torch.ops.aten
 _OF_STORAGE: dict[Any, Any] = {}
 
+if TYPE_CHECKING:
+    _Storage = FieldStorage  # which each subclass has for its other base
+else:
+    _Storage = object
 
-class QuantizedTensor(torch.Tensor):
+
+class QuantizedTensor(torch.Tensor, _Storage):
     """Base of the quantized tensors: a ``torch.Tensor`` of a nominal dtype over the fields of a storage, which a subclass names as its other base.
 
     ``detach``, ``clone``, ``.to(device)``, ``new_empty``, ``empty_like``, ``new_zeros``, rows cut at whole blocks (of a tensor of one scale, any
@@ -37,23 +42,6 @@ class QuantizedTensor(torch.Tensor):
     _dtype: torch.dtype
     _quantizer: Any
     _undivided = False
-
-    # What the storage brings.
-    _ALIKE: ClassVar[str]
-    _TENSORS: ClassVar[Any]
-    _OPTIONS: ClassVar[Any]
-    _dequantized: Any
-    _fits: Any
-    _mapped: Any
-    _of_rows: Any
-    _row_step: Any
-    _same_format: Any
-    fsdp_extract_buffers: Any
-    get_data_tensors: Any
-    get_metadata: Any
-    get_usages: Any
-    quantize_: Any
-    update_usage: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusible.errors import ArgumentError, CheckpointError, ShapeError, ValuesError, expected
 from fusible.quantized.shapes import resolved
+
+if TYPE_CHECKING:
+    from fusible.quantized.tensor import QuantizedTensor
 
 __all__ = ["FLOATS", "HANDLERS", "on_values"]
 
@@ -42,15 +45,15 @@ def on_values(func: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda r: originals.get(id(r), r), result)
 
 
-def _detach(func: Any, x: Any) -> Any:
+def _detach(func: Any, x: QuantizedTensor) -> Any:
     return x._like(requires_grad=False)
 
 
-def _clone(func: Any, x: Any, *, memory_format: Any = None) -> Any:
+def _clone(func: Any, x: QuantizedTensor, *, memory_format: Any = None) -> Any:
     return x._made(x.shape, x._mapped(torch.clone), device=x.device)
 
 
-def _copy(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
+def _copy(func: Any, x: QuantizedTensor, source: Any, non_blocking: bool = False) -> Any:
     if _quantized(source) and x._takes_bytes_of(source):
         x.copy_from_storage(source)
     else:
@@ -62,7 +65,9 @@ def _copy(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     return x
 
 
-def _to_copy(func: Any, x: Any, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, pin_memory: bool = False, **layout: Any) -> Any:
+def _to_copy(
+    func: Any, x: QuantizedTensor, *, dtype: Any = None, device: Any = None, non_blocking: bool = False, pin_memory: bool = False, **layout: Any
+) -> Any:
     if dtype is not None and dtype is not x.dtype:
         return x._dequantized(dtype if dtype in FLOATS else x.dtype).to(dtype=dtype, device=device, non_blocking=non_blocking)
     device = x.device if device is None else torch.device(device)
@@ -74,21 +79,21 @@ def _to_copy(func: Any, x: Any, *, dtype: Any = None, device: Any = None, non_bl
     return x._made(x.shape, x._mapped(move), device=device)
 
 
-def _new_empty(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+def _new_empty(func: Any, x: QuantizedTensor, size: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
     return x._empty(size, dtype, device, pin_memory)
 
 
-def _empty_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
+def _empty_like(func: Any, x: QuantizedTensor, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
     return x._empty(x.shape, dtype, device, pin_memory)
 
 
-def _new_zeros(func: Any, x: Any, size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: bool = False) -> Any:
+def _new_zeros(func: Any, x: QuantizedTensor, size: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False, **layout: Any) -> Any:
     _check_shard(x, size)
     made = x._empty(size, dtype, device, pin_memory)
     return made if made is NotImplemented else made.quantize_(torch.zeros(made.shape, dtype=made.dtype, device=made.device))
 
 
-def _check_shard(x: Any, size: Any) -> None:
+def _check_shard(x: QuantizedTensor, size: Sequence[int]) -> None:
     """Refuse fewer rows of the same width that cut blocks, or do not divide the tensor evenly: so FSDP2 makes a shard, which it would fill with
     values that are no longer in 8 bits, or are rounded once more."""
     rows, *inner = size or (0,)
@@ -100,27 +105,27 @@ def _check_shard(x: Any, size: Any) -> None:
         raise ShapeError(expected(f"an even part in whole blocks of {step} rows" if step > 1 else "an even part", of=of, got=list(size), do=do))
 
 
-def _zeros_like(func: Any, x: Any, *, dtype: Any = None, device: Any = None, **layout: Any) -> Any:
+def _zeros_like(func: Any, x: QuantizedTensor, *, dtype: Any = None, device: Any = None, **layout: Any) -> Any:
     return torch.zeros(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def _view(func: Any, x: Any, size: Any, *strides: Any) -> Any:
+def _view(func: Any, x: QuantizedTensor, size: Sequence[int], *strides: Any) -> Any:
     shape = resolved(size, x.shape)
     fields = x._viewed(shape)
     return NotImplemented if fields is None else x._made(shape, fields, device=x.device)
 
 
-def _expand(func: Any, x: Any, size: Any, *, implicit: bool = False) -> Any:
+def _expand(func: Any, x: QuantizedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
     same = len(size) == x.dim() and all(wanted in (-1, have) for wanted, have in zip(size, x.shape, strict=True))
     return x._like(requires_grad=False) if same else NotImplemented
 
 
-def _as_strided(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+def _as_strided(func: Any, x: QuantizedTensor, size: Sequence[int], stride: Any, storage_offset: Any = None) -> Any:
     same = tuple(size) == tuple(x.shape) and tuple(stride) == x.stride() and not storage_offset
     return x._like(requires_grad=False) if same else NotImplemented
 
 
-def _by_bytes(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _by_bytes(func: Any, x: QuantizedTensor, *args: Any, **kwargs: Any) -> Any:
     """Values that change places alone, by their bytes, of a format in which these are read alike at every place."""
     alike = getattr(x, "_ALIKE", "")
     data = x.get_metadata()[alike] if alike else None
@@ -134,7 +139,7 @@ def _by_bytes(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return made if isinstance(found, tuple | list) else made[0]
 
 
-def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def _slice(func: Any, x: QuantizedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     length = x.shape[dim]
     begin, stop, _ = slice(start, end).indices(length)
     whole = (begin, stop, step) == (0, length, 1)
@@ -145,22 +150,22 @@ def _slice(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, 
     return _by_bytes(func, x, dim, start, end, step) if part is None else part
 
 
-def _split(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
+def _split(func: Any, x: QuantizedTensor, split_size: int, dim: int = 0) -> Any:
     starts = range(0, x.shape[0], split_size) if dim in (0, -x.dim()) and split_size else []
     return _of_rows(func, x, [(start, min(start + split_size, x.shape[0])) for start in starts], split_size, dim)
 
 
-def _split_with_sizes(func: Any, x: Any, split_sizes: Any, dim: int = 0) -> Any:
+def _split_with_sizes(func: Any, x: QuantizedTensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
     ends = list(itertools.accumulate(split_sizes)) if dim in (0, -x.dim()) and sum(split_sizes) == x.shape[0] else []
     return _of_rows(func, x, list(zip([0, *ends], ends, strict=False)), split_sizes, dim)
 
 
-def _of_rows(func: Any, x: Any, places: Sequence[tuple[int, int]], *args: Any) -> Any:
+def _of_rows(func: Any, x: QuantizedTensor, places: Sequence[tuple[int, int]], *args: Any) -> Any:
     parts = [x._rows(start, stop) for start, stop in places]
     return parts if parts and all(part is not None for part in parts) else _by_bytes(func, x, *args)
 
 
-def _of_buffer(func: Any, x: Any, *args: Any) -> Any:
+def _of_buffer(func: Any, x: QuantizedTensor, *args: Any) -> Any:
     results = [func(tensor, *args) for tensor in x.get_data_tensors() if tensor is not None]
     return results[0] if results else NotImplemented
 

@@ -11,15 +11,7 @@ from torch import Tensor
 
 from fusible import cpp_extensions as native
 from fusible.tex.backends.cpu.operands import int32
-from fusible.tex.calls.attention import (
-    BOTTOM_RIGHT,
-    CAUSAL,
-    PADDING,
-    ScoreRules,
-    Served,
-    bounds,
-    check_counts,
-)
+from fusible.tex.calls.attention import BOTTOM_RIGHT, CAUSAL, PADDING, ScoreRules, Served, bounds, check_counts
 from fusible.tex.calls.attention_buffers import draw_rng_state, gradients, outputs, seeded
 from fusible.tex.calls.attention_layout import Layout, format_name
 from fusible.tex.calls.attention_query import support_query
