@@ -52,11 +52,11 @@ class MoEKernels(MoE):
 
     @by_name
     def moe_permute_bwd(self, call: CallArguments) -> Any:
-        return _unpermute(call.input, call.dtype, call.row_id_map, call.prob, call.num_tokens, call.topK, "moe_permute_bwd")
+        return _unpermute(call, "moe_permute_bwd")
 
     @by_name
     def moe_unpermute_fwd(self, call: CallArguments) -> Any:
-        return _unpermute(call.input, call.dtype, call.row_id_map, call.prob, call.num_tokens, call.topK, "moe_unpermute_fwd")
+        return _unpermute(call, "moe_unpermute_fwd")
 
     def moe_unpermute_bwd(self, input_bwd: Any, input_fwd: Any, dtype: Any, row_id_map: Any, prob: Any) -> Any:
         function = "moe_unpermute_bwd"
@@ -140,7 +140,7 @@ class MoEKernels(MoE):
     @by_name
     def fused_moe_aux_loss_fwd(self, call: CallArguments) -> Any:
         total = torch.full((), float(call.total_num_tokens), dtype=torch.float32, device=call.probs.device)
-        return _aux_loss(call.probs, call.tokens_per_expert, total, call.num_experts, call.num_rows, call.num_cols, call.topk, call.coeff)
+        return _aux_loss(call, total)
 
     @by_name
     def fused_moe_aux_loss_fwd_graph_safe(self, call: CallArguments) -> Any:
@@ -148,7 +148,7 @@ class MoEKernels(MoE):
             got = list(call.total_num_tokens.shape)
             raise ShapeError(expected("one number", of="total_num_tokens of fused_moe_aux_loss_fwd_graph_safe", got=got, do="pass a 0-d tensor"))
         total = call.total_num_tokens.reshape(()).float()
-        return _aux_loss(call.probs, call.tokens_per_expert, total, call.num_experts, call.num_rows, call.num_cols, call.topk, call.coeff)
+        return _aux_loss(call, total)
 
     def fused_moe_aux_loss_bwd(self, Const_buf: Any, tokens_per_expert: Any, num_rows: int, num_cols: int, grad_aux_loss: Any) -> Any:
         check_shape(tokens_per_expert, (num_cols,), "tokens_per_expert of fused_moe_aux_loss_bwd")
@@ -187,13 +187,13 @@ def _weights(prob: Any, like: Tensor, function: str) -> Tensor | None:
     return prob
 
 
-def _unpermute(input: Any, dtype: Any, row_id_map: Any, prob: Any, num_tokens: int, topK: int, function: str) -> Tensor:
-    x = _movable(input, dtype, function)
-    weights = _weights(prob, x, function)
-    check_moved(row_id_map, weights, num_tokens, topK, function)
+def _unpermute(call: CallArguments, function: str) -> Tensor:
+    x, row_id_map = _movable(call.input, call.dtype, function), call.row_id_map
+    weights = _weights(call.prob, x, function)
+    check_moved(row_id_map, weights, call.num_tokens, call.topK, function)
     check_integers(row_id_map, f"row_id_map of {function}", _INTEGERS)
     check_range(row_id_map, -1, len(x), f"row_id_map of {function}")
-    return unpermute(x, dtype, row_id_map, weights, num_tokens, topK)
+    return unpermute(x, call.dtype, row_id_map, weights, call.num_tokens, call.topK)
 
 
 def _choose(logits: Any, routing: Routing, expert_bias: Any, topk_indices: Any, pre_softmax: bool, function: str) -> Chosen:
@@ -231,11 +231,10 @@ def _check_gradient(routing: Routing, intermediate: Any, grad: Any, grad_logits:
         check_float(tensor, f"{name} of {function}", _FLOATING)
 
 
-def _aux_loss(
-    probs: Tensor, tokens_per_expert: Tensor, total: Tensor, experts: int, rows: int, columns: int, topk: int, coeff: float
-) -> tuple[Tensor, Tensor]:
-    check_aux_loss(probs, tokens_per_expert, rows, columns)
-    check_float(probs, "probs of fused_moe_aux_loss_fwd", _FLOATING)
-    coefficient = torch.full_like(total, experts * coeff / topk).div_(total).div_(total)
-    loss = probs.sum(0, dtype=torch.float32).mul_(tokens_per_expert.float()).sum() * coefficient
-    return loss.to(probs.dtype), torch.stack((coefficient, loss))
+def _aux_loss(call: CallArguments, total: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss and its constants; ``total``: fp32 ``[]``, the number of tokens."""
+    check_aux_loss(call.probs, call.tokens_per_expert, call.num_rows, call.num_cols)
+    check_float(call.probs, "probs of fused_moe_aux_loss_fwd", _FLOATING)
+    coefficient = torch.full_like(total, call.num_experts * call.coeff / call.topk).div_(total).div_(total)
+    loss = call.probs.sum(0, dtype=torch.float32).mul_(call.tokens_per_expert.float()).sum() * coefficient
+    return loss.to(call.probs.dtype), torch.stack((coefficient, loss))
