@@ -146,12 +146,13 @@ def function(
 
 
 def function_like(
-    other: Callable[..., Any], *, renamed: Mapping[str, str] | None = None, before: str = "", apart: str = ""
+    other: Callable[..., Any], *asks: str, renamed: Mapping[str, str] | None = None, before: str = "", apart: str = "", **where: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a method as a tex function that takes what the declared ``other`` takes, then the method's own parameters.
+    """Declare a method as a tex function that takes what the declared ``other`` takes, but for the method's own parameters: these replace parameters
+    of the same name, or follow the others.
 
-    All that ``other`` says of its arguments holds for this one; ``before`` and ``apart`` name more of them. ``renamed``: new names for parameters of
-    ``other``, by the old ones.
+    All that ``other`` says of its arguments holds for this one; ``asks``, ``before`` and ``where`` say more, and ``apart``, where given, replaces.
+    ``renamed``: new names for parameters of ``other``, by the old ones.
     """
     declared = DECLARATIONS[other.__name__]
 
@@ -160,18 +161,18 @@ def function_like(
 
     def declare(method: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(method)
+        shared = {here(p.name): p.replace(name=here(p.name)) for p in declared.signature.parameters.values()}
         _, *own = signature.parameters.values()
-        shared = [p.replace(name=here(p.name)) for p in declared.signature.parameters.values()]
         return _entered(
             replace(
                 declared,
                 name=method.__name__,
-                signature=signature.replace(parameters=[*shared, *own]),
+                signature=signature.replace(parameters=[*(shared | {p.name: p for p in own}).values()]),
                 doc=inspect.getdoc(method) or "",
-                asks=tuple(map(here, declared.asks)),
-                where={here(parameter): layout for parameter, layout in declared.where.items()},
+                asks=(*map(here, declared.asks), *" ".join(asks).split()),
+                where={here(parameter): layout for parameter, layout in declared.where.items()} | where,
                 before=(*map(here, declared.before), *before.split()),
-                apart=(*declared.apart, *apart.split()),
+                apart=tuple(apart.split()) or declared.apart,
             )
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fusible.tex.enums import NVTEQBHistogramMode, NVTERoutingMapFormat
 from fusible.tex.interface.arguments import Tensor
-from fusible.tex.interface.declare import function
+from fusible.tex.interface.declare import function, function_like
 from fusible.tex.interface.domains import AnyDType, Count, Finite, Size
 
 __all__ = ["MoE"]
@@ -183,23 +183,8 @@ class MoE:
         ``probs``' dtype; ``Const_buf`` is fp32 ``[C, loss]``. Source: Fedus et al. 2021, arXiv:2101.03961. Raises ``ShapeError``.
         """
 
-    @function(
-        "probs tokens_per_expert total_num_tokens",
-        probs="float [num_rows num_cols]",
-        tokens_per_expert="float|integer [num_cols]",
-        total_num_tokens="integer (1)",
-    )
-    def fused_moe_aux_loss_fwd_graph_safe(
-        self,
-        probs: Tensor,
-        tokens_per_expert: Tensor,
-        total_num_tokens: Tensor,
-        num_experts: Count,
-        num_rows: Size,
-        num_cols: Size,
-        topk: Count,
-        coeff: Finite,
-    ) -> Any:
+    @function_like(fused_moe_aux_loss_fwd, "total_num_tokens", total_num_tokens="integer (1)")
+    def fused_moe_aux_loss_fwd_graph_safe(self, total_num_tokens: Tensor) -> Any:
         """``fused_moe_aux_loss_fwd`` whose ``total_num_tokens`` is a tensor of one integer, never read by the host."""
 
     @function(

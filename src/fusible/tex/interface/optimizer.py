@@ -87,7 +87,11 @@ class Optimizer:
         that is off by. Both are written. Raises ``DTypeError`` for other types.
         """
 
-    @function_like(multi_tensor_adam, before="fp8_dtype", apart="tensor_lists[5] tensor_lists[6] tensor_lists[7]")
+    @function_like(
+        multi_tensor_adam,
+        before="fp8_dtype",
+        apart="tensor_lists[1] tensor_lists[2] tensor_lists[3] tensor_lists[4] tensor_lists[5] tensor_lists[6] tensor_lists[7]",
+    )
     def multi_tensor_adam_fp8(self, fp8_dtype: FP8DType) -> None:
         """``[g, p, m, v, master, scale, amax, scale_inv]``: ``multi_tensor_adam`` of fp32 ``master`` weights, whose copy ``p`` (uint8, in the
         FP8 format ``fp8_dtype``) is written as ``cast(master * scale)``.
@@ -96,31 +100,15 @@ class Optimizer:
         other types.
         """
 
-    @function(
-        "tensor_lists",
-        noop_flag="int32 [1]",
+    @function_like(
+        multi_tensor_adam,
         lr="fp32 (1)",
         step="int32|fp32 (1)",
         inv_scale="fp32 (1)",
-        before="lr beta1 beta2 epsilon step mode bias_correction weight_decay inv_scale noop_flag",
+        before="inv_scale noop_flag",
         apart="noop_flag tensor_lists",
-        idle="chunk_size",
     )
-    def multi_tensor_adam_capturable(
-        self,
-        chunk_size: int,
-        noop_flag: Tensor,
-        tensor_lists: Sequence[Sequence[Tensor]],
-        lr: Tensor,
-        beta1: Decay,
-        beta2: Decay,
-        epsilon: Epsilon,
-        step: Tensor,
-        mode: BooleanNumber,
-        bias_correction: BooleanNumber,
-        weight_decay: Finite,
-        inv_scale: Tensor,
-    ) -> None:
+    def multi_tensor_adam_capturable(self, lr: Tensor, step: Tensor, inv_scale: Tensor) -> None:
         """``[g, p, m, v]``: ``multi_tensor_adam`` whose ``lr``, ``step`` and ``inv_scale`` are numbers on the device, ``[1]``, and that reads none of
         them back. Nothing is written where ``noop_flag`` is 1.
 
