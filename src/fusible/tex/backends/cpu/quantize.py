@@ -38,7 +38,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         return quantize_tensor(x, quantizer, output, noop)
 
     @requires(_with_quantizer)
-    def bgrad_quantize(self, input: Any, quantizer: QuantizerLike | None) -> list[Any]:
+    def bgrad_quantize(self, input: Tensor, quantizer: QuantizerLike | None) -> list[Any]:
         bias_grad = torch.empty(input.shape[-1], dtype=torch.float32)
         quantized = quantize_tensor(input, quantizer, bias_grad=bias_grad)
         return [bias_grad if input.dtype is torch.float32 else bias_grad.to(input.dtype), quantized]
@@ -46,7 +46,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
     def dequantize(self, input: Any, otype: Any) -> Any:
         return dequantize(input, otype)
 
-    def fp8_transpose(self, input: Any, dtype: Any, *, out: Any) -> Any:
+    def fp8_transpose(self, input: Tensor, dtype: Any, *, out: Any) -> Any:
         fp8_format(dtype)
         check_bytes(input, "input of fp8_transpose")
         shape = transposed_shape(input.shape)
@@ -60,7 +60,7 @@ class QuantizeKernels(Quantize, Recipe, Transpose):
         native.transpose_bytes(input.contiguous().view(torch.uint8), compact.view(torch.uint8))
         return out if compact is out else out.copy_(compact.view(out.dtype))
 
-    def compute_amax(self, input: Any, amax: Any) -> None:
+    def compute_amax(self, input: Tensor, amax: Tensor) -> None:
         check_amax_buffer(amax, "amax of compute_amax")
         native.amax(input.contiguous(), amax.view(1))
 

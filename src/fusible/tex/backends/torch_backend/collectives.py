@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fusible.errors import ArgumentError, ShapeError, expected
 from fusible.tex.interface.prim import Prim
@@ -20,7 +21,7 @@ _REDUCTIONS = ("sum", "max", "mean")
 
 
 class CollectiveKernels(Prim):
-    def prim_all_gather(self, x: Any, group: Any = None) -> Any:
+    def prim_all_gather(self, x: Tensor, group: Any = None) -> Any:
         size = _size(group, "prim.all_gather")
         _check_rows(x, "prim.all_gather")
         if size == 1:
@@ -29,7 +30,7 @@ class CollectiveKernels(Prim):
         _all_gather(whole, x.contiguous(), group=group)
         return whole
 
-    def prim_reduce_scatter(self, x: Any, group: Any = None) -> Any:
+    def prim_reduce_scatter(self, x: Tensor, group: Any = None) -> Any:
         size = _size(group, "prim.reduce_scatter")
         _check_rows(x, "prim.reduce_scatter")
         if x.shape[0] % size:
@@ -41,7 +42,7 @@ class CollectiveKernels(Prim):
         _reduce_scatter(part, x.contiguous(), group=group)
         return part
 
-    def prim_all_reduce(self, x: Any, group: Any = None, reduction: str = "sum") -> Any:
+    def prim_all_reduce(self, x: Tensor, group: Any = None, reduction: str = "sum") -> Any:
         if reduction not in _REDUCTIONS:
             of = "the reduction of prim.all_reduce"
             raise ArgumentError(expected(f"one of {', '.join(_REDUCTIONS)}", of=of, got=repr(reduction), do="name one of these"))
@@ -64,6 +65,6 @@ def _size(group: Any, of: str) -> int:
     return size
 
 
-def _check_rows(x: Any, of: str) -> None:
+def _check_rows(x: Tensor, of: str) -> None:
     if not x.dim():
         raise ShapeError(expected("at least 1 dimension", of=f"x of {of}", got=list(x.shape), do="reshape it"))

@@ -22,14 +22,14 @@ __all__ = ["ContextParallelKernels"]
 
 
 class ContextParallelKernels(ContextParallel):
-    def thd_read_half_tensor(self, tensor: Any, cu_seqlens: Any, half_idx: int) -> Any:
+    def thd_read_half_tensor(self, tensor: Tensor, cu_seqlens: Tensor, half_idx: int) -> Any:
         along = check_halves(tensor, half_idx)
         tokens = tensor.shape[along]
         seg = _halves(tokens // 2, cu_seqlens)
         token = (2 * seg.start + seg.position + half_idx * seg.length).clamp_(0, max(tokens - 1, 0))
         return tensor.index_select(along, token).masked_fill_(_along(~seg.inside, along, tensor.dim()), 0)
 
-    def thd_second_half_lse_correction(self, lse: Any, lse_per_step: Any, cu_seqlens: Any, lse_packed: bool) -> None:
+    def thd_second_half_lse_correction(self, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, lse_packed: bool) -> None:
         heads = lse.shape[-2]
         for name, x in (("lse", lse), ("lse_per_step", lse_per_step)):
             check_lse(x, cu_seqlens, lse_packed, heads, f"{name} of thd_second_half_lse_correction")
@@ -45,7 +45,7 @@ class ContextParallelKernels(ContextParallel):
         step.masked_fill_(second.logical_not_(), -torch.inf)
         torch.logaddexp(lse, step, out=lse)
 
-    def thd_read_second_half_lse(self, lse: Any, cu_seqlens: Any, lse_packed: bool, second_half_lse_seqlen: int) -> Any:
+    def thd_read_second_half_lse(self, lse: Tensor, cu_seqlens: Tensor, lse_packed: bool, second_half_lse_seqlen: int) -> Any:
         check_lse(lse, cu_seqlens, lse_packed, lse.shape[-2], "lse of thd_read_second_half_lse")
         if lse_packed:
             check_cumulative(cu_seqlens, lse.shape[-1], "cu_seqlens")
@@ -75,7 +75,7 @@ class ContextParallelKernels(ContextParallel):
             change.addcmul_(out.float(), _weight(_of_tokens(given.old_lse, seg, None, given.lse_packed), lse))
         out.copy_(torch.where(_along(touched, 0, out.dim()), change.to(out.dtype), out))
 
-    def thd_grad_correction(self, grad: Any, grad_per_step: Any, cu_seqlens: Any, first_half: str, second_half: str) -> None:
+    def thd_grad_correction(self, grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str) -> None:
         compact = per_step_tokens(grad, grad_per_step, first_half, second_half) < grad.shape[0]
         seg = _whole(grad.shape[0], cu_seqlens)
         half = seg.length // 2
@@ -93,19 +93,19 @@ class ContextParallelKernels(ContextParallel):
                 new = step if word == "copy" else (grad.float() if grad.is_floating_point() else grad) + step
                 grad.copy_(torch.where(mask, new.to(grad.dtype), grad))
 
-    def thd_get_partitioned_indices(self, cu_seqlens: Any, total_tokens: int, world_size: int, rank: int) -> Any:
+    def thd_get_partitioned_indices(self, cu_seqlens: Tensor, total_tokens: int, world_size: int, rank: int) -> Any:
         check_partition(total_tokens, world_size, rank, "thd_get_partitioned_indices")
         return _partition(cu_seqlens, total_tokens, world_size, torch.full((1, 1), rank, device=cu_seqlens.device, dtype=torch.int32)).view(-1)
 
-    def thd_sequence_order_to_cp_rank_order(self, inp: Any, cu_seqlens: Any, cp_size: int, total_tokens: int) -> Any:
+    def thd_sequence_order_to_cp_rank_order(self, inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Any:
         check_partition(total_tokens, cp_size, 0, "thd_sequence_order_to_cp_rank_order", inp.shape[0])
         return inp.index_select(0, _partition(cu_seqlens, total_tokens, cp_size).view(-1))
 
-    def thd_cp_rank_order_to_sequence_order(self, inp: Any, cu_seqlens: Any, cp_size: int, total_tokens: int) -> Any:
+    def thd_cp_rank_order_to_sequence_order(self, inp: Tensor, cu_seqlens: Tensor, cp_size: int, total_tokens: int) -> Any:
         check_partition(total_tokens, cp_size, 0, "thd_cp_rank_order_to_sequence_order", inp.shape[0])
         return torch.zeros_like(inp).index_copy_(0, _partition(cu_seqlens, total_tokens, cp_size).view(-1).long(), inp)
 
-    def thd_copy_valid_tokens_from_per_split_to_rank_local(self, out: Any, inp: Any, cu_seqlens_padded: Any, cu_seqlens: Any) -> None:
+    def thd_copy_valid_tokens_from_per_split_to_rank_local(self, out: Tensor, inp: Tensor, cu_seqlens_padded: Tensor, cu_seqlens: Tensor) -> None:
         check_moved(out, inp, cu_seqlens_padded, cu_seqlens)
         for name, ends in (("cu_seqlens_padded", cu_seqlens_padded), ("cu_seqlens", cu_seqlens)):
             check_cumulative(ends, out.shape[0], name)

@@ -25,7 +25,7 @@ _TO_BHSD = {"sbhd": (1, 2, 0, 3), "bshd": (0, 2, 1, 3)}
 
 
 class LayoutKernels(Layout):
-    def fused_multi_row_padding(self, input: Any, output: Any, input_row_list: Sequence[int], padded_input_row_list: Sequence[int]) -> None:
+    def fused_multi_row_padding(self, input: Tensor, output: Tensor, input_row_list: Sequence[int], padded_input_row_list: Sequence[int]) -> None:
         check_segments(input, output, input_row_list, padded_input_row_list, "fused_multi_row_padding")
         check_same_dtype(output, input, "output of fused_multi_row_padding")
         check_disjoint(output, [input], "output of fused_multi_row_padding")
@@ -34,7 +34,7 @@ class LayoutKernels(Layout):
                 padded[: rows.shape[0]].copy_(rows)
                 padded[rows.shape[0] :].zero_()
 
-    def fused_multi_row_unpadding(self, input: Any, output: Any, input_row_list: Sequence[int], unpadded_input_row_list: Sequence[int]) -> None:
+    def fused_multi_row_unpadding(self, input: Tensor, output: Tensor, input_row_list: Sequence[int], unpadded_input_row_list: Sequence[int]) -> None:
         check_segments(output, input, unpadded_input_row_list, input_row_list, "fused_multi_row_unpadding")
         check_same_dtype(output, input, "output of fused_multi_row_unpadding")
         check_disjoint(output, [input], "output of fused_multi_row_unpadding")
@@ -52,7 +52,7 @@ class LayoutKernels(Layout):
     def copy_data_ptrs_to_device(self, tensors: Sequence[Any], device: Any) -> Any:
         return addresses(tensors, device)
 
-    def splits_to_offsets(self, first_dims: Any, logical_last_dim: int) -> Any:
+    def splits_to_offsets(self, first_dims: Tensor, logical_last_dim: int) -> Any:
         check_counts_fit(first_dims, [logical_last_dim], [torch.iinfo(torch.int64).max], "first_dims of splits_to_offsets")
         ends = _ends(first_dims, "splits_to_offsets")
         return _offsets(ends, logical_last_dim, ends.new_empty(ends.numel() + 1))
@@ -99,7 +99,7 @@ class LayoutKernels(Layout):
         return [x if x.shape[-1] == width else _padded(x, x.new_empty((*x.shape[:-1], width))) for x, width in zip(inputs, widths, strict=True)]
 
 
-def addresses(tensors: Sequence[Tensor], device: Any) -> Tensor:
+def addresses(tensors: Sequence[Tensor], device: torch.device | str) -> Tensor:
     """Where the data of each tensor is, int64 ``[n]`` on ``device``."""
     return torch.tensor([x.data_ptr() for x in tensors], dtype=torch.int64).to(device)
 

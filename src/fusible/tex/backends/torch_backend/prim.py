@@ -14,24 +14,25 @@ from fusible.tex.backends.torch_backend.operands import wide
 from fusible.tex.backends.torch_backend.random import words
 from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
+from fusible.tex.interface.arguments import DTypeLike
 from fusible.tex.protocol import accumulator, to_torch
 
 __all__ = ["PrimKernels"]
 
 
 class PrimKernels(TorchKernels, PrimFormulas):
-    def prim_add(self, a: Any, b: Any, dtype: Any = None) -> Any:
+    def prim_add(self, a: Tensor, b: Tensor, dtype: DTypeLike | None = None) -> Any:
         target = a.dtype if dtype is None else to_torch(dtype)
         if a.dtype is b.dtype is target:
             return torch.add(a, b)
         return torch.add(wide(a), b).to(target)
 
-    def prim_cast(self, x: Any, dtype: Any) -> Any:
+    def prim_cast(self, x: Tensor, dtype: DTypeLike) -> Any:
         if x.is_complex():  # of which torch would drop the imaginary part
             raise DTypeError(expected("real numbers", of="x of cast", got=x.dtype, do="pass x.real"))
         return x.to(to_torch(dtype))
 
-    def prim_empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+    def prim_empty(self, shape: Sequence[int], dtype: DTypeLike, like: Tensor) -> Any:
         return torch.empty(shape, dtype=to_torch(dtype), device=like.device)
 
     def _angle_table(self, positions: int, width: int, base: float, like: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ class PrimKernels(TorchKernels, PrimFormulas):
             first += part.numel()
         return mask
 
-    def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
+    def prim_pad_groups(self, x: Tensor, sizes: Tensor, multiple: int) -> tuple[Any, Any]:
         rows, padded = x.shape[0], _rounded_up(sizes, multiple)
         _check_matrix(x, "pad_groups")
         _check_groups(sizes, rows, "pad_groups")
@@ -59,7 +60,7 @@ class PrimKernels(TorchKernels, PrimFormulas):
         y = x.new_zeros((total + 1, *x.shape[1:]))  # the last row takes those of nobody
         return y.index_copy_(0, place.where(owned, total), x)[:total], padded.to(sizes.dtype)
 
-    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+    def prim_unpad_groups(self, x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Any:
         _check_matrix(x, "unpad_groups")
         _check_groups(sizes, rows, "unpad_groups")
         if sizes.is_cpu:

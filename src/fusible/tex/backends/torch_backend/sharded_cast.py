@@ -109,7 +109,7 @@ class ShardedCastKernels(ShardedCast):
         check_expansion(call.input, call.output, call.tile_rows, call.tile_cols, call.rows_padded, square(call.block_len, function), function)
         _expand(call.input, call.output, call.block_len)
 
-    def nvfp4_compute_per_block_scale(self, block_amax: Any, scale: Any, global_amax: Any) -> None:
+    def nvfp4_compute_per_block_scale(self, block_amax: Tensor, scale: Tensor, global_amax: Tensor) -> None:
         function = "nvfp4_compute_per_block_scale"
         check_shape(scale, block_amax.shape, f"scale of {function}")
         check_amax_buffer(global_amax, f"global_amax of {function}")
@@ -117,7 +117,7 @@ class ShardedCastKernels(ShardedCast):
             check_same_dtype(numbers, global_amax, f"the numbers per tile of {function}")
         scale.copy_(nvfp4.block_scale(block_amax, nvfp4.global_scale(global_amax).view(())))
 
-    def nvfp4_compute_global_scale(self, global_amax: Any, global_scale: Any) -> None:
+    def nvfp4_compute_global_scale(self, global_amax: Tensor, global_scale: Tensor) -> None:
         check_shape(global_scale, global_amax.shape, "global_scale of nvfp4_compute_global_scale")
         global_scale.copy_(nvfp4.global_scale(global_amax.float()))
 

@@ -16,7 +16,7 @@ __all__ = ["LayoutKernels"]
 
 
 class LayoutKernels(Layout):
-    def splits_to_offsets(self, first_dims: Any, logical_last_dim: int) -> Any:
+    def splits_to_offsets(self, first_dims: Tensor, logical_last_dim: int) -> Any:
         return _offsets(_ends(first_dims, "splits_to_offsets"), logical_last_dim, True, lazy.int64)
 
     @by_name

@@ -16,27 +16,28 @@ from fusible.tex.backends.xla.kernels import LazyKernels
 from fusible.tex.backends.xla.random import words
 from fusible.tex.calls.seeds import drop_threshold
 from fusible.tex.formulas.prim import PrimFormulas
+from fusible.tex.interface.arguments import DTypeLike
 
 __all__ = ["PrimKernels"]
 
 
 class PrimKernels(LazyKernels, PrimFormulas):
-    def prim_add(self, a: Any, b: Any, dtype: Any = None) -> Any:
+    def prim_add(self, a: Tensor, b: Tensor, dtype: DTypeLike | None = None) -> Any:
         target = a.dtype if dtype is None else to_lazy(dtype)
         if a.dtype is b.dtype is target and target.is_integer:
             return a + b
         return lazy.cast(fp32(a) + fp32(b), target)
 
-    def prim_empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
+    def prim_empty(self, shape: Sequence[int], dtype: DTypeLike, like: Tensor) -> Any:
         return lazy.zeros(tuple(shape), to_lazy(dtype))
 
-    def prim_pad_groups(self, x: Any, sizes: Any, multiple: int) -> tuple[Any, Any]:
+    def prim_pad_groups(self, x: Tensor, sizes: Tensor, multiple: int) -> tuple[Any, Any]:
         return pad_groups(x, sizes, multiple)
 
-    def prim_unpad_groups(self, x: Any, sizes: Any, multiple: int, rows: int) -> Any:
+    def prim_unpad_groups(self, x: Tensor, sizes: Tensor, multiple: int, rows: int) -> Any:
         return unpad_groups(x, sizes, multiple, rows)
 
-    def _angle_table(self, positions: int, width: int, base: float, like: Any) -> Tensor:
+    def _angle_table(self, positions: int, width: int, base: float, like: Tensor) -> Tensor:
         """Computed here and stored: a program reads the angles as a constant."""
         frequencies = np.power(np.float64(base), np.arange(0, width, 2, dtype=np.float64) / -width)
         angles = np.outer(np.arange(positions, dtype=np.float64), frequencies).astype(np.float32)

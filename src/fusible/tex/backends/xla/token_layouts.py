@@ -14,14 +14,14 @@ __all__ = ["TokenLayoutKernels", "in_rows", "in_sequence"]
 
 
 class TokenLayoutKernels(Attention):
-    def convert_thd_to_bshd(self, tensor: Any, cu_seqlens: Any, b: int, max_seq_len: int) -> Any:
+    def convert_thd_to_bshd(self, tensor: Tensor, cu_seqlens: Tensor, b: int, max_seq_len: int) -> Any:
         check_convert(tensor, cu_seqlens, b, 1, "convert_thd_to_bshd")
         cu = lazy.cast(cu_seqlens, lazy.int32)[: b + 1]
         rows = in_rows(tensor, cu, max_seq_len)
         inside: Any = lazy.iota((1, max_seq_len), 1, lazy.int32) < lengths(cu)[:, None]
         return lazy.where(_beside(inside, rows), rows, lazy.zeros((), rows.dtype))
 
-    def convert_bshd_to_thd(self, tensor: Any, cu_seqlens: Any, t: int) -> Any:
+    def convert_bshd_to_thd(self, tensor: Tensor, cu_seqlens: Tensor, t: int) -> Any:
         check_convert(tensor, cu_seqlens, tensor.shape[0], 2, "convert_bshd_to_thd")
         return in_sequence(tensor, lazy.cast(cu_seqlens, lazy.int32)[: tensor.shape[0] + 1], t)
 
