@@ -256,7 +256,7 @@ class Float8Quantizer(Quantizer):
     def __init__(
         self, scale: Array, amax: Array | None, fp8_dtype: int, *, rowwise: bool = True, columnwise: bool = True, internal: bool = False
     ) -> None:
-        self.scale = scale
+        self.scale: Any = scale
         self.amax: Any = amax
         self.dtype = _fp8(fp8_dtype)
         self.rowwise_usage = rowwise

@@ -151,13 +151,13 @@ def outer(shape: Sequence[int]) -> int:
     return math.prod(shape[:-1])
 
 
-def check_shape(x: Any, shape: Sequence[int], of: str) -> None:
+def check_shape(x: TensorLike, shape: Sequence[int], of: str) -> None:
     """Raise ``ShapeError`` unless ``x`` has exactly ``shape``."""
     if tuple(x.shape) != tuple(shape):
         raise ShapeError(expected(f"shape {list(shape)}", of=of, got=list(x.shape), do="pass a tensor of that shape"))
 
 
-def check_given_output(out: Any, result: Any, dtype: Any) -> None:
+def check_given_output(out: TensorLike, result: TensorLike, dtype: object) -> None:
     """Raise ``ShapeError`` or ``DTypeError`` unless ``out`` has the shape of ``result``, and ``dtype``."""
     if out.shape != result.shape:
         raise ShapeError(expected(f"shape {list(result.shape)}", of="the given output", got=list(out.shape), do="pass a tensor of that shape"))
@@ -165,19 +165,19 @@ def check_given_output(out: Any, result: Any, dtype: Any) -> None:
         raise DTypeError(expected(f"{dtype}", of="the given output", got=out.dtype, do="pass a tensor of that dtype"))
 
 
-def check_same_device(x: Any, like: Any, of: str) -> None:
+def check_same_device(x: TensorLike, like: TensorLike, of: str) -> None:
     """Raise ``ArgumentError`` unless ``x`` lives on the device of ``like``."""
     if x.device != like.device:
         raise ArgumentError(expected(f"a tensor on {like.device}", of=of, got=f"one on {x.device}", do="move it there"))
 
 
-def check_bytes(x: Any, of: str) -> None:
+def check_bytes(x: TensorLike, of: str) -> None:
     """Raise ``DTypeError`` unless the elements of ``x`` are bytes."""
     if x.dtype.itemsize != 1:
         raise DTypeError(expected("uint8 data", of=of, got=x.dtype, do="pass the data of a quantized tensor"))
 
 
-def check_amax_buffer(amax: Any, of: str, fp32: Any = torch.float32) -> None:
+def check_amax_buffer(amax: TensorLike, of: str, fp32: object = torch.float32) -> None:
     """Raise ``DTypeError`` unless ``amax`` is one fp32 number; ``fp32`` is the backend's value of that type."""
     if math.prod(amax.shape) != 1 or amax.dtype is not fp32:
         raise DTypeError(expected("fp32 [1]", of=of, got=f"{amax.dtype} {list(amax.shape)}", do="pass such a tensor"))

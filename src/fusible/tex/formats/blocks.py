@@ -16,7 +16,7 @@ import torch
 
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.formats.format import Format, format_of, scheme_of
-from fusible.tex.protocol import check_same_device, check_shape, fp8_format, outer, transposed_shape
+from fusible.tex.protocol import QuantizerLike, TensorLike, check_same_device, check_shape, fp8_format, outer, transposed_shape
 
 __all__ = ["BlockCodec", "BlockFormat", "Copy", "WAYS", "block_format_of", "check_block_output", "check_scales", "checked_format"]
 
@@ -141,7 +141,7 @@ class BlockFormat(Format):
         return len(shape) > 0 and not (self.whole and (shape[-1] % self.length or outer(shape) % self.length))
 
 
-def block_format_of(quantizer: Any) -> BlockFormat:
+def block_format_of(quantizer: QuantizerLike) -> BlockFormat:
     """The format of a quantizer that scales blocks."""
     form = scheme_of(quantizer).format
     assert isinstance(form, BlockFormat), f"{form} has no blocks"
@@ -156,7 +156,7 @@ def check_scales(scales: Any, least: Sequence[int], whole: Sequence[int], of: st
         raise ShapeError(expected(f"shape {list(whole)}", of=of, got=got, do="pass one scale per block, padded"))
 
 
-def checked_format(quantizer: Any, shape: Sequence[int]) -> BlockFormat:
+def checked_format(quantizer: QuantizerLike, shape: Sequence[int]) -> BlockFormat:
     """The format of a quantizer that scales blocks. Raises where its options have no meaning, or a tensor of ``shape`` cannot be quantized to it."""
     form = block_format_of(quantizer)
     form.check_quantizer(quantizer)
@@ -168,7 +168,7 @@ def checked_format(quantizer: Any, shape: Sequence[int]) -> BlockFormat:
     return form
 
 
-def check_block_output(output: Any, quantizer: Any, x: Any, stored: Callable[[torch.dtype], Any] = lambda dtype: dtype) -> None:
+def check_block_output(output: Any, quantizer: QuantizerLike, x: TensorLike, stored: Callable[[torch.dtype], Any] = lambda dtype: dtype) -> None:
     """Raise unless ``output`` is a tensor of ``quantizer``'s format into which ``x`` fits; ``stored`` gives the backend's value of a dtype."""
     form = block_format_of(quantizer)
     if format_of(output) is not form:

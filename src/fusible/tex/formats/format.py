@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, expected
-from fusible.tex.protocol import to_torch
+from fusible.tex.protocol import QuantizerLike, to_torch
 
 __all__ = [
     "Format",
@@ -40,7 +40,7 @@ class Marks:
     has: tuple[str, ...]
     lacks: tuple[str, ...] = ()
 
-    def fit(self, x: Any) -> bool:
+    def fit(self, x: object) -> bool:
         return all(hasattr(x, name) for name in self.has) and not any(hasattr(x, name) for name in self.lacks)
 
 
@@ -188,13 +188,13 @@ _SCHEMES: dict[type, Scheme] = {type(None): _UNQUANTIZED}
 _FORMATS: dict[type, Format] = {torch.Tensor: PLAIN, torch.nn.Parameter: PLAIN}
 
 
-def scheme_of(quantizer: Any) -> Scheme:
+def scheme_of(quantizer: object) -> Scheme:
     """How ``quantizer`` scales; a class answers once for all of its instances. None has the scheme ``"none"``."""
     known = _SCHEMES.get(type(quantizer))
     return known if known is not None else _recognise(quantizer)
 
 
-def _recognise(quantizer: Any) -> Scheme:
+def _recognise(quantizer: object) -> Scheme:
     found = getattr(quantizer, "_SCHEME", None)
     if not isinstance(found, Scheme):
         found = next((scheme for scheme in _SCHEMES_BY_NAME.values() if scheme.marks is not None and scheme.marks.fit(quantizer)), None)
@@ -205,12 +205,12 @@ def _recognise(quantizer: Any) -> Scheme:
     return found
 
 
-def scaling(quantizer: Any) -> str:
+def scaling(quantizer: object) -> str:
     """The name of ``quantizer``'s scheme: ``"none"`` for None."""
     return scheme_of(quantizer).name
 
 
-def format_of(x: Any) -> Format:
+def format_of(x: object) -> Format:
     """The format of a quantized tensor or of its bare storage, ``PLAIN`` of anything else. A class answers once for all of its instances."""
     known = _FORMATS.get(type(x))
     if known is None:
@@ -221,7 +221,7 @@ def format_of(x: Any) -> Format:
     return known
 
 
-def is_quantized(x: Any) -> bool:
+def is_quantized(x: object) -> bool:
     """Whether ``x`` is a quantized tensor of any format, or its bare storage."""
     return format_of(x) is not PLAIN
 
@@ -244,7 +244,7 @@ def nominal(x: Any) -> torch.dtype:
     return torch.float32 if dtype is None else to_torch(dtype)
 
 
-def usages(quantizer: Any) -> tuple[bool, bool]:
+def usages(quantizer: QuantizerLike) -> tuple[bool, bool]:
     """``(rowwise, columnwise)`` of a quantizer; one of the two must be asked for."""
     if not (quantizer.rowwise_usage or quantizer.columnwise_usage):
         raise ArgumentError(expected("rowwise or columnwise usage", of="a quantizer", got="neither", do="set one of the two usages"))

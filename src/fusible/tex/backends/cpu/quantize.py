@@ -144,7 +144,7 @@ def _scale_of(amax: float, fp8: int, quantizer: Any) -> np.float32:
     return scale
 
 
-def _buffers(shape: Sequence[int], quantizer: QuantizerLike | None, output: Any) -> tuple[Tensor | None, Tensor | None]:
+def _buffers(shape: Sequence[int], quantizer: QuantizerLike, output: Any) -> tuple[Tensor | None, Tensor | None]:
     """Where the data and the transposed data go: what the quantizer asks for and what the output has."""
     rowwise, columnwise = usages(quantizer)
     # Kernels write without gaps: where there are some, beside the buffer.

@@ -31,7 +31,7 @@ BLOCKS = BlockTensors(
 BLOCKS.reader.register({**BLOCK_FP8.codecs(), NVFP4: NVFP4_CODEC})
 
 
-def empty_blocks(quantizer: QuantizerLike | None, shape: Sequence[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
+def empty_blocks(quantizer: QuantizerLike, shape: Sequence[int], dtype: torch.dtype, device: Any, pin_memory: bool) -> Any:
     """A tensor of unspecified values with the copies that ``quantizer`` asks for."""
     form = checked_format(quantizer, shape)
     specs = form.buffer_specs(quantizer, shape, *usages(quantizer))
