@@ -10,29 +10,24 @@ import torch
 from fusible import tex
 from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.quantized.tensor_operations import FLOATS
-from fusible.tex.calls.grouped import GroupLayout, member_fields
-from fusible.tex.formats import NVFP4_OPTIONS
+from fusible.tex.calls.grouped import GroupLayout, group_arguments, member_fields
 
-__all__ = ["ARGUMENTS", "check_sources", "empty_buffers", "empty_member"]
-
-ARGUMENTS = {"rowwise_data": "data"}
-"""The buffers whose argument has another name."""
+__all__ = ["check_sources", "empty_buffers", "empty_member"]
 
 
 def empty_buffers(quantizer: Any, layout: GroupLayout, dtype: torch.dtype | None, device: torch.device | str) -> dict[str, Any]:
     """New buffers for members of a layout, by argument: as large as all that they consist of by themselves."""
     if quantizer is None:
         return {"data": torch.empty(layout.total, dtype=dtype, device=device)}
-    buffers: dict[str, Any] = {"with_gemm_swizzled_scales": bool(quantizer.optimize_for_gemm)}
-    buffers |= {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
+    buffers = {}
     found, fields = [empty_member(quantizer, shape, torch.float32, "meta") for shape in layout.shapes], member_fields(quantizer)
     for field, attribute in fields.items():
         of_copy = fields["columnwise_data" if field.startswith("columnwise") else "rowwise_data"]
         parts = [getattr(member, attribute) for member in found if getattr(member, of_copy) is not None]
         if parts:
             count = sum(part.numel() for part in parts)
-            buffers[ARGUMENTS.get(field, field)] = torch.empty(count, dtype=parts[0].dtype, device=device)
-    return buffers
+            buffers[field] = torch.empty(count, dtype=parts[0].dtype, device=device)
+    return {"with_gemm_swizzled_scales": bool(quantizer.optimize_for_gemm), **group_arguments(buffers, quantizer)}
 
 
 def empty_member(quantizer: Any, shape: Sequence[int], dtype: torch.dtype | None, device: torch.device | str) -> Any:

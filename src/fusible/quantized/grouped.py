@@ -25,11 +25,11 @@ from fusible.quantized.arguments import (
     check_methods,
 )
 from fusible.quantized.gathered import check_saved
-from fusible.quantized.group_buffers import ARGUMENTS, check_sources, empty_buffers, empty_member
+from fusible.quantized.group_buffers import check_sources, empty_buffers, empty_member
 from fusible.quantized.quantizer import Quantizer
 from fusible.quantized.saving import register_saved
 from fusible.quantized.shapes import size_of
-from fusible.tex.calls.grouped import layout_of, layout_of_grouped, members, register_grouped_factory
+from fusible.tex.calls.grouped import group_arguments, layout_of, layout_of_grouped, members, register_grouped_factory
 from fusible.tex.formats import NVFP4_OPTIONS, scaling
 from fusible.tex.formulas.arrays import Array
 
@@ -60,7 +60,7 @@ class GroupedTensorStorage:
     ``dtype``. The buffers are shared with the members that ``split_into_quantized_tensors`` gives, and with a ``copy``.
     """
 
-    _TENSORS: ClassVar[dict[str, str]] = {ARGUMENTS.get(name, name): name for name in GROUPED_BUFFERS}
+    _TENSORS: ClassVar[dict[str, str]] = group_arguments({name: name for name in GROUPED_BUFFERS}, None)
     _PARTS: ClassVar[dict[str, str]] = {}
     _OPTIONS: ClassVar[tuple[str, ...]] = ("num_tensors", "shapes", *NVFP4_OPTIONS, "with_gemm_swizzled_scales")
 
@@ -301,11 +301,10 @@ class GroupedTensorStorage:
 
     def get_metadata(self) -> dict[str, Any]:
         """The fields, as the constructor takes them; of the members' shapes those that the host was given, and never what it read of a tensor."""
-        fields = {ARGUMENTS.get(name, name): getattr(self, name) for name in GROUPED_BUFFERS}
-        options = {name: getattr(self, name) for name in ("num_tensors", "quantizer", "row_scaled_nvfp4", "nvfp4_use_4over6", "nvfp4_e4m3_max")}
         shapes = self.tensor_shapes if self.all_same_shape() else None
-        swizzled = self._with_gemm_swizzled_scales
-        return {"shape": self.logical_shape, "dtype": self.fake_dtype, "shapes": shapes, "with_gemm_swizzled_scales": swizzled, **fields, **options}
+        described = {"shape": self.logical_shape, "dtype": self.fake_dtype, "num_tensors": self.num_tensors, "shapes": shapes}
+        held = group_arguments({name: getattr(self, name) for name in GROUPED_BUFFERS}, self)
+        return described | held | {"quantizer": self.quantizer, "with_gemm_swizzled_scales": self._with_gemm_swizzled_scales}
 
     def prepare_for_saving(self) -> tuple[list[Any], GroupedTensorStorage]:
         """``(tensors, self)`` with the tensors taken out of ``self``; ``restore_from_saved`` puts them back."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fusible.errors import ArgumentError, DTypeError, ShapeError, check_callable, check_class, expected
-from fusible.tex.formats import scheme_of
+from fusible.tex.formats import NVFP4_OPTIONS, scheme_of
 from fusible.tex.interface.arguments import GroupedTensor, QuantizedTensor
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import QuantizerLike
@@ -27,6 +27,7 @@ __all__ = [
     "build_grouped",
     "check_list_lengths",
     "check_quantized_group",
+    "group_arguments",
     "is_grouped",
     "layout_of",
     "layout_of_grouped",
@@ -71,6 +72,13 @@ def build_grouped(like: QuantizerLike | None, **fields: Any) -> Any:
             return _FACTORIES[cls](like, **fields)
     do = "import fusible.quantized, whose it is" if like is None else "register it by register_grouped_factory"
     raise DTypeError(expected("a quantizer of a registered class", of="a grouped tensor", got=type(like).__qualname__, do=do))
+
+
+def group_arguments(buffers: Mapping[str, Any], like: Any) -> dict[str, Any]:
+    """``buffers`` of a grouped tensor by the arguments of ``build_grouped``, and the options of NVFP4 that ``like``, a quantizer or a grouped tensor,
+    has."""
+    named = {"data" if name == "rowwise_data" else name: buffer for name, buffer in buffers.items()}
+    return named | {name: getattr(like, name) for name in NVFP4_OPTIONS if hasattr(like, name)}
 
 
 def is_grouped(x: Any) -> bool:

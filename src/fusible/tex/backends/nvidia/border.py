@@ -15,9 +15,8 @@ import torch
 
 from fusible.errors import NotServedError, expected
 from fusible.tex import enums
-from fusible.tex.calls.grouped import build_grouped, is_grouped
+from fusible.tex.calls.grouped import build_grouped, group_arguments, is_grouped
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import NVFP4_OPTIONS
 from fusible.tex.protocol import to_dtype
 
 __all__ = ["Crossing"]
@@ -160,8 +159,7 @@ class Crossing:
 
 def _ours(grouped: Any, quantizer: Any) -> Any:
     """A new grouped tensor of the native library, as one of the package that ``quantizer`` belongs to."""
-    fields = {name: getattr(grouped, name) for name in _GROUPED if name != "rowwise_data"}
-    options = {name: getattr(grouped, name) for name in NVFP4_OPTIONS}
+    fields = group_arguments({name: getattr(grouped, name) for name in _GROUPED}, grouped)
     described = {"shape": tuple(grouped.logical_shape), "dtype": grouped.fake_dtype, "num_tensors": grouped.num_tensors, "quantizer": quantizer}
     swizzled = grouped._with_gemm_swizzled_scales
-    return build_grouped(quantizer, **described, data=grouped.rowwise_data, **fields, **options, with_gemm_swizzled_scales=swizzled)
+    return build_grouped(quantizer, **described, **fields, with_gemm_swizzled_scales=swizzled)

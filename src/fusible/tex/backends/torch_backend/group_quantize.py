@@ -13,17 +13,15 @@ from torch import Tensor
 from fusible.errors import DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.fp8 import reduced, scale_from_amax, tensor_amax, transpose_bytes
 from fusible.tex.backends.torch_backend.quantizing import quantize_tensor
-from fusible.tex.calls.grouped import GroupLayout, build_grouped, is_grouped, layout_of, member_fields
+from fusible.tex.calls.grouped import GroupLayout, build_grouped, group_arguments, is_grouped, layout_of, member_fields
 from fusible.tex.calls.inference_tensors import writing
-from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, scheme_of, usages
+from fusible.tex.formats import CURRENT, scheme_of, usages
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import QuantizerLike, fp8_format
 
 __all__ = ["columnwise_fields", "offsets_of", "quantize_group", "quantize_group_columnwise", "transposed_fields"]
 
 _Quantize = Callable[[Tensor, int], Any]
-_BUFFERS = {"rowwise_data": "data"}
-"""The fields whose name differs between a grouped tensor and its constructor."""
 
 
 def quantize_group(
@@ -56,8 +54,7 @@ def quantize_group(
         last_dims=last_dims,
         tensor_offsets=offsets_of(layout, first_dims, last_dims, tensor_offsets, x.device),
         with_gemm_swizzled_scales=swizzled,
-        **{name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)},
-        **{_BUFFERS.get(name, name): buffer for name, buffer in fields.items()},
+        **group_arguments(fields, quantizer),
     )
 
 

@@ -19,17 +19,14 @@ from fusible.tex.backends.xla.groups import Groups, Tiles, groups
 from fusible.tex.backends.xla.number_formats import reciprocal
 from fusible.tex.backends.xla.nvfp4 import column_source
 from fusible.tex.backends.xla.random import next_seed, uniform
-from fusible.tex.calls.grouped import build_grouped, member_fields
+from fusible.tex.calls.grouped import build_grouped, group_arguments, member_fields
 from fusible.tex.factories import build_quantized
-from fusible.tex.formats import CURRENT, NVFP4_OPTIONS, PLAIN, BlockFormat, block_format_of, scheme_of, usages
+from fusible.tex.formats import CURRENT, PLAIN, BlockFormat, block_format_of, scheme_of, usages
 from fusible.tex.formulas.nvfp4 import Random
 from fusible.tex.interface.declare import CallArguments
 from fusible.tex.protocol import QuantizerLike, fp8_format, to_torch
 
 __all__ = ["group_values", "groups_of", "quantize_group"]
-
-_BUFFERS = {"rowwise_data": "data"}
-"""The fields whose name differs between a grouped tensor and its constructor."""
 
 
 def groups_of(x: Any) -> Groups:
@@ -56,13 +53,12 @@ def quantize_group(x: Tensor, call: CallArguments) -> tuple[Any, Groups]:
     if tensor_offsets is None and first_dims is not None:
         tensor_offsets = lazy.cast(of.bounds * x.shape[1], lazy.int64)
     described = {"shape": x.shape, "dtype": dtype, "num_tensors": count, "first_dims": first_dims, "tensor_offsets": tensor_offsets}
-    fields: dict[str, Any] = {"data": lazy.reshape(x, (-1,))}
+    fields: dict[str, Any] = {"rowwise_data": lazy.reshape(x, (-1,))}
     if form.per_tensor:
         fields = _float8(x, quantizer, of)
     elif form is not PLAIN:
         fields = _blocks(x, quantizer, of)
-    options = {name: getattr(quantizer, name) for name in NVFP4_OPTIONS if hasattr(quantizer, name)}
-    return build_grouped(quantizer, quantizer=quantizer, **described, **options, **fields), of
+    return build_grouped(quantizer, quantizer=quantizer, **described, **group_arguments(fields, quantizer)), of
 
 
 def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
@@ -87,7 +83,7 @@ def _float8(x: Tensor, quantizer: Any, of: Groups) -> dict[str, Any]:
     data = lazy.where(of.inside[:, None], data, lazy.zeros((1, 1), lazy.uint8))
     (rowwise, columnwise), inverse = usages(quantizer), reciprocal(scale)
     fields = {"amax": amax, "scale": scale} if scheme_of(quantizer) is CURRENT else {}
-    fields |= {"data": lazy.reshape(data, (-1,)), "scale_inv": inverse} if rowwise else {}
+    fields |= {"rowwise_data": lazy.reshape(data, (-1,)), "scale_inv": inverse} if rowwise else {}
     turned = {"columnwise_data": lazy.reshape(transpose_bytes(data), (-1,)), "columnwise_scale_inv": inverse} if columnwise else {}
     return fields | turned
 
@@ -111,7 +107,7 @@ def _blocks(x: Tensor, quantizer: QuantizerLike, of: Groups) -> dict[str, Any]:
     for field, attribute in member_fields(quantizer).items():
         held = per_group.get("columnwise" if "columnwise" in field else "rowwise") if "amax" in field else getattr(whole, attribute)
         if held is not None:
-            fields[_BUFFERS.get(field, field)] = lazy.reshape(held, (-1,))
+            fields[field] = lazy.reshape(held, (-1,))
     return fields
 
 
