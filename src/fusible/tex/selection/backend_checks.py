@@ -44,7 +44,7 @@ def admitted(cls: type[TEXBackendBase]) -> TEXBackendBase:
     return backend
 
 
-def check_method(declaration: Declaration, method: Any, backend: str) -> None:
+def check_method(declaration: Declaration, method: object, backend: str) -> None:
     """Raise ``BackendError`` unless ``method``, bound to its backend, takes a call of ``declaration``: its parameters by name and in order, and no
     other one. Parameters may be gathered by ``*args`` and ``**kwargs``."""
     got = _misfit(declaration, method)
@@ -53,7 +53,7 @@ def check_method(declaration: Declaration, method: Any, backend: str) -> None:
         raise BackendError(expected(what, of=f"{backend}'s method {declaration.name}", got=got, do=do))
 
 
-def _misfit(declaration: Declaration, method: Any) -> str | None:
+def _misfit(declaration: Declaration, method: object) -> str | None:
     if not callable(method):
         return f"{method!r}"
     try:
@@ -102,7 +102,7 @@ def _own(cls: type) -> Iterator[tuple[type, str, Any]]:
             yield from ((owner, name, value) for name, value in vars(owner).items() if not name.startswith("_"))
 
 
-def _is_method(value: Any) -> bool:
+def _is_method(value: object) -> bool:
     return not isinstance(value, type | property) and (callable(value) or isinstance(value, staticmethod | classmethod))
 
 

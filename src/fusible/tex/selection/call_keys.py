@@ -48,7 +48,7 @@ def _other(x: Any) -> tuple[Hashable, ...]:
     return (KINDS[type(x)](x),) if is_dense(x) else (KINDS[type(x)](x), x.layout)
 
 
-def _integers(x: Any) -> Hashable:
+def _integers(x: object) -> Hashable:
     kind, *layout = _other(x)
     return kind, type(x), getattr(x, "ndim", None), *layout
 

@@ -32,7 +32,7 @@ _DECLARED: set[str] = set()
 """The functions from outside the package."""
 
 
-def _check_function(function: Any, of: str) -> str:
+def _check_function(function: object, of: str) -> str:
     """The name of a function. Raises ``DTypeError`` for what is none."""
     check_callable(function, of)
     name = getattr(function, "__name__", None)

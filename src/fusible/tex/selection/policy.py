@@ -97,7 +97,7 @@ def _wrong(what: str, name: str, got: object) -> ArgumentError:
     return ArgumentError(expected(what, of=f"{name} of a policy", got=repr(got), do="pass such a value"))
 
 
-def _frozen(function: str, wanted: Any) -> str | tuple[str, ...]:
+def _frozen(function: str, wanted: object) -> str | tuple[str, ...]:
     tokens = wanted.split("|") if isinstance(wanted, str) else wanted
     if not isinstance(tokens, list | tuple) or not tokens or not all(isinstance(token, str) and token.strip() for token in tokens):
         raise _wrong("a backend's name, or several, best first", f"{function} in per_function", wanted)
