@@ -74,14 +74,15 @@ class HybridQuantizedTensorStorage(FieldStorage):
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         """Drop a copy; None leaves one as it is. Raises ``ArgumentError`` for one that is not there, and where none would be left."""
         has, asked = self.get_usages(), {"rowwise": rowwise_usage, "columnwise": columnwise_usage}
-        missing = [way for way in has if asked[way] and not has[way]]
+        wanted = {way: has[way] if asked[way] is None else asked[way] for way in has}
+        missing = [way for way in has if wanted[way] and not has[way]]
         if missing:
             got, do = f"a request for {missing[0]} data", "quantize the unquantized tensor with that usage"
             raise ArgumentError(expected("the copies that were made", of="a hybrid tensor", got=got, do=do))
-        if not any(has[way] and asked[way] is not False for way in has):
+        if not any(wanted.values()):
             raise ArgumentError(expected("at least one usage", of="a hybrid tensor", got="neither row-wise nor column-wise", do="keep one"))
         for way in has:
-            if asked[way] is False:
+            if not wanted[way]:
                 setattr(self, f"_{way}_storage", None)
 
     def operand(self, columnwise: bool) -> Any:

@@ -357,3 +357,18 @@ def test_kinds_that_tex_does_not_know_are_refused_with_a_reason() -> None:
             tex.dequantize(made(name), torch.float32)
         with pytest.raises(FusibleError, match=f"is {name}"):
             tex.quantize(normal(64, 64), MAKERS[name][1](), None, None)
+
+
+@EVERY
+def test_a_usage_of_zero_is_one_of_false(name: str) -> None:
+    """C++ and configuration files know no other bool: each copy is dropped, or refused to be dropped, alike."""
+    for usage in ("rowwise_usage", "columnwise_usage"):
+        outcomes = []
+        for off in (False, 0):
+            q = made(name)
+            try:
+                q.update_usage(**{usage: off})
+                outcomes.append(tuple(q.get_usages().values()))
+            except ArgumentError as error:
+                outcomes.append((str(error),))
+        assert outcomes[0] == outcomes[1], usage
