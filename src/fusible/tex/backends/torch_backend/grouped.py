@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.errors import ArgumentError, DTypeError, NotServedError, ShapeError, expected
+from fusible.errors import ArgumentError, DTypeError, ShapeError, expected
 from fusible.tex.backends.torch_backend.group_quantize import (
     columnwise_fields,
     offsets_of,
@@ -100,9 +100,7 @@ class GroupedKernels(GroupedFormulas):
 
     @by_name
     def nvfp4_group_quantize_with_amax(self, call: CallArguments) -> Any:
-        one = getattr(self, "nvfp4_quantize_with_amax", None)
-        if one is None:
-            raise NotServedError(expected("NVFP4", of="the torch backend's formats", got="none", do="use another backend"))
+        one = self.nvfp4_quantize_with_amax  # type: ignore[attr-defined]
         for name, amax in (("rowwise_amax", call.rowwise_amax), ("columnwise_amax", call.columnwise_amax)):
             check_shape(amax.view(-1), (call.num_tensors,), f"{name} of nvfp4_group_quantize_with_amax")
         rows, columns = call.rowwise_amax.view(-1), call.columnwise_amax.view(-1)
