@@ -11,10 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 import ml_dtypes
 import numpy as np
 
-from fusible.tex import DType
+from fusible.conformance.eight_bits import NUMPY, rounded
 from fusible.tex.protocol import FP8_MAX
 
-NUMPY: dict[int, Any] = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 E4M3 = ml_dtypes.float8_e4m3fn
 F = np.float32
 FLT_MAX = np.finfo(np.float32).max
@@ -58,11 +57,6 @@ def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
-def cast(x: np.ndarray, fp8: int) -> np.ndarray:
-    """Bytes of a saturating cast to nearest even."""
-    return np.clip(x, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(NUMPY[fp8]).view(np.uint8)
-
-
 def fp8_scale(amax: Any, fp8: int, epsilon: float, power_of_two: bool, overflow: float) -> Any:
     amax = F(epsilon) if amax < F(epsilon) else F(amax)
     if not np.isfinite(amax) or amax == 0:
@@ -80,7 +74,7 @@ def block_fp8(x: np.ndarray, fp8: int, block: tuple[int, int], epsilon: float, p
     with np.errstate(all="ignore"):
         for place, part in tiles(x.shape, block):
             scale = fp8_scale(np.abs(x[part]).max(), fp8, epsilon, power_of_two, overflow)
-            data[part], inverse[place] = cast(x[part] * scale, fp8), F(1) / scale
+            data[part], inverse[place] = rounded(x[part] * scale, fp8), F(1) / scale
     return data, inverse
 
 
@@ -102,7 +96,7 @@ def mxfp8(x: np.ndarray, fp8: int, block: tuple[int, int]) -> tuple[np.ndarray, 
         for place, part in tiles(x.shape, block):
             byte = exponent_byte(np.abs(x[part]).max() * (F(1) / F(FP8_MAX[fp8])))
             factor = F(np.nan) if byte == 255 else F(2.0 ** (127 - byte))
-            data[part], scales[place] = cast(x[part] * factor, fp8), byte
+            data[part], scales[place] = rounded(x[part] * factor, fp8), byte
     return data, scales
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fusible import tex
+from fusible.conformance.eight_bits import FORMATS, HALF_STEP
 from fusible.conformance.nothing import compare_with_reference
 from fusible.conformance.table import Disagreement, Output, Sample, close
 from fusible.errors import NotServedError
@@ -18,8 +19,6 @@ from fusible.tex.protocol import FP8_MAX
 
 __all__ = ["FORMATS", "check_quantized", "check_scalars", "quantizers", "scalar_quantizer"]
 
-FORMATS = (DType.kFloat8E4M3, DType.kFloat8E5M2)
-_STEP = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}
 _SMALLEST = {DType.kFloat8E4M3: 2.0**-10, DType.kFloat8E5M2: 2.0**-17}
 
 
@@ -92,7 +91,7 @@ def _check_values(main: Output, quantized: Any, value: torch.Tensor, quantizer: 
     saturated = FP8_MAX[fp8] * quantized._scale_inv.item()
     wanted = reference.clamp(-saturated, saturated)
     error = (value.double() - wanted).abs()
-    bound = (_STEP[fp8] + slack) * wanted.abs() + _SMALLEST[fp8] * quantized._scale_inv.item() + slack
+    bound = (HALF_STEP[fp8] + slack) * wanted.abs() + _SMALLEST[fp8] * quantized._scale_inv.item() + slack
     if not (error <= bound).all():
         raise Disagreement(f"the largest error is {(error / bound).max().item():.3g} times its bound")
     if isinstance(quantizer, Float8Quantizer):

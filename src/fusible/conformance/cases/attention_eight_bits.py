@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor
 
 from fusible.conformance.cases.attention_drawn import call
-from fusible.conformance.cases.quantize import cast
+from fusible.conformance.eight_bits import HALF_STEP, cast, decoded, kept_within
 from fusible.conformance.table import Output, Sample
 from fusible.quantized import Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
@@ -23,15 +21,13 @@ from fusible.tex.enums import NVTE_QKV_Format
 __all__ = ["quantized_backward", "quantized_forward"]
 
 _SHAPE, _SCALE = (2, 5, 4, 8), 0.3
-_FORMATS = {DType.kFloat8E4M3: (ml_dtypes.float8_e4m3fn, 2.0**-4), DType.kFloat8E5M2: (ml_dtypes.float8_e5m2, 2.0**-3)}
-"""The type, and half a step of it as a share of a value."""
 
 
 def operand(generator: torch.Generator, fp8: DType, dtype: torch.dtype) -> tuple[Float8TensorStorage, Tensor]:
     """An operand of FP8, and its values in float64."""
     data = cast(torch.randn(_SHAPE, generator=generator), 4.0, fp8)
     storage = Float8TensorStorage(data=data, fp8_scale_inv=torch.tensor([0.25]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer(fp8))
-    return storage, torch.from_numpy(data.numpy().view(_FORMATS[fp8][0]).astype(np.float64)) / 4
+    return storage, decoded(data, fp8) / 4
 
 
 _FORMER = 50.0
@@ -44,14 +40,12 @@ def quantizer(fp8: DType, former: float = 0.0) -> Float8Quantizer:
 
 def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
     """The bytes that came where each is within half a step of ``wanted`` and of what was multiplied, at most ``size``; elsewhere the nearest ones."""
-    numpy, step = _FORMATS[fp8]
 
     def bits(result: Any, arguments: dict[str, Any]) -> Tensor:
-        found, right = result[place]._data.cpu(), cast(wanted, 16.0, fp8)
+        found = result[place]._data
         if found.shape != wanted.shape:
-            return right
-        error = (torch.from_numpy(found.numpy().view(numpy).astype(np.float64)) / 16 - wanted).abs()
-        return torch.where(error <= step * (wanted.abs() + size) + 2.0**-10, found, right)
+            return cast(wanted, 16.0, fp8)
+        return kept_within(found, wanted, 1 / 16, fp8, HALF_STEP[fp8] * (wanted.abs() + size) + 2.0**-10)
 
     return Output(f"result.{place}._data", bits)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.quantize import FORMER, cast, scale_of, with_former
+from fusible.conformance.cases.quantize import FORMER, scale_of, with_former
+from fusible.conformance.eight_bits import cast
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType

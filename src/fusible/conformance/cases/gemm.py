@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor
 
 from fusible.conformance.cases.block_tensors import BLOCKED, stored
 from fusible.conformance.cases.pointwise import gelu
-from fusible.conformance.cases.quantize import FORMER, cast, with_former
+from fusible.conformance.cases.quantize import FORMER, with_former
+from fusible.conformance.eight_bits import FORMATS, cast, decoded, drawn
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
@@ -109,12 +108,12 @@ def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
 
 def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Products of FP8 operands, with a scale each; both copies of an operand are given, and a backend reads the one that it needs."""
-    for fp8, numpy in ((DType.kFloat8E4M3, ml_dtypes.float8_e4m3fn), (DType.kFloat8E5M2, ml_dtypes.float8_e5m2)):
+    for fp8 in FORMATS:
         for layout, (a, b) in {"TN": ((8, 32), (16, 32)), "NN": ((8, 32), (16, 8)), "NT": ((16, 32), (16, 8))}.items():
             operands, values = [], []
             for shape, scale in ((a, 0.5), (b, 0.25)):
-                bits = torch.from_numpy(torch.randn(shape, generator=generator).numpy().astype(numpy).view(np.uint8))
-                values.append(torch.from_numpy(bits.numpy().view(numpy).astype(np.float64)) * scale)
+                bits = drawn(generator, shape, fp8)
+                values.append(decoded(bits, fp8) * scale)
                 storage = {"data": bits, "data_transpose": bits.t().contiguous(), "fp8_scale_inv": torch.tensor([scale]), "fp8_dtype": fp8}
                 operands.append(Float8TensorStorage(**storage, fake_dtype=dtype))
             ab, size, length = product(values[0], layout[0] == "T", values[1], layout[1] == "T")

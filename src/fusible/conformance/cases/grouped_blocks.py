@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from fusible.conformance import block_oracle as oracle
 from fusible.conformance.cases.block_quantize import copies, transforming
 from fusible.conformance.cases.block_tensors import BLOCKED, stored
 from fusible.conformance.cases.gemm import product
+from fusible.conformance.eight_bits import HALF_STEP, kept_within
 from fusible.conformance.table import Output, Sample
 from fusible.quantized import GroupedTensorStorage, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
@@ -223,13 +223,12 @@ def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[
         at += math.prod(whole)
 
     def near(result: Any, arguments: dict[str, Any]) -> Tensor:
-        """The bytes that came where each is within half a step of its value rounded to the dtype, elsewhere zeros."""
+        """The bytes that came where each is within half a step of its value rounded to the dtype, elsewhere the nearest ones."""
         good, start = result.columnwise_data.cpu().clone(), 0
         for part, (_, _, used) in zip(parts, scales, strict=True):
-            bits, factors = good[start : start + part.numel()].view(part.shape), 2.0 ** (used.double() - 127).repeat_interleave(32, 0)
-            came = torch.from_numpy(bits.numpy().view(ml_dtypes.float8_e4m3fn).astype(np.float64)) * factors
-            bound = (2.0**-4 + torch.finfo(dtype).eps) * part.abs() + 2.0**-10 * factors + 1e-5
-            bits[~((came - part).abs() <= bound)] = 0x7F
+            bits, inverse = good[start : start + part.numel()], 2.0 ** (used.double() - 127).repeat_interleave(32, 0)
+            bound = (HALF_STEP[_E4M3] + torch.finfo(dtype).eps) * part.abs() + 2.0**-10 * inverse + 1e-5
+            bits.copy_(kept_within(bits, part, inverse, _E4M3, bound).view(-1))
             start += part.numel()
         return good
 

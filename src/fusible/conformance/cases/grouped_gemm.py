@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor
 
 from fusible.conformance.cases.gemm import product
 from fusible.conformance.cases.grouped_blocks import ROWS, gather_blocks, products_in_blocks
 from fusible.conformance.cases.pointwise import gelu
+from fusible.conformance.eight_bits import FORMATS, decoded, drawn
 from fusible.conformance.special import plant
 from fusible.conformance.table import Output, Sample, Sampler, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
@@ -25,7 +24,6 @@ _ROWS, _N, _K = (5, 0, 1, 10), 12, 8
 _TOTAL = sum(_ROWS)
 _LAYOUTS = {"TN": (True, False), "NN": (False, False), "NT": (False, True)}
 _CODES = {torch.float32: DType.kFloat32, torch.bfloat16: DType.kBFloat16, torch.float16: DType.kFloat16}
-_FP8 = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _SIZE, _LENGTH = 60.0, _K + _N
 """Of sums of at most 12 products of normal values, and the length of any of them."""
 
@@ -161,9 +159,8 @@ def bits(generator: torch.Generator, shapes: list[torch.Size], fp8: DType) -> li
     """Bytes, the inverse of their scale, and the float64 values that they stand for."""
     found = []
     for i, shape in enumerate(shapes):
-        data = torch.randn(tuple(shape), generator=generator).numpy().astype(_FP8[fp8])
-        scale = (0.5, 0.25, 1.0, 2.0)[i]
-        found.append((torch.from_numpy(data.view(np.uint8)), scale, torch.from_numpy(data.astype(np.float64)) * scale))
+        data, scale = drawn(generator, tuple(shape), fp8), (0.5, 0.25, 1.0, 2.0)[i]
+        found.append((data, scale, decoded(data, fp8) * scale))
     return found
 
 
@@ -178,7 +175,7 @@ def storages(found: list[tuple[Tensor, float, Tensor]], fp8: DType, dtype: torch
 def eight_bits(generator: torch.Generator, layout: str, dtype: torch.dtype) -> Sample:
     """FP8 operands with a scale each; both copies are given, and a backend reads the one that it needs."""
     quantized, wide = [], []
-    for operand, fp8 in zip(operands(generator, layout, dtype), _FP8, strict=True):
+    for operand, fp8 in zip(operands(generator, layout, dtype), FORMATS, strict=True):
         found = bits(generator, [x.shape for x in operand], fp8)
         wide.append([value for _, _, value in found])
         quantized.append(storages(found, fp8, dtype))
@@ -291,7 +288,7 @@ def on_grouped(form: str) -> Sampler:
             D, outputs = target(form, layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
             group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
             yield Sample(f"{layout} added to {times} times D", on_groups(layout, group, gather(B), D, beta=torch.tensor([times])), outputs)
-            (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), _FP8, strict=True))
+            (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), FORMATS, strict=True))
             D, outputs = target(form, layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
             group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
             yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)

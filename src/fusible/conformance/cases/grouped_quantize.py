@@ -21,15 +21,14 @@ from fusible.conformance.cases.grouped_blocks import (
     requantize_in_blocks,
 )
 from fusible.conformance.cases.pointwise import choices, clamped_swiglu, gated, silu
-from fusible.conformance.cases.quantize import amax_of, cast, scale_of
+from fusible.conformance.cases.quantize import amax_of, scale_of
+from fusible.conformance.eight_bits import FORMATS, HALF_STEP, NUMPY, cast, decoded, kept_within
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, GroupedTensorStorage, NVFP4Quantizer
 from fusible.tex import DType
 
 __all__ = ["LAYOUTS", "Layout", "grouped_bytes"]
 
-_NUMPY: dict[DType, Any] = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
-_STEP = {DType.kFloat8E4M3: 2.0**-4, DType.kFloat8E5M2: 2.0**-3}
 _ROWS, _COLUMNS = 8, 6
 _FORMER = 1.0
 """The amax that quantizers had, which stays where it is the larger one."""
@@ -141,7 +140,7 @@ def case(fp8: DType, current: bool) -> Case:
     return Case(f"{fp8.name} {'current' if current else 'delayed'}", make, fp8, current)
 
 
-_CASES = tuple(case(fp8, current) for fp8 in _NUMPY for current in (False, True))
+_CASES = tuple(case(fp8, current) for fp8 in FORMATS for current in (False, True))
 
 
 def described(x: GroupedTensorStorage) -> tuple[str, ...]:
@@ -208,12 +207,12 @@ def stored(generator: torch.Generator, layout: Layout, fp8: DType, *, special: b
     infinities and the largest number, are among them, and the scales are no powers of two."""
     values = torch.randn(layout.shape, generator=generator)
     if special:
-        largest = torch.finfo(getattr(torch, _NUMPY[fp8].__name__)).max
+        largest = torch.finfo(getattr(torch, NUMPY[fp8].__name__)).max
         values[0, :4] = torch.tensor([torch.nan, -largest, torch.inf, -torch.inf])
-    bits = values.numpy().astype(_NUMPY[fp8]).view(np.uint8)
+    bits = values.numpy().astype(NUMPY[fp8]).view(np.uint8)
     inverse = torch.tensor([1.7, 0.3, 2.1, 0.125] if special else [0.5, 0.25, 2.0, 0.125])[: len(layout.shapes)]
     data = layout.pieces(torch.from_numpy(bits))
-    values = [torch.from_numpy(part.numpy().view(_NUMPY[fp8]).astype(np.float64)) * scale.item() for part, scale in zip(data, inverse, strict=True)]
+    values = [decoded(part, fp8) * scale.item() for part, scale in zip(data, inverse, strict=True)]
     return data, inverse, layout.placed(values)
 
 
@@ -280,9 +279,8 @@ def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Calla
         good, sizes = [], [value.numel() for value in values]
         rest = found.numel() - sum(sizes)
         for bits, value, inverse in zip(found.split([*sizes, rest])[:-1], turned(values), inverses.tolist(), strict=True):
-            decoded = torch.from_numpy(bits.numpy().view(_NUMPY[each.fp8]).astype(np.float64)).view(value.shape) * inverse
-            bound = (_STEP[each.fp8] + torch.finfo(dtype).eps) * value.abs() + 2.0**-10 * inverse + 1e-5
-            good.append(torch.where((decoded - value).abs() <= bound, bits.view(value.shape), cast(value, 1 / inverse, each.fp8)).view(-1))
+            bound = (HALF_STEP[each.fp8] + torch.finfo(dtype).eps) * value.abs() + 2.0**-10 * inverse + 1e-5
+            good.append(kept_within(bits, value, inverse, each.fp8, bound).view(-1))
         return torch.cat([*good, found[sum(sizes) :]])
 
     return wanted

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.optimizer import _RATES, _STEP, flag, lists, step
-from fusible.conformance.cases.quantize import cast
+from fusible.conformance.eight_bits import FORMATS, cast
 from fusible.conformance.table import FLOATS, Output, Sample, record
 from fusible.tex import DType
 from fusible.tex.protocol import FLT_MAX
@@ -89,7 +89,7 @@ def eight_bit(i: int, fp8: DType, scale: float, old: float) -> tuple[Output, ...
 @record("multi_tensor_adam_fp8")
 def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     scales, amaxes = (1.0, 3e4, 2.0, 0.3), (0.0, 100.0, 1.5, 0.0)
-    for (mode, correction), fp8 in itertools.product(_MODES, (DType.kFloat8E4M3, DType.kFloat8E5M2)):
+    for (mode, correction), fp8 in itertools.product(_MODES, FORMATS):
         g, master, m, v = operands(generator, dtype, _FP32, _FP32, _FP32)
         outputs = []
         for i, group in enumerate(zip(g, master, m, v, strict=True)):

@@ -6,18 +6,17 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance.eight_bits import FORMATS, NUMPY, decoded, drawn
 from fusible.conformance.table import FLOATS, Output, Sample, Sampler, random, record
 from fusible.tex import DType
 
 __all__ = []
 
 _TOKENS, _COPIES, _HIDDEN = 9, 3, 464
-_BYTES = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _CODES = {torch.float32: DType.kFloat32, torch.bfloat16: DType.kBFloat16, torch.float16: DType.kFloat16}
 _MOVED = (*FLOATS, torch.uint8)
 
@@ -30,18 +29,18 @@ def values(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtyp
     """Normal values; bytes of an FP8 format, none of them zero, whose sign sums need not keep."""
     if dtype is not torch.uint8:
         return random(generator, shape, dtype)
-    data = torch.randn(shape, generator=generator).numpy().astype(_BYTES[code])
-    found = torch.from_numpy(np.where(data == 0, _BYTES[code](1), data).view(np.uint8))
+    found = drawn(generator, shape, code)
+    found[decoded(found, code) == 0] = np.array(1, NUMPY[code]).view(np.uint8).item()
     found[-1, -1] = 0x7F  # NaN
     return found
 
 
 def codes(dtype: torch.dtype) -> tuple[DType, ...]:
-    return tuple(_BYTES) if dtype is torch.uint8 else (_CODES[dtype],)
+    return FORMATS if dtype is torch.uint8 else (_CODES[dtype],)
 
 
 def wide(x: Tensor, code: DType) -> Tensor:
-    return torch.from_numpy(x.numpy().view(_BYTES[code]).astype(np.float64)) if code in _BYTES else x.double()
+    return decoded(x, code) if code in NUMPY else x.double()
 
 
 def places(indices: Tensor, rows: int) -> tuple[Tensor, list[int]]:
@@ -102,8 +101,8 @@ def coming_back(weights: tuple[bool, ...]) -> Sampler:
                     # Quarters: sums of FP8 values times them are exact in fp32.
                     prob = torch.randint(1, 5, (_TOKENS, _COPIES), generator=generator).float() / 4 if weighted else torch.empty(0)
                     out = summed(wide(x, code), row_id_map, prob if weighted else torch.ones(_TOKENS, _COPIES))
-                    if code in _BYTES:
-                        rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(_BYTES[code])
+                    if code in NUMPY:
+                        rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(NUMPY[code])
                         output = Output(None, whatever_nan(torch.from_numpy(rounded.view(np.uint8)), code))
                     else:
                         output = Output(None, out, dtype, _COPIES, 3 * x.abs().max().item())

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance.eight_bits import FORMATS, cast, decoded
 from fusible.conformance.table import Output, Sample, random, record, strided
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
@@ -20,7 +20,6 @@ __all__ = [
     "FORMER",
     "amax_of",
     "bgrad_per_tensor",
-    "cast",
     "create_empty_per_tensor",
     "dequantize_per_tensor",
     "quantize_per_tensor",
@@ -28,16 +27,7 @@ __all__ = [
     "with_former",
 ]
 
-_NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
-_FORMATS = tuple(_NUMPY)
 _SHAPES = ((4, 6), (2, 3, 5), (7,), (0, 4), (3, 1401))
-
-
-def cast(x: Tensor, scale: float, fp8: DType) -> Tensor:
-    """The bytes of ``x * scale`` rounded to nearest even, saturated."""
-    with np.errstate(invalid="ignore"):
-        product = x.float().numpy() * np.float32(scale)
-    return torch.from_numpy(np.clip(product, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(_NUMPY[fp8]).view(np.uint8))
 
 
 def scale_of(x: Tensor, fp8: DType, power_of_two: bool, least: float = 0.0) -> float:
@@ -75,14 +65,14 @@ def layouts(at: str, data: Tensor) -> tuple[Output, Output]:
 def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Any, Tensor, Tensor]]:
     """``(label, x, quantizer, bytes, scale)``."""
     for x in inputs(generator, dtype):
-        for fp8 in _FORMATS:
+        for fp8 in FORMATS:
             label = f"{list(x.shape)} {fp8.name}"
             yield f"{label} delayed", x, Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), fp8), cast(x, 4.0, fp8), torch.tensor([4.0])
             for power_of_two in (False, True):
                 scale = scale_of(x, fp8, power_of_two)
                 quantizer = Float8CurrentScalingQuantizer(fp8, "cpu", force_pow_2_scales=power_of_two)
                 yield f"{label} current {power_of_two}", x, quantizer, cast(x, scale, fp8), torch.tensor([scale])
-    x, fp8 = random(generator, (4, 6), dtype), _FORMATS[0]
+    x, fp8 = random(generator, (4, 6), dtype), FORMATS[0]
     scale = scale_of(x, fp8, False, 100.0)
     yield "an amax of at least 100", x, Float8CurrentScalingQuantizer(fp8, "cpu", amax_epsilon=100.0), cast(x, scale, fp8), torch.tensor([scale])
 
@@ -124,10 +114,10 @@ def bgrad_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 def dequantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``dequantize`` of every byte, by one scale a tensor."""
     every = torch.arange(17 * 273, dtype=torch.int32).to(torch.uint8).view(17, 273)
-    for fp8 in _FORMATS:
+    for fp8 in FORMATS:
         quantizer = Float8Quantizer(torch.tensor([4.0]), torch.zeros(1), fp8)
         x = Float8TensorStorage(data=every.clone(), fp8_scale_inv=torch.tensor([0.3]), fp8_dtype=fp8, fake_dtype=dtype, quantizer=quantizer)
-        value = torch.from_numpy(every.numpy().view(_NUMPY[fp8]).astype(np.float64)) * torch.tensor(0.3).double()
+        value = decoded(every, fp8) * torch.tensor(0.3).double()
         yield Sample(fp8.name, {"input": x, "otype": dtype}, (Output(None, value, dtype),))
 
 
@@ -166,8 +156,8 @@ def scale_update(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
         (1.0, (2.0, 0.5, 0.25), (0.0, 0.25, 1.0), 2.0, 1.0, 1.0), (0.0, (0.0, 5.0, 2.0), (0.0, 5.0, 2.0), 0.875, None, None),
     ]  # fmt: skip
     columns = [torch.tensor([row[i] for row in each]) for i in (0, 1, 2, 3)]
-    cases = [(algorithm, fp8, margin, 1) for algorithm in ("max", "most_recent") for fp8 in _FORMATS for margin in (2, 0)]
-    for algorithm, fp8, margin, times in (*cases, ("max", _FORMATS[0], 1, 700), ("max", _FORMATS[0], 1, 0)):
+    cases = [(algorithm, fp8, margin, 1) for algorithm in ("max", "most_recent") for fp8 in FORMATS for margin in (2, 0)]
+    for algorithm, fp8, margin, times in (*cases, ("max", FORMATS[0], 1, 700), ("max", FORMATS[0], 1, 0)):
         buffer, history, moved, scales = (
             x.t().contiguous().repeat_interleave(times, -1) if x.dim() > 1 else x.repeat_interleave(times) for x in columns
         )

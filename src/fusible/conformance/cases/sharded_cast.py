@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance.eight_bits import FORMATS, cast
 from fusible.conformance.table import Output, Sample, record
 from fusible.quantized import NVFP4TensorStorage
 from fusible.tex import DType
-from fusible.tex.protocol import FLT_MAX, FP8_MAX
+from fusible.tex.protocol import FLT_MAX
 
 __all__ = []
 
-_NUMPY = {DType.kFloat8E4M3: ml_dtypes.float8_e4m3fn, DType.kFloat8E5M2: ml_dtypes.float8_e5m2}
 _SLICES = ((5, 300, 7, 1000), (300, 40, 123, 5), (130, 70, 139, 6000), (33, 2, 0, 66), (40, 34, 33, 2), (40, 34, 1359, 1), (40, 34, 12, 0))
 """``(h, w, start, length)``: a whole weight, parts of one row, none, and slices that begin and end within rows and tiles."""
 
@@ -99,19 +99,13 @@ def mxfp8_amaxes(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
         yield Sample(x.label, arguments, (Output("amax_rowwise", wanted_row), Output("amax_colwise", wanted_column)))
 
 
-def eight_bits(x: Tensor, factors: Any, fp8: DType) -> Tensor:
-    with np.errstate(all="ignore"):
-        product = x.float().numpy() * factors
-    return torch.from_numpy(np.clip(product, -FP8_MAX[fp8], FP8_MAX[fp8]).astype(_NUMPY[fp8]).view(np.uint8))
-
-
 @record("fp8_block_scaling_partial_cast")
 def block_fp8_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for x in slices(generator, dtype):
-        for fp8, block in ((fp8, block) for fp8 in _NUMPY for block in (128, 16)):
+        for fp8, block in ((fp8, block) for fp8 in FORMATS for block in (128, 16)):
             down, across = x.tiles(block)
             scale = torch.exp(torch.randn(down + 1, across + 4, generator=generator) * 3)
-            wanted = eight_bits(x.part, x.each(scale.numpy(), block, block), fp8)
+            wanted = cast(x.part, x.each(scale.numpy(), block, block), fp8)
             arguments = {"inp": x.part, "out": torch.full((x.length,), 99, dtype=torch.uint8), "scale": scale, **x.place}
             yield Sample(f"{x.label} by {block} to {fp8.name}", {**arguments, "block_len": block, "out_dtype": fp8}, (Output("out", wanted),))
 
@@ -122,7 +116,7 @@ def mxfp8_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
         wanted = []
         for scale, block in ((row, (1, 32)), (column, (32, 1))):
             factors = np.exp2(127.0 - x.each(scale.numpy(), *block)).astype(np.float32)
-            wanted.append(eight_bits(x.part, factors, DType.kFloat8E4M3))
+            wanted.append(cast(x.part, factors, DType.kFloat8E4M3))
         outs = {f"output_{way}": torch.full((x.length,), 99, dtype=torch.uint8) for way in ("rowwise", "colwise")}
         scales = {"scale_inv_rowwise": row, "scale_inv_colwise": column}
         arguments = {"input": x.part, **outs, **scales, "rows": x.h, "cols": x.w, "start_offset": x.start}
