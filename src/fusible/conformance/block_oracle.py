@@ -1,12 +1,6 @@
-"""The block-scaled formats in NumPy and ml_dtypes, block by block and element by element: what every backend's bytes are compared with."""
+"""The block-scaled formats in NumPy and ml_dtypes, step by step in fp32: what every backend's bytes are compared with."""
 
 from __future__ import annotations
-
-import copy
-import functools
-import hashlib
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -19,85 +13,71 @@ F = np.float32
 FLT_MAX = np.finfo(np.float32).max
 SIGNS = [1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1]
 
-__all__ = ["E4M3", "F", "FLT_MAX", "NUMPY", "block_fp8", "e2m1_values", "mxfp8", "nvfp4", "swizzled", "tensor_scale", "transformed"]
+__all__ = [
+    "E4M3",
+    "F",
+    "FLT_MAX",
+    "NUMPY",
+    "block_fp8",
+    "e2m1_values",
+    "e4m3",
+    "exponent_bytes",
+    "four_bits",
+    "fp8_scale",
+    "mxfp8",
+    "nvfp4",
+    "nvfp4_scale",
+    "packed",
+    "spread",
+    "swizzled",
+    "tensor_scale",
+    "transformed",
+]
 
-Tile = tuple[slice, slice]
-REMEMBERED = 2048
-
-P = ParamSpec("P")
-R = TypeVar("R", np.ndarray, tuple[np.ndarray, np.ndarray])
-
-
-def remembered(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which computes a result once: samples of the same numbers are made anew for every backend and dtype. Results are copies."""
-    known: dict[Any, Any] = {}
-
-    def key_of(x: Any) -> Any:
-        return (x.shape, x.dtype.str, hashlib.blake2b(x.tobytes()).digest()) if isinstance(x, np.ndarray) else x
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        key = (*map(key_of, args), *((name, key_of(x)) for name, x in sorted(kwargs.items())))
-        if key not in known:
-            if len(known) >= REMEMBERED:
-                known.clear()
-            known[key] = function(*args, **kwargs)
-        return copy.deepcopy(known[key])
-
-    return call
+Block = tuple[int, int]
 
 
-def tiles(shape: tuple[int, ...], block: tuple[int, int]) -> Iterator[tuple[tuple[int, int], Tile]]:
-    for i in range(0, shape[0], block[0]):
-        for j in range(0, shape[1], block[1]):
-            yield (i // block[0], j // block[1]), (slice(i, i + block[0]), slice(j, j + block[1]))
+def block_amax(x: np.ndarray, block: Block) -> np.ndarray:
+    """The largest absolute value of each block of the matrix ``x``; a block at the edge may be cut off."""
+    rows, columns = (range(0, size, step) for size, step in zip(x.shape, block, strict=True))
+    return np.maximum.reduceat(np.maximum.reduceat(np.abs(x), rows, 0), columns, 1) if x.size else np.empty((len(rows), len(columns)), x.dtype)
 
 
-def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, int]:
-    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+def spread(blocks: np.ndarray, block: Block, shape: tuple[int, ...]) -> np.ndarray:
+    """A value per block as a value per element of the matrix ``shape``."""
+    return blocks.repeat(block[0], 0).repeat(block[1], 1)[: shape[0], : shape[1]]
 
 
-def fp8_scale(amax: Any, fp8: int, epsilon: float, power_of_two: bool, overflow: float) -> Any:
-    amax = F(epsilon) if amax < F(epsilon) else F(amax)
-    if not np.isfinite(amax) or amax == 0:
-        return F(1)
-    scale = F(FP8_MAX[fp8]) / amax
-    if np.isinf(scale):
-        scale = F(overflow)
-    return F(2.0 ** np.floor(np.log2(np.float64(scale)))) if power_of_two else scale
+def fp8_scale(amax: np.ndarray, fp8: int, epsilon: float, power_of_two: bool, overflow: float) -> np.ndarray:
+    """``FP8_MAX / max(amax, epsilon)``, or the next lower power of two; 1 where the amax is 0 or not finite. ``overflow`` replaces infinity."""
+    with np.errstate(all="ignore"):
+        amax = np.where(amax < F(epsilon), F(epsilon), amax)
+        scale = F(FP8_MAX[fp8]) / amax
+        scale = np.where(np.isinf(scale), F(overflow), scale)
+        scale = np.exp2(np.floor(np.log2(scale, dtype=np.float64))).astype(F) if power_of_two else scale
+    return np.where(np.isfinite(amax) & (amax != 0), scale, F(1))
 
 
-@remembered
-def block_fp8(x: np.ndarray, fp8: int, block: tuple[int, int], epsilon: float, power_of_two: bool, overflow: float) -> tuple[np.ndarray, np.ndarray]:
+def block_fp8(x: np.ndarray, fp8: int, block: Block, epsilon: float, power_of_two: bool, overflow: float) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and ``1 / scale`` by block of a matrix of fp32."""
-    data, inverse = np.empty(x.shape, np.uint8), np.empty(grid(x.shape, block), F)
+    scale = fp8_scale(block_amax(x, block), fp8, epsilon, power_of_two, overflow)
     with np.errstate(all="ignore"):
-        for place, part in tiles(x.shape, block):
-            scale = fp8_scale(np.abs(x[part]).max(), fp8, epsilon, power_of_two, overflow)
-            data[part], inverse[place] = rounded(x[part] * scale, fp8), F(1) / scale
-    return data, inverse
+        return rounded(x * spread(scale, block, x.shape), fp8), F(1) / scale
 
 
-def exponent_byte(value: Any) -> int:
-    """The least power of two that is not below ``value``, as E8M0."""
-    if np.isnan(value):
-        return 255
-    if np.isinf(value):
-        return 254
-    mantissa, exponent = np.frexp(np.float64(value))
-    return 0 if value == 0 else int(np.clip(exponent - (mantissa == 0.5) + 127, 0, 254))
+def exponent_bytes(values: np.ndarray) -> np.ndarray:
+    """The least powers of two that are not below ``values``, as E8M0; an infinity is the largest one."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    found = np.where(values == 0, 0, np.clip(exponent - (mantissa == 0.5) + 127, 0, 254))
+    return np.where(np.isnan(values), 255, np.where(np.isinf(values), 254, found)).astype(np.uint8)
 
 
-@remembered
-def mxfp8(x: np.ndarray, fp8: int, block: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def mxfp8(x: np.ndarray, fp8: int, block: Block) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and E8M0 scales by block."""
-    data, scales = np.empty(x.shape, np.uint8), np.empty(grid(x.shape, block), np.uint8)
     with np.errstate(all="ignore"):
-        for place, part in tiles(x.shape, block):
-            byte = exponent_byte(np.abs(x[part]).max() * (F(1) / F(FP8_MAX[fp8])))
-            factor = F(np.nan) if byte == 255 else F(2.0 ** (127 - byte))
-            data[part], scales[place] = rounded(x[part] * factor, fp8), byte
-    return data, scales
+        scales = exponent_bytes(block_amax(x, block) * (F(1) / F(FP8_MAX[fp8])))
+        factors = np.where(scales == 255, np.nan, 2.0 ** (127.0 - scales)).astype(F)
+        return rounded(x * spread(factors, block, x.shape), fp8), scales
 
 
 def e2m1(x: np.ndarray) -> np.ndarray:
@@ -111,48 +91,70 @@ def e2m1_values(codes: np.ndarray) -> np.ndarray:
     return codes.astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(F)
 
 
-def e4m3(x: Any) -> Any:
-    return np.clip(F(x), None, F(448)).astype(E4M3)
+def packed(codes: np.ndarray) -> np.ndarray:
+    """Two codes to a byte, that of the even column in the low half."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
 
 
-def tensor_scale(amax: Any, e4m3_max: float) -> Any:
+def e4m3(x: np.ndarray) -> np.ndarray:
+    """A saturating cast of what is not negative."""
+    return np.minimum(x, F(448)).astype(E4M3)
+
+
+def tensor_scale(amax: np.ndarray, e4m3_max: float = 448) -> np.ndarray:
     """``6 e4m3_max / amax`` in fp32, at most the largest number; 1 where that is no scale."""
-    scale = np.minimum(F(6 * e4m3_max) / F(amax), FLT_MAX)
-    return F(1) if amax == 0 or scale == 0 else scale
-
-
-@remembered
-def nvfp4(x: np.ndarray, amax: np.ndarray, tiled: bool, over6: str | None = None, e4m3_max: float = 448) -> tuple[np.ndarray, np.ndarray]:
-    """Codes (one per byte) and E4M3 bytes ``[lines, blocks]`` of the lines ``x``; ``amax`` is one number, or one per line."""
-    codes, scales = np.empty(x.shape, np.uint8), np.empty((x.shape[0], x.shape[1] // 16), np.uint8)
     with np.errstate(all="ignore"):
-        for (i, j), part in tiles(x.shape, (16, 16) if tiled else (1, 16)):
-            own = amax.reshape(-1)[0 if amax.size == 1 else i]
-            scale, largest = tensor_scale(own, e4m3_max), np.abs(x[part]).max()
-            if over6 is None:
-                chosen = _mapped(x[part], e4m3(np.minimum(largest * (scale * F(1 / 6)), FLT_MAX)), scale)
-            else:
-                base = largest / F(6) * scale
-                six, four = _mapped(x[part], e4m3(base), scale), _mapped(x[part], e4m3(base * F(1.5)), scale)
-                errors = [_error(x[part], *candidate, own, e4m3_max, over6) for candidate in (four, six)]
-                chosen = four if errors[0] < errors[1] else six
-            codes[part], scales[part[0], j] = chosen[0], chosen[1].view(np.uint8)
-    return codes, scales
+        scale = np.minimum(F(6 * e4m3_max) / amax, FLT_MAX)
+    return np.where((amax == 0) | (scale == 0), F(1), scale)
 
 
-def _mapped(x: np.ndarray, block_scale: Any, scale: Any) -> tuple[np.ndarray, Any]:
-    encoding = np.minimum(F(1) / (F(block_scale) * (F(1) / scale)), FLT_MAX)
-    return e2m1(x * encoding), np.asarray(block_scale)
+def nvfp4_scale(block_amax: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """``block_amax * scale / 6``, before it is cast to E4M3: the scale of a block relative to that of the tensor."""
+    with np.errstate(all="ignore"):
+        return np.minimum(block_amax * (scale * F(1 / 6)), FLT_MAX)
 
 
-def _error(x: np.ndarray, codes: np.ndarray, block_scale: Any, amax: Any, e4m3_max: float, mode: str) -> Any:
-    lines = np.zeros(x.shape[0], F)
+def four_bits(x: np.ndarray, block_scale: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The codes of ``x * scale / block_scale``, of which ``block_scale`` is in E4M3."""
+    with np.errstate(all="ignore"):
+        return e2m1(x * np.minimum(F(1) / (block_scale.astype(F) * (F(1) / scale)), FLT_MAX))
+
+
+def nvfp4(x: np.ndarray, amax: np.ndarray, tiled: bool, over6: str | None = None, e4m3_max: float = 448) -> tuple[np.ndarray, np.ndarray]:
+    """Codes (one per byte) and E4M3 bytes ``[lines, blocks]`` of the lines ``x``; ``amax`` is one number, or one per line.
+
+    ``over6``, "MSE" or "MAE": a block is mapped to 4 instead of 6 where the error by that measure is smaller.
+    """
+    block = (16, 16) if tiled else (1, 16)
+    amax = amax.reshape(-1, 1)
+    scale, largest = tensor_scale(amax, e4m3_max), block_amax(x, block)
+
+    def mapped(block_scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        each = spread(e4m3(block_scale), block, x.shape)
+        return four_bits(x, each, scale), each
+
+    with np.errstate(all="ignore"):
+        if over6 is None:
+            codes, scales = mapped(nvfp4_scale(largest, scale))
+        else:
+            base = largest / F(6) * scale
+            six, four = mapped(base), mapped(base * F(1.5))
+            errors = [_errors(x, *candidate, amax, e4m3_max, over6, block[0]) for candidate in (four, six)]
+            better = spread(errors[0] < errors[1], block, x.shape)
+            codes, scales = (np.where(better, of_four, of_six) for of_four, of_six in zip(four, six, strict=True))
+    return codes, scales[:, ::16].view(np.uint8)
+
+
+def _errors(x: np.ndarray, codes: np.ndarray, scales: np.ndarray, amax: np.ndarray, e4m3_max: float, mode: str, rows: int) -> np.ndarray:
+    """The error of each block of ``rows`` rows. The order of the sum decides near ties: along a row, then the rows by halves."""
+    difference = e2m1_values(codes) * scales.astype(F) * amax / F(6 * e4m3_max) - x
+    each = (difference * difference if mode == "MSE" else np.abs(difference)).reshape(len(x) // rows, rows, -1, 16)
+    lines = np.zeros(each.shape[:-1], F)
     for place in range(16):
-        difference = e2m1_values(codes[:, place]) * F(block_scale) * F(amax) / F(6 * e4m3_max) - x[:, place]
-        lines = lines + (difference * difference if mode == "MSE" else np.abs(difference))
-    while len(lines) > 1:
-        lines = lines[: len(lines) // 2] + lines[len(lines) // 2 :]
-    return lines[0]
+        lines = lines + each[..., place]
+    while lines.shape[1] > 1:
+        lines = lines[:, : lines.shape[1] // 2] + lines[:, lines.shape[1] // 2 :]
+    return lines[:, 0]
 
 
 def transformed(x: np.ndarray, signs: bool = True) -> np.ndarray:
@@ -162,13 +164,10 @@ def transformed(x: np.ndarray, signs: bool = True) -> np.ndarray:
     return (x.T.reshape(-1, 16).astype(np.float64) @ hadamard).astype(F).reshape(x.T.shape).astype(ml_dtypes.bfloat16).astype(F)
 
 
-@remembered
 def swizzled(scales: np.ndarray) -> np.ndarray:
     """Scales ``[128 m, 4 k]`` in the order of tensor cores: tiles of 32 rows of 16, line ``l`` at row ``l % 32``, column ``4 (l // 32)``."""
+    line, block = np.indices(scales.shape)
+    tile = line // 128 * (scales.shape[1] // 4) + block // 4
     result = np.empty(scales.size, scales.dtype)
-    lines, blocks = scales.shape
-    for line in range(lines):
-        for block in range(blocks):
-            tile = line // 128 * (blocks // 4) + block // 4
-            result[tile * 512 + line % 32 * 16 + line % 128 // 32 * 4 + block % 4] = scales[line, block]
+    result[tile * 512 + line % 32 * 16 + line % 128 // 32 * 4 + block % 4] = scales
     return result.reshape(scales.shape)

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fusible.conformance import block_oracle as oracle
+from fusible.conformance.cases.block_tensors import WAYS, copies
 from fusible.conformance.cases.quantize import FORMER, scale_of, with_former
 from fusible.conformance.eight_bits import cast
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 
-__all__ = ["copies", "framed", "quantized", "transforming"]
+__all__ = ["framed", "quantized", "transforming"]
 
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
-_WAYS = ("rowwise", "columnwise")
 _MAKERS: tuple[Callable[[], Any], ...] = (
     lambda: None,
     lambda: Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), _E4M3),
@@ -44,9 +42,8 @@ def transforming(signs: bool = True) -> NVFP4Quantizer:
     return NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=signs)
 
 
-def framed(at: str, scales: np.ndarray) -> Output:
+def framed(at: str, wanted: Tensor) -> Output:
     """Scales in the upper left of a buffer that is padded, with anything, to fewer than 128 rows or columns more."""
-    wanted = torch.from_numpy(np.ascontiguousarray(scales))
 
     def frame(result: Any, arguments: dict[str, Any]) -> Any:
         found = Output(at, None).find(result, arguments)
@@ -59,40 +56,17 @@ def framed(at: str, scales: np.ndarray) -> Output:
     return Output(at, frame)
 
 
-def copies(x: Tensor, quantizer: Any) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """``(way, data, scales)`` of the copies of ``x [M, K]`` in FP8 blocks or MXFP8."""
-    matrix = x.float().numpy()
-    for way, asked, line in zip(_WAYS, (quantizer.rowwise_usage, quantizer.columnwise_usage), ((1, 0), (0, 1)), strict=True):
-        if not asked:
+def copies_at(at: str, x: Tensor, quantizer: Any, amaxes: dict[str, Tensor] | None = None) -> list[Output]:
+    """The copies of ``x [M, K]`` in a block-scaled format, in NVFP4 with their own amaxes or those given."""
+    outputs, made = [], dict(copies(x, quantizer, amaxes))
+    four_bits = isinstance(quantizer, NVFP4Quantizer)
+    for way in WAYS:
+        data, scale_inv, amax = f"{at}._{way}_data", f"{at}._{way}_scale_inv", f"{at}._amax_{way}"
+        if way not in made:
+            outputs += [Output(name, None) for name in ((data, scale_inv, amax) if four_bits else (data,))]
             continue
-        if isinstance(quantizer, MXFP8Quantizer):
-            tiled = quantizer.with_2d_quantization
-            data, scales = oracle.mxfp8(matrix, quantizer.dtype, (32, 32) if tiled else (1 if line[0] else 32, 1 if line[1] else 32))
-            yield way, data, scales.repeat(32, line[1]) if tiled else scales
-            continue
-        tiled = quantizer.block_scaling_dim == 2
-        block = (128, 128) if tiled else (1 if line[0] else 128, 1 if line[1] else 128)
-        rule = quantizer.amax_epsilon, quantizer.force_pow_2_scales, torch.finfo(x.dtype).max
-        data, scales = oracle.block_fp8(matrix, quantizer.dtype, block, *rule)
-        yield way, np.ascontiguousarray(data.T) if line[1] else data, scales.T if tiled == bool(line[1]) else scales
-
-
-def nvfp4(at: str, x: Tensor, quantizer: NVFP4Quantizer, amaxes: dict[str, Tensor] | None = None) -> list[Output]:
-    """The copies in NVFP4, with their own amaxes or those given."""
-    matrix = x.float().numpy()
-    turned = oracle.transformed(matrix, quantizer.rht_matrix_random_sign_mask_t != 0) if quantizer.with_rht else matrix.T
-    outputs = []
-    for way, asked, lines in zip(_WAYS, (quantizer.rowwise_usage, quantizer.columnwise_usage), (matrix, np.ascontiguousarray(turned)), strict=True):
-        names = [f"{at}._{name}" for name in (f"{way}_data", f"{way}_scale_inv", f"amax_{way}")]
-        if not asked:
-            outputs += [Output(name, None) for name in names]
-            continue
-        amax = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
-        amax = amax if amaxes is None else amaxes[way].numpy()
-        over6 = quantizer.nvfp4_4over6_err_mode if quantizer.nvfp4_use_4over6 else None
-        codes, scales = oracle.nvfp4(lines, amax, quantizer.with_2d_quantization, over6, quantizer.nvfp4_e4m3_max)
-        pairs = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
-        outputs += [Output(names[0], pairs), framed(names[1], scales), Output(names[2], torch.from_numpy(amax.copy()))]
+        outputs += [Output(data, made[way].data), framed(scale_inv, made[way].scales)]
+        outputs += [Output(amax, made[way].amax)] if four_bits else []
     return outputs
 
 
@@ -108,13 +82,7 @@ def quantized(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Outpu
         common.append(Output(f"{at}._scale_inv", inverse))
         amax = [Output(f"{owner}.amax", with_former(x))] if delayed and owner else []
         return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous()), *amax]
-    matrix = x.reshape(-1, x.shape[-1])
-    if isinstance(quantizer, NVFP4Quantizer):
-        return [*common, *(part for part in nvfp4(at, matrix, quantizer))]
-    parts = [(name, data, scales) for name, data, scales in copies(matrix, quantizer)]
-    outputs = [Output(f"{at}._{way}_data", torch.from_numpy(data)) for way, data, _ in parts]
-    absent = [Output(f"{at}._{way}_data", None) for way in _WAYS if way not in [part[0] for part in parts]]
-    return [*common, *outputs, *absent, *(framed(f"{at}._{way}_scale_inv", scales) for way, _, scales in parts)]
+    return [*common, *copies_at(at, x.reshape(-1, x.shape[-1]), quantizer)]
 
 
 def integers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -136,8 +104,8 @@ def multi_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     x = random(generator, (16, 4, 32), dtype)
     chosen = [MXFP8Quantizer(_E4M3, columnwise=False), Float8BlockQuantizer(_E4M3, columnwise=False, block_scaling_dim=1)]
     for quantizer in chosen:
-        data, _ = next((data, scales) for _, data, scales in copies(x.view(64, 32), quantizer))
-        outputs = (Output("result.0._rowwise_data", torch.from_numpy(data).view(x.shape)), Output("result.0.shape", x.shape))
+        ((_, copy),) = copies(x.view(64, 32), quantizer)
+        outputs = (Output("result.0._rowwise_data", copy.data.view(x.shape)), Output("result.0.shape", x.shape))
         yield Sample(f"rows of three dimensions, {type(quantizer).__name__}", {"tensor_list": [x], "quantizer_list": [quantizer]}, outputs)
     yield Sample("none", {"tensor_list": [], "quantizer_list": []}, (Output(None, []),))
 
@@ -174,7 +142,7 @@ def quantize_with_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterat
         x = integers(generator, (32, 48), dtype) if quantizer.with_rht else random(generator, (32, 48), dtype, 3.0)
         sizes = (32, 48) if quantizer.row_scaled_nvfp4 else (1, 1)
         # Larger than the tensor's own, so that one that is computed shows.
-        amaxes = {way: 250.0 + 100 * torch.rand(n, generator=generator) for way, n in zip(_WAYS, sizes, strict=True)}
+        amaxes = {way: 250.0 + 100 * torch.rand(n, generator=generator) for way, n in zip(WAYS, sizes, strict=True)}
         asked = {"rowwise": quantizer.rowwise_usage, "columnwise": quantizer.columnwise_usage}
         given = {f"{way}_amax": amax.clone() if asked[way] else None for way, amax in amaxes.items()}
-        yield Sample(label, {"tensor": x, "quantizer": quantizer, **given}, tuple(nvfp4("result", x, quantizer, amaxes)))
+        yield Sample(label, {"tensor": x, "quantizer": quantizer, **given}, tuple(copies_at("result", x, quantizer, amaxes)))

@@ -1,10 +1,10 @@
-"""Tensors of the block-scaled formats as calls take them, and what they stand for: made by the oracle, whatever backend is there."""
+"""The copies that quantizing to a block-scaled format makes, by the oracle, and such tensors as calls take them, with the values they stand for."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from fusible.quantized import (
 from fusible.tex import DType
 from fusible.tex.formats import block_format_of
 
-__all__ = ["BLOCKED", "in_tiles", "stored"]
+__all__ = ["BLOCKED", "Copy", "WAYS", "copies", "in_tiles", "stored"]
 
+WAYS = ("rowwise", "columnwise")
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 
 BLOCKED: dict[str, Callable[..., Any]] = {
@@ -38,63 +39,87 @@ BLOCKED: dict[str, Callable[..., Any]] = {
 """A quantizer of each format, by name."""
 
 
-def _repeated(scales: np.ndarray, block: tuple[int, int], shape: tuple[int, ...]) -> np.ndarray:
-    return scales.astype(np.float64).repeat(block[0], 0).repeat(block[1], 1)[: shape[0], : shape[1]]
+class Copy(NamedTuple):
+    """A copy of a matrix ``[M, K]``: bytes and scales as they lie in memory, without what pads them; in NVFP4 the amaxes; and the float64 values
+    ``[M, K]`` that it stands for, or its transform."""
+
+    data: Tensor
+    scales: Tensor
+    amax: Tensor | None
+    values: Tensor
 
 
-def _eight_bits(x: np.ndarray, quantizer: Any, columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes, scales as they lie, and values of a copy in FP8 blocks or MXFP8."""
+def copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor] | None = None) -> Iterator[tuple[str, Copy]]:
+    """The copies that a block-scaled quantizer makes of ``x [M, K]``, by way; in NVFP4 with their own amaxes, or those given."""
+    asked = {"rowwise": quantizer.rowwise_usage, "columnwise": quantizer.columnwise_usage}
+    for way in WAYS:
+        if not asked[way]:
+            continue
+        columns = way == "columnwise"
+        if isinstance(quantizer, NVFP4Quantizer):
+            data, scales, amax, values = _four_bits(x.float().numpy(), quantizer, columns, None if amaxes is None else amaxes[way].numpy())
+            yield way, Copy(_tensor(data), _tensor(scales), _tensor(amax), _tensor(values))
+        else:
+            data, scales, values = _eight_bits(x, quantizer, columns)
+            yield way, Copy(_tensor(data), _tensor(scales), None, _tensor(values))
+
+
+def _tensor(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _eight_bits(x: Tensor, quantizer: Any, columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bytes, scales and values of a copy in FP8 blocks or MXFP8."""
+    matrix, tiled = x.float().numpy(), block_format_of(quantizer).is_tiled(quantizer)
+    length = 32 if isinstance(quantizer, MXFP8Quantizer) else 128
+    block = (length, length) if tiled else (length, 1) if columns else (1, length)
     if isinstance(quantizer, MXFP8Quantizer):
-        block = (32, 1) if columns else (1, 32)
-        data, scales = oracle.mxfp8(x, quantizer.dtype, block)
+        data, scales = oracle.mxfp8(matrix, quantizer.dtype, block)
         factors = 2.0 ** (scales.astype(np.float64) - 127)
-        return data, scales, data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * _repeated(factors, block, x.shape)
-    tiled = block_format_of(quantizer).is_tiled(quantizer)
-    block = (128, 128) if tiled else (128, 1) if columns else (1, 128)
-    data, scales = oracle.block_fp8(x, quantizer.dtype, block, quantizer.amax_epsilon, quantizer.force_pow_2_scales, float(oracle.FLT_MAX))
-    values = data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * _repeated(scales, block, x.shape)
+    else:
+        rule = quantizer.amax_epsilon, quantizer.force_pow_2_scales, torch.finfo(x.dtype).max
+        data, scales = oracle.block_fp8(matrix, quantizer.dtype, block, *rule)
+        factors = scales.astype(np.float64)
+    values = data.view(oracle.NUMPY[quantizer.dtype]).astype(np.float64) * oracle.spread(factors, block, matrix.shape)
+    if isinstance(quantizer, MXFP8Quantizer):
+        return data, scales.repeat(length, int(columns)) if tiled else scales, values
     return data.T if columns else data, scales.T if tiled == columns else scales, values
 
 
-def _four_bits(x: np.ndarray, quantizer: NVFP4Quantizer, columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, two to a byte, scales, values and amaxes of a copy in NVFP4."""
-    lines = x.T if columns else x
-    amax = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
+def _four_bits(x: np.ndarray, quantizer: NVFP4Quantizer, columns: bool, given: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    """Bytes, scales, amaxes and values of a copy in NVFP4, with its own amaxes or those given."""
+    turned = oracle.transformed(x, quantizer.rht_matrix_random_sign_mask_t != 0) if quantizer.with_rht else x.T
+    lines = np.ascontiguousarray(turned if columns else x)
+    own = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
+    amax = own if given is None else given
     over6 = quantizer.nvfp4_4over6_err_mode if quantizer.nvfp4_use_4over6 else None
-    codes, scales = oracle.nvfp4(lines, amax, False, over6, quantizer.nvfp4_e4m3_max)
-    factor = amax.astype(np.float64)[:, None] / (6 * quantizer.nvfp4_e4m3_max)
-    values = oracle.e2m1_values(codes).astype(np.float64) * _repeated(scales.view(oracle.E4M3), (1, 16), lines.shape) * factor
-    return codes[:, ::2] | codes[:, 1::2] << 4, scales, values.T if columns else values, amax
+    codes, scales = oracle.nvfp4(lines, amax, quantizer.with_2d_quantization, over6, quantizer.nvfp4_e4m3_max)
+    factors = oracle.spread(scales.view(oracle.E4M3).astype(np.float64), (1, 16), lines.shape)
+    values = oracle.e2m1_values(codes).astype(np.float64) * factors * (amax.astype(np.float64)[:, None] / (6 * quantizer.nvfp4_e4m3_max))
+    return oracle.packed(codes), scales, amax, values.T if columns else values
 
 
 @functools.cache
 def _made(name: str, shape: tuple[int, int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The buffers of both copies, and the values of each, float64."""
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).numpy()
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     quantizer, buffers, values = BLOCKED[name](), {}, {}
     form = block_format_of(quantizer)
-    for way, columns in (("rowwise", False), ("columnwise", True)):
-        if isinstance(quantizer, NVFP4Quantizer):
-            data, scales, wide, amax = _four_bits(x, quantizer, columns)
-            buffers[f"amax_{way}"] = torch.from_numpy(amax.copy())
-        else:
-            data, scales, wide = _eight_bits(x, quantizer, columns)
+    for way, copy in copies(x, quantizer):
         # What pads scales is anything that is a number.
-        whole = np.ones(form.scale_shape(shape, columns, form.is_tiled(quantizer)), scales.dtype)
-        whole[: scales.shape[0], : scales.shape[1]] = scales
-        buffers[f"{way}_data"], buffers[f"{way}_scale_inv"] = torch.from_numpy(np.ascontiguousarray(data)), torch.from_numpy(whole)
-        values[way] = torch.from_numpy(np.ascontiguousarray(wide))
+        whole = torch.ones(form.scale_shape(shape, way == "columnwise", form.is_tiled(quantizer)), dtype=copy.scales.dtype)
+        whole[: copy.scales.shape[0], : copy.scales.shape[1]] = copy.scales
+        buffers |= {f"{way}_data": copy.data, f"{way}_scale_inv": whole, **({} if copy.amax is None else {f"amax_{way}": copy.amax})}
+        values[way] = copy.values
     return buffers, values
 
 
-def in_tiles(scales: Tensor, transposed: bool) -> Tensor:
+def in_tiles(scales: Tensor, transposed: bool = False) -> Tensor:
     """Scales in the order of tensor cores, in the shape that they had; ``transposed`` first."""
     return torch.from_numpy(oracle.swizzled((scales.t() if transposed else scales).numpy())).view(scales.shape)
 
 
-def stored(
-    name: str, shape: tuple[int, int], dtype: torch.dtype, seed: int, ways: tuple[str, ...] = ("rowwise", "columnwise"), swizzled: bool = False
-) -> tuple[Any, Any]:
+def stored(name: str, shape: tuple[int, int], dtype: torch.dtype, seed: int, ways: tuple[str, ...] = WAYS, swizzled: bool = False) -> tuple[Any, Any]:
     """A tensor of a format with the copies ``ways``, and the values of each copy, float64, by way; ``swizzled``: its scales lie in the order of
     tensor cores."""
     (buffers, values), quantizer = _made(name, shape, seed), BLOCKED[name]()

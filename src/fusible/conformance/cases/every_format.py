@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.block_quantize import copies, framed, quantized, transforming
-from fusible.conformance.cases.block_tensors import BLOCKED, in_tiles, stored
+from fusible.conformance.cases.block_quantize import framed, quantized, transforming
+from fusible.conformance.cases.block_tensors import BLOCKED, WAYS, copies, in_tiles, stored
 from fusible.conformance.cases.quantize import bgrad_per_tensor, create_empty_per_tensor, dequantize_per_tensor, quantize_per_tensor
 from fusible.conformance.table import Disagreement, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
@@ -20,14 +20,13 @@ __all__ = []
 
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 _SHAPE = (32, 64)
-_WAYS = ("rowwise", "columnwise")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """The numbers of four bits that are not negative."""
 
 
 def _chosen(dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
     yield from ((name, make()) for name, make in BLOCKED.items())
-    for way in _WAYS:
+    for way in WAYS:
         yield from ((f"{name} {way}", BLOCKED[name](rowwise=way == "rowwise", columnwise=way != "rowwise")) for name in ("mxfp8", "block 1x128"))
     yield "mxfp8 of tiles", MXFP8Quantizer(_E4M3, with_2d_quantization=True)
     yield "nvfp4 of tiles", NVFP4Quantizer(with_2d_quantization=True)
@@ -73,9 +72,9 @@ def swizzled(generator: torch.Generator, dtype: torch.dtype, at: str) -> tuple[t
     x, quantizer = random(generator, (128, 128), dtype, 30.0), MXFP8Quantizer(_E4M3)
     quantizer.optimize_for_gemm = True
     outputs = [Output(f"{at}._with_gemm_swizzled_scales", True)]
-    for way, data, scales in copies(x, quantizer):
-        outputs.append(Output(f"{at}._{way}_data", torch.from_numpy(data)))
-        outputs.append(Output(f"{at}._{way}_scale_inv", in_tiles(torch.from_numpy(scales), way == "columnwise")))
+    for way, copy in copies(x, quantizer):
+        outputs.append(Output(f"{at}._{way}_data", copy.data))
+        outputs.append(Output(f"{at}._{way}_scale_inv", in_tiles(copy.scales, way == "columnwise")))
     return x, quantizer, tuple(outputs)
 
 
@@ -85,7 +84,7 @@ def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
     lines = x.float().numpy()
     amax = np.abs(lines).max().reshape(1)
     _, scales = oracle.nvfp4(lines, amax, False)
-    scale = oracle.tensor_scale(amax[0], 448)
+    scale = oracle.tensor_scale(amax)
     encoding = np.float32(1) / (scales.view(oracle.E4M3).astype(np.float32) * (np.float32(1) / scale))
     places = np.clip(np.abs(lines) * encoding.repeat(16, 1), 0, 6)
     upper = np.minimum(np.searchsorted(_E2M1, places), len(_E2M1) - 1)
@@ -108,7 +107,7 @@ def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
         return pairs
 
     quantizer = NVFP4Quantizer(stochastic_rounding=True, columnwise=False)
-    outputs = (Output("result._rowwise_data", by_chance), framed("result._rowwise_scale_inv", scales))
+    outputs = (Output("result._rowwise_data", by_chance), framed("result._rowwise_scale_inv", torch.from_numpy(scales)))
     return Sample("nvfp4 rounded by chance", {"tensor": x, "quantizer": quantizer}, outputs)
 
 
@@ -130,7 +129,7 @@ def bgrad_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 def dequantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield from dequantize_per_tensor(generator, dtype)
     for name in BLOCKED:
-        for ways in (_WAYS, *((way,) for way in _WAYS)):
+        for ways in (WAYS, *((way,) for way in WAYS)):
             x, values = stored(name, (64, 160), torch.bfloat16, 3, ways)
             value = values[ways[0]]
             yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, (Output(None, value, dtype),))

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.block_quantize import copies, transforming
-from fusible.conformance.cases.block_tensors import BLOCKED, stored
+from fusible.conformance.cases.block_quantize import transforming
+from fusible.conformance.cases.block_tensors import BLOCKED, WAYS, Copy, copies, stored
 from fusible.conformance.cases.gemm import product
 from fusible.conformance.eight_bits import HALF_STEP, kept_within
 from fusible.conformance.table import Output, Sample
@@ -35,7 +34,6 @@ __all__ = [
 ]
 
 _E4M3 = DType.kFloat8E4M3
-_WAYS = ("rowwise", "columnwise")
 _COLUMNS = 64
 ROWS = (32, 96)
 """Of the members that a call takes."""
@@ -54,30 +52,14 @@ def _parts(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
     return list(x[: sum(rows)].split([*rows]))
 
 
-def _four_bits(part: Tensor, quantizer: NVFP4Quantizer) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    matrix = part.float().numpy()
-    for way, lines in zip(_WAYS, (matrix, np.ascontiguousarray(matrix.T)), strict=True):
-        amax = np.abs(lines).max(1) if quantizer.row_scaled_nvfp4 else np.abs(lines).max().reshape(1)
-        codes, scales = oracle.nvfp4(lines, amax, False)
-        yield way, codes[:, ::2] | codes[:, 1::2] << 4, scales, amax
-
-
 @functools.cache
-def _made(name: str, dtype: torch.dtype, rows: tuple[int, ...]) -> dict[str, list[tuple[Tensor, Tensor, Tensor | None]]]:
-    """Data, the scales that mean something, and in NVFP4 the amaxes of each member, by copy."""
-    quantizer, found = BLOCKED[name](), {way: [] for way in _WAYS}
+def _made(name: str, dtype: torch.dtype, rows: tuple[int, ...]) -> dict[str, list[Copy]]:
+    """The copies of each member, by way."""
+    quantizer, found = BLOCKED[name](), {way: [] for way in WAYS}
     for part in _parts(_x(dtype), rows):
-        if isinstance(quantizer, NVFP4Quantizer):
-            for way, data, scales, amax in _four_bits(part, quantizer):
-                found[way].append((_tensor(data), _tensor(scales), _tensor(amax)))
-        else:
-            for way, data, scales in copies(part, quantizer):
-                found[way].append((_tensor(data), _tensor(scales), None))
+        for way, copy in copies(part, quantizer):
+            found[way].append(copy)
     return found
-
-
-def _tensor(x: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(x))
 
 
 def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]]) -> Output:
@@ -96,26 +78,27 @@ def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]
     return Output(at, wanted)
 
 
-def made_of(at: str, name: str, dtype: torch.dtype, ways: Sequence[str] = _WAYS, rows: tuple[int, ...] = _MADE, total: int = 0) -> list[Output]:
+def made_of(at: str, name: str, dtype: torch.dtype, ways: Sequence[str] = WAYS, rows: tuple[int, ...] = _MADE, total: int = 0) -> list[Output]:
     """What quantizing the members must give in the grouped tensor at ``at``, whose buffers have room for ``total`` rows."""
     quantizer, outputs = BLOCKED[name](), []
     form = block_format_of(quantizer)
-    for way in _WAYS:
+    for way in WAYS:
         prefix = "" if way == "rowwise" else "columnwise_"
         if way not in ways:
             outputs += [Output(f"{at}.{way}_data", None), Output(f"{at}.{prefix}scale_inv", None)]
             continue
         data, scales, at_data, at_scale = [], [], 0, 0
-        for count, (codes, used, _) in zip(rows, _made(name, dtype, rows)[way], strict=True):
-            data.append((at_data, tuple(codes.shape), codes))
-            at_data += codes.numel()
+        made = _made(name, dtype, rows)[way]
+        for count, copy in zip(rows, made, strict=True):
+            data.append((at_data, tuple(copy.data.shape), copy.data))
+            at_data += copy.data.numel()
             whole = form.scale_shape((count, _COLUMNS), way == "columnwise", form.is_tiled(quantizer))
-            scales.append((at_scale, whole, used))
+            scales.append((at_scale, whole, copy.scales))
             at_scale += math.prod(whole)
         outputs.append(_filled(f"{at}.{way}_data", total * _COLUMNS // form.packed, data))
         outputs.append(_filled(f"{at}.{prefix}scale_inv", at_scale, scales))
         if isinstance(quantizer, NVFP4Quantizer):
-            outputs.append(Output(f"{at}.{prefix}amax", torch.cat([x for _, _, x in _made(name, dtype, rows)[way] if x is not None])))
+            outputs.append(Output(f"{at}.{prefix}amax", torch.cat([copy.amax for copy in made if copy.amax is not None])))
     return outputs
 
 
@@ -161,13 +144,13 @@ def gather_blocks(members: Sequence[Any], rows: Sequence[int], dtype: torch.dtyp
 def _taken(name: str, dtype: torch.dtype, ways: tuple[str, ...]) -> tuple[GroupedTensorStorage, dict[str, Tensor]]:
     """A grouped tensor with the copies ``ways``, and the values of each copy, float64 ``[rows, columns]``."""
     found = [stored(name, (n, _COLUMNS), dtype, 3 + i, ways) for i, n in enumerate(ROWS)]
-    return gather_blocks([x for x, _ in found], ROWS, dtype), {way: torch.cat([values[way] for _, values in found]) for way in _WAYS}
+    return gather_blocks([x for x, _ in found], ROWS, dtype), {way: torch.cat([values[way] for _, values in found]) for way in WAYS}
 
 
 def dequantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
     """Of ``group_dequantize``: the row-wise copy is read, or else the column-wise one."""
     for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
-        for ways in (_WAYS, ("columnwise",)):
+        for ways in (WAYS, ("columnwise",)):
             x, values = _taken(name, torch.bfloat16, ways)
             outputs = (Output("result.rowwise_data", values[ways[0]].reshape(-1), dtype), Output("result.quantizer", None))
             yield Sample(f"{name} {ways}", {"input": x, "otype": dtype}, outputs)
@@ -180,9 +163,9 @@ def _turned(name: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], 
     _, values = _taken(name, torch.bfloat16, ("rowwise",))
     quantizer, data, scales, shapes = BLOCKED[name](rowwise=False), [], [], []
     for part in values["rowwise"].to(dtype).split([*ROWS]):
-        ((_, codes, used),) = copies(part, quantizer)
-        data.append(_tensor(codes))
-        scales.append(_tensor(used))
+        ((_, copy),) = copies(part, quantizer)
+        data.append(copy.data)
+        scales.append(copy.scales)
         shapes.append(block_format_of(quantizer).scale_shape(tuple(part.shape), True, False))
     return data, scales, shapes
 
@@ -219,7 +202,7 @@ def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[
         # The scale of a block is that of its largest value, rounded to the dtype first.
         _, used = oracle.mxfp8(part.to(dtype).float().numpy(), _E4M3, (32, 1))
         whole = MXFP8.scale_shape(tuple(part.shape), True, False)
-        scales.append((at, whole, _tensor(used)))
+        scales.append((at, whole, torch.from_numpy(used)))
         at += math.prod(whole)
 
     def near(result: Any, arguments: dict[str, Any]) -> Tensor:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance import block_oracle as oracle
 from fusible.conformance.cases.block_tensors import in_tiles
 from fusible.conformance.cases.grouped_blocks import (
     bgrad_in_blocks,
@@ -319,20 +319,10 @@ grouped_activation("group_scaled_swiglu", gated(silu), {})
 grouped_activation("group_scaled_clamped_swiglu", clamped_swiglu, {"limit": 1.5, "alpha": 1.3, "glu_linear_offset": 0.5})
 
 
-def nvfp4_lines(x: Tensor, amax: float) -> tuple[Tensor, Tensor]:
-    """Codes, the even column's in the low half of a byte, and E4M3 bytes ``[lines, blocks]`` of ``x``, block of 16 by block, in fp32."""
-    one, largest = np.float32, np.finfo(np.float32).max
-    lines = x.float().numpy()
-    codes, scales = np.zeros(lines.shape, np.uint8), np.zeros((lines.shape[0], lines.shape[1] // 16), np.uint8)
-    scale = np.minimum(one(6 * 448) / one(amax), largest)
-    for i, j in np.ndindex(*scales.shape):
-        block = lines[i, 16 * j : 16 * j + 16]
-        own = np.minimum(np.abs(block).max() * (scale * one(1 / 6)), one(448)).astype(ml_dtypes.float8_e4m3fn)
-        with np.errstate(divide="ignore"):
-            encoding = np.minimum(one(1) / (own.astype(one) * (one(1) / scale)), largest)
-        clipped = np.clip(block * encoding, -6, 6).astype(ml_dtypes.float4_e2m1fn)
-        codes[i, 16 * j : 16 * j + 16], scales[i, j] = clipped.view(np.uint8) & 15, own.view(np.uint8)
-    return torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4), torch.from_numpy(scales)
+def nvfp4_lines(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+    """Packed codes, and E4M3 bytes ``[lines, blocks]``, of the lines ``x``."""
+    codes, scales = oracle.nvfp4(x.float().numpy(), amax.numpy(), False)
+    return torch.from_numpy(oracle.packed(codes)), torch.from_numpy(scales)
 
 
 def padded(scales: Tensor) -> Tensor:
@@ -360,8 +350,8 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
         parts = x[: sum(rows)].split(rows)
         amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01])[: len(rows)], "columnwise": torch.tensor([15.0, 17.0, 30.0])[: len(rows)]}
         ways = {
-            "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"].tolist(), strict=True)],
-            "columnwise": [nvfp4_lines(part.t(), amax) for part, amax in zip(parts, amaxes["columnwise"].tolist(), strict=True)],
+            "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"], strict=True)],
+            "columnwise": [nvfp4_lines(part.t(), amax) for part, amax in zip(parts, amaxes["columnwise"], strict=True)],
         }
         outputs = []
         for way, made in ways.items():
@@ -376,7 +366,7 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
     quantizer.optimize_for_gemm = True
     scales = {"rowwise": "scale_inv", "columnwise": "columnwise_scale_inv"}
     ordered = {
-        f"result.{name}": torch.cat([in_tiles(padded(lines).view(-1, padded_blocks(lines)), False).view(-1) for _, lines in ways[way]])
+        f"result.{name}": torch.cat([in_tiles(padded(lines).view(-1, padded_blocks(lines))).view(-1) for _, lines in ways[way]])
         for way, name in scales.items()
     }
     outputs = [Output(at, x) for at, x in ordered.items()] + [Output("result._with_gemm_swizzled_scales", True)]
@@ -385,7 +375,7 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
     # A member without rows. Its seeds would be drawn if it were rounded by chance, and it is not.
     rows, amax = (16, 0, 32), torch.tensor([20.0, 0.0, 15.0])
     arguments = {"tensor": x[:48].clone(), "quantizer": NVFP4Quantizer(), "num_tensors": 3, "first_dims": torch.tensor(rows)}
-    codes = torch.cat([nvfp4_lines(part, most)[0] for part, most in zip(x[:48].split(rows), amax.tolist(), strict=True) if len(part)])
+    codes = torch.cat([nvfp4_lines(part, most)[0] for part, most in zip(x[:48].split(rows), amax, strict=True) if len(part)])
     outputs = (Output("result.rowwise_data", codes.reshape(-1)), Output("result.amax", amax))
     yield Sample("a member without rows", {**arguments, "rowwise_amax": amax.clone(), "columnwise_amax": amax.clone()}, outputs)
     # Amaxes are kept as they are, whatever scales come of them.

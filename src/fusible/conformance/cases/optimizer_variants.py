@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance import block_oracle as oracle
 from fusible.conformance.cases.optimizer import _RATES, _STEP, flag, lists, step
 from fusible.conformance.eight_bits import FORMATS, cast
 from fusible.conformance.table import FLOATS, Output, Sample, record
 from fusible.tex import DType
-from fusible.tex.protocol import FLT_MAX
+from fusible.tex.protocol import FLT_MAX, FP8_MAX
 
 __all__ = []
 
@@ -206,19 +207,11 @@ def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     yield Sample("large", call([[large]], inv_scale=small, per_tensor_python=False), (Output(0, norm, length=4), Output("noop_flag", flag())))
 
 
-def scales_of(amaxes: np.ndarray, largest: float, power: bool, epsilon: float) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        amax = np.where(amaxes < np.float32(epsilon), np.float32(epsilon), amaxes)
-        scale = np.minimum(np.float32(largest) / amax, np.float32(FLT_MAX))
-        scale = np.exp2(np.floor(np.log2(scale, dtype=np.float64))).astype(np.float32) if power else scale
-    return np.where(np.isfinite(amax) & (amax != 0), scale, np.float32(1))
-
-
 @record("multi_tensor_compute_scale_and_scale_inv", dtypes=(_FP32,))
 def scale_and_scale_inv(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     usual = torch.tensor([0.0, 1e-30, 1e-8, 0.3, 3.0, 448.0, 1e30, 5e-3, FLT_MAX, math.inf, math.nan, 7.0])
-    for amax, largest, power, epsilon in itertools.product((usual, torch.tensor([1.5e-38])), (448.0, 57344.0), (False, True), (0.0, 1e-3)):
-        scale = scales_of(amax.numpy(), largest, power, epsilon)
+    for amax, fp8, power, epsilon in itertools.product((usual, torch.tensor([1.5e-38])), FORMATS, (False, True), (0.0, 1e-3)):
+        scale = oracle.fp8_scale(amax.numpy(), fp8, epsilon, power, FLT_MAX)
         inverse = np.float32(1) / scale
         # The reciprocal of FLT_MAX is subnormal, which a device may have or not.
         wanted = torch.from_numpy(inverse if inverse.min() > 2e-38 else inverse.astype(np.float64))
@@ -226,8 +219,8 @@ def scale_and_scale_inv(generator: torch.Generator, dtype: torch.dtype) -> Itera
         tensors = [[amax.view(shape).clone() for shape in shapes], *([torch.zeros(shape) for shape in shapes] for _ in range(2))]
         outputs = [Output(f"tensor_lists.1.{i}", torch.from_numpy(scale).view(shape)) for i, shape in enumerate(shapes)]
         outputs += [Output(f"tensor_lists.2.{i}", wanted.view(shape)) for i, shape in enumerate(shapes)]
-        arguments = call(tensors, 1, max_fp8=largest, force_pow_2_scales=power, epsilon=epsilon)
-        yield Sample(f"{amax.numel()} to {largest} power {power} epsilon {epsilon}", arguments, tuple(outputs))
+        arguments = call(tensors, 1, max_fp8=FP8_MAX[fp8], force_pow_2_scales=power, epsilon=epsilon)
+        yield Sample(f"{amax.numel()} to {FP8_MAX[fp8]} power {power} epsilon {epsilon}", arguments, tuple(outputs))
 
 
 @record("multi_tensor_compute_scale_inv_e8m0")
@@ -236,11 +229,8 @@ def scale_inv_e8m0(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     patterns = torch.arange(0x7F81, dtype=torch.int32).to(torch.int16).view(_BF16 if dtype is _FP32 else dtype).to(dtype)
     least = 448 * 2.0**-127  # whose 448th part is the least number that has a byte
     amax = torch.cat([patterns[~(patterns.float().abs() < 5.5e-36) | (patterns == 0)], torch.tensor([math.nan, least], dtype=dtype)])
-    product = amax.float().numpy() * (np.float32(1) / np.float32(448))
-    mantissa, exponent = np.frexp(product.astype(np.float64))
-    code = np.clip(exponent - (mantissa == 0.5) + 127, 0, 254)
-    code = np.where(product == 0, 0, np.where(np.isinf(product), 254, np.where(np.isnan(product), 255, code))).astype(np.uint8)
+    codes = torch.from_numpy(oracle.exponent_bytes(amax.float().numpy() * (np.float32(1) / np.float32(448))))
     lengths = [1000, amax.numel() - 1000]
     tensors = [[x.clone() for x in amax.split(lengths)], [torch.zeros(n, dtype=torch.uint8) for n in lengths]]
-    outputs = tuple(Output(f"tensor_lists.1.{i}", x.clone()) for i, x in enumerate(torch.from_numpy(code).split(lengths)))
+    outputs = tuple(Output(f"tensor_lists.1.{i}", x.clone()) for i, x in enumerate(codes.split(lengths)))
     yield Sample("every one", {"chunk_size": 64, "dummy": None, "tensor_lists": tensors}, outputs)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusible.conformance.cases.block_tensors import in_tiles
 from fusible.conformance.table import Output, Sample, record
 from fusible.quantized import Float8TensorStorage, GroupedTensorStorage, MXFP8Quantizer, MXFP8TensorStorage, NVFP4Quantizer, NVFP4TensorStorage
 from fusible.tex import DType
@@ -27,16 +28,6 @@ def padded(rows: int, columns: int, four_bits: bool, columnwise: bool) -> tuple[
     blocks = -(-along // (16 if four_bits else 32))
     lines, blocks = -(-lines // 128) * 128, -(-blocks // 4) * 4
     return (blocks, lines) if columnwise and not four_bits else (lines, blocks)
-
-
-def ordered(plain: Tensor, transposed: bool = False) -> Tensor:
-    """Byte by byte: scale ``(r, c)`` lies in the tile of its 128 rows and 4 blocks at 16 bytes per row within 32, 4 per group of 32 rows."""
-    matrix = plain.t() if transposed else plain
-    r, c = torch.arange(matrix.shape[0])[:, None], torch.arange(matrix.shape[1])[None]
-    at = 512 * ((r // 128) * (matrix.shape[1] // 4) + c // 4) + 16 * (r % 32) + 4 * (r % 128 // 32) + c % 4
-    out = torch.zeros(matrix.numel(), dtype=torch.uint8)
-    out[at.reshape(-1)] = matrix.reshape(-1)
-    return out.view(plain.shape)
 
 
 def used(plain: Tensor, rows: int, columns: int, four_bits: bool, columnwise: bool) -> Tensor:
@@ -70,7 +61,7 @@ def scales_of(at: str, tensor: Any, rowwise: bool = True, columnwise: bool = Tru
             data = tensor._columnwise_data.flatten(1) if four_bits else tensor._columnwise_data.flatten(0, -2)
             rows, columns = (2 * data.shape[1], data.shape[0]) if four_bits else data.shape
             plain = used(plain, rows, columns, four_bits, usage == "columnwise")
-        wanted = None if plain is None else ordered(plain, transposed) if asked else plain.clone()
+        wanted = None if plain is None else in_tiles(plain, transposed) if asked else plain.clone()
         outputs.append(Output(f"{at}._{usage}_scale_inv", wanted))
     return tuple(outputs)
 
@@ -137,8 +128,8 @@ def swizzle_unchecked(generator: torch.Generator, dtype: torch.dtype) -> Iterato
         other = tensor_of(generator, 64, 64, False)
         other._rowwise_scale_inv, columns = numbers(generator, 256, 4), numbers(generator, 8, 128)
         other._columnwise_scale_inv = columns.view(2, 4, 128)
-        outputs.append(Output("tensors.5._rowwise_scale_inv", ordered(other._rowwise_scale_inv) if usages[0] else other._rowwise_scale_inv.clone()))
-        outputs.append(Output("tensors.5._columnwise_scale_inv", (ordered(columns, True) if usages[1] else columns.clone()).view(2, 4, 128)))
+        outputs.append(Output("tensors.5._rowwise_scale_inv", in_tiles(other._rowwise_scale_inv) if usages[0] else other._rowwise_scale_inv.clone()))
+        outputs.append(Output("tensors.5._columnwise_scale_inv", (in_tiles(columns, True) if usages[1] else columns.clone()).view(2, 4, 128)))
         arguments = {"tensors": [*tensors, other], "rowwise_usage": usages[0], "columnwise_usage": usages[1]}
         yield Sample(str(usages), arguments, (*outputs, Output(f"tensors.5.{_FLAG}", False)))
 
@@ -156,7 +147,7 @@ def swizzle_group(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
             for name, columnwise, asked in (("scale_inv", False, usages[0]), ("columnwise_scale_inv", True, usages[1])):
                 each = [numbers(generator, *padded(*shape, four_bits, columnwise)) for shape in shapes]
                 clear = [used(x, *shape, four_bits, columnwise) for x, shape in zip(each, shapes, strict=True)]
-                done = [ordered(x, columnwise and not four_bits) for x in clear] if asked else each
+                done = [in_tiles(x, columnwise and not four_bits) for x in clear] if asked else each
                 plain[name], wanted[name] = (torch.cat([x.reshape(-1) for x in matrices]) for matrices in (each, done))
             size = sum(m * n for m, n in shapes) // (2 if four_bits else 1)
             data = {name: numbers(generator, size) for name in ("data", "columnwise_data")}
@@ -186,7 +177,7 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
             return given if result[1][0] == result[2].data_ptr() or not result[0].all() else result[0].cpu().to(torch.int64)
 
         clear = [used(x, *shape, four_bits, columns) for x, shape in zip(scales, shapes, strict=True)]
-        buffer = torch.cat([ordered(x, columns).reshape(-1) for x in clear])
+        buffer = torch.cat([in_tiles(x, columns).reshape(-1) for x in clear])
         outputs = (Output(0, addresses), Output("result.0.shape", torch.Size([4])), Output(1, places), Output(2, buffer))
         arguments = {"data_tensors": data, "scale_tensors": scales, "swizzle_type": kind, "device": torch.device("cpu")}
         yield Sample(kind, arguments, outputs)
@@ -197,7 +188,7 @@ def with_nothing(generator: torch.Generator) -> Sample:
     """An expert without rows, which has no scales, and whatever address; and one whose data has three dimensions."""
     shapes = [(128, 160), (0, 160), (40, 160)]
     scales = [numbers(generator, *padded(*shape, False, False)) for shape in shapes]
-    buffer = torch.cat([ordered(used(x, *shape, False, False)).reshape(-1) for x, shape in zip(scales, shapes, strict=True)])
+    buffer = torch.cat([in_tiles(used(x, *shape, False, False)).reshape(-1) for x, shape in zip(scales, shapes, strict=True)])
 
     def places(result: Any, arguments: dict[str, Any]) -> Tensor:
         """The addresses that came where the two experts' scales lie one after the other."""

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance import block_oracle as oracle
 from fusible.conformance.eight_bits import FORMATS, cast
 from fusible.conformance.table import Output, Sample, record
 from fusible.quantized import NVFP4TensorStorage
@@ -131,21 +131,6 @@ def mxfp8_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
         yield sample(f"by the scale {code}", Slice(1, 32, 0, 32, part), row, column)
 
 
-def global_scale(amax: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        scale = np.minimum(np.float32(448 * 6) / amax, np.float32(FLT_MAX))
-    return np.where((amax == 0) | (scale == 0), np.float32(1), scale)
-
-
-def block_scale(amaxes: np.ndarray, amax: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return np.minimum(amaxes * (global_scale(amax) * (np.float32(1) / np.float32(6))), np.float32(FLT_MAX))
-
-
-def e4m3(scale: np.ndarray) -> np.ndarray:
-    return np.minimum(scale, np.float32(448)).astype(ml_dtypes.float8_e4m3fn)
-
-
 _AMAXES = torch.tensor([0.0, 1.5e-38, 1e-30, 0.1, 1.0, 6.0, 448.0, 2688.0, 1e30, FLT_MAX, math.inf, math.nan])
 
 
@@ -153,7 +138,7 @@ _AMAXES = torch.tensor([0.0, 1.5e-38, 1e-30, 0.1, 1.0, 6.0, 448.0, 2688.0, 1e30,
 def global_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for shape in ((12,), (3, 4), (12, 1), (12, 350)):
         amax = _AMAXES.repeat(math.prod(shape) // 12).view(shape)
-        wanted = torch.from_numpy(global_scale(amax.numpy()))
+        wanted = torch.from_numpy(oracle.tensor_scale(amax.numpy()))
         yield Sample(str(list(shape)), {"global_amax": amax, "global_scale": torch.zeros(shape)}, (Output("global_scale", wanted),))
 
 
@@ -161,7 +146,7 @@ def global_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
 def block_scales(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for amax in _AMAXES:
         blocks = torch.cat([_AMAXES, torch.rand(52, generator=generator) * 30]).view(8, 8)
-        wanted = torch.from_numpy(block_scale(blocks.numpy(), amax.numpy()))
+        wanted = torch.from_numpy(oracle.nvfp4_scale(blocks.numpy(), oracle.tensor_scale(amax.numpy())))
         arguments = {"block_amax": blocks, "scale": torch.zeros(8, 8), "global_amax": amax.clone()[None]}
         yield Sample(f"within {amax.item():.3g}", arguments, (Output("scale", wanted),))
 
@@ -171,9 +156,8 @@ _TILES = ((3, 5, 128, 8, 16), (1, 1, 16, 1, 16), (2, 4, 29, 4, 16), (0, 3, 0, 4,
 
 
 def expanded(scale: np.ndarray, padded: tuple[int, int], block: int) -> Tensor:
-    out = np.zeros(padded, np.uint8)
-    for i in range(min(block * scale.shape[0], padded[0])):
-        out[i, : scale.shape[1]] = e4m3(scale[i // block]).view(np.uint8)
+    out, rows = np.zeros(padded, np.uint8), oracle.e4m3(scale).view(np.uint8).repeat(block, 0)[: padded[0]]
+    out[: len(rows), : scale.shape[1]] = rows
     return torch.from_numpy(out)
 
 
@@ -197,7 +181,7 @@ def fused(generator: torch.Generator, tiles: tuple[int, ...], of_all: float | No
     amaxes = torch.exp(torch.randn(down, across, generator=generator) * 4)
     amax = amaxes.max()[None] if amaxes.numel() else torch.zeros(1)
     amax = amax if of_all is None else torch.tensor([of_all])
-    scale = block_scale(amaxes.numpy(), amax.numpy())
+    scale = oracle.nvfp4_scale(amaxes.numpy(), oracle.tensor_scale(amax.numpy()))
     wanted = {"per_block_scale": torch.from_numpy(scale), "target_scale": expanded(scale, (rows, columns), block), "target_amax": amax.clone()}
     targets = {name: torch.full_like(x, 99) for name, x in wanted.items()}
     return {"block_amax": amaxes, "global_amax": amax, **targets, **sizes(down, across, rows)}, wanted
@@ -245,23 +229,15 @@ def amaxes_of_many(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         yield Sample(f"by {block}", {**together(calls), "block_len": block}, tuple(outputs))
 
 
-def four_bits(x: Tensor, scale: np.ndarray, of_all: np.ndarray) -> np.ndarray:
-    """The codes; ``scale`` is that of each element's tile."""
-    with np.errstate(all="ignore"):
-        factor = np.minimum(np.float32(1) / (e4m3(scale).astype(np.float32) * (np.float32(1) / of_all)), np.float32(FLT_MAX))
-        product = x.float().numpy() * factor
-    return np.clip(product, -6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8) & 15
-
-
 def packed(generator: torch.Generator, dtype: torch.dtype, block: int = 16) -> Iterator[tuple[Slice, dict[str, Any], Tensor]]:
     """``(slice, arguments but for block_len, the bytes)``; what lies beside a slice in its outer bytes stays."""
     for x in slices(generator, dtype):
         amax = np.array([900.0], np.float32)
-        of_all = global_scale(amax)
-        scale = block_scale((torch.rand(x.tiles(block), generator=generator) ** 4).numpy() * amax, amax)
+        of_all = oracle.tensor_scale(amax)
+        scale = oracle.nvfp4_scale((torch.rand(x.tiles(block), generator=generator) ** 4).numpy() * amax, of_all)
         codes = np.resize(np.array([9, 6], np.uint8), x.h * x.w)
-        codes[x.start : x.start + x.length] = four_bits(x.part, x.each(scale, block, block), of_all)
-        wanted = (codes[0::2] | codes[1::2] << 4)[x.start // 2 : -(-(x.start + x.length) // 2)]
+        codes[x.start : x.start + x.length] = oracle.four_bits(x.part.float().numpy(), oracle.e4m3(x.each(scale, block, block)), of_all)
+        wanted = oracle.packed(codes)[x.start // 2 : -(-(x.start + x.length) // 2)]
         arguments = {"inp": x.part, "out": torch.full(wanted.shape, 0x69, dtype=torch.uint8), "scale": torch.from_numpy(scale)}
         yield x, {**arguments, "global_scale": torch.from_numpy(of_all), **x.place}, torch.from_numpy(wanted)
 
@@ -290,9 +266,9 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
 def between_codes(dtype: torch.dtype) -> tuple[dict[str, Any], Tensor]:
     """The arguments of a cast of numbers halfway between those of four bits, and their bytes: to the even code."""
     x = (torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)).repeat(16, 1)
-    codes = four_bits(x, np.ones((16, 16), np.float32), np.ones((1, 1), np.float32))
+    codes = oracle.four_bits(x.numpy(), np.ones((16, 16), oracle.E4M3), np.ones((1, 1), oracle.F))
     arguments = {"inp": x.to(dtype), "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": torch.ones(1, 1), "global_scale": torch.ones(1)}
-    return {**arguments, "h": 16, "w": 16, "start_offset": 0}, torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4)
+    return {**arguments, "h": 16, "w": 16, "start_offset": 0}, torch.from_numpy(oracle.packed(codes))
 
 
 @record("nvfp4_multi_tensor_2d_partial_cast")
