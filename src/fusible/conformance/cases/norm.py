@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,16 +16,9 @@ SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000), (7, 611))
 def cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor, Tensor, bool, torch.dtype]]:
     for shape in SHAPES:
         for centered in (False, True):
-            weight_dtype = torch.float32 if centered else dtype
             x = random(generator, shape, dtype)
-            yield (
-                f"{list(shape)}-{centered}",
-                x,
-                random(generator, shape[-1:], weight_dtype),
-                random(generator, shape[-1:], weight_dtype),
-                centered,
-                dtype,
-            )
+            w, b = (random(generator, shape[-1:], torch.float32 if centered else dtype) for _ in range(2))
+            yield f"{list(shape)}-{centered}", x, w, b, centered, dtype
     x = strided(generator, (6, 4, 10), dtype)
     yield "strided", x, random(generator, (10,), dtype), random(generator, (10,), dtype), False, torch.float32
 
@@ -56,19 +50,11 @@ def layernorm_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         y = (x.double() - mu) * rs * scale(w, zero_centered) + b.double()
         options = {"eps": EPS, "ln_out": None, "quantizer": None, "otype": otype, "sm_margin": 0, "zero_centered_gamma": zero_centered}
         size = magnitude(x, w, rs)
-        yield Sample(
-            label,
-            {"input": x, "weight": w, "bias": b, **options},
-            (
-                Output(0, y, otype, x.shape[-1], size),
-                Output(1, mu.flatten(), magnitude=size),
-                Output(2, rs.flatten(), torch.float32, x.shape[-1], size),
-            ),
-        )
-    outputs = Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), torch.float32, x.shape[-1], size)
+        of_statistics = Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), torch.float32, x.shape[-1], size)
+        outputs = Output(0, y, otype, x.shape[-1], size), *of_statistics
+        yield Sample(label, {"input": x, "weight": w, "bias": b, **options}, outputs)
     given = {"input": x, "weight": w, "bias": b, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
-    written = Output(0, y, otype, x.shape[-1], size), Output("ln_out", y, otype, x.shape[-1], size)
-    yield Sample("into ln_out", given, (*written, *outputs))
+    yield Sample("into ln_out", given, (*outputs, replace(outputs[0], at="ln_out")))
     mu, rs = statistics(x.double(), centered=True, eps=0.5)
     y = (x.double() - mu) * rs * scale(w, zero_centered) + b.double()
     outputs = Output(0, y, otype, x.shape[-1], size), Output(1, mu.flatten(), magnitude=size), Output(2, rs.flatten(), magnitude=size)
@@ -80,63 +66,49 @@ def rmsnorm_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     for label, x, w, _, zero_centered, otype in cases(generator, dtype):
         _, rs = statistics(x.double(), centered=False)
         options = {"eps": EPS, "ln_out": None, "quantizer": None, "otype": otype, "sm_margin": 0, "zero_centered_gamma": zero_centered}
-        value = x.double() * rs * scale(w, zero_centered)
-        y, rest = Output(0, value, otype, x.shape[-1]), (Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1]))
+        y = Output(0, x.double() * rs * scale(w, zero_centered), otype, x.shape[-1])
+        rest = (Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1]))
         yield Sample(label, {"input": x, "weight": w, **options}, (y, *rest))
     given = {"input": x, "weight": w, **options, "ln_out": torch.full(x.shape, 9.0, dtype=otype)}
-    yield Sample("into ln_out", given, (y, Output("ln_out", value, otype, x.shape[-1]), *rest))
+    yield Sample("into ln_out", given, (y, replace(y, at="ln_out"), *rest))
     _, rs = statistics(x.double(), centered=False, eps=0.5)
     y = Output(0, x.double() * rs * scale(w, zero_centered), otype, x.shape[-1])
     rest = Output(1, None), Output(2, rs.flatten(), torch.float32, x.shape[-1])
     yield Sample("a large eps", {"input": x, "weight": w, **options, "eps": 0.5}, (y, *rest))
 
 
-def backward(x: Tensor, dz: Tensor, w: Tensor, zero_centered: bool, *, centered: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``(mu, rs, dx, dgamma, dbeta)`` by float64 autograd."""
-    point, gamma = x.double().requires_grad_(), w.double().requires_grad_()
-    with torch.enable_grad():
+def gradients(x: Tensor, dz: Tensor, w: Tensor, zero_centered: bool, *, centered: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``(mu, rs, dx, dgamma)`` by float64 autograd."""
+    mu, rs = statistics(x.double(), centered=centered)
+
+    def normalized(point: Tensor, gamma: Tensor) -> Tensor:
         mu, rs = statistics(point, centered=centered)
-        y = (point - mu) * rs * (gamma + (1 if zero_centered else 0))
-    dx, dgamma = torch.autograd.grad(y, (point, gamma), dz.double())
-    dbeta = dz.double().reshape(-1, x.shape[-1]).sum(0)
-    return mu.detach().flatten(), rs.detach().flatten(), dx, dgamma, dbeta
+        return (point - mu) * rs * (gamma + (1 if zero_centered else 0))
+
+    _, pullback, *_ = torch.func.vjp(normalized, x.double(), w.double())
+    return mu.flatten(), rs.flatten(), *pullback(dz.double())
 
 
-def layernorm_backward(*, with_add: bool) -> Sampler:
+def backward(*, centered: bool, with_add: bool) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for label, x, w, _, zero_centered, _ in cases(generator, dtype):
             dz = random(generator, tuple(x.shape), dtype)
-            mu, rs, dx, dgamma, dbeta = backward(x, dz, w, zero_centered, centered=True)
+            mu, rs, dx, dgamma = gradients(x, dz, w, zero_centered, centered=centered)
             size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
-            arguments = {"dz": dz, "x": x, "mu": mu.float(), "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
+            arguments = {"dz": dz, "x": x, "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
             if with_add:
                 arguments["add"] = random(generator, tuple(x.shape), dtype)
                 dx = dx + arguments["add"].double()
-            outputs = Output(0, dx, dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size), Output(2, dbeta, w.dtype, rows, size)
-            yield Sample(label, arguments, outputs)
+            outputs = [Output(0, dx, dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size)]
+            if centered:
+                arguments["mu"] = mu.float()
+                outputs.append(Output(2, dz.double().reshape(-1, x.shape[-1]).sum(0), w.dtype, rows, size))
+            yield Sample(label, arguments, tuple(outputs))
 
     return sample
 
 
-record("layernorm_bwd")(layernorm_backward(with_add=False))
-record("prim_layernorm_bwd_add")(layernorm_backward(with_add=True))
-
-
-@record("rmsnorm_bwd")
-def rmsnorm_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for label, x, w, _, zero_centered, _ in cases(generator, dtype):
-        dz = random(generator, tuple(x.shape), dtype)
-        _, rs, dx, dgamma, _ = backward(x, dz, w, zero_centered, centered=False)
-        size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
-        arguments = {"dz": dz, "x": x, "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
-        yield Sample(label, arguments, (Output(0, dx, dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size)))
-
-
-@record("rmsnorm_bwd_add")
-def rmsnorm_bwd_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for label, x, w, _, zero_centered, _ in cases(generator, dtype):
-        dz, add = random(generator, tuple(x.shape), dtype), random(generator, tuple(x.shape), dtype)
-        _, rs, dx, dgamma, _ = backward(x, dz, w, zero_centered, centered=False)
-        size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
-        arguments = {"dz": dz, "x": x, "add": add, "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
-        yield Sample(label, arguments, (Output(0, dx + add.double(), dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size)))
+record("layernorm_bwd")(backward(centered=True, with_add=False))
+record("prim_layernorm_bwd_add")(backward(centered=True, with_add=True))
+record("rmsnorm_bwd")(backward(centered=False, with_add=False))
+record("rmsnorm_bwd_add")(backward(centered=False, with_add=True))

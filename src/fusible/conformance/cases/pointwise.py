@@ -18,6 +18,11 @@ def gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def dgelu(x: Tensor) -> Tensor:
+    """The derivative of ``gelu``, element by element."""
+    return torch.func.grad(lambda y: gelu(y).sum())(x)
+
+
 def qgelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
@@ -92,12 +97,6 @@ def forward(f: Callable[..., Tensor], options: dict[str, float]) -> Sampler:
     return sample
 
 
-def gradient(f: Callable[..., Tensor], x: Tensor, options: dict[str, float]) -> tuple[Tensor, Tensor]:
-    point = x.double().requires_grad_()
-    with torch.enable_grad():
-        return point, f(point, **options)
-
-
 def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool = False) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
@@ -107,15 +106,15 @@ def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool 
                 x[1] = torch.tensor([1.0, -1.0, 0.5] * 2) * one["limit"]
             cases.append((f"options {one}", x, one))
         for label, x, chosen in cases:
-            point, y = gradient(f, x, chosen)
+            y, pullback, *_ = torch.func.vjp(functools.partial(f, **chosen), x.double())
             g = random(generator, tuple(y.shape), dtype)
-            (dx,) = torch.autograd.grad(y, point, g.double())
+            (dx,) = pullback(g.double())
             magnitude = 4 + 4 * dx.abs().max().item() if dx.numel() else 1.0
             arguments = {"grad": g, "fwd_input": x, "quantizer": None, **chosen}
             if not bias:
                 yield Sample(label, arguments, (Output(None, dx, dtype, magnitude=magnitude),))
                 continue
-            rows = dx.reshape(-1, dx.shape[-1]) if dx.shape[-1] else dx
+            rows = dx.reshape(-1, dx.shape[-1])
             summed = Output(0, rows.sum(0), dtype, rows.shape[0], magnitude)
             yield Sample(label, arguments, (Output(1, dx, dtype, magnitude=magnitude), summed))
 
@@ -127,4 +126,4 @@ for _name, _f in (PLAIN | GATED).items():
     record(_name, quantizes=True)(forward(_f, _options))
     record("clamped_dswiglu" if _name == "clamped_swiglu" else f"d{_name}", quantizes=True)(backward(_f, _options))
 for _name, _f in PLAIN.items():
-    record(f"dbias_d{_name}", quantizes=True)(functools.partial(backward(_f, {}, bias=True)))
+    record(f"dbias_d{_name}", quantizes=True)(backward(_f, {}, bias=True))

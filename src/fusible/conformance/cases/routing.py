@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -312,12 +313,11 @@ def scores_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 @record("fused_score_for_moe_aux_loss_bwd")
 def scores_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for score, topk, count in (("softmax", 2, 6), ("sigmoid", 2, _MANY), ("sqrtsoftplus", 2, 6), ("sigmoid", 1, 6), ("sqrtsoftplus", 1, 6)):
-        point = logits_of(generator, dtype, count).double().requires_grad_()
-        with torch.enable_grad():
-            scores = normalised(score, point)
-        g = random(generator, tuple(point.shape), torch.float32)
-        (wanted,) = torch.autograd.grad(scores, point, g.double())
-        saved = Router(score, topk, pre_softmax=True).intermediate(point.detach(), scores.detach()).float()
+        logits = logits_of(generator, dtype, count).double()
+        scores, pullback, *_ = torch.func.vjp(functools.partial(normalised, score), logits)
+        g = random(generator, tuple(logits.shape), torch.float32)
+        (wanted,) = pullback(g.double())
+        saved = Router(score, topk, pre_softmax=True).intermediate(logits, scores).float()
         arguments = {
             "intermediate_output": saved, "grad_scores": g, "grad_logits": torch.full(g.shape, math.nan, dtype=dtype), "topk": topk,
             "score_function": score,

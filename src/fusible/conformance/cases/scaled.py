@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,11 +65,9 @@ def forward(f: Callable[..., Tensor], options: dict[str, float], gate: bool) -> 
 def backward(f: Callable[..., Tensor], options: dict[str, float], gate: bool) -> Sampler:
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for label, x, scales, chosen in cases(generator, dtype, options, gate):
-            point, factor = x.double().requires_grad_(), scales.double().requires_grad_()
-            with torch.enable_grad():
-                y = evaluate(f, point, factor, chosen)
+            y, pullback, *_ = torch.func.vjp(functools.partial(evaluate, f, chosen=chosen), x.double(), scales.double())
             g = random(generator, tuple(y.shape), dtype)
-            dx, ds = torch.autograd.grad(y, (point, factor), g.double())
+            dx, ds = pullback(g.double())
             terms = (g.double() * evaluate(f, x.double(), torch.ones_like(scales.double()), chosen)).abs().sum(-1)
             arguments = {"grad": g, "fwd_input": x, "act_scales": scales, "quantizer": None, **chosen}
             of_input = Output(0, dx, dtype, magnitude=8 * largest(dx, y))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, random, record, strided
+from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
 
 SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5), (2, 3, 9, 83))
 """``[b, h, q, k]``."""
@@ -78,18 +78,6 @@ def masked(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
             yield forward(f"mask {len(mask)} of ", random(generator, shape, dtype), scale, (mask == 1).expand(shape), mask=mask)
 
 
-@record("scaled_upper_triang_masked_softmax_forward")
-def upper_triangular(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in SQUARE:
-        yield forward("", random(generator, shape, dtype), 0.5 if shape[-1] % 2 else 1.25, hidden_by_causality(shape))
-
-
-@record("scaled_aligned_causal_masked_softmax_forward")
-def aligned(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in ALIGNED:
-        yield forward("", random(generator, shape, dtype), 0.5 if shape[-1] % 2 else 1.25, hidden_by_causality(shape))
-
-
 @record("scaled_softmax_backward")
 def scaled_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for shape in SHAPES:
@@ -104,17 +92,25 @@ def masked_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
             yield from backward("output_grad_", generator, dtype, shape, hidden)
 
 
-@record("scaled_upper_triang_masked_softmax_backward")
-def upper_triangular_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in SQUARE:
-        yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
-    g, y = torch.full((1, 1, 1), torch.nan, dtype=dtype), torch.ones((1, 1, 1), dtype=dtype)
-    yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))
+def causal_forward(shapes: tuple[tuple[int, ...], ...]) -> Sampler:
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for shape in shapes:
+            yield forward("", random(generator, shape, dtype), 0.5 if shape[-1] % 2 else 1.25, hidden_by_causality(shape))
+
+    return sample
 
 
-@record("scaled_aligned_causal_masked_softmax_backward")
-def aligned_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in ALIGNED:
-        yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
-    g, y = torch.full((1, 1, 1, 1), torch.nan, dtype=dtype), torch.ones((1, 1, 1, 1), dtype=dtype)
-    yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))
+def causal_backward(shapes: tuple[tuple[int, ...], ...]) -> Sampler:
+    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+        for shape in shapes:
+            yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
+        one = (1,) * len(shapes[0])
+        g, y = torch.full(one, torch.nan, dtype=dtype), torch.ones(one, dtype=dtype)
+        yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))
+
+    return sample
+
+
+for _name, _shapes in (("scaled_upper_triang_masked_softmax", SQUARE), ("scaled_aligned_causal_masked_softmax", ALIGNED)):
+    record(f"{_name}_forward")(causal_forward(_shapes))
+    record(f"{_name}_backward")(causal_backward(_shapes))
