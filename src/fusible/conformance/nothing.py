@@ -6,7 +6,7 @@ goes through, is a call; and any backend must give of it what the reference give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from fusible.conformance.table import Disagreement, Output, Sample, measure
 from fusible.errors import NotServedError
 from fusible.quantized import GroupedTensorStorage
 
-__all__ = ["check_of_nothing", "compare_with_reference", "emptied"]
+__all__ = ["check_of_nothing", "compare_with_reference", "emptied", "tex_function"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -69,11 +69,7 @@ def check_of_nothing(function: str, call: Callable[..., Any], sample: Sample, mo
             result = call(function, **arguments)
         except NotServedError:
             continue
-        for output in sample.outputs:
-            try:
-                compare_with_reference(output, (result, arguments), (theirs, again))
-            except Disagreement as error:
-                raise Disagreement(f"{sample.label} with nothing in place of {size}: output {output.at or 0}: {error}") from None
+        compare_with_reference(f"{sample.label} with nothing in place of {size}", sample.outputs, (result, arguments), (theirs, again))
 
 
 def _taken(function: str, sample: Sample) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -90,13 +86,26 @@ def _taken(function: str, sample: Sample) -> Iterator[tuple[int, dict[str, Any]]
 
 
 def _of_reference(function: str, arguments: dict[str, Any]) -> Any:
-    owner, name = (tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else (tex, function)
     with tex.set_backend("torch", strict=True):
-        return getattr(owner, name)(**arguments)
+        return tex_function(function)(**arguments)
 
 
-def compare_with_reference(output: Output, mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
-    """Raise ``Disagreement`` unless two calls, ``(result, arguments)`` each, made the same of an output; of what is drawn, the same shape."""
+def tex_function(name: str) -> Callable[..., Any]:
+    """The function of tex that a record is of: of ``"prim_add"`` it is ``tex.prim.add``."""
+    return getattr(tex.prim, name.removeprefix("prim_")) if name.startswith("prim_") else getattr(tex, name)
+
+
+def compare_with_reference(what: str, outputs: Sequence[Output], mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
+    """Raise ``Disagreement``, which says of ``what``, unless two calls, ``(result, arguments)`` each, gave the same outputs; of what is drawn, the
+    same shapes."""
+    for output in outputs:
+        try:
+            _compare(output, mine, other)
+        except Disagreement as error:
+            raise Disagreement(f"{what}: output {output.at or 0}: {error}") from None
+
+
+def _compare(output: Output, mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
     if callable(output.at):
         return
     got, wanted = output.find(*mine), output.find(*other)

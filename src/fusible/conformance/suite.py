@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from fusible import tex
 from fusible.conformance.crossing import Crossing
 from fusible.conformance.memory import Snapshot
-from fusible.conformance.nothing import check_of_nothing
+from fusible.conformance.nothing import check_of_nothing, tex_function
 from fusible.conformance.pairs import PAIRS
 from fusible.conformance.properties import Properties
 from fusible.conformance.quantized import FORMATS, check_quantized, check_scalars, quantizers, scalar_quantizer
@@ -130,8 +131,7 @@ class _Caller:
         decision = tex.explain(function, **entered)
         if decision.backend is None:
             raise NotServedError(dict(decision.others).get(self._backend, "not served"))
-        owner, name = (tex.prim, function.removeprefix("prim_")) if function.startswith("prim_") else (tex, function)
-        result = getattr(owner, name)(**entered)
+        result = tex_function(function)(**entered)
         self.last = entered, result
         return crossing.leave(result)
 
@@ -141,14 +141,14 @@ def check_record(call: Call, record: Record, dtype: torch.dtype, own_layout: boo
     tensors that it makes are compared by what ``group_dequantize`` reads of each copy, by the same backend. ``memory``: its tensors have memory,
     which those that record have not, so that arguments may be laid out otherwise."""
     label = str(dtype).removeprefix("torch.")
-    yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row: _plain(row, call, record, dtype, own_layout, memory))
+    yield _checked(record, label, lambda row: _plain(row, call, record, dtype, own_layout, memory))
     for fp8 in FORMATS if record.quantizes else ():
-        label = f"{str(dtype).removeprefix('torch.')} to {fp8.name.removeprefix('kFloat8')}"
-        yield _checked(Agreement(record.function, label, Verdict.AGREES), lambda row, fp8=fp8: _quantizing(row, call, record, dtype, fp8))
+        yield _checked(record, f"{label} to {fp8.name.removeprefix('kFloat8')}", lambda row, fp8=fp8: _quantizing(row, call, record, dtype, fp8))
 
 
-def _checked(row: Agreement, run: Callable[[Agreement], Agreement]) -> Agreement:
-    """What ``run`` makes of the row; an exception of the backend's own is its failure."""
+def _checked(record: Record, label: str, run: Callable[[Agreement], Agreement]) -> Agreement:
+    """What ``run`` makes of a row that agrees; an exception of the backend's own is its failure."""
+    row = Agreement(record.function, label, Verdict.AGREES)
     try:
         return run(row)
     except Exception as error:
@@ -186,7 +186,8 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
             check_of_nothing(record.function, call, record.samples(dtype, 1)[0], None if memory else 1)
             _planted(call, record, dtype, method, PLANTINGS if memory else PLANTINGS[::TURNS])
             check_scalars(record.function, call, method, record.samples(dtype))
-            _paired(call, record, dtype)
+            with suppress(NotServedError):
+                PAIRS.get(record.function, lambda *_: None)(call, dtype)
         except Disagreement as error:
             return replace(row, verdict=Verdict.DISAGREES, detail=str(error))
     return row if row.samples or not refusal else replace(row, verdict=Verdict.REFUSED, detail=refusal)
@@ -217,14 +218,6 @@ def _planted(call: Call, record: Record, dtype: torch.dtype, method: Call, plant
                     raise Disagreement(f"{sample.label} with special values ({kind}): output {output.at or 0}: {error}") from None
                 if share > (2 if of_reference else 1):
                     raise Disagreement(f"{sample.label} with special values ({kind}): output {output.at or 0} is {share:.3g} times its bound")
-
-
-def _paired(call: Call, record: Record, dtype: torch.dtype) -> None:
-    """The check of the function together with another one, where there is such a check and both are served."""
-    try:
-        PAIRS.get(record.function, lambda *_: None)(call, dtype)
-    except NotServedError:
-        return
 
 
 def _within_bounds(outputs: tuple[Output, ...], result: Any, arguments: dict[str, Any]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.attention_drawn import drawn_backward, drawn_forward
+from fusible.conformance.cases.attention_drawn import BACKWARD, CALL, FORWARD, drawn_backward, drawn_forward
 from fusible.conformance.cases.attention_eight_bits import quantized_backward, quantized_forward
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
@@ -152,12 +152,11 @@ def given(problem: Problem, generator: torch.Generator, dtype: torch.dtype) -> G
         for gap, also in ((0, False), (problem.gap, True))
     )
     arguments = {
-        "max_seqlen_q": max(lengths), "max_seqlen_kv": max(keys), "attn_scale": problem.scale, "p_dropout": 0.0, "set_zero": True,
-        "qkv_layout": problem.layout, "o_format": _F[f"NVTE_{problem.form}"] if problem.form else _F.NVTE_QKV_Format_NOT_SET,
-        "qkv_scale_inv_format": _F.NVTE_QKV_Format_NOT_SET, "bias_type": problem.bias, "attn_mask_type": problem.mask,
-        "window_size": [*problem.window], "softmax_type": problem.softmax, "bottom_right_diagonal": problem.end, "cu_seqlens_q": counts,
-        "cu_seqlens_kv": counts, "Q": problem.join(q), "K": problem.join(k), "V": problem.join(v), "fake_dtype": dtype,
-        "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded, "s_quantizer": None, "cuda_graph": False,
+        **CALL, "max_seqlen_q": max(lengths), "max_seqlen_kv": max(keys), "attn_scale": problem.scale, "qkv_layout": problem.layout,
+        "o_format": _F[f"NVTE_{problem.form}"] if problem.form else _F.NVTE_QKV_Format_NOT_SET, "bias_type": problem.bias,
+        "attn_mask_type": problem.mask, "window_size": [*problem.window], "softmax_type": problem.softmax, "bottom_right_diagonal": problem.end,
+        "cu_seqlens_q": counts, "cu_seqlens_kv": counts, "cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded,
+        "Q": problem.join(q), "K": problem.join(k), "V": problem.join(v), "fake_dtype": dtype,
     }  # fmt: skip
     return Given(problem, q, k, v, bias, offset, arguments)
 
@@ -194,10 +193,7 @@ def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         x = given(problem, generator, dtype)
         outputs, statistics, largest = (list(part) for part in zip(*forward(x), strict=True))
         most = problem.width == 12
-        more = {
-            "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": x.bias, "SoftmaxOffset": x.offset,
-            "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": most,
-        }  # fmt: skip
+        more = {**FORWARD, "Bias": x.bias, "SoftmaxOffset": x.offset, "return_max_logit": most}
         length = problem.width + max(problem.of_keys)
         size = rounding(dtype, largest_of(x.v), length) * x.steepness()
         found = [
@@ -224,7 +220,7 @@ def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page
     padded, as lengths differ."""
     x = given(problem, generator, dtype)
     outputs, _, _ = (list(part) for part in zip(*forward(x), strict=True))
-    arguments, b = dict(x.arguments), len(problem.lengths)
+    arguments, b = {**x.arguments, **FORWARD}, len(problem.lengths)
     for name, sequences in (("k", x.k), ("v", x.v)):
         table = torch.randperm(b * each + 2, generator=generator)[: b * each].view(b, each).int()
         cache = torch.full((b * each + 2, page, _HEADS, problem.width), 77.0, dtype=dtype)
@@ -234,8 +230,8 @@ def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page
         arguments |= {name.upper(): cache, f"page_table_{name}": table}
     arguments |= {f"cu_seqlens_{side}": torch.tensor([0, *of]).cumsum(0).int() for side, of in (("q", problem.lengths), ("kv", problem.of_keys))}
     arguments |= {
-        "is_training": False, "qkv_layout": _L.NVTE_Paged_KV_BSHD_BSHD_BSHD, "attn_mask_type": NVTE_Mask_Type.NVTE_PADDING_MASK, "o_quantizer": None,
-        "Bias": None, "SoftmaxOffset": None, "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False, "max_seqlen_kv": page * each,
+        "is_training": False, "qkv_layout": _L.NVTE_Paged_KV_BSHD_BSHD_BSHD, "attn_mask_type": NVTE_Mask_Type.NVTE_PADDING_MASK,
+        "max_seqlen_kv": page * each,
     }  # fmt: skip
     length = problem.width + max(problem.of_keys)
     return Sample(problem.label, arguments, (Output(0, problem.join(outputs), dtype, length, rounding(dtype, largest_of(x.v), length)),))
@@ -281,9 +277,8 @@ def fused_attn_bwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         off_by_one = torch.zeros(1, _HEADS, 1, 1) if problem.label.startswith("off by one") else None
         sides = [side for side in (x.bias, x.offset, off_by_one) if side is not None]
         more = {
-            "do_format": x.arguments["o_format"], "dqkv_layout": problem.layout, "do_scale_inv_format": _F.NVTE_QKV_Format_NOT_SET,
-            "deterministic": True, "O": problem.join(o, problem.form), "dO": problem.join(do, problem.form),
-            "Aux_CTX_Tensors": [problem.statistics(stats), torch.zeros(2, dtype=torch.int64), *sides], "dp_quantizer": None, "dqkv_quantizer": None,
+            **BACKWARD, "do_format": x.arguments["o_format"], "dqkv_layout": problem.layout, "O": problem.join(o, problem.form),
+            "dO": problem.join(do, problem.form), "Aux_CTX_Tensors": [problem.statistics(stats), torch.zeros(2, dtype=torch.int64), *sides],
         }  # fmt: skip
         length = problem.width + max(*problem.lengths, *problem.of_keys) * (_HEADS // problem.groups)
         # Probabilities and their gradients may be rounded to the operands' type before they are multiplied.

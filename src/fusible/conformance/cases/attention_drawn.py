@@ -14,7 +14,28 @@ from torch import Tensor
 from fusible.conformance.table import Disagreement, Output, Sample
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
-__all__ = ["drawn_backward", "drawn_forward"]
+__all__ = ["BACKWARD", "CALL", "FORWARD", "drawn_backward", "drawn_forward"]
+
+_UNSET, _BSHD = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET, NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD
+
+CALL: dict[str, Any] = {
+    "attn_scale": 0.3, "p_dropout": 0.0, "set_zero": True, "qkv_layout": _BSHD, "o_format": _UNSET, "qkv_scale_inv_format": _UNSET,
+    "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS, "attn_mask_type": NVTE_Mask_Type.NVTE_NO_MASK, "window_size": [-1, -1],
+    "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, "bottom_right_diagonal": False, "cu_seqlens_q": None, "cu_seqlens_kv": None,
+    "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "s_quantizer": None, "cuda_graph": False,
+}  # fmt: skip
+"""Of both functions: the plainest call, but for the lengths and the operands."""
+
+FORWARD: dict[str, Any] = {
+    "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None, "rng_gen": None,
+    "rng_elts_per_thread": 0, "return_max_logit": False,
+}  # fmt: skip
+"""What ``fused_attn_fwd`` takes besides."""
+
+BACKWARD: dict[str, Any] = {
+    "do_format": _UNSET, "dqkv_layout": _BSHD, "do_scale_inv_format": _UNSET, "deterministic": True, "dp_quantizer": None, "dqkv_quantizer": None,
+}  # fmt: skip
+"""What ``fused_attn_bwd`` takes besides, but for O, dO and what the forward saved."""
 
 _BATCH, _TOKENS, _HEADS, _WIDTH = 2, 32, 4, 8
 _DROPPED = 0.25
@@ -40,36 +61,21 @@ def counted(place: int, dtype: torch.dtype) -> Output:
 
 def call(dtype: torch.dtype, fill: Callable[..., Tensor]) -> dict[str, Any]:
     shape = (_BATCH, _TOKENS, _HEADS, _WIDTH)
-    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
-    return {
-        "max_seqlen_q": _TOKENS, "max_seqlen_kv": _TOKENS, "attn_scale": 0.3, "p_dropout": _DROPPED, "set_zero": True,
-        "qkv_layout": NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, "o_format": unset, "qkv_scale_inv_format": unset,
-        "bias_type": NVTE_Bias_Type.NVTE_NO_BIAS, "attn_mask_type": NVTE_Mask_Type.NVTE_NO_MASK, "window_size": [-1, -1],
-        "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, "bottom_right_diagonal": False, "cu_seqlens_q": None, "cu_seqlens_kv": None,
-        "Q": torch.zeros(shape, dtype=dtype), "K": torch.zeros(shape, dtype=dtype), "V": fill(shape, dtype=dtype), "fake_dtype": dtype,
-        "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "s_quantizer": None, "cuda_graph": False,
-    }  # fmt: skip
+    operands = {"Q": torch.zeros(shape, dtype=dtype), "K": torch.zeros(shape, dtype=dtype), "V": fill(shape, dtype=dtype), "fake_dtype": dtype}
+    return {**CALL, "max_seqlen_q": _TOKENS, "max_seqlen_kv": _TOKENS, "p_dropout": _DROPPED, **operands}
 
 
 def drawn_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``fused_attn_fwd`` with dropout: each line of a result counts the keys that were kept."""
-    more = {
-        "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None,
-        "rng_elts_per_thread": 0, "return_max_logit": False,
-    }  # fmt: skip
     for source in (None, torch.Generator().manual_seed(5)):
         outputs = (counted(0, dtype), Output("result.2.shape", torch.Size([2])), Output("result.2.dtype", torch.int64))
-        yield Sample(f"dropout, a generator {source is not None}", {**call(dtype, torch.ones), **more, "rng_gen": source}, outputs)
+        yield Sample(f"dropout, a generator {source is not None}", {**call(dtype, torch.ones), **FORWARD, "rng_gen": source}, outputs)
 
 
 def drawn_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``fused_attn_bwd`` with dropout: each line of a result counts the keys that were kept."""
-    arguments, unset = call(dtype, torch.zeros), NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
+    arguments = {**call(dtype, torch.zeros), **BACKWARD}
     stats = torch.full((_BATCH, _HEADS, _TOKENS, 1), float(torch.tensor(_TOKENS).log()))
-    more = {
-        "do_format": unset, "dqkv_layout": arguments["qkv_layout"], "do_scale_inv_format": unset, "deterministic": True,
-        "O": torch.zeros_like(arguments["Q"]), "dO": torch.ones_like(arguments["Q"]), "Aux_CTX_Tensors": [stats, torch.tensor([1234, 0])],
-        "dp_quantizer": None, "dqkv_quantizer": None,
-    }  # fmt: skip
     nothing = torch.zeros_like(arguments["Q"])
+    more = {"O": nothing.clone(), "dO": torch.ones_like(nothing), "Aux_CTX_Tensors": [stats, torch.tensor([1234, 0])]}
     yield Sample("dropout", {**arguments, **more}, (Output(0, nothing), Output(1, nothing.clone()), counted(2, dtype)))

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.attention_drawn import call
+from fusible.conformance.cases.attention_drawn import BACKWARD, CALL, FORWARD
 from fusible.conformance.eight_bits import HALF_STEP, cast, decoded, kept_within
 from fusible.conformance.table import Output, Sample
 from fusible.quantized import Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
-from fusible.tex.enums import NVTE_QKV_Format
 
 __all__ = ["quantized_backward", "quantized_forward"]
 
@@ -67,8 +66,8 @@ def probabilities(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def arguments_of(operands: list[Float8TensorStorage], dtype: torch.dtype) -> dict[str, Any]:
-    given = {"max_seqlen_q": _SHAPE[1], "max_seqlen_kv": _SHAPE[1], "p_dropout": 0.0, "s_quantizer": quantizer(DType.kFloat8E4M3)}
-    return {**call(dtype, torch.ones), **given, **dict(zip("QKV", operands, strict=True))}
+    given = {"max_seqlen_q": _SHAPE[1], "max_seqlen_kv": _SHAPE[1], "fake_dtype": dtype, "s_quantizer": quantizer(DType.kFloat8E4M3)}
+    return {**CALL, **given, **dict(zip("QKV", operands, strict=True))}
 
 
 def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
@@ -77,15 +76,11 @@ def quantized_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterato
     operands, (q, k, v) = zip(*(operand(generator, fp8, dtype) for _ in range(3)), strict=True)
     p, stats = probabilities(q, k)
     o = torch.einsum("bhij,bjhe->bihe", p, v)
-    more = {
-        "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": quantizer(fp8, _FORMER), "Bias": None, "SoftmaxOffset": None,
-        "rng_gen": None, "rng_elts_per_thread": 0, "return_max_logit": False,
-    }  # fmt: skip
     outputs = (
         near(0, o, fp8, v.abs().max().item()), Output(1, stats, length=64, magnitude=8.0), seen("s_quantizer", p.max().item()),
         Output("o_quantizer.amax", torch.tensor([_FORMER])), Output("result.0._scale_inv", torch.tensor([1 / 16])),
     )  # fmt: skip
-    yield Sample("FP8", {**arguments_of([*operands], dtype), **more}, outputs)
+    yield Sample("FP8", {**arguments_of([*operands], dtype), **FORWARD, "o_quantizer": quantizer(fp8, _FORMER)}, outputs)
 
 
 def quantized_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
@@ -100,15 +95,12 @@ def quantized_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterat
         0: _SCALE * torch.einsum("bhij,bjhd->bihd", ds, k), 1: _SCALE * torch.einsum("bhij,bihd->bjhd", ds, q),
         2: torch.einsum("bhij,bihe->bjhe", p, do),
     }  # fmt: skip
-    unset = NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
-    arguments = arguments_of([*operands], dtype)
     more = {
-        "do_format": unset, "dqkv_layout": arguments["qkv_layout"], "do_scale_inv_format": unset, "deterministic": True, "O": held_o, "dO": held_do,
-        "Aux_CTX_Tensors": [stats.float(), torch.zeros(2, dtype=torch.int64)], "s_quantizer": None, "dp_quantizer": quantizer(gradient),
-        "dqkv_quantizer": quantizer(gradient, _FORMER),
+        "O": held_o, "dO": held_do, "Aux_CTX_Tensors": [stats.float(), torch.zeros(2, dtype=torch.int64)], "s_quantizer": None,
+        "dp_quantizer": quantizer(gradient), "dqkv_quantizer": quantizer(gradient, _FORMER),
     }  # fmt: skip
     size = _SHAPE[1] * ds.abs().max().item()
     outputs = [near(place, x, gradient, size) for place, x in made.items()]
     amaxes = seen("dp_quantizer", ds.abs().max().item()), Output("dqkv_quantizer.amax", torch.tensor([_FORMER]))
     outputs += [Output(f"result.{place}._scale_inv", torch.tensor([1 / 16])) for place in made]
-    yield Sample("FP8", {**arguments, **more}, (*outputs, *amaxes))
+    yield Sample("FP8", {**arguments_of([*operands], dtype), **BACKWARD, **more}, (*outputs, *amaxes))
