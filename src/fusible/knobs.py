@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -78,34 +78,43 @@ def replacing(name: str, value: Callable[[str | None], str]) -> Iterator[None]:
             os.environ[name] = former
 
 
-def _switch(text: str) -> bool:
+def _by_word(values: Mapping[str, T]) -> Callable[[str], T]:
+    """Reads one of a few words, in whatever case, as its value."""
+
+    def parse(text: str) -> T:
+        if text.lower() not in values:
+            raise ValueError(text)
+        return values[text.lower()]
+
+    return parse
+
+
+def _switch(name: str, doc: str) -> Knob[bool]:
+    """A knob that is off unless its variable says otherwise."""
     words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in words:
-        raise ValueError(text)
-    return words[text.lower()]
+    return Knob(name, _by_word(words), False, "1, true, yes, on, 0, false, no or off", doc)
+
+
+def _choice(name: str, words: Sequence[str], default: T, doc: str) -> Knob[str | T]:
+    """A knob that takes one of ``words``, in whatever case."""
+    *others, last = words
+    return Knob[str | T](name, _by_word({word.lower(): word for word in words}), default, f"{', '.join(others)} or {last}", doc)
+
+
+def _choices(name: str, words: Sequence[str], default: tuple[str, ...], doc: str) -> Knob[tuple[str, ...]]:
+    """A knob that takes several of ``words``, in whatever case."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.lower() for name in _names(text))
+        if not names or not set(names) <= set(words):
+            raise ValueError(text)
+        return names
+
+    return Knob(name, parse, default, f"a comma-separated list of {', '.join(words)}", doc)
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _one_of(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in allowed:
-            raise ValueError(text)
-        return text.lower()
-
-    return parse
-
-
-def _some_of(*allowed: str) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(name.lower() for name in _names(text))
-        if not names or not set(names) <= set(allowed):
-            raise ValueError(text)
-        return names
-
-    return parse
 
 
 def _threads(text: str) -> int:
@@ -113,20 +122,6 @@ def _threads(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) > _MOST_THREADS:
         raise ValueError(text)
     return int(text)
-
-
-def _upper_of(*allowed: str) -> Callable[[str], str]:
-    parse = _one_of(*(name.lower() for name in allowed))
-    return lambda text: parse(text).upper()
-
-
-_KINDS = {"flagos": "flagos", "default": "flagos", "vendor": "vendor", "reference": "reference"}
-
-
-def _kind(text: str) -> str:
-    if text.lower() not in _KINDS:
-        raise ValueError(text)
-    return _KINDS[text.lower()]
 
 
 def _vendors(text: str) -> frozenset[str]:
@@ -150,22 +145,19 @@ def _orders(text: str) -> dict[str, tuple[str, ...]]:
 
 
 _MOST_THREADS = 1024
-_SHOWN = ("verbose", "info", "warning", "error", "trace", "flat_ir", "mlir", "ir", "timing")
-_SWITCH = "1, true, yes, on, 0, false, no or off"
 _SCOPES = ("none", "weights", "activations", "all")
-_SCOPE = "none, weights, activations or all"
 
 TE_BACKEND = Knob("TE_BACKEND", str.lower, "", "a backend's name", "forces a tex backend for every call that it serves")
 TE_PLUGIN = Knob("TE_PLUGIN", str.lower, "", "a backend's name", "the same as TE_BACKEND, which wins where both are set")
 TE_FALLBACK_BACKEND = Knob(
     "TE_FALLBACK_BACKEND", str.lower, "", "a backend's name", "serves what the backend in force lacks; default: the next in order"
 )
-TE_FL_STRICT = Knob("TE_FL_STRICT", _switch, False, _SWITCH, "a forced backend is the only one: what it lacks is an error")
-TE_FL_DEBUG = Knob("TE_FL_DEBUG", _switch, False, _SWITCH, "log each first selection of a backend, through logging")
-TE_FL_SKIP_CUDA = Knob("TE_FL_SKIP_CUDA", _switch, False, _SWITCH, "treat the nvidia backend as unavailable")
+TE_FL_STRICT = _switch("TE_FL_STRICT", "a forced backend is the only one: what it lacks is an error")
+TE_FL_DEBUG = _switch("TE_FL_DEBUG", "log each first selection of a backend, through logging")
+TE_FL_SKIP_CUDA = _switch("TE_FL_SKIP_CUDA", "treat the nvidia backend as unavailable")
 TE_FL_PREFER = Knob(
     "TE_FL_PREFER",
-    _kind,
+    _by_word({"flagos": "flagos", "default": "flagos", "vendor": "vendor", "reference": "reference"}),
     None,
     "flagos (or default), vendor or reference",
     "backends of that kind come first: FlagGems, the vendors' or torch; default: by priority",
@@ -186,11 +178,10 @@ TE_FL_DENY_VENDORS = Knob(
 TE_FL_PLUGIN_MODULES = Knob(
     "TE_FL_PLUGIN_MODULES", _names, (), "a comma-separated list of modules", "modules with a register(registry) function, loaded at first use of tex"
 )
-FUSIBLE_CPU_LEVEL = Knob(
+FUSIBLE_CPU_LEVEL = _choice(
     "FUSIBLE_CPU_LEVEL",
-    _one_of("generic", "avx2", "avx512", "avx512bf16"),
+    ("generic", "avx2", "avx512", "avx512bf16"),
     "",
-    "generic, avx2, avx512 or avx512bf16",
     "the highest instruction set that the native kernels may use; default: the best that the CPU has",
 )
 FUSIBLE_NUM_THREADS = Knob(
@@ -204,57 +195,42 @@ FUSIBLE_RUN = Knob(
 NVTE_PLUGIN = Knob(
     "NVTE_PLUGIN", str, None, "a module", "the module whose load_plugins() NVIDIA's package calls once it has its kernels: fusible.plugin, or another"
 )
-NVTE_BACKWARD_OVERRIDE = Knob(
+NVTE_BACKWARD_OVERRIDE = _choice(
     "NVTE_BACKWARD_OVERRIDE",
-    _one_of("high_precision", "dequantized"),
+    ("high_precision", "dequantized"),
     None,
-    "high_precision or dequantized",
     "the default of a recipe's backward_override: what the backward pass computes from; default: from quantized operands",
 )
-NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES = Knob(
-    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", _switch, False, _SWITCH, "the default of Float8CurrentScaling's use_power_2_scales"
+NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES = _switch(
+    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES", "the default of Float8CurrentScaling's use_power_2_scales"
 )
-NVTE_FP8_BLOCK_SCALING_FP32_SCALES = Knob(
-    "NVTE_FP8_BLOCK_SCALING_FP32_SCALES", _switch, False, _SWITCH, "the default of Float8BlockScaling's use_f32_scales"
+NVTE_FP8_BLOCK_SCALING_FP32_SCALES = _switch("NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "the default of Float8BlockScaling's use_f32_scales")
+NVTE_NVFP4_DISABLE_RHT = _switch("NVTE_NVFP4_DISABLE_RHT", "the default of NVFP4BlockScaling's disable_rht")
+NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING = _switch(
+    "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING", "the default of NVFP4BlockScaling's disable_stochastic_rounding"
 )
-NVTE_NVFP4_DISABLE_RHT = Knob("NVTE_NVFP4_DISABLE_RHT", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's disable_rht")
-NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING = Knob(
-    "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's disable_stochastic_rounding"
+NVTE_NVFP4_DISABLE_2D_QUANTIZATION = _switch("NVTE_NVFP4_DISABLE_2D_QUANTIZATION", "the default of NVFP4BlockScaling's disable_2d_quantization")
+NVTE_NVFP4_ROW_SCALED_ACTIVATION = _switch("NVTE_NVFP4_ROW_SCALED_ACTIVATION", "the default of NVFP4BlockScaling's row_scaled_activation")
+NVTE_NVFP4_4OVER6 = _choice("NVTE_NVFP4_4OVER6", _SCOPES, "none", "the default of NVFP4BlockScaling's nvfp4_4over6")
+NVTE_NVFP4_4OVER6_E4M3_USE_256 = _choice(
+    "NVTE_NVFP4_4OVER6_E4M3_USE_256", _SCOPES, "all", "the default of NVFP4BlockScaling's nvfp4_4over6_e4m3_use_256"
 )
-NVTE_NVFP4_DISABLE_2D_QUANTIZATION = Knob(
-    "NVTE_NVFP4_DISABLE_2D_QUANTIZATION", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's disable_2d_quantization"
+NVTE_NVFP4_4OVER6_ERR_MODE = _choice("NVTE_NVFP4_4OVER6_ERR_MODE", ("MAE", "MSE"), "MAE", "the default of NVFP4BlockScaling's nvfp4_4over6_err_mode")
+FUSIBLE_LAZY_ENGINE = _choice(
+    "FUSIBLE_LAZY_ENGINE", ("pjrt", "iree"), "pjrt", "the default of fusible.lazy's config.engine: what compiles and runs recorded programs"
 )
-NVTE_NVFP4_ROW_SCALED_ACTIVATION = Knob(
-    "NVTE_NVFP4_ROW_SCALED_ACTIVATION", _switch, False, _SWITCH, "the default of NVFP4BlockScaling's row_scaled_activation"
-)
-NVTE_NVFP4_4OVER6 = Knob("NVTE_NVFP4_4OVER6", _one_of(*_SCOPES), "none", _SCOPE, "the default of NVFP4BlockScaling's nvfp4_4over6")
-NVTE_NVFP4_4OVER6_E4M3_USE_256 = Knob(
-    "NVTE_NVFP4_4OVER6_E4M3_USE_256", _one_of(*_SCOPES), "all", _SCOPE, "the default of NVFP4BlockScaling's nvfp4_4over6_e4m3_use_256"
-)
-NVTE_NVFP4_4OVER6_ERR_MODE = Knob(
-    "NVTE_NVFP4_4OVER6_ERR_MODE", _upper_of("MAE", "MSE"), "MAE", "MAE or MSE", "the default of NVFP4BlockScaling's nvfp4_4over6_err_mode"
-)
-FUSIBLE_LAZY_ENGINE = Knob(
-    "FUSIBLE_LAZY_ENGINE",
-    _one_of("pjrt", "iree"),
-    "pjrt",
-    "pjrt or iree",
-    "the default of fusible.lazy's config.engine: what compiles and runs recorded programs",
-)
-FUSIBLE_LAZY_VERBOSITY = Knob(
+FUSIBLE_LAZY_VERBOSITY = _choices(
     "FUSIBLE_LAZY_VERBOSITY",
-    _some_of(*_SHOWN),
+    ("verbose", "info", "warning", "error", "trace", "flat_ir", "mlir", "ir", "timing"),
     ("warning",),
-    f"a comma-separated list of {', '.join(_SHOWN)}",
     "the default of fusible.lazy's logger.verbosity: a level, and channels",
 )
 FUSIBLE_LAZY_CACHE_DIR = Knob(
     "FUSIBLE_LAZY_CACHE_DIR", str, None, "a directory", "the default of fusible.lazy's config.timing_cache_file_path: where engine binaries are kept"
 )
-FUSIBLE_LAZY_ERRORS = Knob(
+FUSIBLE_LAZY_ERRORS = _choices(
     "FUSIBLE_LAZY_ERRORS",
-    _some_of("flat_ir", "diagnostic"),
+    ("flat_ir", "diagnostic"),
     (),
-    "a comma-separated list of flat_ir, diagnostic",
     "the default of fusible.lazy's config.extra_error_information: what errors of compilation show besides the user's line",
 )
