@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 import fusible
 from fusible import tex
-from fusible.cli.bench.timing import side_by_side
+from fusible.cli.bench.timing import side_by_side, using_threads
 from fusible.pytorch import ops as operations
 from fusible.tex.interface.declare import DECLARATIONS
 from fusible.tex.selection.registry import registry
@@ -19,18 +18,11 @@ from fusible.tex.selection.registry import registry
 __all__ = ["dispatch", "small_sequential"]
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Python's cost is what is measured here: kernels this small run on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+_ONE_THREAD = using_threads(1)
+"""Python's cost is what is measured here: kernels this small run on one thread."""
 
 
-@_one_thread()
+@_ONE_THREAD
 def dispatch() -> list[dict[str, Any]]:
     """Microseconds of a tex call, of calling the chosen method directly, and their difference. Target: at most 1 us."""
     x, weight, gamma = torch.randn(16, 64), torch.randn(64, 64), torch.randn(64)
@@ -73,7 +65,7 @@ def _forward(model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
     return forward
 
 
-@_one_thread()
+@_ONE_THREAD
 def small_sequential() -> list[dict[str, Any]]:
     """Microseconds of eight small modules, and operations, on [16, 64] fp32. Target, forward and backward: at most 1.4 times ``nn.Sequential``'s."""
     width = 64

@@ -21,12 +21,15 @@ def casts(settings: Settings) -> Measured:
     Torch calculates in the dtype of its input, though from bf16 that rounds twice.
     """
     rows, cols = (64, 32) if settings.quick else (4096, 1024)
-    measured = Measured()
+    return settings.measure_apart(_cases(rows, cols))
+
+
+def _cases(rows: int, cols: int) -> Iterator[Case]:
     for dtype, name, target in ((torch.float32, "fp32", 5.0), (torch.bfloat16, "bf16", None)):
-        for case in _to_fp8(torch.randn(rows, cols).to(dtype), name, target):
-            measured.rows += settings.measure([case])
-    measured.rows += settings.measure([_decode(torch.randn(rows, cols))])
-    return measured
+        yield from _to_fp8(torch.randn(rows, cols).to(dtype), name, target)
+    held = fp8(torch.randn(rows, cols))
+    codes = held._data.view(torch.float8_e4m3fn)
+    yield Case("E4M3 to bf16", lambda: codes.to(torch.bfloat16), lambda: tex.dequantize(held, BF16), 12.0, nbytes=3 * rows * cols)
 
 
 def _to_fp8(x: Tensor, name: str, target: float | None) -> Iterator[Case]:
@@ -45,16 +48,5 @@ def _to_fp8(x: Tensor, name: str, target: float | None) -> Iterator[Case]:
 
     yield Case(f"{name} by current scaling", current, lambda: tex.quantize(x, by_own_amax), target, nbytes=2 * x.nbytes + codes)
     yield Case(f"{name} by delayed scaling", known, lambda: tex.quantize(x, by_scale), nbytes=x.nbytes + codes)
-    with_bias = Case(
-        f"{name} by delayed scaling, with bias gradient",
-        lambda: (*known(), x.sum(0)),
-        lambda: tex.bgrad_quantize(x, by_scale),
-        nbytes=x.nbytes + codes,
-    )
-    yield with_bias
-
-
-def _decode(x: Tensor) -> Case:
-    held = fp8(x)
-    codes = held._data.view(torch.float8_e4m3fn)
-    return Case("E4M3 to bf16", lambda: codes.to(torch.bfloat16), lambda: tex.dequantize(held, BF16), 12.0, nbytes=3 * x.numel())
+    with_bias = f"{name} by delayed scaling, with bias gradient"
+    yield Case(with_bias, lambda: (*known(), x.sum(0)), lambda: tex.bgrad_quantize(x, by_scale), nbytes=x.nbytes + codes)

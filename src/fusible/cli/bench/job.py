@@ -6,8 +6,6 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from fusible.cli.bench.machine import Limits, describe_machine, measure_limits
 from fusible.cli.bench.options import TABLES, BenchOptions
 from fusible.cli.bench.printing import QUICK, print_machine, print_table
 from fusible.cli.bench.table import Measured, Settings
+from fusible.cli.bench.timing import using_threads
 from fusible.cli.console import make_console
 from fusible.files import replace_file
 
@@ -33,7 +32,7 @@ def bench(given: argparse.Namespace) -> int:
     """
     options = BenchOptions.from_command_line(given)
     console = make_console(sys.stderr if options.json == "-" else None)
-    with _threads(options.threads_used):
+    with using_threads(options.threads_used):
         machine = describe_machine()
         with console.status("what the machine can do"):
             limits = measure_limits(options.quick)
@@ -68,14 +67,3 @@ def _head(options: BenchOptions, machine: dict[str, Any], limits: Limits) -> dic
 def _measure(name: str, settings: Settings) -> Measured:
     torch.manual_seed(0)
     return getattr(importlib.import_module(f"fusible.cli.bench.{name}"), name)(settings)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """The native kernels follow torch, whose runtime they share."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(former)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fusible.cli.lists import names_in
+from fusible.cli.lists import check_names, names_in
 from fusible.errors import ArgumentError, expected
 
 __all__ = ["BenchOptions", "TABLES"]
@@ -35,11 +35,7 @@ class BenchOptions:
     json: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.tables if name not in TABLES]
-        if unknown or not self.tables:
-            got = repr(unknown[0]) if unknown else "none"
-            *names, last = TABLES
-            raise ArgumentError(expected(f"{', '.join(names)} or {last}, comma-separated", of="--only", got=got, do="name one of these"))
+        check_names(self.tables, TABLES, "--only")
         for flag, value in {"--rounds": self.rounds, "--threads": self.threads}.items():
             if value is not None and value < 1:
                 raise ArgumentError(expected("at least 1", of=flag, got=value, do="give a larger number"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,36 +25,29 @@ def producers(settings: Settings) -> Measured:
 
     Torch calculates in the dtype of its input.
     """
-    measured = Measured()
     groups = (_norms(settings.quick), _activations(settings.quick), _attention(settings.quick), _adam(settings.quick))
-    for group in groups:
-        for case in group:
-            measured.rows += settings.measure([case])
-    return measured
+    return settings.measure_apart(itertools.chain(*groups))
 
 
 def _norms(quick: bool) -> Iterator[Case]:
     rows, cols = (32, 64) if quick else (4096, 1024)
-    scale = torch.tensor(3.0)
-    quantizer = delayed(scale)
     for dtype, name, otype in ((torch.float32, "fp32", DType.kFloat32), (torch.bfloat16, "bf16", BF16)):
         x, gamma, beta = torch.randn(rows, cols).to(dtype), torch.randn(cols).to(dtype), torch.randn(cols).to(dtype)
-        nbytes = x.nbytes + x.numel()
+        yield from _norms_of(x, gamma, beta, f"{name} [{rows}, {cols}], to FP8", otype)
 
-        def layer(x: Tensor = x, gamma: Tensor = gamma, beta: Tensor = beta) -> Tensor:
-            return cast(F.layer_norm(x, (cols,), gamma, beta, _EPS), scale)
 
-        def ours(x: Tensor = x, gamma: Tensor = gamma, beta: Tensor = beta, otype: DType = otype) -> object:
-            return tex.layernorm_fwd(x, gamma, beta, _EPS, None, quantizer, otype, 0, False)
+def _norms_of(x: Tensor, gamma: Tensor, beta: Tensor, name: str, otype: DType) -> Iterator[Case]:
+    scale, shape, nbytes = torch.tensor(3.0), gamma.shape, x.nbytes + x.numel()
+    quantizer = delayed(scale)
 
-        def root(x: Tensor = x, gamma: Tensor = gamma) -> Tensor:
-            return cast(F.rms_norm(x, (cols,), gamma, _EPS), scale)
+    def layer() -> object:
+        return tex.layernorm_fwd(x, gamma, beta, _EPS, None, quantizer, otype, 0, False)
 
-        def our_root(x: Tensor = x, gamma: Tensor = gamma, otype: DType = otype) -> object:
-            return tex.rmsnorm_fwd(x, gamma, _EPS, None, quantizer, otype, 0, False)
+    def root() -> object:
+        return tex.rmsnorm_fwd(x, gamma, _EPS, None, quantizer, otype, 0, False)
 
-        yield Case(f"LayerNorm, {name} [{rows}, {cols}], to FP8", layer, ours, 4.0, nbytes=nbytes)
-        yield Case(f"RMSNorm, {name} [{rows}, {cols}], to FP8", root, our_root, nbytes=nbytes)
+    yield Case(f"LayerNorm, {name}", lambda: cast(F.layer_norm(x, shape, gamma, beta, _EPS), scale), layer, 4.0, nbytes=nbytes)
+    yield Case(f"RMSNorm, {name}", lambda: cast(F.rms_norm(x, shape, gamma, _EPS), scale), root, nbytes=nbytes)
 
 
 def _activations(quick: bool) -> Iterator[Case]:
@@ -69,10 +63,8 @@ def _activations(quick: bool) -> Iterator[Case]:
     name = f"bf16 [{rows}, {cols}], to FP8"
     nbytes = 2.0 * x.nbytes + x.numel()
     yield Case(f"GELU backward with bias gradient, {name}", dgelu, lambda: tex.dbias_dgelu(grad, x, to_e5m2), 4.0, nbytes=nbytes)
-    gelu = Case(f"GELU, {name}", lambda: cast(F.gelu(x, approximate="tanh"), scale), lambda: tex.gelu(x, to_e4m3), nbytes=x.nbytes + x.numel())
-    swiglu = Case(f"SwiGLU, {name}", lambda: cast(F.silu(left) * right, scale), lambda: tex.swiglu(x, to_e4m3), nbytes=x.nbytes + x.numel() / 2)
-    yield gelu
-    yield swiglu
+    yield Case(f"GELU, {name}", lambda: cast(F.gelu(x, approximate="tanh"), scale), lambda: tex.gelu(x, to_e4m3), nbytes=x.nbytes + x.numel())
+    yield Case(f"SwiGLU, {name}", lambda: cast(F.silu(left) * right, scale), lambda: tex.swiglu(x, to_e4m3), nbytes=x.nbytes + x.numel() / 2)
 
 
 def _attention(quick: bool) -> Iterator[Case]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -79,6 +79,10 @@ class Settings:
     quick: bool
     threads: int
     limits: Limits
+
+    def measure_apart(self, cases: Iterable[Case]) -> Measured:
+        """A row of each case, measured by itself."""
+        return Measured([row for case in cases for row in self.measure([case])])
 
     def measure(self, cases: Sequence[Case]) -> list[Row]:
         """A row of each case. All their calls take turns; one that several cases share is one contestant."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
-__all__ = ["side_by_side"]
+import torch
+
+__all__ = ["side_by_side", "using_threads"]
 
 _WARM_UP, _WARM_UP_AT_LEAST, _WARM_UP_SECONDS = 5, 3, 1.0
 """Calls before the first timed one: a pass is planned at its first, listened to at its second, and replayed from the third on."""
@@ -33,6 +36,17 @@ def side_by_side(functions: Mapping[str, Callable[[], object]], *, rounds: int =
     finally:
         gc.enable()
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Let torch have ``count`` threads. The native kernels follow torch, whose runtime they share."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
 
 
 def _warm_up(function: Callable[[], object]) -> float:

@@ -30,32 +30,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _FILES
     default = TrainOptions()
 
-    def option(name: str, metavar: str, kind: type, text: str) -> None:
-        shown = getattr(default, name)
-        note = f" (default: {shown})" if shown is not None else ""
+    def option(name: str, metavar: str, kind: type, text: str, shown: object = None) -> None:
+        """An option of ``TrainOptions``, absent where the command line does not give it. ``shown``: what help says of its default."""
+        value = getattr(default, name, None) if shown is None else shown
+        note = f" (default: {value})" if value is not None else ""
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=kind, help=text + note, default=argparse.SUPPRESS)
 
-    parser.add_argument(
-        "--recipe", metavar="R[,R...]", default=argparse.SUPPRESS, help=f"{', '.join(RECIPES)}, or several (default: {','.join(default.recipes)})"
-    )
-    parser.add_argument(
-        "--executor",
-        metavar="E",
-        default=argparse.SUPPRESS,
-        help=f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled (default: {default.executor})",
-    )
-    parser.add_argument(
-        "--bf16-layers",
-        metavar="L[,L...]",
-        default=argparse.SUPPRESS,
-        help=f"{', '.join(BF16_LAYERS)}: what no recipe quantizes of the first and the last block and the head (default: none)",
-    )
-    parser.add_argument(
-        "--fp8-format",
-        metavar="F",
-        default=argparse.SUPPRESS,
-        help=f"{' or '.join(FP8_FORMATS)}: gradients in E5M2 or in E4M3 (default: e4m3 in mxfp8 and block, else hybrid)",
-    )
+    option("recipe", "R[,R...]", str, f"{', '.join(RECIPES)}, or several", ",".join(default.recipes))
+    option("executor", "E", str, f"{' or '.join(EXECUTORS)}: kernel by kernel, or compiled")
+    option("bf16_layers", "L[,L...]", str, f"{', '.join(BF16_LAYERS)}: what no recipe quantizes of the first and the last block and the head", "none")
+    option("fp8_format", "F", str, f"{' or '.join(FP8_FORMATS)}: gradients in E5M2 or in E4M3", "e4m3 in mxfp8 and block, else hybrid")
     option("steps", "N", int, "optimizer steps in all, those before --resume included")
     option("layers", "N", int, "transformer blocks")
     option("hidden", "N", int, "width")
@@ -65,7 +49,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     option("lr", "X", float, "peak learning rate")
     option("decay_steps", "N", int, "step at which the learning rate has fallen to a twentieth of its peak, where it stays")
     option("seed", "N", int, "seed of weights and batches")
-    option("text", "FILE", str, "the text to learn (default: the interpreter's documentation topics)")
+    option("text", "FILE", str, "the text to learn", "the interpreter's documentation topics")
     parser.add_argument("--out", metavar="DIR", default=None, help="where to write (default: out/train, or the resumed folder)")
     parser.add_argument("--resume", metavar="DIR", default=None, help="go on with the run in DIR; it keeps its options, --steps may be raised")
     parser.add_argument("--overwrite", action="store_true", help="start anew though DIR holds a run, which stays valid until the first save")

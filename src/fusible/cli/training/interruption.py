@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 __all__ = ["Interruption"]
@@ -25,7 +25,7 @@ class Interruption:
             self._former = signal.signal(signal.SIGINT, self._ask)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._former is not None:
             signal.signal(signal.SIGINT, self._former)
 

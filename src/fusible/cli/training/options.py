@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from fusible.cli.lists import names_in
+from fusible.cli.lists import any_of, check_names, names_in
 from fusible.errors import ArgumentError, CheckpointError, expected
 
 __all__ = ["BF16_LAYERS", "BYTES", "EXECUTORS", "FP8_FORMATS", "FP8_RECIPES", "MAX_STEPS", "RECIPES", "TrainOptions"]
@@ -68,14 +68,8 @@ class TrainOptions:
         if not 0 <= self.seed < 2**62:
             raise ArgumentError(expected("a number from 0 to 2**62 - 1", of="--seed", got=self.seed, do="give another seed"))
         if self.hidden < 1 or self.hidden % (2 * self.heads):
-            raise ArgumentError(
-                expected(
-                    f"a multiple of twice the {self.heads} heads (rotary embeddings pair columns)",
-                    of="--hidden",
-                    got=self.hidden,
-                    do="change one of them",
-                )
-            )
+            wanted = f"a multiple of twice the {self.heads} heads (rotary embeddings pair columns)"
+            raise ArgumentError(expected(wanted, of="--hidden", got=self.hidden, do="change one of them"))
         self._check_names()
         self._check_precision()
         for recipe in self.recipes:
@@ -85,12 +79,7 @@ class TrainOptions:
                     raise ArgumentError(expected(wanted, of=of, got=size, do="give another size, or leave that recipe out"))
 
     def _check_names(self) -> None:
-        unknown = [name for name in self.recipes if name not in RECIPES]
-        if unknown or not self.recipes:
-            got = repr(unknown[0]) if unknown else "none"
-            raise ArgumentError(
-                expected(f"{', '.join(RECIPES[:-1])} or {RECIPES[-1]}, comma-separated", of="--recipe", got=got, do="name one of these")
-            )
+        check_names(self.recipes, RECIPES, "--recipe")
         if len(set(self.recipes)) != len(self.recipes):
             raise ArgumentError(expected("different recipes", of="--recipe", got=",".join(self.recipes), do="name each once"))
         if self.executor not in EXECUTORS:
@@ -100,15 +89,12 @@ class TrainOptions:
         unknown = [name for name in self.bf16_layers if name not in BF16_LAYERS]
         if unknown or len(set(self.bf16_layers)) != len(self.bf16_layers):
             got = repr(unknown[0]) if unknown else ",".join(self.bf16_layers)
-            raise ArgumentError(
-                expected(f"{', '.join(BF16_LAYERS[:-1])} or {BF16_LAYERS[-1]}, comma-separated", of="--bf16-layers", got=got, do="name each once")
-            )
+            raise ArgumentError(expected(any_of(BF16_LAYERS), of="--bf16-layers", got=got, do="name each once"))
         if "head" in self.bf16_layers and all(map(self.in_bf16, range(self.layers))):
             wanted, got = "something left to quantize", f"{','.join(self.bf16_layers)} of --layers {self.layers}"
             raise ArgumentError(expected(wanted, of="--bf16-layers", got=got, do="give more layers, or name fewer"))
         if self.fp8_format not in (None, *FP8_FORMATS):
-            do = "name one of these"
-            raise ArgumentError(expected(" or ".join(FP8_FORMATS), of="--fp8-format", got=repr(self.fp8_format), do=do))
+            raise ArgumentError(expected(" or ".join(FP8_FORMATS), of="--fp8-format", got=repr(self.fp8_format), do="name one of these"))
 
     def in_bf16(self, layer: int) -> bool:
         """Whether the products of that transformer block are left unquantized."""
@@ -141,9 +127,8 @@ class TrainOptions:
         if isinstance(saved, dict):
             saved = {**_SINCE, **saved}
         if not isinstance(saved, dict) or set(saved) != names or not all(isinstance(saved[name], list) for name in _LISTS):
-            raise CheckpointError(
-                expected(f"the options {', '.join(sorted(names))}", of="a checkpoint", got="others", do="use the version that saved it")
-            )
+            wanted = f"the options {', '.join(sorted(names))}"
+            raise CheckpointError(expected(wanted, of="a checkpoint", got="others", do="use the version that saved it"))
         try:
             return cls(**{**saved, **{name: tuple(saved[name]) for name in _LISTS}})
         except ArgumentError as error:

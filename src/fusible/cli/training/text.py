@@ -63,9 +63,8 @@ def read_text(path: str | None, length: int) -> Text:
     held = int(len(content) * _HELD_OUT)
     if held < length + 1:
         needed = round((length + 1) / _HELD_OUT)
-        raise ArgumentError(
-            expected(f"at least {needed} bytes", of=f"the text {source}", got=len(content), do="give a longer text or a shorter --seq-len")
-        )
+        do = "give a longer text or a shorter --seq-len"
+        raise ArgumentError(expected(f"at least {needed} bytes", of=f"the text {source}", got=len(content), do=do))
     everything = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     return Text(source, hashlib.sha256(content).hexdigest(), everything[:-held], everything[-held:])
 
@@ -84,9 +83,8 @@ def _documentation() -> bytes:
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError:
-        raise ArgumentError(
-            expected("the documentation topics", of="this Python", got="an interpreter without them", do="give --text FILE")
-        ) from None
+        got = "an interpreter without them"
+        raise ArgumentError(expected("the documentation topics", of="this Python", got=got, do="give --text FILE")) from None
     return "\n".join(topics[name] for name in sorted(topics)).encode()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -50,11 +51,9 @@ class Trainer:
     def step(self) -> float:
         """One optimizer step; its loss. The first of a process also notes what it called. Raises ``ArgumentError`` where the loss is not finite."""
         began, steady = time.perf_counter(), self._observed
-        if steady:
+        with nullcontext() if steady else tex.record() as calls:
             loss = self._step()
-        else:
-            with tex.record() as calls:
-                loss = self._step()
+        if calls is not None:
             self.record.observation = summarize_calls(calls, self.model.matrix_products)
             self._observed = True
         self.record.add(loss, time.perf_counter() - began, steady=steady)
