@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 Block = tuple[int, int]
+_quiet = np.errstate(all="ignore")
+"""Scales overflow, and numbers that are not finite come through; what must come of them is a matter of tests, not of warnings."""
 
 
 def block_amax(x: np.ndarray, block: Block) -> np.ndarray:
@@ -48,23 +50,24 @@ def spread(blocks: np.ndarray, block: Block, shape: tuple[int, ...]) -> np.ndarr
     return blocks.repeat(block[0], 0).repeat(block[1], 1)[: shape[0], : shape[1]]
 
 
+@_quiet
 def fp8_scale(amax: np.ndarray, fp8: int, epsilon: float, power_of_two: bool, overflow: float) -> np.ndarray:
     """``FP8_MAX / max(amax, epsilon)``, or the next lower power of two; 1 where the amax is 0 or not finite. ``overflow`` replaces infinity."""
-    with np.errstate(all="ignore"):
-        amax = np.where(amax < F(epsilon), F(epsilon), amax)
-        scale = F(FP8_MAX[fp8]) / amax
-        scale = np.where(np.isinf(scale), F(overflow), scale)
-        scale = np.exp2(np.floor(np.log2(scale, dtype=np.float64))).astype(F) if power_of_two else scale
+    amax = np.where(amax < F(epsilon), F(epsilon), amax)
+    scale = F(FP8_MAX[fp8]) / amax
+    scale = np.where(np.isinf(scale), F(overflow), scale)
+    scale = np.exp2(np.floor(np.log2(scale, dtype=np.float64))).astype(F) if power_of_two else scale
     return np.where(np.isfinite(amax) & (amax != 0), scale, F(1))
 
 
+@_quiet
 def block_fp8(x: np.ndarray, fp8: int, block: Block, epsilon: float, power_of_two: bool, overflow: float) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and ``1 / scale`` by block of a matrix of fp32."""
     scale = fp8_scale(block_amax(x, block), fp8, epsilon, power_of_two, overflow)
-    with np.errstate(all="ignore"):
-        return rounded(x * spread(scale, block, x.shape), fp8), F(1) / scale
+    return rounded(x * spread(scale, block, x.shape), fp8), F(1) / scale
 
 
+@_quiet
 def exponent_bytes(values: np.ndarray) -> np.ndarray:
     """The least powers of two that are not below ``values``, as E8M0; an infinity is the largest one."""
     mantissa, exponent = np.frexp(values.astype(np.float64))
@@ -72,12 +75,12 @@ def exponent_bytes(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), 255, np.where(np.isinf(values), 254, found)).astype(np.uint8)
 
 
+@_quiet
 def mxfp8(x: np.ndarray, fp8: int, block: Block) -> tuple[np.ndarray, np.ndarray]:
     """Bytes and E8M0 scales by block."""
-    with np.errstate(all="ignore"):
-        scales = exponent_bytes(block_amax(x, block) * (F(1) / F(FP8_MAX[fp8])))
-        factors = np.where(scales == 255, np.nan, 2.0 ** (127.0 - scales)).astype(F)
-        return rounded(x * spread(factors, block, x.shape), fp8), scales
+    scales = exponent_bytes(block_amax(x, block) * (F(1) / F(FP8_MAX[fp8])))
+    factors = np.where(scales == 255, np.nan, 2.0 ** (127.0 - scales)).astype(F)
+    return rounded(x * spread(factors, block, x.shape), fp8), scales
 
 
 def e2m1(x: np.ndarray) -> np.ndarray:
@@ -101,25 +104,26 @@ def e4m3(x: np.ndarray) -> np.ndarray:
     return np.minimum(x, F(448)).astype(E4M3)
 
 
+@_quiet
 def tensor_scale(amax: np.ndarray, e4m3_max: float = 448) -> np.ndarray:
     """``6 e4m3_max / amax`` in fp32, at most the largest number; 1 where that is no scale."""
-    with np.errstate(all="ignore"):
-        scale = np.minimum(F(6 * e4m3_max) / amax, FLT_MAX)
+    scale = np.minimum(F(6 * e4m3_max) / amax, FLT_MAX)
     return np.where((amax == 0) | (scale == 0), F(1), scale)
 
 
+@_quiet
 def nvfp4_scale(block_amax: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """``block_amax * scale / 6``, before it is cast to E4M3: the scale of a block relative to that of the tensor."""
-    with np.errstate(all="ignore"):
-        return np.minimum(block_amax * (scale * F(1 / 6)), FLT_MAX)
+    return np.minimum(block_amax * (scale * F(1 / 6)), FLT_MAX)
 
 
+@_quiet
 def four_bits(x: np.ndarray, block_scale: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """The codes of ``x * scale / block_scale``, of which ``block_scale`` is in E4M3."""
-    with np.errstate(all="ignore"):
-        return e2m1(x * np.minimum(F(1) / (block_scale.astype(F) * (F(1) / scale)), FLT_MAX))
+    return e2m1(x * np.minimum(F(1) / (block_scale.astype(F) * (F(1) / scale)), FLT_MAX))
 
 
+@_quiet
 def nvfp4(x: np.ndarray, amax: np.ndarray, tiled: bool, over6: str | None = None, e4m3_max: float = 448) -> tuple[np.ndarray, np.ndarray]:
     """Codes (one per byte) and E4M3 bytes ``[lines, blocks]`` of the lines ``x``; ``amax`` is one number, or one per line.
 
@@ -133,15 +137,14 @@ def nvfp4(x: np.ndarray, amax: np.ndarray, tiled: bool, over6: str | None = None
         each = spread(e4m3(block_scale), block, x.shape)
         return four_bits(x, each, scale), each
 
-    with np.errstate(all="ignore"):
-        if over6 is None:
-            codes, scales = mapped(nvfp4_scale(largest, scale))
-        else:
-            base = largest / F(6) * scale
-            six, four = mapped(base), mapped(base * F(1.5))
-            errors = [_errors(x, *candidate, amax, e4m3_max, over6, block[0]) for candidate in (four, six)]
-            better = spread(errors[0] < errors[1], block, x.shape)
-            codes, scales = (np.where(better, of_four, of_six) for of_four, of_six in zip(four, six, strict=True))
+    if over6 is None:
+        codes, scales = mapped(nvfp4_scale(largest, scale))
+    else:
+        base = largest / F(6) * scale
+        six, four = mapped(base), mapped(base * F(1.5))
+        errors = [_errors(x, *candidate, amax, e4m3_max, over6, block[0]) for candidate in (four, six)]
+        better = spread(errors[0] < errors[1], block, x.shape)
+        codes, scales = (np.where(better, of_four, of_six) for of_four, of_six in zip(four, six, strict=True))
     return codes, scales[:, ::16].view(np.uint8)
 
 

@@ -68,6 +68,7 @@ def _tensor(x: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
+@np.errstate(all="ignore")
 def _eight_bits(x: Tensor, quantizer: Any, columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bytes, scales and values of a copy in FP8 blocks or MXFP8."""
     matrix, tiled = x.float().numpy(), block_format_of(quantizer).is_tiled(quantizer)
@@ -86,6 +87,7 @@ def _eight_bits(x: Tensor, quantizer: Any, columns: bool) -> tuple[np.ndarray, n
     return data.T if columns else data, scales.T if tiled == columns else scales, values
 
 
+@np.errstate(all="ignore")
 def _four_bits(x: np.ndarray, quantizer: NVFP4Quantizer, columns: bool, given: np.ndarray | None) -> tuple[np.ndarray, ...]:
     """Bytes, scales, amaxes and values of a copy in NVFP4, with its own amaxes or those given."""
     turned = oracle.transformed(x, quantizer.rht_matrix_random_sign_mask_t != 0) if quantizer.with_rht else x.T

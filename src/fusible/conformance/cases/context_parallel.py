@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,21 +185,18 @@ def partitioned_indices(generator: torch.Generator, dtype: torch.dtype) -> Itera
     yield Sample("a long sequence", arguments, (Output(None, wanted),))
 
 
-def reordering(name: str, back: bool) -> None:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for world, ends, total in _DIVIDED:
-            x = numbers(generator, (total, 2, 45), dtype)
-            order = [token for rank in range(world) for token in owned([*ends, total], world, rank)]
-            ranked = torch.stack([x[token] for token in order])
-            given, wanted = (ranked, x.clone()) if back else (x, ranked)
-            named = {"cu_seqlens": bounds(ends), "cp_size": world, "total_tokens": total}
-            yield Sample(f"{world} ranks", {"inp": given, **named}, (Output(None, wanted),))
-
-    record(name, dtypes=_MOVED)(sample)
+def reordering(generator: torch.Generator, dtype: torch.dtype, back: bool) -> Iterator[Sample]:
+    for world, ends, total in _DIVIDED:
+        x = numbers(generator, (total, 2, 45), dtype)
+        order = [token for rank in range(world) for token in owned([*ends, total], world, rank)]
+        ranked = torch.stack([x[token] for token in order])
+        given, wanted = (ranked, x.clone()) if back else (x, ranked)
+        named = {"cu_seqlens": bounds(ends), "cp_size": world, "total_tokens": total}
+        yield Sample(f"{world} ranks", {"inp": given, **named}, (Output(None, wanted),))
 
 
-reordering("thd_sequence_order_to_cp_rank_order", False)
-reordering("thd_cp_rank_order_to_sequence_order", True)
+record("thd_sequence_order_to_cp_rank_order", dtypes=_MOVED)(partial(reordering, back=False))
+record("thd_cp_rank_order_to_sequence_order", dtypes=_MOVED)(partial(reordering, back=True))
 
 
 @record("thd_copy_valid_tokens_from_per_split_to_rank_local", dtypes=_MOVED)

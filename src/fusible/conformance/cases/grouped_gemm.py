@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fusible.conformance.cases.grouped_blocks import ROWS, gather_blocks, produc
 from fusible.conformance.cases.pointwise import dgelu, gelu
 from fusible.conformance.eight_bits import FORMATS, decoded, drawn
 from fusible.conformance.special import plant
-from fusible.conformance.table import Output, Sample, Sampler, random, record
+from fusible.conformance.table import Output, Sample, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
 from fusible.tex import DType
 
@@ -236,6 +237,11 @@ def target(
     return gather(D), (Output("D.rowwise_data", torch.cat([*wanted[:2], gap, *wanted[2:]]).view(-1), dtype, length, size),)
 
 
+def group_of(form: str, members: list[Tensor], *, gap: bool = False) -> Any:
+    """The operand A: a list where the function takes one, else a grouped tensor."""
+    return members if form == "discrete_in" else gather(members) if gap else equal(members)
+
+
 def of_blocks(form: str, dtype: torch.dtype) -> Iterator[Sample]:
     for layout, a, b, transformed in _GROUPED_BLOCKS:
         A, B, products, size, length, _ = products_in_blocks(layout, (a, b), dtype, transformed)
@@ -253,7 +259,7 @@ def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> S
     parts = zip(exact("TN", A, B), rows.double(), factors.double().split(_ROWS), strict=True)
     D, outputs = target(form, "TN", [x + row * factor[:, None] for x, row, factor in parts], dtype)
     bias = GroupedTensorStorage((len(_ROWS), _N), dtype, num_tensors=len(_ROWS), data=rows.view(-1))
-    arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
+    arguments = on_groups("TN", group_of(form, A), gather(B), D, bias=bias, bias_scale=factors)
     return Sample("weights of another type", arguments, outputs)
 
 
@@ -267,56 +273,51 @@ def of_two_roundings(form: str, dtype: torch.dtype) -> Iterator[Sample]:
     for factors in (None, torch.ones(_TOTAL)):
         D, close = target(form, "TN", [torch.zeros(rows, _N, dtype=torch.float64) for rows in _ROWS], dtype)
         outputs = tuple(Output(output.at, output.reference.to(dtype)) for output in close)
-        arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, bias=bias, bias_scale=factors)
+        arguments = on_groups("TN", group_of(form, A), gather(B), D, bias=bias, bias_scale=factors)
         yield Sample(f"a bias is added to what was rounded, its scale {factors is not None}", arguments, outputs)
 
 
-def on_grouped(form: str) -> Sampler:
+def on_grouped(generator: torch.Generator, dtype: torch.dtype, form: str) -> Iterator[Sample]:
     """The samples of a function whose A (``discrete_in``) or D (``discrete_out``) is a list."""
-
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for layout in _LAYOUTS:
-            A, B = operands(generator, layout, dtype)
-            D, outputs = target(form, layout, exact(layout, A, B), dtype)
-            group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
-            yield Sample(layout, on_groups(layout, group, gather(B), D), outputs)
-            times = 2.0 if layout == "NN" else 1.0
-            D, outputs = target(form, layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
-            group = A if form == "discrete_in" else gather(A) if layout == "NT" else equal(A)
-            yield Sample(f"{layout} added to {times} times D", on_groups(layout, group, gather(B), D, beta=torch.tensor([times])), outputs)
-            (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), FORMATS, strict=True))
-            D, outputs = target(form, layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
-            group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
-            yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
-        yield from of_blocks(form, dtype)
-        yield of_two_types(form, generator, dtype)
-        yield from of_two_roundings(form, dtype)
-        A, B = operands(generator, "TN", dtype, _N, integers)  # square weights
-        rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
-        factors = torch.linspace(-1.0, 1.0, _TOTAL)
-        for count, alpha, beta in (
-            (1, torch.tensor([0.5]), torch.ones(1)),
-            (4, torch.tensor([0.5, 1.0, 2.0, -1.0]), torch.tensor([1.0, 0.5, -0.5, -1.0])),
-            (1, torch.ones(1), torch.ones(1)),
-        ):
-            for biased, scaled in ((False, False), (True, False), (True, True)):
-                wanted = []
-                for i, (x, factor) in enumerate(zip(exact("TN", A, B), factors.double().split(_ROWS), strict=True)):
-                    value = alpha[i % count].double() * x + 7 * beta[i % count].double()
-                    if biased:  # it is added to what was rounded
-                        value = value.to(dtype).double() + rows[i].double() * (factor[:, None] if scaled else 1.0)
-                    wanted.append(value)
-                D, outputs = target(form, "TN", wanted, dtype)
-                bias = GroupedTensorStorage((4, _N), dtype, num_tensors=4, data=rows.view(-1).clone()) if biased else None
-                more = {"alpha": alpha.clone(), "beta": beta.clone(), "bias": bias, "bias_scale": factors.clone() if scaled else None}
-                arguments = on_groups("TN", A if form == "discrete_in" else equal(A), gather(B), D, **more)
-                yield Sample(f"{alpha.tolist()} times and {beta.tolist()} times D, bias {biased}, its scale {scaled}", arguments, outputs)
-
-    return sample
+    for layout in _LAYOUTS:
+        A, B = operands(generator, layout, dtype)
+        D, outputs = target(form, layout, exact(layout, A, B), dtype)
+        yield Sample(layout, on_groups(layout, group_of(form, A, gap=layout == "NT"), gather(B), D), outputs)
+        times = 2.0 if layout == "NN" else 1.0
+        D, outputs = target(form, layout, [x + 7 * times for x in exact(layout, A, B)], dtype)
+        arguments = on_groups(layout, group_of(form, A, gap=layout == "NT"), gather(B), D, beta=torch.tensor([times]))
+        yield Sample(f"{layout} added to {times} times D", arguments, outputs)
+        (fa, a), (fb, b) = ((fp8, bits(generator, [x.shape for x in xs], fp8)) for xs, fp8 in zip((A, B), FORMATS, strict=True))
+        D, outputs = target(form, layout, exact(layout, [value for *_, value in a], [value for *_, value in b]), dtype)
+        group = storages(a, fa, dtype) if form == "discrete_in" else quantized_group(a, fa, dtype)
+        yield Sample(f"{layout} of FP8", on_groups(layout, group, quantized_group(b, fb, dtype), D), outputs)
+    yield from of_blocks(form, dtype)
+    yield of_two_types(form, generator, dtype)
+    yield from of_two_roundings(form, dtype)
+    A, B = operands(generator, "TN", dtype, _N, integers)  # square weights
+    rows = torch.stack([random(generator, (_N,), dtype) for _ in _ROWS])
+    factors = torch.linspace(-1.0, 1.0, _TOTAL)
+    for count, alpha, beta in (
+        (1, torch.tensor([0.5]), torch.ones(1)),
+        (4, torch.tensor([0.5, 1.0, 2.0, -1.0]), torch.tensor([1.0, 0.5, -0.5, -1.0])),
+        (1, torch.ones(1), torch.ones(1)),
+    ):
+        for biased, scaled in ((False, False), (True, False), (True, True)):
+            wanted = []
+            for i, (x, factor) in enumerate(zip(exact("TN", A, B), factors.double().split(_ROWS), strict=True)):
+                value = alpha[i % count].double() * x + 7 * beta[i % count].double()
+                if biased:  # it is added to what was rounded
+                    value = value.to(dtype).double() + rows[i].double() * (factor[:, None] if scaled else 1.0)
+                wanted.append(value)
+            D, outputs = target(form, "TN", wanted, dtype)
+            bias = GroupedTensorStorage((4, _N), dtype, num_tensors=4, data=rows.view(-1).clone()) if biased else None
+            more = {"alpha": alpha.clone(), "beta": beta.clone(), "bias": bias, "bias_scale": factors.clone() if scaled else None}
+            arguments = on_groups("TN", group_of(form, A), gather(B), D, **more)
+            yield Sample(f"{alpha.tolist()} times and {beta.tolist()} times D, bias {biased}, its scale {scaled}", arguments, outputs)
 
 
 for _form in ("grouped_tensor", "discrete_in", "discrete_out"):
-    record(f"te_general_grouped_gemm_for_{_form}")(on_grouped(_form))
+    record(f"te_general_grouped_gemm_for_{_form}")(partial(on_grouped, form=_form))
 
 
 @record("get_grouped_gemm_setup_workspace_size", dtypes=(torch.float32,))

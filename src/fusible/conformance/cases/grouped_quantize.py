@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -286,37 +287,35 @@ def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Calla
     return wanted
 
 
-def grouped_activation(name: str, f: Callable[..., Tensor], options: dict[str, float]) -> None:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        more = [(layout, each, options) for layout in _WHOLE[:3] for each in _CASES]
-        more += [(layout, _CASES[0], options) for layout in (LARGE, LEFT_OVER)]
-        more += [*((_WHOLE[0], _CASES[0], {**options, **chosen}) for chosen in choices(options))]
-        for layout, each, chosen in more:
-            x, prob = random(generator, (_ROWS, 2 * layout.columns), dtype), torch.rand(_ROWS, generator=generator)
-            if chosen.get("limit", 0.0) > 1e3 and dtype is not torch.float16:
-                x[1] = torch.finfo(dtype).max  # whose product is infinite in fp32
-            values = layout.pieces(f(x.double(), **chosen) * prob.double()[:, None])
-            inverse = torch.tensor([1 / scale for scale in each.scales(values)], dtype=torch.float64)
-            # An amax is that of values rounded to the dtype; 17 is what the bound of one fp32 operation counts.
-            shape, rounded = Output("result.logical_shape", layout.shape), 1 + torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 17
-            outputs = [
-                Output("result.columnwise_data", near("result", values, each, dtype)), Output("result.rowwise_data", None),
-                Output("result.columnwise_scale_inv", inverse, magnitude=rounded * inverse.max().item()), shape,
-                Output("result.columnwise_data.shape", torch.Size([x.numel() // 2])),
-            ]  # fmt: skip
-            if not each.current:
-                largest = torch.stack([value.abs().max() for value in values if value.numel()]).amax(0, keepdim=True)
-                largest = largest.clamp(min=_FORMER)
-                outputs.append(Output("quantizer.amax", largest, magnitude=rounded * largest.item()))
-            arguments = {"input_2h": x, "prob": prob, "quantizer": each.make(), **layout.arguments, **chosen}
-            yield Sample(f"{layout.label} {each.label} {chosen}", arguments, tuple(outputs))
-        yield gated_in_blocks(generator, dtype, f, options)
-
-    record(name)(sample)
+def grouped_activation(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float]) -> Iterator[Sample]:
+    more = [(layout, each, options) for layout in _WHOLE[:3] for each in _CASES]
+    more += [(layout, _CASES[0], options) for layout in (LARGE, LEFT_OVER)]
+    more += [*((_WHOLE[0], _CASES[0], {**options, **chosen}) for chosen in choices(options))]
+    for layout, each, chosen in more:
+        x, prob = random(generator, (_ROWS, 2 * layout.columns), dtype), torch.rand(_ROWS, generator=generator)
+        if chosen.get("limit", 0.0) > 1e3 and dtype is not torch.float16:
+            x[1] = torch.finfo(dtype).max  # whose product is infinite in fp32
+        values = layout.pieces(f(x.double(), **chosen) * prob.double()[:, None])
+        inverse = torch.tensor([1 / scale for scale in each.scales(values)], dtype=torch.float64)
+        # An amax is that of values rounded to the dtype; 17 is what the bound of one fp32 operation counts.
+        shape, rounded = Output("result.logical_shape", layout.shape), 1 + torch.finfo(dtype).eps / torch.finfo(torch.float32).eps / 17
+        outputs = [
+            Output("result.columnwise_data", near("result", values, each, dtype)), Output("result.rowwise_data", None),
+            Output("result.columnwise_scale_inv", inverse, magnitude=rounded * inverse.max().item()), shape,
+            Output("result.columnwise_data.shape", torch.Size([x.numel() // 2])),
+        ]  # fmt: skip
+        if not each.current:
+            largest = torch.stack([value.abs().max() for value in values if value.numel()]).amax(0, keepdim=True)
+            largest = largest.clamp(min=_FORMER)
+            outputs.append(Output("quantizer.amax", largest, magnitude=rounded * largest.item()))
+        arguments = {"input_2h": x, "prob": prob, "quantizer": each.make(), **layout.arguments, **chosen}
+        yield Sample(f"{layout.label} {each.label} {chosen}", arguments, tuple(outputs))
+    yield gated_in_blocks(generator, dtype, f, options)
 
 
-grouped_activation("group_scaled_swiglu", gated(silu), {})
-grouped_activation("group_scaled_clamped_swiglu", clamped_swiglu, {"limit": 1.5, "alpha": 1.3, "glu_linear_offset": 0.5})
+_LIMITED = {"limit": 1.5, "alpha": 1.3, "glu_linear_offset": 0.5}
+record("group_scaled_swiglu")(partial(grouped_activation, f=gated(silu), options={}))
+record("group_scaled_clamped_swiglu")(partial(grouped_activation, f=clamped_swiglu, options=_LIMITED))
 
 
 def nvfp4_lines(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,11 +328,7 @@ def padded(scales: Tensor) -> Tensor:
     """Scales in the upper left of zeros, in multiples of 128 lines and 4 blocks."""
     whole = torch.zeros(-(-scales.shape[0] // 128) * 128, -(-scales.shape[1] // 4) * 4, dtype=torch.uint8)
     whole[: scales.shape[0], : scales.shape[1]] = scales
-    return whole.view(-1)
-
-
-def padded_blocks(scales: Tensor) -> int:
-    return -(-scales.shape[1] // 4) * 4
+    return whole
 
 
 def placed_at(at: str, data: Tensor, left: int) -> Output:
@@ -343,43 +338,45 @@ def placed_at(at: str, data: Tensor, left: int) -> Output:
     return Output(at, lambda result, arguments: torch.cat([data, Output(at, None).find(result, arguments).cpu()[len(data) :]]))
 
 
+def nvfp4_call(x: Tensor, quantizer: NVFP4Quantizer, rows: tuple[int, ...], amaxes: dict[str, Tensor]) -> dict[str, Any]:
+    """The arguments that quantize members of ``rows`` by the ``amaxes`` of each way."""
+    given = {f"{way}_amax": amax.clone() for way, amax in amaxes.items()}
+    return {"tensor": x, "quantizer": quantizer, "num_tensors": len(rows), "first_dims": torch.tensor(rows), **given}
+
+
+_PREFIXES = {"rowwise": "", "columnwise": "columnwise_"}
+
+
 @record("nvfp4_group_quantize_with_amax")
 def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for rows, left in (((16, 48, 32), 0), ((32, 32, 32), 0), ((64, 64, 48), 0), ((32,), 16), ((32, 16), 0)):
         x = random(generator, (sum(rows) + left, 48), dtype, 3.0)
         parts = x[: sum(rows)].split(rows)
         amaxes = {"rowwise": torch.tensor([20.03, 12.5, 9.01])[: len(rows)], "columnwise": torch.tensor([15.0, 17.0, 30.0])[: len(rows)]}
-        ways = {
-            "rowwise": [nvfp4_lines(part, amax) for part, amax in zip(parts, amaxes["rowwise"], strict=True)],
-            "columnwise": [nvfp4_lines(part.t(), amax) for part, amax in zip(parts, amaxes["columnwise"], strict=True)],
-        }
+        members = {"rowwise": parts, "columnwise": [part.t() for part in parts]}
+        ways = {way: [nvfp4_lines(part, amax) for part, amax in zip(members[way], amaxes[way], strict=True)] for way in members}
         outputs = []
         for way, made in ways.items():
-            prefix = "" if way == "rowwise" else "columnwise_"
             outputs.append(placed_at(f"result.{way}_data", torch.cat([codes.reshape(-1) for codes, _ in made]), left * 24))
-            outputs.append(Output(f"result.{prefix}scale_inv", torch.cat([padded(scales) for _, scales in made])))
-            outputs.append(Output(f"result.{prefix}amax", amaxes[way]))
-        arguments = {"tensor": x, "quantizer": NVFP4Quantizer(), "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
-        yield Sample(f"{rows}, {left} left over", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
+            outputs.append(Output(f"result.{_PREFIXES[way]}scale_inv", torch.cat([padded(scales).view(-1) for _, scales in made])))
+            outputs.append(Output(f"result.{_PREFIXES[way]}amax", amaxes[way]))
+        yield Sample(f"{rows}, {left} left over", nvfp4_call(x, NVFP4Quantizer(), rows, amaxes), tuple(outputs))
     # The same in the order of tensor cores.
     quantizer = NVFP4Quantizer()
     quantizer.optimize_for_gemm = True
-    scales = {"rowwise": "scale_inv", "columnwise": "columnwise_scale_inv"}
-    ordered = {
-        f"result.{name}": torch.cat([in_tiles(padded(lines).view(-1, padded_blocks(lines))).view(-1) for _, lines in ways[way]])
-        for way, name in scales.items()
-    }
-    outputs = [Output(at, x) for at, x in ordered.items()] + [Output("result._with_gemm_swizzled_scales", True)]
-    arguments = {"tensor": x.clone(), "quantizer": quantizer, "num_tensors": len(rows), "first_dims": torch.tensor(rows)}
-    yield Sample("in tiles", {**arguments, **{f"{way}_amax": amax.clone() for way, amax in amaxes.items()}}, tuple(outputs))
+    outputs = [Output("result._with_gemm_swizzled_scales", True)]
+    for way, made in ways.items():
+        ordered = torch.cat([in_tiles(padded(scales)).view(-1) for _, scales in made])
+        outputs.append(Output(f"result.{_PREFIXES[way]}scale_inv", ordered))
+    yield Sample("in tiles", nvfp4_call(x.clone(), quantizer, rows, amaxes), tuple(outputs))
     # A member without rows. Its seeds would be drawn if it were rounded by chance, and it is not.
     rows, amax = (16, 0, 32), torch.tensor([20.0, 0.0, 15.0])
-    arguments = {"tensor": x[:48].clone(), "quantizer": NVFP4Quantizer(), "num_tensors": 3, "first_dims": torch.tensor(rows)}
     codes = torch.cat([nvfp4_lines(part, most)[0] for part, most in zip(x[:48].split(rows), amax, strict=True) if len(part)])
     outputs = (Output("result.rowwise_data", codes.reshape(-1)), Output("result.amax", amax))
-    yield Sample("a member without rows", {**arguments, "rowwise_amax": amax.clone(), "columnwise_amax": amax.clone()}, outputs)
+    arguments = nvfp4_call(x[:48].clone(), NVFP4Quantizer(), rows, {"rowwise": amax, "columnwise": amax})
+    yield Sample("a member without rows", arguments, outputs)
     # Amaxes are kept as they are, whatever scales come of them.
     amax = torch.tensor([1e5, torch.inf, torch.nan])
-    x, rows = random(generator, (96, 48), dtype, 3.0), (16, 48, 32)
-    arguments = {"tensor": x, "quantizer": NVFP4Quantizer(columnwise=False), "num_tensors": 3, "first_dims": torch.tensor(rows)}
-    yield Sample("extreme amaxes", {**arguments, "rowwise_amax": amax.clone(), "columnwise_amax": torch.ones(3)}, (Output("result.amax", amax),))
+    x = random(generator, (96, 48), dtype, 3.0)
+    arguments = nvfp4_call(x, NVFP4Quantizer(columnwise=False), (16, 48, 32), {"rowwise": amax, "columnwise": torch.ones(3)})
+    yield Sample("extreme amaxes", arguments, (Output("result.amax", amax),))

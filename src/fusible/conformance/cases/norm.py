@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 SHAPES = ((16, 64), (3, 5, 7), (1, 1), (0, 8), (2, 1000), (7, 611))
 
@@ -89,26 +90,23 @@ def gradients(x: Tensor, dz: Tensor, w: Tensor, zero_centered: bool, *, centered
     return mu.flatten(), rs.flatten(), *pullback(dz.double())
 
 
-def backward(*, centered: bool, with_add: bool) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for label, x, w, _, zero_centered, _ in cases(generator, dtype):
-            dz = random(generator, tuple(x.shape), dtype)
-            mu, rs, dx, dgamma = gradients(x, dz, w, zero_centered, centered=centered)
-            size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
-            arguments = {"dz": dz, "x": x, "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
-            if with_add:
-                arguments["add"] = random(generator, tuple(x.shape), dtype)
-                dx = dx + arguments["add"].double()
-            outputs = [Output(0, dx, dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size)]
-            if centered:
-                arguments["mu"] = mu.float()
-                outputs.append(Output(2, dz.double().reshape(-1, x.shape[-1]).sum(0), w.dtype, rows, size))
-            yield Sample(label, arguments, tuple(outputs))
-
-    return sample
+def backward(generator: torch.Generator, dtype: torch.dtype, *, centered: bool, with_add: bool) -> Iterator[Sample]:
+    for label, x, w, _, zero_centered, _ in cases(generator, dtype):
+        dz = random(generator, tuple(x.shape), dtype)
+        mu, rs, dx, dgamma = gradients(x, dz, w, zero_centered, centered=centered)
+        size, rows = magnitude(x, dz, w, rs), max(1, rs.numel())
+        arguments = {"dz": dz, "x": x, "rsigma": rs.float(), "gamma": w, "sm_margin": 0, "zero_centered_gamma": zero_centered}
+        if with_add:
+            arguments["add"] = random(generator, tuple(x.shape), dtype)
+            dx = dx + arguments["add"].double()
+        outputs = [Output(0, dx, dtype, x.shape[-1], size), Output(1, dgamma, w.dtype, rows, size)]
+        if centered:
+            arguments["mu"] = mu.float()
+            outputs.append(Output(2, dz.double().reshape(-1, x.shape[-1]).sum(0), w.dtype, rows, size))
+        yield Sample(label, arguments, tuple(outputs))
 
 
-record("layernorm_bwd")(backward(centered=True, with_add=False))
-record("prim_layernorm_bwd_add")(backward(centered=True, with_add=True))
-record("rmsnorm_bwd")(backward(centered=False, with_add=False))
-record("rmsnorm_bwd_add")(backward(centered=False, with_add=True))
+record("layernorm_bwd")(partial(backward, centered=True, with_add=False))
+record("prim_layernorm_bwd_add")(partial(backward, centered=True, with_add=True))
+record("rmsnorm_bwd")(partial(backward, centered=False, with_add=False))
+record("rmsnorm_bwd_add")(partial(backward, centered=False, with_add=True))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
-from fusible.conformance.cases.optimizer import _RATES, _STEP, flag, lists, step
+from fusible.conformance.cases.optimizer import BOUND, RATES, STEP, call, flag, lists, norms, operands, stepped, stepping
 from fusible.conformance.eight_bits import FORMATS, cast
 from fusible.conformance.table import FLOATS, Output, Sample, record
 from fusible.tex import DType
@@ -22,25 +22,6 @@ __all__ = []
 
 _FP32, _BF16 = torch.float32, torch.bfloat16
 _MODES = tuple(itertools.product((0, 1), repeat=2))
-_BOUND = 40.0
-"""Of the steps made here: a quotient by a root that may be as small as epsilon."""
-
-
-def operands(generator: torch.Generator, *dtypes: torch.dtype) -> list[list[Tensor]]:
-    """Gradients, parameters, first moments, second moments (not negative), and more."""
-    tensors = lists(generator, *dtypes)
-    tensors[3] = [v.abs() for v in tensors[3]]
-    return tensors
-
-
-def call(tensors: list[list[Tensor]], noop: int = 0, **options: Any) -> dict[str, Any]:
-    return {"chunk_size": 64, "noop_flag": flag(noop), "tensor_lists": tensors, **options}
-
-
-def stepped(group: tuple[Tensor, ...], mode: int, correction: int, i: int, moments: torch.dtype = _FP32) -> tuple[Tensor, tuple[Output, ...]]:
-    """The new parameter, float64, and the outputs of both moments."""
-    p, m, v = step(group, mode, correction)
-    return p, tuple(Output(f"tensor_lists.{place}.{i}", x, moments, magnitude=8.0) for place, x in ((2, m), (3, v)))
 
 
 def untouched(tensors: list[list[Tensor]]) -> tuple[Output, ...]:
@@ -65,11 +46,10 @@ def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iter
         outputs = []
         for i, group in enumerate(zip(g, master, m, v, strict=True)):
             p, both = stepped(group, mode, correction, i, moments)
-            outputs += [Output(joined(i), p, magnitude=_BOUND), *both, Output(f"tensor_lists.0.{i}", group[0].clone())]
+            outputs += [Output(joined(i), p, magnitude=BOUND), *both, Output(f"tensor_lists.0.{i}", group[0].clone())]
         bits = [x.view(torch.int32) for x in master]
         high = [((x + 0x8000) >> 16).to(torch.int16).view(_BF16) for x in bits]
-        options: dict[str, Any] = {"step": _STEP[mode], "mode": mode, "bias_correction": correction, **_RATES[mode]}
-        arguments = call([g, high, m, v, [x.to(torch.int16) for x in bits]], **options)
+        arguments = call([g, high, m, v, [x.to(torch.int16) for x in bits]], **stepping(mode, correction))
         yield Sample(f"mode {mode} correction {correction} moments {moments}", arguments, tuple(outputs), ("tensor_lists.1", "tensor_lists.4"))
 
 
@@ -95,15 +75,16 @@ def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         outputs = []
         for i, group in enumerate(zip(g, master, m, v, strict=True)):
             p, both = stepped(group, mode, correction, i)
-            outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), *both, *eight_bit(i, fp8, scales[i], amaxes[i])]
+            outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=BOUND), *both, *eight_bit(i, fp8, scales[i], amaxes[i])]
         data = [torch.full(x.shape, 99, dtype=torch.uint8) for x in master]
         numbers = [[torch.tensor([x]) for x in row] for row in (scales, amaxes, (9.0,) * 4)]
-        options: dict[str, Any] = {"step": _STEP[mode], "mode": mode, "bias_correction": correction, **_RATES[mode], "fp8_dtype": fp8}
-        yield Sample(f"mode {mode} correction {correction} {fp8.name}", call([g, data, m, v, master, *numbers], **options), tuple(outputs))
+        arguments = call([g, data, m, v, master, *numbers], **stepping(mode, correction), fp8_dtype=fp8)
+        yield Sample(f"mode {mode} correction {correction} {fp8.name}", arguments, tuple(outputs))
 
 
-def rounded_master(i: int, dtype: torch.dtype) -> Any:
-    return lambda result, arguments: arguments["tensor_lists"][4][i].cpu().to(dtype)
+def rounded(place: int, i: int, dtype: torch.dtype) -> Any:
+    """What came of the ``i``th tensor of the list at ``place``, rounded."""
+    return lambda result, arguments: arguments["tensor_lists"][place][i].cpu().to(dtype)
 
 
 def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) -> Iterator[Sample]:
@@ -113,11 +94,11 @@ def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) ->
         outputs = [*untouched(tensors)] if noop else []
         for i, (g, *rest) in enumerate(() if noop else zip(*tensors, strict=True)):
             p, both = stepped((g.double() * 0.25, *rest), mode, correction, i, moments)
-            outputs += [Output(f"tensor_lists.0.{i}", g.double() * 0.25, dtype), *both, Output(f"tensor_lists.1.{i}", p, dtype, magnitude=_BOUND)]
+            outputs += [Output(f"tensor_lists.0.{i}", g.double() * 0.25, dtype), *both, Output(f"tensor_lists.1.{i}", p, dtype, magnitude=BOUND)]
             if masters:
-                outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=_BOUND), Output(f"tensor_lists.1.{i}", rounded_master(i, dtype))]
-        on_device = {"lr": torch.tensor([_RATES[mode]["lr"]]), "step": flag(_STEP[mode]), "inv_scale": torch.tensor([0.25])}
-        arguments = call(tensors, noop, mode=mode, bias_correction=correction, **{**_RATES[mode], **on_device})
+                outputs += [Output(f"tensor_lists.4.{i}", p, magnitude=BOUND), Output(f"tensor_lists.1.{i}", rounded(4, i, dtype))]
+        on_device = {"lr": torch.tensor([RATES[mode]["lr"]]), "step": flag(STEP[mode]), "inv_scale": torch.tensor([0.25])}
+        arguments = call(tensors, noop, **{**stepping(mode, correction), **on_device})
         yield Sample(f"mode {mode} correction {correction} noop {noop}", arguments, tuple(outputs))
 
 
@@ -153,10 +134,6 @@ def descended(g: Tensor, p: Tensor, momentum: Tensor, options: dict[str, Any]) -
     return p - options["lr"] * (d + (decay if options["wd_after_momentum"] else 0)), momentum
 
 
-def rounded_copy(i: int, dtype: torch.dtype) -> Any:
-    return lambda result, arguments: arguments["tensor_lists"][1][i].cpu().to(dtype)
-
-
 @record("multi_tensor_sgd")
 def sgd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for dtypes in ((dtype,) * 3, (dtype, _FP32, _FP32, dtype))[: 1 if dtype is _FP32 else 2]:
@@ -171,7 +148,7 @@ def sgd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
                     new, moved = descended(g.double(), p.double(), mom.double(), options)
                     outputs.append(Output(f"tensor_lists.1.{i}", new, dtypes[1], magnitude=8.0))
                     outputs += [Output(f"tensor_lists.2.{i}", moved, dtypes[2], magnitude=8.0)] if momentum else []
-                    outputs += [Output(f"tensor_lists.3.{i}", rounded_copy(i, dtype)) for _ in copies]
+                    outputs += [Output(f"tensor_lists.3.{i}", rounded(1, i, dtype)) for _ in copies]
                 label = f"{len(dtypes)} lists, momentum {momentum} nesterov {nesterov} first {first} after {after} noop {noop}"
                 yield Sample(label, call(tensors, noop, **options), tuple(outputs))
 
@@ -195,10 +172,8 @@ def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         for value in (1.0, math.inf, math.nan):
             (tensors,) = lists(generator, dtype)
             tensors[1][2] = value
-            squares = torch.stack([(x.double() * factor.double()).square().sum() for x in tensors])
-            apart = squares.sqrt() if each else torch.zeros(0, dtype=torch.float64)
             arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
-            outputs = (Output(0, squares.sum().sqrt()[None], length=4200), Output(1, apart, length=4200))
+            outputs = norms([x.double() * factor.double() for x in tensors], each)
             yield Sample(f"each {each}, {value}", arguments, (*outputs, Output("noop_flag", flag(not math.isfinite(value)))))
     # Squares that overflow in the dtype before unscaling, and not after.
     large = torch.full((4,), 3e38 if dtype.itemsize == 4 or dtype is _BF16 else 6e4).to(dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.eight_bits import FORMATS, NUMPY, decoded, drawn
-from fusible.conformance.table import FLOATS, Output, Sample, Sampler, random, record
+from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.tex import DType
 
 __all__ = []
@@ -92,34 +92,29 @@ def whatever_nan(wanted: Tensor, code: DType) -> Callable[[Any, dict[str, Any]],
     return found
 
 
-def coming_back(weights: tuple[bool, ...]) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for code in codes(dtype):
-            for rows in (_TOKENS * _COPIES, 20):
-                for weighted in weights:
-                    x, (row_id_map, _) = values(generator, (rows, _HIDDEN), dtype, code), places(experts(generator), rows)
-                    # Quarters: sums of FP8 values times them are exact in fp32.
-                    prob = torch.randint(1, 5, (_TOKENS, _COPIES), generator=generator).float() / 4 if weighted else torch.empty(0)
-                    out = summed(wide(x, code), row_id_map, prob if weighted else torch.ones(_TOKENS, _COPIES))
-                    if code in NUMPY:
-                        rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(NUMPY[code])
-                        output = Output(None, whatever_nan(torch.from_numpy(rounded.view(np.uint8)), code))
-                    else:
-                        output = Output(None, out, dtype, _COPIES, 3 * x.abs().max().item())
-                    arguments = {"input": x, "dtype": code, "row_id_map": row_id_map, "prob": prob, "num_tokens": _TOKENS, "topK": _COPIES}
-                    yield Sample(f"{code.name} {rows} weighted {weighted}", arguments, (output,))
-        if dtype is not torch.uint8:
-            x = torch.full((2, 4), math.nan, dtype=dtype)
-            x[1] = 3.0
-            arguments = {"input": x, "dtype": codes(dtype)[0], "row_id_map": torch.tensor([1, -1, -1, -1], dtype=torch.int32)}
-            arguments |= {"prob": torch.empty(0), "num_tokens": 2, "topK": 2}
-            yield Sample("a row that nothing comes from is NaN", arguments, (Output(None, torch.tensor([[3.0] * 4, [0.0] * 4], dtype=dtype)),))
-
-    return sample
-
-
-record("moe_unpermute_fwd", dtypes=_MOVED)(coming_back((False, True)))
-record("moe_permute_bwd", dtypes=_MOVED)(coming_back((False, True)))
+@record("moe_unpermute_fwd", dtypes=_MOVED)
+@record("moe_permute_bwd", dtypes=_MOVED)
+def coming_back(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for code in codes(dtype):
+        for rows in (_TOKENS * _COPIES, 20):
+            for weighted in (False, True):
+                x, (row_id_map, _) = values(generator, (rows, _HIDDEN), dtype, code), places(experts(generator), rows)
+                # Quarters: sums of FP8 values times them are exact in fp32.
+                prob = torch.randint(1, 5, (_TOKENS, _COPIES), generator=generator).float() / 4 if weighted else torch.empty(0)
+                out = summed(wide(x, code), row_id_map, prob if weighted else torch.ones(_TOKENS, _COPIES))
+                if code in NUMPY:
+                    rounded = (out if weighted else out / _COPIES).numpy().astype(np.float32).astype(NUMPY[code])
+                    output = Output(None, whatever_nan(torch.from_numpy(rounded.view(np.uint8)), code))
+                else:
+                    output = Output(None, out, dtype, _COPIES, 3 * x.abs().max().item())
+                arguments = {"input": x, "dtype": code, "row_id_map": row_id_map, "prob": prob, "num_tokens": _TOKENS, "topK": _COPIES}
+                yield Sample(f"{code.name} {rows} weighted {weighted}", arguments, (output,))
+    if dtype is not torch.uint8:
+        x = torch.full((2, 4), math.nan, dtype=dtype)
+        x[1] = 3.0
+        arguments = {"input": x, "dtype": codes(dtype)[0], "row_id_map": torch.tensor([1, -1, -1, -1], dtype=torch.int32)}
+        arguments |= {"prob": torch.empty(0), "num_tokens": 2, "topK": 2}
+        yield Sample("a row that nothing comes from is NaN", arguments, (Output(None, torch.tensor([[3.0] * 4, [0.0] * 4], dtype=dtype)),))
 
 
 @record("moe_unpermute_bwd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,15 +23,12 @@ _ANSWERS: dict[str, type] = {
 }
 
 
-def answering(kind: type) -> Any:
+def answering(generator: torch.Generator, dtype: torch.dtype, kind: type) -> Iterator[Sample]:
     def fits(result: Any, arguments: dict[str, Any]) -> Any:
         return result if type(result) is kind else f"an answer of type {kind.__name__}"
 
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        yield Sample("", {}, (Output(None, fits),))
-
-    return sample
+    yield Sample("", {}, (Output(None, fits),))
 
 
 for _name, _kind in _ANSWERS.items():
-    record(_name, dtypes=(torch.float32,))(answering(_kind))
+    record(_name, dtypes=(torch.float32,))(partial(answering, kind=_kind))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 SHAPES = ((16, 64), (3, 5, 14), (1, 2), (0, 8), (3, 2, 1442))
 
@@ -84,46 +84,42 @@ def choices(options: dict[str, float]) -> Iterator[dict[str, float]]:
         yield from (chosen for chosen in UNBOUNDED.values() if chosen.keys() <= options.keys())
 
 
-def forward(f: Callable[..., Tensor], options: dict[str, float]) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for label, x in inputs(generator, dtype):
-            magnitude = 1 + f(x.double()).abs().max().item() if x.numel() else 1.0
-            yield Sample(label, {"input": x, "quantizer": None}, (Output(None, f(x.double()), dtype, magnitude=magnitude),))
-        for chosen in choices(options):
-            x = random(generator, (4, 6), dtype, 3.0)
-            wanted = Output(None, f(x.double(), **chosen), dtype, magnitude=160.0)
-            yield Sample(f"options {chosen}", {"input": x, "quantizer": None, **chosen}, (wanted,))
-
-    return sample
+def forward(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float]) -> Iterator[Sample]:
+    for label, x in inputs(generator, dtype):
+        magnitude = 1 + f(x.double()).abs().max().item() if x.numel() else 1.0
+        yield Sample(label, {"input": x, "quantizer": None}, (Output(None, f(x.double()), dtype, magnitude=magnitude),))
+    for chosen in choices(options):
+        x = random(generator, (4, 6), dtype, 3.0)
+        wanted = Output(None, f(x.double(), **chosen), dtype, magnitude=160.0)
+        yield Sample(f"options {chosen}", {"input": x, "quantizer": None, **chosen}, (wanted,))
 
 
-def backward(f: Callable[..., Tensor], options: dict[str, float], *, bias: bool = False) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
-        for one in choices(options):
-            x = random(generator, (4, 6), dtype, 3.0)
-            if one.get("limit", 1e3) < 1e3:  # both operands at the limits, where the gradient still goes through
-                x[1] = torch.tensor([1.0, -1.0, 0.5] * 2) * one["limit"]
-            cases.append((f"options {one}", x, one))
-        for label, x, chosen in cases:
-            y, pullback, *_ = torch.func.vjp(functools.partial(f, **chosen), x.double())
-            g = random(generator, tuple(y.shape), dtype)
-            (dx,) = pullback(g.double())
-            magnitude = 4 + 4 * dx.abs().max().item() if dx.numel() else 1.0
-            arguments = {"grad": g, "fwd_input": x, "quantizer": None, **chosen}
-            if not bias:
-                yield Sample(label, arguments, (Output(None, dx, dtype, magnitude=magnitude),))
-                continue
-            rows = dx.reshape(-1, dx.shape[-1])
-            summed = Output(0, rows.sum(0), dtype, rows.shape[0], magnitude)
-            yield Sample(label, arguments, (Output(1, dx, dtype, magnitude=magnitude), summed))
-
-    return sample
+def backward(
+    generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float], *, bias: bool = False
+) -> Iterator[Sample]:
+    cases = [(label, x, {}) for label, x in inputs(generator, dtype)]
+    for one in choices(options):
+        x = random(generator, (4, 6), dtype, 3.0)
+        if one.get("limit", 1e3) < 1e3:  # both operands at the limits, where the gradient still goes through
+            x[1] = torch.tensor([1.0, -1.0, 0.5] * 2) * one["limit"]
+        cases.append((f"options {one}", x, one))
+    for label, x, chosen in cases:
+        y, pullback, *_ = torch.func.vjp(partial(f, **chosen), x.double())
+        g = random(generator, tuple(y.shape), dtype)
+        (dx,) = pullback(g.double())
+        magnitude = 4 + 4 * dx.abs().max().item() if dx.numel() else 1.0
+        arguments = {"grad": g, "fwd_input": x, "quantizer": None, **chosen}
+        if not bias:
+            yield Sample(label, arguments, (Output(None, dx, dtype, magnitude=magnitude),))
+            continue
+        rows = dx.reshape(-1, dx.shape[-1])
+        summed = Output(0, rows.sum(0), dtype, rows.shape[0], magnitude)
+        yield Sample(label, arguments, (Output(1, dx, dtype, magnitude=magnitude), summed))
 
 
 for _name, _f in (PLAIN | GATED).items():
     _options = OPTIONS.get(_name, {})
-    record(_name, quantizes=True)(forward(_f, _options))
-    record("clamped_dswiglu" if _name == "clamped_swiglu" else f"d{_name}", quantizes=True)(backward(_f, _options))
+    record(_name, quantizes=True)(partial(forward, f=_f, options=_options))
+    record("clamped_dswiglu" if _name == "clamped_swiglu" else f"d{_name}", quantizes=True)(partial(backward, f=_f, options=_options))
 for _name, _f in PLAIN.items():
-    record(f"dbias_d{_name}", quantizes=True)(backward(_f, {}, bias=True))
+    record(f"dbias_d{_name}", quantizes=True)(partial(backward, f=_f, options={}, bias=True))

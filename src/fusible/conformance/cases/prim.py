@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -75,22 +75,18 @@ def rope_angles(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
         yield Sample(f"{positions} of {width}", arguments, (Output(None, angles.reshape(positions, 1, 1, width)),))
 
 
-def moving(name: str, *calls: tuple[str, dict[str, object], Callable[[Tensor], object]]) -> None:
-    """Enter a record of a function that moves data: its arguments beside ``x``, and what it makes of ``x`` of two shapes, exactly."""
-
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for (label, arguments, wanted), shape in itertools.product(calls, ((4, 6), (12, 366))):
-            x = random(generator, shape, dtype)
-            made = wanted(x)
-            parts = made if isinstance(made, tuple) else (made,)
-            places = range(len(parts)) if isinstance(made, tuple) else (None,)
-            yield Sample(label, {"x": x, **arguments}, tuple(Output(at, part) for at, part in zip(places, parts, strict=True)))
-
-    record(name)(sample)
+@record("prim_copy")
+def copy(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in ((4, 6), (12, 366)):
+        x = random(generator, shape, dtype)
+        yield Sample("as it is", {"x": x}, (Output(None, x.clone()),))
 
 
-moving("prim_copy", ("as it is", {}, torch.clone))
-moving("prim_reshape", ("[3, -1]", {"shape": (3, -1)}, lambda x: x.reshape(3, -1)), ("[2, -1]", {"shape": (2, -1)}, lambda x: x.reshape(2, -1)))
+@record("prim_reshape")
+def reshape(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
+    for wanted, shape in itertools.product(((3, -1), (2, -1)), ((4, 6), (12, 366))):
+        x = random(generator, shape, dtype)
+        yield Sample(str([*wanted]), {"x": x, "shape": wanted}, (Output(None, x.reshape(wanted)),))
 
 
 @record("prim_split")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fusible.conformance import block_oracle as oracle
 from fusible.conformance.eight_bits import FORMATS, cast, decoded
 from fusible.conformance.table import Output, Sample, random, record, strided
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
-from fusible.tex.protocol import FP8_MAX
+from fusible.tex.protocol import FLT_MAX, FP8_MAX
 
 __all__ = [
     "FORMER",
@@ -33,9 +33,7 @@ _SHAPES = ((4, 6), (2, 3, 5), (7,), (0, 4), (3, 1401))
 def scale_of(x: Tensor, fp8: DType, power_of_two: bool, least: float = 0.0) -> float:
     """The scale that brings the largest element, or ``least``, to the format's largest; 1 for zeros, and the next lower power of two where one is
     asked for."""
-    amax = np.float32(max(x.float().abs().max().item() if x.numel() else 0.0, least))
-    scale = np.float32(FP8_MAX[fp8]) / amax if amax and np.isfinite(amax) else np.float32(1)
-    return float(2.0 ** math.floor(math.log2(scale)) if power_of_two else scale)
+    return oracle.fp8_scale(amax_of(x).numpy(), fp8, least, power_of_two, FLT_MAX).item()
 
 
 def amax_of(x: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -314,7 +314,7 @@ def scores_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 def scores_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for score, topk, count in (("softmax", 2, 6), ("sigmoid", 2, _MANY), ("sqrtsoftplus", 2, 6), ("sigmoid", 1, 6), ("sqrtsoftplus", 1, 6)):
         logits = logits_of(generator, dtype, count).double()
-        scores, pullback, *_ = torch.func.vjp(functools.partial(normalised, score), logits)
+        scores, pullback, *_ = torch.func.vjp(partial(normalised, score), logits)
         g = random(generator, tuple(logits.shape), torch.float32)
         (wanted,) = pullback(g.double())
         saved = Router(score, topk, pre_softmax=True).intermediate(logits, scores).float()
@@ -357,27 +357,25 @@ def counted(generator: torch.Generator, loss: Loss, of: torch.dtype) -> Tensor:
     return torch.randint(1, 200, (loss.columns,), generator=generator).to(torch.float32 if of is torch.float64 else of)
 
 
-def loss_forward(name: str, tensors: tuple[Any, ...]) -> None:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for counts, each in _LOSSES.items():
-            probs = torch.rand(each.rows, each.columns, generator=generator).to(dtype)
-            probs[-1, -1] = each.last
-            tokens = counted(generator, each, counts)
-            loss = each.constant * (probs.double() * tokens.double()).sum()
-            length = probs.numel()
-            outputs = (Output(0, loss, dtype, length), Output(1, torch.stack((loss.new_tensor(each.constant), loss)), length=length))
-            for make in tensors:
-                arguments = {
-                    "probs": probs.clone(), "tokens_per_expert": tokens.clone(), "num_experts": each.experts, "num_rows": each.rows,
-                    "num_cols": each.columns, "topk": each.topk, "coeff": each.coeff, "total_num_tokens": make(each.total),
-                }  # fmt: skip
-                yield Sample(f"counts {counts}, total {arguments['total_num_tokens']}", arguments, outputs)
-
-    record(name)(sample)
+def loss_forward(generator: torch.Generator, dtype: torch.dtype, tensors: tuple[Any, ...]) -> Iterator[Sample]:
+    for counts, each in _LOSSES.items():
+        probs = torch.rand(each.rows, each.columns, generator=generator).to(dtype)
+        probs[-1, -1] = each.last
+        tokens = counted(generator, each, counts)
+        loss = each.constant * (probs.double() * tokens.double()).sum()
+        length = probs.numel()
+        outputs = (Output(0, loss, dtype, length), Output(1, torch.stack((loss.new_tensor(each.constant), loss)), length=length))
+        for make in tensors:
+            arguments = {
+                "probs": probs.clone(), "tokens_per_expert": tokens.clone(), "num_experts": each.experts, "num_rows": each.rows,
+                "num_cols": each.columns, "topk": each.topk, "coeff": each.coeff, "total_num_tokens": make(each.total),
+            }  # fmt: skip
+            yield Sample(f"counts {counts}, total {arguments['total_num_tokens']}", arguments, outputs)
 
 
-loss_forward("fused_moe_aux_loss_fwd", (int,))
-loss_forward("fused_moe_aux_loss_fwd_graph_safe", (torch.tensor, lambda total: torch.tensor([total], dtype=torch.int32)))
+record("fused_moe_aux_loss_fwd")(partial(loss_forward, tensors=(int,)))
+_TOTALS = (torch.tensor, lambda total: torch.tensor([total], dtype=torch.int32))
+record("fused_moe_aux_loss_fwd_graph_safe")(partial(loss_forward, tensors=_TOTALS))
 
 
 @record("fused_moe_aux_loss_bwd")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusible.conformance.cases.pointwise import OPTIONS, clamped_swiglu, gated, silu, situglu, srelu
-from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 SHAPES = ((6, 24), (2, 5, 12), (1, 12), (0, 12), (3, 2, 1452))
 INTERLEAVES = (0, 2, 6)
@@ -52,33 +52,28 @@ def largest(*tensors: Tensor) -> float:
     return 1 + sum(x.abs().max().item() for x in tensors if x.numel())
 
 
-def forward(f: Callable[..., Tensor], options: dict[str, float], gate: bool) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for label, x, scales, chosen in cases(generator, dtype, options, gate):
-            y = evaluate(f, x.double(), scales.double(), chosen)
-            # The gates' factors reach 8 times their product where the linear one is near 0.
-            yield Sample(label, {"input": x, "act_scales": scales, "quantizer": None, **chosen}, (Output(None, y, dtype, magnitude=8 * largest(y)),))
-
-    return sample
+def forward(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float], gate: bool) -> Iterator[Sample]:
+    for label, x, scales, chosen in cases(generator, dtype, options, gate):
+        y = evaluate(f, x.double(), scales.double(), chosen)
+        # The gates' factors reach 8 times their product where the linear one is near 0.
+        yield Sample(label, {"input": x, "act_scales": scales, "quantizer": None, **chosen}, (Output(None, y, dtype, magnitude=8 * largest(y)),))
 
 
-def backward(f: Callable[..., Tensor], options: dict[str, float], gate: bool) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for label, x, scales, chosen in cases(generator, dtype, options, gate):
-            y, pullback, *_ = torch.func.vjp(functools.partial(evaluate, f, chosen=chosen), x.double(), scales.double())
-            g = random(generator, tuple(y.shape), dtype)
-            dx, ds = pullback(g.double())
-            terms = (g.double() * evaluate(f, x.double(), torch.ones_like(scales.double()), chosen)).abs().sum(-1)
-            arguments = {"grad": g, "fwd_input": x, "act_scales": scales, "quantizer": None, **chosen}
-            of_input = Output(0, dx, dtype, magnitude=8 * largest(dx, y))
-            yield Sample(label, arguments, (of_input, Output(1, ds, scales.dtype, y.shape[-1], largest(terms))))
-            if label in ("options", "fp32 scales"):
-                yield Sample("no gradient of the scales", {**arguments, "compute_scale_grad": False}, (of_input, Output(1, None)))
-
-    return sample
+def backward(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float], gate: bool) -> Iterator[Sample]:
+    for label, x, scales, chosen in cases(generator, dtype, options, gate):
+        y, pullback, *_ = torch.func.vjp(partial(evaluate, f, chosen=chosen), x.double(), scales.double())
+        g = random(generator, tuple(y.shape), dtype)
+        dx, ds = pullback(g.double())
+        terms = (g.double() * evaluate(f, x.double(), torch.ones_like(scales.double()), chosen)).abs().sum(-1)
+        arguments = {"grad": g, "fwd_input": x, "act_scales": scales, "quantizer": None, **chosen}
+        of_input = Output(0, dx, dtype, magnitude=8 * largest(dx, y))
+        yield Sample(label, arguments, (of_input, Output(1, ds, scales.dtype, y.shape[-1], largest(terms))))
+        if label in ("options", "fp32 scales"):
+            yield Sample("no gradient of the scales", {**arguments, "compute_scale_grad": False}, (of_input, Output(1, None)))
 
 
 for _name, _f in (GATED | {"srelu": srelu}).items():
     _options, _gate = OPTIONS.get(_name, {}), _name in GATED
-    record(f"scaled_{_name}", quantizes=True)(forward(_f, _options, _gate))
-    record("scaled_clamped_dswiglu" if _name == "clamped_swiglu" else f"scaled_d{_name}", quantizes=True)(backward(_f, _options, _gate))
+    record(f"scaled_{_name}", quantizes=True)(partial(forward, f=_f, options=_options, gate=_gate))
+    _derivative = "scaled_clamped_dswiglu" if _name == "clamped_swiglu" else f"scaled_d{_name}"
+    record(_derivative, quantizes=True)(partial(backward, f=_f, options=_options, gate=_gate))

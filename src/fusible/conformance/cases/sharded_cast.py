@@ -74,6 +74,8 @@ def inside(amax: Tensor, margin: tuple[int, int]) -> tuple[Tensor, Tensor]:
     return buffer, wanted
 
 
+@record("fp8_block_scaling_compute_partial_amax")
+@record("nvfp4_2d_compute_partial_amax")
 def square_amaxes(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     for x in slices(generator, dtype):
         for block in (16, 128, 5):
@@ -84,10 +86,6 @@ def square_amaxes(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
     wanted = torch.tensor([[math.nan, 1, 1], [1, 1, math.inf], [1, 1, 1]], dtype=torch.float64)
     arguments = {"tensor": tensor.view(-1)[1:], "amax": torch.zeros(3, 3), "h": 40, "w": 40, "start_offset": 1, "block_len": 16}
     yield Sample("not finite", arguments, (Output("amax", wanted),))
-
-
-for _name in ("fp8_block_scaling_compute_partial_amax", "nvfp4_2d_compute_partial_amax"):
-    record(_name)(square_amaxes)
 
 
 @record("mxfp8_scaling_compute_partial_amax")
@@ -255,20 +253,23 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
             yield Sample(f"{x.label} by {block}, held", held, (Output("out._rowwise_data", wanted),))
     for value, code in ((0.0, 0), (6e4, 0x77)):
         # A scale that E4M3 rounds to zero: what is not zero saturates.
-        arguments = {"inp": torch.full((16, 16), value, dtype=dtype), "out": torch.full((16, 8), 0x99, dtype=torch.uint8)}
-        scales = {"scale": torch.zeros(1, 1), "global_scale": torch.ones(1)}
-        wanted = torch.full((16, 8), code, dtype=torch.uint8)
-        yield Sample(f"{value} by a scale of zero", {**arguments, **scales, "h": 16, "w": 16, "start_offset": 0}, (Output("out", wanted),))
+        arguments = one_tile(torch.full((16, 16), value, dtype=dtype), torch.zeros(1, 1))
+        yield Sample(f"{value} by a scale of zero", arguments, (Output("out", torch.full((16, 8), code, dtype=torch.uint8)),))
     arguments, wanted = between_codes(dtype)
     yield Sample("between two codes", arguments, (Output("out", wanted),))
+
+
+def one_tile(x: Tensor, scale: Tensor) -> dict[str, Any]:
+    """The arguments of a cast of the whole weight ``x [16, 16]`` by a global scale of 1."""
+    given = {"inp": x, "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": scale, "global_scale": torch.ones(1)}
+    return {**given, "h": 16, "w": 16, "start_offset": 0}
 
 
 def between_codes(dtype: torch.dtype) -> tuple[dict[str, Any], Tensor]:
     """The arguments of a cast of numbers halfway between those of four bits, and their bytes: to the even code."""
     x = (torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)).repeat(16, 1)
     codes = oracle.four_bits(x.numpy(), np.ones((16, 16), oracle.E4M3), np.ones((1, 1), oracle.F))
-    arguments = {"inp": x.to(dtype), "out": torch.full((16, 8), 0x99, dtype=torch.uint8), "scale": torch.ones(1, 1), "global_scale": torch.ones(1)}
-    return {**arguments, "h": 16, "w": 16, "start_offset": 0}, torch.from_numpy(oracle.packed(codes))
+    return one_tile(x.to(dtype), torch.ones(1, 1)), torch.from_numpy(oracle.packed(codes))
 
 
 @record("nvfp4_multi_tensor_2d_partial_cast")

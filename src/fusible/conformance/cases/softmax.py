@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, Sampler, random, record, strided
+from fusible.conformance.table import Output, Sample, random, record, strided
 
 SHAPES = ((2, 3, 4, 7), (1, 2, 6, 1), (2, 1, 5, 40), (1, 1, 3, 0), (0, 2, 3, 5), (2, 3, 9, 83))
 """``[b, h, q, k]``."""
@@ -92,25 +93,19 @@ def masked_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
             yield from backward("output_grad_", generator, dtype, shape, hidden)
 
 
-def causal_forward(shapes: tuple[tuple[int, ...], ...]) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for shape in shapes:
-            yield forward("", random(generator, shape, dtype), 0.5 if shape[-1] % 2 else 1.25, hidden_by_causality(shape))
-
-    return sample
+def causal_forward(generator: torch.Generator, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]) -> Iterator[Sample]:
+    for shape in shapes:
+        yield forward("", random(generator, shape, dtype), 0.5 if shape[-1] % 2 else 1.25, hidden_by_causality(shape))
 
 
-def causal_backward(shapes: tuple[tuple[int, ...], ...]) -> Sampler:
-    def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-        for shape in shapes:
-            yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
-        one = (1,) * len(shapes[0])
-        g, y = torch.full(one, torch.nan, dtype=dtype), torch.ones(one, dtype=dtype)
-        yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))
-
-    return sample
+def causal_backward(generator: torch.Generator, dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]) -> Iterator[Sample]:
+    for shape in shapes:
+        yield from backward("output_grads_", generator, dtype, shape, hidden_by_causality(shape))
+    one = (1,) * len(shapes[0])
+    g, y = torch.full(one, torch.nan, dtype=dtype), torch.ones(one, dtype=dtype)
+    yield Sample("NaN", {"output_grads_": g, "softmax_results_": y, "scale_factor": 0.7}, (Output(None, g.double(), dtype),))
 
 
 for _name, _shapes in (("scaled_upper_triang_masked_softmax", SQUARE), ("scaled_aligned_causal_masked_softmax", ALIGNED)):
-    record(f"{_name}_forward")(causal_forward(_shapes))
-    record(f"{_name}_backward")(causal_backward(_shapes))
+    record(f"{_name}_forward")(partial(causal_forward, shapes=_shapes))
+    record(f"{_name}_backward")(partial(causal_backward, shapes=_shapes))
