@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.block_tensors import WAYS, copies
-from fusible.conformance.cases.quantize import FORMER, scale_of, with_former
-from fusible.conformance.eight_bits import cast
+from fusible.conformance.cases.quantize import FORMER, quantized_per_tensor
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
@@ -76,12 +75,7 @@ def quantized(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Outpu
         return [Output(at, x.clone())]
     common = [Output(f"{at}._dtype", x.dtype), Output(f"{at}.shape", x.shape)]
     if isinstance(quantizer, Float8Quantizer | Float8CurrentScalingQuantizer):
-        delayed = isinstance(quantizer, Float8Quantizer)
-        scale = 4.0 if delayed else scale_of(x, quantizer.dtype, False)
-        data, inverse = cast(x, scale, quantizer.dtype), torch.tensor([scale]).double().reciprocal()
-        common.append(Output(f"{at}._scale_inv", inverse))
-        amax = [Output(f"{owner}.amax", with_former(x))] if delayed and owner else []
-        return [*common, Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous()), *amax]
+        return [*common, *quantized_per_tensor(at, x, quantizer, owner)]
     return [*common, *copies_at(at, x.reshape(-1, x.shape[-1]), quantizer)]
 
 

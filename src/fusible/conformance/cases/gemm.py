@@ -37,6 +37,15 @@ def call(a: Tensor, trans_a: bool, b: Tensor, trans_b: bool, **changes: Any) -> 
     return {"A": a, "transA": trans_a, "B": b, "transB": trans_b, **CALL, **changes}
 
 
+TRANSPOSED = {"TN": (True, False), "NN": (False, False), "NT": (False, True)}
+"""By layout, whether A and B are transposed: of the forward, of the input's gradient, of the weight's."""
+
+
+def shapes_of(layout: str, tokens: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The shapes of A and B: of a weight ``[n, k]`` and tokens, of the weight and gradients, or of tokens and gradients."""
+    return {"TN": ((n, k), (tokens, k)), "NN": ((n, k), (tokens, n)), "NT": ((tokens, k), (tokens, n))}[layout]
+
+
 def flat(x: Tensor) -> Tensor:
     return x.double().reshape(-1, x.shape[-1])
 
@@ -109,15 +118,15 @@ def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
 def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Products of FP8 operands, with a scale each; both copies of an operand are given, and a backend reads the one that it needs."""
     for fp8 in FORMATS:
-        for layout, (a, b) in {"TN": ((8, 32), (16, 32)), "NN": ((8, 32), (16, 8)), "NT": ((16, 32), (16, 8))}.items():
+        for layout, transposed in TRANSPOSED.items():
             operands, values = [], []
-            for shape, scale in ((a, 0.5), (b, 0.25)):
+            for shape, scale in zip(shapes_of(layout, 16, 8, 32), (0.5, 0.25), strict=True):
                 bits = drawn(generator, shape, fp8)
                 values.append(decoded(bits, fp8) * scale)
                 storage = {"data": bits, "data_transpose": bits.t().contiguous(), "fp8_scale_inv": torch.tensor([scale]), "fp8_dtype": fp8}
                 operands.append(Float8TensorStorage(**storage, fake_dtype=dtype))
-            ab, size, length = product(values[0], layout[0] == "T", values[1], layout[1] == "T")
-            arguments = call(operands[0], layout[0] == "T", operands[1], layout[1] == "T", output_dtype=dtype)
+            ab, size, length = product(values[0], transposed[0], values[1], transposed[1])
+            arguments = call(operands[0], transposed[0], operands[1], transposed[1], output_dtype=dtype)
             yield Sample(f"{layout}-{fp8.name}", arguments, (Output(0, ab, dtype, length, size), *(Output(i, None) for i in (1, 2, 3))))
 
 
@@ -131,13 +140,12 @@ _IN_BLOCKS = (
 def in_blocks(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Products of block-scaled operands. Both copies of an operand are given, which have other values: the one whose blocks lie along what is
     added up is read."""
-    tokens, n, k = 32, 64, 160
     nothing = tuple(Output(i, None) for i in (1, 2, 3))
     for of_a, of_b in _IN_BLOCKS:
-        for layout, (a, b) in {"TN": ((n, k), (tokens, k)), "NN": ((n, k), (tokens, n)), "NT": ((tokens, k), (tokens, n))}.items():
+        for layout, (trans_a, trans_b) in TRANSPOSED.items():
             if of_b == "nvfp4 by rows" and layout != "TN":
                 continue
-            trans_a, trans_b = layout[0] == "T", layout[1] == "T"
+            a, b = shapes_of(layout, 32, 64, 160)
             for swizzled in (False, True) if of_a == of_b and block_format_of(BLOCKED[of_a]()).swizzles and layout != "NN" else (False,):
                 (x, wide_a), (y, wide_b) = stored(of_a, a, dtype, 1, swizzled=swizzled), stored(of_b, b, dtype, 2, swizzled=swizzled)
                 ways = "rowwise" if trans_a else "columnwise", "columnwise" if trans_b else "rowwise"

@@ -14,7 +14,7 @@ from torch import Tensor
 from fusible.conformance import block_oracle as oracle
 from fusible.conformance.cases.block_quantize import transforming
 from fusible.conformance.cases.block_tensors import BLOCKED, WAYS, Copy, copies, stored
-from fusible.conformance.cases.gemm import product
+from fusible.conformance.cases.gemm import TRANSPOSED, product, shapes_of
 from fusible.conformance.eight_bits import HALF_STEP, kept_within
 from fusible.conformance.table import Output, Sample
 from fusible.quantized import GroupedTensorStorage, MXFP8Quantizer, NVFP4Quantizer
@@ -237,11 +237,11 @@ def products_in_blocks(layout: str, forms: tuple[str, str], dtype: torch.dtype, 
     """``(A, B, products, size, length, B's rows)``: the operands of a product for each member, which hold both copies; the products of those
     copies whose blocks lie along what is added up, float64; their largest sum of absolute values, and how long the sums are; and the row-wise
     values of B. ``transformed``: column-wise copies are of NVFP4's random Hadamard transform, which does not reach the product."""
-    transa, transb = layout[0] == "T", layout[1] == "T"
+    transa, transb = TRANSPOSED[layout]
     ways = "rowwise" if transa else "columnwise", "columnwise" if transb else "rowwise"
     A, B, products, sizes, rows = [], [], [], [], []
     for i, n in enumerate(ROWS):
-        shapes = {"TN": ((_N, _K), (n, _K)), "NN": ((_N, _K), (n, _N)), "NT": ((n, _K), (n, _N))}[layout]
+        shapes = shapes_of(layout, n, _N, _K)
         (a, wide_a), (b, wide_b) = ((x, dict(wide)) for x, wide in (stored(forms[j], shapes[j], dtype, 2 * i + j) for j in (0, 1)))
         for x, wide in ((a, wide_a), (b, wide_b)) if transformed else ():
             _transformed(x, wide)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.gemm import product
+from fusible.conformance.cases.gemm import TRANSPOSED, product
 from fusible.conformance.cases.grouped_blocks import ROWS, gather_blocks, products_in_blocks
 from fusible.conformance.cases.pointwise import dgelu, gelu
 from fusible.conformance.eight_bits import FORMATS, decoded, drawn
@@ -18,13 +18,12 @@ from fusible.conformance.special import plant
 from fusible.conformance.table import Output, Sample, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
 from fusible.tex import DType
+from fusible.tex.protocol import to_dtype
 
 __all__ = []
 
 _ROWS, _N, _K = (5, 0, 1, 10), 12, 8
 _TOTAL = sum(_ROWS)
-_LAYOUTS = {"TN": (True, False), "NN": (False, False), "NT": (False, True)}
-_CODES = {torch.float32: DType.kFloat32, torch.bfloat16: DType.kBFloat16, torch.float16: DType.kFloat16}
 _SIZE, _LENGTH = 60.0, _K + _N
 """Of sums of at most 12 products of normal values, and the length of any of them."""
 
@@ -43,7 +42,7 @@ def operands(generator: torch.Generator, layout: str, dtype: torch.dtype, k: int
 
 
 def exact(layout: str, A: list[Tensor], B: list[Tensor]) -> list[Tensor]:
-    transa, transb = _LAYOUTS[layout]
+    transa, transb = TRANSPOSED[layout]
     wide = [(a.double(), b.double()) for a, b in zip(A, B, strict=True)]
     return [(b.T if transb else b) @ (a.T if transa else a) for a, b in wide]
 
@@ -57,10 +56,10 @@ def close_to(at: str, results: list[Tensor], dtype: torch.dtype, length: int = _
 
 
 def listed(layout: str, A: list[Any], B: list[Any], D: list[Tensor] | None, dtype: torch.dtype, **changes: Any) -> dict[str, Any]:
-    transa, transb = _LAYOUTS[layout]
+    transa, transb = TRANSPOSED[layout]
     nothing = [torch.empty(0) for _ in A]
     call = {
-        "A": A, "transa": transa, "B": B, "transb": transb, "D": D, "D_type": _CODES[dtype], "m_splits": [*_ROWS], "bias": nothing,
+        "A": A, "transa": transa, "B": B, "transb": transb, "D": D, "D_type": to_dtype(dtype), "m_splits": [*_ROWS], "bias": nothing,
         "bias_type": DType.kBFloat16, "single_output": False, "pre_gelu_out": [torch.empty(0) for _ in A], "grad": False, "workspace": [],
         "workspaceSize": 0, "accumulate": False, "use_split_accumulator": True, "math_sm_count": 0,
     }  # fmt: skip
@@ -69,7 +68,7 @@ def listed(layout: str, A: list[Any], B: list[Any], D: list[Tensor] | None, dtyp
 
 @record("te_general_grouped_gemm")
 def general(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for layout in _LAYOUTS:
+    for layout in TRANSPOSED:
         A, B = operands(generator, layout, dtype)
         products = exact(layout, A, B)
         for accumulate in (False, True):
@@ -177,7 +176,7 @@ def eight_bits(generator: torch.Generator, layout: str, dtype: torch.dtype) -> S
         wide.append([value for _, _, value in found])
         quantized.append(storages(found, fp8, dtype))
     products = exact(layout, wide[0], wide[1])
-    transa, transb = _LAYOUTS[layout]
+    transa, transb = TRANSPOSED[layout]
     largest = max(product(a, transa, b, transb)[1] for a, b in zip(wide[0], wide[1], strict=True) if a.numel() and b.numel())
     outputs = tuple(Output(f"D.{i}", x, dtype, _LENGTH, largest) for i, x in enumerate(products))
     return Sample(f"{layout} of FP8", listed(layout, quantized[0], quantized[1], filled(products, dtype), dtype), outputs)
@@ -211,7 +210,7 @@ def quantized_group(found: list[tuple[Tensor, float, Tensor]], fp8: DType, dtype
 
 
 def on_groups(layout: str, A: Any, B: Any, D: Any, **changes: Any) -> dict[str, Any]:
-    transa, transb = _LAYOUTS[layout]
+    transa, transb = TRANSPOSED[layout]
     call = {"A": A, "transa": transa, "B": B, "transb": transb, "D": D, "bias": None, "bias_scale": None}
     call |= {"alpha": torch.ones(1), "beta": torch.zeros(1), "workspace_setup": torch.empty(0), "workspace_cublas": torch.empty(0)}
     return {**call, **changes, "use_split_accumulator": True, "math_sm_count": 0}
@@ -279,7 +278,7 @@ def of_two_roundings(form: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 def on_grouped(generator: torch.Generator, dtype: torch.dtype, form: str) -> Iterator[Sample]:
     """The samples of a function whose A (``discrete_in``) or D (``discrete_out``) is a list."""
-    for layout in _LAYOUTS:
+    for layout in TRANSPOSED:
         A, B = operands(generator, layout, dtype)
         D, outputs = target(form, layout, exact(layout, A, B), dtype)
         yield Sample(layout, on_groups(layout, group_of(form, A, gap=layout == "NT"), gather(B), D), outputs)

@@ -13,11 +13,11 @@ from torch import Tensor
 from fusible.conformance.eight_bits import FORMATS, NUMPY, decoded, drawn
 from fusible.conformance.table import FLOATS, Output, Sample, random, record
 from fusible.tex import DType
+from fusible.tex.protocol import to_dtype
 
 __all__ = []
 
 _TOKENS, _COPIES, _HIDDEN = 9, 3, 464
-_CODES = {torch.float32: DType.kFloat32, torch.bfloat16: DType.kBFloat16, torch.float16: DType.kFloat16}
 _MOVED = (*FLOATS, torch.uint8)
 
 
@@ -36,7 +36,7 @@ def values(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtyp
 
 
 def codes(dtype: torch.dtype) -> tuple[DType, ...]:
-    return FORMATS if dtype is torch.uint8 else (_CODES[dtype],)
+    return FORMATS if dtype is torch.uint8 else (DType(to_dtype(dtype)),)
 
 
 def wide(x: Tensor, code: DType) -> Tensor:
@@ -129,10 +129,10 @@ def unpermute_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterat
                 of_act[row] = g[t].double() * prob[t, k].double()
                 of_prob[t, k] = (g[t].double() * x[row].double()).sum()
         size = (g.abs().max() * x.abs().max()).item() * _HIDDEN
-        arguments = {"input_bwd": g, "input_fwd": x, "dtype": _CODES[dtype], "row_id_map": row_id_map, "prob": prob}
+        arguments = {"input_bwd": g, "input_fwd": x, "dtype": to_dtype(dtype), "row_id_map": row_id_map, "prob": prob}
         yield Sample(f"{rows}", arguments, (Output(0, of_act, dtype), Output(1, of_prob, torch.float32, _HIDDEN, size)))
     g, x = random(generator, (3, 4), dtype), random(generator, (4, 4), dtype)
     nothing = g.new_zeros(1, 4)
-    arguments = {"input_bwd": g, "input_fwd": x, "dtype": _CODES[dtype], "row_id_map": torch.tensor([2, -1, 0], dtype=torch.int32)}
+    arguments = {"input_bwd": g, "input_fwd": x, "dtype": to_dtype(dtype), "row_id_map": torch.tensor([2, -1, 0], dtype=torch.int32)}
     outputs = (Output(0, torch.cat((g[2:], nothing, g[:1], nothing))), Output(1, torch.zeros(3, 1)))
     yield Sample("without weights", {**arguments, "prob": torch.empty(0)}, outputs)

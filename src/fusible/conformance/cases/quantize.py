@@ -23,6 +23,7 @@ __all__ = [
     "create_empty_per_tensor",
     "dequantize_per_tensor",
     "quantize_per_tensor",
+    "quantized_per_tensor",
     "scale_of",
     "with_former",
 ]
@@ -56,31 +57,32 @@ def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
     yield strided(generator, (6, 4, 10), dtype)
 
 
-def layouts(at: str, data: Tensor) -> tuple[Output, Output]:
-    return Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous())
+def quantized_per_tensor(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Output]:
+    """What quantizing ``x`` by one scale must give at ``at``, and leave in the quantizer of delayed scaling at ``owner``."""
+    delayed = isinstance(quantizer, Float8Quantizer)
+    scale = quantizer.scale.item() if delayed else scale_of(x, quantizer.dtype, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
+    data = cast(x, scale, quantizer.dtype)
+    outputs = [Output(f"{at}._data", data), Output(f"{at}._transpose", data.movedim(-1, 0).contiguous())]
+    outputs.append(Output(f"{at}._scale_inv", torch.tensor([scale]).double().reciprocal()))
+    return outputs + ([Output(f"{owner}.amax", with_former(x))] if delayed and owner else [])
 
 
-def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Any, Tensor, Tensor]]:
-    """``(label, x, quantizer, bytes, scale)``."""
+def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Any]]:
+    """``(label, x, quantizer)``."""
     for x in inputs(generator, dtype):
         for fp8 in FORMATS:
             label = f"{list(x.shape)} {fp8.name}"
-            yield f"{label} delayed", x, Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), fp8), cast(x, 4.0, fp8), torch.tensor([4.0])
+            yield f"{label} delayed", x, Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), fp8)
             for power_of_two in (False, True):
-                scale = scale_of(x, fp8, power_of_two)
-                quantizer = Float8CurrentScalingQuantizer(fp8, "cpu", force_pow_2_scales=power_of_two)
-                yield f"{label} current {power_of_two}", x, quantizer, cast(x, scale, fp8), torch.tensor([scale])
-    x, fp8 = random(generator, (4, 6), dtype), FORMATS[0]
-    scale = scale_of(x, fp8, False, 100.0)
-    yield "an amax of at least 100", x, Float8CurrentScalingQuantizer(fp8, "cpu", amax_epsilon=100.0), cast(x, scale, fp8), torch.tensor([scale])
+                yield f"{label} current {power_of_two}", x, Float8CurrentScalingQuantizer(fp8, "cpu", force_pow_2_scales=power_of_two)
+    x = random(generator, (4, 6), dtype)
+    yield "an amax of at least 100", x, Float8CurrentScalingQuantizer(FORMATS[0], "cpu", amax_epsilon=100.0)
 
 
 def quantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``quantize`` by one scale a tensor."""
-    for label, x, quantizer, data, scale in quantizing(generator, dtype):
-        amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
-        outputs = (*layouts("result", data), Output("result._scale_inv", scale.double().reciprocal()), *amax)
-        yield Sample(label, {"tensor": x, "quantizer": quantizer}, outputs)
+    for label, x, quantizer in quantizing(generator, dtype):
+        yield Sample(label, {"tensor": x, "quantizer": quantizer}, tuple(quantized_per_tensor("result", x, quantizer, "quantizer")))
     x = random(generator, (4, 6), dtype)
     for skip in (0, 1):
         quantizer = Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), DType.kFloat8E4M3)
@@ -97,12 +99,10 @@ def quantize_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Itera
 
 def bgrad_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """Samples of ``bgrad_quantize`` by one scale a tensor."""
-    for label, x, quantizer, data, scale in quantizing(generator, dtype):
+    for label, x, quantizer in quantizing(generator, dtype):
         rows = x.double().reshape(-1, x.shape[-1])
         summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
-        amax = (Output("quantizer.amax", with_former(x)),) if isinstance(quantizer, Float8Quantizer) else ()
-        inverse = Output("result.1._scale_inv", scale.double().reciprocal())
-        yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *layouts("result.1", data), inverse, *amax))
+        yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *quantized_per_tensor("result.1", x, quantizer, "quantizer")))
     # Which NaN a byte becomes is left open, and that of a sum is not.
     x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]]).to(dtype)
     quantizer = Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), DType.kFloat8E5M2)

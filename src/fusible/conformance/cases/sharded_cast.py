@@ -187,13 +187,10 @@ def fused(generator: torch.Generator, tiles: tuple[int, ...], of_all: float | No
 
 @record("nvfp4_fused_scale", dtypes=(torch.float32,))
 def fused_scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    for tiles in _TILES:
-        arguments, wanted = fused(generator, tiles)
-        yield Sample(str(tiles), {**arguments, "block_len": tiles[-1]}, tuple(Output(name, x) for name, x in wanted.items()))
-    for of_all in _OF_ALL:
-        arguments, wanted = fused(generator, _TILES[0], of_all)
-        outputs = tuple(Output(name, x) for name, x in wanted.items())
-        yield Sample(f"a global amax of {of_all}", {**arguments, "block_len": _TILES[0][-1]}, outputs)
+    given = [(str(tiles), tiles, None) for tiles in _TILES] + [(f"a global amax of {of_all}", _TILES[0], of_all) for of_all in _OF_ALL]
+    for label, tiles, of_all in given:
+        arguments, wanted = fused(generator, tiles, of_all)
+        yield Sample(label, {**arguments, "block_len": tiles[-1]}, tuple(Output(name, x) for name, x in wanted.items()))
 
 
 _OF_ALL = (0.0, 1.0, torch.inf)
