@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -15,7 +14,7 @@ from fusible.conformance.crossing import Crossing
 from fusible.conformance.suite import crossing_for
 from fusible.conformance.table import FLOATS, Record, load
 from fusible.errors import ArgumentError, BackendError, expected
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
 from fusible.tex import DType
 from fusible.tex.interface.base import TEXBackendBase
 from fusible.tex.interface.declare import DECLARATIONS
@@ -24,7 +23,7 @@ from fusible.tex.selection.registry import registry
 
 __all__ = ["Coverage", "QUANTIZERS", "coverage_of", "decisions", "markdown"]
 
-QUANTIZERS: dict[str, Callable[[], Any]] = {
+QUANTIZERS: dict[str, Callable[[], Quantizer]] = {
     "delayed": lambda: Float8Quantizer(torch.ones(1), torch.zeros(1), DType.kFloat8E4M3),
     "current": lambda: Float8CurrentScalingQuantizer(DType.kFloat8E4M3, "cpu"),
     **BLOCKED,

@@ -13,25 +13,26 @@ from fusible.conformance.eight_bits import FORMATS, HALF_STEP
 from fusible.conformance.nothing import compare_with_reference
 from fusible.conformance.table import Disagreement, Output, Sample, close
 from fusible.errors import NotServedError
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Quantizer
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
 from fusible.tex.protocol import FP8_MAX
 
-__all__ = ["FORMATS", "check_quantized", "check_scalars", "quantizers", "scalar_quantizer"]
+__all__ = ["FORMATS", "PerTensorQuantizer", "check_quantized", "check_scalars", "quantizers", "scalar_quantizer"]
 
 _SMALLEST = {DType.kFloat8E4M3: 2.0**-10, DType.kFloat8E5M2: 2.0**-17}
 
+PerTensorQuantizer = Float8Quantizer | Float8CurrentScalingQuantizer
 
 _FORMER = 3.0
 """The amax that a quantizer had, which stays where it is the larger one."""
 
 
-def quantizers(fp8: DType) -> tuple[Quantizer, ...]:
+def quantizers(fp8: DType) -> tuple[PerTensorQuantizer, ...]:
     """One of each scaling: delayed, current."""
     return Float8Quantizer(torch.tensor([16.0]), torch.tensor([_FORMER]), fp8), Float8CurrentScalingQuantizer(fp8, "cpu")
 
 
-def scalar_quantizer(fp8: DType) -> Quantizer:
+def scalar_quantizer(fp8: DType) -> PerTensorQuantizer:
     """A quantizer of delayed scaling whose scale and amax are numbers without a dimension."""
     return Float8Quantizer(torch.tensor(16.0), torch.tensor(_FORMER), fp8)
 
@@ -63,7 +64,7 @@ def _delayed(arguments: dict[str, Any]) -> Iterator[Float8Quantizer]:
                 yield x
 
 
-def check_quantized(call: Callable[..., Any], function: str, sample: Sample, quantizer: Quantizer) -> None:
+def check_quantized(call: Callable[..., Any], function: str, sample: Sample, quantizer: PerTensorQuantizer) -> None:
     """Raise ``Disagreement`` unless ``call(function, **arguments)``, with ``quantizer`` among them, quantizes the sample's first output."""
     main = sample.outputs[0]
     plain = dict.fromkeys(path.split(".")[0] for path in sample.written)  # outputs given to be written are not of the quantizer's format
@@ -79,7 +80,7 @@ def check_quantized(call: Callable[..., Any], function: str, sample: Sample, qua
         raise Disagreement("the transposed data is not that of the data")
 
 
-def _check_values(main: Output, quantized: Any, value: torch.Tensor, quantizer: Any) -> None:
+def _check_values(main: Output, quantized: Float8TensorStorage, value: torch.Tensor, quantizer: PerTensorQuantizer) -> None:
     reference, fp8 = main.reference, quantizer.dtype
     magnitude = max(1.0, main.magnitude or 1.0)
     # Half a step of the format, half a unit of the nominal dtype that may have been rounded to first, and the fp32 error of what came before.

@@ -21,6 +21,8 @@ from fusible.conformance.quantized import FORMATS, check_quantized, check_scalar
 from fusible.conformance.special import OPEN, PLANTINGS, TURNS, UNPLANTED, planting
 from fusible.conformance.table import Disagreement, Output, Record, Sample, load, measure, measure_special
 from fusible.errors import ArgumentError, NotServedError, expected
+from fusible.quantized import GroupedTensorStorage
+from fusible.tex import DType
 from fusible.tex.calls.grouped import is_grouped
 from fusible.tex.formats import scheme_of
 from fusible.tex.interface.declare import DECLARATIONS
@@ -248,7 +250,7 @@ def _compared_by_value(sample: Sample, call: Call, result: Any, reference: Any, 
     return replace(sample, outputs=tuple(output for output in sample.outputs if not str(output.at).endswith(hidden)))
 
 
-def _only(x: Any, way: str) -> Any:
+def _only(x: GroupedTensorStorage, way: str) -> GroupedTensorStorage:
     """The grouped tensor ``x`` with one of its copies."""
     twin = copy(x)
     for other in _COPIES:
@@ -269,7 +271,7 @@ def _compared(row: Agreement, sample: Sample, result: Any, again: dict[str, Any]
     return replace(row, samples=row.samples + 1, float64=float64, reference=apart)
 
 
-def _quantizing(row: Agreement, call: Call, record: Record, dtype: torch.dtype, fp8: Any) -> Agreement:
+def _quantizing(row: Agreement, call: Call, record: Record, dtype: torch.dtype, fp8: DType) -> Agreement:
     refusal = ""
     for i, sample in enumerate(record.samples(dtype)):
         for quantizer in (*quantizers(fp8), *([scalar_quantizer(fp8)] if not i else [])):

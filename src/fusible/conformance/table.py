@@ -21,8 +21,10 @@ from torch import Tensor
 from fusible.conformance.special import plant
 
 __all__ = [
+    "Arguments",
     "Disagreement",
     "FLOATS",
+    "Found",
     "Output",
     "Record",
     "Sample",
@@ -46,6 +48,11 @@ class Disagreement(AssertionError):
     """A result is not what it must be; the message says where they part."""
 
 
+Arguments = dict[str, Any]
+Found = Callable[[Any, Arguments], Any]
+"""``(result, arguments)`` of a call: what is looked for in them."""
+
+
 @dataclass(frozen=True)
 class Output:
     """One thing that must come of a call, and where it is found.
@@ -58,7 +65,7 @@ class Output:
     these, where it depends on what was drawn.
     """
 
-    at: int | str | Callable[[Any, dict[str, Any]], Any] | None
+    at: int | str | Found | None
     reference: Any
     dtype: torch.dtype = torch.float32
     length: int = 1

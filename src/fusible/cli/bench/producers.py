@@ -74,7 +74,7 @@ def _attention(quick: bool) -> Iterator[Case]:
     our_grad = grad.transpose(1, 2).contiguous()
     cu = torch.arange(0, (b + 1) * s, s, dtype=torch.int32)
     layout, format_, unset = NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD, NVTE_QKV_Format.NVTE_BSHD, NVTE_QKV_Format.NVTE_QKV_Format_NOT_SET
-    rules: tuple[Any, Any, Any, list[int], bool] = (
+    rules = (
         NVTE_Bias_Type.NVTE_NO_BIAS, NVTE_Mask_Type.NVTE_CAUSAL_MASK, NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, [-1, -1], False
     )  # fmt: skip
 

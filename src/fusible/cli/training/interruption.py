@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 __all__ = ["Interruption"]
 
@@ -18,7 +19,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.asked = False
-        self._former: Any = None
+        self._former: Callable[[int, FrameType | None], object] | int | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Output, Sample, random, record
+from fusible.conformance.table import Arguments, Output, Sample, random, record
 from fusible.tex.enums import NVTE_QKV_Format
 
 __all__ = []
@@ -47,7 +47,7 @@ def copy_to_kv_cache(generator: torch.Generator, dtype: torch.dtype) -> Iterator
         """What a sequence had before and its new token; of its row beyond, and of no other row, is anything known."""
         former = cache.clone()
 
-        def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+        def wanted(result: Any, arguments: Arguments) -> Tensor:
             found = arguments[name].cpu().clone()
             found[3] = former[3]
             for i, end in enumerate(cached):

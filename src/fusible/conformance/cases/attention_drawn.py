@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Disagreement, Output, Sample
+from fusible.conformance.table import Arguments, Disagreement, Output, Sample
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
 __all__ = ["BACKWARD", "CALL", "FORWARD", "drawn_backward", "drawn_forward"]
@@ -44,7 +44,7 @@ _DROPPED = 0.25
 def counted(place: int, dtype: torch.dtype) -> Output:
     """``kept / (tokens * (1 - p))`` for some number kept of each line, all of whose columns are one."""
 
-    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def wanted(result: Any, arguments: Arguments) -> Tensor:
         unit = 1 / (_TOKENS * (1 - _DROPPED))
         kept = (result[place].cpu().double() / unit).round()
         share, draws = kept[..., 0].mean() / _TOKENS, kept[..., 0].numel() * _TOKENS

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusible.conformance.cases.attention_drawn import BACKWARD, CALL, FORWARD
 from fusible.conformance.eight_bits import HALF_STEP, cast, decoded, kept_within
-from fusible.conformance.table import Output, Sample
+from fusible.conformance.table import Arguments, Output, Sample
 from fusible.quantized import Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
 
@@ -40,7 +40,7 @@ def quantizer(fp8: DType, former: float = 0.0) -> Float8Quantizer:
 def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
     """The bytes that came where each is within half a step of ``wanted`` and of what was multiplied, at most ``size``; elsewhere the nearest ones."""
 
-    def bits(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def bits(result: Any, arguments: Arguments) -> Tensor:
         found = result[place]._data
         if found.shape != wanted.shape:
             return cast(wanted, 16.0, fp8)
@@ -52,7 +52,7 @@ def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
 def seen(name: str, largest: float) -> Output:
     """The amax of a quantizer of what may have been rounded before: within a step of E5M2."""
 
-    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def wanted(result: Any, arguments: Arguments) -> Tensor:
         found = arguments[name].amax
         return found.clone() if abs(found.item() - largest) <= 0.25 * largest else torch.tensor([largest])
 

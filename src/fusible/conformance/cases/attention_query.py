@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusible.conformance.table import Output, Sample, record
+from fusible.conformance.table import Arguments, Output, Sample, record
 from fusible.tex.enums import NVTE_Bias_Type, NVTE_Fused_Attn_Backend, NVTE_Mask_Type, NVTE_QKV_Format, NVTE_QKV_Layout, NVTE_Softmax_Type
 
 __all__ = []
@@ -18,7 +18,7 @@ __all__ = []
 def support_query(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """The answer is the backend's own; that it is one of the enumeration, with a reason, is not."""
 
-    def pair(result: Any, arguments: dict[str, Any]) -> Any:
+    def pair(result: Any, arguments: Arguments) -> Any:
         fits = isinstance(result[0], NVTE_Fused_Attn_Backend) and isinstance(result[1], str) and len(result) == 2
         return result if fits else "(NVTE_Fused_Attn_Backend, reason)"
 

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.cases.block_tensors import WAYS, copies
+from fusible.conformance.cases.block_tensors import WAYS, BlockQuantizer, copies
 from fusible.conformance.cases.quantize import FORMER, quantized_per_tensor
-from fusible.conformance.table import FLOATS, Output, Sample, random, record
+from fusible.conformance.quantized import PerTensorQuantizer
+from fusible.conformance.table import FLOATS, Arguments, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 
 __all__ = ["framed", "quantized", "transforming"]
 
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
-_MAKERS: tuple[Callable[[], Any], ...] = (
+_MAKERS: tuple[Callable[[], PerTensorQuantizer | BlockQuantizer | None], ...] = (
     lambda: None,
     lambda: Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), _E4M3),
     lambda: Float8CurrentScalingQuantizer(_E5M2, "cpu"),
@@ -44,7 +45,7 @@ def transforming(signs: bool = True) -> NVFP4Quantizer:
 def framed(at: str, wanted: Tensor) -> Output:
     """Scales in the upper left of a buffer that is padded, with anything, to fewer than 128 rows or columns more."""
 
-    def frame(result: Any, arguments: dict[str, Any]) -> Any:
+    def frame(result: Any, arguments: Arguments) -> Any:
         found = Output(at, None).find(result, arguments)
         if not isinstance(found, Tensor) or found.dim() != 2 or any(not 0 <= a - b < 128 for a, b in zip(found.shape, wanted.shape, strict=True)):
             return torch.zeros(0)
@@ -55,7 +56,7 @@ def framed(at: str, wanted: Tensor) -> Output:
     return Output(at, frame)
 
 
-def copies_at(at: str, x: Tensor, quantizer: Any, amaxes: dict[str, Tensor] | None = None) -> list[Output]:
+def copies_at(at: str, x: Tensor, quantizer: BlockQuantizer, amaxes: dict[str, Tensor] | None = None) -> list[Output]:
     """The copies of ``x [M, K]`` in a block-scaled format, in NVFP4 with their own amaxes or those given."""
     outputs, made = [], dict(copies(x, quantizer, amaxes))
     four_bits = isinstance(quantizer, NVFP4Quantizer)
@@ -69,7 +70,7 @@ def copies_at(at: str, x: Tensor, quantizer: Any, amaxes: dict[str, Tensor] | No
     return outputs
 
 
-def quantized(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Output]:
+def quantized(at: str, x: Tensor, quantizer: PerTensorQuantizer | BlockQuantizer | None, owner: str = "") -> list[Output]:
     """What quantizing ``x`` must give at ``at``, and leave in the quantizer at ``owner``."""
     if quantizer is None:
         return [Output(at, x.clone())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
 from fusible.quantized import (
+    BlockScaledStorage,
     Float8BlockQuantizer,
     Float8BlockwiseQTensorStorage,
     MXFP8Quantizer,
@@ -22,12 +23,16 @@ from fusible.quantized import (
 from fusible.tex import DType
 from fusible.tex.formats import block_format_of
 
-__all__ = ["BLOCKED", "Copy", "WAYS", "copies", "in_tiles", "stored"]
+__all__ = ["BLOCKED", "BlockQuantizer", "Copy", "WAYS", "copies", "in_tiles", "stored"]
 
 WAYS = ("rowwise", "columnwise")
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 
-BLOCKED: dict[str, Callable[..., Any]] = {
+Shape = tuple[int, int]
+Stored = tuple[BlockScaledStorage, dict[str, Tensor]]
+BlockQuantizer = Float8BlockQuantizer | MXFP8Quantizer | NVFP4Quantizer
+
+BLOCKED: dict[str, Callable[..., BlockQuantizer]] = {
     "block 1x128": functools.partial(Float8BlockQuantizer, _E4M3, block_scaling_dim=1),
     "block 128x128": functools.partial(Float8BlockQuantizer, _E5M2, block_scaling_dim=2, force_pow_2_scales=False),
     "mxfp8": functools.partial(MXFP8Quantizer, _E4M3),
@@ -49,7 +54,7 @@ class Copy(NamedTuple):
     values: Tensor
 
 
-def copies(x: Tensor, quantizer: Any, amaxes: dict[str, Tensor] | None = None) -> Iterator[tuple[str, Copy]]:
+def copies(x: Tensor, quantizer: BlockQuantizer, amaxes: dict[str, Tensor] | None = None) -> Iterator[tuple[str, Copy]]:
     """The copies that a block-scaled quantizer makes of ``x [M, K]``, by way; in NVFP4 with their own amaxes, or those given."""
     asked = {"rowwise": quantizer.rowwise_usage, "columnwise": quantizer.columnwise_usage}
     for way in WAYS:
@@ -69,7 +74,7 @@ def _tensor(x: np.ndarray) -> Tensor:
 
 
 @np.errstate(all="ignore")
-def _eight_bits(x: Tensor, quantizer: Any, columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _eight_bits(x: Tensor, quantizer: Float8BlockQuantizer | MXFP8Quantizer, columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bytes, scales and values of a copy in FP8 blocks or MXFP8."""
     matrix, tiled = x.float().numpy(), block_format_of(quantizer).is_tiled(quantizer)
     length = 32 if isinstance(quantizer, MXFP8Quantizer) else 128
@@ -102,7 +107,7 @@ def _four_bits(x: np.ndarray, quantizer: NVFP4Quantizer, columns: bool, given: n
 
 
 @functools.cache
-def _made(name: str, shape: tuple[int, int], seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _made(name: str, shape: Shape, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The buffers of both copies, and the values of each, float64."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     quantizer, buffers, values = BLOCKED[name](), {}, {}
@@ -121,7 +126,7 @@ def in_tiles(scales: Tensor, transposed: bool = False) -> Tensor:
     return torch.from_numpy(oracle.swizzled((scales.t() if transposed else scales).numpy())).view(scales.shape)
 
 
-def stored(name: str, shape: tuple[int, int], dtype: torch.dtype, seed: int, ways: tuple[str, ...] = WAYS, swizzled: bool = False) -> tuple[Any, Any]:
+def stored(name: str, shape: Shape, dtype: torch.dtype, seed: int, ways: Sequence[str] = WAYS, swizzled: bool = False) -> Stored:
     """A tensor of a format with the copies ``ways``, and the values of each copy, float64, by way; ``swizzled``: its scales lie in the order of
     tensor cores."""
     (buffers, values), quantizer = _made(name, shape, seed), BLOCKED[name]()

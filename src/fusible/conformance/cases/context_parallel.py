@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusible.conformance.cases.movement import numbers
 from fusible.conformance.special import plant
-from fusible.conformance.table import Output, Sample, random, record
+from fusible.conformance.table import Found, Output, Sample, random, record
 
 __all__ = []
 
@@ -84,7 +83,7 @@ def lse_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
     yield Sample("tokens before the first sequence", arguments, (Output("lse", merged, dtype, 1, 2.0),))
 
 
-def keeping(former: Tensor, untouched: Tensor, name: str) -> Any:
+def keeping(former: Tensor, untouched: Tensor, name: str) -> Found:
     """What must be there where nothing is written, to the bit; elsewhere what is there."""
     return lambda result, arguments: torch.where(untouched, former, arguments[name])
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusible.conformance.table import Disagreement, Output, Sample, random, record
+from fusible.conformance.table import Arguments, Disagreement, Output, Sample, random, record
 
 __all__ = ["word"]
 
@@ -30,7 +30,7 @@ def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     for p in (0.0, 0.25):
         x = random(generator, (40, 120), dtype)
 
-        def value(result: Any, arguments: dict[str, Any], p: float = p) -> Tensor:
+        def value(result: Any, arguments: Arguments, p: float = p) -> Tensor:
             return kept(arguments["input"], bits(result[1]), p)
 
         outputs = (Output(0, value, dtype), Output("result.1.shape", torch.Size([x.numel() // 8])), Output("result.1.dtype", torch.uint8))
@@ -38,7 +38,7 @@ def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
         yield Sample(f"p={p} given", {"input": x, "dropout_probability": p, "out": torch.zeros_like(x)}, (*outputs, Output("out", value, dtype)))
     x = torch.ones(256, 256, dtype=dtype)
 
-    def share(wanted: float, result: Any, arguments: dict[str, Any]) -> Tensor:
+    def share(wanted: float, result: Any, arguments: Arguments) -> Tensor:
         """The mask itself, which agrees, where it is within six standard deviations of the share that is kept."""
         found = bits(result[1]).double().mean()
         if abs(found - wanted) >= 6 * (wanted * (1 - wanted) / x.numel()) ** 0.5:

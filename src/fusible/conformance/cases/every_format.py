@@ -10,9 +10,9 @@ import torch
 
 from fusible.conformance import block_oracle as oracle
 from fusible.conformance.cases.block_quantize import framed, quantized, transforming
-from fusible.conformance.cases.block_tensors import BLOCKED, WAYS, copies, in_tiles, stored
+from fusible.conformance.cases.block_tensors import BLOCKED, WAYS, BlockQuantizer, copies, in_tiles, stored
 from fusible.conformance.cases.quantize import bgrad_per_tensor, create_empty_per_tensor, dequantize_per_tensor, quantize_per_tensor
-from fusible.conformance.table import Disagreement, Output, Sample, random, record
+from fusible.conformance.table import Arguments, Disagreement, Output, Sample, random, record
 from fusible.quantized import Float8BlockQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 
@@ -24,7 +24,7 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """The numbers of four bits that are not negative."""
 
 
-def _chosen(dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+def _chosen(dtype: torch.dtype) -> Iterator[tuple[str, BlockQuantizer]]:
     yield from ((name, make()) for name, make in BLOCKED.items())
     for way in WAYS:
         yield from ((f"{name} {way}", BLOCKED[name](rowwise=way == "rowwise", columnwise=way != "rowwise")) for name in ("mxfp8", "block 1x128"))
@@ -67,7 +67,7 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
     yield rounded_by_chance(generator, dtype)
 
 
-def swizzled(generator: torch.Generator, dtype: torch.dtype, at: str) -> tuple[torch.Tensor, Any, tuple[Output, ...]]:
+def swizzled(generator: torch.Generator, dtype: torch.dtype, at: str) -> tuple[torch.Tensor, MXFP8Quantizer, tuple[Output, ...]]:
     """A tensor, a quantizer that puts its scales in the order of tensor cores, and what must come at ``at``."""
     x, quantizer = random(generator, (128, 128), dtype, 30.0), MXFP8Quantizer(_E4M3)
     quantizer.optimize_for_gemm = True
@@ -91,7 +91,7 @@ def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
     lower = np.maximum(upper - 1, 0)
     chance = (places - _E2M1[lower]) / np.maximum(_E2M1[upper] - _E2M1[lower], 0.5)
 
-    def by_chance(result: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    def by_chance(result: Any, arguments: Arguments) -> torch.Tensor:
         """The bytes that came, where they are of the numbers beside each element, and each as often as is due."""
         pairs = result._rowwise_data.cpu()
         values = oracle.e2m1_values(torch.stack((pairs & 15, pairs >> 4), -1).view(_SHAPE).numpy())

@@ -13,9 +13,11 @@ from fusible.conformance.cases.pointwise import dgelu, gelu
 from fusible.conformance.cases.quantize import FORMER, with_former
 from fusible.conformance.eight_bits import FORMATS, cast, decoded, drawn
 from fusible.conformance.table import Output, Sample, random, record
-from fusible.quantized import Float8Quantizer, Float8TensorStorage
+from fusible.quantized import BlockScaledStorage, Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
 from fusible.tex.formats import block_format_of
+
+Operand = Tensor | Float8TensorStorage | BlockScaledStorage
 
 CALL: dict[str, Any] = {
     "D": None,
@@ -33,7 +35,7 @@ CALL: dict[str, Any] = {
 }
 
 
-def call(a: Tensor, trans_a: bool, b: Tensor, trans_b: bool, **changes: Any) -> dict[str, Any]:
+def call(a: Operand, trans_a: bool, b: Operand, trans_b: bool, **changes: Any) -> dict[str, Any]:
     return {"A": a, "transA": trans_a, "B": b, "transB": trans_b, **CALL, **changes}
 
 

@@ -16,7 +16,7 @@ from fusible.conformance.cases.block_quantize import transforming
 from fusible.conformance.cases.block_tensors import BLOCKED, WAYS, Copy, copies, stored
 from fusible.conformance.cases.gemm import TRANSPOSED, product, shapes_of
 from fusible.conformance.eight_bits import HALF_STEP, kept_within
-from fusible.conformance.table import Output, Sample
+from fusible.conformance.table import Arguments, Output, Sample
 from fusible.quantized import GroupedTensorStorage, MXFP8Quantizer, NVFP4Quantizer
 from fusible.tex import DType
 from fusible.tex.calls.grouped import member_fields
@@ -66,7 +66,7 @@ def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]
     """The buffer at ``at``, of ``size`` elements, in which each piece fills the upper left of a matrix ``shape`` that begins at ``start``; what lies
     around is free."""
 
-    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def wanted(result: Any, arguments: Arguments) -> Tensor:
         found = Output(at, None).find(result, arguments)
         if not isinstance(found, Tensor) or found.numel() != size:
             return torch.zeros(0)
@@ -205,7 +205,7 @@ def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[
         scales.append((at, whole, torch.from_numpy(used)))
         at += math.prod(whole)
 
-    def near(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def near(result: Any, arguments: Arguments) -> Tensor:
         """The bytes that came where each is within half a step of its value rounded to the dtype, elsewhere the nearest ones."""
         good, start = result.columnwise_data.cpu().clone(), 0
         for part, (_, _, used) in zip(parts, scales, strict=True):

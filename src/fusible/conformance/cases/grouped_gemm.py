@@ -15,7 +15,7 @@ from fusible.conformance.cases.grouped_blocks import ROWS, gather_blocks, produc
 from fusible.conformance.cases.pointwise import dgelu, gelu
 from fusible.conformance.eight_bits import FORMATS, decoded, drawn
 from fusible.conformance.special import plant
-from fusible.conformance.table import Output, Sample, random, record
+from fusible.conformance.table import Arguments, Output, Sample, random, record
 from fusible.quantized import Float8Quantizer, Float8TensorStorage, GroupedTensorStorage
 from fusible.tex import DType
 from fusible.tex.protocol import to_dtype
@@ -323,7 +323,7 @@ for _form in ("grouped_tensor", "discrete_in", "discrete_out"):
 def workspace_size(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     """The answer is the backend's own; that it is a number of bytes is not."""
 
-    def fits(result: Any, arguments: dict[str, Any]) -> Any:
+    def fits(result: Any, arguments: Arguments) -> Any:
         return result if type(result) is int and result >= 0 else "a number of bytes"
 
     for count in (1, 64):

@@ -24,8 +24,8 @@ from fusible.conformance.cases.grouped_blocks import (
 from fusible.conformance.cases.pointwise import choices, clamped_swiglu, gated, silu
 from fusible.conformance.cases.quantize import amax_of, scale_of
 from fusible.conformance.eight_bits import FORMATS, HALF_STEP, NUMPY, cast, decoded, kept_within
-from fusible.conformance.table import Output, Sample, random, record
-from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, GroupedTensorStorage, NVFP4Quantizer
+from fusible.conformance.table import Arguments, Found, Output, Sample, random, record
+from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, GroupedTensorStorage, NVFP4Quantizer, Quantizer
 from fusible.tex import DType
 
 __all__ = ["LAYOUTS", "Layout", "grouped_bytes"]
@@ -69,7 +69,7 @@ class Layout:
         """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``, whatever lies between them."""
         whole = sum(part.numel() for part in parts) == math.prod(self.shape)
 
-        def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+        def wanted(result: Any, arguments: Arguments) -> Tensor:
             return self.placed(parts, Output(f"{at}.{name}", None).find(result, arguments))
 
         return Output(f"{at}.{name}", self.placed(parts) if whole else wanted)
@@ -108,7 +108,7 @@ class Case:
     """A quantizer, a function that makes more of its kind, and what it makes of members."""
 
     label: str
-    make: Callable[..., Any]
+    make: Callable[..., Quantizer]
     fp8: DType
     current: bool
 
@@ -133,7 +133,7 @@ class Case:
 
 
 def case(fp8: DType, current: bool) -> Case:
-    def make(**usages: bool) -> Any:
+    def make(**usages: bool) -> Quantizer:
         if current:
             return Float8CurrentScalingQuantizer(fp8, "cpu", **usages)
         return Float8Quantizer(torch.tensor([16.0]), torch.tensor([_FORMER]), fp8, **usages)
@@ -148,7 +148,9 @@ def described(x: GroupedTensorStorage) -> tuple[str, ...]:
     return tuple(name for name in ("rowwise_data", "columnwise_data", "scale_inv", "columnwise_scale_inv") if getattr(x, name) is not None)
 
 
-def grouped_bytes(layout: Layout, data: list[Tensor], quantizer: Any, dtype: torch.dtype, inverse: Tensor, **changes: Any) -> GroupedTensorStorage:
+def grouped_bytes(
+    layout: Layout, data: list[Tensor], quantizer: Quantizer, dtype: torch.dtype, inverse: Tensor, **changes: Any
+) -> GroupedTensorStorage:
     """A grouped tensor of members ``data`` (bytes); ``changes`` replace fields."""
     rows, columns = layout.placed(data), layout.placed(turned(data))
     fields = {"data": rows, "columnwise_data": columns, "scale_inv": inverse.clone(), "columnwise_scale_inv": inverse.clone()}
@@ -266,15 +268,15 @@ def nothing_to_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         yield Sample(f"columns there {there}, asked for {asked}", arguments, (*outputs, Output("grouped_x.rowwise_data", BY_ROWS.placed(data))))
 
 
-def taken_on(name: str) -> Callable[[Any, dict[str, Any]], Any]:
+def taken_on(name: str) -> Found:
     """The argument that a grouped tensor now has for its own."""
     return lambda result, arguments: arguments[name]
 
 
-def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Callable[[Any, dict[str, Any]], Tensor]:
+def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Found:
     """The bytes that came where each is within half a step of the float64 value rounded to ``dtype`` first, elsewhere the nearest ones."""
 
-    def wanted(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def wanted(result: Any, arguments: Arguments) -> Tensor:
         found = Output(f"{at}.columnwise_data", None).find(result, arguments).cpu()
         inverses = Output(f"{at}.columnwise_scale_inv", None).find(result, arguments).cpu()
         good, sizes = [], [value.numel() for value in values]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.special import plant
-from fusible.conformance.table import Disagreement, Output, Sample, record
+from fusible.conformance.table import Arguments, Disagreement, Output, Sample, record
 
 __all__ = ["numbers"]
 
@@ -69,7 +69,7 @@ def swap_first_dims(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
         yield Sample(f"{list(shape)} given", {"tensor": x, "out": given}, (Output("out", swapped), Output(None, swapped)))
 
 
-def contiguous(result: Any, arguments: dict[str, Any]) -> Any:
+def contiguous(result: Any, arguments: Arguments) -> Any:
     """The method of the result itself, which agrees, where the result is contiguous."""
     return result.is_contiguous if result.is_contiguous() else "a contiguous tensor"
 
@@ -103,7 +103,7 @@ def pad_last_dim(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
     for x, y in zip(inputs, wanted, strict=True):
         y[..., : x.shape[-1]] = x
 
-    def itself(result: Any, arguments: dict[str, Any]) -> Any:
+    def itself(result: Any, arguments: Arguments) -> Any:
         return result[1] if result[1] is arguments["inputs"][1] else "the tensor that had such a width"
 
     yield Sample("to 4", {"inputs": inputs, "alignment": 4}, (*(Output(i, y) for i, y in enumerate(wanted)), Output(1, itself)))
@@ -116,7 +116,7 @@ def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
     shapes, dtypes = [[3, 5], [2], [], [4, 0], [7]], [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float32]
     for alignments in (None, [1, 64, 8, 8, 32], [1, 512, 4, 8, 1 << 16]):  # where no allocator puts a buffer by chance
 
-        def apart(result: Any, arguments: dict[str, Any], alignments: list[int] = alignments or [16] * 5) -> Any:
+        def apart(result: Any, arguments: Arguments, alignments: list[int] = alignments or [16] * 5) -> Any:
             """The result itself, which agrees, where addresses are aligned and no two tensors overlap."""
             starts = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in result if x.numel())
             fits = all(not (x.numel() and x.data_ptr() % n) for x, n in zip(result, alignments, strict=True))
@@ -129,7 +129,7 @@ def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
         yield Sample(f"alignments {alignments}", arguments, (*outputs, Output(None, apart), Output("result.__len__", length)))
 
 
-def length(result: Any, arguments: dict[str, Any]) -> Any:
+def length(result: Any, arguments: Arguments) -> Any:
     return result.__len__ if len(result) == len(arguments["shapes"]) else "a tensor for each shape"
 
 
@@ -138,7 +138,7 @@ def data_pointers(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
     """Addresses are those of the tensors where they are, so what is known of them is which are equal, and how they are aligned."""
     x, y = numbers(generator, (4,), dtype), numbers(generator, (3, 2), dtype)
 
-    def fits(result: Any, arguments: dict[str, Any]) -> Any:
+    def fits(result: Any, arguments: Arguments) -> Any:
         """The addresses of the very tensors that were given, or on another device two that take turns."""
         found, given = result.cpu(), torch.tensor([each.data_ptr() for each in arguments["tensors"]])
         if (found - given).abs().min() < 1 << 12:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fusible.conformance import block_oracle as oracle
 from fusible.conformance.cases.optimizer import BOUND, RATES, STEP, call, flag, lists, norms, operands, stepped, stepping
 from fusible.conformance.eight_bits import FORMATS, cast
-from fusible.conformance.table import FLOATS, Output, Sample, record
+from fusible.conformance.table import FLOATS, Arguments, Found, Output, Sample, record
 from fusible.tex import DType
 from fusible.tex.protocol import FLT_MAX, FP8_MAX
 
@@ -28,10 +28,10 @@ def untouched(tensors: list[list[Tensor]]) -> tuple[Output, ...]:
     return tuple(Output(f"tensor_lists.{place}.{i}", x.clone()) for place, each in enumerate(tensors) for i, x in enumerate(each))
 
 
-def joined(i: int) -> Any:
+def joined(i: int) -> Found:
     """The fp32 number whose rounded high word is ``p`` and whose low word, signed, is the remainder: there is one pair for each."""
 
-    def master(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def master(result: Any, arguments: Arguments) -> Tensor:
         p, rest = (arguments["tensor_lists"][place][i].cpu() for place in (1, 4))
         assert p.dtype is _BF16 and rest.dtype is torch.int16
         return ((p.view(torch.int16).int() << 16) + rest).view(_FP32)
@@ -56,10 +56,10 @@ def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iter
 def eight_bit(i: int, fp8: DType, scale: float, old: float) -> tuple[Output, ...]:
     """What follows from the master weight that came, bit for bit."""
 
-    def data(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def data(result: Any, arguments: Arguments) -> Tensor:
         return cast(arguments["tensor_lists"][4][i].cpu(), scale, fp8)
 
-    def amax(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def amax(result: Any, arguments: Arguments) -> Tensor:
         master = arguments["tensor_lists"][4][i].cpu().reshape(-1)
         return torch.cat([master.abs(), torch.tensor([old])]).max()[None]
 
@@ -82,7 +82,7 @@ def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
         yield Sample(f"mode {mode} correction {correction} {fp8.name}", arguments, tuple(outputs))
 
 
-def rounded(place: int, i: int, dtype: torch.dtype) -> Any:
+def rounded(place: int, i: int, dtype: torch.dtype) -> Found:
     """What came of the ``i``th tensor of the list at ``place``, rounded."""
     return lambda result, arguments: arguments["tensor_lists"][place][i].cpu().to(dtype)
 

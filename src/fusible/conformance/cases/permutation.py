@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.eight_bits import FORMATS, NUMPY, decoded, drawn
-from fusible.conformance.table import FLOATS, Output, Sample, random, record
+from fusible.conformance.table import FLOATS, Arguments, Found, Output, Sample, random, record
 from fusible.tex import DType
 from fusible.tex.protocol import to_dtype
 
@@ -52,7 +52,7 @@ def places(indices: Tensor, rows: int) -> tuple[Tensor, list[int]]:
     return torch.tensor([place if place < rows else -1 for place in found], dtype=torch.int32), [t for t, _ in pairs[:rows]]
 
 
-def four(result: Any, arguments: dict[str, Any]) -> Any:
+def four(result: Any, arguments: Arguments) -> Any:
     """The workspace that came, if it has four tensors."""
     return result[2] if len(result[2]) == 4 and all(isinstance(x, Tensor) for x in result[2]) else "four tensors"
 
@@ -82,10 +82,10 @@ def summed(x: Tensor, row_id_map: Tensor, prob: Tensor) -> Tensor:
     return out
 
 
-def whatever_nan(wanted: Tensor, code: DType) -> Callable[[Any, dict[str, Any]], Tensor]:
+def whatever_nan(wanted: Tensor, code: DType) -> Found:
     """Those bytes, and where they are NaN any byte that is."""
 
-    def found(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def found(result: Any, arguments: Arguments) -> Tensor:
         got = result.cpu()
         return torch.where(wide(got, code).isnan() & wide(wanted, code).isnan(), got, wanted)
 

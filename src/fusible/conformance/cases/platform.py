@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fusible.conformance.table import Output, Sample, record
+from fusible.conformance.table import Arguments, Output, Sample, record
 
 __all__ = []
 
@@ -24,7 +24,7 @@ _ANSWERS: dict[str, type] = {
 
 
 def answering(generator: torch.Generator, dtype: torch.dtype, kind: type) -> Iterator[Sample]:
-    def fits(result: Any, arguments: dict[str, Any]) -> Any:
+    def fits(result: Any, arguments: Arguments) -> Any:
         return result if type(result) is kind else f"an answer of type {kind.__name__}"
 
     yield Sample("", {}, (Output(None, fits),))

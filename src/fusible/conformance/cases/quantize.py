@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from fusible.conformance import block_oracle as oracle
 from fusible.conformance.eight_bits import FORMATS, cast, decoded
+from fusible.conformance.quantized import PerTensorQuantizer
 from fusible.conformance.table import Output, Sample, random, record, strided
 from fusible.quantized import Float8CurrentScalingQuantizer, Float8Quantizer, Float8TensorStorage
 from fusible.tex import DType
@@ -57,7 +57,7 @@ def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
     yield strided(generator, (6, 4, 10), dtype)
 
 
-def quantized_per_tensor(at: str, x: Tensor, quantizer: Any, owner: str = "") -> list[Output]:
+def quantized_per_tensor(at: str, x: Tensor, quantizer: PerTensorQuantizer, owner: str = "") -> list[Output]:
     """What quantizing ``x`` by one scale must give at ``at``, and leave in the quantizer of delayed scaling at ``owner``."""
     delayed = isinstance(quantizer, Float8Quantizer)
     scale = quantizer.scale.item() if delayed else scale_of(x, quantizer.dtype, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
@@ -67,7 +67,7 @@ def quantized_per_tensor(at: str, x: Tensor, quantizer: Any, owner: str = "") ->
     return outputs + ([Output(f"{owner}.amax", with_former(x))] if delayed and owner else [])
 
 
-def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Any]]:
+def quantizing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, PerTensorQuantizer]]:
     """``(label, x, quantizer)``."""
     for x in inputs(generator, dtype):
         for fp8 in FORMATS:

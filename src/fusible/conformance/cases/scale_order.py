@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fusible.conformance.cases.block_tensors import in_tiles
-from fusible.conformance.table import Output, Sample, record
+from fusible.conformance.table import Arguments, Output, Sample, record
 from fusible.quantized import Float8TensorStorage, GroupedTensorStorage, MXFP8Quantizer, MXFP8TensorStorage, NVFP4Quantizer, NVFP4TensorStorage
 from fusible.tex import DType
 
 __all__ = []
 
+BlockTensor = MXFP8TensorStorage | NVFP4TensorStorage
 _FLAG = "_with_gemm_swizzled_scales"
 
 
@@ -41,7 +42,7 @@ def used(plain: Tensor, rows: int, columns: int, four_bits: bool, columnwise: bo
     return kept
 
 
-def tensor_of(generator: torch.Generator, rows: int, columns: int, four_bits: bool) -> Any:
+def tensor_of(generator: torch.Generator, rows: int, columns: int, four_bits: bool) -> BlockTensor:
     row, column = (numbers(generator, *padded(rows, columns, four_bits, columnwise)) for columnwise in (False, True))
     if not four_bits:
         data = [numbers(generator, rows, columns) for _ in range(2)]
@@ -50,7 +51,7 @@ def tensor_of(generator: torch.Generator, rows: int, columns: int, four_bits: bo
     return NVFP4TensorStorage(data, row, turned, column, torch.ones(1), torch.ones(1), DType.kFloat4E2M1, NVFP4Quantizer(), False)
 
 
-def scales_of(at: str, tensor: Any, rowwise: bool = True, columnwise: bool = True, *, checked: bool = True) -> tuple[Output, ...]:
+def scales_of(at: str, tensor: BlockTensor, rowwise: bool = True, columnwise: bool = True, *, checked: bool = True) -> tuple[Output, ...]:
     """Both scale matrices of ``tensor``, found at ``at``, of which those asked for are ordered, without what pads them where they are ``checked``."""
     outputs = []
     for usage, asked in (("rowwise", rowwise), ("columnwise", columnwise)):
@@ -86,7 +87,7 @@ def swizzle(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
             yield Sample(f"{[rows, columns]} {four_bits} done", {"tensor": done}, scales_of("tensor", done, False, False))
 
 
-def kept(tensor: Any) -> tuple[Output, ...]:
+def kept(tensor: BlockTensor) -> tuple[Output, ...]:
     """The former scales, which others may share, are not written to."""
     former = [(x, x.clone()) for x in (tensor._rowwise_scale_inv, tensor._columnwise_scale_inv)]
     return tuple(Output(lambda result, arguments, x=x: x, copy) for x, copy in former)
@@ -168,10 +169,10 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
         data = [numbers(generator, m, n // 2 if four_bits else n) for m, n in shapes]
         starts = torch.tensor([0, 1024, 3072, 4096])
 
-        def places(result: Any, arguments: dict[str, Any], starts: Tensor = starts) -> Tensor:
+        def places(result: Any, arguments: Arguments, starts: Tensor = starts) -> Tensor:
             return result[1][0].cpu() + starts
 
-        def addresses(result: Any, arguments: dict[str, Any]) -> Tensor:
+        def addresses(result: Any, arguments: Arguments) -> Tensor:
             """Those of the data, where the very tensors were given to the backend; on another device, addresses at all."""
             given = torch.tensor([x.data_ptr() for x in arguments["data_tensors"]])
             return given if result[1][0] == result[2].data_ptr() or not result[0].all() else result[0].cpu().to(torch.int64)
@@ -190,7 +191,7 @@ def with_nothing(generator: torch.Generator) -> Sample:
     scales = [numbers(generator, *padded(*shape, False, False)) for shape in shapes]
     buffer = torch.cat([in_tiles(used(x, *shape, False, False)).reshape(-1) for x, shape in zip(scales, shapes, strict=True)])
 
-    def places(result: Any, arguments: dict[str, Any]) -> Tensor:
+    def places(result: Any, arguments: Arguments) -> Tensor:
         """The addresses that came where the two experts' scales lie one after the other."""
         found = result[1].cpu()
         return found if found[2] - found[0] == scales[0].numel() else torch.zeros(3)
