@@ -1,6 +1,6 @@
-"""The suite that any backend of tex runs against: a table of calls with what must come of them, and what runs it.
+"""The conformance suite of tex: a table of calls with their expected outputs, and the code that runs it on any backend.
 
-``fusible check-backend NAME`` prints its outcome; ``check_backend`` gives it to a program. ``coverage_of`` says what a backend serves of the table,
+``fusible check-backend NAME`` prints the outcome, ``check_backend`` returns it. ``coverage_of`` tells which of the calls a backend serves, and
 ``compare_backend`` how its functions differ from those of NVIDIA's module.
 """
 

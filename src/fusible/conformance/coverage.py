@@ -1,4 +1,4 @@
-"""What a backend says that it serves, asked of every sample of the table and with a quantizer of every format; nothing is computed."""
+"""Which calls a backend says that it serves: it is asked for every sample, and with a quantizer of every format. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUANTIZERS: dict[str, Callable[[], Quantizer]] = {
     "current": lambda: Float8CurrentScalingQuantizer(DType.kFloat8E4M3, "cpu"),
     **BLOCKED,
 }
-"""By format: what makes a quantizer of it."""
+"""A function that makes a quantizer, by format."""
 
 _QUANTIZER = "quantizer"
 _LAZY = frozenset({"lazy"})
@@ -38,8 +38,9 @@ _LAZY = frozenset({"lazy"})
 class Coverage:
     """What a backend says of one function.
 
-    ``served``: whether it serves any call. ``dtypes``: of each, how many of how many calls. ``formats``: those whose quantizers it takes, None where
-    the function takes none. ``why``: why it has not the function, or refuses most of what it refuses. ``instead``: who serves those calls here.
+    ``served``: whether it serves any call. ``dtypes``: by dtype, how many calls it serves, of how many. ``formats``: those whose quantizers it takes;
+    None where the function takes no quantizer. ``why``: why it lacks the function, or the most frequent reason for a refusal. ``instead``: the
+    backends that serve the refused calls here.
     """
 
     function: str
@@ -51,7 +52,7 @@ class Coverage:
 
 
 def decisions(record: Record, dtype: torch.dtype, cross: Callable[[], Crossing]) -> Iterator[tuple[str, Decision]]:
-    """What tex decides of each sample of a function in a dtype, labelled ``""``, and of the first of them with a quantizer of each format."""
+    """The decision of tex for each sample of a function in a dtype, labelled ``""``, and for the first sample with a quantizer of each format."""
     samples = record.samples(dtype)
     for sample in samples:
         yield "", tex.explain(record.function, **cross().enter(sample.arguments))
@@ -64,7 +65,7 @@ def decisions(record: Record, dtype: torch.dtype, cross: Callable[[], Crossing])
 def coverage_of(
     backend: str, functions: Sequence[str] | None = None, dtypes: Sequence[torch.dtype] | None = None, device: str | None = None
 ) -> Iterator[Coverage]:
-    """What ``backend`` says of every function, or of those named, in all dtypes or those given, by the function's name.
+    """The coverage of every function, or of those named, in all dtypes or those given, in the order of their names.
 
     Raises ``BackendError`` for a backend that is unknown or cannot run here, ``ArgumentError`` for a function that tex lacks.
     """
@@ -106,7 +107,7 @@ def _asked(backend: TEXBackendBase, record: Record, dtypes: Sequence[torch.dtype
 
 
 def markdown(backend: str, rows: Sequence[Coverage]) -> str:
-    """The rows as a Markdown table: of each dtype all, some or none of the suite's calls, and the formats whose quantizers are taken."""
+    """The rows as a Markdown table: whether all, some or none of the suite's calls are served in each dtype, and which quantizers are taken."""
     dtypes = [str(dtype).removeprefix("torch.") for dtype in FLOATS]
     lines = [_line("function", *dtypes, "quantizers", "what it does not serve", "served by"), _line(*["---"] * (len(dtypes) + 4))]
     for row in rows:

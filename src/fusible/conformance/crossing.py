@@ -1,6 +1,6 @@
-"""One call's way into a backend and out again: to another device, or onto tensors that record.
+"""Moves the arguments of one call to the side of a backend, and its result back: to another device, or to tensors that record.
 
-Objects keep their identity: what comes out and had come in is the very object that came in, and what a call wrote is in the tensors that came in.
+Objects keep their identity. An argument that a call returns comes back as the same object, and what the call wrote is copied back into the arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIELDS = ("_data", "_transpose", "_scale_inv")
 """The tensors of a per-tensor FP8 tensor."""
 
 HOLDERS = BlockScaledStorage, GroupedTensorStorage
-"""What holds tensors as attributes, which a call may replace."""
+"""Classes that hold tensors as attributes, which a call may replace."""
 
 
 class Crossing:
@@ -76,20 +76,20 @@ class Crossing:
         return twin
 
     def tensor(self, x: torch.Tensor) -> Any:
-        """One tensor on the other side; a view of a part of its storage is one there too."""
+        """One tensor on the other side. A view of a part of its storage stays such a view."""
         if x.is_contiguous():
             return x.to(self._device)
         whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
         return whole.to(self._device).as_strided(x.shape, x.stride(), x.storage_offset())
 
     def leave(self, result: Any) -> Any:
-        """``result`` on this side, after what the call wrote was written back."""
+        """``result`` on this side. What the call wrote is copied back first."""
         for original, twin in list(self._entered.values()):
             self._write_back(original, twin)
         return self._result(result)
 
     def changed(self, twin: Any) -> bool:
-        """Whether a call may have written to a tensor that had entered."""
+        """Whether the call may have written to this tensor, which entered."""
         return True
 
     def left(self, x: Any) -> torch.Tensor:

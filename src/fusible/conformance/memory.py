@@ -1,4 +1,4 @@
-"""The memory that a call is given and gives back: whose it is, what was written to it, and the same values laid out otherwise."""
+"""The memory of a call's arguments and results: which of them share it, what the call wrote, and the same values with other strides."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Snapshot", "held", "holds", "relaid", "shared", "tensors", "within"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _POISON = 0xFF
-"""The byte between the elements of tensors that are laid out anew: NaN in every float type."""
+"""The byte between the elements of tensors with gaps. Filled with it, every float type is NaN."""
 
 
 def tensors(tree: Any, path: str = "", _seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """``(path, tensor)`` of every plain tensor in lists, dicts and whatever holds tensors as attributes, with paths as ``Output.at`` writes them."""
+    """``(path, tensor)`` of every plain tensor in lists, dicts and attributes of objects. Paths have the form of ``Output.at``."""
     seen = set() if _seen is None else _seen
     if type(tree) in _PLAIN:
         yield path, tree
@@ -55,13 +55,13 @@ def within(path: str, roots: Collection[str]) -> bool:
 
 
 class Snapshot:
-    """The bytes of every tensor in ``tree``, what lies around and between its elements included."""
+    """The bytes of every tensor in ``tree``, including those around and between its elements."""
 
     def __init__(self, tree: Any) -> None:
         self._before = [(path, x, _memory(x).clone()) for path, x in tensors(tree)]
 
     def check(self, written: Collection[str]) -> None:
-        """Raise ``Disagreement`` unless the bytes are those of before, but for the elements of the tensors at the paths ``written``."""
+        """Raise ``Disagreement`` if bytes have changed, other than the elements of the tensors at the paths ``written``."""
         free = [x for path, x, _ in self._before if within(path, written)]
         for path, x, before in self._before:
             after = _memory(x)
@@ -83,7 +83,7 @@ class Snapshot:
 
 
 def shared(one: Any, other: Any, *, under: tuple[str, str] = ("", ""), apart: bool = True) -> set[tuple[str, str]]:
-    """The pairs of paths, of ``one`` and of ``other``, at which tensors share memory; unless they are ``apart``, of two places in one tree."""
+    """The pairs of paths in ``one`` and ``other`` whose tensors share memory. ``apart=False``: both are one tree, and each pair comes once."""
     places: dict[tuple[torch.device, int], list[str]] = {}
     for path, x in tensors(other, under[1]):
         if x.numel() and x.untyped_storage().nbytes():
@@ -98,9 +98,11 @@ def held(tree: Any) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def relaid(arguments: dict[str, Any], *, strided: Collection[str], shifted: Collection[str]) -> dict[str, Any]:
-    """A copy of ``arguments`` whose tensors have the same values amid poison. A tensor has the name of its argument, of its list or of the quantized
-    or grouped tensor that it is a part of: those in ``strided`` are every other element of a larger buffer, those in ``shifted`` keep their strides
-    and do not begin where their storage does."""
+    """A copy of ``arguments`` whose tensors have the same values, surrounded by poison.
+
+    The tensors of the arguments named in ``strided`` are every other element of a larger buffer. Those of the arguments named in ``shifted`` keep
+    their strides, and begin behind the start of their storage. A list, a quantized and a grouped tensor pass the name on to their parts.
+    """
     made: dict[int, Tensor] = {}
     copied: dict[int, Any] = {}
 
@@ -136,6 +138,6 @@ def _amid_poison(x: Tensor, step: int) -> Tensor:
 
 
 def _poisoned(count: int, like: Tensor) -> Tensor:
-    """``count`` elements in the midst of others, none of them where a vector load would have them."""
+    """``count`` elements within a larger buffer, not aligned for vector loads."""
     memory = torch.full(((count + 9) * like.element_size(),), _POISON, dtype=torch.uint8, device=like.device)
     return memory.view(like.dtype)[3 : 3 + count]

@@ -1,7 +1,7 @@
-"""Calls of nothing, made of a sample: a dimension of its tensors has no elements, and what counts it is 0.
+"""Calls with an empty dimension, made from a sample: one dimension of its tensors has no elements, and numbers that count it are 0.
 
-Which dimension may be so is the function's own affair, and nobody has to write it down: what the reference takes, behind the checks that every call
-goes through, is a call; and any backend must give of it what the reference gives, which is mostly shapes.
+Nobody has to write down which dimensions of a function may be empty. A call that passes the checks and that the torch backend takes is valid; any
+backend must give the same result, which is mostly shapes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def emptied(arguments: dict[str, Any], size: int) -> dict[str, Any]:
-    """A copy of ``arguments`` in which every dimension of ``size`` elements has none, and every such number is 0. Integer tensors are zeros: they are
-    indices and lengths."""
+    """A copy of ``arguments`` in which every dimension of ``size`` elements is empty, and every integer that is ``size`` is 0. Integer tensors become
+    zeros, for they are indices and lengths."""
     made: dict[int, Any] = {}
 
     def cut(x: Any) -> Any:
@@ -49,7 +49,7 @@ def _tensor(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _holder(x: Any, size: int, cut: Callable[[Any], Any]) -> Any:
-    """A quantized tensor field by field; a grouped one, whose buffers are flat, by its logical shape."""
+    """A quantized tensor field by field. The buffers of a grouped tensor are flat, so its logical shape decides."""
     twin = copy(x)
     if isinstance(x, GroupedTensorStorage):
         if size not in x.logical_shape:
@@ -61,7 +61,7 @@ def _holder(x: Any, size: int, cut: Callable[[Any], Any]) -> Any:
 
 
 def check_of_nothing(function: str, call: Callable[..., Any], sample: Sample, most: int | None = None) -> None:
-    """Raise ``Disagreement`` unless the calls of nothing made of ``sample``, ``most`` of them or all, give what the reference gives."""
+    """Raise ``Disagreement`` unless the calls with an empty dimension, all or the first ``most``, agree with the reference."""
     for size, arguments in list(_taken(function, sample))[:most]:
         again = deepcopy(arguments)
         theirs = _of_reference(function, again)
@@ -73,7 +73,7 @@ def check_of_nothing(function: str, call: Callable[..., Any], sample: Sample, mo
 
 
 def _taken(function: str, sample: Sample) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The calls of nothing that the reference takes, by the size of the dimension that has none."""
+    """The calls with an empty dimension that the reference takes, by the former size of that dimension."""
     shapes = [x.shape for _, x in tensors(sample.arguments)]
     shapes += [x.logical_shape for x in sample.arguments.values() if isinstance(x, GroupedTensorStorage)]
     for size in sorted({n for shape in shapes for n in shape if n > 1}):
@@ -96,8 +96,8 @@ def tex_function(name: str) -> Callable[..., Any]:
 
 
 def compare_with_reference(what: str, outputs: Sequence[Output], mine: tuple[Any, Any], other: tuple[Any, Any]) -> None:
-    """Raise ``Disagreement``, which says of ``what``, unless two calls, ``(result, arguments)`` each, gave the same outputs; of what is drawn, the
-    same shapes."""
+    """Raise ``Disagreement``, which names ``what``, unless two calls, ``(result, arguments)`` each, gave the same outputs. Of outputs that depend on
+    random numbers only the shapes are compared."""
     for output in outputs:
         try:
             _compare(output, mine, other)

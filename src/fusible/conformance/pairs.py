@@ -1,4 +1,4 @@
-"""What holds of two functions of one backend together, where neither sample can say it: what one draws, the other must draw again."""
+"""Properties of two functions together, which no sample of either one can show: the backward draws the same random numbers as the forward."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What holds of every call, whatever the function: checked of each sample by one mechanism.
+"""Properties that every call has, whatever the function. They are checked for each sample.
 
-A call writes to nothing but what its sample declares, and not beside it. Its results share memory with an argument or with one another only where
-those of the reference do, and do where an argument is given to be written; they are contiguous where the reference's are. A second call gives what
-the first gave, in memory of its own, and draws the same from a generator in the same state. Arguments that lie with gaps, or not from the beginning
-of their memory, give the same as others.
+A call writes only to what its sample declares. Its results share memory with an argument or with one another only where those of the reference do,
+and they do share it with an argument that is given as an output. They are contiguous where the reference's are. A second call gives the same results
+in memory of its own, and draws the same numbers from a generator in the same state. Arguments with gaps between their elements, or that begin behind
+the start of their storage, give the same results as others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Compare = Callable[[Any, dict[str, Any]], Any]
 
 
 class Properties:
-    """The properties of one function on one backend; ``reference`` is the same function of the reference."""
+    """The properties of one function on one backend. ``reference`` is the same function of the torch backend."""
 
     def __init__(self, function: str, call: Call, reference: Call, *, memory: bool = True) -> None:
         self._function, self._call, self._reference, self._memory = function, call, reference, memory
@@ -33,10 +33,10 @@ class Properties:
         self._fixed: set[str] = set()
 
     def check(self, sample: Sample, fresh: dict[str, Any], before: Snapshot, result: Any, theirs: tuple[Any, Any], compare: Compare) -> None:
-        """Raise ``Disagreement`` unless they hold of the call that made ``result`` of the sample's arguments, of which ``fresh`` is a copy.
+        """Raise ``Disagreement`` unless the call that gave ``result`` has the properties.
 
-        ``before`` is the memory that they had. ``theirs`` is the reference's own ``(arguments, result)``; ``compare(result, arguments)`` raises
-        where the outputs of another call are wrong.
+        ``fresh`` is a copy of the sample's arguments, and ``before`` their memory, both taken before the call. ``theirs`` are the reference's
+        ``(arguments, result)``. ``compare(result, arguments)`` raises where the outputs of another call are wrong.
         """
         before.check(sample.written)
         given, came = self._sides(sample.arguments, result)
@@ -67,7 +67,7 @@ class Properties:
             raise Disagreement(f"{place} lies in the memory of {other}")
 
     def _lies_densely(self, came: Any, theirs: Any) -> None:
-        """A result of the reference that lies without gaps and in the order of its dimensions may be given to whatever reads memory so."""
+        """Where the reference's result is contiguous, code may rely on it: so must be the backend's."""
         wanted = dict(tensors(theirs))
         for path, x in tensors(came):
             if path in wanted and wanted[path].is_contiguous() and not x.is_contiguous():

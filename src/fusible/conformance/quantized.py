@@ -1,4 +1,4 @@
-"""Quantized outputs: within half a step of the 8-bit format of what they would be in float64."""
+"""Checks of quantized outputs: they are within half a step of the 8-bit format of the float64 values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SMALLEST = {DType.kFloat8E4M3: 2.0**-10, DType.kFloat8E5M2: 2.0**-17}
 PerTensorQuantizer = Float8Quantizer | Float8CurrentScalingQuantizer
 
 _FORMER = 3.0
-"""The amax that a quantizer had, which stays where it is the larger one."""
+"""The amax of a quantizer before the call. It stays where it is the larger one."""
 
 
 def quantizers(fp8: DType) -> tuple[PerTensorQuantizer, ...]:
@@ -33,7 +33,7 @@ def quantizers(fp8: DType) -> tuple[PerTensorQuantizer, ...]:
 
 
 def scalar_quantizer(fp8: DType) -> PerTensorQuantizer:
-    """A quantizer of delayed scaling whose scale and amax are numbers without a dimension."""
+    """A quantizer of delayed scaling whose scale and amax are 0-d tensors."""
     return Float8Quantizer(torch.tensor(16.0), torch.tensor(_FORMER), fp8)
 
 

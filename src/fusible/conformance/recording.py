@@ -1,4 +1,4 @@
-"""A call's way onto tensors that record: what the call recorded is compiled and run when its result leaves."""
+"""Moves the arguments of a call to tensors that record. The recorded program is compiled and run when the result leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RecordingCrossing"]
 
 
 class RecordingCrossing(Crossing):
-    """Makes lazy tensors of torch tensors, and torch tensors of what comes out."""
+    """Turns torch tensors into lazy ones, and lazy results into torch tensors."""
 
     def __init__(self) -> None:
         super().__init__()

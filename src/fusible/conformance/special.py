@@ -1,4 +1,4 @@
-"""Values that kernels get wrong, planted among the random ones of the table's samples: what must come of them is what float64 makes of them."""
+"""Special values, which kernels often get wrong, planted among the random values of the samples. The expected outputs are those of float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["OPEN", "PLANTINGS", "Planting", "TURNS", "UNPLANTED", "current_planting", "plant", "planting"]
 
 TURNS = 3
-"""Of each kind: every random tensor has its own."""
+"""Turns of each kind: every third random tensor of a call has planted values, and the turn says which ones."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ _current: ContextVar[Planting | None] = ContextVar("planting", default=None)
 
 @contextmanager
 def planting(kind: str, turn: int) -> Iterator[Planting]:
-    """What ``random`` draws within this block has the values of a planting."""
+    """Within this block, ``random`` plants special values."""
     chosen = Planting(kind, turn)
     token = _current.set(chosen)
     try:
@@ -51,12 +51,12 @@ def planting(kind: str, turn: int) -> Iterator[Planting]:
 
 
 def current_planting() -> Planting | None:
-    """The planting that is on, or None."""
+    """The current planting, or None."""
     return _current.get()
 
 
 def plant(x: Tensor) -> Tensor:
-    """``x``, with the values of the planting that is on, if it is its turn."""
+    """``x``, with the values of the current planting if it is its turn."""
     chosen = _current.get()
     if chosen is None or not x.numel():
         return x
@@ -73,9 +73,9 @@ UNPLANTED = {
     "quantize": ("nan",), "bgrad_quantize": ("nan",), "layernorm_fwd": ("inf",), "scaled_aligned_causal_masked_softmax_backward": ("nan",),
     "scaled_upper_triang_masked_softmax_backward": ("nan",), "fused_topk_with_score_function_qb_fwd": ("nan", "inf", "finite"),
 }  # fmt: skip
-"""Kinds that a function's samples have none of. Right backends differ: on whether a hidden score or value that is no number reaches what does not see
-it; on which of the NaN bytes of E5M2 a NaN becomes. Or the sample cannot be made, for ties are sought in it. Samples of their own have such values
-where they are seen."""
+"""Kinds that are not planted in a function's samples. For some, correct backends differ: whether NaN in a masked score or value reaches queries that
+do not see it, or which NaN byte of E5M2 a NaN becomes. Others draw samples until they have no ties, which planted values would be. Where such values
+have a defined result, the function has samples of their own."""
 
 OPEN: dict[str, frozenset[str]] = {
     "nan": frozenset({
@@ -98,5 +98,5 @@ OPEN: dict[str, frozenset[str]] = {
         "group_scaled_swiglu", "multi_tensor_adam_capturable", "thd_second_half_lse_correction",
     }),
 }  # fmt: skip
-"""Functions of which float64 does not say what must come of values of a kind: a product of zero and infinity that one formula forms and another does
-not, a flag that is set, a value of which no 8-bit number is the nearest. What the reference makes of them must come."""
+"""Functions for which float64 does not determine the result of a kind: one formula forms a product of zero and infinity and another does not, a flag
+is set, or no 8-bit number is the nearest. Their results are compared with those of the torch backend."""

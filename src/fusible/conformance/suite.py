@@ -1,4 +1,4 @@
-"""Running the table on one backend: how far each function, in each dtype, is from float64 and from the reference backend."""
+"""Runs the table on one backend: how far each function, in each dtype, is from float64 and from the torch backend."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = ["Agreement", "Verdict", "check_backend", "check_record", "crossing_fo
 Call = Callable[..., Any]
 
 _OF_A_GROUP = frozenset({"prim_all_gather", "prim_all_reduce", "prim_reduce_scatter"})
-"""What takes several processes at once: the table's samples are calls of one."""
+"""Functions that several processes call together. A sample of the table is a call by one process."""
 
 _COPIES = ("rowwise", "columnwise")
 
 
 class Verdict:
-    """What may come of checking a function in a dtype. Only the last two say that something is wrong."""
+    """The outcomes of checking a function in one dtype. The last two mean that something is wrong."""
 
     AGREES = "agrees"
     REFUSED = "refused"
@@ -49,10 +49,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What came of one function in one dtype.
+    """The outcome for one function in one dtype.
 
     ``samples`` counts those that the backend served. ``float64`` and ``reference`` are the largest distances from float64 and from the torch
-    backend, as shares of what is allowed; None where nothing of the kind was compared. ``detail`` says why a verdict is not "agrees".
+    backend, as shares of the allowed ones; None where there was nothing to compare. ``detail`` says why a verdict is not "agrees".
     """
 
     function: str
@@ -69,13 +69,13 @@ class Agreement:
 
 
 def without_cases() -> list[str]:
-    """The declared functions that a backend of this package serves and the table has no record of, those between processes excepted."""
+    """The functions that a backend of this package serves and the table lacks, except those that several processes call together."""
     known = load().keys() | _OF_A_GROUP
     return sorted(name for name, declaration in DECLARATIONS.items() if declaration.unserved is None and name not in known)
 
 
 def crossing_for(backend: str, device: str | None = None) -> Callable[[], Crossing]:
-    """How calls get into a backend: by ``device``, or by the device that it serves; onto tensors that record for one that serves only those."""
+    """The crossing to a backend: to ``device`` or a device that the backend serves, or to tensors that record where it serves only those."""
     devices = registry.find(backend).DEVICES
     if device is None and devices == frozenset({"lazy"}):
         from fusible.conformance.recording import RecordingCrossing  # noqa: PLC0415 - for what it costs: it brings jaxlib
@@ -109,8 +109,8 @@ def check_backend(
 
 
 def of_own_making(record: Record) -> Record:
-    """The record for a backend whose grouped tensors lie otherwise than the table's: without the samples that give it one of blocks, whose buffers
-    mean nothing to it."""
+    """The record for a backend that lays out grouped tensors in its own way. It lacks the samples with block-scaled grouped tensors, whose buffers
+    such a backend cannot read."""
 
     def sample(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
         for each in record.sampler(generator, dtype):
@@ -139,9 +139,11 @@ class _Caller:
 
 
 def check_record(call: Call, record: Record, dtype: torch.dtype, own_layout: bool = False, *, memory: bool = True) -> Iterator[Agreement]:
-    """Check a function in one dtype, and its quantized outputs where it has some; ``call(function, **arguments)`` runs it. ``own_layout``: grouped
-    tensors that it makes are compared by what ``group_dequantize`` reads of each copy, by the same backend. ``memory``: its tensors have memory,
-    which those that record have not, so that arguments may be laid out otherwise."""
+    """Check a function in one dtype, and its quantized outputs where it has some. ``call(function, **arguments)`` runs it.
+
+    ``own_layout``: the backend lays out grouped tensors in its own way, so they are compared by the values that its ``group_dequantize`` reads.
+    ``memory``: the backend's tensors have memory, so that arguments may be given with other strides; tensors that record have none.
+    """
     label = str(dtype).removeprefix("torch.")
     yield _checked(record, label, lambda row: _plain(row, call, record, dtype, own_layout, memory))
     for fp8 in FORMATS if record.quantizes else ():
@@ -149,7 +151,7 @@ def check_record(call: Call, record: Record, dtype: torch.dtype, own_layout: boo
 
 
 def _checked(record: Record, label: str, run: Callable[[Agreement], Agreement]) -> Agreement:
-    """What ``run`` makes of a row that agrees; an exception of the backend's own is its failure."""
+    """The row that ``run`` returns, given one that agrees. An exception other than a disagreement or a refusal is a failure of the backend."""
     row = Agreement(record.function, label, Verdict.AGREES)
     try:
         return run(row)
@@ -196,7 +198,7 @@ def _plain(row: Agreement, call: Call, record: Record, dtype: torch.dtype, own_l
 
 
 def _planted(call: Call, record: Record, dtype: torch.dtype, method: Call, plantings: Sequence[tuple[str, int]]) -> None:
-    """Raise ``Disagreement`` unless the samples come right with NaN, infinities, and extreme numbers among their random ones."""
+    """Raise ``Disagreement`` unless the samples also agree with NaN, infinities and extreme numbers among their random values."""
     plain = record.samples(dtype)
     for kind, turn in plantings:
         if kind in UNPLANTED.get(record.function, ()):
@@ -234,7 +236,7 @@ def _within_bounds(outputs: tuple[Output, ...], result: Any, arguments: dict[str
 
 
 def _compared_by_value(sample: Sample, call: Call, result: Any, reference: Any, theirs: Any) -> Sample:
-    """The sample without the bytes of the grouped tensor that a quantizer made, once both copies of it were found to have the reference's values."""
+    """The sample without the bytes of its quantized grouped tensor, both copies of which are compared by value instead."""
     mine, theirs = (next(x for x in (found if isinstance(found, list) else [found]) if is_grouped(x)) for found in (result, theirs))
     if mine.quantizer is None:
         return sample

@@ -1,8 +1,8 @@
-"""The table of tex functions: for each, samples with what must come of them. It runs on any backend.
+"""The table of tex functions: sample calls of each, with their expected outputs. It runs on any backend.
 
-The bound on the error of an element is half a unit in the last place of the output's dtype (the one rounding), plus the fp32 error of what came
-before: ``(reduction length + 16) * eps(fp32) * magnitude``, where the magnitude is the largest sum of absolute values that was added up. Integers,
-bytes and whatever is no tensor are compared exactly.
+The bound on the error of an element is half a unit in the last place of the output's dtype, for the final rounding, plus the error of the fp32
+computation before it: ``(reduction length + 16) * eps(fp32) * magnitude``. The magnitude is the largest sum of absolute values that the reduction
+adds up. Integers, bytes and values that are no tensors are compared exactly.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Disagreement(AssertionError):
-    """A result is not what it must be; the message says where they part."""
+    """A result differs from the expected one; the message says how."""
 
 
 Arguments = dict[str, Any]
 Found = Callable[[Any, Arguments], Any]
-"""``(result, arguments)`` of a call: what is looked for in them."""
+"""A function of the ``(result, arguments)`` of a call."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One thing that must come of a call, and where it is found.
+    """One output of a call: where to find it, and its expected value.
 
-    ``at``: None for the return value, an integer for a place in the returned list, else a path from ``result`` or an argument's name, by attributes
-    and places: ``"result._data"``, ``"quantizer.amax"``, ``"tensor_lists.1.0"``; or a function of (result, arguments) that makes it of several.
+    ``at``: None for the return value; an integer for an item of the returned list; a path of attributes and indices from ``result`` or from an
+    argument's name, such as ``"result._data"``, ``"quantizer.amax"``, ``"tensor_lists.1.0"``; or a function of ``(result, arguments)``.
 
-    ``reference``: a float64 tensor, to which the result, of ``dtype``, is close (the module's docstring; ``length`` and ``magnitude`` are those of
-    the bound); a tensor of another type, or None, or any other value, to which it is equal; or a function of (result, arguments) that gives one of
-    these, where it depends on what was drawn.
+    ``reference``: a float64 tensor, to which the output, of ``dtype``, has to be close: ``length`` and ``magnitude`` are those of the bound in the
+    module's docstring. Or a tensor of another dtype, None or any other value, which the output has to equal. Or a function of ``(result,
+    arguments)`` that gives one of these, for outputs that depend on random numbers of the backend.
     """
 
     at: int | str | Found | None
@@ -72,7 +72,7 @@ class Output:
     magnitude: float | None = None
 
     def find(self, result: Any, arguments: dict[str, Any]) -> Any:
-        """What the call made of this output."""
+        """The value of this output after the call."""
         if self.at is None:
             return result
         if isinstance(self.at, int):
@@ -86,18 +86,18 @@ class Output:
         return found
 
     def expect(self, result: Any, arguments: dict[str, Any]) -> Any:
-        """What the call should have made of it."""
+        """The expected value of this output."""
         return self.reference(result, arguments) if self.drawn else self.reference
 
     @property
     def drawn(self) -> bool:
-        """Whether it depends on what came, so that two backends need not agree in it."""
+        """Whether the expected value depends on the result, so that two backends may differ in it."""
         return callable(self.reference)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: its arguments by name, and what must come of it."""
+    """One call: its arguments by name, and its expected outputs. ``writes``: paths of further arguments that the call may write to."""
 
     label: str
     arguments: dict[str, Any]
@@ -106,7 +106,7 @@ class Sample:
 
     @property
     def written(self) -> frozenset[str]:
-        """The paths of what the call may write to; to nothing else, wherever it lies."""
+        """The paths of the arguments that the call may write to. It may write to no other memory."""
         paths = (output.at for output in self.outputs if isinstance(output.at, str))
         return frozenset(path for path in (*self.writes, *paths) if not path.startswith("result"))
 
@@ -116,7 +116,7 @@ Sampler = Callable[[torch.Generator, torch.dtype], Iterator[Sample]]
 
 @dataclass(frozen=True)
 class Record:
-    """The samples of a function in some dtypes; ``quantizes``: it takes a ``quantizer``, and its first output is then quantized."""
+    """The samples of a function in some dtypes. ``quantizes``: it takes a ``quantizer``, which quantizes its first output."""
 
     function: str
     sampler: Sampler = field(repr=False)
@@ -124,12 +124,12 @@ class Record:
     quantizes: bool = False
 
     def samples(self, dtype: torch.dtype, most: int | None = None) -> list[Sample]:
-        """The samples in ``dtype``, or the first ``most`` of them: the same ones at every call, in tensors of their own."""
+        """The samples in ``dtype``, or the first ``most`` of them. Every call gives the same values in new tensors."""
         return list(islice(self.sampler(torch.Generator().manual_seed(len(self.function) * 7919 + 11), dtype), most))
 
 
 TABLE: dict[str, Record] = {}
-"""Every record by the name of its function, once ``load`` was called."""
+"""Every record by the name of its function; ``load`` fills it."""
 
 
 def record(function: str, *, dtypes: tuple[torch.dtype, ...] = FLOATS, quantizes: bool = False) -> Callable[[Sampler], Sampler]:
@@ -152,14 +152,14 @@ def load() -> dict[str, Record]:
 
 
 def check(output: Output, result: Any, arguments: dict[str, Any]) -> None:
-    """Raise ``Disagreement`` unless the call made of ``output`` what it must."""
+    """Raise ``Disagreement`` unless ``output`` has its expected value."""
     share = measure(output, output.find(result, arguments), output.expect(result, arguments))
     if share > 1:
         raise Disagreement(f"the largest error is {share:.3g} times its bound")
 
 
 def measure(output: Output, got: Any, wanted: Any) -> float:
-    """The largest error of ``got`` as a share of its bound, at most 1 where it agrees. Raises ``Disagreement`` where the two cannot be compared."""
+    """The largest error of ``got`` as a share of its bound, at most 1 where it agrees. Raises ``Disagreement`` where type, shape or data differ."""
     if not isinstance(wanted, Tensor):
         if isinstance(got, Tensor) or got != wanted:
             raise Disagreement(f"{_show(got)} instead of {wanted}")
@@ -181,11 +181,11 @@ def measure(output: Output, got: Any, wanted: Any) -> float:
 
 
 def measure_special(output: Output, usual: Output, kind: str, got: Any, wanted: Any) -> float:
-    """``measure`` where values of a kind were planted; ``usual`` is the output without them.
+    """``measure`` where special values of a kind were planted; ``usual`` is the same output without them.
 
-    The magnitude is the larger one of both and four times the largest number that must come, and at least 1 beside subnormal numbers, which hardware
-    may take for 0. Of infinities, where float64 has NaN anything may come:
-    their difference is one, and a formula need not form it.
+    The magnitude is the largest of three: that of ``output``, that of ``usual``, and four times the largest finite expected number. With subnormal
+    numbers it is at least 1, for hardware may flush them to 0. With infinities, any value agrees where float64 has NaN: the difference of two
+    infinities is NaN, and a right formula need not form that difference.
     """
     reference = output.reference
     near = isinstance(reference, Tensor) and reference.dtype is torch.float64
@@ -216,7 +216,7 @@ def _share(got: Tensor, reference: Tensor, dtype: torch.dtype, length: int, magn
     if not reference.numel():
         return 0.0
     info = torch.finfo(dtype)
-    # What rounds to a number beyond the largest is infinite.
+    # A number that rounds to more than the largest finite one becomes infinite.
     reference = torch.where(reference.abs() < info.max * (1 + info.eps / 4), reference, reference * torch.inf)
     finite = reference.isfinite()
     if not torch.equal(got.double()[~finite].nan_to_num(5), reference[~finite].nan_to_num(5)):
@@ -229,7 +229,7 @@ def _share(got: Tensor, reference: Tensor, dtype: torch.dtype, length: int, magn
 
 
 def close(got: Tensor, reference: Tensor, dtype: torch.dtype, length: int = 1, magnitude: float | None = None) -> None:
-    """Raise ``Disagreement`` unless ``got`` is within the bound that the module's docstring derives."""
+    """Raise ``Disagreement`` unless ``got`` is within the bound of the module's docstring."""
     share = _share(got, reference, dtype, length, magnitude)
     if share > 1:
         raise Disagreement(f"the largest error is {share:.3g} times its bound")

@@ -1,4 +1,4 @@
-"""Records of attention: each score and each sum written out in float64 from what is given to the call, O and Stats of the forward included."""
+"""Records of attention. Scores and sums are computed in float64 from the arguments; for the backward these include O and Stats of the forward."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _ORDERS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3)}
 
 @dataclass(frozen=True)
 class Problem:
-    """Sequences of equal lengths in ``[b, s, h, d]`` or ``[s, b, h, d]``, or of the lengths given in ``[t, h, d]``, ``gap`` tokens of nobody after
-    each. ``keys``: their lengths, where they are others. ``end``: masks count from the last key. ``form``: that of O and dO, where it is another.
+    """Sequences of equal lengths in ``[b, s, h, d]`` or ``[s, b, h, d]``, or of any lengths in ``[t, h, d]``, ``gap`` unused tokens after each.
+
+    ``keys``: the lengths of K and V, where they differ from those of Q. ``end``: masks are aligned to the last key. ``form``: the format of O and dO,
+    where it differs.
     """
 
     label: str
@@ -49,7 +51,7 @@ class Problem:
 
     @property
     def hides(self) -> bool:
-        """Whether there are pairs that do not see each other: what NaN they make nobody says."""
+        """Whether some query does not see some key. What NaN becomes there is not defined."""
         return self.causal or self.packed or self.window != (-1, -1)
 
     @property
@@ -66,7 +68,7 @@ class Problem:
         return self.keys or self.lengths
 
     def join(self, sequences: list[Tensor], name: str = "", between: float = 77.0) -> Tensor:
-        """Sequences ``[s, h, d]`` in the layout's memory, or in another's; ``between`` is what nobody's tokens have."""
+        """Sequences ``[s, h, d]`` in the problem's layout, or in the one named. ``between`` fills unused tokens."""
         if self.packed:
             return torch.cat([torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.gap), value=between) for x in sequences])
         longest = max(len(x) for x in sequences)
@@ -74,7 +76,7 @@ class Problem:
         return torch.stack(whole).permute(_ORDERS[name or self.name]).contiguous()
 
     def statistics(self, sequences: list[Tensor], between: float = 0.0) -> Tensor:
-        """One value per head and query, each ``[h, s]``, as the interface lays them: ``[b, h, s, 1]`` or ``[t, h, 1]``."""
+        """One value per head and query, each ``[h, s]``, in the layout of the interface: ``[b, h, s, 1]`` or ``[t, h, 1]``."""
         return self.join([x.T[..., None] for x in sequences], "BHSD", between)
 
 
@@ -118,18 +120,18 @@ class Given:
     arguments: dict[str, Any]
 
     def steepness(self) -> float:
-        """The largest score, at least 1: an exponential bears that many times the relative error of its exponent."""
+        """The largest score, at least 1. The relative error of ``exp(x)`` is ``x`` times that of ``x``."""
         return max(1.0, largest_of([self.scores(q, k) for q, k in zip(self.q, self.k, strict=True)]))
 
     @property
     def logits(self) -> Tensor | None:
-        """The logit per head of what the denominator has beside the keys, ``[h, 1, 1]``."""
+        """The logit of the softmax's extra term per head, ``[h, 1, 1]``; None where it has none."""
         if self.problem.softmax == _S.NVTE_OFF_BY_ONE_SOFTMAX:
             return torch.zeros(_HEADS, 1, 1, dtype=torch.float64)
         return None if self.offset is None else self.offset.double().view(_HEADS, 1, 1)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """``[h, i, j]`` of one sequence; what is hidden is -inf."""
+        """The scores ``[h, i, j]`` of one sequence; masked ones are -inf."""
         problem = self.problem
         s = torch.einsum("ihd,jhd->hij", q.double(), k.double().repeat_interleave(_HEADS // problem.groups, 1))
         before = problem.bias == _B.NVTE_PRE_SCALE_BIAS
@@ -179,7 +181,7 @@ def forward(x: Given) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def rounding(dtype: torch.dtype, largest: float, length: int) -> float:
-    """The magnitude that stands for rounding probabilities, at most 1, to the operands' type, which a backend may do."""
+    """The magnitude that allows a backend to round probabilities, which are at most 1, to the operands' dtype."""
     return 8.0 + 0.5 * torch.finfo(dtype).eps * largest / torch.finfo(torch.float32).eps / (length + 16)
 
 
@@ -216,8 +218,8 @@ def fused_attn_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 
 def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page: int, each: int) -> Sample:
-    """Keys and values in the pages of a cache, ``each`` of ``page`` tokens for a sequence, with tables of their own that name them in whatever order;
-    padded, as lengths differ."""
+    """Keys and values in a paged cache: ``each`` pages of ``page`` tokens per sequence, which the tables of K and of V list in random orders.
+    As lengths differ, the mask is a padding mask."""
     x = given(problem, generator, dtype)
     outputs, _, _ = (list(part) for part in zip(*forward(x), strict=True))
     arguments, b = {**x.arguments, **FORWARD}, len(problem.lengths)
@@ -239,7 +241,7 @@ def pages(generator: torch.Generator, dtype: torch.dtype, problem: Problem, page
 
 @dataclass
 class Gradients:
-    """Of one sequence: of Q, K, V, of the scores once they are scaled ``[h, i, j]``, and of the logit beside the keys ``[h]``."""
+    """The gradients of one sequence: of Q, K, V, of the scaled scores ``[h, i, j]``, and of the softmax's extra logit ``[h]``."""
 
     q: Tensor
     k: Tensor
@@ -249,7 +251,7 @@ class Gradients:
 
 
 def gradients(x: Given, operands: tuple[Tensor, ...], o: Tensor, stats: Tensor, do: Tensor) -> Gradients:
-    """Those of one sequence from its rounded O and Stats."""
+    """The gradients of one sequence, from its rounded O and Stats."""
     q, k, v = (t.double() for t in operands)
     problem, delta = x.problem, (do.double() * o.double()).sum(-1).T
     share = _HEADS // problem.groups

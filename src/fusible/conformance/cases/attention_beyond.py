@@ -1,4 +1,4 @@
-"""Records of ``prim.attention``: what it has beyond NVIDIA's functions, in float64. What is dropped is worked out from the documented draw."""
+"""Records of ``prim.attention`` with the options that NVIDIA's functions lack, in float64. Dropout follows the documented random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THD = NVTE_QKV_Layout.NVTE_THD_THD_THD
 
 @dataclass(frozen=True)
 class Beyond:
-    """A problem with a cap, slopes, and a share of probabilities that is dropped at an offset of the draw."""
+    """A problem with a soft cap, ALiBi slopes, and dropout of a share of the probabilities, whose random numbers begin at an offset."""
 
     problem: Problem
     cap: float | None = None
@@ -53,7 +53,7 @@ _CASES = (
 
 @dataclass
 class Worked:
-    """One sequence in float64: the operands with a kv head for each head, the scores, the cap's derivative, and what dropout multiplies by."""
+    """One sequence in float64: operands with K and V repeated for each head, scores, the derivative of the cap, and the factors of dropout."""
 
     q: Tensor
     k: Tensor
@@ -98,7 +98,7 @@ def arguments(case: Beyond, x: Given) -> dict[str, Any]:
 
 
 def steepness(found: list[Worked]) -> float:
-    """The largest score, at least 1: an exponential bears that many times the relative error of its exponent."""
+    """The largest score, at least 1. The relative error of ``exp(x)`` is ``x`` times that of ``x``."""
     return max(1.0, largest_of([each.scores for each in found]))
 
 

@@ -38,7 +38,7 @@ def copy_to_kv_cache(generator: torch.Generator, dtype: torch.dtype) -> Iterator
             "max_seq_len": page * each, "max_pages_per_seq": each, "is_non_paged": False,
         }  # fmt: skip
         yield Sample(f"pages of {page}", arguments, (Output("k_cache", wanted[0]), Output("v_cache", wanted[1])))
-    # Sequences of a token each in rows of a cache without pages, which the table puts in another order.
+    # Sequences of one new token each, in a cache without pages whose rows the table puts in another order.
     news = [random(generator, (1, 3, 2, 5), dtype) for _ in range(2)]
     caches = [random(generator, (4, 6, 2, 5), dtype) for _ in range(2)]
     cached, row = (2, 1, 6), (2, 0, 3)

@@ -1,6 +1,6 @@
-"""Samples of attention that drops: of queries and keys of zeros, so that every probability is the same, and of values or gradients of ones.
+"""Samples of attention with dropout: queries and keys are zeros, so that all probabilities are equal, and values or gradients are ones.
 
-What is dropped is the backend's own draw. What comes then counts what was kept, which must be whole numbers, and of the share that was asked for.
+The backend draws what it drops. The result counts the elements that it kept: these must be whole numbers, and about the right share.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ CALL: dict[str, Any] = {
     "softmax_type": NVTE_Softmax_Type.NVTE_VANILLA_SOFTMAX, "bottom_right_diagonal": False, "cu_seqlens_q": None, "cu_seqlens_kv": None,
     "cu_seqlens_q_padded": None, "cu_seqlens_kv_padded": None, "s_quantizer": None, "cuda_graph": False,
 }  # fmt: skip
-"""Of both functions: the plainest call, but for the lengths and the operands."""
+"""Arguments of the plainest call of both functions, without the lengths and the operands."""
 
 FORWARD: dict[str, Any] = {
     "is_training": True, "page_table_k": None, "page_table_v": None, "o_quantizer": None, "Bias": None, "SoftmaxOffset": None, "rng_gen": None,
     "rng_elts_per_thread": 0, "return_max_logit": False,
 }  # fmt: skip
-"""What ``fused_attn_fwd`` takes besides."""
+"""Further arguments of ``fused_attn_fwd``."""
 
 BACKWARD: dict[str, Any] = {
     "do_format": _UNSET, "dqkv_layout": _BSHD, "do_scale_inv_format": _UNSET, "deterministic": True, "dp_quantizer": None, "dqkv_quantizer": None,
 }  # fmt: skip
-"""What ``fused_attn_bwd`` takes besides, but for O, dO and what the forward saved."""
+"""Further arguments of ``fused_attn_bwd``, without O, dO and the tensors that the forward saved."""
 
 _BATCH, _TOKENS, _HEADS, _WIDTH = 2, 32, 4, 8
 _DROPPED = 0.25
 
 
 def counted(place: int, dtype: torch.dtype) -> Output:
-    """``kept / (tokens * (1 - p))`` for some number kept of each line, all of whose columns are one."""
+    """``kept / (tokens * (1 - p))`` in every column of a row, for some number of elements kept in the row."""
 
     def wanted(result: Any, arguments: Arguments) -> Tensor:
         unit = 1 / (_TOKENS * (1 - _DROPPED))

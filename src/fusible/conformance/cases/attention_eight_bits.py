@@ -1,6 +1,6 @@
-"""Samples of attention in FP8: results are quantized by delayed scaling, and quantizers of the scores see their amax.
+"""Samples of attention in FP8: results are quantized by delayed scaling, and the quantizers of the scores take their amax.
 
-A backend may round probabilities to FP8 before they are multiplied, or not: results are as near to float64 as that allows.
+A backend may or may not round probabilities to FP8 before it multiplies them. The bounds allow for both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def operand(generator: torch.Generator, fp8: DType, dtype: torch.dtype) -> tuple
 
 
 _FORMER = 50.0
-"""The amax of quantizers of results, which is more than theirs."""
+"""The amax of the results' quantizers before the call: more than that of the results."""
 
 
 def quantizer(fp8: DType, former: float = 0.0) -> Float8Quantizer:
@@ -38,7 +38,7 @@ def quantizer(fp8: DType, former: float = 0.0) -> Float8Quantizer:
 
 
 def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
-    """The bytes that came where each is within half a step of ``wanted`` and of what was multiplied, at most ``size``; elsewhere the nearest ones."""
+    """The bytes of the result where they are within half a step of ``wanted`` and of a factor of at most ``size``, elsewhere the nearest ones."""
 
     def bits(result: Any, arguments: Arguments) -> Tensor:
         found = result[place]._data
@@ -50,7 +50,7 @@ def near(place: int, wanted: Tensor, fp8: DType, size: float) -> Output:
 
 
 def seen(name: str, largest: float) -> Output:
-    """The amax of a quantizer of what may have been rounded before: within a step of E5M2."""
+    """The amax of a quantizer whose input may have been rounded before: within a step of E5M2."""
 
     def wanted(result: Any, arguments: Arguments) -> Tensor:
         found = arguments[name].amax

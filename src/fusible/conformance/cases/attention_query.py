@@ -16,7 +16,7 @@ __all__ = []
 
 @record("get_fused_attn_backend", dtypes=(torch.float32,))
 def support_query(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """The answer is the backend's own; that it is one of the enumeration, with a reason, is not."""
+    """Any member of the enumeration with a reason is right: the answer depends on the backend."""
 
     def pair(result: Any, arguments: Arguments) -> Any:
         fits = isinstance(result[0], NVTE_Fused_Attn_Backend) and isinstance(result[1], str) and len(result) == 2

@@ -34,16 +34,16 @@ _MAKERS: tuple[Callable[[], PerTensorQuantizer | BlockQuantizer | None], ...] = 
 )
 
 _LARGE, _MORE = (*_MAKERS[:4], _MAKERS[6]), (32, 144)
-"""Those that quantize more than 4,096 elements; and in NVFP4, of whose blocks the oracle takes one at a time, not many more."""
+"""The makers of quantizers that get more than 4,096 elements, and the shape of NVFP4's input, which has not many more."""
 
 
 def transforming(signs: bool = True) -> NVFP4Quantizer:
-    """Of bfloat16 alone."""
+    """A quantizer with the random Hadamard transform, which takes bfloat16 alone."""
     return NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=signs)
 
 
 def framed(at: str, wanted: Tensor) -> Output:
-    """Scales in the upper left of a buffer that is padded, with anything, to fewer than 128 rows or columns more."""
+    """Scales in the upper left of a buffer. The padding, of fewer than 128 rows and columns, may hold anything."""
 
     def frame(result: Any, arguments: Arguments) -> Any:
         found = Output(at, None).find(result, arguments)
@@ -71,7 +71,7 @@ def copies_at(at: str, x: Tensor, quantizer: BlockQuantizer, amaxes: dict[str, T
 
 
 def quantized(at: str, x: Tensor, quantizer: PerTensorQuantizer | BlockQuantizer | None, owner: str = "") -> list[Output]:
-    """What quantizing ``x`` must give at ``at``, and leave in the quantizer at ``owner``."""
+    """The outputs of quantizing ``x``: the tensor at ``at``, and the amax of the quantizer at ``owner``."""
     if quantizer is None:
         return [Output(at, x.clone())]
     common = [Output(f"{at}._dtype", x.dtype), Output(f"{at}.shape", x.shape)]

@@ -1,4 +1,4 @@
-"""The copies that quantizing to a block-scaled format makes, by the oracle, and such tensors as calls take them, with the values they stand for."""
+"""Block-scaled tensors made by the oracle: the copies that a quantizer makes, and whole tensors as arguments, with the values they represent."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _made(name: str, shape: Shape, seed: int) -> tuple[dict[str, Tensor], dict[s
     quantizer, buffers, values = BLOCKED[name](), {}, {}
     form = block_format_of(quantizer)
     for way, copy in copies(x, quantizer):
-        # What pads scales is anything that is a number.
+        # The padding of scales may be any number, here 1.
         whole = torch.ones(form.scale_shape(shape, way == "columnwise", form.is_tiled(quantizer)), dtype=copy.scales.dtype)
         whole[: copy.scales.shape[0], : copy.scales.shape[1]] = copy.scales
         buffers |= {f"{way}_data": copy.data, f"{way}_scale_inv": whole, **({} if copy.amax is None else {f"amax_{way}": copy.amax})}
@@ -122,13 +122,13 @@ def _made(name: str, shape: Shape, seed: int) -> tuple[dict[str, Tensor], dict[s
 
 
 def in_tiles(scales: Tensor, transposed: bool = False) -> Tensor:
-    """Scales in the order of tensor cores, in the shape that they had; ``transposed`` first."""
+    """Scales in the order that tensor cores read, in their former shape. ``transposed``: their transpose is reordered."""
     return torch.from_numpy(oracle.swizzled((scales.t() if transposed else scales).numpy())).view(scales.shape)
 
 
 def stored(name: str, shape: Shape, dtype: torch.dtype, seed: int, ways: Sequence[str] = WAYS, swizzled: bool = False) -> Stored:
-    """A tensor of a format with the copies ``ways``, and the values of each copy, float64, by way; ``swizzled``: its scales lie in the order of
-    tensor cores."""
+    """A tensor of a format with the copies ``ways``, and the float64 values of each copy, by way. ``swizzled``: its scales are in the order that
+    tensor cores read."""
     (buffers, values), quantizer = _made(name, shape, seed), BLOCKED[name]()
     if swizzled:
         transposed = {"columnwise_scale_inv": block_format_of(quantizer).blocks_first, "rowwise_scale_inv": False}

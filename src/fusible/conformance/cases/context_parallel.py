@@ -1,4 +1,4 @@
-"""Records of packed sequences that are divided between ranks, token by token. Two tokens at the end are of no sequence."""
+"""Records of packed sequences that are divided between ranks, token by token. The last two tokens belong to no sequence."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_sequence(lse: Tensor, longest: int, halved: bool, rest: float) -> Tensor:
 
 
 def laid(lse: Tensor, packed: bool, halved: bool = False, rest: float = 7.0) -> Tensor:
-    """As a function takes it: with more columns than there are queries."""
+    """The logsumexps in the layout of an argument, which has more columns than there are queries."""
     if packed:
         return torch.cat((lse, torch.full((lse.shape[0], 2), rest, dtype=lse.dtype)), 1) if halved else lse.clone()
     return by_sequence(lse, 4 if halved else 8, halved, rest)
@@ -75,7 +75,7 @@ def lse_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         untouched = laid(torch.zeros(_HEADS, _TOKENS).index_fill(1, torch.tensor(second), 1.0), packed) != 1
         outputs = (Output("lse", laid(merged, packed), dtype, 1, 2.0), Output("lse", keeping(arguments["lse"].clone(), untouched, "lse"), dtype))
         yield Sample(f"packed {packed}, more columns than tokens {more}", arguments, outputs)
-    # The first two tokens are of no sequence, and the next four of one.
+    # The first two tokens belong to no sequence, and the next four to one.
     lse, step = random(generator, (2, 6), dtype), random(generator, (2, 3), torch.float32)
     merged = lse.double().clone()
     merged[:, 4:] = (lse[:, 4:].double().exp() + step[:, 1:].double().exp()).log()
@@ -84,7 +84,7 @@ def lse_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 
 def keeping(former: Tensor, untouched: Tensor, name: str) -> Found:
-    """What must be there where nothing is written, to the bit; elsewhere what is there."""
+    """The former values where the call must not write, and the found ones elsewhere."""
     return lambda result, arguments: torch.where(untouched, former, arguments[name])
 
 
@@ -106,7 +106,7 @@ def out_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
         for second in (False, True):
             for packed in (False, True):
                 yield merging(generator, dtype, rescaled, second, packed)
-    # A sequence of two tokens and two of no sequence: a step of its second half has one token, and as many logsumexps.
+    # A sequence of two tokens, and two tokens of no sequence: a step of the second half has one token and one logsumexp per head.
     out, step, own = random(generator, (4, 2, _WIDTH), dtype), random(generator, (2, 2, _WIDTH), dtype), random(generator, (2, 1), torch.float32)
     lse, wanted = own.repeat(1, 4) + 1, out.double()
     wanted[1] += step[0].double() * (own.double() - lse[:, 1:2].double()).exp()
@@ -159,7 +159,7 @@ def grad_correction(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
 
 
 def owned(ends: list[int], world: int, rank: int) -> list[int]:
-    """The tokens of a rank: chunk ``rank`` and its mirror image of every sequence."""
+    """The tokens of a rank: of every sequence the chunk ``rank`` and the one as far from the end."""
     found: list[int] = []
     for start, end in itertools.pairwise(ends):
         size = (end - start) // (2 * world)

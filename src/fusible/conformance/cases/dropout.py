@@ -1,4 +1,4 @@
-"""Records of both dropouts. What is dropped is drawn, so outputs are worked out from the mask that came."""
+"""Records of both dropouts. The backend draws what it drops, so the expected output is computed from the returned mask."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dropout_fwd(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
     x = torch.ones(256, 256, dtype=dtype)
 
     def share(wanted: float, result: Any, arguments: Arguments) -> Tensor:
-        """The mask itself, which agrees, where it is within six standard deviations of the share that is kept."""
+        """The mask itself, which agrees, if the share of kept elements is within six standard deviations of the expected one."""
         found = bits(result[1]).double().mean()
         if abs(found - wanted) >= 6 * (wanted * (1 - wanted) / x.numel()) ** 0.5:
             raise Disagreement(f"a share of {found:.4g} is kept instead of {wanted:.4g}")

@@ -1,4 +1,4 @@
-"""Records of what takes quantizers and tensors of every format: those of one scale per tensor (``quantize``), and those of blocks by the oracle."""
+"""Records of the functions that take quantizers and tensors of every format: with one scale per tensor (``quantize``), or in blocks by the oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = []
 _E4M3, _E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 _SHAPE = (32, 64)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-"""The numbers of four bits that are not negative."""
+"""The non-negative numbers of E2M1."""
 
 
 def _chosen(dtype: torch.dtype) -> Iterator[tuple[str, BlockQuantizer]]:
@@ -68,7 +68,7 @@ def quantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
 
 
 def swizzled(generator: torch.Generator, dtype: torch.dtype, at: str) -> tuple[torch.Tensor, MXFP8Quantizer, tuple[Output, ...]]:
-    """A tensor, a quantizer that puts its scales in the order of tensor cores, and what must come at ``at``."""
+    """A tensor, a quantizer that orders scales as tensor cores read them, and the outputs at ``at``."""
     x, quantizer = random(generator, (128, 128), dtype, 30.0), MXFP8Quantizer(_E4M3)
     quantizer.optimize_for_gemm = True
     outputs = [Output(f"{at}._with_gemm_swizzled_scales", True)]
@@ -79,7 +79,7 @@ def swizzled(generator: torch.Generator, dtype: torch.dtype, at: str) -> tuple[t
 
 
 def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
-    """NVFP4 whose elements are rounded up as often as they are near to the number above: which of them is drawn."""
+    """NVFP4 with stochastic rounding: the nearer an element is to the number above, the more likely it is rounded up."""
     x = (torch.randn(_SHAPE, generator=generator) * 3).to(dtype)
     lines = x.float().numpy()
     amax = np.abs(lines).max().reshape(1)
@@ -92,7 +92,7 @@ def rounded_by_chance(generator: torch.Generator, dtype: torch.dtype) -> Sample:
     chance = (places - _E2M1[lower]) / np.maximum(_E2M1[upper] - _E2M1[lower], 0.5)
 
     def by_chance(result: Any, arguments: Arguments) -> torch.Tensor:
-        """The bytes that came, where they are of the numbers beside each element, and each as often as is due."""
+        """The bytes of the result, if each element became one of its two neighbours and as many were rounded up as is likely."""
         pairs = result._rowwise_data.cpu()
         values = oracle.e2m1_values(torch.stack((pairs & 15, pairs >> 4), -1).view(_SHAPE).numpy())
         up = np.abs(values) == _E2M1[upper]

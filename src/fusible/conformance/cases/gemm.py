@@ -106,7 +106,7 @@ def generic_gemm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 
 
 def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
-    """A product of small integers, which every dtype holds, quantized. The largest of it is negative."""
+    """A quantized product of small integers, which every dtype holds exactly. The element of the largest absolute value is negative."""
     a, b = (torch.randint(-4, 5, shape, generator=generator).to(dtype) for shape in ((8, 16), (5, 16)))
     ab, fp8 = flat(b) @ flat(a).T, DType.kFloat8E4M3
     if ab.max() > -ab.min():
@@ -118,7 +118,7 @@ def into_eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Sample:
 
 
 def eight_bits(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Products of FP8 operands, with a scale each; both copies of an operand are given, and a backend reads the one that it needs."""
+    """Products of FP8 operands with one scale each. Both copies of an operand are given; a backend reads the one that it needs."""
     for fp8 in FORMATS:
         for layout, transposed in TRANSPOSED.items():
             operands, values = [], []
@@ -140,8 +140,8 @@ _IN_BLOCKS = (
 
 
 def in_blocks(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Products of block-scaled operands. Both copies of an operand are given, which have other values: the one whose blocks lie along what is
-    added up is read."""
+    """Products of block-scaled operands. The two copies of an operand have different values; the product reads the one whose blocks lie along the
+    reduced dimension."""
     nothing = tuple(Output(i, None) for i in (1, 2, 3))
     for of_a, of_b in _IN_BLOCKS:
         for layout, (trans_a, trans_b) in TRANSPOSED.items():

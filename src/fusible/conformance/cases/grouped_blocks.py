@@ -1,4 +1,4 @@
-"""Grouped tensors of block-scaled formats: what quantizing their members makes, by the oracle, and such tensors as calls take them."""
+"""Grouped tensors of block-scaled formats, by the oracle: as results of quantizing their members, and as arguments."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 _E4M3 = DType.kFloat8E4M3
 _COLUMNS = 64
 ROWS = (32, 96)
-"""Of the members that a call takes."""
+"""Rows of the members of arguments."""
 
 _MADE = (32, 0, 96)
 _LEFT = 32
-"""Rows of the members that a call makes, and of nobody."""
+"""Rows of the members of results, and rows behind them that belong to no member."""
 
 
 @functools.cache
@@ -63,8 +63,8 @@ def _made(name: str, dtype: torch.dtype, rows: tuple[int, ...]) -> dict[str, lis
 
 
 def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]]) -> Output:
-    """The buffer at ``at``, of ``size`` elements, in which each piece fills the upper left of a matrix ``shape`` that begins at ``start``; what lies
-    around is free."""
+    """The buffer at ``at``, of ``size`` elements. Each piece fills the upper left of a matrix ``shape`` that begins at ``start``; the rest may hold
+    anything."""
 
     def wanted(result: Any, arguments: Arguments) -> Tensor:
         found = Output(at, None).find(result, arguments)
@@ -79,7 +79,7 @@ def _filled(at: str, size: int, pieces: list[tuple[int, tuple[int, ...], Tensor]
 
 
 def made_of(at: str, name: str, dtype: torch.dtype, ways: Sequence[str] = WAYS, rows: tuple[int, ...] = _MADE, total: int = 0) -> list[Output]:
-    """What quantizing the members must give in the grouped tensor at ``at``, whose buffers have room for ``total`` rows."""
+    """The outputs of quantizing the members to the grouped tensor at ``at``, whose buffers have room for ``total`` rows."""
     quantizer, outputs = BLOCKED[name](), []
     form = block_format_of(quantizer)
     for way in WAYS:
@@ -107,7 +107,7 @@ def _described(rows: Sequence[int]) -> dict[str, Any]:
 
 
 def quantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
-    """Of ``group_quantize``: every format, a member without rows where the oracle takes one, and rows of nobody."""
+    """Samples of ``group_quantize``: every format, a member without rows (not in NVFP4), and rows that belong to no member."""
     for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
         rows = (32, 96) if isinstance(BLOCKED[name](), NVFP4Quantizer) else _MADE
         x = _x(dtype)
@@ -119,7 +119,7 @@ def quantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def bgrad_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
-    """Of ``bgrad_group_quantize``."""
+    """Samples of ``bgrad_group_quantize``."""
     for name in ("mxfp8", "block 1x128"):
         x = _x(dtype)
         wide = [part.double() for part in _parts(x, _MADE)]
@@ -148,7 +148,7 @@ def _taken(name: str, dtype: torch.dtype, ways: tuple[str, ...]) -> tuple[Groupe
 
 
 def dequantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
-    """Of ``group_dequantize``: the row-wise copy is read, or else the column-wise one."""
+    """Samples of ``group_dequantize``, which reads the row-wise copy, or else the column-wise one."""
     for name in ("mxfp8", "block 1x128", "block 128x128", "nvfp4", "nvfp4 by rows"):
         for ways in (WAYS, ("columnwise",)):
             x, values = _taken(name, torch.bfloat16, ways)
@@ -158,8 +158,8 @@ def dequantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
 
 @functools.cache
 def _turned(name: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[tuple[int, ...]]]:
-    """Of the column-wise copy that the row-wise values of ``_taken``, rounded to ``dtype``, have: data, scales that mean something, and the shapes of
-    all scales, by member."""
+    """The column-wise copy of the row-wise values of ``_taken``, rounded to ``dtype``: data, scales without padding, and the shapes of the padded
+    scales, by member."""
     _, values = _taken(name, torch.bfloat16, ("rowwise",))
     quantizer, data, scales, shapes = BLOCKED[name](rowwise=False), [], [], []
     for part in values["rowwise"].to(dtype).split([*ROWS]):
@@ -171,7 +171,7 @@ def _turned(name: str, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], 
 
 
 def requantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
-    """Of ``group_requantize_inplace``: the column-wise copy is that of the values that the row-wise one stands for, in ``otype``."""
+    """Samples of ``group_requantize_inplace``: the new column-wise copy is made from the values of the row-wise one, in ``otype``."""
     for name in ("mxfp8", "block 1x128"):
         for wanted in (False, True):
             x, values = _taken(name, torch.bfloat16, ("rowwise",))
@@ -184,7 +184,7 @@ def requantize_in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def _beside(at: str, data: list[Tensor], scales: list[Tensor], shapes: list[tuple[int, ...]]) -> tuple[Output, Output]:
-    """A column-wise copy whose members lie one after the other."""
+    """A column-wise copy whose members are contiguous, one after the other."""
     starts, places = ([*accumulate(sizes, initial=0)] for sizes in ((x.numel() for x in data), map(math.prod, shapes)))
     return (
         _filled(f"{at}.columnwise_data", starts[-1], [(start, tuple(x.shape), x) for start, x in zip(starts, data, strict=False)]),
@@ -193,7 +193,7 @@ def _beside(at: str, data: list[Tensor], scales: list[Tensor], shapes: list[tupl
 
 
 def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[..., Tensor], options: dict[str, float]) -> Sample:
-    """Of a gated activation whose result is quantized to MXFP8, a member without rows and rows of nobody among it."""
+    """A sample of a gated activation to MXFP8, with a member without rows and rows that belong to no member."""
     x = (torch.randn(sum(_MADE) + _LEFT, 2 * _COLUMNS, generator=generator) * 2).to(dtype)
     prob = torch.rand(len(x), generator=generator)
     values = f(x.double(), **options) * prob.double()[:, None]
@@ -206,7 +206,7 @@ def gated_in_blocks(generator: torch.Generator, dtype: torch.dtype, f: Callable[
         at += math.prod(whole)
 
     def near(result: Any, arguments: Arguments) -> Tensor:
-        """The bytes that came where each is within half a step of its value rounded to the dtype, elsewhere the nearest ones."""
+        """The bytes of the result where they are within half a step of the value, first rounded to the dtype; elsewhere the nearest ones."""
         good, start = result.columnwise_data.cpu().clone(), 0
         for part, (_, _, used) in zip(parts, scales, strict=True):
             bits, inverse = good[start : start + part.numel()], 2.0 ** (used.double() - 127).repeat_interleave(32, 0)
@@ -227,16 +227,19 @@ _N, _K = 32, 64
 
 
 def _transformed(x: Any, values: dict[str, Tensor]) -> None:
-    """Take the column-wise codes of an NVFP4 tensor for those of its Hadamard transform, of which ``values`` are then another matrix."""
+    """Take the column-wise codes of an NVFP4 tensor for those of its Hadamard transform, and change ``values`` to the matrix that they represent."""
     x._quantizer = transforming()
     lines = values["columnwise"].t().reshape(-1, 16) @ x._quantizer.rht_matrix.double().t()
     values["columnwise"] = lines.view(values["columnwise"].t().shape).t()
 
 
 def products_in_blocks(layout: str, forms: tuple[str, str], dtype: torch.dtype, transformed: bool = False) -> tuple[Any, ...]:
-    """``(A, B, products, size, length, B's rows)``: the operands of a product for each member, which hold both copies; the products of those
-    copies whose blocks lie along what is added up, float64; their largest sum of absolute values, and how long the sums are; and the row-wise
-    values of B. ``transformed``: column-wise copies are of NVFP4's random Hadamard transform, which does not reach the product."""
+    """``(A, B, products, size, length, B's rows)``, of a product for each member.
+
+    A and B hold both copies. ``products``, float64, are those of the copies whose blocks lie along the reduced dimension; ``size`` is the largest sum
+    of absolute products and ``length`` that of the reduction. B's rows are its row-wise values. ``transformed``: column-wise copies are of NVFP4's
+    random Hadamard transform, which cancels in the product.
+    """
     transa, transb = TRANSPOSED[layout]
     ways = "rowwise" if transa else "columnwise", "columnwise" if transb else "rowwise"
     A, B, products, sizes, rows = [], [], [], [], []

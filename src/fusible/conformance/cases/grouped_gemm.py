@@ -1,4 +1,4 @@
-"""Records of many products at once, each worked out by itself in float64."""
+"""Records of grouped matrix products. Each product is computed in float64."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = []
 _ROWS, _N, _K = (5, 0, 1, 10), 12, 8
 _TOTAL = sum(_ROWS)
 _SIZE, _LENGTH = 60.0, _K + _N
-"""Of sums of at most 12 products of normal values, and the length of any of them."""
+"""The magnitude of sums of at most 12 products of normal values, and a length that covers every sum."""
 
 
 def integers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Whole numbers so small that every dtype holds their products' sums, as they are, doubled or halved: D rounds nothing before its bias."""
+    """Small integers: every dtype holds the sums of their products, also doubled or halved. So D rounds nothing before the bias is added."""
     return plant(torch.randint(-3, 4, shape, generator=generator).to(dtype))
 
 
@@ -93,7 +93,7 @@ _IN_BLOCKS = (
 
 
 def in_blocks(dtype: torch.dtype) -> Iterator[Sample]:
-    """Block-scaled operands; of weight gradients the bias gradient, too, which is that of the row-wise copy."""
+    """Block-scaled operands. Weight gradients also have the bias gradient, the sum of the row-wise copy."""
     for layout, *forms in _IN_BLOCKS:
         A, B, products, size, length, _ = products_in_blocks(layout, (forms[0], forms[1]), dtype)
         arguments = listed(layout, A, B, filled(products, dtype), dtype, m_splits=[*ROWS])
@@ -136,7 +136,7 @@ def gradients(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample
 
 
 def empty(dtype: torch.dtype) -> Iterator[Sample]:
-    """Problems without anything to add up: D is 0 though a bias is given, and unchanged where it accumulates."""
+    """Products over an empty dimension: D is 0 though a bias is given, and unchanged where it accumulates."""
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
@@ -152,7 +152,7 @@ def empty(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def bits(generator: torch.Generator, shapes: list[torch.Size], fp8: DType) -> list[tuple[Tensor, float, Tensor]]:
-    """Bytes, the inverse of their scale, and the float64 values that they stand for."""
+    """Bytes, the inverse of their scale, and the float64 values that they represent."""
     found = []
     for i, shape in enumerate(shapes):
         data, scale = drawn(generator, tuple(shape), fp8), (0.5, 0.25, 1.0, 2.0)[i]
@@ -169,7 +169,7 @@ def storages(found: list[tuple[Tensor, float, Tensor]], fp8: DType, dtype: torch
 
 
 def eight_bits(generator: torch.Generator, layout: str, dtype: torch.dtype) -> Sample:
-    """FP8 operands with a scale each; both copies are given, and a backend reads the one that it needs."""
+    """FP8 operands with one scale each. Both copies are given; a backend reads the one that it needs."""
     quantized, wide = [], []
     for operand, fp8 in zip(operands(generator, layout, dtype), FORMATS, strict=True):
         found = bits(generator, [x.shape for x in operand], fp8)
@@ -226,7 +226,7 @@ _GROUPED_BLOCKS = (
 def target(
     form: str, layout: str, wanted: list[Tensor], dtype: torch.dtype, length: int = _LENGTH, size: float = _SIZE
 ) -> tuple[Any, tuple[Output, ...]]:
-    """D full of sevens, and what must be in it; the gap stays as it is."""
+    """D filled with sevens, and its expected values. A gap keeps its sevens."""
     D = filled(wanted, dtype)
     if form == "discrete_out":
         return D, (*close_to("D", wanted, dtype, length, size), *close_to("result", wanted, dtype, length, size))
@@ -237,7 +237,7 @@ def target(
 
 
 def group_of(form: str, members: list[Tensor], *, gap: bool = False) -> Any:
-    """The operand A: a list where the function takes one, else a grouped tensor."""
+    """The operand A: a list where the function takes one, else a grouped tensor, with a gap if asked for."""
     return members if form == "discrete_in" else gather(members) if gap else equal(members)
 
 
@@ -251,7 +251,7 @@ def of_blocks(form: str, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> Sample:
-    """Weights of another type than that of tokens and result, and a bias with a scale."""
+    """Weights of another dtype than tokens and result, and a bias with a scale."""
     A, _ = operands(generator, "TN", torch.bfloat16 if dtype is torch.float32 else torch.float32, random=integers)
     _, B = operands(generator, "TN", dtype, random=integers)
     rows, factors = random(generator, (len(_ROWS), _N), dtype), torch.linspace(-1.0, 1.0, _TOTAL)
@@ -263,7 +263,7 @@ def of_two_types(form: str, generator: torch.Generator, dtype: torch.dtype) -> S
 
 
 def of_two_roundings(form: str, dtype: torch.dtype) -> Iterator[Sample]:
-    """A product between two numbers of D's dtype, and a bias that leaves of it what that dtype rounded away: nothing."""
+    """A product between two numbers of D's dtype. It is rounded to that dtype before the bias, minus the rounded product, is added: the sum is 0."""
     if dtype is torch.float32:  # the product is summed in it
         return
     near = 2.0 ** (1 - math.log2(torch.finfo(dtype).eps))  # 256 of bfloat16; the next number is near + 2
@@ -321,7 +321,7 @@ for _form in ("grouped_tensor", "discrete_in", "discrete_out"):
 
 @record("get_grouped_gemm_setup_workspace_size", dtypes=(torch.float32,))
 def workspace_size(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """The answer is the backend's own; that it is a number of bytes is not."""
+    """Any number of bytes is right: a backend chooses its own workspace."""
 
     def fits(result: Any, arguments: Arguments) -> Any:
         return result if type(result) is int and result >= 0 else "a number of bytes"

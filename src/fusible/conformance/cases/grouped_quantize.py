@@ -1,4 +1,4 @@
-"""Records of quantizing the members of one buffer: each member's bytes by ml_dtypes, at the place where the layout says that it lies."""
+"""Records of quantizing the members of one buffer: the bytes of each member by ml_dtypes, at its offset in the buffer."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["LAYOUTS", "Layout", "grouped_bytes"]
 
 _ROWS, _COLUMNS = 8, 6
 _FORMER = 1.0
-"""The amax that quantizers had, which stays where it is the larger one."""
+"""The amax of quantizers before the call. It stays where it is the larger one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where members lie in a buffer of ``[8, columns]``."""
+    """Shapes of members and their offsets in a buffer of ``[8, columns]``. ``given``: the arguments that describe them."""
 
     label: str
     shapes: tuple[tuple[int, int], ...]
@@ -59,14 +59,14 @@ class Layout:
         return [flat[start : start + math.prod(shape)].view(shape) for start, shape in zip(self.offsets, self.shapes, strict=True)]
 
     def placed(self, parts: list[Tensor], around: Tensor | None = None) -> Tensor:
-        """The members in their buffer; ``around`` has what lies between them."""
+        """The members in their buffer. Gaps between them have the values of ``around``, or zeros."""
         buffer = torch.zeros(math.prod(self.shape), dtype=parts[0].dtype) if around is None else around.clone().cpu()
         for part, start in zip(parts, self.offsets, strict=True):
             buffer[start : start + part.numel()] = part.reshape(-1)
         return buffer
 
     def output(self, at: str, name: str, parts: list[Tensor]) -> Output:
-        """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``, whatever lies between them."""
+        """The members' bytes in the buffer ``name`` of the grouped tensor at ``at``. Gaps between them may hold anything."""
         whole = sum(part.numel() for part in parts) == math.prod(self.shape)
 
         def wanted(result: Any, arguments: Arguments) -> Tensor:
@@ -105,7 +105,7 @@ def turned(parts: list[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Case:
-    """A quantizer, a function that makes more of its kind, and what it makes of members."""
+    """A kind of quantizer: ``make(**usages)`` makes one, and the methods give what it makes of members."""
 
     label: str
     make: Callable[..., Quantizer]
@@ -206,8 +206,8 @@ def bgrad_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
 
 
 def stored(generator: torch.Generator, layout: Layout, fp8: DType, *, special: bool = True) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Members' bytes, the inverses of their scales, and the values that they stand for in their buffer, float64. ``special``: NaN, and of E5M2
-    infinities and the largest number, are among them, and the scales are no powers of two."""
+    """The members' bytes, the inverses of their scales, and the float64 values that they represent, in their buffer. ``special``: the values include
+    NaN and, in E5M2, infinities and the largest number, and the scales are not powers of two."""
     values = torch.randn(layout.shape, generator=generator)
     if special:
         largest = torch.finfo(getattr(torch, NUMPY[fp8].__name__)).max
@@ -254,7 +254,7 @@ def group_requantize(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
 
 def nothing_to_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """A column-wise copy that is there, or is not asked for, stays as it is."""
+    """A column-wise copy that exists already, or that is not asked for, stays as it is."""
     each = _CASES[0]
     for there, asked in ((True, True), (True, False), (False, False)):
         data, inverse, values = stored(generator, BY_ROWS, each.fp8)
@@ -269,12 +269,12 @@ def nothing_to_add(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 
 def taken_on(name: str) -> Found:
-    """The argument that a grouped tensor now has for its own."""
+    """The argument of that name, which the grouped tensor takes over."""
     return lambda result, arguments: arguments[name]
 
 
 def near(at: str, values: list[Tensor], each: Case, dtype: torch.dtype) -> Found:
-    """The bytes that came where each is within half a step of the float64 value rounded to ``dtype`` first, elsewhere the nearest ones."""
+    """The bytes of the result where they are within half a step of the float64 value, first rounded to ``dtype``; elsewhere the nearest ones."""
 
     def wanted(result: Any, arguments: Arguments) -> Tensor:
         found = Output(f"{at}.columnwise_data", None).find(result, arguments).cpu()
@@ -334,7 +334,7 @@ def padded(scales: Tensor) -> Tensor:
 
 
 def placed_at(at: str, data: Tensor, left: int) -> Output:
-    """The bytes ``data`` at ``at``, and ``left`` free ones after them."""
+    """The bytes ``data`` at ``at``. The ``left`` bytes behind them may hold anything."""
     if not left:
         return Output(at, data)
     return Output(at, lambda result, arguments: torch.cat([data, Output(at, None).find(result, arguments).cpu()[len(data) :]]))
@@ -371,13 +371,13 @@ def nvfp4_group_quantize(generator: torch.Generator, dtype: torch.dtype) -> Iter
         ordered = torch.cat([in_tiles(padded(scales)).view(-1) for _, scales in made])
         outputs.append(Output(f"result.{_PREFIXES[way]}scale_inv", ordered))
     yield Sample("in tiles", nvfp4_call(x.clone(), quantizer, rows, amaxes), tuple(outputs))
-    # A member without rows. Its seeds would be drawn if it were rounded by chance, and it is not.
+    # A member without rows. Only stochastic rounding would draw random numbers for it, and this rounding is to nearest.
     rows, amax = (16, 0, 32), torch.tensor([20.0, 0.0, 15.0])
     codes = torch.cat([nvfp4_lines(part, most)[0] for part, most in zip(x[:48].split(rows), amax, strict=True) if len(part)])
     outputs = (Output("result.rowwise_data", codes.reshape(-1)), Output("result.amax", amax))
     arguments = nvfp4_call(x[:48].clone(), NVFP4Quantizer(), rows, {"rowwise": amax, "columnwise": amax})
     yield Sample("a member without rows", arguments, outputs)
-    # Amaxes are kept as they are, whatever scales come of them.
+    # The tensor keeps the given amaxes, whatever scales follow from them.
     amax = torch.tensor([1e5, torch.inf, torch.nan])
     x = random(generator, (96, 48), dtype, 3.0)
     arguments = nvfp4_call(x, NVFP4Quantizer(columnwise=False), (16, 48, 32), {"rowwise": amax, "columnwise": torch.ones(3)})

@@ -20,17 +20,17 @@ _BELOW = {torch.float32: 1 << 24, torch.float64: 1 << 24, torch.int64: 1 << 40, 
 
 
 def numbers(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Integers that ``dtype`` holds, and no narrower one where it is wide; none of them 0. Special values among them where some are planted."""
+    """Integers other than 0 that ``dtype`` holds exactly and, where it is wide, no narrower dtype does. Special values may be planted among them."""
     x = torch.randint(1, _BELOW.get(dtype, 100), shape, generator=generator).to(dtype)
     return plant(x) if dtype.is_floating_point else x
 
 
 _SEGMENTS = (([3, 0, 4, 1], [8, 2, 4, 2]), ([5], [5]), ([1, 2], [1, 16]))
-"""Rows and padded rows of segments: one without rows, one that is whole."""
+"""Rows and padded rows of segments, some of them empty or without padding."""
 
 
 def padded(x: Tensor, former: Tensor, rows: list[int], wide: list[int]) -> Tensor:
-    """Row by row; a segment without rows keeps what was there."""
+    """The padded output, row by row. A segment without rows keeps its former values."""
     out, source, start = former.clone(), 0, 0
     for n, m in zip(rows, wide, strict=True):
         for i in range(m if n else 0):
@@ -70,7 +70,7 @@ def swap_first_dims(generator: torch.Generator, dtype: torch.dtype) -> Iterator[
 
 
 def contiguous(result: Any, arguments: Arguments) -> Any:
-    """The method of the result itself, which agrees, where the result is contiguous."""
+    """The result's own method, which agrees, if the result is contiguous; else a text, which does not."""
     return result.is_contiguous if result.is_contiguous() else "a contiguous tensor"
 
 
@@ -114,10 +114,10 @@ def pad_last_dim(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 @record("bulk_allocate", dtypes=(torch.float32,))
 def bulk_allocate(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     shapes, dtypes = [[3, 5], [2], [], [4, 0], [7]], [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.float32]
-    for alignments in (None, [1, 64, 8, 8, 32], [1, 512, 4, 8, 1 << 16]):  # where no allocator puts a buffer by chance
+    for alignments in (None, [1, 64, 8, 8, 32], [1, 512, 4, 8, 1 << 16]):  # alignments that no buffer has by chance
 
         def apart(result: Any, arguments: Arguments, alignments: list[int] = alignments or [16] * 5) -> Any:
-            """The result itself, which agrees, where addresses are aligned and no two tensors overlap."""
+            """The result itself, which agrees, if addresses are aligned and no two tensors overlap."""
             starts = sorted((x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()) for x in result if x.numel())
             fits = all(not (x.numel() and x.data_ptr() % n) for x, n in zip(result, alignments, strict=True))
             return result if fits and all(a[1] <= b[0] for a, b in itertools.pairwise(starts)) else "aligned tensors beside each other"
@@ -135,11 +135,11 @@ def length(result: Any, arguments: Arguments) -> Any:
 
 @record("copy_data_ptrs_to_device", dtypes=(torch.float32,))
 def data_pointers(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Addresses are those of the tensors where they are, so what is known of them is which are equal, and how they are aligned."""
+    """The addresses depend on where the backend has the tensors. Only which of them are equal, and their alignment, is known."""
     x, y = numbers(generator, (4,), dtype), numbers(generator, (3, 2), dtype)
 
     def fits(result: Any, arguments: Arguments) -> Any:
-        """The addresses of the very tensors that were given, or on another device two that take turns."""
+        """The addresses of the given tensors, or on another device two addresses in turn."""
         found, given = result.cpu(), torch.tensor([each.data_ptr() for each in arguments["tensors"]])
         if (found - given).abs().min() < 1 << 12:
             return given

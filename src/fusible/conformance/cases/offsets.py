@@ -1,4 +1,4 @@
-"""Records of the offsets of what is put side by side, by running sums in Python integers."""
+"""Records of the offsets of segments, as running sums of Python integers."""
 
 from __future__ import annotations
 

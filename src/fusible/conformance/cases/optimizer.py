@@ -17,9 +17,9 @@ RATES = {
     0: {"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-4, "weight_decay": 0.2},
     1: {"lr": 0.05, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.1},
 }
-"""By mode, so that none of them is the same in every sample."""
+"""By mode, so that no rate has the same value in every sample."""
 STEP = {0: 3, 1: 5}
-"""By mode too."""
+"""Also by mode."""
 
 
 def lists(generator: torch.Generator, *dtypes: torch.dtype) -> list[list[Tensor]]:
@@ -87,7 +87,7 @@ def step(tensors: tuple[Tensor, ...], mode: int, correction: int) -> tuple[Tenso
 
 
 BOUND = 40.0
-"""Of the steps made here: a quotient by a root that may be as small as epsilon."""
+"""The magnitude of the steps of these samples: they divide by a root that may be as small as epsilon."""
 
 
 def stepping(mode: int, correction: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def untouched(tensors: list[list[Tensor]]) -> tuple[Output, ...]:
 
 
 def joined(i: int) -> Found:
-    """The fp32 number whose rounded high word is ``p`` and whose low word, signed, is the remainder: there is one pair for each."""
+    """The fp32 number whose rounded high word is ``p`` and whose signed low word is the remainder. Every number has exactly one such pair."""
 
     def master(result: Any, arguments: Arguments) -> Tensor:
         p, rest = (arguments["tensor_lists"][place][i].cpu() for place in (1, 4))
@@ -54,7 +54,7 @@ def adam_param_remainder(generator: torch.Generator, dtype: torch.dtype) -> Iter
 
 
 def eight_bit(i: int, fp8: DType, scale: float, old: float) -> tuple[Output, ...]:
-    """What follows from the master weight that came, bit for bit."""
+    """The outputs that follow bit for bit from the returned master weight."""
 
     def data(result: Any, arguments: Arguments) -> Tensor:
         return cast(arguments["tensor_lists"][4][i].cpu(), scale, fp8)
@@ -83,7 +83,7 @@ def adam_fp8(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]
 
 
 def rounded(place: int, i: int, dtype: torch.dtype) -> Found:
-    """What came of the ``i``th tensor of the list at ``place``, rounded."""
+    """The ``i``th tensor of the list at ``place`` after the call, rounded."""
     return lambda result, arguments: arguments["tensor_lists"][place][i].cpu().to(dtype)
 
 
@@ -105,7 +105,7 @@ def capturable(generator: torch.Generator, dtype: torch.dtype, masters: bool) ->
 @record("multi_tensor_adam_capturable")
 def adam_capturable(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
     yield from capturable(generator, dtype, False)
-    # From moments of zero, m / bc1 = g and v / bc2 = g^2: the step is the rate, however close beta is to 1; eight roundings. Nothing is planted:
+    # From moments of zero, m / bc1 = g and v / bc2 = g^2, so the step is the rate, however close beta is to 1; eight roundings. Nothing is planted:
     # without an epsilon, what comes of a gradient whose square is 0 hangs on whether the hardware has subnormal numbers.
     g, p = torch.randn(64, generator=generator).to(dtype), torch.zeros(64, dtype=dtype)
     numbers = {"lr": torch.ones(1), "step": flag(1), "inv_scale": torch.ones(1), "mode": 1, "bias_correction": 1}
@@ -121,7 +121,7 @@ def adam_capturable_master(generator: torch.Generator, dtype: torch.dtype) -> It
 
 
 _SGD = {False: {"wd": 0.2, "dampening": 0.3, "lr": 0.1, "scale": 0.25}, True: {"wd": 0.1, "dampening": 0.6, "lr": 0.05, "scale": 0.5}}
-"""By whether Nesterov's momentum is used, so that none of them is the same in every sample."""
+"""By whether Nesterov's momentum is used, so that no option has the same value in every sample."""
 
 
 def descended(g: Tensor, p: Tensor, momentum: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ def unscale_l2norm(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
             arguments = call([tensors], inv_scale=factor.clone(), per_tensor_python=each)
             outputs = norms([x.double() * factor.double() for x in tensors], each)
             yield Sample(f"each {each}, {value}", arguments, (*outputs, Output("noop_flag", flag(not math.isfinite(value)))))
-    # Squares that overflow in the dtype before unscaling, and not after.
+    # The squares overflow in the dtype before unscaling, but not after it.
     large = torch.full((4,), 3e38 if dtype.itemsize == 4 or dtype is _BF16 else 6e4).to(dtype)
     small = torch.tensor([1e-36 if dtype is not torch.float16 else 1e-4])
     norm = (large.double() * small.double()).square().sum().sqrt()[None]
@@ -188,7 +188,7 @@ def scale_and_scale_inv(generator: torch.Generator, dtype: torch.dtype) -> Itera
     for amax, fp8, power, epsilon in itertools.product((usual, torch.tensor([1.5e-38])), FORMATS, (False, True), (0.0, 1e-3)):
         scale = oracle.fp8_scale(amax.numpy(), fp8, epsilon, power, FLT_MAX)
         inverse = np.float32(1) / scale
-        # The reciprocal of FLT_MAX is subnormal, which a device may have or not.
+        # The reciprocal of FLT_MAX is subnormal, which a device may flush to 0.
         wanted = torch.from_numpy(inverse if inverse.min() > 2e-38 else inverse.astype(np.float64))
         shapes = (amax.shape, (amax.numel() // 2, 2) if amax.numel() > 1 else (1, 1))
         tensors = [[amax.view(shape).clone() for shape in shapes], *([torch.zeros(shape) for shape in shapes] for _ in range(2))]
@@ -200,9 +200,9 @@ def scale_and_scale_inv(generator: torch.Generator, dtype: torch.dtype) -> Itera
 
 @record("multi_tensor_compute_scale_inv_e8m0")
 def scale_inv_e8m0(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Zero, NaN, and every number of 16 bits of which the 448th part is normal in fp32."""
+    """Zero, NaN, and every 16-bit number that is normal in fp32 when divided by 448."""
     patterns = torch.arange(0x7F81, dtype=torch.int32).to(torch.int16).view(_BF16 if dtype is _FP32 else dtype).to(dtype)
-    least = 448 * 2.0**-127  # whose 448th part is the least number that has a byte
+    least = 448 * 2.0**-127  # divided by 448, the least number that E8M0 has
     amax = torch.cat([patterns[~(patterns.float().abs() < 5.5e-36) | (patterns == 0)], torch.tensor([math.nan, least], dtype=dtype)])
     codes = torch.from_numpy(oracle.exponent_bytes(amax.float().numpy() * (np.float32(1) / np.float32(448))))
     lengths = [1000, amax.numel() - 1000]

@@ -1,4 +1,4 @@
-"""Records of attention's tokens packed and padded, and of Q, K, V interleaved and apart: values are only moved."""
+"""Records of converting tokens between packed and padded layouts, and Q, K, V between interleaved and separate ones. Values are only moved."""
 
 from __future__ import annotations
 

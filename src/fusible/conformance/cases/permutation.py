@@ -26,7 +26,7 @@ def experts(generator: torch.Generator) -> Tensor:
 
 
 def values(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, code: DType) -> Tensor:
-    """Normal values; bytes of an FP8 format, none of them zero, whose sign sums need not keep."""
+    """Normal values; or bytes of an FP8 format without zeros, as a sum need not keep the sign of a zero."""
     if dtype is not torch.uint8:
         return random(generator, shape, dtype)
     found = drawn(generator, shape, code)
@@ -53,7 +53,7 @@ def places(indices: Tensor, rows: int) -> tuple[Tensor, list[int]]:
 
 
 def four(result: Any, arguments: Arguments) -> Any:
-    """The workspace that came, if it has four tensors."""
+    """The returned workspace if it has four tensors, else a text, which does not agree."""
     return result[2] if len(result[2]) == 4 and all(isinstance(x, Tensor) for x in result[2]) else "four tensors"
 
 
@@ -83,7 +83,7 @@ def summed(x: Tensor, row_id_map: Tensor, prob: Tensor) -> Tensor:
 
 
 def whatever_nan(wanted: Tensor, code: DType) -> Found:
-    """Those bytes, and where they are NaN any byte that is."""
+    """The bytes ``wanted``, where any byte for NaN agrees with NaN."""
 
     def found(result: Any, arguments: Arguments) -> Tensor:
         got = result.cpu()

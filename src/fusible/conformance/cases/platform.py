@@ -1,4 +1,4 @@
-"""Records of the queries about a platform: what type the answers have; the answers are the backend's own."""
+"""Records of the queries about a platform. Only the type of an answer is checked, as its value depends on the backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of the activations, against formulae in float64; the derivatives come from float64 autograd."""
+"""Records of the activations, against formulae in float64. The derivatives are computed by float64 autograd."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[tuple[str
 
 
 def choices(options: dict[str, float]) -> Iterator[dict[str, float]]:
-    """All options, each one alone and of another value, and those that bound nothing."""
+    """All options together; each one alone with another value; and values that bound nothing."""
     if options:
         yield from (options, *({name: 0.75 * value} for name, value in options.items()))
         yield from (chosen for chosen in UNBOUNDED.values() if chosen.keys() <= options.keys())

@@ -1,4 +1,4 @@
-"""Records of the casts to and from 8 bits, byte for byte by ml_dtypes, and of what scaling recipes read and write."""
+"""Records of the casts to and from 8 bits, byte for byte by ml_dtypes, and of the amaxes and scales of scaling recipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def amax_of(x: Tensor) -> Tensor:
 
 
 FORMER = 20.0
-"""The amax that a quantizer had: more than that of some inputs, and less than that of others."""
+"""The amax of a quantizer before the call: more than that of some inputs, and less than that of others."""
 
 
 def with_former(x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def inputs(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def quantized_per_tensor(at: str, x: Tensor, quantizer: PerTensorQuantizer, owner: str = "") -> list[Output]:
-    """What quantizing ``x`` by one scale must give at ``at``, and leave in the quantizer of delayed scaling at ``owner``."""
+    """The outputs of quantizing ``x`` by one scale: the tensor at ``at``, and the amax of a quantizer of delayed scaling at ``owner``."""
     delayed = isinstance(quantizer, Float8Quantizer)
     scale = quantizer.scale.item() if delayed else scale_of(x, quantizer.dtype, quantizer.force_pow_2_scales, quantizer.amax_epsilon)
     data = cast(x, scale, quantizer.dtype)
@@ -103,7 +103,7 @@ def bgrad_per_tensor(generator: torch.Generator, dtype: torch.dtype) -> Iterator
         rows = x.double().reshape(-1, x.shape[-1])
         summed = Output(0, rows.sum(0), dtype, max(1, rows.shape[0]), rows.abs().sum(0).max().item())
         yield Sample(label, {"input": x, "quantizer": quantizer}, (summed, *quantized_per_tensor("result.1", x, quantizer, "quantizer")))
-    # Which NaN a byte becomes is left open, and that of a sum is not.
+    # Which of its NaN bytes E5M2 uses is not defined; that the sum is NaN is.
     x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]]).to(dtype)
     quantizer = Float8Quantizer(torch.tensor([4.0]), torch.tensor([FORMER]), DType.kFloat8E5M2)
     yield Sample("NaN", {"input": x, "quantizer": quantizer}, (Output(0, x.double().sum(0), dtype, 2, 8.0),), ("quantizer.amax",))
@@ -145,7 +145,7 @@ def compute_amax(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
 
 @record("fused_amax_and_scale_update_after_reduction", dtypes=(torch.float32,))
 def scale_update(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
-    """Of each history of three: a new amax, none (the last one is taken from the history), none at all; one that is NaN, infinite, large."""
+    """Histories of three amaxes: with a new amax, with none (the last one is taken from the history), all zeros; NaN, infinite and large ones."""
     each = [
         # the new amax, its history, the moved one, the scale before, the amaxes of the window and of the newest: None where the scale stays
         (5.0, (2.0, 8.0, 0.5), (0.0, 0.5, 5.0), 1.5, 8.0, 5.0), (0.0, (4.0, 1.0, 3.0), (0.0, 3.0, 4.0), 2.5, 4.0, 4.0),

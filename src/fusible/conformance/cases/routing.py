@@ -34,7 +34,7 @@ class Router:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The call's arguments beside the logits."""
+        """The arguments of the call, without the logits."""
         return {
             "topk": self.topk,
             "use_pre_softmax": self.pre_softmax,
@@ -46,7 +46,7 @@ class Router:
         }
 
     def scores(self, logits: Tensor) -> Tensor:
-        """float64 scores, differentiable; the logits themselves where the softmax comes last."""
+        """Differentiable float64 scores; the logits themselves where the softmax is taken after the choice."""
         if self.score == "sigmoid":
             return torch.sigmoid(logits)
         if self.score == "sqrtsoftplus":
@@ -83,7 +83,7 @@ class Router:
         return torch.stack(rows), experts
 
     def intermediate(self, logits: Tensor, probs: Tensor) -> Tensor:
-        """What the backward reads, float64."""
+        """The float64 tensor that the forward saves for the backward."""
         if self.score == "sqrtsoftplus":
             return logits
         if self.score == "softmax" and not self.pre_softmax:
@@ -118,13 +118,13 @@ _ROUTERS = {
 
 
 def logits_of(generator: torch.Generator, dtype: torch.dtype, tokens: int = 6) -> Tensor:
-    """Logits without ties: every row a permutation of well separated values, so that rounding moves none past another."""
+    """Logits without ties. Every row is a permutation of well separated values, so that rounding does not change their order."""
     levels = torch.linspace(-3.0, 3.0, _EXPERTS).to(dtype)
     return torch.stack([levels[torch.randperm(_EXPERTS, generator=generator)] for _ in range(tokens)])
 
 
 _MANY = 210
-"""Tokens of which there are more than 4,096 scores."""
+"""A number of tokens with more than 4,096 scores."""
 
 
 def forward_arguments(router: Router, logits: Tensor) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def topk_forward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sam
     probs, experts = router(logits.double())
     outputs = (Output(0, probs, dtype, _EXPERTS), Output(1, byte_map(experts, _EXPERTS)), Output(2, logits.double(), length=_EXPERTS))
     yield Sample("many tokens", forward_arguments(router, logits), outputs)
-    lost = torch.full((1, _EXPERTS), math.nan, dtype=torch.float64)  # the softmax of what NaN is among; whom it chooses nobody says
+    lost = torch.full((1, _EXPERTS), math.nan, dtype=torch.float64)  # a softmax with NaN in it is NaN; which experts are chosen is not defined
     logits = lost.clone().to(dtype)
     logits[0, 3:] = 1.0
     yield Sample("NaN", forward_arguments(_ROUTERS["pre-softmax"], logits), (Output(2, lost),))
@@ -197,7 +197,7 @@ def topk_backward(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sa
             probs, experts = router(point)
         g = random(generator, tuple(point.shape), dtype)
         (wanted,) = torch.autograd.grad(probs, point, g.double())
-        # The terms that cancel are at most the gradient times the scaling times 1 / (the sum of at least one score above 0.2).
+        # The cancelling terms are at most the gradient times the scaling over the sum of scores, of which at least one is above 0.2.
         size = 5 * (router.scaling or 1.0) * g.abs().max().item()
         options = {"topk": router.topk, "use_pre_softmax": router.pre_softmax, "scaling_factor": router.scaling, "score_function": router.score}
         saved = router.intermediate(point.detach(), probs.detach()).float()
@@ -219,8 +219,8 @@ _BINS, _LOWER, _UPPER = 8, -0.5, 0.5
 
 
 def margins_of(router: Router, row: Tensor) -> tuple[Tensor, float, bool]:
-    """One token's ``cutoff - score``, its cutoff (the best score that it does not choose), and whether rounding can move none of its scores past
-    another nor past the bound of a bin."""
+    """One token's ``cutoff - score``; its cutoff, the best score of an expert that it does not choose; and whether rounding can change neither the
+    order of its scores nor the bin of a margin."""
     scores = torch.sigmoid(row.double())
     assert router.bias is not None
     biased = (scores + router.bias.double()).sort(descending=True).values
@@ -231,7 +231,7 @@ def margins_of(router: Router, row: Tensor) -> tuple[Tensor, float, bool]:
 
 
 def balanced(generator: torch.Generator, dtype: torch.dtype, router: Router, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``(logits [count, E], histogram, cutoffs)``: of rows that are clear."""
+    """``(logits [count, E], histogram, cutoffs)`` of random rows that are clear by ``margins_of``."""
     rows, histogram, cutoffs = [], torch.full((_EXPERTS, _BINS), 100, dtype=torch.int32), []
     while len(rows) < count:
         row = random(generator, (_EXPERTS,), dtype)
@@ -349,7 +349,7 @@ _LOSSES = {
     torch.int32: Loss(), torch.int64: Loss(5, 12, 24, 2, 700, -0.02), torch.float32: Loss(coeff=1e9), torch.bfloat16: Loss(3, 4, last=math.nan),
     torch.float64: Loss(last=math.inf),
 }  # fmt: skip
-"""By the type of the counts; fp64 stands for fp32 again."""
+"""By the dtype of the counts. float64 stands for a second loss with float32 counts."""
 
 
 def counted(generator: torch.Generator, loss: Loss, of: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ def numbers(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def padded(rows: int, columns: int, four_bits: bool, columnwise: bool) -> tuple[int, int]:
-    """The shape of the scales of a matrix, padded to 128 lines of 4 blocks; MXFP8's column-wise ones are not transposed."""
+    """The shape of a matrix's scales, padded to multiples of 128 lines and 4 blocks. Column-wise scales of MXFP8 are not transposed."""
     lines, along = (columns, rows) if columnwise else (rows, columns)
     blocks = -(-along // (16 if four_bits else 32))
     lines, blocks = -(-lines // 128) * 128, -(-blocks // 4) * 4
@@ -32,7 +32,7 @@ def padded(rows: int, columns: int, four_bits: bool, columnwise: bool) -> tuple[
 
 
 def used(plain: Tensor, rows: int, columns: int, four_bits: bool, columnwise: bool) -> Tensor:
-    """The scales of a matrix ``[rows, columns]`` with zeros for what pads them."""
+    """The scales of a matrix ``[rows, columns]``, with zeros as padding."""
     length = 16 if four_bits else 32
     if four_bits and columnwise:
         rows, columns = columns, rows
@@ -52,7 +52,7 @@ def tensor_of(generator: torch.Generator, rows: int, columns: int, four_bits: bo
 
 
 def scales_of(at: str, tensor: BlockTensor, rowwise: bool = True, columnwise: bool = True, *, checked: bool = True) -> tuple[Output, ...]:
-    """Both scale matrices of ``tensor``, found at ``at``, of which those asked for are ordered, without what pads them where they are ``checked``."""
+    """Both scale matrices of ``tensor`` at ``at``. Those asked for are reordered, and where they are ``checked``, their padding becomes zeros."""
     outputs = []
     for usage, asked in (("rowwise", rowwise), ("columnwise", columnwise)):
         plain = getattr(tensor, f"_{usage}_scale_inv")
@@ -88,13 +88,13 @@ def swizzle(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def kept(tensor: BlockTensor) -> tuple[Output, ...]:
-    """The former scales, which others may share, are not written to."""
+    """The former scales are unchanged, as other tensors may share them."""
     former = [(x, x.clone()) for x in (tensor._rowwise_scale_inv, tensor._columnwise_scale_inv)]
     return tuple(Output(lambda result, arguments, x=x: x, copy) for x, copy in former)
 
 
 def some(generator: torch.Generator) -> list[Any]:
-    """Tensors of both formats, one without row-wise scales, one that is done, one that has no block scales, one of nothing."""
+    """Tensors of both formats: some without row-wise scales, already reordered, without block scales, or without elements."""
     tensors = [tensor_of(generator, *shape, four_bits) for shape, four_bits in zip(_MATRICES[:3], (False, True, False), strict=True)]
     tensors += [tensor_of(generator, 32, 64, False) for _ in range(2)]
     tensors[3]._rowwise_data = tensors[3]._rowwise_scale_inv = None
@@ -173,7 +173,7 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
             return result[1][0].cpu() + starts
 
         def addresses(result: Any, arguments: Arguments) -> Tensor:
-            """Those of the data, where the very tensors were given to the backend; on another device, addresses at all."""
+            """The addresses of the data if the backend got these tensors; on another device any addresses but 0."""
             given = torch.tensor([x.data_ptr() for x in arguments["data_tensors"]])
             return given if result[1][0] == result[2].data_ptr() or not result[0].all() else result[0].cpu().to(torch.int64)
 
@@ -186,13 +186,13 @@ def swizzle_discrete(generator: torch.Generator, dtype: torch.dtype) -> Iterator
 
 
 def with_nothing(generator: torch.Generator) -> Sample:
-    """An expert without rows, which has no scales, and whatever address; and one whose data has three dimensions."""
+    """An expert without rows, which has no scales and may have any address, and one whose data has three dimensions."""
     shapes = [(128, 160), (0, 160), (40, 160)]
     scales = [numbers(generator, *padded(*shape, False, False)) for shape in shapes]
     buffer = torch.cat([in_tiles(used(x, *shape, False, False)).reshape(-1) for x, shape in zip(scales, shapes, strict=True)])
 
     def places(result: Any, arguments: Arguments) -> Tensor:
-        """The addresses that came where the two experts' scales lie one after the other."""
+        """The returned addresses if the scales of the two other experts are contiguous."""
         found = result[1].cpu()
         return found if found[2] - found[0] == scales[0].numel() else torch.zeros(3)
 
@@ -219,7 +219,7 @@ def data_transpose(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 
 def scale_matrices(generator: torch.Generator, down: int, across: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales of tiles, a byte for each row of a tile, padded by whatever; room for their transpose, and that, padded by zeros."""
+    """Scales of tiles, one byte per row of a tile, with padding of 200; a buffer for their transpose; and the transpose, padded with zeros."""
     tiles = numbers(generator, down, across)
     row, column = (torch.full((-(-m // 8) * 128, -(-k // 4) * 4), 200, dtype=torch.uint8) for m, k in ((down, across), (across, down)))
     row[: 16 * down, :across] = tiles.repeat_interleave(16, 0)

@@ -1,4 +1,4 @@
-"""Records of the activations with a scale per row, against float64; the derivatives come from float64 autograd."""
+"""Records of the activations with a scale per row, against float64. The derivatives are computed by float64 autograd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Case = tuple[str, Tensor, Tensor, dict[str, Any]]
 
 
 def cases(generator: torch.Generator, dtype: torch.dtype, options: dict[str, float], gate: bool) -> Iterator[Case]:
-    """Label, input, scales and the further arguments; the scales also in another dtype than the input."""
+    """Label, input, scales and further arguments. Some scales have another dtype than the input."""
     for shape in SHAPES:
         for interleave in INTERLEAVES if gate else (None,):
             chosen = {} if interleave is None else {"glu_interleave_size": interleave}

@@ -46,7 +46,7 @@ class Slice:
         return -(-self.h // block), -(-self.w // block)
 
     def amaxes(self, down: int, across: int) -> Tensor:
-        """Of each block of ``down`` rows and ``across`` columns, what lies outside the slice being zero."""
+        """The amax of each block of ``down`` rows and ``across`` columns, where elements outside the slice count as zeros."""
         whole = np.zeros(self.h * self.w, np.float32)
         whole[self.start : self.start + self.length] = np.abs(self.part.float().numpy())
         whole = whole.reshape(self.h, self.w)
@@ -54,7 +54,7 @@ class Slice:
         return torch.tensor([[whole[i : i + down, j : j + across].max().item() for j in columns] for i in rows]).view(len(rows), len(columns))
 
     def each(self, blocks: np.ndarray, down: int, across: int) -> np.ndarray:
-        """The number of each element's block."""
+        """The value of ``blocks`` for each element's block of ``down`` rows and ``across`` columns."""
         at = np.arange(self.start, self.start + self.length)
         return blocks[at // self.w // down, at % self.w // across]
 
@@ -174,7 +174,7 @@ def expand(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def fused(generator: torch.Generator, tiles: tuple[int, ...], of_all: float | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The arguments for tensors of ``tiles`` but for ``block_len``, and what must come of them. ``of_all``: the global amax, instead of theirs."""
+    """The arguments for tensors of ``tiles``, without ``block_len``, and the expected outputs. ``of_all``: a global amax to use instead."""
     down, across, rows, columns, block = tiles
     amaxes = torch.exp(torch.randn(down, across, generator=generator) * 4)
     amax = amaxes.max()[None] if amaxes.numel() else torch.zeros(1)
@@ -194,7 +194,7 @@ def fused_scale(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Samp
 
 
 _OF_ALL = (0.0, 1.0, torch.inf)
-"""Global amaxes: the first and the last have no scale, which is then 1."""
+"""Global amaxes. The first and the last give no scale, so it is 1."""
 
 
 def together(calls: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -225,7 +225,7 @@ def amaxes_of_many(generator: torch.Generator, dtype: torch.dtype) -> Iterator[S
 
 
 def packed(generator: torch.Generator, dtype: torch.dtype, block: int = 16) -> Iterator[tuple[Slice, dict[str, Any], Tensor]]:
-    """``(slice, arguments but for block_len, the bytes)``; what lies beside a slice in its outer bytes stays."""
+    """``(slice, arguments without block_len, bytes)``. The other half of a byte that the slice fills by half keeps its bits."""
     for x in slices(generator, dtype):
         amax = np.array([900.0], np.float32)
         of_all = oracle.tensor_scale(amax)
@@ -249,7 +249,7 @@ def nvfp4_cast(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Sampl
             held = {**arguments, "out": holder(arguments["out"].clone()), "block_len": block}
             yield Sample(f"{x.label} by {block}, held", held, (Output("out._rowwise_data", wanted),))
     for value, code in ((0.0, 0), (6e4, 0x77)):
-        # A scale that E4M3 rounds to zero: what is not zero saturates.
+        # A scale that E4M3 rounds to zero: all elements but zeros saturate.
         arguments = one_tile(torch.full((16, 16), value, dtype=dtype), torch.zeros(1, 1))
         yield Sample(f"{value} by a scale of zero", arguments, (Output("out", torch.full((16, 8), code, dtype=torch.uint8)),))
     arguments, wanted = between_codes(dtype)
@@ -263,7 +263,7 @@ def one_tile(x: Tensor, scale: Tensor) -> dict[str, Any]:
 
 
 def between_codes(dtype: torch.dtype) -> tuple[dict[str, Any], Tensor]:
-    """The arguments of a cast of numbers halfway between those of four bits, and their bytes: to the even code."""
+    """The arguments of a cast of numbers halfway between two of E2M1, and their bytes: rounded to the even code."""
     x = (torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]).repeat(2) * torch.tensor([1.0, -1.0]).repeat_interleave(8)).repeat(16, 1)
     codes = oracle.four_bits(x.numpy(), np.ones((16, 16), oracle.E4M3), np.ones((1, 1), oracle.F))
     return one_tile(x.to(dtype), torch.ones(1, 1)), torch.from_numpy(oracle.packed(codes))

@@ -18,7 +18,7 @@ ALIGNED = (*SHAPES, (1, 2, 7, 4), (2, 1, 4, 9))
 
 
 def softmax(x: Tensor, scale: float, hidden: Tensor) -> Tensor:
-    """Of what is not ``hidden``, which is 0; a sum over rows of it, not a call of softmax."""
+    """The softmax over the elements that are not ``hidden``; hidden ones are 0. Written as a quotient of sums, not as a call of softmax."""
     scores = (x.double() * scale).masked_fill(hidden, -torch.inf)
     largest = scores.amax(-1, keepdim=True) if scores.shape[-1] else torch.zeros(*scores.shape[:-1], 1)
     powers = torch.exp(scores - largest.masked_fill(largest == -torch.inf, 0))
@@ -38,7 +38,7 @@ def nothing_hidden(shape: tuple[int, ...]) -> Tensor:
 
 
 def masks(generator: torch.Generator, shape: tuple[int, ...]) -> Iterator[Tensor]:
-    """Of every batch entry and of all; 1 alone masks; one row is masked throughout."""
+    """A mask per batch entry, and one for all. The value 1 masks, other values do not; one row is masked entirely."""
     batch, _, queries, keys = shape
     for count in {batch, 1} - {0}:
         mask = torch.randint(0, 3, (count, 1, queries, keys), generator=generator, dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""How what is served differs from an inventory: names that are missing or more, calls of NVIDIA's that would not fit, defaults, values.
+"""Compares the served functions with an inventory: missing and extra names, calls that NVIDIA's function takes and ours does not, defaults, values.
 
-A function that takes more than NVIDIA's (a parameter that need not be given, a default where NVIDIA has none, any arguments at all) takes every call
-of NVIDIA's, and is no difference.
+A function that takes more than NVIDIA's takes every call of NVIDIA's, and is no difference: an optional parameter more, a default where NVIDIA's has
+none, or arbitrary arguments.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _PRIMITIVE = "a primitive of Fusible's, which NVIDIA's module lacks"
 _DECLARED = "declared beside NVIDIA's functions"
 _BOTH_FORMS = "calls of Transformer Engine 2.20.0 are told from those of 2.20.2 by their number of arguments, and served alike"
 _KNOWN = {("get_fused_attn_backend", "2.20.0"): _BOTH_FORMS, ("thd_out_correction", "2.20.0"): _BOTH_FORMS}
-"""By function and version: why Fusible's declaration is another one."""
+"""By function and version: why Fusible's declaration differs."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is otherwise than in an inventory: ``kind`` is missing, extra, signature, default or value. ``why``: the reason, where one is
-    known; what differs without one is wrong."""
+    """One difference from an inventory. ``kind`` is "missing", "extra", "signature", "default" or "value". ``why`` is its known reason; a difference
+    without one is wrong."""
 
     name: str
     kind: str
