@@ -1,4 +1,4 @@
-"""The command line: ``fusible <command>``. A command is a file in ``commands``; its work is loaded when it is run."""
+"""The command line: ``fusible <command>``. A command is a file in ``commands``; the code that does its work is imported when it runs."""
 
 from __future__ import annotations
 

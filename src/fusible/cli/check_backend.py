@@ -1,4 +1,4 @@
-"""``fusible check-backend``: the conformance suite on one backend, what it serves, or how it differs from NVIDIA's module, as a table."""
+"""``fusible check-backend``: runs the conformance suite on a backend, or shows what it serves or how it differs from NVIDIA's module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusible.tex.interface.declare import DECLARATIONS
 __all__ = ["check", "show", "show_differences"]
 
 _MODULE = "tex"
-"""What stands for the module rather than for a backend."""
+"""The name for the module ``tex`` instead of a backend."""
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
@@ -72,7 +72,7 @@ def _matrix(given: argparse.Namespace, functions: list[str] | None, dtypes: list
 
 
 def show_differences(name: str, version: str, rows: list[Difference], console: Console) -> None:
-    """Print a table of the differences, and what they come to."""
+    """Print a table of the differences, and their counts."""
     table = make_table("name", "what", "detail", "why", title=f"{name} beside transformer_engine_torch {version}")
     for row in rows:
         table.add_row(row.name, row.kind, row.detail, row.why or "no known reason")
@@ -101,7 +101,7 @@ def _check_device(name: str) -> None:
 
 
 def show(name: str, rows: list[Agreement], console: Console) -> None:
-    """Print a table of the rows, and what they come to."""
+    """Print a table of the rows, and their counts."""
     table = make_table("function", "dtype", ">samples", ">from float64", ">from torch", "verdict", "why", title=f"backend {name}")
     for row in rows:
         shares: Any = ("-" if share is None else f"{share:.2f}" for share in (row.float64, row.reference))

@@ -1,4 +1,4 @@
-"""What a subcommand is."""
+"""Subcommands, and where they are found."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 
 def make_table(*columns: str, title: str | None = None) -> Table:
-    """An empty table whose columns are named so; one of the form ``">name"`` is set to the right."""
+    """An empty table with these columns. A column named ``">name"`` is right-aligned."""
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold")

@@ -1,4 +1,4 @@
-"""``fusible info``: what Fusible finds on this machine."""
+"""``fusible info``: the backends, kernels, versions and settings on this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _tex(as_json: bool) -> int:
 
 
 def show_coverage(covered: dict[str, dict[str, str | None]], console: Console) -> None:
-    """Print what ``tex.coverage()`` gave: a row per function, a column per backend; the reasons are numbered below."""
+    """Print the result of ``tex.coverage()``: a row per function, a column per backend, and the numbered reasons below."""
     backends = list(next(iter(covered.values()), {}))
     reasons: dict[str, int] = {}
     table = make_table("function", *backends)
@@ -84,7 +84,7 @@ def _version(package: str) -> str | None:
 
 
 def native_kernels() -> dict[str, Any]:
-    """What the native kernels are and run on, or why there are none."""
+    """The facts about the native kernels, or why there are none."""
     try:
         return cpu.info()
     except FusibleError as error:
@@ -92,8 +92,8 @@ def native_kernels() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, Any]:
-    """``found``: as ``tex.list_backends()``; ``error``: why the environment's choice of a backend cannot be followed, or None; ``failed``: the
-    plugins that did not load, each with its reason."""
+    """``found``: the result of ``tex.list_backends()``. ``error``: why the backend that the environment asks for cannot be used, or None. ``failed``:
+    the plugins that did not load, each with its reason."""
     failed = tex.registry.failed_plugins()
     try:
         return {"found": tex.list_backends(), "error": None, "failed": failed}
@@ -102,7 +102,7 @@ def _backends() -> dict[str, Any]:
 
 
 def _environment() -> list[dict[str, Any]]:
-    """A dict per variable that Fusible reads: its name, the text it is set to (or None), what it takes, what it does, and what is wrong with it."""
+    """A dict per variable that Fusible reads: its name, text or None, the values that it takes, its meaning, and the error in its text or None."""
     rows = []
     for name, knob in KNOBS.items():
         try:
@@ -115,7 +115,7 @@ def _environment() -> list[dict[str, Any]]:
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """Print what ``collect`` gave."""
+    """Print the result of ``collect``."""
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["packages"].items())
     cpu, native = facts["cpu"], facts["native"]
     table = make_table("what", "found")

@@ -38,12 +38,12 @@ def _parser(commands: Sequence[Command]) -> argparse.ArgumentParser:
 
 
 def _short(text: str) -> str:
-    """A sentence to be read at a terminal: what the user gave is shown with its beginning alone, where it would fill the screen."""
+    """The sentence with long words shortened: a path or a value that would fill the screen keeps its first 60 and last 2 characters."""
     return re.sub(r"(\S{60})\S{200,}?(\S{2})(?=\s)", r"\1...\2", text)
 
 
 def _drop_output() -> None:
-    """What is left to write goes nowhere: the interpreter would try again at its end, and complain."""
+    """Discard buffered output. The interpreter would try to write it again at exit, and complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code = options.run(options)
-        sys.stdout.flush()  # here, where a disk that is full is told of, and not when the interpreter ends
+        sys.stdout.flush()  # a full disk is reported here, and not when the interpreter exits
         return code
     except FusibleError as error:
         print(_short(str(error)), file=sys.stderr)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return _DONE
     except OSError as error:
-        # Every file is read and written by fusible.files, which names it: what has no name is the standard output.
+        # fusible.files reads and writes every file and names it in errors. So an error without a name is of the standard output.
         of, got = error.filename or "the standard output", error.strerror or error
         print(_short(expected("room and permission to write", of=of, got=got, do="name another place")), file=sys.stderr)
         if not error.filename:

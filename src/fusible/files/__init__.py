@@ -1,4 +1,4 @@
-"""Files: the one way in which they are read, and the one in which they are written."""
+"""Reading and writing files. All of Fusible does it here, in one way."""
 
 from fusible.files.json_text import parse_json
 from fusible.files.reading import read_file

@@ -1,4 +1,4 @@
-"""JSON as it is in files that are loaded: what has one meaning, and a depth and numbers that every reader can hold."""
+"""Strict JSON for loaded files: unambiguous, and with a depth and numbers that every reader supports."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fusible.errors import CheckpointError, expected
 __all__ = ["parse_json"]
 
 _DEPTH = 200
-"""Levels of brackets: sizes of saved executables take four for each function in one another, nothing else more than five."""
+"""The most nested brackets. Sizes of saved executables nest four per level of functions; nothing else nests more than five."""
 
 _INTEGERS = range(-(2**63), 2**64)
 
 
 class _Refused(ValueError):
-    """What is wrong with a text, in a few words."""
+    """Says in a few words what is wrong with a text."""
 
 
 def parse_json(content: bytes | str, *, of: str, do: str = "use an intact checkpoint") -> Any:
     """The value of a JSON text in UTF-8.
 
-    Raises ``CheckpointError``, which names ``of``, for a text that is none, and for what readers understand differently or not at all: a key that
-    comes twice, NaN and infinities, integers beyond 64 bits, more than 200 brackets within one another.
+    Raises ``CheckpointError``, which names ``of``, for a text that is no JSON, and for JSON that readers understand differently or not at all: a
+    repeated key, NaN and infinities, integers of more than 64 bits, brackets nested more than 200 deep.
     """
     try:
         text = content if isinstance(content, str) else content.decode()

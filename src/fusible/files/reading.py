@@ -1,4 +1,4 @@
-"""Reading a file that somebody else may have made: nothing else than a regular file, and no more of it than it may have."""
+"""Reads files that are not trusted: regular files only, and no more bytes than allowed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_file(
     """
     name = of or os.fspath(path)
     try:
-        # Opening some devices does something already, so what is no regular file is not opened; and again, for it may be another one by then.
+        # Opening some devices has side effects, so only a regular file is opened. It is checked again, as the path may name another file by then.
         _check_kind(os.stat(path).st_mode, name, do, error)
         descriptor = os.open(path, _FLAGS)
         with open(descriptor, "rb", buffering=0) as file:
@@ -58,7 +58,7 @@ def read_file(
 
 
 def _read(file: FileIO, size: int) -> bytes:
-    """Up to one byte more than ``size``: one that grows meanwhile is recognized, and not followed."""
+    """Up to one byte more than ``size``. The extra byte shows that the file has grown meanwhile."""
     parts, left = [], size + 1
     while left and (part := file.read(left)):
         parts.append(part)

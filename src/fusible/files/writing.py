@@ -107,7 +107,7 @@ def _finish(folder: Path) -> None:
 
 @contextmanager
 def _opened(beside: Path) -> Iterator[RawIOBase]:
-    """The empty file ``beside``, locked for as long as it is written, so that nobody takes it for what a killed process left."""
+    """The empty file ``beside``, locked while it is written, so that no other process takes it for the remains of a killed one."""
     while True:
         with open(beside, "ab", buffering=0) as file:
             if fcntl is not None:
@@ -120,7 +120,7 @@ def _opened(beside: Path) -> Iterator[RawIOBase]:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what processes that were killed while they saved ``path`` have left beside it: files that nobody holds a lock of."""
+    """Remove the files beside ``path`` that processes left when they were killed while saving it: those that nobody has locked."""
     if fcntl is None:
         return
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.saving"):
@@ -134,7 +134,7 @@ def _sweep(path: Path) -> None:
 
 
 def _is(path: Path, file: IO[bytes] | RawIOBase) -> bool:
-    """Whether ``file`` is what the path names still."""
+    """Whether the path still names ``file``."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def _flush(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Where there is nothing, or it cannot be removed, what went before is what there is to tell."""
+    """Remove a file if possible. An error here would hide the one that led to the removal."""
     try:
         path.unlink()
     except OSError:
@@ -173,7 +173,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _telling(folder: Path, *names: str) -> Iterator[None]:
-    """What the system refuses, told of the files ``names`` in ``folder``."""
+    """Turn an error of the system into a ``FileError`` about the files ``names`` in ``folder``."""
     try:
         yield
     except FileError:

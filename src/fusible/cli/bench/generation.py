@@ -179,7 +179,7 @@ def _row(what: str, theirs: float, ours: float, bound: Bound | None = None) -> R
 
 
 def _overhead(shape: DecoderShape, settings: Settings) -> Row:
-    """A token of a decoder as deep whose matrices take no time."""
+    """The time of a token in a decoder of the same depth whose matrices take no time."""
     narrow = DecoderShape(shape.layers, 64, 4, 2, 64, 64)
     runs = _take_turns({"torch": PlainDecoder(narrow), "fusible": FusibleDecoder(narrow)}, torch.zeros(1, 2, dtype=torch.int64), 32, settings.rounds)
     return _row(f"{shape.layers} layers of width 64: a token, for what Python adds", runs["torch"].token, runs["fusible"].token)

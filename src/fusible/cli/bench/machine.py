@@ -1,4 +1,4 @@
-"""The machine: what it is, and the best rates that anything reached on it."""
+"""A description of the machine, and the best rates measured on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVERHEAD_BELOW = 100e-6
 
 
 def describe_machine() -> dict[str, Any]:
-    """What figures are measured on, as an object of JSON.
+    """A description of this machine, as an object of JSON.
 
     ``level``: of the native kernels, or None where there are none. ``load``: how many processes wanted a core over the last minute, or None.
     """
@@ -43,7 +43,7 @@ def describe_machine() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Bound:
-    """What keeps a figure from being better: ``by`` "products" (GFLOP/s), "bandwidth" (GB/s) or "overhead" (us).
+    """What limits a figure: ``by`` is "products" (GFLOP/s), "bandwidth" (GB/s) or "overhead" (us).
 
     ``share``: the part of the machine's limit that is reached; None for overhead.
     """
@@ -63,8 +63,8 @@ class Limits:
     def bound(self, seconds: float, flops: float, nbytes: float) -> Bound:
         """What bounds a call of ``seconds`` that does ``flops`` and moves ``nbytes``: whichever of the two would take longer at the limit.
 
-        A share above 1 of the bandwidth says that caches served the call. Where a call of less than 100 us takes more than twice what the limits
-        allow, its costs do not grow with its size: the overhead is what lies above.
+        A share of the bandwidth above 1 means that caches served the call. A call of less than 100 us that takes more than twice as long as the
+        limits allow is bound by overhead: the time beyond them.
         """
         computing, moving = flops / self.gflops / 1e9, nbytes / self.gbytes / 1e9
         least = max(computing, moving)
@@ -91,7 +91,7 @@ def _products(n: int) -> list[Callable[[], object]]:
 
 
 def _best(function: Callable[[], object], seconds: float) -> float:
-    """The least of the seconds of a call, of seven or as many as fit into ``seconds``: a limit is what others' work only takes from."""
+    """The least time of a call, of at least seven and as many as fit into ``seconds``. Other work on the machine can only make a call slower."""
     times: list[float] = []
     began = time.perf_counter()
     while len(times) < 7 or time.perf_counter() - began < seconds:

@@ -1,4 +1,4 @@
-"""The models that are trained side by side, as steps: forward, backward, optimizer."""
+"""The models that are trained side by side. A step is forward, backward and optimizer."""
 
 from __future__ import annotations
 

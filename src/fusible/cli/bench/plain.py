@@ -1,4 +1,4 @@
-"""The demo's GPT and a decoder in plain torch, bfloat16, as one would write them there."""
+"""The demo's GPT and a decoder in plain torch, in bfloat16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: cases that are measured in turn, and the rows that come of them."""
+"""Tables: cases that are measured in turns, and the rows with their figures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Case", "Measured", "Row", "Settings"]
 
 @dataclass(frozen=True)
 class Case:
-    """A call of torch and the call of Fusible that does the same, with what Fusible's computes and moves.
+    """A call of torch and the call of Fusible that does the same, with the operations and the memory traffic of Fusible's.
 
-    ``nbytes``: each tensor counted as often as it must be read or written, in memory that caches do not hold.
+    ``nbytes``: the bytes of every tensor, as often as it has to be read or written without caches.
     """
 
     what: str
@@ -31,8 +31,8 @@ class Case:
 class Row:
     """Two figures of one ``unit``, "ms", "tokens/s" or "MB", and their ratio.
 
-    ``ratio``: how many times as fast Fusible is, and ``target`` the least that it should be; of "MB" which part of torch's Fusible needs, and the
-    most that it should need.
+    ``ratio``: how many times as fast Fusible is, of which ``target`` is the least. With "MB" it is the part of torch's memory that Fusible needs, of
+    which ``target`` is the most.
     """
 
     what: str
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass
 class Measured:
-    """A table that is filled: rows, and sentences about them (what was left out and why, what a figure leaves open)."""
+    """The rows of a table, and notes about them: what was left out and why, or what a figure does not show."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Settings:
-    """How is measured. ``quick`` asks for sizes that take no time."""
+    """How to measure. ``quick``: sizes that take no time."""
 
     rounds: int
     quick: bool
@@ -85,7 +85,7 @@ class Settings:
         return Measured([row for case in cases for row in self.measure([case])])
 
     def measure(self, cases: Sequence[Case]) -> list[Row]:
-        """A row of each case. All their calls take turns; one that several cases share is one contestant."""
+        """A row per case. All calls take turns; a call that several cases share is measured once."""
         calls = {str(id(call)): call for case in cases for call in (case.torch, case.fusible)}
         times = side_by_side(calls, rounds=self.rounds)
         rows = []

@@ -13,13 +13,13 @@ import torch
 __all__ = ["side_by_side", "using_threads"]
 
 _WARM_UP, _WARM_UP_AT_LEAST, _WARM_UP_SECONDS = 5, 3, 1.0
-"""Calls before the first timed one: a pass is planned at its first, listened to at its second, and replayed from the third on."""
+"""Calls before the first timed one: the first call of a pass plans it, the second records it, and from the third on it is replayed."""
 
 
 def side_by_side(functions: Mapping[str, Callable[[], object]], *, rounds: int = 30, seconds: float = 0.01) -> dict[str, float]:
     """The median time of one call of each function, in seconds.
 
-    The functions take turns, ``rounds`` times, each running for about ``seconds`` at a time, so that what else the machine does falls on all alike.
+    The functions take turns, ``rounds`` times, each for about ``seconds`` at a time, so that other work on the machine slows all of them alike.
     """
     counts = {name: max(1, int(seconds / max(_warm_up(function), 1e-7))) for name, function in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}

@@ -13,7 +13,7 @@ __all__ = ["training"]
 _TARGETS = {"mlp": {"torch": 1 / 0.9, "torch compiled": 1.0}, "gpt": {"torch": 1.0, "torch compiled": 1.0}}
 """At most 0.9 of eager torch's time for the MLP, and otherwise no more than torch's."""
 _LONG = ("torch compiled", "current")
-"""Whose memory is not measured in a quick run."""
+"""Contestants whose memory is not measured in a quick run."""
 
 
 def training(settings: Settings) -> Measured:

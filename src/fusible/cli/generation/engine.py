@@ -1,4 +1,4 @@
-"""Sequences that grow by a token a step, each from its own prompt, over one cache of keys and values."""
+"""Generation: sequences that grow by a token per step, each from its own prompt, with one cache of keys and values."""
 
 from __future__ import annotations
 

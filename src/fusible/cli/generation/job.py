@@ -52,7 +52,7 @@ def generate_text(given: argparse.Namespace) -> int:
 
 
 def _check_memory(model: ByteGPT, tokens: int) -> None:
-    """Raises ``ArgumentError`` where the keys and values of ``tokens`` find no room; nothing was allocated then."""
+    """Raises ``ArgumentError`` if the keys and values of ``tokens`` do not fit in memory, before anything is allocated."""
     layers = sum(isinstance(module, MultiHeadedSelfAttention) for module in model.modules())
     needed, there = 2 * layers * tokens * model.embedding.embedding_dim * model.activation.itemsize, available_memory()
     if needed > there:
@@ -62,7 +62,7 @@ def _check_memory(model: ByteGPT, tokens: int) -> None:
 
 
 def load_model(folder: Path, recipe: str | None, executor: str = "eager") -> ByteGPT:
-    """The model of a run: in FP8 its weights are held in 8 bits alone, and calculated with what bf16 activations bring."""
+    """The model of a run. Under a recipe of one FP8 scale per tensor its weights are held in 8 bits alone."""
     checkpoint = _checkpoint(folder, recipe)
     model = ByteGPT(replace(checkpoint.options, executor=executor), checkpoint.recipe)
     model.load_state_dict(checkpoint.model)

@@ -1,4 +1,4 @@
-"""Bytes as text, as they come."""
+"""Prints sequences of bytes as text while they grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TextStream"]
 class TextStream:
     """Writes sequences of UTF-8 bytes that grow together to ``out``, one after another.
 
-    The first is written as it grows; a later one when it is its turn, at first all that it has by then. Bytes that are no UTF-8 become U+FFFD.
+    The first is written while it grows, the others at the end. Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(self, out: TextIO, prompts: list[bytes]) -> None:
@@ -28,7 +28,7 @@ class TextStream:
         self._write(0)
 
     def finish(self) -> None:
-        """What the first has left, and then the others."""
+        """Write the rest of the first sequence, and then the others."""
         for i, decoder in enumerate(self._decoders):
             self._waiting[i] += decoder.decode(b"", final=True)
             if i:

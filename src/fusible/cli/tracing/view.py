@@ -1,4 +1,4 @@
-"""How a program is shown: its three forms beside or below one another, each line of the script before what it recorded."""
+"""Prints a program in its three forms, side by side or one below the other. Each line of the script precedes the operations that it recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusible.lazy.source import Source, place_of, user_frame
 __all__ = ["ProgramView", "SIDE_BY_SIDE"]
 
 SIDE_BY_SIDE = 150
-"""From this width on the three forms stand beside one another."""
+"""The least width at which the three forms are printed side by side."""
 
 
 class ProgramView:
@@ -55,7 +55,7 @@ class ProgramView:
         self._console.print(Text(f"{counts}; {len(self._seen)} programs" if len(self._seen) != 1 else f"{counts}; 1 program"))
 
     def _asked_for(self) -> list[str]:
-        """Where the user's program stands that asks for the value, which is no frame of Fusible's."""
+        """The line of the user's program that asks for the value, outside of Fusible's frames."""
         frame = user_frame(sys._getframe(1))
         while frame is not None and "fusible" + os.sep + "cli" + os.sep in frame.f_code.co_filename:
             frame = user_frame(frame.f_back)
@@ -85,7 +85,7 @@ def _spelled(file: str, line: int) -> str:
 
 
 def _annotated(lines: Iterable[tuple[str, str]]) -> str:
-    """Lines of an IR, with a comment before each run of them that one line of the script recorded. Pairs of both; ``""`` where none did."""
+    """Lines of an IR, with a comment before each group that one line of the script recorded. ``lines``: pairs of both, ``""`` where none is known."""
     out: list[str] = []
     current = ""
     for line, recorded in lines:

@@ -34,15 +34,15 @@ _MANIFEST_LIMIT = 2**20 + 32 * MAX_STEPS
 """Bytes of ``state.json``: a line for each loss, and the rest."""
 
 _TENSORS_SLACK = 2**20
-"""Bytes for each layer, and once, of what stands beside the parameters in a file: names, shapes and the scaling state."""
+"""Bytes per layer, and once more, for the rest of a file: names, shapes and the scaling state."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything needed to go on. ``model`` is its ``state_dict``, scaling state included; ``state``: optimizer moments and the random generator.
+    """Everything needed to resume. ``model``: its ``state_dict``, with the scaling state. ``state``: optimizer moments and the random generator.
 
-    ``replaces``: the seals of the checkpoints that it stands in place of, wherever they lie in the folder of their command. From the moment that this
-    one is whole they count as removed.
+    ``replaces``: the seals of the checkpoints that it replaces, in any folder of their command. They count as removed from the moment that this one
+    is complete.
     """
 
     options: TrainOptions
@@ -56,7 +56,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """What ``state.json`` says, checked; ``seal`` tells it from every other one."""
+    """The checked content of ``state.json``. ``seal`` identifies it."""
 
     options: TrainOptions
     recipe: str
@@ -75,7 +75,7 @@ def has_checkpoint(folder: Path) -> bool:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Save into ``folder``, replacing the former checkpoint there as one step.
 
-    Raises ``FileError`` where the system refuses; the former is whole then.
+    Raises ``FileError`` where the system refuses; the former checkpoint stays whole.
     """
     about = {"options": checkpoint.options.to_json(), "recipe": checkpoint.recipe}
     model = save_tensors(_plain(checkpoint.model), {"fusible": json.dumps({"model": "ByteGPT", **about}, sort_keys=True)})
@@ -159,7 +159,7 @@ def _is_fingerprint(saved: Any) -> bool:
 
 
 def _is_text(saved: dict[str, Any]) -> bool:
-    """Whether it is what ``Text.describe`` gives."""
+    """Whether ``saved`` has the form of ``Text.describe``."""
     kinds = {"source": str, "sha256": str, "bytes": int, "training_bytes": int, "held_out_bytes": int}
     return set(saved) == set(kinds) and all(type(saved[name]) is kind for name, kind in kinds.items())
 

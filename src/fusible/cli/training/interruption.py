@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish to stop after the running step."""
+"""Ctrl-C as a request to stop after the current step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Interruption"]
 class Interruption:
     """``with Interruption() as interruption: ...``: the first Ctrl-C sets ``asked``; the second raises ``KeyboardInterrupt`` where it strikes.
 
-    Outside the main thread, where Python lets nobody handle signals, nothing is changed.
+    Outside the main thread, where Python allows no signal handlers, nothing is changed.
     """
 
     def __init__(self) -> None:

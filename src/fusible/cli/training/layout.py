@@ -1,7 +1,7 @@
-"""Where the checkpoints of a training command lie: in ``DIR`` for one recipe, in ``DIR/<recipe>`` for several.
+"""The folders of a training command's checkpoints: ``DIR`` for one recipe, ``DIR/<recipe>`` for several.
 
-A command that is told to start over another's files leaves them whole until its own first checkpoint is: that one names the seals of those that it
-replaces, so the rename that makes it valid makes them void, wherever they lie. Only then are they removed.
+A command that overwrites another's files leaves them whole until its own first checkpoint is complete. That checkpoint names the seals of those that
+it replaces, so the rename that makes it valid also makes them void, wherever they are. Only then are they removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPORT_FILES = ("metrics.json", "loss.png", "pipeline.txt")
 
 
 def run_folder(out: Path, options: TrainOptions, recipe: str) -> Path:
-    """Where the checkpoint of one recipe's run lies."""
+    """The folder of one recipe's checkpoint."""
     return out if len(options.recipes) == 1 else out / recipe
 
 
@@ -48,7 +48,7 @@ def load_runs(folder: Path, option: str = "--resume") -> tuple[TrainOptions, dic
 
 
 def check_free(out: Path) -> None:
-    """Raises ``ArgumentError`` where a run's checkpoint or report lies in ``out``: a new command would write over it."""
+    """Raises ``ArgumentError`` if ``out`` has a run's checkpoint or report: a new command would overwrite it."""
     places = [place for place in _places(out) if has_checkpoint(place)]
     places += [out / name for name in REPORT_FILES if not places and os.path.lexists(locate(out, name))]
     if places:
@@ -57,17 +57,17 @@ def check_free(out: Path) -> None:
 
 
 class Saves:
-    """The checkpoints of one command in ``out``: with those of the recipes ``held`` it goes on, and what else lies there it stands in place of."""
+    """The checkpoints of one command in ``out``. It resumes those of the recipes ``held``, and replaces all others there."""
 
     def __init__(self, out: Path, options: TrainOptions, held: Collection[str]) -> None:
         self._out, self._options = out, options
         self._held = {run_folder(out, options, recipe) for recipe in held}
         self._replaces = () if held else _seals(out)
-        if held:  # what was replaced before, by a process that did not come to remove it
+        if held:  # checkpoints that were replaced by a process that ended before it removed them
             _discard_runs(out, self._held, reports=False)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Save a recipe's checkpoint; after the first one, remove what it stands in place of."""
+        """Save a recipe's checkpoint. After the first one, remove those that it replaces."""
         place = run_folder(self._out, self._options, checkpoint.recipe)
         save_checkpoint(place, replace(checkpoint, replaces=self._replaces))
         if not self._held:
@@ -76,7 +76,7 @@ class Saves:
 
 
 def _seals(folder: Path) -> tuple[str, ...]:
-    """Of the checkpoints in ``folder``, as far as they can be read: what cannot counts as none."""
+    """The seals of the checkpoints in ``folder``. Those that cannot be read are left out."""
     found = []
     for place in _places(folder):
         try:
@@ -89,7 +89,7 @@ def _seals(folder: Path) -> tuple[str, ...]:
 def _discard_runs(folder: Path, keep: Collection[Path], reports: bool) -> None:
     """Remove the checkpoints in ``folder`` except those in the places ``keep``, and the reports where asked to.
 
-    Of a checkpoint the manifest goes last: as long as anything is there, it says that it was replaced.
+    The manifest of a checkpoint is removed last: as long as other files are there, it says that they were replaced.
     """
     for place in _places(folder):
         for name in CHECKPOINT_FILES if place not in keep else ():

@@ -1,4 +1,4 @@
-"""The memory that a run needs, before it begins, and its peak while it goes on."""
+"""The memory that a run needs, estimated before it begins, and its peak while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusible.machine import available_memory, resident_memory
 __all__ = ["PeakMemory", "check_memory", "needed_memory", "parameter_count"]
 
 _OPERAND = {"fp32": 4.0, "bf16": 2.0, "nvfp4": 0.5}
-"""Bytes of a value that a matrix product keeps for the way back, by recipe; one in the others."""
+"""Bytes per value of an operand that a matrix product saves for the backward pass, by recipe; 1 in the others."""
 
 
 def parameter_count(options: TrainOptions) -> int:
@@ -25,9 +25,9 @@ def parameter_count(options: TrainOptions) -> int:
 def needed_memory(options: TrainOptions, recipe: str) -> int:
     """Bytes that a run needs at least.
 
-    A parameter has itself, its gradient and two moments in fp32. For the way back every layer keeps of each token the operands of its four products
-    (7 hidden values in all), and in the type of activations the inputs of its norms and of GELU and what attention reads (9). The logits and their
-    gradient are fp32, the bytes of the windows int64.
+    A parameter takes four fp32 values: itself, its gradient and two moments. For the backward pass every layer saves, per token, the operands of its
+    four products (7 hidden values in all) and, in the dtype of activations, the inputs of its norms, of GELU and of attention (9). The logits and
+    their gradient are fp32, the bytes of the windows int64.
     """
     tokens = options.batch * options.seq_len
     kept = 7 * _OPERAND.get(recipe, 1.0) + 9 * (4 if recipe == "fp32" else 2)
@@ -36,7 +36,7 @@ def needed_memory(options: TrainOptions, recipe: str) -> int:
 
 
 def check_memory(options: TrainOptions, recipe: str) -> None:
-    """Raises ``ArgumentError`` where a run needs more memory than there is: nothing was allocated then."""
+    """Raises ``ArgumentError`` if a run needs more memory than there is, before anything is allocated."""
     needed, there = needed_memory(options, recipe), available_memory()
     if needed > there:
         sizes = f"--layers {options.layers} --hidden {options.hidden} --batch {options.batch} --seq-len {options.seq_len}"

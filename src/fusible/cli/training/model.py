@@ -1,4 +1,4 @@
-"""The byte-level GPT, and what a recipe's name means for it."""
+"""The byte-level GPT, and its recipes by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step called: which backend served what, and in which precision the matrix products ran."""
+"""A summary of the calls of a training step: which backends served them, and the precision of the matrix products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRECISIONS = {"float8": "fp8", "block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
 
 def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str, Any]:
-    """``backend``: who served the matrix products (most of them); ``calls``: their number by backend; ``gemms``: by precision and direction.
+    """``backend``: the one that served most of the matrix products. ``calls``: their number by backend. ``gemms``: by precision and direction.
 
     ``matrix_products`` is the number of MMTs in the plan: where ``gemms["fp8"]`` (or ``"fp4"``) has it in all three directions and
     ``gemms["other"]`` is zero, every one of them ran on such operands. A compiled step calls tex only while it is traced, so each counts once there
@@ -41,6 +41,6 @@ def summarize_calls(calls: Sequence[tex.Call], matrix_products: int) -> dict[str
 
 
 def _precision(*operands: Any) -> str:
-    """What a product is: "fp8" or "fp4" where both operands are of such formats, else "other"."""
+    """The precision of a product: "fp8" or "fp4" if both operands have such formats, else "other"."""
     found = {_PRECISIONS.get(kind[0], "other") if isinstance(kind, tuple) else "other" for kind in operands}
     return found.pop() if len(found) == 1 else "other"

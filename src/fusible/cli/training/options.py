@@ -25,19 +25,19 @@ MAX_STEPS = 2**21
 
 _LISTS = ("recipes", "bf16_layers")
 _SINCE: dict[str, Any] = {"bf16_layers": [], "fp8_format": None}
-"""Options that came after the first checkpoints were saved, with what those ran under."""
+"""Options that the first checkpoints lack, with the values that those runs used."""
 
 _BLOCKS = {"mxfp8": 32, "nvfp4": 16}
-"""What rows and columns of everything that a recipe quantizes are multiples of."""
+"""The block size of a recipe. Rows and columns of every quantized matrix have to be multiples of it."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What is trained. Runs of equal options (``steps`` apart) on one machine are bit-identical as far as both go.
+    """The options of a run. Two runs on one machine whose options differ in ``steps`` alone are bit-identical as long as both last.
 
-    ``recipes`` are names in ``RECIPES``; ``text`` is a path, or None for the interpreter's documentation topics. ``bf16_layers``: names in
-    ``BF16_LAYERS`` of what no recipe quantizes: the first and the last transformer block, and the head. ``fp8_format``: what Transformer Engine
-    calls so, of all of ``FP8_RECIPES``: E4M3 forward and, for gradients, E5M2 (``"hybrid"``) or E4M3; None for each recipe's own.
+    ``recipes``: names in ``RECIPES``. ``text``: a path, or None for the interpreter's documentation topics. ``bf16_layers``: names in
+    ``BF16_LAYERS``, the layers that no recipe quantizes: the first and the last transformer block, and the head. ``fp8_format``: Transformer Engine's
+    option of that name for all of ``FP8_RECIPES``. E4M3 forward and, for gradients, E5M2 (``"hybrid"``) or E4M3; None for each recipe's default.
     """
 
     recipes: tuple[str, ...] = ("bf16",)
@@ -97,16 +97,16 @@ class TrainOptions:
             raise ArgumentError(expected(" or ".join(FP8_FORMATS), of="--fp8-format", got=repr(self.fp8_format), do="name one of these"))
 
     def in_bf16(self, layer: int) -> bool:
-        """Whether the products of that transformer block are left unquantized."""
+        """Whether no recipe quantizes the products of that transformer block."""
         return (layer == 0 and "first" in self.bf16_layers) or (layer == self.layers - 1 and "last" in self.bf16_layers)
 
     @classmethod
     def from_command_line(cls, given: Mapping[str, Any]) -> Self:
-        """The defaults with what was ``given`` on the command line (``recipe`` as one comma-separated string)."""
+        """The options ``given`` on the command line (``recipe`` as one comma-separated string), with defaults for the others."""
         return cls(**_read(given))
 
     def continued(self, given: Mapping[str, Any]) -> Self:
-        """These options, resumed: ``given`` may name another number of steps or another place of the text, and repeat the rest."""
+        """These options for a resumed run. ``given`` may change the steps and the path of the text; other options may only be repeated."""
         changes = _read(given)
         for name, value in changes.items():
             if name not in ("steps", "text") and value != getattr(self, name):
@@ -122,7 +122,7 @@ class TrainOptions:
 
     @classmethod
     def from_json(cls, saved: Any) -> Self:
-        """What ``to_json`` gave. Raises ``CheckpointError`` for anything else."""
+        """The options of which ``to_json`` gave ``saved``. Raises ``CheckpointError`` for anything else."""
         names = {field.name for field in fields(cls)}
         if isinstance(saved, dict):
             saved = {**_SINCE, **saved}

@@ -1,4 +1,4 @@
-"""Showing how a run goes: a bar on a terminal, some ten plain lines elsewhere."""
+"""The progress of a run: a bar on a terminal, about ten plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run so far: what the reports tell of it, carried through checkpoints."""
+"""The record of a run so far: the figures of the reports, which checkpoints carry along."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Record"]
 
 @dataclass
 class Record:
-    """``loss``: of each step done, nats per byte; ``observation``: what the latest process called in its first step (``summarize_calls``).
+    """``loss``: of each finished step, in nats per byte. ``observation``: the calls in the first step of the latest process (``summarize_calls``).
 
-    ``seconds`` are those of all steps, ``steady_seconds`` those of the ``steady_steps`` that were not the first of their process: that one plans and
-    compiles.
+    ``seconds``: the time of all steps. ``steady_seconds``: the time of the ``steady_steps``, which are all but the first of each process, as that one
+    plans and compiles.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Record:
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> Self:
-        """What ``to_json`` gave. Raises ``CheckpointError`` for anything else."""
+        """The record of which ``to_json`` gave ``saved``. Raises ``CheckpointError`` for anything else."""
         names = [field.name for field in fields(cls)]
         if set(saved) == set(names) and isinstance(saved["loss"], list) and _is_observation(saved["observation"]):
             numbers = [*saved["loss"], saved["seconds"], saved["steady_seconds"]]
@@ -61,7 +61,7 @@ class Record:
 
 
 def _is_observation(saved: Any) -> bool:
-    """Whether it is what ``summarize_calls`` gives, or none; the reports read all of it."""
+    """Whether ``saved`` has the form of ``summarize_calls``, or is empty. The reports read all of it."""
     if not isinstance(saved, dict) or not saved:
         return saved == {}
     if set(saved) != {"backend", "calls", "matrix_products", "gemms"} or not isinstance(saved["backend"], str):

@@ -1,4 +1,4 @@
-"""What a training command leaves and prints at its end."""
+"""The files and the summary at the end of a training command."""
 
 from __future__ import annotations
 

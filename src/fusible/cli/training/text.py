@@ -18,7 +18,7 @@ __all__ = ["Text", "read_text"]
 _HELD_OUT = 0.1
 _MAX_WINDOWS = 512
 _COPIES = 3
-"""Of a text, while it is read: two of its bytes, and one that torch may write to."""
+"""Copies of a text in memory while it is read: two as bytes, and one that torch may write to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Text:
         return _windows(self.held_out, starts, length)
 
     def unigram_loss(self) -> float:
-        """What a model of single bytes loses on the held-out part, in nats per byte: counts of the training part, each plus one."""
+        """The loss of a unigram model on the held-out part, in nats per byte. Its probabilities are the training part's byte counts plus one."""
         counts = torch.bincount(self.training.long(), minlength=256).double() + 1
         return -(counts / counts.sum()).log()[self.held_out.long()].mean().item()
 

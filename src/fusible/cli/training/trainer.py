@@ -1,4 +1,4 @@
-"""``Trainer``: one run of one recipe: its model, its optimizer, its place, and how all of it is saved and taken up again."""
+"""``Trainer``: one run of one recipe, with its model, its optimizer and its record. It can be saved and resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def learning_rate(step: int, options: TrainOptions) -> float:
 
 
 class Trainer:
-    """A run at ``record.step`` steps. Batches depend on seed and step alone, so the place in the data is the step."""
+    """A run after ``record.step`` steps. Batches depend on seed and step alone, so the step is the position in the data."""
 
     def __init__(self, options: TrainOptions, recipe: str, text: Text) -> None:
         self.options, self.recipe, self.text = options, recipe, text
@@ -49,7 +49,10 @@ class Trainer:
         self._observed = False
 
     def step(self) -> float:
-        """One optimizer step; its loss. The first of a process also notes what it called. Raises ``ArgumentError`` where the loss is not finite."""
+        """Take one optimizer step and return its loss. The first step of a process also records its calls.
+
+        Raises ``ArgumentError`` for a loss that is not finite.
+        """
         began, steady = time.perf_counter(), self._observed
         with nullcontext() if steady else tex.record() as calls:
             loss = self._step()
@@ -88,12 +91,12 @@ class Trainer:
         return self.model.explain(self.text.batch(self.options.seed, 0, self.options.batch, self.options.seq_len)[0])
 
     def checkpoint(self) -> Checkpoint:
-        """All of the run."""
+        """Everything that is needed to resume the run."""
         return Checkpoint(self.options, self.recipe, self.text.describe(), self.record, self.model.state_dict(), self._state())
 
     @classmethod
     def resumed(cls, checkpoint: Checkpoint, options: TrainOptions, text: Text) -> Self:
-        """The run that ``checkpoint`` was made of. Raises ``CheckpointError`` where it does not fit, before torch's generator is touched by it."""
+        """The run that ``checkpoint`` saved. Raises ``CheckpointError`` where it does not fit, before it sets the state of torch's generator."""
         _check_text(checkpoint, text)
         trainer = cls(options, checkpoint.recipe, text)
         steps = checkpoint.record.step
@@ -109,7 +112,7 @@ class Trainer:
         return trainer
 
     def _load_model(self, saved: Mapping[str, torch.Tensor], steps: int) -> None:
-        """Parameters are checked here, the scaling state by the module that owns it."""
+        """Check and load the parameters. The module that owns the scaling state checks that itself."""
         wanted = self.model.state_dict()
         if self.model.recipe.delayed() and steps:
             wanted[_SCALING] = saved.get(_SCALING, torch.empty(0))
